@@ -1,0 +1,1 @@
+"""Trajectories, rollout storage, demonstrations and running statistics (NumPy only)."""

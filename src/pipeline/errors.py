@@ -1,0 +1,94 @@
+"""Errors that a user may meet.
+
+Everything under `PipelineError` is reported by the command line as one line, without a traceback,
+and with the class's exit code. The `Unity...` names are those of the ML-Agents low-level API, so
+that code written for it keeps its `except` clauses.
+"""
+
+from __future__ import annotations
+
+
+class PipelineError(Exception):
+    """A mistake or a failure that the message explains and the user can act on."""
+
+    exit_code = 2
+
+
+class SettingsError(PipelineError):
+    """A configuration file or an option cannot be used as written."""
+
+
+class DemonstrationError(PipelineError):
+    """A demonstration file cannot be read, or does not fit the behavior."""
+
+
+class ExportError(PipelineError):
+    """A policy cannot be exported, or its ONNX file breaks the contract."""
+
+
+class CheckpointError(PipelineError):
+    """A checkpoint cannot be written, read or used."""
+
+
+class TrainingError(PipelineError):
+    """Training cannot go on, for example after a non-finite value."""
+
+
+class StageError(PipelineError):
+    """A stage of the DAG cannot start or finish."""
+
+
+class Interrupted(PipelineError):
+    """A signal ended the work after its state was saved."""
+
+    exit_code = 130
+
+
+class UnityException(PipelineError):  # noqa: N818  # ML-Agents' public name
+    """Anything that goes wrong between an environment and this process."""
+
+
+class UnityEnvironmentException(UnityException):
+    """The environment cannot be launched, used or understood."""
+
+
+class UnityCommunicationException(UnityException):
+    """The environment sent something that it should not send."""
+
+
+class UnityCommunicatorStoppedException(UnityException):
+    """The environment ended the conversation."""
+
+
+class UnityObservationException(UnityException):
+    """An observation does not have the shape or the encoding that it declares."""
+
+
+class UnityActionException(UnityException):
+    """An action does not fit the behavior it is meant for."""
+
+
+class UnityTimeOutException(UnityException):
+    """The environment did not answer within the time-out."""
+
+
+class UnitySideChannelException(UnityException):
+    """A side channel is used in a way that it does not allow."""
+
+
+class UnityPolicyException(UnityException):
+    """A policy produced something that cannot be sent to the environment."""
+
+
+class UnityWorkerInUseException(UnityException):
+    """The port that an environment's worker needs is taken."""
+
+    def __init__(self, worker_id: int, port: int | None = None) -> None:
+        where = f" (port {port})" if port is not None else ""
+        super().__init__(
+            f"Couldn't start socket communication because worker number {worker_id}{where} is still "
+            "in use. Close the environment that holds it, or use a different worker number or "
+            "--base-port."
+        )
+        self.worker_id = worker_id
+        self.port = port

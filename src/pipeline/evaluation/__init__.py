@@ -1,0 +1,1 @@
+"""Episodes of an exported policy, and statistics over them."""

@@ -1,0 +1,1 @@
+"""Write, check and run policies in ONNX."""

@@ -1,0 +1,1 @@
+"""Torch modules: encoders, distributions, actor and critic."""

@@ -1,0 +1,1 @@
+"""The wire: messages, arrays, side channels and demonstration files."""

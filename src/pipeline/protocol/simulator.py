@@ -1,0 +1,45 @@
+"""The interface of a simulator: what must be written to become an environment.
+
+`simulators.client` turns such an object into an environment executable; `envs.in_process` steps it
+without a process in between. It stands here because neither of those knows the other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.protocol.specs import ActionTuple, BehaviorSpec
+    from pipeline.protocol.steps import Steps
+
+
+class Simulator(Protocol):
+    """Many agents of one or more behaviors, advanced together.
+
+    Behavior names are fully qualified, such as `BalanceBall?team=0`. Agent ids are unique over all
+    behaviors of the simulator. An agent whose episode ends appears in the terminal steps and, in
+    the same result, in the decision steps of its next episode, as Unity's agents do.
+    """
+
+    @property
+    def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
+        """Specification of each behavior."""
+        ...
+
+    def reset(self) -> Mapping[str, Steps]:
+        """Begin a new episode for every agent, without terminal steps for those in progress."""
+        ...
+
+    def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
+        """Apply one action per agent of the last decision steps, in the same order."""
+        ...
+
+    def set_parameter(self, name: str, value: float) -> None:
+        """Set an environment parameter, from the next reading on; unknown names are ignored."""
+        ...
+
+    def close(self) -> None:
+        """Free what the simulator holds."""
+        ...

@@ -1,0 +1,167 @@
+"""What a behavior observes and does: the specifications that ML-Agents' low-level API names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.arrays import AnyArray, FloatArray, IntArray
+
+
+class DimensionProperty(IntFlag):
+    """What the positions along one dimension of an observation mean to each other."""
+
+    UNSPECIFIED = 0
+    NONE = 1
+    TRANSLATIONAL_EQUIVARIANCE = 2
+    VARIABLE_SIZE = 4
+
+
+class ObservationType(IntEnum):
+    """What an observation is for."""
+
+    DEFAULT = 0
+    GOAL_SIGNAL = 1
+
+
+class ObservationSpec(NamedTuple):
+    """Shape and meaning of one observation."""
+
+    shape: tuple[int, ...]
+    dimension_property: tuple[DimensionProperty, ...]
+    observation_type: ObservationType = ObservationType.DEFAULT
+    name: str = ""
+
+    @staticmethod
+    def vector(
+        size: int, name: str = "", observation_type: ObservationType = ObservationType.DEFAULT
+    ) -> ObservationSpec:
+        """An observation of `size` numbers without spatial meaning."""
+        return ObservationSpec((size,), (DimensionProperty.NONE,), observation_type, name)
+
+    @staticmethod
+    def visual(channels: int, height: int, width: int, name: str = "") -> ObservationSpec:
+        """An image, channels first, with values in 0..1."""
+        spatial = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
+        return ObservationSpec(
+            (channels, height, width),
+            (DimensionProperty.NONE, spatial, spatial),
+            ObservationType.DEFAULT,
+            name,
+        )
+
+    @staticmethod
+    def entities(maximum: int, size: int, name: str = "") -> ObservationSpec:
+        """Up to `maximum` entities of `size` numbers each; unused rows are zero."""
+        return ObservationSpec(
+            (maximum, size),
+            (DimensionProperty.VARIABLE_SIZE, DimensionProperty.NONE),
+            ObservationType.DEFAULT,
+            name,
+        )
+
+
+@dataclass(slots=True)
+class ActionTuple:
+    """Actions of N agents: `continuous` float32 [N, n] and `discrete` int32 [N, branches].
+
+    Setting one kind fills the other with width 0, as ML-Agents does.
+    """
+
+    _continuous: FloatArray | None
+    _discrete: IntArray | None
+
+    def __init__(self, continuous: AnyArray | None = None, discrete: AnyArray | None = None):
+        self._continuous = None
+        self._discrete = None
+        if continuous is not None:
+            self.add_continuous(continuous)
+        if discrete is not None:
+            self.add_discrete(discrete)
+
+    @property
+    def continuous(self) -> FloatArray:
+        """float32 [N, n] continuous actions."""
+        return self._continuous  # type: ignore[return-value]  # None until one kind is set
+
+    @property
+    def discrete(self) -> IntArray:
+        """int32 [N, branches] chosen index of each branch."""
+        return self._discrete  # type: ignore[return-value]  # None until one kind is set
+
+    def add_continuous(self, continuous: AnyArray) -> None:
+        """Set the continuous part."""
+        self._continuous = np.asarray(continuous, dtype=np.float32)
+        if self._discrete is None:
+            self._discrete = np.zeros((len(self._continuous), 0), dtype=np.int32)
+
+    def add_discrete(self, discrete: AnyArray) -> None:
+        """Set the discrete part."""
+        self._discrete = np.asarray(discrete, dtype=np.int32)
+        if self._continuous is None:
+            self._continuous = np.zeros((len(self._discrete), 0), dtype=np.float32)
+
+
+class ActionSpec(NamedTuple):
+    """How many continuous actions a behavior takes, and how many choices each discrete branch has."""
+
+    continuous_size: int
+    discrete_branches: tuple[int, ...]
+
+    @property
+    def discrete_size(self) -> int:
+        """Number of discrete branches."""
+        return len(self.discrete_branches)
+
+    def is_discrete(self) -> bool:
+        """Whether there are discrete actions only."""
+        return self.discrete_size > 0 and self.continuous_size == 0
+
+    def is_continuous(self) -> bool:
+        """Whether there are continuous actions only."""
+        return self.discrete_size == 0 and self.continuous_size > 0
+
+    def empty_action(self, n_agents: int) -> ActionTuple:
+        """Zeros for `n_agents`."""
+        return ActionTuple(
+            np.zeros((n_agents, self.continuous_size), dtype=np.float32),
+            np.zeros((n_agents, self.discrete_size), dtype=np.int32),
+        )
+
+    def random_action(self, n_agents: int, rng: np.random.Generator | None = None) -> ActionTuple:
+        """Uniform actions: continuous in [-1, 1), discrete over each branch, masks ignored."""
+        rng = rng or np.random.default_rng()
+        continuous = rng.uniform(-1.0, 1.0, (n_agents, self.continuous_size))
+        discrete = rng.integers(0, self.discrete_branches or 1, (n_agents, self.discrete_size))
+        return ActionTuple(continuous.astype(np.float32), discrete.astype(np.int32))
+
+    @staticmethod
+    def create_continuous(continuous_size: int) -> ActionSpec:
+        """A specification of continuous actions only."""
+        return ActionSpec(continuous_size, ())
+
+    @staticmethod
+    def create_discrete(discrete_branches: Sequence[int]) -> ActionSpec:
+        """A specification of discrete branches only."""
+        return ActionSpec(0, tuple(discrete_branches))
+
+    @staticmethod
+    def create_hybrid(continuous_size: int, discrete_branches: Sequence[int]) -> ActionSpec:
+        """A specification of both kinds."""
+        return ActionSpec(continuous_size, tuple(discrete_branches))
+
+    def __str__(self) -> str:
+        return f"Continuous: {self.continuous_size}, Discrete: {self.discrete_branches}"
+
+
+class BehaviorSpec(NamedTuple):
+    """Everything a policy must know of a behavior before it sees its agents."""
+
+    observation_specs: list[ObservationSpec]
+    action_spec: ActionSpec

@@ -1,0 +1,187 @@
+"""What the agents of one behavior sent: structures of arrays, one row per agent.
+
+`DecisionSteps` and `TerminalSteps` are both the public low-level API (names and argument order are
+ML-Agents') and the only form in which steps travel inside this project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pipeline.arrays import BoolArray, FloatArray, IntArray
+    from pipeline.protocol.specs import BehaviorSpec
+
+
+class DecisionStep(NamedTuple):
+    """One agent that asks for a decision."""
+
+    obs: list[FloatArray]
+    reward: float
+    agent_id: int
+    action_mask: list[BoolArray] | None
+    group_id: int
+    group_reward: float
+
+
+class TerminalStep(NamedTuple):
+    """One agent whose episode has ended."""
+
+    obs: list[FloatArray]
+    reward: float
+    interrupted: bool
+    agent_id: int
+    group_id: int
+    group_reward: float
+
+
+class DecisionSteps(Mapping[int, DecisionStep]):
+    """The agents that ask for a decision.
+
+    Attributes:
+        obs: one float32 [N, *shape] per observation.
+        reward: float32 [N], gained since each agent's previous step.
+        agent_id: int32 [N].
+        action_mask: bool [N, branch size] per discrete branch, True where an action is forbidden;
+            None without discrete actions.
+        group_id: int32 [N], 0 for agents without a group.
+        group_reward: float32 [N].
+    """
+
+    __slots__ = ("_index", "action_mask", "agent_id", "group_id", "group_reward", "obs", "reward")
+
+    def __init__(
+        self,
+        obs: list[FloatArray],
+        reward: FloatArray,
+        agent_id: IntArray,
+        action_mask: list[BoolArray] | None,
+        group_id: IntArray,
+        group_reward: FloatArray,
+    ) -> None:
+        self.obs = obs
+        self.reward = reward
+        self.agent_id = agent_id
+        self.action_mask = action_mask
+        self.group_id = group_id
+        self.group_reward = group_reward
+        self._index: dict[int, int] | None = None
+
+    @property
+    def agent_id_to_index(self) -> dict[int, int]:
+        """Row of each agent id."""
+        if self._index is None:
+            self._index = {int(agent): row for row, agent in enumerate(self.agent_id)}
+        return self._index
+
+    def __len__(self) -> int:
+        return len(self.agent_id)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.agent_id_to_index)
+
+    def __getitem__(self, agent_id: int) -> DecisionStep:
+        row = self.agent_id_to_index.get(agent_id)
+        if row is None:
+            raise KeyError(f"agent_id {agent_id} is not present in the DecisionSteps")
+        mask = self.action_mask
+        return DecisionStep(
+            obs=[values[row] for values in self.obs],
+            reward=float(self.reward[row]),
+            agent_id=agent_id,
+            action_mask=None if mask is None else [branch[row] for branch in mask],
+            group_id=int(self.group_id[row]),
+            group_reward=float(self.group_reward[row]),
+        )
+
+    @staticmethod
+    def empty(spec: BehaviorSpec) -> DecisionSteps:
+        """No agents, with arrays shaped for `spec`."""
+        return DecisionSteps(
+            obs=_empty_obs(spec),
+            reward=np.zeros(0, dtype=np.float32),
+            agent_id=np.zeros(0, dtype=np.int32),
+            action_mask=None,
+            group_id=np.zeros(0, dtype=np.int32),
+            group_reward=np.zeros(0, dtype=np.float32),
+        )
+
+
+class TerminalSteps(Mapping[int, TerminalStep]):
+    """The agents whose episode has ended since the last exchange.
+
+    Attributes:
+        obs: one float32 [N, *shape] per observation, the last of the episode.
+        reward: float32 [N], gained since each agent's previous step.
+        interrupted: bool [N], True where the episode was cut short rather than finished.
+        agent_id: int32 [N].
+        group_id: int32 [N], 0 for agents without a group.
+        group_reward: float32 [N].
+    """
+
+    __slots__ = ("_index", "agent_id", "group_id", "group_reward", "interrupted", "obs", "reward")
+
+    def __init__(
+        self,
+        obs: list[FloatArray],
+        reward: FloatArray,
+        interrupted: BoolArray,
+        agent_id: IntArray,
+        group_id: IntArray,
+        group_reward: FloatArray,
+    ) -> None:
+        self.obs = obs
+        self.reward = reward
+        self.interrupted = interrupted
+        self.agent_id = agent_id
+        self.group_id = group_id
+        self.group_reward = group_reward
+        self._index: dict[int, int] | None = None
+
+    @property
+    def agent_id_to_index(self) -> dict[int, int]:
+        """Row of each agent id."""
+        if self._index is None:
+            self._index = {int(agent): row for row, agent in enumerate(self.agent_id)}
+        return self._index
+
+    def __len__(self) -> int:
+        return len(self.agent_id)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.agent_id_to_index)
+
+    def __getitem__(self, agent_id: int) -> TerminalStep:
+        row = self.agent_id_to_index.get(agent_id)
+        if row is None:
+            raise KeyError(f"agent_id {agent_id} is not present in the TerminalSteps")
+        return TerminalStep(
+            obs=[values[row] for values in self.obs],
+            reward=float(self.reward[row]),
+            interrupted=bool(self.interrupted[row]),
+            agent_id=agent_id,
+            group_id=int(self.group_id[row]),
+            group_reward=float(self.group_reward[row]),
+        )
+
+    @staticmethod
+    def empty(spec: BehaviorSpec) -> TerminalSteps:
+        """No agents, with arrays shaped for `spec`."""
+        return TerminalSteps(
+            obs=_empty_obs(spec),
+            reward=np.zeros(0, dtype=np.float32),
+            interrupted=np.zeros(0, dtype=np.bool_),
+            agent_id=np.zeros(0, dtype=np.int32),
+            group_id=np.zeros(0, dtype=np.int32),
+            group_reward=np.zeros(0, dtype=np.float32),
+        )
+
+
+def _empty_obs(spec: BehaviorSpec) -> list[FloatArray]:
+    return [np.zeros((0, *obs.shape), dtype=np.float32) for obs in spec.observation_specs]
+
+
+Steps = tuple[DecisionSteps, TerminalSteps]

@@ -1,0 +1,1 @@
+"""Be an environment: built-in simulators and the loop that makes them executables."""

@@ -1,0 +1,1 @@
+"""Where numbers go: console, TensorBoard, MLflow, CSV."""

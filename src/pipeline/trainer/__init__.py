@@ -1,0 +1,1 @@
+"""The loop that turns steps into updates, checkpoints and summaries."""
