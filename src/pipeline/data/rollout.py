@@ -1,6 +1,6 @@
 """Trajectories of many agents, written by slot and closed into one contiguous rollout.
 
-Every live (worker, agent) has a slot. A decision writes one row at [slot, cursor]; the reward comes
+Every live (source, agent) has a slot. A decision writes one row at [slot, cursor]; the reward comes
 with the agent's next message and completes that row. A trajectory closes when the agent's episode
 ends or after `time_horizon` rows; its rows then move, for all that close at once, to the end of the
 rollout, where an update reads them as contiguous arrays.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
 
@@ -91,43 +91,46 @@ class Grown:
 
 
 class Slots:
-    """Which slot each live (worker, agent) has; a worker's unchanged agents are not looked up."""
+    """Which slot each live (source, agent) has; a source's unchanged agents are not looked up.
+
+    A source is where agents come from: a worker, and the team they play for.
+    """
 
     def __init__(self) -> None:
-        self._slots: dict[tuple[int, int], int] = {}
+        self._slots: dict[tuple[Hashable, int], int] = {}
         self._free: list[int] = []
-        self._last: dict[int, tuple[IntArray, AnyArray]] = {}
+        self._last: dict[Hashable, tuple[IntArray, AnyArray]] = {}
         self.n_slots = 0
 
-    def deciding(self, worker: int, agent_ids: IntArray) -> AnyArray:
+    def deciding(self, source: Hashable, agent_ids: IntArray) -> AnyArray:
         """Slots [N] of agents [N] that ask for a decision, new ones where an agent has none."""
-        known = self._last.get(worker)
+        known = self._last.get(source)
         if known is not None and np.array_equal(known[0], agent_ids):
             return known[1]
-        slots = self._look_up(worker, agent_ids)
-        self._last[worker] = (agent_ids.copy(), slots)
+        slots = self._look_up(source, agent_ids)
+        self._last[source] = (agent_ids.copy(), slots)
         return slots
 
-    def ended(self, worker: int, agent_ids: IntArray) -> AnyArray:
+    def ended(self, source: Hashable, agent_ids: IntArray) -> AnyArray:
         """Slots [N] of agents [N] whose episode has ended."""
-        return self._look_up(worker, agent_ids)
+        return self._look_up(source, agent_ids)
 
-    def release(self, worker: int, agent_ids: Sequence[int]) -> None:
+    def release(self, source: Hashable, agent_ids: Sequence[int]) -> None:
         """Give back the slots of agents that are gone for good."""
         for agent in agent_ids:
-            slot = self._slots.pop((worker, agent), None)
+            slot = self._slots.pop((source, agent), None)
             if slot is not None:
                 self._free.append(slot)
-        self._last.pop(worker, None)
+        self._last.pop(source, None)
 
-    def _look_up(self, worker: int, agent_ids: IntArray) -> AnyArray:
+    def _look_up(self, source: Hashable, agent_ids: IntArray) -> AnyArray:
         return np.fromiter(
-            (self._slot((worker, agent)) for agent in agent_ids.tolist()),
+            (self._slot((source, agent)) for agent in agent_ids.tolist()),
             dtype=np.intp,
             count=len(agent_ids),
         )
 
-    def _slot(self, key: tuple[int, int]) -> int:
+    def _slot(self, key: tuple[Hashable, int]) -> int:
         slot = self._slots.get(key)
         if slot is None:
             if self._free:

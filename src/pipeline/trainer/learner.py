@@ -14,7 +14,7 @@ from pipeline.protocol.specs import ActionTuple
 from pipeline.trainer.statistics import ENTROPY, Statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     import torch
 
@@ -81,17 +81,22 @@ class Learner:
         """Whether `max_steps` has been reached."""
         return self.step >= self.settings.max_steps
 
-    def absorb(self, steps: Sequence[Steps]) -> None:
-        """Complete the last decisions with what followed, one (decision, terminal) per worker."""
+    def absorb(self, steps: Sequence[Steps], *, team: str = "") -> None:
+        """Complete the last decisions with what followed.
+
+        Args:
+            steps: (decision, terminal) steps of every worker.
+            team: whose agents these are, where several teams share this learner.
+        """
         began = time.perf_counter()
         terminals = [
             (worker, terminal) for worker, (_, terminal) in enumerate(steps) if len(terminal)
         ]
         for worker, terminal in terminals:
-            self._ended(worker, terminal, steps[worker][0])
+            self._ended((team, worker), terminal, steps[worker][0])
         for worker, (decision, _) in enumerate(steps):
             if len(decision):
-                self._continued(worker, decision)
+                self._continued((team, worker), decision)
         self.seconds["storage"] += time.perf_counter() - began
 
     def learn(self) -> bool:
@@ -109,14 +114,14 @@ class Learner:
         self.seconds["update"] += time.perf_counter() - began
         return True
 
-    def decide(self, steps: Sequence[Steps]) -> list[ActionTuple]:
-        """Actions for the deciding agents of every worker."""
+    def decide(self, steps: Sequence[Steps], *, team: str = "") -> list[ActionTuple]:
+        """Actions for the deciding agents of every worker, in one batch."""
         began = time.perf_counter()
         decisions = [decision for decision, _ in steps]
         counts = [len(decision) for decision in decisions]
         if sum(counts) == 0:
             return [self.spec.action_spec.empty_action(0) for _ in decisions]
-        slots = self._slots_of(decisions)
+        slots = self._slots_of(decisions, team)
         decided = self.algorithm.act(*_joined(decisions))
         self.statistics.add(ENTROPY, decided.entropy)
         self.seconds["inference"] += time.perf_counter() - began
@@ -137,8 +142,8 @@ class Learner:
         """Drop unfinished trajectories: their agents begin anew."""
         self.trajectories.drop_open()
 
-    def _ended(self, worker: int, terminal: TerminalSteps, decision: DecisionSteps) -> None:
-        slots = self.slots.ended(worker, terminal.agent_id)
+    def _ended(self, source: Hashable, terminal: TerminalSteps, decision: DecisionSteps) -> None:
+        slots = self.slots.ended(source, terminal.agent_id)
         self.trajectories.reserve(self.slots.n_slots)
         closed = self.trajectories.outcome(
             slots,
@@ -150,10 +155,10 @@ class Learner:
         self._count(closed)
         gone = np.setdiff1d(terminal.agent_id, decision.agent_id)
         if len(gone):
-            self.slots.release(worker, gone.tolist())
+            self.slots.release(source, gone.tolist())
 
-    def _continued(self, worker: int, decision: DecisionSteps) -> None:
-        slots = self.slots.deciding(worker, decision.agent_id)
+    def _continued(self, source: Hashable, decision: DecisionSteps) -> None:
+        slots = self.slots.deciding(source, decision.agent_id)
         self.trajectories.reserve(self.slots.n_slots)
         reward = decision.reward + decision.group_reward
         self._count(self.trajectories.outcome(slots, reward, decision.obs, ended=False))
@@ -165,9 +170,9 @@ class Learner:
         self.algorithm.observe(closed.obs)
         self.statistics.add_episodes(closed.episode_returns, closed.episode_lengths)
 
-    def _slots_of(self, decisions: Sequence[DecisionSteps]) -> AnyArray:
+    def _slots_of(self, decisions: Sequence[DecisionSteps], team: str) -> AnyArray:
         slots = [
-            self.slots.deciding(worker, decision.agent_id)
+            self.slots.deciding((team, worker), decision.agent_id)
             for worker, decision in enumerate(decisions)
             if len(decision)
         ]
