@@ -125,20 +125,23 @@ class Connection:
             parts = self._parts.setdefault(stream, [])
             if flags & _END_STREAM:
                 self._complete(stream, parts)
-        elif kind == _WINDOW_UPDATE:
+        elif kind == _RST_STREAM:
+            self._parts.pop(stream, None)
+            self._open &= self._is_server
+        elif not flags & _ACK:
+            self._control(kind, stream, payload)
+
+    def _control(self, kind: int, stream: int, payload: bytes) -> None:
+        if kind == _WINDOW_UPDATE:
             credit = struct.unpack(">I", payload)[0] & _LARGEST_WINDOW
             if stream == 0:
                 self._window += credit
             else:
                 self._stream_credit[stream] = self._stream_credit.get(stream, 0) + credit
-        elif kind == _SETTINGS and not flags & _ACK:
+        elif kind == _SETTINGS:
             self._settings(payload)
-        elif kind == _PING and not flags & _ACK:
+        elif kind == _PING:
             self._send(_frame(_PING, _ACK, 0, payload))
-        elif kind == _RST_STREAM:
-            self._parts.pop(stream, None)
-            if not self._is_server:
-                self._open = False
         elif kind == _GOAWAY and not self._is_server and not self._parts:
             self._open = False
 

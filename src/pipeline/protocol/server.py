@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pipeline.errors import (
+    UnityCommunicationException,
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
     UnityWorkerInUseException,
@@ -110,8 +111,13 @@ class Server:
         if self._closed:
             return
         self._closed = True
+        deadline = time.monotonic() + wait_s
+        while self._pending is None and any(c.n_messages for c in self._connections):
+            left = deadline - time.monotonic()
+            if self._next_call() is not None or left <= 0 or not self._wait(left):
+                break
         if self._pending is not None:
-            with contextlib.suppress(Exception):  # the environment may be gone
+            with contextlib.suppress(UnityCommunicationException):  # it may be gone
                 self.reply(_STOPPED)
         for listener in self._listeners:
             listener.close()
