@@ -134,9 +134,7 @@ def test_a_key_is_text_as_it_was_written() -> None:
         (f"a: {'9' * 5000}\n", "x.yaml:1:", "too many digits"),
     ],
 )
-def test_what_is_not_plain_data_is_refused_with_its_line(
-    text: str, where: str, words: str
-) -> None:
+def test_what_is_not_plain_data_is_refused_with_its_line(text: str, where: str, words: str) -> None:
     with pytest.raises(SettingsError) as caught:
         parse_yaml(text, source="x.yaml")
     message = str(caught.value)
