@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from pipeline.errors import SettingsError
 from pipeline.settings import dump_yaml, load_run_settings, parse_yaml, read_yaml, to_mapping
@@ -102,3 +103,11 @@ def test_our_own_configurations_load_without_a_warning(
 def test_our_ball_configuration_has_the_published_values() -> None:
     ours = load_run_settings(ROOT / "config/ppo/3DBall.yaml")
     assert ours == load_run_settings(published("ppo/3DBall.yaml"))
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "params.yaml", ROOT / "workflow/runs.yaml", *OWN], ids=name_of
+)
+def test_dvc_reads_our_files_as_we_do(path: Path) -> None:
+    reader = YAML(typ="safe", pure=True)
+    assert to_plain(read_yaml(path)) == reader.load(path.read_text(encoding="utf-8"))

@@ -202,6 +202,10 @@ def test_the_file_without_a_mistake_is_read(tmp_path: Path) -> None:
     [
         ("behaviors: {A: }", "x.yaml:1: behaviors.A: needs a map of keys to values, got nothing"),
         ("behaviors: [A]", "x.yaml:1: behaviors: needs a map of keys to values, got ['A']"),
+        (
+            "default_settings: {}\nbehaviors: {A: {trainer_type: [ppo]}}",
+            "x.yaml:2: behaviors.A.trainer_type: ['ppo'] is not allowed. Allowed: ppo, sac, poca",
+        ),
         ("- a", "x.yaml:1: needs a map of keys to values, got ['a']"),
         (
             "behaviors: {A: {reward_signals: {}}}",
