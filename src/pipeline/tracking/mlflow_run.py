@@ -2,8 +2,8 @@
 
 The thread imports MLflow, opens the store, and writes what the queue holds in batches. When the
 store cannot be used there is one warning, and everything later is dropped. The stages of one
-experiment and seed share a run through a small record file, which also tells a killed run from a new
-one.
+experiment and seed share a run through a small record file, which also tells a killed run from a
+new one.
 """
 
 from __future__ import annotations
