@@ -41,7 +41,9 @@ def run(work: Callable[[], None]) -> int:
             stop_if_signalled()
         except (KeyboardInterrupt, Interrupted) as error:
             sys.stderr.write(f"interrupted: {error or 'stopped by a signal'}\n")
-            return 128 + (_received[0] if _received else signal.SIGINT)
+            if _received:
+                return 128 + _received[0]
+            return error.exit_code if isinstance(error, Interrupted) else 130
         except PipelineError as error:
             sys.stderr.write(f"error: {error}\n")
             return error.exit_code
@@ -67,15 +69,24 @@ def stop_if_signalled() -> None:
 
 
 def die_with_parent() -> None:
-    """Ask Linux to send SIGTERM when the parent ends, so that no killed engine leaves orphans."""
+    """End as after SIGTERM when the parent ends, so that no killed engine leaves orphans.
+
+    Linux sends the signal also when only the parent's starting thread ends, so the handler looks
+    whether the parent itself is gone.
+    """
     if not sys.platform.startswith("linux"):
         return
     parent = os.getppid()
+
+    def leave_with_parent(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        if os.getppid() != parent:
+            _log.warning("the process that started this stage is gone; the stage stops")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGUSR1, leave_with_parent)
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) != 0:
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR1), 0, 0, 0) != 0:
         _log.warning("this process will outlive its parent: prctl failed (%s)", ctypes.get_errno())
-    elif os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # a handler's form

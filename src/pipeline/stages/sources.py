@@ -19,9 +19,9 @@ _PACKAGE = "pipeline"
 def closure(src: Path, *modules: str) -> set[Path]:
     """Files below `src` that `modules` import, directly or not, lazily or at once.
 
-    Imports for type checkers only are left out. A text that names a module of the package, as an
-    argument of `import_module` does, counts as an import; one that ends in a dot, as the start of
-    an f-string does, stands for the whole package.
+    Imports for type checkers only are left out. A text that names a module of the package, as in
+    `import_module` or as `module:attribute`, counts as an import; one that ends in a dot, as the
+    start of an f-string does, stands for the whole package.
     """
     found: set[Path] = set()
     waiting = list(modules)
@@ -62,7 +62,7 @@ def _imports(src: Path, file: Path) -> Iterator[str]:
                 yield from (f"{module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             if node.value.startswith(f"{_PACKAGE}.") and " " not in node.value:
-                yield node.value
+                yield node.value.partition(":")[0]
 
 
 def _ours(module: str) -> bool:
