@@ -7,8 +7,9 @@ LEARNING = (
     "protocol",
     "settings",
     "stages/tracked.py",
+    "tracking",
+    "trainer",
 )
-LEARNING += ("tracking", "trainer")
 
 
 rule pretrain:
