@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import CheckpointError, Interrupted, PipelineError
 from pipeline.trainer.checkpoints import load_checkpoint, numbered, save_checkpoint
 from pipeline.trainer.learner import Learner
+from pipeline.tracking import names
+from pipeline.trainer.saved import description
 from pipeline.trainer.statistics import REWARD
 
 if TYPE_CHECKING:
@@ -194,7 +196,7 @@ class TrainingLoop:
         spread = learner.statistics.reward_spread()
         values = learner.statistics.period()
         if REWARD in values:
-            values["Environment/Reward Std"] = spread
+            values[names.REWARD_STD] = spread
         values.update(self._time_split(learner))
         self.tracker.metrics(learner.name, values, at)
 
@@ -220,8 +222,7 @@ class TrainingLoop:
     def _save(self, learner: Learner, *, number: bool = False) -> None:
         folder = self.run_dir / learner.name
         state = {
-            "behavior": learner.name,
-            "settings": self.settings.behavior_mapping(learner.name),
+            **description(learner.name, learner.spec, self.settings),
             "learner": learner.state_dict(),
         }
         if number:
@@ -261,7 +262,7 @@ def _next_multiple(step: int, interval: int) -> int:
     return (step // interval + 1) * interval
 
 
-def describe(result: TrainResult) -> dict[str, Any]:
+def outcome(result: TrainResult) -> dict[str, Any]:
     """A run's outcome without timings, for files that are compared byte by byte."""
     return {
         name: {
