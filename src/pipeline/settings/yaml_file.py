@@ -63,6 +63,13 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  # PyYAML's signature
         return True
 
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """Text; in double quotes if it has line breaks of Unicode, which PyYAML folds otherwise."""
+        style = '"' if any(mark in data for mark in "\x85\u2028\u2029") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 for _tag, _pattern, _first in _CORE_SCHEMA:
     _compiled = re.compile(rf"(?:{_pattern})\Z")
