@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline import files
 from pipeline.errors import StageError
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 WORK = Path("results/.work")
 _VERSIONS = ("numpy", "torch", "onnx", "onnxruntime", "mlflow", "dvc", "snakemake")
 
@@ -39,6 +41,19 @@ _VERSIONS = ("numpy", "torch", "onnx", "onnxruntime", "mlflow", "dvc", "snakemak
 def checkout() -> Path:
     """The repository that this code lies in."""
     return Path(__file__).resolve().parents[3]
+
+
+def named(table: Mapping[str, T], name: str, section: str) -> T:
+    """The entry of params.yaml called `name`.
+
+    Raises:
+        StageError: There is none.
+    """
+    if name not in table:
+        raise StageError(
+            f"params.yaml has no {section}.{name}; it has {', '.join(table) or 'none'}"
+        )
+    return table[name]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

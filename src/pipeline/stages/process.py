@@ -40,7 +40,7 @@ def run(work: Callable[[], None]) -> int:
             work()
             stop_if_signalled()
         except (KeyboardInterrupt, Interrupted) as error:
-            sys.stderr.write(f"interrupted: {error or 'stopped by a signal'}\n")
+            sys.stderr.write(f"interrupted: {str(error) or 'stopped by a signal'}\n")
             if _received:
                 return 128 + _received[0]
             return error.exit_code if isinstance(error, Interrupted) else 130

@@ -1,1 +1,2 @@
-def main(argv): return 0
+def main(argv):
+    return 0

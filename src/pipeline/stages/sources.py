@@ -60,9 +60,12 @@ def _imports(src: Path, file: Path) -> Iterator[str]:
             if _ours(module):
                 yield module
                 yield from (f"{module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if node.value.startswith(f"{_PACKAGE}.") and " " not in node.value:
-                yield node.value.partition(":")[0]
+        elif isinstance(node, ast.Constant) and _names_module(node.value):
+            yield str(node.value).partition(":")[0]
+
+
+def _names_module(value: object) -> bool:
+    return isinstance(value, str) and value.startswith(f"{_PACKAGE}.") and " " not in value
 
 
 def _ours(module: str) -> bool:
