@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 
 class BaseEnv(ABC):
-    """Many agents of one or more behaviors, seen and driven as batches."""
+    """Many agents of one or more behaviors, seen and driven as batches.
+
+    Attributes:
+        codec_seconds: time spent so far on turning messages into arrays and back.
+    """
+
+    codec_seconds: float = 0.0
 
     @abstractmethod
     def step(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import time
 from typing import TYPE_CHECKING
 
 import pipeline
@@ -209,6 +210,7 @@ class UnityEnvironment(StoredStepsEnv):
         if not self._is_reset:
             self.reset_send()
             return
+        start = time.perf_counter()
         message = UnityMessageProto(header={"status": OK})
         rl_input = message.unity_input.rl_input
         rl_input.command = STEP
@@ -216,6 +218,7 @@ class UnityEnvironment(StoredStepsEnv):
         for name, actions in self._take_actions().items():
             data = actions_bytes(actions, self._specs[name].action_spec)
             rl_input.agent_actions[name].MergeFromString(data)
+        self.codec_seconds += time.perf_counter() - start
         self._reply(message)
 
     def step_wait(self) -> None:
@@ -258,7 +261,10 @@ class UnityEnvironment(StoredStepsEnv):
         """Take in the environment's next message; a failure closes everything."""
         self._check_loaded()
         try:
-            self._update(self._receive().unity_output)
+            message = self._receive()
+            start = time.perf_counter()
+            self._update(message.unity_output)
+            self.codec_seconds += time.perf_counter() - start
         except Exception:
             self._fail()
             raise

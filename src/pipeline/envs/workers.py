@@ -59,6 +59,11 @@ class WorkerSet:
             env.step_wait()
 
     @property
+    def codec_seconds(self) -> float:
+        """Time spent so far on turning messages into arrays and back."""
+        return sum(env.codec_seconds for env in self.envs)
+
+    @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
         """Behaviors that any worker knows, each as its first worker specified it."""
         specs: dict[str, BehaviorSpec] = {}

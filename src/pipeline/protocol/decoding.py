@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +27,7 @@ from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.arrays import BoolArray, FloatArray
+    from pipeline.arrays import BoolArray, FloatArray, IntArray
     from pipeline.protocol.generated.messages import (
         ActionSpecProto,
         AgentActionProto,
@@ -57,42 +58,68 @@ def decode_steps(infos: Sequence[AgentInfoProto], spec: BehaviorSpec, name: str 
         UnityObservationException: An observation has another shape or encoding than it declares.
         NonFiniteError: A reward or a non-visual observation is NaN or infinite.
     """
-    n = len(infos)
-    if n == 0:
+    if not len(infos):
         return DecisionSteps.empty(spec), TerminalSteps.empty(spec)
-    done = [info.done for info in infos]
-    agent_id = np.array([info.id for info in infos], dtype=np.int32)
+    agents = decode_infos(infos, spec, name)
+    if not agents.done.any():
+        decision = DecisionSteps(
+            agents.obs,
+            agents.reward,
+            agents.agent_id,
+            decode_masks(infos, spec.action_spec),
+            agents.group_id,
+            agents.group_reward,
+        )
+        return decision, TerminalSteps.empty(spec)
+    ended = agents.done
+    going = ~ended
+    return (
+        DecisionSteps(
+            [values[going] for values in agents.obs],
+            agents.reward[going],
+            agents.agent_id[going],
+            decode_masks([info for info in infos if not info.done], spec.action_spec),
+            agents.group_id[going],
+            agents.group_reward[going],
+        ),
+        TerminalSteps(
+            [values[ended] for values in agents.obs],
+            agents.reward[ended],
+            agents.max_step_reached[ended],
+            agents.agent_id[ended],
+            agents.group_id[ended],
+            agents.group_reward[ended],
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentInfos:
+    """The fields of N agent infos: `obs` a list of float32 [N, *shape], the others [N]."""
+
+    obs: list[FloatArray]
+    reward: FloatArray
+    done: BoolArray
+    max_step_reached: BoolArray
+    agent_id: IntArray
+    group_id: IntArray
+    group_reward: FloatArray
+
+
+def decode_infos(infos: Sequence[AgentInfoProto], spec: BehaviorSpec, name: str = "") -> AgentInfos:
+    """All fields but the masks, ended agents and others together; see `decode_steps`."""
     reward = np.array([info.reward for info in infos], dtype=np.float32)
-    group_id = np.array([info.group_id for info in infos], dtype=np.int32)
     group_reward = np.array([info.group_reward for info in infos], dtype=np.float32)
     _check_finite(reward, "rewards", name)
     _check_finite(group_reward, "group_rewards", name)
-    obs = _decode_observations(infos, spec, name)
-    if True not in done:
-        mask = _decode_masks(infos, spec.action_spec)
-        decision = DecisionSteps(obs, reward, agent_id, mask, group_id, group_reward)
-        return decision, TerminalSteps.empty(spec)
-    ended = np.array(done)
-    going = ~ended
-    asking = [info for info in infos if not info.done]
-    interrupted = np.array([info.max_step_reached for info in infos], dtype=np.bool_)
-    return (
-        DecisionSteps(
-            [values[going] for values in obs],
-            reward[going],
-            agent_id[going],
-            _decode_masks(asking, spec.action_spec),
-            group_id[going],
-            group_reward[going],
-        ),
-        TerminalSteps(
-            [values[ended] for values in obs],
-            reward[ended],
-            interrupted[ended],
-            agent_id[ended],
-            group_id[ended],
-            group_reward[ended],
-        ),
+    return AgentInfos(
+        obs=_decode_observations(infos, spec, name),
+        reward=reward,
+        done=np.array([info.done for info in infos], dtype=np.bool_),
+        max_step_reached=np.array([info.max_step_reached for info in infos], dtype=np.bool_),
+        agent_id=np.array([info.id for info in infos], dtype=np.int32),
+        group_id=np.array([info.group_id for info in infos], dtype=np.int32),
+        group_reward=group_reward,
     )
 
 
@@ -207,7 +234,7 @@ def _wire_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[1], shape[2], shape[0])
 
 
-def _decode_masks(infos: Sequence[AgentInfoProto], spec: ActionSpec) -> list[BoolArray] | None:
+def decode_masks(infos: Sequence[AgentInfoProto], spec: ActionSpec) -> list[BoolArray] | None:
     """Per branch bool [N, size], True = forbidden; None without branches or agents."""
     if not spec.discrete_branches or not infos:
         return None
@@ -267,7 +294,13 @@ def decode_actions(
     Raises:
         UnityActionException: An agent's actions do not have the numbers that `spec` says.
     """
-    entries = actions.value
+    return decode_action_list(actions.value, spec)
+
+
+def decode_action_list(
+    entries: Sequence[AgentActionProto], spec: ActionSpec, *, absent_is_zero: bool = False
+) -> ActionTuple:
+    """Actions of all `entries`, in order; `absent_is_zero` accepts entries without any."""
     n = len(entries)
     if n == 0:
         return spec.empty_action(0)
@@ -275,24 +308,28 @@ def decode_actions(
     template = layout.template[layout.prefix :]
     joined = b"".join([entry.SerializeToString() for entry in entries])
     if len(joined) != n * len(template):
-        return _decode_actions_slowly(entries, spec)
+        return _decode_actions_slowly(entries, spec, absent_is_zero)
     table = np.frombuffer(joined, dtype=np.uint8).reshape(n, len(template))
     first, second = layout.continuous - layout.prefix, layout.discrete - layout.prefix
     c, d = spec.continuous_size, spec.discrete_size
     heads = [column for column in range(len(template)) if template[column]]
     choices = table[:, second : second + d]
     if (table[:, heads] != template[heads]).any() or (choices > 0x7F).any():
-        return _decode_actions_slowly(entries, spec)
+        return _decode_actions_slowly(entries, spec, absent_is_zero)
     return ActionTuple(wire.float_rows(table, first, (c,)), choices.astype(np.int32))
 
 
-def _decode_actions_slowly(entries: Sequence[AgentActionProto], spec: ActionSpec) -> ActionTuple:
+def _decode_actions_slowly(
+    entries: Sequence[AgentActionProto], spec: ActionSpec, absent_is_zero: bool
+) -> ActionTuple:
     out = spec.empty_action(len(entries))
     for row, entry in enumerate(entries):
         floats: Sequence[float] = entry.continuous_actions
         choices: Sequence[float] = entry.discrete_actions
         if not len(floats) and not len(choices):
             old = entry.vector_actions_deprecated
+            if absent_is_zero and not len(old):
+                continue
             floats, choices = (old, []) if spec.continuous_size else ([], old)
         if (len(floats), len(choices)) != (spec.continuous_size, spec.discrete_size):
             raise UnityActionException(

@@ -18,7 +18,9 @@ from pipeline.protocol.generated.messages import (
 )
 
 if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray
+    from collections.abc import Sequence
+
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
     from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
     from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
@@ -97,12 +99,29 @@ def encode_steps(
 
 def steps_bytes(decision: DecisionSteps, terminal: TerminalSteps, spec: BehaviorSpec) -> bytes:
     """`encode_steps` as wire bytes, to merge into a message in place."""
-    ended = _info_rows(terminal, None, spec)
+    ended = b""
     if len(terminal):
-        layout = _info_layout(tuple(spec.observation_specs), 0)
-        ended[:, layout.done] = 1
-        ended[:, layout.interrupted] = terminal.interrupted
-    return ended.tobytes() + _info_rows(decision, decision.action_mask, spec).tobytes()
+        ended = infos_bytes(
+            spec=spec,
+            obs=terminal.obs,
+            reward=terminal.reward,
+            agent_id=terminal.agent_id,
+            group_id=terminal.group_id,
+            group_reward=terminal.group_reward,
+            done=np.True_,
+            interrupted=terminal.interrupted,
+        )
+    if not len(decision):
+        return ended
+    return ended + infos_bytes(
+        spec=spec,
+        obs=decision.obs,
+        reward=decision.reward,
+        agent_id=decision.agent_id,
+        group_id=decision.group_id,
+        group_reward=decision.group_reward,
+        action_mask=decision.action_mask,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,28 +167,52 @@ def _info_layout(specs: tuple[ObservationSpec, ...], mask_size: int) -> _InfoLay
     )
 
 
-def _info_rows(
-    steps: DecisionSteps | TerminalSteps, masks: list[AnyArray] | None, spec: BehaviorSpec
-) -> AnyArray:
-    """uint8 [N, width] entries of a ListAgentInfoProto, none of them done."""
-    n = len(steps.agent_id)
-    mask = np.concatenate(masks, axis=1) if masks and n else None
+def infos_bytes(
+    *,
+    spec: BehaviorSpec,
+    obs: Sequence[FloatArray],
+    reward: FloatArray,
+    agent_id: IntArray,
+    group_id: IntArray,
+    group_reward: FloatArray,
+    done: BoolArray | np.bool_ = np.False_,
+    interrupted: BoolArray | np.bool_ = np.False_,
+    action_mask: Sequence[BoolArray] | None = None,
+) -> bytes:
+    """A ListAgentInfoProto of N agents.
+
+    Args:
+        spec: of their behavior.
+        obs: per observation [N, *shape].
+        reward: [N].
+        agent_id: int [N].
+        group_id: int [N].
+        group_reward: [N].
+        done: [N], or one for all.
+        interrupted: [N], or one for all.
+        action_mask: per branch [N, size], True = forbidden; None for no mask.
+    """
+    n = len(agent_id)
+    mask = np.concatenate(action_mask, axis=1, dtype=np.bool_) if action_mask and n else None
     layout = _info_layout(tuple(spec.observation_specs), 0 if mask is None else mask.shape[1])
     table = np.empty((n, len(layout.template)), dtype=np.uint8)
-    if n == 0:
-        return table
     table[:] = layout.template
-    _put(table, layout.reward, wire.float_bytes(steps.reward))
-    _put(table, layout.agent_id, wire.wide_varints(steps.agent_id, wire.ID_WIDTH))
+    _put(table, layout.reward, wire.float_bytes(reward))
+    table[:, layout.done] = done
+    table[:, layout.interrupted] = interrupted
+    _put(table, layout.agent_id, wire.wide_varints(agent_id, wire.ID_WIDTH))
     if mask is not None:
         _put(table, layout.mask, mask.view(np.uint8))
-    for start, values, obs in zip(layout.obs, steps.obs, spec.observation_specs, strict=True):
-        if values.shape[1:] != tuple(obs.shape):
-            raise ValueError(f"observation {obs.name!r}: {values.shape[1:]} is not {obs.shape}")
+    for start, values, obs_spec in zip(layout.obs, obs, spec.observation_specs, strict=True):
+        if values.shape != (n, *obs_spec.shape):
+            raise ValueError(
+                f"observation {obs_spec.name!r} of {n} agents has the shape {values.shape}; "
+                f"it must be {(n, *obs_spec.shape)}"
+            )
         _put(table, start, wire.float_bytes(values))
-    _put(table, layout.group_id, wire.wide_varints(steps.group_id, wire.ID_WIDTH))
-    _put(table, layout.group_reward, wire.float_bytes(steps.group_reward))
-    return table
+    _put(table, layout.group_id, wire.wide_varints(group_id, wire.ID_WIDTH))
+    _put(table, layout.group_reward, wire.float_bytes(group_reward))
+    return table.tobytes()
 
 
 def _put(table: AnyArray, start: int, columns: AnyArray) -> None:

@@ -196,6 +196,8 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the nearest of `known`, or a full stop when none is near."""
     by_lower = {name.lower(): name for name in known}
     near = get_close_matches(word.lower(), by_lower, n=1)
+    if not near:  # `min` for `min_value`
+        near = [name for name in by_lower if word.lower() in name.split("_")]
     return f"; did you mean {by_lower[near[0]]!r}?" if near else "."
 
 

@@ -117,9 +117,9 @@ def _behavior(node: Node, path: str, default: Node | None) -> Node:
     base = dict(default.value)
     written = base.pop(_WRITTEN)
     kind = node.value.get("trainer_type", base["trainer_type"])
-    if kind.value != base["trainer_type"].value and kind.value in HYPERPARAMETERS:
+    if kind.value != base["trainer_type"].value and kind.text in HYPERPARAMETERS:
         given = written.value.get("hyperparameters", Node({}, default.source))
-        known = setting_hints(HYPERPARAMETERS[kind.value])
+        known = setting_hints(HYPERPARAMETERS[kind.text])
         kept = {key: item for key, item in given.value.items() if key in known}
         base["hyperparameters"] = replace(given, value=kept)
     return merge(replace(default, value=base), node)

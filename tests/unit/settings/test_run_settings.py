@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import MISSING, fields, is_dataclass, replace
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,14 @@ from hypothesis import strategies as st
 from pipeline.errors import SettingsError
 from pipeline.settings import dump_yaml, load_run_settings, parse_yaml, to_mapping
 from pipeline.settings.nodes import from_plain, to_plain
+from pipeline.settings.params import (
+    DemonstrationParams,
+    EnvironmentParams,
+    EvaluationParams,
+    ExperimentParams,
+    PretrainParams,
+    RuntimeParams,
+)
 from pipeline.settings.reader import setting_hints
 from pipeline.settings.run_file import structure
 from pipeline.settings.schema import (
@@ -44,9 +54,6 @@ from pipeline.settings.schema import (
     TrainerSettings,
     UniformSampler,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ON_POLICY = {
     "batch_size": 1024,
@@ -175,6 +182,15 @@ FORMAT: dict[type, dict[str, Any]] = {
     MultiRangeUniformSampler: {"intervals": [[0.0, 1.0]], "seed": -1},
     ConstantSampler: {"value": 0.0, "seed": -1},
 }
+
+PARAMS = (
+    RuntimeParams,
+    EnvironmentParams,
+    DemonstrationParams,
+    ExperimentParams,
+    PretrainParams,
+    EvaluationParams,
+)
 
 
 def load(text: str) -> RunSettings:
@@ -824,3 +840,10 @@ def test_reading_does_not_change_the_document() -> None:
     before = to_plain(document)
     structure(document)
     assert to_plain(document) == before
+
+
+@pytest.mark.parametrize("cls", [RunSettings, *FORMAT, *PARAMS], ids=lambda cls: cls.__name__)
+def test_every_key_is_documented(cls: type) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    words = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`[^`\n]*`", text))))
+    assert set(setting_hints(cls)) - words == set()

@@ -160,7 +160,18 @@ _DESCRIPTORS = (
     "cl9vYmplY3RzGjZtbGFnZW50c19lbnZzL2NvbW11bmljYXRvcl9vYmplY3RzL3VuaXR5X21lc3NhZ2UucHJvdG8y"
     "dgoUVW5pdHlUb0V4dGVybmFsUHJvdG8SXgoIRXhjaGFuZ2USJy5jb21tdW5pY2F0b3Jfb2JqZWN0cy5Vbml0eU1l"
     "c3NhZ2VQcm90bxonLmNvbW11bmljYXRvcl9vYmplY3RzLlVuaXR5TWVzc2FnZVByb3RvIgBCJaoCIlVuaXR5Lk1M"
-    "QWdlbnRzLkNvbW11bmljYXRvck9iamVjdHNiBnByb3RvMw=="
+    "QWdlbnRzLkNvbW11bmljYXRvck9iamVjdHNiBnByb3RvMwrUBQobcGlwZWxpbmUvb2xkX21lc3NhZ2VzLnByb3Rv"
+    "EhRjb21tdW5pY2F0b3Jfb2JqZWN0cxo0bWxhZ2VudHNfZW52cy9jb21tdW5pY2F0b3Jfb2JqZWN0cy9vYnNlcnZh"
+    "dGlvbi5wcm90byKJAwoRT2xkQWdlbnRJbmZvUHJvdG8SPAoac3RhY2tlZF92ZWN0b3Jfb2JzZXJ2YXRpb24YASAD"
+    "KAJSGHN0YWNrZWRWZWN0b3JPYnNlcnZhdGlvbhIvChN2aXN1YWxfb2JzZXJ2YXRpb25zGAIgAygMUhJ2aXN1YWxP"
+    "YnNlcnZhdGlvbnMSMgoVc3RvcmVkX3ZlY3Rvcl9hY3Rpb25zGAQgAygCUhNzdG9yZWRWZWN0b3JBY3Rpb25zEhYK"
+    "BnJld2FyZBgHIAEoAlIGcmV3YXJkEhIKBGRvbmUYCCABKAhSBGRvbmUSKAoQbWF4X3N0ZXBfcmVhY2hlZBgJIAEo"
+    "CFIObWF4U3RlcFJlYWNoZWQSDgoCaWQYCiABKAVSAmlkEh8KC2FjdGlvbl9tYXNrGAsgAygIUgphY3Rpb25NYXNr"
+    "EkoKDG9ic2VydmF0aW9ucxgNIAMoCzImLmNvbW11bmljYXRvcl9vYmplY3RzLk9ic2VydmF0aW9uUHJvdG9SDG9i"
+    "c2VydmF0aW9ucyJhChJPbGRSZXNvbHV0aW9uUHJvdG8SFAoFd2lkdGgYASABKAVSBXdpZHRoEhYKBmhlaWdodBgC"
+    "IAEoBVIGaGVpZ2h0Eh0KCmdyYXlfc2NhbGUYAyABKAhSCWdyYXlTY2FsZSJyChdPbGRCcmFpblBhcmFtZXRlcnNQ"
+    "cm90bxJXChJjYW1lcmFfcmVzb2x1dGlvbnMYBCADKAsyKC5jb21tdW5pY2F0b3Jfb2JqZWN0cy5PbGRSZXNvbHV0"
+    "aW9uUHJvdG9SEWNhbWVyYVJlc29sdXRpb25zYgZwcm90bzM="
 )
 
 POOL = descriptor_pool.DescriptorPool()
@@ -184,6 +195,9 @@ DemonstrationMetaProto = _message("DemonstrationMetaProto")
 EngineConfigurationProto = _message("EngineConfigurationProto")
 HeaderProto = _message("HeaderProto")
 ObservationProto = _message("ObservationProto")
+OldAgentInfoProto = _message("OldAgentInfoProto")
+OldBrainParametersProto = _message("OldBrainParametersProto")
+OldResolutionProto = _message("OldResolutionProto")
 TrainingBehaviorInitialized = _message("TrainingBehaviorInitialized")
 TrainingEnvironmentInitialized = _message("TrainingEnvironmentInitialized")
 UnityInputProto = _message("UnityInputProto")

@@ -342,3 +342,41 @@ class UnityMessageProto(_message.Message):
     unity_output: UnityOutputProto
     unity_input: UnityInputProto
     def __init__(self, header: _Optional[_Union[HeaderProto, _Mapping]] = ..., unity_output: _Optional[_Union[UnityOutputProto, _Mapping]] = ..., unity_input: _Optional[_Union[UnityInputProto, _Mapping]] = ...) -> None: ...
+
+class OldAgentInfoProto(_message.Message):
+    __slots__ = ("stacked_vector_observation", "visual_observations", "stored_vector_actions", "reward", "done", "max_step_reached", "id", "action_mask", "observations")
+    STACKED_VECTOR_OBSERVATION_FIELD_NUMBER: _ClassVar[int]
+    VISUAL_OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    STORED_VECTOR_ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEP_REACHED_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ACTION_MASK_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    stacked_vector_observation: _containers.RepeatedScalarFieldContainer[float]
+    visual_observations: _containers.RepeatedScalarFieldContainer[bytes]
+    stored_vector_actions: _containers.RepeatedScalarFieldContainer[float]
+    reward: float
+    done: bool
+    max_step_reached: bool
+    id: int
+    action_mask: _containers.RepeatedScalarFieldContainer[bool]
+    observations: _containers.RepeatedCompositeFieldContainer[ObservationProto]
+    def __init__(self, stacked_vector_observation: _Optional[_Iterable[float]] = ..., visual_observations: _Optional[_Iterable[bytes]] = ..., stored_vector_actions: _Optional[_Iterable[float]] = ..., reward: _Optional[float] = ..., done: _Optional[bool] = ..., max_step_reached: _Optional[bool] = ..., id: _Optional[int] = ..., action_mask: _Optional[_Iterable[bool]] = ..., observations: _Optional[_Iterable[_Union[ObservationProto, _Mapping]]] = ...) -> None: ...
+
+class OldResolutionProto(_message.Message):
+    __slots__ = ("width", "height", "gray_scale")
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    GRAY_SCALE_FIELD_NUMBER: _ClassVar[int]
+    width: int
+    height: int
+    gray_scale: bool
+    def __init__(self, width: _Optional[int] = ..., height: _Optional[int] = ..., gray_scale: _Optional[bool] = ...) -> None: ...
+
+class OldBrainParametersProto(_message.Message):
+    __slots__ = ("camera_resolutions",)
+    CAMERA_RESOLUTIONS_FIELD_NUMBER: _ClassVar[int]
+    camera_resolutions: _containers.RepeatedCompositeFieldContainer[OldResolutionProto]
+    def __init__(self, camera_resolutions: _Optional[_Iterable[_Union[OldResolutionProto, _Mapping]]] = ...) -> None: ...
