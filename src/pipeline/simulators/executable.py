@@ -37,7 +37,8 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
         2 for a mistake in the arguments or parameters.
     """
     own = registry.entry(name)
-    usage = arguments.USAGE.format(program=name, summary=own.summary, n_agents=own.n_agents)
+    chosen = {"n_agents": own.n_agents, **(options or {})}
+    usage = arguments.USAGE.format(program=name, summary=own.summary, n_agents=chosen["n_agents"])
     try:
         parsed = arguments.parse(argv)
     except PipelineError as error:
@@ -53,13 +54,14 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
     if parsed.ignored:
         _log.info("Ignored arguments: %s", " ".join(parsed.ignored))
     _set_up_signals()
-    return _run(name, parsed, options or {})
+    return _run(name, parsed, chosen)
 
 
 def _run(name: str, parsed: arguments.PlayerArguments, options: dict[str, Any]) -> int:
     from pipeline.simulators import client
 
-    per_area = parsed.n_agents or registry.entry(name).n_agents
+    per_area = options.pop("n_agents")
+    per_area = parsed.n_agents or per_area
     try:
         client.converse(
             partial(_make, name, per_area, options),

@@ -48,16 +48,18 @@ def pack(simulator_name: str, target: Path | str, **options: Any) -> Path:
     Args:
         simulator_name: one of `registry.NAMES`.
         target: the file to write; its folder is made if needed.
-        options: keywords for the simulator, fixed in the executable; JSON values.
+        options: keywords for the simulator, fixed in the executable; JSON values. `n_agents` is the
+            number of agents unless the command line says otherwise.
 
     Returns:
         The path written, executable by everyone.
 
     Raises:
-        SettingsError: There is no simulator of that name.
+        SettingsError: There is no simulator of that name, or it lacks an option.
         StageError: A distribution that it needs is not installed.
     """
     entry = registry.entry(simulator_name)
+    registry.check_options(simulator_name, options)
     content = dict(_package_files())
     for name in sorted(_closure((*_BASE, *entry.distributions))):
         content.update(_distribution_files(name))

@@ -99,9 +99,7 @@ def test_actions_are_clamped_and_turns_stop_beyond_a_quarter(make, sign):
 def test_a_platform_at_its_limit_still_turns_back(make):
     simulator = make(n_agents=1, seed=1)
     simulator.reset()
-    at_limit = max(
-        simulator.step(turn(1, about_z=1.0))[BEHAVIOR][0].obs[0][0, 0] for _ in range(4)
-    )
+    at_limit = max(simulator.step(turn(1, about_z=1.0))[BEHAVIOR][0].obs[0][0, 0] for _ in range(4))
     assert at_limit >= 0.25
     after = simulator.step(turn(1, about_z=-1.0))[BEHAVIOR][0].obs[0][0, 0]
     assert after == pytest.approx(at_limit - 0.0844, abs=0.004)
