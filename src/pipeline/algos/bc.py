@@ -23,8 +23,9 @@ from pipeline.data.demonstrations import ExpertRows, load_expert_rows
 from pipeline.nets.distributions import ACTION_RANGE
 
 if TYPE_CHECKING:
-    import numpy as np
     from collections.abc import Iterator, Sequence
+
+    import numpy as np
 
     from pipeline.algos.policy import Policy
     from pipeline.settings.schema import TrainerSettings

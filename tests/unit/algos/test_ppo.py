@@ -1,0 +1,171 @@
+"""PPO's losses by hand, and its update as a whole."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.algos.ppo import PPO, policy_loss, value_loss
+from pipeline.data.rollout import Rollout
+from pipeline.errors import SettingsError, TrainingError
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.settings import load_run_settings
+
+CPU = torch.device("cpu")
+
+
+def trainer_settings(**changes):
+    base = {"trainer_type": "ppo", "hyperparameters": {"batch_size": 32, "buffer_size": 128}}
+    for key, value in changes.items():
+        base[key] = {**base.get(key, {}), **value} if isinstance(value, dict) else value
+    return load_run_settings(None, overrides={"behaviors": {"B": base}}).behaviors["B"]
+
+
+def rollout(spec: BehaviorSpec, n_rows: int = 128, *, seed: int = 0) -> Rollout:
+    rng = np.random.default_rng(seed)
+    actions = spec.action_spec
+    fields = {
+        f"obs_{i}": rng.normal(size=(n_rows, *obs.shape)).astype(np.float32)
+        for i, obs in enumerate(spec.observation_specs)
+    }
+    n_components = actions.continuous_size + actions.discrete_size
+    fields["continuous"] = rng.normal(size=(n_rows, actions.continuous_size)).astype(np.float32)
+    fields["discrete"] = np.stack(
+        [rng.integers(0, size, n_rows) for size in actions.discrete_branches], axis=1
+    ) if actions.discrete_size else np.zeros((n_rows, 0), dtype=np.int64)
+    fields["log_prob"] = np.full((n_rows, n_components), -1.5, dtype=np.float32)
+    fields["reward"] = rng.normal(size=n_rows).astype(np.float32)
+    if actions.discrete_size:
+        fields["allowed"] = np.ones((n_rows, sum(actions.discrete_branches)), dtype=np.bool_)
+    lengths = np.full(n_rows // 32, 32)
+    return Rollout(
+        fields=fields,
+        starts=np.cumsum(lengths) - lengths,
+        lengths=lengths,
+        terminated=np.zeros(len(lengths), dtype=np.bool_),
+        next_obs=[
+            rng.normal(size=(len(lengths), *obs.shape)).astype(np.float32)
+            for obs in spec.observation_specs
+        ],
+    )
+
+
+def test_policy_loss_takes_the_smaller_of_plain_and_clipped_ratio():
+    log_prob = torch.log(torch.tensor([[1.5], [0.5], [1.5], [0.5]]))
+    advantage = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])
+    loss = policy_loss(
+        log_prob=log_prob,
+        old_log_prob=torch.zeros(4, 1),
+        advantage=advantage,
+        epsilon=0.2,
+    )
+    # clipped at 1.2 for a gain, kept at 0.5; for a loss 1.5 counts in full, 0.5 is clipped to 0.8
+    assert float(loss) == pytest.approx(-(1.2 + 0.5 - 1.5 - 0.8) / 4)
+
+
+def test_value_loss_counts_moves_beyond_the_clip_from_where_they_started():
+    loss = value_loss(
+        value=torch.tensor([[1.0], [0.1]]),
+        old_value=torch.zeros(2, 1),
+        returns=torch.tensor([[1.0], [1.0]]),
+        clip=torch.tensor([0.2]),
+    )
+    # moved to 1.0 but credited with 0.2: 0.8 squared; moved to 0.1 within the clip: 0.9 squared
+    assert float(loss) == pytest.approx((0.64 + 0.81) / 2)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        BehaviorSpec([ObservationSpec.vector(4)], ActionSpec(2, ())),
+        BehaviorSpec([ObservationSpec.vector(4)], ActionSpec(0, (3, 2))),
+        BehaviorSpec(
+            [ObservationSpec.vector(4), ObservationSpec.visual(3, 20, 20)], ActionSpec(1, (3,))
+        ),
+    ],
+    ids=["continuous", "discrete", "hybrid with image"],
+)
+def test_update_changes_every_weight_and_reports_finite_numbers(spec):
+    algorithm = PPO(spec, trainer_settings(), seed=1, device=CPU)
+    before = [p.detach().clone() for p in algorithm.parameters]
+    stats = algorithm.update(rollout(spec), step=0)
+    assert all(np.isfinite(value) for value in stats.values())
+    changed = [not torch.equal(a, b) for a, b in zip(before, algorithm.parameters, strict=True)]
+    assert all(changed)
+
+
+def test_same_seed_gives_the_same_weights_after_an_update():
+    spec = BehaviorSpec([ObservationSpec.vector(4)], ActionSpec(1, (3,)))
+    results = []
+    for seed in (5, 5, 6):
+        algorithm = PPO(spec, trainer_settings(), seed=seed, device=CPU)
+        algorithm.act([np.ones((3, 4), np.float32)], None)
+        algorithm.update(rollout(spec), step=0)
+        results.append(torch.cat([p.detach().flatten() for p in algorithm.parameters]))
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+
+
+def test_state_continues_exactly_where_it_was_taken():
+    spec = BehaviorSpec([ObservationSpec.vector(4)], ActionSpec(2, ()))
+    settings = trainer_settings(network_settings={"normalize": True})
+    one = PPO(spec, settings, seed=1, device=CPU)
+    one.observe([np.random.default_rng(3).normal(2, 3, (50, 4)).astype(np.float32)])
+    one.update(rollout(spec), step=0)
+    two = PPO(spec, settings, seed=2, device=CPU)
+    two.load_state_dict(copy.deepcopy(one.state_dict()))
+    obs = [np.ones((3, 4), np.float32)]
+    np.testing.assert_array_equal(
+        one.act(obs, None).rows["continuous"], two.act(obs, None).rows["continuous"]
+    )
+    one.update(rollout(spec, seed=4), step=10)
+    two.update(rollout(spec, seed=4), step=10)
+    for a, b in zip(one.parameters, two.parameters, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_actions_sent_to_the_environment_are_a_third_of_the_clipped_sample():
+    spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(2, ()))
+    algorithm = PPO(spec, trainer_settings(), seed=1, device=CPU)
+    decision = algorithm.act([np.zeros((500, 2), np.float32)], None)
+    drawn = decision.rows["continuous"]
+    assert np.abs(drawn).max() > 3.0
+    expected = np.clip(drawn, -3, 3) / 3
+    np.testing.assert_allclose(decision.action.continuous, expected, rtol=1e-6)
+
+
+def test_forbidden_choices_are_never_drawn():
+    spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(0, (3, 2)))
+    algorithm = PPO(spec, trainer_settings(), seed=1, device=CPU)
+    masks = [np.tile([True, False, True], (400, 1)), np.zeros((400, 2), np.bool_)]
+    decision = algorithm.act([np.zeros((400, 2), np.float32)], masks)
+    assert set(decision.action.discrete[:, 0]) == {1}
+    assert set(decision.action.discrete[:, 1]) == {0, 1}
+
+
+def test_loss_that_is_not_finite_stops_with_the_step():
+    spec = BehaviorSpec([ObservationSpec.vector(4)], ActionSpec(2, ()))
+    algorithm = PPO(spec, trainer_settings(), seed=1, device=CPU)
+    broken = rollout(spec)
+    broken.fields["reward"][7] = np.inf
+    with np.errstate(invalid="ignore"), pytest.raises(TrainingError, match="step 640: the PPO loss"):
+        algorithm.update(broken, step=640)
+
+
+def test_reward_signal_that_cannot_be_trained_is_named():
+    spec = BehaviorSpec([ObservationSpec.vector(4)], ActionSpec(2, ()))
+    settings = trainer_settings(reward_signals={"extrinsic": {}, "rnd": {}})
+    with pytest.raises(SettingsError, match=r"reward_signals\.rnd"):
+        PPO(spec, settings, seed=1, device=CPU)
+
+
+def test_shared_critic_learns_through_the_actors_body():
+    spec = BehaviorSpec([ObservationSpec.vector(4)], ActionSpec(2, ()))
+    settings = trainer_settings(hyperparameters={"shared_critic": True})
+    algorithm = PPO(spec, settings, seed=1, device=CPU)
+    assert algorithm.critic.body is None
+    stats = algorithm.update(rollout(spec), step=0)
+    assert np.isfinite(stats["Losses/Value Loss"])

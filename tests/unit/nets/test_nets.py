@@ -1,0 +1,108 @@
+"""Networks: initial weights, normalisation, distributions, goal conditioning."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.errors import SettingsError
+from pipeline.nets import body as body_module
+from pipeline.nets.body import Body, HyperLayer
+from pipeline.nets.distributions import (
+    categorical_entropy,
+    gaussian_entropy,
+    gaussian_log_prob,
+    masked_log_softmax,
+    sample_categorical,
+)
+from pipeline.nets.layers import RunningNormalizer, linear
+from pipeline.nets.vision import MINIMUM_SIDE, visual_encoder
+from pipeline.protocol.specs import ObservationSpec, ObservationType
+from pipeline.settings.schema import NetworkSettings
+
+
+def test_dense_weights_have_kaiming_deviation_times_gain_and_no_bias():
+    torch.manual_seed(0)
+    layer = linear(400, 300, gain=0.2)
+    assert float(layer.weight.detach().std()) == pytest.approx(0.2 / math.sqrt(400), rel=0.02)
+    assert float(layer.bias.detach().abs().max()) == 0.0
+
+
+def test_normaliser_equals_mean_and_deviation_with_one_imagined_row():
+    rng = np.random.default_rng(1)
+    normalizer = RunningNormalizer(3)
+    mean, squared, n = np.zeros(3), np.ones(3), 1
+    for size in (1, 7, 30):
+        rows = rng.normal([5, -2, 0], [1, 10, 0.1], (size, 3))
+        normalizer.update(torch.from_numpy(rows).float())
+        rows = rows.astype(np.float32).astype(np.float64)
+        n += size
+        new_mean = mean + (rows - mean).sum(0) / n
+        squared = squared + ((rows - new_mean) * (rows - mean)).sum(0)
+        mean = new_mean
+    x = np.array([[5.5, -20.0, 100.0]], dtype=np.float32)
+    expected = np.clip((x - mean) / np.sqrt(squared / n), -5, 5)
+    np.testing.assert_allclose(normalizer(torch.from_numpy(x)).numpy(), expected, rtol=1e-4)
+
+
+def test_gaussian_log_prob_and_entropy_equal_torch_distributions():
+    mu, log_sigma = torch.randn(5, 2), torch.tensor([[0.3, -0.7]])
+    action = torch.randn(5, 2)
+    normal = torch.distributions.Normal(mu, log_sigma.exp())
+    found = gaussian_log_prob(action=action, mu=mu, log_sigma=log_sigma)
+    torch.testing.assert_close(found, normal.log_prob(action))
+    torch.testing.assert_close(gaussian_entropy(log_sigma), normal.entropy().mean(-1)[:1])
+
+
+def test_categorical_entropy_of_a_uniform_branch_is_its_log_size():
+    log_probs = masked_log_softmax(torch.zeros(1, 4), None)
+    assert float(categorical_entropy(log_probs)) == pytest.approx(math.log(4))
+
+
+def test_drawn_choices_have_the_stated_probabilities():
+    probabilities = torch.tensor([0.1, 0.6, 0.3])
+    generator = torch.Generator().manual_seed(0)
+    drawn = sample_categorical(probabilities.log().expand(20_000, 3), generator)
+    found = torch.bincount(drawn, minlength=3) / 20_000
+    torch.testing.assert_close(found, probabilities, atol=0.015, rtol=0)
+
+
+@pytest.mark.parametrize("kind", sorted(MINIMUM_SIDE))
+def test_visual_encoder_takes_its_smallest_image_and_refuses_a_smaller_one(kind):
+    side = MINIMUM_SIDE[kind]
+    encoder = visual_encoder(kind, (3, side, side), 16)
+    assert encoder(torch.zeros(2, 3, side, side)).shape == (2, 16)
+    if side > 1:
+        with pytest.raises(SettingsError, match=f"The min dimension is {side}"):
+            visual_encoder(kind, (3, side, side - 1), 16)
+
+
+def test_weights_shared_between_equal_goals_give_what_one_set_per_row_gives(monkeypatch):
+    torch.manual_seed(1)
+    layer = HyperLayer(2, 8, 5, 16)
+    x = torch.randn(12, 8)
+    goal = torch.eye(2)[torch.randint(0, 2, (12,))]
+    shared = layer(x, goal)
+    monkeypatch.setattr(body_module, "FEW_GOALS", 0)
+    torch.testing.assert_close(shared, layer(x, goal), atol=1e-6, rtol=1e-5)
+
+
+def test_goal_signal_conditions_the_last_layer_unless_told_otherwise():
+    specs = [
+        ObservationSpec.vector(3),
+        ObservationSpec.vector(2, "goal", ObservationType.GOAL_SIGNAL),
+    ]
+    conditioned = Body(specs, NetworkSettings(hidden_units=16))
+    plain = Body(specs, NetworkSettings(hidden_units=16, goal_conditioning_type="none"))
+    assert conditioned.hyper is not None
+    assert plain.hyper is None
+    obs = [torch.randn(4, 3), torch.eye(2)[[0, 1, 0, 1]]]
+    assert conditioned(obs).shape == plain(obs).shape == (4, 16)
+
+
+def test_variable_length_observations_are_refused_by_name():
+    with pytest.raises(SettingsError, match="observation 0 .crowd. of shape"):
+        Body([ObservationSpec.entities(5, 3, "crowd")], NetworkSettings())
