@@ -185,7 +185,11 @@ def test_channels_first_images_stay_as_they_are():
 @pytest.mark.parametrize(
     ("shape", "values", "text"),
     [
-        ((3,), [1, 2, 3], r"index=0 for agent with id=9 .*expected the shape \(2,\) but got \(3,\)"),
+        (
+            (3,),
+            [1, 2, 3],
+            r"index=0 for agent with id=9 .*expected the shape \(2,\) but got \(3,\)",
+        ),
         ((2,), [1, 2, 3], r"index=0 for agent with id=9 .*\(2,\) does not fit the 3 values"),
         ((2, 1), [1, 2], r"got \(2, 1\)"),
     ],
@@ -201,7 +205,9 @@ def test_observation_of_another_shape_is_refused_by_agent_and_index(shape, value
 
 def test_agent_with_too_few_observations_is_refused():
     spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
-    with pytest.raises(ObservationError, match="id=3 of behavior 'b' sent 0 observations; .* has 1"):
+    with pytest.raises(
+        ObservationError, match=r"id=3 of behavior 'b' sent 0 observations; .* has 1"
+    ):
         decode_steps([m.AgentInfoProto(id=3)], spec, "b")
 
 
@@ -253,5 +259,5 @@ def test_branch_sizes_that_contradict_the_count_are_refused():
     brain = m.BrainParametersProto(brain_name="b")
     brain.action_spec.num_discrete_actions = 2
     brain.action_spec.discrete_branch_sizes.append(3)
-    with pytest.raises(UnityEnvironmentException, match="2 discrete actions but .* of 1 branches"):
+    with pytest.raises(UnityEnvironmentException, match=r"2 discrete actions but .* of 1 branches"):
         behavior_spec_from(brain, m.AgentInfoProto())

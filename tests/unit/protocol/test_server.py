@@ -99,7 +99,7 @@ def test_close_answers_the_pending_call_with_status_400():
         server.close()
         assert UnityMessageProto.FromString(answer.result(20)).header.status == 400
         end.close()
-    with pytest.raises(OSError):
+    with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", server.port)).close()
 
 
