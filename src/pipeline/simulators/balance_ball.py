@@ -48,7 +48,9 @@ _QPOS, _QVEL = slice(1, 8), slice(8, 14)
 
 _MODEL = """
 <mujoco model="balance_ball">
-  <option timestep="{time_step}" gravity="0 -9.81 0"/>
+  <option timestep="{time_step}" gravity="0 -9.81 0" cone="elliptic" jacobian="dense">
+    <flag midphase="disable" island="disable" eulerdamp="disable"/>
+  </option>
   <size memory="200K"/>
   <default><geom friction="0.6 0.005 0.0001"/></default>
   <worldbody>
@@ -179,12 +181,13 @@ class BalanceBall:
         """Fill the platforms' poses for each physics step of this decision."""
         degrees = np.clip(action, -1.0, 1.0).astype(np.float64) * TURN_DEGREES
         half = np.radians(degrees.T) / 2
-        cos, sin, direction = np.cos(half), np.sin(half), np.sign(half)
+        cos, direction = np.cos(half), np.sign(half)
+        sin = [np.sin(half[i]) * sign for i, (_, _, sign) in enumerate((_ABOUT_Z, _ABOUT_X))]
         platform = self._platform
         for k in range(DECISION_PERIOD):
-            for index, (component, order, sign) in enumerate((_ABOUT_Z, _ABOUT_X)):
+            for index, (component, order, _) in enumerate((_ABOUT_Z, _ABOUT_X)):
                 free = direction[index] * platform[component] < TURN_LIMIT
-                turned = cos[index] * platform + sin[index] * (sign * platform[order])
+                turned = cos[index] * platform + sin[index] * platform[order]
                 platform = np.where(free, turned, platform)
             self._poses[:, k] = platform.T
         self._platform = platform / np.sqrt((platform * platform).sum(axis=0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from pipeline.protocol.simulator import Simulator
     from pipeline.protocol.specs import ActionTuple
@@ -76,13 +77,26 @@ def make(name: str, *, seed: int = 0, n_agents: int | None = None, **options: An
         options: further keywords of the simulator.
 
     Raises:
-        SettingsError: The name is unknown, or `n_agents` is not positive.
+        SettingsError: The name or an option is unknown, or `n_agents` is not positive.
     """
     found = entry(name)
     if n_agents is not None and n_agents < 1:
         raise SettingsError(f"{name}: n_agents must be at least 1, got {n_agents}.")
+    check_options(name, options)
     factory = _load(found.factory)
     return cast("Simulator", factory(seed=seed, n_agents=n_agents or found.n_agents, **options))
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that the simulator called `name` does not take.
+
+    Raises:
+        SettingsError: An option is unknown.
+    """
+    known = sorted(inspect.signature(_load(entry(name).factory)).parameters)
+    for option in options:
+        if option not in known:
+            raise SettingsError(f"{name}: unknown option '{option}'; it takes {', '.join(known)}.")
 
 
 def expert(name: str) -> Expert:
