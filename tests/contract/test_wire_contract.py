@@ -87,8 +87,8 @@ def test_engine_configuration_message_has_the_bytes_of_the_specification():
 def test_channel_ids_made_from_names_are_those_of_the_specification():
     stats = uuid.uuid5(uuid.NAMESPACE_URL, "com.unity.ml-agents/StatsSideChannel")
     analytics = uuid.uuid5(uuid.NAMESPACE_URL, "com.unity.ml-agents/TrainingAnalyticsSideChannel")
-    assert wire.STATS == stats
-    assert wire.TRAINING_ANALYTICS == analytics
+    assert stats == wire.STATS
+    assert analytics == wire.TRAINING_ANALYTICS
 
 
 def test_step_is_the_default_command():
