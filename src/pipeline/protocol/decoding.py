@@ -60,6 +60,7 @@ def decode_steps(infos: Sequence[AgentInfoProto], spec: BehaviorSpec, name: str 
     """
     if not len(infos):
         return DecisionSteps.empty(spec), TerminalSteps.empty(spec)
+    infos = list(infos)  # a container of messages makes a new object at every access
     agents = decode_infos(infos, spec, name)
     if not agents.done.any():
         decision = DecisionSteps(
