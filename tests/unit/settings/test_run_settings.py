@@ -829,6 +829,16 @@ def test_unused_additions_are_not_written_so_that_mlagents_can_read_the_file() -
     )
 
 
+def test_an_addition_that_a_behavior_turns_off_stays_off_when_written() -> None:
+    settings = load("""
+default_settings: {trainer_type: ppo, hyperparameters: {max_grad_norm: 0.5}}
+behaviors: {A: {hyperparameters: {max_grad_norm: null}}, B: {}}
+""")
+    again = load(dump_yaml(to_mapping(settings)))
+    assert again.behaviors["A"].hyperparameters.max_grad_norm is None
+    assert again.behaviors["B"].hyperparameters.max_grad_norm == 0.5
+
+
 def test_no_warning_without_a_reason(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         load(EXAMPLE)
