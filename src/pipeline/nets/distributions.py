@@ -51,9 +51,8 @@ def categorical_entropy(log_probs: Tensor) -> Tensor:
 
 def sample_categorical(log_probs: Tensor, generator: torch.Generator) -> Tensor:
     """One index [B] per row of log probabilities [B, L], by the Gumbel-max trick."""
-    uniform = torch.rand(log_probs.shape, generator=generator, device=log_probs.device)
-    noise = -torch.log(-torch.log(uniform.clamp_min(1e-20)).clamp_min(1e-20))
-    return (log_probs + noise).argmax(-1)
+    waiting = torch.empty_like(log_probs).exponential_(generator=generator)
+    return (log_probs - waiting.log()).argmax(-1)
 
 
 def split_branches(flat: Tensor | None, branches: Sequence[int]) -> list[Tensor | None]:

@@ -84,7 +84,7 @@ def undotted(overrides: Mapping[str, Any], source: str) -> Node:
     """A nested map from one whose top-level keys may be dotted, `{"a.b": 1}` for `{a: {b: 1}}`.
 
     Raises:
-        SettingsError: A key has an empty part, as in `a..b`.
+        SettingsError: A key has an empty part, as in `a..b`, or two of them say the same key.
     """
     result = Node({}, source)
     for dotted, value in overrides.items():
@@ -94,5 +94,16 @@ def undotted(overrides: Mapping[str, Any], source: str) -> Node:
             raise fail(node, str(dotted), "a part of this dotted key is empty")
         for part in reversed(parts):
             node = Node({part: node}, source)
-        result = merge(result, node)
+        result = _merge_apart(result, node, "")
     return result
+
+
+def _merge_apart(one: Node, other: Node, path: str) -> Node:
+    """Both maps in one, when no key has a value in each."""
+    if not (isinstance(one.value, dict) and isinstance(other.value, dict)):
+        raise fail(other, path, "is written twice, once of them with a dotted key; keep one")
+    entries = dict(one.value)
+    for key, item in other.value.items():
+        at = join(path, key)
+        entries[key] = _merge_apart(entries[key], item, at) if key in entries else item
+    return Node(entries, other.source, other.line)

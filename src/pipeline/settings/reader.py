@@ -73,6 +73,8 @@ def read(hint: Any, node: Node, path: str) -> Any:
         return _read_limited(hint, node, path)
     if origin in (Union, UnionType):
         return _read_optional(hint, node, path)
+    if hint is Any:
+        return to_plain(node)
     if origin is Literal:
         return choice(node, path, get_args(hint))
     if origin is dict:
@@ -128,9 +130,13 @@ def read_dataclass(
         raise fail(find(node, error.key), join(path, error.key), error.message) from error
 
 
-@cache  # type hints are the same for good, and slow to get
-def setting_hints(cls: type[Any]) -> dict[str, Any]:
+def setting_hints(cls: Any) -> dict[str, Any]:
     """The type of each key that the settings class `cls` knows, in order."""
+    return dict(_hints(cls))
+
+
+@cache  # type hints are the same for good, and slow to get
+def _hints(cls: Any) -> dict[str, Any]:
     hints = get_type_hints(cls, include_extras=True)
     return {f.name: hints[f.name] for f in fields(cls) if not f.metadata.get("internal")}
 
@@ -190,6 +196,8 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the nearest of `known`, or a full stop when none is near."""
     by_lower = {name.lower(): name for name in known}
     near = get_close_matches(word.lower(), by_lower, n=1)
+    if not near:  # `min` for `min_value`
+        near = [name for name in by_lower if word.lower() in name.split("_")]
     return f"; did you mean {by_lower[near[0]]!r}?" if near else "."
 
 

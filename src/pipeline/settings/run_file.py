@@ -34,6 +34,7 @@ def load_run_settings(
     path: Path | str | None,
     *,
     overrides: Mapping[str, object] | None = None,
+    overrides_from: str = "overrides",
     env_path_follows: bool = False,
 ) -> RunSettings:
     """The settings that a configuration file describes, with overrides on top.
@@ -42,6 +43,7 @@ def load_run_settings(
         path: an ML-Agents trainer configuration; None for the defaults.
         overrides: a nested map, or one with dotted keys (`behaviors.Walker.max_steps`), that is
             merged over the file before anything is checked.
+        overrides_from: how errors name the place of the overrides.
         env_path_follows: whether the caller adds the environment later, so that several of them
             may be asked for without `env_settings.env_path`.
 
@@ -52,7 +54,7 @@ def load_run_settings(
     document = Node({}, "the defaults") if path is None else read_yaml(path)
     entries_of(document, "")
     if overrides:
-        over = undotted(overrides, "overrides")
+        over = undotted(overrides, overrides_from)
         if path is not None:
             _refuse_unlisted_behaviors(document, over)
         document = merge(document, over)
@@ -115,10 +117,9 @@ def _behavior(node: Node, path: str, default: Node | None) -> Node:
     base = dict(default.value)
     written = base.pop(_WRITTEN)
     kind = node.value.get("trainer_type", base["trainer_type"])
-    if kind.value != base["trainer_type"].value and kind.value in HYPERPARAMETERS:
+    if kind.value != base["trainer_type"].value and kind.text in HYPERPARAMETERS:
         given = written.value.get("hyperparameters", Node({}, default.source))
-        kind_class: type[Any] = HYPERPARAMETERS[kind.value]
-        known = setting_hints(kind_class)
+        known = setting_hints(HYPERPARAMETERS[kind.text])
         kept = {key: item for key, item in given.value.items() if key in known}
         base["hyperparameters"] = replace(given, value=kept)
     return merge(replace(default, value=base), node)

@@ -63,6 +63,13 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  # PyYAML's signature
         return True
 
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """Text; in double quotes if it has line breaks of Unicode, which PyYAML folds otherwise."""
+        style = '"' if any(mark in data for mark in "\x85\u2028\u2029") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 for _tag, _pattern, _first in _CORE_SCHEMA:
     _compiled = re.compile(rf"(?:{_pattern})\Z")
@@ -113,7 +120,7 @@ def parse_yaml(text: str, *, source: str) -> Node:
         root = yaml.compose(text, Loader=_Loader)
         if root is None:
             return Node({}, source, 1)
-        node = _Builder(source).build(root, root.start_mark.line + 1, depth=0)
+        node = _Builder(source).build(root, root.start_mark.line + 1)
     except yaml.MarkedYAMLError as error:
         raise SettingsError(_syntax_message(error, source)) from error
     except yaml.reader.ReaderError as error:
@@ -150,7 +157,7 @@ class _Builder:
         self._n_values = 0
         self._open: set[int] = set()
 
-    def build(self, node: yaml.Node, line: int, depth: int) -> Node:
+    def build(self, node: yaml.Node, line: int) -> Node:
         self._n_values += 1
         if self._n_values > _MOST_VALUES:
             raise _error(node, f"the file describes more than {_MOST_VALUES} values")
@@ -160,15 +167,13 @@ class _Builder:
             raise _error(node, "an alias inside of what it stands for")
         self._open.add(id(node))
         if isinstance(node, yaml.SequenceNode):
-            value: Any = [
-                self.build(item, item.start_mark.line + 1, depth + 1) for item in node.value
-            ]
+            value: Any = [self.build(item, item.start_mark.line + 1) for item in node.value]
         else:
-            value = self._entries(node, depth)
+            value = self._entries(node)
         self._open.remove(id(node))
         return Node(value, self._source, line)
 
-    def _entries(self, node: yaml.Node, depth: int) -> dict[str, Node]:
+    def _entries(self, node: yaml.Node) -> dict[str, Node]:
         own: dict[str, Node] = {}
         merged: dict[str, Node] = {}
         lines: dict[str, int] = {}
@@ -181,14 +186,14 @@ class _Builder:
                 )
             lines[key] = line
             if key_node.tag == _MERGE:
-                merged = self._merged(value_node, depth)
+                merged = self._merged(value_node)
             else:
-                own[key] = self.build(value_node, line, depth + 1)
+                own[key] = self.build(value_node, line)
         return merged | own
 
-    def _merged(self, node: yaml.Node, depth: int) -> dict[str, Node]:
+    def _merged(self, node: yaml.Node) -> dict[str, Node]:
         """Entries that a merge key brings: of a map, or of a list of maps where the first wins."""
-        built = self.build(node, node.start_mark.line + 1, depth + 1)
+        built = self.build(node, node.start_mark.line + 1)
         result: dict[str, Node] = {}
         for item in reversed(built.value if isinstance(built.value, list) else [built]):
             if not isinstance(item.value, dict):

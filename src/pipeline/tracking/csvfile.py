@@ -31,6 +31,8 @@ _SHORT = {tag: column for column, tag in COLUMNS.items()}
 class CsvSink:
     """Appends one row per summary to `path`, and survives a kill and a resume.
 
+    Wall times are left out, so that equal runs give equal bytes.
+
     The first row of a behavior after opening an existing file replaces the rows at the same and
     later steps: those were written after the checkpoint that training resumed from.
     """
@@ -43,8 +45,7 @@ class CsvSink:
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Add a row; rewrite the file when it gets a new column or loses rows."""
-        row = {_SHORT.get(tag, tag): f"{value:.6g}" for tag, value in values.items()}
-        row.pop(names.IS_TRAINING, None)
+        row = {_SHORT.get(tag, tag): f"{v:.6g}" for tag, v in values.items() if _kept(tag)}
         row |= {"behavior": behavior, "step": str(step)}
         kept = self._rows
         if behavior not in self._known:
@@ -73,6 +74,10 @@ class CsvSink:
 
     def _writer(self, file: io.TextIOBase | io.StringIO) -> csv.DictWriter[str]:
         return csv.DictWriter(file, self._header, restval="", lineterminator="\n")
+
+
+def _kept(tag: str) -> bool:
+    return tag not in names.HIDDEN and not tag.startswith(names.TIMING)
 
 
 def _read(path: Path) -> tuple[list[str], list[dict[str, str]]]:

@@ -2,8 +2,8 @@
 
 The thread imports MLflow, opens the store, and writes what the queue holds in batches. When the
 store cannot be used there is one warning, and everything later is dropped. The stages of one
-experiment and seed share a run through a small record file, which also tells a killed run from a new
-one.
+experiment and seed share a run through a small record file, which also tells a killed run from a
+new one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from pipeline.tracking import mlflow_store, names
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+    from pipeline.tracking.base import Sink
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class RunKey:
 
 
 class MlflowRun:
-    """A sink that also takes parameters, artifacts and models; no method waits or raises.
+    """Takes parameters, curves, results, artifacts and models; no method waits or raises.
 
     Args:
         key: which run.
@@ -86,6 +88,10 @@ class MlflowRun:
                 if tag not in names.HIDDEN
             ]
         )
+
+    def curve(self) -> Sink:
+        """A sink for training, which may close it while the run goes on."""
+        return _Curve(self)
 
     def results(self, values: Mapping[str, float]) -> None:
         """Queue a stage's final numbers as `<stage>/<name>`."""
@@ -214,6 +220,20 @@ class MlflowRun:
             "Check MLFLOW_TRACKING_URI, or set PIPELINE_MLFLOW=off.",
             why,
         )
+
+
+class _Curve:
+    """The part of a run that training writes."""
+
+    def __init__(self, run: MlflowRun) -> None:
+        self._run = run
+
+    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+        """Queue one summary."""
+        self._run.metrics(behavior, values, step)
+
+    def close(self) -> None:
+        """The run's owner closes it."""
 
 
 def _other_inputs(key: RunKey, stages: Mapping[str, str]) -> bool:

@@ -14,7 +14,7 @@ LEARNING_RATE = "Policy/Learning Rate"
 ENTROPY = "Policy/Entropy"
 POLICY_LOSS = "Losses/Policy Loss"
 VALUE_LOSS = "Losses/Value Loss"
-REWARD_STD = "Std of Reward"
+REWARD_STD = "Environment/Reward Std"
 IS_TRAINING = "Is Training"
 
 MEANING = {
@@ -48,9 +48,13 @@ MEANING = {
     "Policy/GAIL Grad Mag Loss": "gradient penalty of the discriminator",
     "Policy/GAIL Beta": "weight of the divergence in the discriminator's loss",
     ELO: "rating of the learning team",
-    REWARD_STD: "standard deviation of the returns behind the mean; not charted",
+    REWARD_STD: "standard deviation of the returns behind the mean; environment reward",
+    "Time/<part>": "wall time that a part of training took in the period; seconds",
     IS_TRAINING: "1 while the behavior learns, 0 past its last step; not charted",
 }
 
-HIDDEN = frozenset({REWARD_STD, IS_TRAINING})
+HIDDEN = frozenset({IS_TRAINING})
 """Facts for the console that are not charted."""
+
+TIMING = "Time/"
+"""How tags of wall times begin: they differ between equal runs, so no tracked file holds them."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import logging
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,8 @@ def test_duration_reads_as_a_clock(seconds, text):
 
 
 def summary(reward: float, **more: float) -> dict[str, float]:
-    return {names.REWARD: reward, names.LEARNING_RATE: 3e-4, names.IS_TRAINING: 1.0, **more}
+    told = {names.REWARD: reward, names.LEARNING_RATE: 3e-4, names.IS_TRAINING: 1.0}
+    return told | {"Time/update": time.perf_counter()} | more
 
 
 def test_resumed_csv_equals_an_uninterrupted_one(tmp_path: Path):
@@ -171,6 +173,11 @@ def test_tensorboard_gets_the_tags_per_behavior(tmp_path: Path):
     sink.close()
     found = events(tmp_path / "B")
     scalars = {v.tag: v.simple_value for e in found for v in e.summary.value if e.step == 1000}
-    assert scalars == {names.REWARD: 1.5, names.LEARNING_RATE: pytest.approx(3e-4)}
+    assert scalars.pop("Time/update") > 0
+    assert scalars == {
+        names.REWARD: 1.5,
+        names.LEARNING_RATE: pytest.approx(3e-4),
+        names.REWARD_STD: pytest.approx(0.1),
+    }
     texts = [v for e in found for v in e.summary.value if v.tag.startswith("Hyperparameters")]
     assert b"batch_size: 64" in texts[0].tensor.string_val[0]

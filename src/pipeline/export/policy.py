@@ -1,0 +1,187 @@
+"""Act with an exported policy, the way Unity's engine does: masks, memories, batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline import seeding
+from pipeline.errors import ExportError
+from pipeline.export.layout import describe, load
+from pipeline.protocol.specs import ActionTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    import onnx
+
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray
+    from pipeline.export.layout import ModelDescription
+    from pipeline.protocol.steps import DecisionSteps
+
+SUPPORTED_VERSION = 3
+_RANDOM_OPERATORS = ("Multinomial", "RandomNormalLike", "RandomNormal", "RandomUniform")
+_LARGEST_EXACT_SEED = 1 << 24
+
+
+class OnnxPolicy:
+    """A policy in ONNX, run on one thread with ONNX Runtime.
+
+    Each agent's memory is kept from one decision to the next, and dropped by `end`. Two policies
+    with the same file and seed give the same actions for the same steps.
+
+    Attributes:
+        description: what the model declares.
+    """
+
+    def __init__(self, source: onnx.ModelProto | Path | str, *, seed: int = 0) -> None:
+        """Load a model.
+
+        Args:
+            source: the ONNX file, or a model in memory.
+            seed: of the sampled actions.
+
+        Raises:
+            ExportError: The file cannot be read or run, or is not of the v3 layout.
+        """
+        self._model = load(source)
+        self._name = "the model" if hasattr(source, "graph") else str(source)
+        self.description: ModelDescription = describe(self._model)
+        if self.description.version != SUPPORTED_VERSION:
+            raise ExportError(
+                f"{self._name}: version_number is {self.description.version}, only version "
+                f"{SUPPORTED_VERSION} models can be run here; export the policy again"
+            )
+        self._memories: dict[int, FloatArray] = {}
+        self._session = create_session(self._model, seed)
+
+    def reset(self, seed: int) -> None:
+        """Forget every agent, and begin the stream of random numbers of `seed`."""
+        self._memories.clear()
+        self._session = create_session(self._model, seed)
+
+    def act(self, steps: DecisionSteps, deterministic: bool = False) -> ActionTuple:
+        """One action per agent of `steps`, in their order.
+
+        Raises:
+            ExportError: The model lacks deterministic actions, or the observations do not fit it.
+        """
+        wanted = self._wanted(deterministic)
+        if len(steps) == 0:
+            return self._actions({}, 0)
+        feeds = self._observations(steps.obs)
+        if "action_masks" in self.description.inputs:
+            feeds["action_masks"] = self._allowed(steps.action_mask, len(steps))
+        agents = steps.agent_id.tolist()
+        if self.description.memory_size:
+            feeds["recurrent_in"] = self._recall(agents)
+            wanted = [*wanted, "recurrent_out"]
+        result = dict(zip(wanted, self._session.run(wanted, feeds), strict=True))
+        if self.description.memory_size:
+            self._memories.update(zip(agents, result["recurrent_out"], strict=True))
+        return self._actions(result, len(steps))
+
+    def end(self, agent_ids: Iterable[int]) -> None:
+        """Drop the memories of agents whose episode has ended."""
+        for agent in agent_ids:
+            self._memories.pop(int(agent), None)
+
+    def _wanted(self, deterministic: bool) -> list[str]:
+        names = []
+        if self.description.continuous_size:
+            names.append("continuous_actions")
+        if self.description.discrete_branches:
+            names.append("discrete_actions")
+        if not deterministic:
+            return names
+        names = [f"deterministic_{name}" for name in names]
+        missing = [name for name in names if name not in self.description.outputs]
+        if missing:
+            raise ExportError(
+                f"{self._name}: has no output {missing[0]}; it was exported without deterministic "
+                "actions, so act with deterministic=False or export it again"
+            )
+        return names
+
+    def _observations(self, obs: Sequence[FloatArray]) -> dict[str, AnyArray]:
+        feeds: dict[str, AnyArray] = {}
+        for name, info in self.description.inputs.items():
+            if not name.startswith("obs_"):
+                continue
+            index = int(name.removeprefix("obs_"))
+            found = obs[index].shape[1:] if index < len(obs) else None
+            if found != info.shape[1:]:
+                raise ExportError(
+                    f"{self._name}: input {name} wants shape {list(info.shape[1:])}, the behavior "
+                    f"sends {'nothing' if found is None else list(found)}; use the model that was "
+                    "trained on this behavior"
+                )
+            feeds[name] = np.ascontiguousarray(obs[index], dtype=np.float32)
+        return feeds
+
+    def _allowed(self, mask: list[BoolArray] | None, n_agents: int) -> FloatArray:
+        """The wire's masks say what is forbidden, the model's what is allowed."""
+        size = sum(self.description.discrete_branches)
+        if mask is None:
+            return np.ones((n_agents, size), dtype=np.float32)
+        return np.logical_not(np.concatenate(mask, axis=1)).astype(np.float32)
+
+    def _recall(self, agents: list[int]) -> FloatArray:
+        """float32 [N, 1, memory]: each agent's memory, zeros for one that is new."""
+        memory = np.zeros((len(agents), 1, self.description.memory_size), dtype=np.float32)
+        for row, agent in enumerate(agents):
+            if agent in self._memories:
+                memory[row] = self._memories[agent]
+        return memory
+
+    def _actions(self, result: dict[str, AnyArray], n_agents: int) -> ActionTuple:
+        sizes = {
+            "continuous": self.description.continuous_size,
+            "discrete": len(self.description.discrete_branches),
+        }
+        parts = {kind: np.zeros((n_agents, size)) for kind, size in sizes.items()}
+        for name, values in result.items():
+            if name.endswith("_actions"):
+                parts["discrete" if "discrete" in name else "continuous"] = values
+        return ActionTuple(parts["continuous"], parts["discrete"])
+
+
+def create_session(model: onnx.ModelProto, seed: int, extra_outputs: Sequence[str] = ()) -> Any:
+    """An ONNX Runtime session on one thread, with every random operator seeded.
+
+    ONNX Runtime seeds such operators from a number of its whole process unless each carries a seed
+    of its own, so that is what a copy of the model gets.
+
+    Args:
+        model: left as it is.
+        seed: the same seed gives the same numbers from the session's first run on.
+        extra_outputs: float tensors inside the graph to make fetchable.
+
+    Raises:
+        ExportError: ONNX Runtime refuses the model.
+    """
+    import onnxruntime
+    from onnx import ModelProto, TensorProto, helper
+
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    for index, node in enumerate(copy.graph.node):
+        if node.op_type in _RANDOM_OPERATORS:
+            kept = [attribute for attribute in node.attribute if attribute.name != "seed"]
+            own = seeding.derive(seed, "onnx", index) % _LARGEST_EXACT_SEED
+            del node.attribute[:]
+            node.attribute.extend([*kept, helper.make_attribute("seed", float(own))])
+    for name in extra_outputs:
+        copy.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(
+            copy.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:
+        raise ExportError(f"ONNX Runtime refuses the model: {error}") from error

@@ -1,0 +1,272 @@
+"""Publish a policy: write it, prove that it acts as the trained policy does, put it in place."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline import files
+from pipeline.errors import ExportError
+from pipeline.export.graph import build_model, model_bytes
+from pipeline.export.layout import describe, load
+from pipeline.export.policy import create_session
+from pipeline.export.rules import publishing_findings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from pipeline.arrays import AnyArray, FloatArray, IntArray
+    from pipeline.export.description import PolicyGraph
+    from pipeline.export.layout import TensorInfo
+
+TOLERANCE = 1e-5
+MASK_DRAWS = 1000
+_BATCH_SIZES = (1, 7)
+_CHUNK = 125
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Recording:
+    """What the trained policy saw and what it would do, deterministically."""
+
+    obs: Sequence[FloatArray]
+    """One [N, *shape] per observation, in wire order; N at least 1."""
+    continuous: FloatArray | None = None
+    """[N, n] mean actions in the environment's range; None without continuous actions."""
+    discrete: IntArray | None = None
+    """[N, branches] most probable choices; None without discrete actions."""
+    action_masks: FloatArray | None = None
+    """[N, Σ branch sizes], 1 = allowed; None allows everything."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportReport:
+    """What was published. Equal policies give equal reports: no times, no paths."""
+
+    sha256: str
+    """Of the file's bytes."""
+    size: int
+    """Bytes of the file."""
+    opset: int
+    """Version of the default operator domain."""
+    ir_version: int
+    """Version of the file format."""
+    inputs: dict[str, dict[str, Any]]
+    """dtype and shape of each input."""
+    outputs: dict[str, dict[str, Any]]
+    """dtype and shape of each output."""
+    rows: int
+    """Recorded observations that were compared."""
+    max_continuous_error: float
+    """Largest difference to the trained policy; 0.0 without continuous actions."""
+    discrete_ties: int
+    """Choices that differ because two logits are equal within the tolerance."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return asdict(self)
+
+
+def publish(graph: PolicyGraph, target: Path, *, recording: Recording) -> ExportReport:
+    """Write a policy to `target` after proving that the file is right; on failure nothing remains.
+
+    The file must keep the loader's contract and our own stricter rules, give the trained policy's
+    deterministic actions on every recorded observation whatever the batch size, and never choose a
+    forbidden action.
+
+    Args:
+        graph: the trained policy.
+        target: the ONNX file to write or replace.
+        recording: observations that the policy met, with its deterministic actions.
+
+    Raises:
+        ExportError: The policy cannot be exported, or the file is not right; the message names the
+            output, the row and both values.
+        OSError: The file cannot be written.
+    """
+    content = model_bytes(build_model(graph))
+    with files.whole(target) as temporary:
+        temporary.write_bytes(content)
+        description = describe(temporary)
+        findings = publishing_findings(temporary, graph.spec)
+        if findings:
+            listed = "; ".join(str(finding) for finding in findings)
+            raise ExportError(f"{target}: the exported model breaks the ONNX contract: {listed}")
+        check = _Check(graph, temporary, target, recording)
+        error, ties = check.same_actions()
+        check.masks_hold()
+        digest = files.sha256_of(temporary)
+    return ExportReport(
+        sha256=digest,
+        size=len(content),
+        opset=description.opset,
+        ir_version=description.ir_version,
+        inputs=_listed(description.inputs),
+        outputs=_listed(description.outputs),
+        rows=check.n_rows,
+        max_continuous_error=error,
+        discrete_ties=ties,
+    )
+
+
+class _Check:
+    """Runs the written file beside what the trained policy did."""
+
+    def __init__(self, graph: PolicyGraph, path: Path, target: Path, recording: Recording) -> None:
+        self._target = target
+        self._branches = graph.spec.action_spec.discrete_branches
+        self._feeds = _feeds(graph, recording)
+        self._expected = _expected(graph, recording, len(self._feeds["obs_0"]))
+        self.n_rows = len(self._feeds["obs_0"])
+        self._logits = [f"branch.{index}.out" for index in range(len(self._branches))]
+        self._session = create_session(load(path), 0, self._logits)
+
+    def same_actions(self) -> tuple[float, int]:
+        """Largest continuous error and number of ties, over every batch size."""
+        worst, ties = 0.0, 0
+        for rows, is_first_pass in self._batches():
+            feeds = {name: values[rows] for name, values in self._feeds.items()}
+            names = [*self._expected, *self._logits]
+            result = dict(zip(names, self._session.run(names, feeds), strict=True))
+            if "deterministic_continuous_actions" in self._expected:
+                worst = max(worst, self._continuous_error(result, rows))
+            if "deterministic_discrete_actions" in self._expected:
+                found = self._discrete_ties(result, rows, feeds["action_masks"])
+                ties += found if is_first_pass else 0
+        return worst, ties
+
+    def masks_hold(self) -> None:
+        """With one action allowed per branch, that one is always chosen."""
+        if not self._branches:
+            return
+        for start in range(0, MASK_DRAWS, _CHUNK):
+            self._mask_holds(np.arange(start, start + _CHUNK))
+
+    def _mask_holds(self, draws: AnyArray) -> None:
+        names = ["discrete_actions", "deterministic_discrete_actions"]
+        rows = draws % self.n_rows
+        allowed = np.stack([draws % size for size in self._branches], axis=1)
+        masks = [
+            np.eye(size, dtype=np.float32)[allowed[:, branch]]
+            for branch, size in enumerate(self._branches)
+        ]
+        feeds = {name: values[rows] for name, values in self._feeds.items()}
+        feeds["action_masks"] = np.concatenate(masks, axis=1)
+        for name, actions in zip(names, self._session.run(names, feeds), strict=True):
+            wrong = np.argwhere(actions != allowed)
+            if len(wrong):
+                row, branch = wrong[0]
+                self._fail(
+                    name,
+                    int(rows[row]),
+                    int(branch),
+                    actions[row, branch],
+                    allowed[row, branch],
+                    "the only action that the mask allows",
+                )
+
+    def _batches(self) -> Iterator[tuple[AnyArray, bool]]:
+        """Row numbers: first all in large chunks, then a few in each small batch size."""
+        for start in range(0, self.n_rows, _CHUNK):
+            yield np.arange(start, min(start + _CHUNK, self.n_rows)), True
+        for size in _BATCH_SIZES:
+            for start in range(0, min(self.n_rows, 8 * size), size):
+                yield np.arange(start, start + size) % self.n_rows, False
+
+    def _continuous_error(self, result: dict[str, AnyArray], rows: AnyArray) -> float:
+        name = "deterministic_continuous_actions"
+        expected = self._expected[name][rows]
+        error = np.abs(result[name] - expected)
+        limit = TOLERANCE * np.maximum(1.0, np.abs(expected))
+        wrong = np.argwhere(~(error <= limit))
+        if len(wrong):
+            row, column = wrong[0]
+            self._fail(
+                name,
+                int(rows[row]),
+                int(column),
+                result[name][row, column],
+                expected[row, column],
+                "the trained policy's action",
+            )
+        return float(error.max())
+
+    def _discrete_ties(self, result: dict[str, AnyArray], rows: AnyArray, masks: FloatArray) -> int:
+        """Differences where both choices have the same logit; any other difference fails."""
+        name = "deterministic_discrete_actions"
+        expected = self._expected[name][rows]
+        wrong = np.argwhere(result[name] != expected)
+        starts = np.cumsum((0, *self._branches))
+        for row, branch in wrong:
+            found, wanted = int(result[name][row, branch]), int(expected[row, branch])
+            logits = result[self._logits[branch]][row]
+            allowed = masks[row, starts[branch] : starts[branch + 1]]
+            limit = TOLERANCE * max(1.0, float(np.abs(logits).max()))
+            is_tie = 0 <= wanted < len(logits) and allowed[wanted] > 0
+            if not is_tie or abs(logits[found] - logits[wanted]) > limit:
+                self._fail(
+                    name, int(rows[row]), int(branch), found, wanted, "the trained policy's choice"
+                )
+        return len(wrong)
+
+    def _fail(
+        self, output: str, row: int, column: int, found: Any, expected: Any, what: str
+    ) -> None:
+        raise ExportError(
+            f"{self._target}: not written: output {output}, row {row}, column {column} is {found}, "
+            f"but {what} is {expected}; the description of the network does not match it"
+        )
+
+
+def _feeds(graph: PolicyGraph, recording: Recording) -> dict[str, AnyArray]:
+    specs = graph.spec.observation_specs
+    shapes = [tuple(values.shape[1:]) for values in recording.obs]
+    n_rows = {len(values) for values in recording.obs}
+    if shapes != [obs.shape for obs in specs] or len(n_rows) != 1 or 0 in n_rows:
+        raise ExportError(
+            f"export: recorded observations have shapes {[o.shape for o in recording.obs]}, wanted "
+            f"[rows, …] of {[list(obs.shape) for obs in specs]} with the same rows, at least one; "
+            "record them with this behavior"
+        )
+    feeds: dict[str, AnyArray] = {
+        f"obs_{index}": np.asarray(values, dtype=np.float32)
+        for index, values in enumerate(recording.obs)
+    }
+    size = sum(graph.spec.action_spec.discrete_branches)
+    if size:
+        rows = n_rows.pop()
+        masks = np.ones((rows, size)) if recording.action_masks is None else recording.action_masks
+        feeds["action_masks"] = _matrix("action_masks", masks, rows, size).astype(np.float32)
+    return feeds
+
+
+def _expected(graph: PolicyGraph, recording: Recording, n_rows: int) -> dict[str, AnyArray]:
+    action = graph.spec.action_spec
+    parts = {
+        "continuous": (recording.continuous, action.continuous_size),
+        "discrete": (recording.discrete, action.discrete_size),
+    }
+    return {
+        f"deterministic_{kind}_actions": _matrix(kind, values, n_rows, size)
+        for kind, (values, size) in parts.items()
+        if size
+    }
+
+
+def _matrix(name: str, values: AnyArray | None, n_rows: int, size: int) -> AnyArray:
+    if values is None or np.shape(values) != (n_rows, size):
+        found = "nothing" if values is None else list(np.shape(values))
+        raise ExportError(
+            f"export: recorded {name} is {found}, wanted [{n_rows}, {size}]; record the trained "
+            "policy's deterministic actions for the same observations"
+        )
+    return np.asarray(values)
+
+
+def _listed(tensors: dict[str, TensorInfo]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"dtype": info.dtype, "shape": list(info.shape)} for name, info in tensors.items()
+    }

@@ -1,0 +1,206 @@
+"""Models that ML-Agents trained and shipped: described, checked and run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.errors import ExportError
+from pipeline.export.contract import check_model
+from pipeline.export.layout import describe
+from pipeline.export.policy import OnnxPolicy
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.protocol.steps import DecisionSteps
+
+pytestmark = pytest.mark.fixtures
+
+VECTOR = ObservationSpec.vector
+SPECS = {
+    "3DBall": BehaviorSpec([VECTOR(8)], ActionSpec(2, ())),
+    "Basic": BehaviorSpec([VECTOR(20)], ActionSpec(0, (3,))),
+    "Hallway": BehaviorSpec([VECTOR(105), VECTOR(3)], ActionSpec(0, (5,))),
+    "SmallWallJump": BehaviorSpec(
+        [VECTOR(210), VECTOR(210), VECTOR(24)], ActionSpec(0, (3, 3, 3, 2))
+    ),
+    "SoccerTwos": BehaviorSpec([VECTOR(264), VECTOR(72)], ActionSpec(0, (3, 3, 3))),
+    "Sorter": BehaviorSpec(
+        [ObservationSpec.entities(20, 23), VECTOR(10), VECTOR(8)], ActionSpec(0, (3, 3, 3))
+    ),
+    "deterContinuous2vis8vec2action_v2_0": BehaviorSpec([VECTOR(8)], ActionSpec(2, ())),
+    "discrete1vis0vec_2_3action_v1_0": BehaviorSpec(
+        [ObservationSpec.visual(3, 20, 21)], ActionSpec(0, (2, 3))
+    ),
+    "hybrid0vis8vec_2c_2_3d_v2_0": BehaviorSpec([VECTOR(8)], ActionSpec(2, (2, 3))),
+}
+# inputs with shapes, outputs in order, (version, memory, continuous, branches)
+SHAPES = {
+    "3DBall": (
+        {"obs_0": (8,)},
+        "continuous_actions continuous_action_output_shape deterministic_continuous_actions",
+        (3, 0, 2, ()),
+    ),
+    "Basic": (
+        {"obs_0": (20,), "action_masks": (3,)},
+        "discrete_actions discrete_action_output_shape deterministic_discrete_actions",
+        (3, 0, 0, (3,)),
+    ),
+    "Hallway": (
+        {"obs_0": (105,), "obs_1": (3,), "action_masks": (5,), "recurrent_in": (1, 128)},
+        "discrete_actions discrete_action_output_shape recurrent_out",
+        (3, 128, 0, (5,)),
+    ),
+    "SmallWallJump": (
+        {"obs_0": (210,), "obs_1": (210,), "obs_2": (24,), "action_masks": (11,)},
+        "discrete_actions discrete_action_output_shape deterministic_discrete_actions",
+        (3, 0, 0, (3, 3, 3, 2)),
+    ),
+    "SoccerTwos": (
+        {"vector_observation": (336,), "action_masks": (9,)},
+        "discrete_actions discrete_action_output_shape action is_continuous_control "
+        "action_output_shape",
+        (2, 0, 0, (9,)),
+    ),
+    "Sorter": (
+        {"obs_0": (20, 23), "obs_1": (10,), "obs_2": (8,), "action_masks": (9,)},
+        "discrete_actions discrete_action_output_shape deterministic_discrete_actions",
+        (3, 0, 0, (3, 3, 3)),
+    ),
+    "deterContinuous2vis8vec2action_v2_0": (
+        {"obs_0": (8,)},
+        "continuous_actions continuous_action_output_shape deterministic_continuous_actions",
+        (3, 0, 2, ()),
+    ),
+    "discrete1vis0vec_2_3action_v1_0": (
+        {"visual_observation_0": (3, 20, 21), "action_masks": (5,)},
+        "action discrete_actions is_continuous_control action_output_shape "
+        "continuous_action_output_shape discrete_action_output_shape",
+        (2, 0, 0, (5,)),
+    ),
+    "hybrid0vis8vec_2c_2_3d_v2_0": (
+        {"obs_0": (8,), "action_masks": (5,), "recurrent_in": (1, 128)},
+        "continuous_actions continuous_action_output_shape discrete_actions "
+        "discrete_action_output_shape recurrent_out",
+        (3, 128, 2, (2, 3)),
+    ),
+}
+V3 = [name for name, (_, _, facts) in SHAPES.items() if facts[0] == 3]
+DETERMINISTIC = [name for name in V3 if "deterministic" in SHAPES[name][1]]
+
+
+@pytest.fixture(scope="module")
+def models():
+    beside = Path(__file__).parents[2].parent / "shared" / "fixtures"
+    folder = Path(os.environ.get("PIPELINE_FIXTURES", beside)) / "onnx"
+    if not folder.is_dir():
+        pytest.skip("fixtures are not here")
+    return folder
+
+
+def random_steps(spec, n_agents, seed=0):
+    rng = np.random.default_rng(seed)
+    zeros, ids = np.zeros(n_agents, dtype=np.float32), np.arange(n_agents, dtype=np.int32)
+    obs = [rng.random((n_agents, *o.shape)).astype(np.float32) for o in spec.observation_specs]
+    masks = [np.zeros((n_agents, n), dtype=bool) for n in spec.action_spec.discrete_branches]
+    return DecisionSteps(obs, zeros, ids, masks or None, ids * 0, zeros)
+
+
+def test_every_fixture_is_covered(models):
+    assert {path.stem for path in models.glob("*.onnx")} == set(SHAPES) == set(SPECS)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_declared_shapes_are_read(models, name):
+    inputs, outputs, facts = SHAPES[name]
+    description = describe(models / f"{name}.onnx")
+    assert {n: info.shape for n, info in description.inputs.items()} == {
+        n: ("batch", *shape) for n, shape in inputs.items()
+    }
+    constants = {"version_number", "memory_size"}
+    assert [n for n in description.outputs if n not in constants] == outputs.split()
+    assert constants < set(description.outputs)
+    assert (
+        description.version,
+        description.memory_size,
+        description.continuous_size,
+        description.discrete_branches,
+    ) == facts
+    assert (description.opset, description.ir_version in (4, 6)) == (9, True)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_shipped_model_gives_no_finding_on_its_own_behavior(models, name):
+    assert check_model(models / f"{name}.onnx") == []
+    assert check_model(models / f"{name}.onnx", SPECS[name]) == []
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_shipped_model_on_another_behavior_gives_findings(models, name):
+    other = BehaviorSpec([VECTOR(2)], ActionSpec(1, (7,)))
+    assert check_model(models / f"{name}.onnx", other)
+
+
+@pytest.mark.parametrize("name", V3)
+@pytest.mark.parametrize("n_agents", [1, 7])
+def test_shipped_model_runs_with_any_batch(models, name, n_agents):
+    spec = SPECS[name]
+    policy = OnnxPolicy(models / f"{name}.onnx", seed=1)
+    for deterministic in {False, name in DETERMINISTIC}:
+        action = policy.act(random_steps(spec, n_agents), deterministic)
+        assert action.continuous.shape == (n_agents, spec.action_spec.continuous_size)
+        assert action.discrete.shape == (n_agents, spec.action_spec.discrete_size)
+        assert np.abs(action.continuous).max(initial=0) <= 1
+        assert (action.discrete < np.array(spec.action_spec.discrete_branches or 1)).all()
+
+
+def test_memory_is_kept_per_agent_and_dropped_at_the_end(models):
+    spec = SPECS["hybrid0vis8vec_2c_2_3d_v2_0"]
+    steps = random_steps(spec, 3)
+
+    def act(policy, rows):
+        part = DecisionSteps(
+            [o[rows] for o in steps.obs],
+            steps.reward[rows],
+            steps.agent_id[rows],
+            None,
+            steps.group_id[rows],
+            steps.group_reward[rows],
+        )
+        policy.act(part)
+        return [policy._memories[int(agent)].copy() for agent in steps.agent_id[rows]]
+
+    path = models / "hybrid0vis8vec_2c_2_3d_v2_0.onnx"
+    policy = OnnxPolicy(path)
+    first = act(policy, [0, 1, 2])
+    policy.end([1])
+    second = act(policy, [2, 1, 0])
+    np.testing.assert_allclose(second[1], first[1], atol=1e-6)
+    assert np.abs(second[2] - first[0]).max() > 1e-3
+    alone = OnnxPolicy(path)
+    act(alone, [0])
+    np.testing.assert_allclose(act(alone, [0])[0], second[2], atol=1e-6)
+
+
+def test_recurrent_model_is_reproducible_with_a_seed(models):
+    path, steps = models / "hybrid0vis8vec_2c_2_3d_v2_0.onnx", None
+    steps = random_steps(SPECS[path.stem], 5)
+
+    def trace(seed):
+        policy = OnnxPolicy(path, seed=seed)
+        actions = [policy.act(steps) for _ in range(3)]
+        return [(a.continuous.tolist(), a.discrete.tolist()) for a in actions]
+
+    assert trace(1) == trace(1) != trace(2)
+
+
+def test_model_without_deterministic_actions_says_so(models):
+    policy = OnnxPolicy(models / "Hallway.onnx")
+    with pytest.raises(ExportError, match="no output deterministic_discrete_actions"):
+        policy.act(random_steps(SPECS["Hallway"], 1), deterministic=True)
+
+
+def test_model_of_the_v2_layout_is_refused_for_running(models):
+    with pytest.raises(ExportError, match=r"SoccerTwos\.onnx: version_number is 2"):
+        OnnxPolicy(models / "SoccerTwos.onnx")

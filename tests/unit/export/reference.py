@@ -1,0 +1,283 @@
+"""A slow, obvious evaluation of a described policy, and random policies to try it on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.export.description import (
+    Activation,
+    ContinuousHead,
+    Conv,
+    Dense,
+    Flatten,
+    HyperLayer,
+    MaxPool,
+    Normalizer,
+    PolicyGraph,
+    Residual,
+    VisualEncoder,
+    convolutional_encoder,
+    resnet_encoder,
+)
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
+
+FUNCTIONS = {
+    "swish": lambda x: x / (1 + np.exp(-x)),
+    "relu": lambda x: np.where(x > 0, x, 0),
+    "leaky_relu": lambda x: np.where(x > 0, x, 0.01 * x),
+    "tanh": np.tanh,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+}
+VISUAL_SIDES = {
+    "simple": (20, 23),
+    "nature_cnn": (36, 37),
+    "match3": (5, 6),
+    "resnet": (15, 17),
+    "fully_connected": (3, 4),
+}
+
+
+def evaluate(graph: PolicyGraph, obs: list, masks=None) -> dict:
+    """Means, spreads, probabilities and best choices in float64, one row at a time."""
+    rows = [
+        _evaluate_row(
+            graph, [o[i].astype(np.float64) for o in obs], None if masks is None else masks[i]
+        )
+        for i in range(len(obs[0]))
+    ]
+    return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+
+
+def _evaluate_row(graph, obs, mask):
+    features = [_observation(x, e) for x, e in zip(obs, graph.encoders, strict=True)]
+    x = np.concatenate(features)
+    for layer in graph.layers:
+        x = FUNCTIONS["swish"](_dense(layer, x))
+    if graph.hyper is not None:
+        goals = [
+            f
+            for f, spec in zip(features, graph.spec.observation_specs, strict=True)
+            if spec.observation_type == ObservationType.GOAL_SIGNAL
+        ]
+        x = _hyper(graph.hyper, x, np.concatenate(goals))
+    result = {}
+    if graph.continuous is not None:
+        result |= _continuous(graph.continuous, x)
+    start = 0
+    best, probabilities = [], []
+    for branch in graph.branches:
+        logits = _dense(branch, x)
+        allowed = np.ones(len(logits)) if mask is None else mask[start : start + len(logits)]
+        start += len(logits)
+        p = np.where(allowed > 0, np.exp(logits - logits.max()), 0.0)
+        probabilities.append(p / p.sum())
+        best.append(int(np.argmax(p)))
+    if best:
+        result["discrete"] = np.array(best)
+        result["probabilities"] = np.concatenate(probabilities)
+    return result
+
+
+def _continuous(head, x):
+    mu = _dense(head.mu, x)
+    if isinstance(head.log_sigma, Dense):
+        log_sigma = np.clip(_dense(head.log_sigma, x), -20, 2)
+    else:
+        log_sigma = np.ravel(head.log_sigma)
+    action = np.tanh(mu) if head.squash else np.clip(mu, -3, 3) / 3
+    return {"mu": mu, "sigma": np.exp(log_sigma), "continuous": action}
+
+
+def _dense(layer, x):
+    return (
+        np.array(
+            [
+                sum(w * v for w, v in zip(row, x, strict=True))
+                for row in layer.weight.astype(np.float64)
+            ]
+        )
+        + layer.bias
+    )
+
+
+def _hyper(layer, x, goal):
+    for dense in layer.encoder:
+        goal = FUNCTIONS["swish"](_dense(dense, goal))
+    goal = (goal - goal.mean()) / np.sqrt(((goal - goal.mean()) ** 2).mean() + 1e-5)
+    flat = _dense(layer.generator, goal)
+    n, m = len(x), len(layer.bias)
+    y = np.zeros(m)
+    for i in range(n):
+        for j in range(m):
+            y[j] += x[i] * (flat[i * m + j] if layer.layout == "in_out" else flat[j * n + i])
+    return FUNCTIONS["swish"](y + layer.bias)
+
+
+def _observation(x, encoder):
+    if encoder is None:
+        return x
+    if isinstance(encoder, Normalizer):
+        return np.clip((x - encoder.mean) / encoder.std, -5, 5)
+    return _layers(x, encoder.layers)
+
+
+def _layers(x, layers):
+    for layer in layers:
+        if isinstance(layer, Activation):
+            x = FUNCTIONS[layer.name](x)
+        elif isinstance(layer, Residual):
+            x = x + _layers(x, layer.layers)
+        elif isinstance(layer, Flatten):
+            x = x.reshape(-1)
+        elif isinstance(layer, Dense):
+            x = _dense(layer, x)
+        elif isinstance(layer, MaxPool):
+            x = _windows(x, layer.size, layer.size, layer.stride, lambda w: w.max(axis=(1, 2)))
+        else:
+            x = _conv(x, layer)
+    return x
+
+
+def _conv(x, layer):
+    p = layer.padding
+    padded = np.pad(x, ((0, 0), (p, p), (p, p)))
+    height, width = layer.weight.shape[2:]
+    return _windows(
+        padded,
+        height,
+        width,
+        layer.stride,
+        lambda w: (layer.weight * w).sum(axis=(1, 2, 3)) + layer.bias,
+    )
+
+
+def _windows(x, height, width, stride, function):
+    rows = range(0, x.shape[1] - height + 1, stride)
+    columns = range(0, x.shape[2] - width + 1, stride)
+    pixels = [[function(x[:, r : r + height, c : c + width]) for c in columns] for r in rows]
+    return np.moveaxis(np.array(pixels), -1, 0)
+
+
+def dense(rng, n_in, n_out, gain=1.0):
+    weight = rng.normal(0, gain / np.sqrt(n_in), (n_out, n_in))
+    return Dense(
+        weight=weight.astype(np.float32), bias=rng.normal(0, 0.3, n_out).astype(np.float32)
+    )
+
+
+def conv(rng, n_in, n_out, side, stride=1, padding=0):
+    weight = rng.normal(0, 1 / np.sqrt(n_in * side * side), (n_out, n_in, side, side))
+    bias = rng.normal(0, 0.3, n_out).astype(np.float32)
+    return Conv(weight=weight.astype(np.float32), bias=bias, stride=stride, padding=padding)
+
+
+def normalizer(rng, size):
+    mean = rng.normal(0, 2, size).astype(np.float32)
+    return Normalizer(mean=mean, std=rng.uniform(0.2, 3, size).astype(np.float32))
+
+
+def visual_encoder(rng, kind, shape, hidden) -> VisualEncoder:
+    """Each type of the table of visual encoders, with random weights."""
+    channels = shape[0]
+    tables = {
+        "simple": [(16, 8, 4), (32, 4, 2)],
+        "nature_cnn": [(32, 8, 4), (64, 4, 2), (64, 3, 1)],
+        "match3": [(35, 3, 1), (144, 3, 1)],
+        "fully_connected": [],
+    }
+    if kind == "resnet":
+        return _resnet(rng, shape, hidden)
+    height, width = shape[1:]
+    layers = []
+    for out, side, stride in tables[kind]:
+        layers.append(conv(rng, channels, out, side, stride))
+        channels, height, width = out, (height - side) // stride + 1, (width - side) // stride + 1
+    return convolutional_encoder(
+        tuple(layers), dense(rng, channels * height * width, hidden, gain=1.41)
+    )
+
+
+def _resnet(rng, shape, hidden):
+    channels, height, width = shape
+    stacks = []
+    for out in (16, 32, 32):
+        blocks = tuple(
+            (conv(rng, out, out, 3, padding=1), conv(rng, out, out, 3, padding=1)) for _ in range(2)
+        )
+        stacks.append((conv(rng, channels, out, 3, padding=1), blocks))
+        channels, height, width = out, (height - 3) // 2 + 1, (width - 3) // 2 + 1
+    return resnet_encoder(tuple(stacks), dense(rng, channels * height * width, hidden, gain=1.41))
+
+
+def policy(
+    seed=0,
+    *,
+    continuous=0,
+    branches=(),
+    squash=False,
+    conditional=False,
+    visual=None,
+    hyper=None,
+    normalize=True,
+    hidden=16,
+) -> PolicyGraph:
+    """A random policy on two vectors, perhaps an image, and a goal when `hyper` is a layout."""
+    rng = np.random.default_rng(seed)
+    specs = [ObservationSpec.vector(5), ObservationSpec.vector(3)]
+    encoders = [
+        normalizer(rng, 5) if normalize else None,
+        normalizer(rng, 3) if normalize else None,
+    ]
+    size = 8
+    if visual is not None:
+        shape = (2, *VISUAL_SIDES[visual])
+        specs.insert(1, ObservationSpec.visual(*shape))
+        encoders.insert(1, visual_encoder(rng, visual, shape, hidden))
+        size += hidden
+    goal = None
+    if hyper is not None:
+        specs.append(ObservationSpec.vector(2, observation_type=ObservationType.GOAL_SIGNAL))
+        encoders.append(None)
+        size += 2
+        goal = HyperLayer(
+            encoder=(dense(rng, 2, hidden), dense(rng, hidden, hidden)),
+            generator=dense(rng, hidden, hidden * 7, gain=0.3),
+            bias=rng.normal(0, 0.3, 7).astype(np.float32),
+            layout=hyper,
+        )
+    width = 7 if hyper else hidden
+    spread = rng.normal(-0.5, 0.3, (1, continuous)).astype(np.float32)
+    head = ContinuousHead(
+        mu=dense(rng, width, continuous),
+        log_sigma=dense(rng, width, continuous) if conditional else spread,
+        squash=squash,
+    )
+    return PolicyGraph(
+        spec=BehaviorSpec(specs, ActionSpec(continuous, tuple(branches))),
+        encoders=tuple(encoders),
+        layers=(dense(rng, size, hidden), dense(rng, hidden, hidden)),
+        hyper=goal,
+        continuous=head if continuous else None,
+        branches=tuple(dense(rng, width, n) for n in branches),
+    )
+
+
+def observations(graph, n_rows, seed=1):
+    rng = np.random.default_rng(seed)
+    return [
+        (
+            rng.random((n_rows, *o.shape))
+            if len(o.shape) == 3
+            else rng.normal(0, 3, (n_rows, *o.shape))
+        ).astype(np.float32)
+        for o in graph.spec.observation_specs
+    ]
+
+
+def run(model, outputs, obs, masks=None, seed=0):
+    from pipeline.export.policy import create_session
+
+    feeds = {f"obs_{i}": o for i, o in enumerate(obs)}
+    if masks is not None:
+        feeds["action_masks"] = masks
+    return dict(zip(outputs, create_session(model, seed).run(outputs, feeds), strict=True))

@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from pipeline.export.contract import check_model
+from pipeline.export.graph import build_model
+from pipeline.export.layout import describe, read_constants
+from pipeline.export.rules import publishing_findings
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+
+from . import reference
+
+SPEC = BehaviorSpec(
+    [ObservationSpec.vector(4), ObservationSpec.visual(3, 20, 30), ObservationSpec.entities(6, 2)],
+    ActionSpec(2, (3, 2)),
+)
+INPUTS = {
+    "obs_0": ("batch", 4),
+    "obs_1": ("batch", 3, 20, 30),
+    "obs_2": ("batch", 6, 2),
+    "action_masks": ("batch", 5),
+    "recurrent_in": ("batch", 1, 8),
+}
+OUTPUTS = {
+    "continuous_actions": ("batch", 2),
+    "deterministic_continuous_actions": ("batch", 2),
+    "discrete_actions": ("batch", 2),
+    "deterministic_discrete_actions": ("batch", 2),
+    "recurrent_out": ("batch", 1, 8),
+}
+CONSTANTS = {
+    "version_number": [3.0],
+    "memory_size": [8.0],
+    "continuous_action_output_shape": [2.0],
+    "discrete_action_output_shape": [[3.0, 2.0]],
+}
+V2_SPEC = BehaviorSpec(
+    [
+        ObservationSpec.vector(4),
+        ObservationSpec.visual(3, 20, 30),
+        ObservationSpec.vector(5),
+        ObservationSpec.entities(6, 2),
+    ],
+    ActionSpec(2, (3, 2)),
+)
+V2 = {
+    "inputs": {
+        "vector_observation": ("batch", 9),
+        "visual_observation_0": ("batch", 3, 20, 30),
+        "obs_3": ("batch", 6, 2),
+        "action_masks": ("batch", 5),
+    },
+    "outputs": {"continuous_actions": ("batch", 2), "discrete_actions": ("batch", 5)},
+    "constants": {
+        "version_number": [2.0],
+        "memory_size": [0.0],
+        "continuous_action_output_shape": [2.0],
+        "discrete_action_output_shape": [5.0],
+    },
+}
+
+
+def model(inputs=INPUTS, outputs=OUTPUTS, constants=CONSTANTS):
+    """A model whose declarations are all that counts."""
+    declared = [helper.make_tensor_value_info(n, 1, list(s)) for n, s in inputs.items()]
+    arrays = {n: np.array(v, dtype=np.float32) for n, v in constants.items()}
+    results = [helper.make_tensor_value_info(n, 1, list(s)) for n, s in outputs.items()]
+    results += [helper.make_tensor_value_info(n, 1, v.shape) for n, v in arrays.items()]
+    nodes = [helper.make_node("Identity", [next(iter(inputs))], [name]) for name in outputs]
+    weights = [numpy_helper.from_array(v, n) for n, v in arrays.items()]
+    graph = helper.make_graph(nodes, "g", declared, results, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 9)], ir_version=6)
+
+
+def without(mapping, *names):
+    return {name: value for name, value in mapping.items() if name not in names}
+
+
+def rules(findings):
+    return [(finding.rule, finding.severity) for finding in findings]
+
+
+def test_model_that_fits_gives_no_finding():
+    assert check_model(model(), SPEC) == []
+    assert check_model(model(), SPEC, deterministic=True) == []
+    assert check_model(model()) == []
+
+
+def test_v2_model_that_fits_gives_no_finding():
+    assert check_model(model(**V2), V2_SPEC) == []
+
+
+def test_missing_model_is_only_an_information():
+    assert rules(check_model(None, SPEC)) == [("1", "info")]
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes"),
+    [
+        ("2", {"constants": without(CONSTANTS, "version_number", "memory_size")}),
+        ("3", {"constants": without(CONSTANTS, "memory_size")}),
+        ("4", {"outputs": {"recurrent_out": ("batch", 1, 8)}}),
+        ("5", {"outputs": {"action": ("batch", 2)}, "inputs": {"obs_0": ("batch", 4)}}),
+        ("6", {"constants": without(CONSTANTS, "continuous_action_output_shape")}),
+        ("7", {"constants": CONSTANTS | {"continuous_action_output_shape": [0.0]}}),
+        ("8", {"constants": without(CONSTANTS, "discrete_action_output_shape")}),
+        ("8", {"constants": CONSTANTS | {"discrete_action_output_shape": [[0.0]]}}),
+        ("11", {"constants": CONSTANTS | {"memory_size": [-1.0]}, "inputs": {"x": ("batch", 1)}}),
+    ],
+)
+def test_stopping_rule_is_the_only_finding(rule, changes):
+    assert rules(check_model(model(**changes), SPEC)) == [(rule, "warning")]
+
+
+@pytest.mark.parametrize(
+    ("rule", "absent"),
+    [("7", "deterministic_continuous_actions"), ("8", "deterministic_discrete_actions")],
+)
+def test_deterministic_outputs_are_wanted_only_when_asked_for(rule, absent):
+    candidate = model(outputs=without(OUTPUTS, absent))
+    assert check_model(candidate, SPEC) == []
+    assert rules(check_model(candidate, SPEC, deterministic=True)) == [(rule, "warning")]
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes"),
+    [
+        ("12", {"inputs": without(INPUTS, "obs_2")}),
+        ("13", {"inputs": without(INPUTS, "recurrent_in")}),
+        ("14", {"inputs": without(INPUTS, "action_masks")}),
+        ("15", {"inputs": INPUTS | {"obs_3": ("batch", 1)}}),
+        ("15", {"inputs": INPUTS | {"batch_size": (1,)}}),
+        ("16", {"inputs": INPUTS | {"obs_0": ("batch", 5)}}),
+        ("16", {"inputs": INPUTS | {"obs_1": ("batch", 20, 30, 3)}}),
+        ("16", {"inputs": INPUTS | {"obs_2": ("batch", 6, 3)}}),
+        ("17", {"inputs": INPUTS | {"prev_action": ("batch", 3)}}),
+        ("18", {"constants": CONSTANTS | {"continuous_action_output_shape": [3.0]}}),
+        ("19", {"constants": CONSTANTS | {"discrete_action_output_shape": [[2.0, 3.0]]}}),
+        ("19", {"constants": CONSTANTS | {"discrete_action_output_shape": [[5.0]]}}),
+        ("20", {"outputs": without(OUTPUTS, "recurrent_out")}),
+    ],
+)
+def test_rule_warns_about_what_does_not_fit(rule, changes):
+    assert rules(check_model(model(**changes), SPEC)) == [(rule, "warning")]
+
+
+def test_every_legacy_input_is_known():
+    inputs = INPUTS | {
+        "prev_action": ("batch", 2),
+        "epsilon": ("batch", 2),
+        "sequence_length": (1,),
+    }
+    assert check_model(model(inputs=inputs), SPEC) == []
+
+
+@pytest.mark.parametrize(("version", "is_refused"), [(1.0, True), (3.0, False), (4.0, True)])
+def test_version_decides_whether_a_model_can_be_loaded(version, is_refused):
+    findings = check_model(model(constants=CONSTANTS | {"version_number": [version]}))
+    assert rules(findings) == ([("9", "error")] if is_refused else [])
+
+
+def test_v2_model_with_memory_is_an_error():
+    parts = V2 | {"constants": V2["constants"] | {"memory_size": [8.0]}}
+    assert ("10", "error") in rules(check_model(model(**parts), V2_SPEC))
+
+
+@pytest.mark.parametrize(
+    ("rule", "inputs", "constants"),
+    [
+        ("v2-a", without(V2["inputs"], "vector_observation"), {}),
+        ("v2-a", V2["inputs"] | {"vector_observation": ("batch", 4)}, {}),
+        ("v2-b", without(V2["inputs"], "visual_observation_0"), {}),
+        ("v2-b", V2["inputs"] | {"visual_observation_0": ("batch", 3, 30, 20)}, {}),
+        ("v2-b", V2["inputs"] | {"visual_observation_1": ("batch", 3, 30, 20)}, {}),
+        ("v2-c", without(V2["inputs"], "obs_3"), {}),
+        ("v2-d", V2["inputs"], {"discrete_action_output_shape": [6.0]}),
+        ("18", V2["inputs"], {"continuous_action_output_shape": [1.0]}),
+    ],
+)
+def test_v2_rule_warns_about_what_does_not_fit(rule, inputs, constants):
+    parts = V2 | {"inputs": inputs, "constants": V2["constants"] | constants}
+    assert rules(check_model(model(**parts), V2_SPEC)) == [(rule, "warning")]
+
+
+def test_deprecated_layout_is_compared_by_its_own_constants():
+    constants = {"version_number": [2.0], "memory_size": [0.0]}
+    constants |= {"action_output_shape": [2.0], "is_continuous_control": [1.0]}
+    inputs = {"vector_observation": ("batch", 4)}
+    candidate = model(inputs, {"action": ("batch", 2)}, constants)
+    spec = BehaviorSpec([ObservationSpec.vector(4)], ActionSpec(2, ()))
+    assert check_model(candidate, spec) == []
+    assert rules(check_model(candidate, BehaviorSpec(spec[0], ActionSpec(3, ())))) == [
+        ("18", "warning")
+    ]
+    assert describe(candidate).continuous_size == 2
+
+
+def test_continuous_model_on_a_hybrid_behavior_warns_about_the_branches():
+    constants = without(CONSTANTS, "discrete_action_output_shape") | {"memory_size": [0.0]}
+    outputs = {"continuous_actions": ("batch", 2)}
+    inputs = without(INPUTS, "action_masks", "recurrent_in")
+    assert rules(check_model(model(inputs, outputs, constants), SPEC)) == [("19", "warning")]
+
+
+def test_constants_are_read_in_every_form():
+    tensors = {name: np.full(1, index, dtype=np.float32) for index, name in enumerate("abcd")}
+    nodes = [
+        helper.make_node("Constant", [], ["b"], value=numpy_helper.from_array(tensors["b"])),
+        helper.make_node("Identity", ["weight"], ["c"]),
+        helper.make_node("Constant", [], ["inner"], value=numpy_helper.from_array(tensors["d"])),
+        helper.make_node("Identity", ["inner"], ["d"]),
+        helper.make_node("Identity", ["x"], ["e"]),
+    ]
+    weights = [
+        numpy_helper.from_array(tensors["a"], "a"),
+        numpy_helper.from_array(tensors["c"], "weight"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", 1, [1])],
+        [helper.make_tensor_value_info(name, 1, [1]) for name in "abcde"],
+        weights,
+    )
+    found = read_constants(helper.make_model(graph))
+    assert {name: value.tolist() for name, value in found.items()} == {
+        name: value.tolist() for name, value in tensors.items()
+    }
+
+
+def published():
+    graph = reference.policy(continuous=2, branches=(3,))
+    return build_model(graph), graph.spec
+
+
+def set_opset(candidate):
+    candidate.opset_import[0].version = 10
+
+
+def add_domain(candidate):
+    candidate.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+
+
+def set_ir(candidate):
+    candidate.ir_version = 8
+
+
+def rename_batch(candidate):
+    candidate.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+
+
+def use_doubles(candidate):
+    weights = candidate.graph.initializer
+    index = next(i for i, w in enumerate(weights) if w.name == "memory_size")
+    weights[index].CopyFrom(numpy_helper.from_array(np.zeros(1), "memory_size"))
+    output = next(o for o in candidate.graph.output if o.name == "memory_size")
+    output.type.tensor_type.elem_type = TensorProto.DOUBLE
+
+
+def use_external_data(candidate):
+    weight = candidate.graph.initializer[0]
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="weights.bin")
+
+
+def use_unsafe_operator(candidate):
+    node = next(node for node in candidate.graph.node if node.op_type == "Sigmoid")
+    node.op_type = "Erf"
+
+
+def add_unused_input(candidate):
+    candidate.graph.input.append(helper.make_tensor_value_info("epsilon", 1, ["batch", 2]))
+
+
+def break_a_node(candidate):
+    next(node for node in candidate.graph.node if node.op_type == "Gemm").input[0] = "nowhere"
+
+
+def declare_float_choices(candidate):
+    output = next(o for o in candidate.graph.output if o.name == "discrete_actions")
+    output.type.tensor_type.elem_type = TensorProto.FLOAT
+
+
+@pytest.mark.parametrize(
+    ("rule", "damage"),
+    [
+        ("publish-opset", set_opset),
+        ("publish-opset", add_domain),
+        ("publish-ir", set_ir),
+        ("publish-batch", rename_batch),
+        ("publish-constant", use_doubles),
+        ("publish-external-data", use_external_data),
+        ("publish-operators", use_unsafe_operator),
+        ("publish-unused-input", add_unused_input),
+        ("publish-checker", break_a_node),
+        ("publish-type", declare_float_choices),
+    ],
+)
+def test_publishing_rule_catches_the_damage(rule, damage):
+    candidate, spec = published()
+    assert publishing_findings(candidate, spec) == []
+    damage(candidate)
+    findings = publishing_findings(candidate, spec)
+    assert (rule, "error") in rules(findings)
+    # Damage to one thing may also fail ONNX's own checker, but nothing else of ours.
+    assert {finding.rule for finding in findings} <= {rule, "publish-checker"}

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import checker
+
+from pipeline.errors import ExportError
+from pipeline.export.description import Dense
+from pipeline.export.graph import build_model, model_bytes
+from pipeline.export.layout import describe
+from pipeline.export.rules import publishing_findings
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+
+from . import reference
+
+POLICIES = {
+    "continuous": {"continuous": 3},
+    "continuous without normaliser": {"continuous": 3, "normalize": False},
+    "continuous conditional": {"continuous": 2, "conditional": True},
+    "continuous squashed": {"continuous": 2, "conditional": True, "squash": True},
+    "discrete": {"branches": (3, 4)},
+    "one branch": {"branches": (5,)},
+    "hybrid": {"continuous": 2, "branches": (2, 3)},
+    "goal in_out": {"branches": (4,), "hyper": "in_out"},
+    "goal out_in": {"continuous": 2, "branches": (4,), "hyper": "out_in"},
+} | {
+    f"visual {kind}": {"continuous": 2, "branches": (3,), "visual": kind}
+    for kind in reference.VISUAL_SIDES
+}
+
+
+@pytest.fixture(params=POLICIES.values(), ids=POLICIES)
+def graph(request):
+    return reference.policy(**request.param)
+
+
+def random_masks(graph, n_rows, seed=3):
+    """Random, with at least one action allowed per branch."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for size in graph.spec.action_spec.discrete_branches:
+        part = rng.integers(0, 2, (n_rows, size))
+        part[np.arange(n_rows), rng.integers(0, size, n_rows)] = 1
+        parts.append(part)
+    return np.concatenate(parts, axis=1).astype(np.float32) if parts else None
+
+
+@pytest.mark.parametrize("n_rows", [1, 7])
+def test_deterministic_actions_equal_the_slow_reference(graph, n_rows):
+    obs, masks = reference.observations(graph, n_rows), random_masks(graph, n_rows)
+    expected = reference.evaluate(graph, obs, masks)
+    kinds = [kind for kind in ("continuous", "discrete") if kind in expected]
+    names = [f"deterministic_{kind}_actions" for kind in kinds]
+    result = reference.run(build_model(graph), names, obs, masks)
+    for kind, name in zip(kinds, names, strict=True):
+        assert result[name].shape == expected[kind].shape
+        np.testing.assert_allclose(result[name], expected[kind], atol=1e-5, rtol=0)
+
+
+def test_model_keeps_the_contract_and_the_publishing_rules(graph):
+    model = build_model(graph)
+    checker.check_model(model, full_check=True)
+    assert [(o.domain, o.version) for o in model.opset_import] == [("", 9)]
+    assert publishing_findings(model, graph.spec) == []
+
+
+def test_names_types_and_shapes_are_those_of_the_contract():
+    graph = reference.policy(continuous=2, branches=(2, 3), visual="match3")
+    description = describe(build_model(graph))
+    tensors = {
+        name: (info.dtype, info.shape)
+        for name, info in (description.inputs | description.outputs).items()
+    }
+    assert list(description.inputs) == ["obs_0", "obs_1", "obs_2", "action_masks"]
+    assert tensors == {
+        "obs_0": ("float32", ("batch", 5)),
+        "obs_1": ("float32", ("batch", 2, 5, 6)),
+        "obs_2": ("float32", ("batch", 3)),
+        "action_masks": ("float32", ("batch", 5)),
+        "version_number": ("float32", (1,)),
+        "memory_size": ("float32", (1,)),
+        "continuous_actions": ("float32", ("batch", 2)),
+        "continuous_action_output_shape": ("float32", (1,)),
+        "deterministic_continuous_actions": ("float32", ("batch", 2)),
+        "discrete_actions": ("int64", ("batch", 2)),
+        "discrete_action_output_shape": ("float32", (1, 2)),
+        "deterministic_discrete_actions": ("int64", ("batch", 2)),
+    }
+    assert list(description.outputs) == list(tensors)[4:]
+    assert (description.version, description.memory_size) == (3, 0)
+    assert (description.continuous_size, description.discrete_branches) == (2, (2, 3))
+
+
+def test_constants_can_be_fetched_from_a_session():
+    graph = reference.policy(branches=(3, 4))
+    names = ["version_number", "memory_size", "discrete_action_output_shape"]
+    masks = np.ones((1, 7), dtype=np.float32)
+    result = reference.run(build_model(graph), names, reference.observations(graph, 1), masks)
+    assert [result[name].tolist() for name in names] == [[3.0], [0.0], [[3.0, 4.0]]]
+
+
+@pytest.mark.parametrize("kind", ["continuous", "continuous conditional", "continuous squashed"])
+def test_sampled_actions_have_the_policys_mean_and_spread(kind):
+    graph = quiet(reference.policy(seed=5, **POLICIES[kind]))
+    n_draws = 10_000
+    obs = [np.repeat(o, n_draws, axis=0) for o in reference.observations(graph, 1)]
+    expected = reference.evaluate(graph, [o[:1] for o in obs])
+    actions = reference.run(build_model(graph), ["continuous_actions"], obs)["continuous_actions"]
+    assert np.abs(actions).max() <= 1.0
+    actions = actions.astype(np.float64)
+    raw = np.arctanh(actions) if graph.continuous.squash else actions * 3
+    mu, sigma = expected["mu"][0], expected["sigma"][0]
+    assert (np.abs(raw.mean(axis=0) - mu) < 4 * sigma / np.sqrt(n_draws)).all()
+    np.testing.assert_allclose(raw.std(axis=0), sigma, rtol=0.03)
+
+
+def test_large_actions_are_clipped_to_the_environments_range():
+    graph = reference.policy(continuous=2)
+    head = graph.continuous
+    mu = replace(head.mu, bias=np.array([50.0, -50.0], dtype=np.float32))
+    graph = replace(graph, continuous=replace(head, mu=mu))
+    names = ["continuous_actions", "deterministic_continuous_actions"]
+    result = reference.run(build_model(graph), names, reference.observations(graph, 4))
+    for name in names:
+        assert (result[name] == [1.0, -1.0]).all()
+
+
+def quiet(graph):
+    """The same policy with means and spreads so small that next to no sample is clipped."""
+    head = graph.continuous
+    mu = Dense(weight=head.mu.weight * 0.1, bias=head.mu.bias)
+    spread = head.log_sigma
+    if isinstance(spread, Dense):
+        spread = Dense(weight=spread.weight * 0.1, bias=spread.bias - 1)
+    return replace(graph, continuous=replace(head, mu=mu, log_sigma=spread))
+
+
+def test_sampled_choices_follow_the_masked_probabilities():
+    graph = reference.policy(seed=2, branches=(3, 4))
+    n_draws = 10_000
+    obs = [np.repeat(o, n_draws, axis=0) for o in reference.observations(graph, 1)]
+    mask = np.array([[1, 0, 1, 1, 1, 0, 1]], dtype=np.float32)
+    p = reference.evaluate(graph, [o[:1] for o in obs], mask)["probabilities"][0]
+    actions = reference.run(
+        build_model(graph), ["discrete_actions"], obs, np.repeat(mask, n_draws, axis=0)
+    )["discrete_actions"]
+    counts = [np.bincount(actions[:, 0], minlength=3), np.bincount(actions[:, 1], minlength=4)]
+    frequency = np.concatenate(counts) / n_draws
+    np.testing.assert_allclose(frequency, p, atol=0.025)
+    assert (frequency[mask[0] == 0] == 0).all()
+
+
+def test_only_allowed_action_is_chosen_in_both_outputs():
+    graph = reference.policy(branches=(3, 4))
+    rng = np.random.default_rng(0)
+    allowed = np.stack([rng.integers(0, 3, 1000), rng.integers(0, 4, 1000)], axis=1)
+    masks = np.concatenate([np.eye(3)[allowed[:, 0]], np.eye(4)[allowed[:, 1]]], axis=1)
+    names = ["discrete_actions", "deterministic_discrete_actions"]
+    obs = reference.observations(graph, 1000)
+    result = reference.run(build_model(graph), names, obs, masks.astype(np.float32))
+    for name in names:
+        np.testing.assert_array_equal(result[name], allowed)
+
+
+def test_equal_weights_give_equal_bytes(graph):
+    first = model_bytes(build_model(graph))
+    assert model_bytes(build_model(graph)) == first
+    assert model_bytes(onnx.load_from_string(first)) == first
+
+
+def test_goal_changes_the_actions_of_a_goal_conditioned_policy():
+    graph = reference.policy(continuous=2, hyper="in_out")
+    obs = [np.repeat(o, 2, axis=0) for o in reference.observations(graph, 1)]
+    obs[-1] = np.eye(2, dtype=np.float32)
+    name = "deterministic_continuous_actions"
+    actions = reference.run(build_model(graph), [name], obs)[name]
+    assert np.abs(actions[0] - actions[1]).max() > 1e-3
+
+
+def changed(graph, **changes):
+    return replace(graph, **changes)
+
+
+def test_entities_are_refused_by_name():
+    graph = reference.policy(continuous=1)
+    specs = [ObservationSpec.vector(5), ObservationSpec.entities(20, 3, "Enemies")]
+    graph = changed(graph, spec=BehaviorSpec(specs, ActionSpec(1, ())))
+    with pytest.raises(ExportError, match=r"obs_1 \(Enemies\).*variable-length"):
+        build_model(graph)
+
+
+def test_memory_is_refused():
+    graph = changed(reference.policy(continuous=1), memory_size=128)
+    with pytest.raises(ExportError, match=r"memory.*memory_size 128"):
+        build_model(graph)
+
+
+def test_weights_that_do_not_fit_are_refused_by_name():
+    graph = reference.policy(continuous=1)
+    graph = changed(graph, layers=(graph.layers[0], graph.layers[0]))
+    with pytest.raises(ExportError, match=r"body\.1\.weight has shape \[16, 8\], but \[16, 16\]"):
+        build_model(graph)
+
+
+def test_weights_that_are_not_finite_are_refused_by_name():
+    graph = reference.policy(branches=(3,))
+    graph.branches[0].weight[1, 1] = np.nan
+    with pytest.raises(ExportError, match=r"branch\.0\.weight holds 1 values that are not finite"):
+        build_model(graph)
+
+
+def test_too_small_image_is_refused():
+    rng = np.random.default_rng(0)
+    graph = reference.policy(continuous=1, visual="simple")
+    encoder = reference.visual_encoder(rng, "simple", (2, 36, 36), 16)
+    encoders = (graph.encoders[0], encoder, graph.encoders[2])
+    specs = list(graph.spec.observation_specs)
+    specs[1] = ObservationSpec.visual(2, 7, 36)
+    graph = changed(graph, encoders=encoders, spec=BehaviorSpec(specs, ActionSpec(1, ())))
+    with pytest.raises(ExportError, match=r"obs_1\.0 has a window of \[8, 8\] on an image of"):
+        build_model(graph)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"branches": ()}, r"branches \[\], the behavior \[3\]"),
+        ({"continuous": None}, "0 continuous actions, the behavior 2"),
+        ({"encoders": (None,)}, "1 encoders for 2 observations"),
+    ],
+)
+def test_parts_that_do_not_fit_the_behavior_are_refused(changes, message):
+    graph = reference.policy(continuous=2, branches=(3,))
+    with pytest.raises(ExportError, match=message):
+        build_model(changed(graph, **changes))
+
+
+def test_goal_layer_without_goal_is_refused():
+    graph = reference.policy(continuous=2)
+    hyper = reference.policy(continuous=2, hyper="in_out").hyper
+    with pytest.raises(ExportError, match="no observation is a goal signal"):
+        build_model(changed(graph, hyper=hyper))

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.errors import ExportError
+from pipeline.export.graph import build_model, model_bytes
+from pipeline.export.policy import OnnxPolicy
+from pipeline.protocol.steps import DecisionSteps
+
+from . import reference
+
+
+def steps(graph, n_agents, *, masks=None, agent_ids=None, seed=1):
+    agents = np.arange(n_agents) if agent_ids is None else np.array(agent_ids)
+    zeros = np.zeros(n_agents, dtype=np.float32)
+    obs = reference.observations(graph, n_agents, seed)
+    ids = agents.astype(np.int32)
+    return DecisionSteps(obs, zeros, ids, masks, np.zeros(n_agents, dtype=np.int32), zeros)
+
+
+@pytest.fixture
+def hybrid():
+    return reference.policy(continuous=2, branches=(3, 4))
+
+
+def test_deterministic_actions_are_the_policys(hybrid):
+    batch = steps(hybrid, 6)
+    expected = reference.evaluate(hybrid, batch.obs)
+    action = OnnxPolicy(build_model(hybrid)).act(batch, deterministic=True)
+    np.testing.assert_allclose(action.continuous, expected["continuous"], atol=1e-5)
+    np.testing.assert_array_equal(action.discrete, expected["discrete"])
+    assert (action.continuous.dtype, action.discrete.dtype) == (np.float32, np.int32)
+
+
+def test_forbidden_actions_of_the_wire_mask_are_not_taken(hybrid):
+    masks = [np.ones((50, 3), dtype=bool), np.ones((50, 4), dtype=bool)]
+    masks[0][:, 2] = False
+    masks[1][:, 1] = False
+    for deterministic in (False, True):
+        action = OnnxPolicy(build_model(hybrid)).act(steps(hybrid, 50, masks=masks), deterministic)
+        assert (action.discrete == [2, 1]).all()
+
+
+def trace(policy, graph, n_steps=3):
+    actions = [policy.act(steps(graph, 5, seed=t)) for t in range(n_steps)]
+    return [(a.continuous.tolist(), a.discrete.tolist()) for a in actions]
+
+
+def test_same_seed_gives_the_same_samples(hybrid):
+    model = build_model(hybrid)
+    first = trace(OnnxPolicy(model, seed=3), hybrid)
+    assert trace(OnnxPolicy(model, seed=3), hybrid) == first
+    assert trace(OnnxPolicy(model, seed=4), hybrid) != first
+    policy = OnnxPolicy(model, seed=4)
+    policy.reset(seed=3)
+    assert trace(policy, hybrid) == first
+
+
+def test_samples_differ_from_step_to_step(hybrid):
+    policy = OnnxPolicy(build_model(hybrid))
+    batch = steps(hybrid, 5)
+    assert (policy.act(batch).continuous != policy.act(batch).continuous).all()
+
+
+def test_same_seed_gives_the_same_samples_in_another_process(hybrid, tmp_path):
+    path = tmp_path / "policy.onnx"
+    path.write_bytes(model_bytes(build_model(hybrid)))
+    code = (
+        "import sys, numpy as np; from pipeline.export.policy import create_session;"
+        "from pipeline.export.layout import load;"
+        "feeds = {'obs_0': np.zeros((9, 5), 'f'), 'obs_1': np.zeros((9, 3), 'f'),"
+        " 'action_masks': np.ones((9, 7), 'f')};"
+        "run = create_session(load(sys.argv[1]), 7).run(['continuous_actions',"
+        " 'discrete_actions'], feeds); print([values.tolist() for values in run])"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    paths = {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
+    runs = {
+        subprocess.run(  # noqa: S603  # our own interpreter and code
+            command, env=paths, capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(runs) == 1
+
+
+def test_random_numbers_of_other_sessions_leave_the_samples_alone(hybrid):
+    model = build_model(hybrid)
+    alone = trace(OnnxPolicy(model, seed=3), hybrid)
+    other, policy = OnnxPolicy(model, seed=9), OnnxPolicy(model, seed=3)
+    trace(other, hybrid)
+    assert trace(policy, hybrid) == alone
+
+
+def test_no_agents_get_no_actions(hybrid):
+    action = OnnxPolicy(build_model(hybrid)).act(steps(hybrid, 0))
+    assert action.continuous.shape == (0, 2)
+    assert action.discrete.shape == (0, 2)
+
+
+def test_observation_of_another_behavior_is_refused(hybrid):
+    other = reference.policy(continuous=2, visual="match3")
+    with pytest.raises(
+        ExportError, match=r"obs_1 wants shape \[3\], the behavior sends \[2, 5, 6\]"
+    ):
+        OnnxPolicy(build_model(hybrid)).act(steps(other, 2))
+
+
+def test_file_that_is_not_onnx_is_refused(tmp_path):
+    path = tmp_path / "policy.onnx"
+    path.write_text("version https://git-lfs")
+    with pytest.raises(ExportError, match="is not an ONNX file"):
+        OnnxPolicy(path)
+    with pytest.raises(ExportError, match="cannot be read"):
+        OnnxPolicy(tmp_path / "absent.onnx")

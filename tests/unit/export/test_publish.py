@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pipeline import files
+from pipeline.errors import ExportError
+from pipeline.export.policy import OnnxPolicy
+from pipeline.export.publish import Recording, publish
+
+from . import reference
+
+
+def record(graph, n_rows=20):
+    obs = reference.observations(graph, n_rows)
+    expected = reference.evaluate(graph, obs)
+    return Recording(
+        obs=obs,
+        continuous=expected.get("continuous"),
+        discrete=expected.get("discrete"),
+    )
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"continuous": 3},
+        {"branches": (2, 5)},
+        {"continuous": 2, "branches": (3,), "squash": True, "conditional": True},
+        {"branches": (4,), "hyper": "in_out"},
+    ],
+)
+def test_published_policy_runs_and_its_report_repeats(tmp_path, parts):
+    graph = reference.policy(**parts)
+    path = tmp_path / "a" / "policy.onnx"
+    report = publish(graph, path, recording=record(graph))
+    assert report.sha256 == files.sha256_of(path)
+    assert report.size == path.stat().st_size
+    assert report.rows == 20
+    assert report.max_continuous_error <= 1e-5
+    assert OnnxPolicy(path).description.version == 3
+    again = publish(graph, tmp_path / "b.onnx", recording=record(graph))
+    assert json.dumps(again.as_dict()) == json.dumps(report.as_dict())
+    assert report.as_dict()["inputs"]["obs_0"] == {"dtype": "float32", "shape": ["batch", 5]}
+
+
+def test_wrong_continuous_action_is_named_and_nothing_remains(tmp_path):
+    graph = reference.policy(continuous=3)
+    recording = record(graph)
+    recording.continuous[11, 2] += 1e-3
+    with pytest.raises(
+        ExportError, match=r"deterministic_continuous_actions, row 11, column 2 is -?0\.\d+, but"
+    ):
+        publish(graph, tmp_path / "policy.onnx", recording=recording)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_choice_is_named_and_an_earlier_file_stays(tmp_path):
+    graph = reference.policy(branches=(3, 4))
+    recording = record(graph)
+    recording.discrete[4, 1] = (recording.discrete[4, 1] + 1) % 4
+    path = tmp_path / "policy.onnx"
+    path.write_text("earlier")
+    with pytest.raises(ExportError, match="deterministic_discrete_actions, row 4, column 1"):
+        publish(graph, path, recording=recording)
+    assert path.read_text() == "earlier"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_choices_of_equal_logits_count_as_ties(tmp_path):
+    graph = reference.policy(branches=(3,))
+    branch = graph.branches[0]
+    branch.weight[:] = 0.0
+    branch.bias[:] = [1.0, 1.0, 0.0]
+    obs = reference.observations(graph, 4)
+    discrete = np.array([[0], [1], [1], [0]])
+    path = tmp_path / "policy.onnx"
+    report = publish(graph, path, recording=Recording(obs=obs, discrete=discrete))
+    assert report.discrete_ties == 2
+    discrete[2] = 2
+    with pytest.raises(ExportError, match=r"row 2, column 0 is 0, but .* choice is 2"):
+        publish(graph, path, recording=Recording(obs=obs, discrete=discrete))
+
+
+def test_recorded_masks_are_applied(tmp_path):
+    graph = reference.policy(branches=(3,))
+    obs = reference.observations(graph, 9)
+    masks = np.tile(np.array([[0, 1, 1]], dtype=np.float32), (9, 1))
+    discrete = reference.evaluate(graph, obs, masks)["discrete"]
+    free = reference.evaluate(graph, obs)["discrete"]
+    assert (discrete != free).any()
+    path = tmp_path / "policy.onnx"
+    publish(graph, path, recording=Recording(obs=obs, discrete=discrete, action_masks=masks))
+    with pytest.raises(ExportError, match="the trained policy's choice"):
+        publish(graph, path, recording=Recording(obs=obs, discrete=discrete))
+
+
+def test_broken_layout_of_a_goal_layer_is_caught(tmp_path):
+    graph = reference.policy(continuous=2, hyper="in_out")
+    wrong = replace(graph, hyper=replace(graph.hyper, layout="out_in"))
+    with pytest.raises(ExportError, match="does not match it"):
+        publish(wrong, tmp_path / "policy.onnx", recording=record(graph))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_recording_of_another_behavior_is_refused(tmp_path):
+    graph = reference.policy(continuous=2)
+    recording = record(graph)
+    for wrong in (
+        replace(recording, obs=recording.obs[:1]),
+        replace(recording, continuous=None),
+        replace(recording, continuous=recording.continuous[:5]),
+        replace(recording, obs=[o[:0] for o in recording.obs]),
+    ):
+        with pytest.raises(ExportError, match="record"):
+            publish(graph, tmp_path / "policy.onnx", recording=wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_infinite_recorded_action_is_a_mismatch(tmp_path):
+    graph = reference.policy(continuous=2)
+    recording = record(graph)
+    recording.continuous[0, 0] = np.nan
+    with pytest.raises(ExportError, match="row 0, column 0"):
+        publish(graph, tmp_path / "policy.onnx", recording=recording)
