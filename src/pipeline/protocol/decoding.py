@@ -60,6 +60,7 @@ def decode_steps(infos: Sequence[AgentInfoProto], spec: BehaviorSpec, name: str 
     """
     if not len(infos):
         return DecisionSteps.empty(spec), TerminalSteps.empty(spec)
+    infos = list(infos)  # a container of messages makes a new object at every access
     agents = decode_infos(infos, spec, name)
     if not agents.done.any():
         decision = DecisionSteps(
@@ -124,8 +125,8 @@ def decode_infos(infos: Sequence[AgentInfoProto], spec: BehaviorSpec, name: str 
 
 
 def _check_finite(values: FloatArray, what: str, name: str) -> None:
-    """Raise if any value is not finite; the sum decides quickly, the values when it overflows."""
-    if math.isfinite(np.add.reduce(values, axis=None)) or np.isfinite(values).all():
+    """Raise if any value is not finite."""
+    if np.isfinite(values).all():
         return
     kind = "NaN" if np.isnan(values).any() else "Infinite"
     where = f" (behavior {name})" if name else ""

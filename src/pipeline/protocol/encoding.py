@@ -39,6 +39,8 @@ def encode_actions(
 def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:
     """`encode_actions` as wire bytes, to merge into a message in place."""
     n = len(actions.continuous)
+    if n == 0:
+        return b""
     width = 1 if not spec.discrete_size else wire.width_of(actions.discrete)
     layout = action_layout(spec.continuous_size, spec.discrete_size, width)
     table = np.empty((n, len(layout.template)), dtype=np.uint8)

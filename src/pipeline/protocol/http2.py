@@ -250,6 +250,10 @@ class Channel:
             OSError: No one listens there.
         """
         sock = socket.create_connection(("localhost", port), timeout=timeout_s)
+        if sock.getsockname() == sock.getpeername():
+            # The system chose the very port that we looked for: we called ourselves.
+            sock.close()
+            raise ConnectionRefusedError(f"no one listens on localhost:{port}")
         self._connection = Connection(sock, is_server=False)
         sock.settimeout(None)
         self._stream = -1

@@ -40,8 +40,10 @@ def decode_png(data: bytes, shape: tuple[int, int, int], mapping: Sequence[int] 
         gray = images[0].astype(np.float32).mean(axis=2, dtype=np.float32)
         return np.asarray(gray / np.float32(255), dtype=np.float32)[None]
     channels = np.concatenate(images, axis=2).transpose(2, 0, 1)
-    if not mapping or list(mapping) == list(range(count)):
+    if not mapping:
         out = channels[:count].astype(np.float32)
+    elif list(mapping) == list(range(len(channels))):
+        out = channels.astype(np.float32)
     else:
         out = _mapped(channels, mapping)
     if len(out) != count:

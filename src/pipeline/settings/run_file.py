@@ -90,6 +90,14 @@ def structure(document: Node) -> RunSettings:
 def to_mapping(settings: RunSettings) -> dict[str, Any]:
     """The plain map of a written `configuration.yaml`: everything expanded, in its order."""
     mapping: dict[str, Any] = to_map(settings)
+    if settings.default_settings is not None:
+        used = mapping["default_settings"]["hyperparameters"]
+        for name, behavior in settings.behaviors.items():
+            # An addition that only the defaults use would be inherited if it were left out here.
+            written = mapping["behaviors"][name]["hyperparameters"]
+            for key in setting_hints(type(behavior.hyperparameters)):
+                if key in used and key not in written:
+                    written[key] = getattr(behavior.hyperparameters, key)
     return mapping
 
 

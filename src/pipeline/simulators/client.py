@@ -41,7 +41,7 @@ PACKAGE_VERSION = "3.0.0"
 """Of the Unity package whose conventions are followed; major 3 means images are channels first."""
 OK, END = 200, 400
 
-_RETRY_S, _GOODBYE_S = 0.05, 2.0
+_RETRY_S, _GOODBYE_S, _HELLO_S = 0.05, 2.0, 120.0
 _STATUS_OK = wire.delimited(1, b"\x08" + wire.varint(OK))
 _STATUS_END = wire.delimited(1, b"\x08" + wire.varint(END))
 
@@ -73,7 +73,7 @@ def converse(
         connect_timeout_s: longest wait for it to listen.
 
     Raises:
-        UnityTimeOutException: Nothing listens on the port.
+        UnityTimeOutException: Nothing listens on the port, or it does not answer.
         UnityCommunicationException: The trainer is gone, or sent actions that do not fit.
     """
     channel = _connect(port, connect_timeout_s)
@@ -82,7 +82,7 @@ def converse(
         def exchange(request: bytes, timeout_s: float | None = None) -> UnityMessageProto:
             return UnityMessageProto.FromString(channel.call(request, timeout_s))
 
-        hello = exchange(_hello())
+        hello = exchange(_hello(), _HELLO_S)
         if hello.header.status != OK:
             return
         start = hello.unity_input.rl_initialization_input
@@ -92,6 +92,11 @@ def converse(
             start.communication_version,
         )
         _play(make, start.seed, max(1, start.num_areas), exchange)
+    except TimeoutError as error:
+        raise UnityTimeOutException(
+            f"what listens on localhost:{port} did not answer within {_HELLO_S:g} s; check that "
+            "--mlagents-port is the trainer's port."
+        ) from error
     except ConnectionError as error:
         raise UnityCommunicationException(
             f"the connection to the trainer on port {port} is lost ({error}); the environment ends."

@@ -30,9 +30,9 @@ def main() -> None:
     parser.add_argument("-nographics", action="store_true")
     parser.add_argument("-batchmode", action="store_true")
     options = parser.parse_args()
-    print("fake environment starts", flush=True)
+    sys.stdout.write("fake environment starts\n")
     if options.mode == "exit":
-        print("cannot find the scene", file=sys.stderr, flush=True)
+        sys.stderr.write("cannot find the scene\n")
         sys.exit(3)
     if options.mode == "silent":
         signal.pause()

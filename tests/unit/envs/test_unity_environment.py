@@ -220,7 +220,7 @@ env = UnityEnvironment({str(fake)!r}, timeout_wait=20)
 print(env._process.pid, flush=True)
 sys.stdin.read()
 """
-    with subprocess.Popen(
+    with subprocess.Popen(  # noqa: S603  # our own lines
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as trainer:
         environment = psutil.Process(int(trainer.stdout.readline()))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import SettingsError, StageError
@@ -251,6 +251,7 @@ def test_the_repositorys_parameters_are_in_block_style() -> None:
 names = st.text("abc", min_size=1, max_size=3)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(names, st.lists(st.integers(0, 99), min_size=1, unique=True), max_size=4))
 def test_the_plan_crosses_experiments_with_their_own_seeds(seeds: dict[str, Any]) -> None:
     params = Params(

@@ -10,7 +10,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import SettingsError
@@ -756,6 +756,7 @@ def trainers() -> st.SearchStrategy[TrainerSettings]:
     )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50)
 @given(
     st.builds(
         RunSettings,
@@ -827,6 +828,16 @@ def test_unused_additions_are_not_written_so_that_mlagents_can_read_the_file() -
         "max_grad_norm"
         not in to_mapping(load("behaviors: {A: {}}"))["behaviors"]["A"]["hyperparameters"]
     )
+
+
+def test_an_addition_that_a_behavior_turns_off_stays_off_when_written() -> None:
+    settings = load("""
+default_settings: {trainer_type: ppo, hyperparameters: {max_grad_norm: 0.5}}
+behaviors: {A: {hyperparameters: {max_grad_norm: null}}, B: {}}
+""")
+    again = load(dump_yaml(to_mapping(settings)))
+    assert again.behaviors["A"].hyperparameters.max_grad_norm is None
+    assert again.behaviors["B"].hyperparameters.max_grad_norm == 0.5
 
 
 def test_no_warning_without_a_reason(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import SettingsError
@@ -195,6 +195,7 @@ VALUES = st.dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(VALUES)
 def test_what_is_written_reads_back_equal(value: Any) -> None:
     text = dump_yaml(value)
@@ -202,6 +203,7 @@ def test_what_is_written_reads_back_equal(value: Any) -> None:
     assert dump_yaml(value_of(text)) == text
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text("abc", min_size=1), SCALARS, max_size=4))
 def test_what_is_written_reads_the_same_under_yaml_1_1(value: Any) -> None:
     assert yaml.safe_load(dump_yaml(value)) == value

@@ -1,3 +1,4 @@
+import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -267,3 +268,21 @@ def test_a_simulator_that_fails_says_goodbye_first(trainer, converse):
 def test_nobody_listening_is_reported_within_the_limit():
     with pytest.raises(UnityTimeOutException, match=r"localhost:1 \(waited 0.5 s\)"):
         client.converse(lambda *_: None, port=1, connect_timeout_s=0.5)
+
+
+def test_a_listener_that_does_not_answer_is_reported(monkeypatch):
+    monkeypatch.setattr(client, "_HELLO_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(UnityTimeOutException, match=f"localhost:{port} did not answer"):
+            client.converse(lambda *_: None, port=port)
+
+
+def test_a_listener_that_speaks_something_else_is_reported():
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        port = listener.getsockname()[1]
+        conversation = pool.submit(client.converse, lambda *_: None, port=port)
+        caller, _ = listener.accept()
+        caller.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+        caller.close()
+        assert isinstance(conversation.exception(30), UnityCommunicationException)

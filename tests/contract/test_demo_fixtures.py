@@ -1,0 +1,73 @@
+"""Demonstrations that Unity recorded, of three ages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.protocol.demo import DemoWriter, read_demo
+from pipeline.protocol.specs import ActionSpec, ActionTuple
+
+pytestmark = pytest.mark.fixtures
+
+EXPECTED = [
+    ("v0.9/ExpertGrid.demo", 477, [(3, 84, 84)], ActionSpec(0, (5,)), 142),
+    ("v1.0/Expert3DBall.demo", 549, [(8,)], ActionSpec(2, ()), 0),
+    ("v1.0/ExpertBasic.demo", 73, [(20,)], ActionSpec(0, (3,)), 10),
+    ("v1.0/ExpertPush.demo", 2558, [(105,), (105,)], ActionSpec(0, (7,)), 95),
+    ("v2.0/hybrid_visual.demo", 25, [(3, 84, 84), (1,)], ActionSpec(3, (2,)), 0),
+]
+
+
+@pytest.mark.parametrize(("name", "n", "shapes", "actions", "n_done"), EXPECTED)
+def test_recorded_demonstration_is_read_whole(fixtures: Path, name, n, shapes, actions, n_done):
+    demo = read_demo(fixtures / "demos" / name)
+    assert len(demo) == n == demo.metadata.n_steps
+    assert [obs.shape for obs in demo.obs] == [(n, *shape) for shape in shapes]
+    assert [obs.shape for obs in demo.spec.observation_specs] == shapes
+    assert demo.spec.action_spec == actions
+    assert demo.continuous.shape == (n, actions.continuous_size)
+    assert demo.discrete.shape == (n, actions.discrete_size)
+    assert (demo.discrete < np.array(actions.discrete_branches)).all()
+    assert demo.done.sum() == n_done
+    # The recorder counts one more episode at its end; the v0.9 ones are images in 0..1.
+    assert demo.metadata.mean_reward == pytest.approx(
+        demo.reward.sum() / demo.metadata.n_episodes, rel=0.05
+    )
+    for obs, spec in zip(demo.obs, demo.spec.observation_specs, strict=True):
+        if len(spec.shape) == 3:
+            assert obs.min() >= 0
+            assert 0.5 < obs.max() <= 1
+
+
+def test_actions_recorded_in_v1_explain_the_next_observation(fixtures: Path):
+    """In 3DBall the platform turns by the action: the one beside observation t moves it to t+1."""
+    demo = read_demo(fixtures / "demos/v1.0/Expert3DBall.demo")
+    change = np.diff(demo.obs[0][:, 0])
+    beside = np.abs(np.corrcoef(change, demo.continuous[:-1, 0])[0, 1])
+    other = np.abs(np.corrcoef(change, demo.continuous[:-1, 1])[0, 1])
+    assert max(beside, other) > 0.9
+
+
+@pytest.mark.parametrize(("name", "n", "shapes", "actions", "n_done"), EXPECTED)
+def test_recorded_demonstration_survives_being_written_again(
+    fixtures: Path, tmp_path: Path, name, n, shapes, actions, n_done
+):
+    demo = read_demo(fixtures / "demos" / name)
+    with DemoWriter(tmp_path / "again.demo", demo.behavior_name, demo.spec) as writer:
+        writer.append(
+            obs=demo.obs,
+            actions=ActionTuple(demo.continuous, demo.discrete),
+            reward=demo.reward,
+            done=demo.done,
+            interrupted=demo.interrupted,
+            action_mask=demo.action_mask,
+        )
+    again = read_demo(tmp_path / "again.demo")
+    assert again.spec.action_spec == demo.spec.action_spec
+    for field in ("continuous", "discrete", "reward", "done", "interrupted"):
+        np.testing.assert_array_equal(getattr(again, field), getattr(demo, field))
+    for got, expected in zip(again.obs, demo.obs, strict=True):
+        np.testing.assert_array_equal(got, expected)

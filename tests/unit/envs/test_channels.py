@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import logging
+import struct
+import uuid
+
+import pytest
+
+from pipeline.envs.side_channels import (
+    EngineConfig,
+    EngineConfigurationChannel,
+    EnvironmentParametersChannel,
+    FloatPropertiesChannel,
+    SideChannelManager,
+    StatsAggregationMethod,
+    StatsSideChannel,
+)
+from pipeline.errors import UnityCommunicationException, UnitySideChannelException
+from pipeline.protocol import side_channels as wire
+
+
+def sent(channel) -> list[bytes]:
+    return [payload for _, payload in wire.unpack(SideChannelManager([channel]).outgoing())]
+
+
+def test_engine_settings_go_one_by_one_and_only_those_given():
+    channel = EngineConfigurationChannel()
+    channel.set_configuration(EngineConfig.default_config())
+    assert sent(channel) == [
+        struct.pack("<iii", 0, 80, 80),
+        struct.pack("<ii", 1, 1),
+        struct.pack("<if", 2, 20),
+        struct.pack("<ii", 3, -1),
+        struct.pack("<ii", 4, 60),
+    ]
+    channel.set_configuration_parameters(time_scale=1)
+    assert sent(channel) == [struct.pack("<if", 2, 1)]
+    assert sent(channel) == []
+
+
+def test_width_without_height_is_refused():
+    with pytest.raises(UnitySideChannelException, match="width=80, height=None"):
+        EngineConfigurationChannel().set_configuration_parameters(width=80)
+
+
+def test_parameters_and_samplers_have_the_payload_of_the_specification():
+    channel = EnvironmentParametersChannel()
+    channel.set_float_parameter("mass", 2.5)
+    channel.set_uniform_sampler_parameters("mass", 1, 2, 7)
+    channel.set_gaussian_sampler_parameters("mass", 1, 0.5, 8)
+    channel.set_multirangeuniform_sampler_parameters("mass", [(0, 1), (4, 5)], 9)
+    key = struct.pack("<i", 4) + b"mass"
+    assert sent(channel) == [
+        key + struct.pack("<if", 0, 2.5),
+        key + struct.pack("<iiiff", 1, 7, 0, 1, 2),
+        key + struct.pack("<iiiff", 1, 8, 1, 1, 0.5),
+        key + struct.pack("<iiiiffff", 1, 9, 2, 4, 0, 1, 4, 5),
+    ]
+
+
+def test_statistics_are_kept_until_they_are_taken():
+    channel = StatsSideChannel()
+    message = wire.OutgoingMessage()
+    message.write_string("speed")
+    message.write_float32(1.5)
+    message.write_int32(2)
+    data = wire.pack([(wire.STATS, bytes(message.buffer))] * 2)
+    SideChannelManager([channel]).deliver(data)
+    value = (1.5, StatsAggregationMethod.SUM)
+    assert channel.get_and_reset_stats() == {"speed": [value, value]}
+    assert channel.get_and_reset_stats() == {}
+
+
+def test_float_properties_are_set_from_both_ends():
+    here, there = FloatPropertiesChannel(), FloatPropertiesChannel()
+    here.set_property("wind", 2.0)
+    SideChannelManager([there]).deliver(SideChannelManager([here]).outgoing())
+    assert there.get_property("wind") == 2.0
+    assert there.list_properties() == ["wind"]
+    assert there.get_property_dict_copy() == {"wind": 2.0}
+    assert there.get_property("rain") is None
+
+
+@pytest.mark.parametrize("kind", [EngineConfigurationChannel, EnvironmentParametersChannel])
+def test_channels_that_only_send_refuse_what_they_get(kind):
+    channel = kind()
+    data = wire.pack([(channel.channel_id, b"x")])
+    with pytest.raises(UnityCommunicationException, match=kind.__name__):
+        SideChannelManager([channel]).deliver(data)
+
+
+def test_unknown_channel_is_a_warning(caplog):
+    with caplog.at_level(logging.WARNING):
+        SideChannelManager().deliver(wire.pack([(uuid.UUID(int=5), b"")]))
+    assert "Channel type: 00000000-0000-0000-0000-000000000005" in caplog.text

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.envs import launch
+from pipeline.errors import UnityEnvironmentException
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="names of Linux builds")
+
+
+def build(path: Path, mode: int = 0o755) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\nexit 0\n")
+    path.chmod(mode)
+    return path
+
+
+@linux
+@pytest.mark.parametrize("asked", ["Game", "Game.x86_64", " Game.exe ", "Game.app", "Game.x86"])
+def test_build_is_found_by_its_name_with_any_extension(tmp_path, monkeypatch, asked):
+    monkeypatch.chdir(tmp_path)
+    path = build(tmp_path / "Game.x86_64")
+    build(tmp_path / "Game.x86")
+    assert launch.find_executable(asked) == path
+
+
+@linux
+def test_executable_without_extension_is_found_last(tmp_path):
+    plain = build(tmp_path / "sim")
+    assert launch.find_executable(plain) == plain
+    better = build(tmp_path / "sim.x86_64")
+    assert launch.find_executable(plain) == better
+
+
+def test_folder_with_an_extension_in_its_name_does_not_hide_the_build(tmp_path):
+    path = build(tmp_path / "my.app.builds" / "sim")
+    assert launch.find_executable(path) == path
+
+
+def test_no_build_is_an_error_that_says_where_it_looked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Game").mkdir()
+    with pytest.raises(
+        UnityEnvironmentException,
+        match=r"Couldn't launch the Game environment\. Provided filename does not match any",
+    ):
+        launch.find_executable("Game")
+
+
+def test_arguments_come_in_the_order_of_the_specification():
+    line = launch.command_line(
+        Path("env"),
+        port=7105,
+        no_graphics=True,
+        log_folder="/abs/run_logs",
+        additional_args=["--foo", "7"],
+    )
+    assert " ".join(line) == (
+        "env -nographics -batchmode --mlagents-port 7105 "
+        f"-logFile {Path('/abs/run_logs/Player-0.log')} --foo 7"
+    )
+
+
+def test_user_log_file_replaces_ours():
+    line = launch.command_line(
+        Path("env"), port=1, log_folder="/logs", additional_args=["-LOGFILE", "mine"]
+    )
+    assert line == ["env", "--mlagents-port", "1", "-LOGFILE", "mine"]
+
+
+def test_build_that_may_not_be_executed_is_reported_with_the_remedy(tmp_path, monkeypatch):
+    path = build(tmp_path / "sim", 0o644)
+    with pytest.raises(UnityEnvironmentException, match=f"chmod -R 755 {path}"):
+        launch.EnvironmentProcess([str(path)])
+
+
+def test_build_for_another_platform_is_reported(tmp_path):
+    path = build(tmp_path / "sim")
+    path.write_bytes(b"\x00\x01 no program")
+    with pytest.raises(UnityEnvironmentException, match="another platform"):
+        launch.EnvironmentProcess([str(path)])
+
+
+def test_missing_interpreter_is_reported(tmp_path):
+    path = build(tmp_path / "sim")
+    path.write_text("#!/no/such/interpreter\n")
+    with pytest.raises(UnityEnvironmentException, match=r"interpreter .* does not exist"):
+        launch.EnvironmentProcess([str(path)])
+
+
+def test_other_system_errors_are_told_in_its_words(monkeypatch):
+    def fail(*args: object, **options: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(launch.subprocess, "Popen", fail)
+    with pytest.raises(UnityEnvironmentException, match="Cannot allocate memory"):
+        launch.EnvironmentProcess(["sim"])
+
+
+def test_last_lines_come_from_the_players_log_if_there_is_one(tmp_path):
+    log = tmp_path / "Player-0.log"
+    log.write_text("\n".join(f"line {k}" for k in range(100)))
+    process = launch.EnvironmentProcess([str(build(tmp_path / "sim"))], log=log)
+    process._process.wait(10)
+    with pytest.raises(UnityEnvironmentException) as caught:
+        process.check()
+    process.close(0)
+    text = str(caught.value)
+    assert "return code 0." in text
+    assert text.endswith("line 98\nline 99")
+    assert "line 79\n" not in text
+
+
+def test_environment_learns_which_python_runs_us(tmp_path):
+    path = build(tmp_path / "sim")
+    path.write_text('#!/bin/sh\necho "$PIPELINE_PYTHON"\n')
+    process = launch.EnvironmentProcess([str(path)])
+    process._process.wait(10)
+    assert sys.executable in process.tail()
+    process.close(0)
+
+
+def test_close_kills_what_does_not_end_by_itself(tmp_path):
+    path = build(tmp_path / "sim")
+    path.write_text("#!/bin/sh\nexec sleep 100\n")
+    process = launch.EnvironmentProcess([str(path)])
+    process.close(0.0)
+    assert process._process.returncode == -9

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import UnityActionException, UnityEnvironmentException
+from pipeline.errors import UnityObservationException as ObservationError
+from pipeline.protocol.codec import (
+    NonFiniteError,
+    behavior_spec_from,
+    brain_parameters,
+    decode_actions,
+    decode_steps,
+    encode_actions,
+    encode_steps,
+)
+from pipeline.protocol.generated import messages as m
+from pipeline.protocol.specs import (
+    ActionSpec,
+    ActionTuple,
+    BehaviorSpec,
+    DimensionProperty,
+    ObservationSpec,
+    ObservationType,
+)
+from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
+
+OBSERVATIONS = st.sampled_from(
+    [
+        ObservationSpec.vector(1),
+        ObservationSpec.vector(40, "a name", ObservationType.GOAL_SIGNAL),
+        ObservationSpec.visual(3, 4, 5),
+        ObservationSpec.visual(1, 20, 30, "camera"),
+        ObservationSpec.entities(6, 3),
+        ObservationSpec.vector(0),
+    ]
+)
+ACTIONS = st.sampled_from(
+    [ActionSpec(3, ()), ActionSpec(0, (2, 300)), ActionSpec(2, (4,)), ActionSpec(40, (2,) * 140)]
+)
+SPECS = st.builds(BehaviorSpec, st.lists(OBSERVATIONS, min_size=0, max_size=3), ACTIONS)
+
+
+def sample(spec: BehaviorSpec, n: int, n_ended: int, seed: int) -> Steps:
+    rng = np.random.default_rng(seed)
+
+    def obs(count: int) -> list[np.ndarray]:
+        shapes = [(count, *o.shape) for o in spec.observation_specs]
+        return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+
+    def ids(count: int) -> np.ndarray:
+        return rng.integers(-5, 2**31 - 1, count).astype(np.int32)
+
+    def floats(count: int) -> np.ndarray:
+        return rng.choice([0.0, -1.5, 2.25], count).astype(np.float32)
+
+    branches = spec.action_spec.discrete_branches
+    mask = [rng.random((n, size)) < 0.5 for size in branches] if branches and n else None
+    return (
+        DecisionSteps(obs(n), floats(n), ids(n), mask, ids(n), floats(n)),
+        TerminalSteps(
+            obs(n_ended), floats(n_ended), rng.random(n_ended) < 0.5, ids(n_ended), ids(n_ended),
+            floats(n_ended),
+        ),
+    )  # fmt: skip
+
+
+def slow_infos(decision: DecisionSteps, terminal: TerminalSteps, spec: BehaviorSpec):
+    """The obvious way to write a message, field by field."""
+    out = m.UnityRLOutputProto.ListAgentInfoProto()
+    for steps in (terminal, decision):
+        for row in range(len(steps.agent_id)):
+            info = out.value.add(
+                reward=float(steps.reward[row]),
+                id=int(steps.agent_id[row]),
+                group_id=int(steps.group_id[row]),
+                group_reward=float(steps.group_reward[row]),
+            )
+            if steps is terminal:
+                info.done = True
+                info.max_step_reached = bool(terminal.interrupted[row])
+            elif decision.action_mask is not None:
+                for branch in decision.action_mask:
+                    info.action_mask.extend(branch[row].tolist())
+            for values, obs in zip(steps.obs, spec.observation_specs, strict=True):
+                message = info.observations.add(
+                    shape=obs.shape,
+                    dimension_properties=[int(p) for p in obs.dimension_property],
+                    observation_type=int(obs.observation_type),
+                    name=obs.name,
+                )
+                message.float_data.data.extend(values[row].ravel().tolist())
+    return out
+
+
+def assert_same_steps(got: Steps, expected: Steps) -> None:
+    for left, right in zip(got, expected, strict=True):
+        for field in ("reward", "agent_id", "group_id", "group_reward"):
+            np.testing.assert_array_equal(getattr(left, field), getattr(right, field))
+            assert getattr(left, field).dtype == getattr(right, field).dtype
+        for a, b in zip(left.obs, right.obs, strict=True):
+            np.testing.assert_array_equal(a, b)
+            assert a.dtype == np.float32
+    np.testing.assert_array_equal(got[1].interrupted, expected[1].interrupted)
+    masks = (got[0].action_mask, expected[0].action_mask)
+    if None in masks:
+        assert masks == (None, None)
+    else:
+        for a, b in zip(*masks, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@settings(deadline=None, max_examples=60)
+@given(SPECS, st.integers(0, 5), st.integers(0, 3), st.integers(0, 99))
+def test_steps_are_written_as_field_by_field_and_read_back(spec, n, n_ended, seed):
+    steps = sample(spec, n, n_ended, seed)
+    message = encode_steps(*steps, spec)
+    assert message == slow_infos(*steps, spec)
+    assert_same_steps(decode_steps(message.value, spec), steps)
+
+
+@settings(deadline=None, max_examples=60)
+@given(ACTIONS, st.integers(0, 5), st.integers(0, 99))
+def test_actions_are_written_as_field_by_field_and_read_back(spec, n, seed):
+    actions = spec.random_action(n, np.random.default_rng(seed))
+    message = encode_actions(actions, BehaviorSpec([], spec))
+    expected = m.UnityRLInputProto.ListAgentActionProto()
+    for continuous, discrete in zip(actions.continuous, actions.discrete, strict=True):
+        expected.value.add(
+            vector_actions_deprecated=[*continuous, *discrete],
+            continuous_actions=continuous,
+            discrete_actions=discrete,
+        )
+    assert message == expected
+    got = decode_actions(message, spec)
+    np.testing.assert_array_equal(got.continuous, actions.continuous)
+    np.testing.assert_array_equal(got.discrete, actions.discrete)
+
+
+def test_negative_discrete_actions_survive():
+    spec = ActionSpec(0, (3,))
+    message = encode_actions(ActionTuple(discrete=np.array([[-1], [2]])), BehaviorSpec([], spec))
+    assert decode_actions(message, spec).discrete.tolist() == [[-1], [2]]
+
+
+def test_actions_of_old_environments_are_read_from_the_deprecated_field():
+    message = m.UnityRLInputProto.ListAgentActionProto()
+    message.value.add(vector_actions_deprecated=[1.0, 2.0])
+    assert decode_actions(message, ActionSpec(2, ())).continuous.tolist() == [[1, 2]]
+    assert decode_actions(message, ActionSpec(0, (2, 3))).discrete.tolist() == [[1, 2]]
+    with pytest.raises(UnityActionException, match="got 2 continuous and 0 discrete"):
+        decode_actions(message, ActionSpec(3, ()))
+
+
+def visual_info(shape, properties, values) -> m.AgentInfoProto:
+    info = m.AgentInfoProto(id=4)
+    obs = info.observations.add(shape=shape, dimension_properties=properties)
+    obs.float_data.data.extend(np.ravel(values).tolist())
+    return info
+
+
+@pytest.mark.parametrize("properties", [[2, 2, 1], []])
+def test_channels_last_images_come_out_channels_first(properties):
+    image = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
+    info = visual_info((2, 4, 3), properties, image)
+    spec = behavior_spec_from(m.BrainParametersProto(brain_name="b"), info)
+    spatial = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
+    assert spec.observation_specs[0].shape == (3, 2, 4)
+    assert spec.observation_specs[0].dimension_property == (
+        DimensionProperty.NONE, spatial, spatial,
+    )  # fmt: skip
+    decision, _ = decode_steps([info, info], spec)
+    np.testing.assert_array_equal(decision.obs[0][1], image.transpose(2, 0, 1))
+
+
+def test_channels_first_images_stay_as_they_are():
+    image = np.arange(24, dtype=np.float32).reshape(3, 2, 4)
+    info = visual_info((3, 2, 4), [1, 2, 2], image)
+    spec = behavior_spec_from(m.BrainParametersProto(), info)
+    np.testing.assert_array_equal(decode_steps([info], spec)[0].obs[0][0], image)
+
+
+@pytest.mark.parametrize(
+    ("shape", "values", "text"),
+    [
+        (
+            (3,),
+            [1, 2, 3],
+            r"index=0 for agent with id=9 .*expected the shape \(2,\) but got \(3,\)",
+        ),
+        ((2,), [1, 2, 3], r"index=0 for agent with id=9 .*\(2,\) does not fit the 3 values"),
+        ((2, 1), [1, 2], r"got \(2, 1\)"),
+    ],
+)
+def test_observation_of_another_shape_is_refused_by_agent_and_index(shape, values, text):
+    spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
+    good, bad = m.AgentInfoProto(id=8), m.AgentInfoProto(id=9)
+    good.observations.add(shape=[2]).float_data.data.extend([1, 2])
+    bad.observations.add(shape=shape).float_data.data.extend(values)
+    with pytest.raises(ObservationError, match=text):
+        decode_steps([good, bad], spec, "b")
+
+
+def test_agent_with_too_few_observations_is_refused():
+    spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
+    with pytest.raises(
+        ObservationError, match=r"id=3 of behavior 'b' sent 0 observations; .* has 1"
+    ):
+        decode_steps([m.AgentInfoProto(id=3)], spec, "b")
+
+
+@pytest.mark.parametrize(("value", "kind"), [(np.nan, "NaN"), (np.inf, "Infinite")])
+def test_values_that_are_not_finite_are_refused(value, kind):
+    spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
+    info = m.AgentInfoProto()
+    info.observations.add(shape=[2]).float_data.data.extend([0, value])
+    with pytest.raises(NonFiniteError, match=f"The observations provided had {kind} values"):
+        decode_steps([info], spec)
+    for field, what in (("reward", "rewards"), ("group_reward", "group_rewards")):
+        info = m.AgentInfoProto(**{field: value})
+        with pytest.raises(RuntimeError, match=f"The {what} provided had {kind} values"):
+            decode_steps([info], BehaviorSpec([], ActionSpec(1, ())))
+
+
+def test_large_finite_values_pass():
+    spec = BehaviorSpec([ObservationSpec.vector(3)], ActionSpec(1, ()))
+    info = m.AgentInfoProto()
+    info.observations.add(shape=[3]).float_data.data.extend([3e38, 3e38, 3e38])
+    assert decode_steps([info], spec)[0].obs[0].max() > 1e38
+
+
+def test_mask_of_the_wrong_length_allows_everything():
+    spec = BehaviorSpec([], ActionSpec(0, (2, 2)))
+    infos = [m.AgentInfoProto(action_mask=mask) for mask in ([1, 0, 0, 1], [], [1, 1])]
+    masks = decode_steps(infos, spec)[0].action_mask
+    assert masks is not None
+    assert masks[0].tolist() == [[True, False], [False, False], [False, False]]
+    assert masks[1].tolist() == [[False, True], [False, False], [False, False]]
+
+
+def test_no_agents_give_empty_arrays_of_the_right_rank():
+    spec = BehaviorSpec([ObservationSpec.visual(3, 4, 5)], ActionSpec(1, ()))
+    decision, terminal = decode_steps([], spec)
+    assert decision.obs[0].shape == terminal.obs[0].shape == (0, 3, 4, 5)
+
+
+def test_behavior_announcement_round_trips_in_both_ages():
+    info = m.AgentInfoProto()
+    for action in (ActionSpec(2, ()), ActionSpec(0, (3, 2))):
+        brain = brain_parameters("b", BehaviorSpec([], action), old_fields=True)
+        assert behavior_spec_from(brain, info).action_spec == action
+        brain.ClearField("action_spec")
+        assert behavior_spec_from(brain, info).action_spec == action
+
+
+def test_branch_sizes_that_contradict_the_count_are_refused():
+    brain = m.BrainParametersProto(brain_name="b")
+    brain.action_spec.num_discrete_actions = 2
+    brain.action_spec.discrete_branch_sizes.append(3)
+    with pytest.raises(UnityEnvironmentException, match=r"2 discrete actions but .* of 1 branches"):
+        behavior_spec_from(brain, m.AgentInfoProto())

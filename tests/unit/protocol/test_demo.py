@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from pipeline.errors import DemonstrationError
+from pipeline.protocol.demo import DemoWriter, describe, read_demo
+from pipeline.protocol.generated import messages as m
+from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+
+SPEC = BehaviorSpec(
+    [ObservationSpec.vector(3, "state"), ObservationSpec.visual(1, 4, 5)], ActionSpec(2, (3,))
+)
+N = 6
+
+
+def content(seed: int = 0) -> dict:
+    rng = np.random.default_rng(seed)
+    return {
+        "obs": [rng.random((N, *o.shape)).astype(np.float32) for o in SPEC.observation_specs],
+        "actions": SPEC.action_spec.random_action(N, rng),
+        "reward": rng.random(N).astype(np.float32),
+        "done": np.array([0, 0, 1, 0, 0, 1], dtype=bool),
+        "interrupted": np.array([0, 0, 0, 0, 0, 1], dtype=bool),
+        "action_mask": [rng.random((N, 3)) < 0.3],
+    }
+
+
+def written(path, **changes) -> dict:
+    values = {**content(), **changes}
+    with DemoWriter(path, "Walker?team=0", SPEC) as writer:
+        writer.append(**values)
+    return values
+
+
+def test_what_is_written_is_read(tmp_path):
+    values = written(tmp_path / "a.demo")
+    demo = read_demo(tmp_path / "a.demo")
+    assert demo.behavior_name == "Walker"
+    assert demo.spec == SPEC
+    for got, expected in zip(demo.obs, values["obs"], strict=True):
+        np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(demo.continuous, values["actions"].continuous)
+    np.testing.assert_array_equal(demo.discrete, values["actions"].discrete)
+    np.testing.assert_array_equal(demo.reward, values["reward"])
+    np.testing.assert_array_equal(demo.done, values["done"])
+    np.testing.assert_array_equal(demo.interrupted, values["interrupted"])
+    assert demo.action_mask is not None
+    np.testing.assert_array_equal(demo.action_mask[0], values["action_mask"][0])
+    assert (demo.metadata.n_steps, demo.metadata.n_episodes) == (N, 3)
+    assert demo.metadata.mean_reward == pytest.approx(values["reward"].sum() / 3)
+    assert "steps         6" in describe(demo)
+    assert "observation 0 state (3,)" in describe(demo)
+
+
+def test_equal_demonstrations_have_equal_bytes(tmp_path):
+    written(tmp_path / "a.demo")
+    written(tmp_path / "b.demo")
+    assert (tmp_path / "a.demo").read_bytes() == (tmp_path / "b.demo").read_bytes()
+
+
+def test_appending_in_parts_gives_the_same_file(tmp_path):
+    values = written(tmp_path / "a.demo")
+    with DemoWriter(tmp_path / "b.demo", "Walker", SPEC) as writer:
+        for part in (slice(0, 2), slice(2, N)):
+            writer.append(
+                obs=[o[part] for o in values["obs"]],
+                actions=ActionTuple(
+                    values["actions"].continuous[part], values["actions"].discrete[part]
+                ),
+                reward=values["reward"][part],
+                done=values["done"][part],
+                interrupted=values["interrupted"][part],
+                action_mask=[values["action_mask"][0][part]],
+            )
+    assert (tmp_path / "a.demo").read_bytes() == (tmp_path / "b.demo").read_bytes()
+
+
+def test_header_fits_in_its_32_bytes_whatever_the_name(tmp_path):
+    with DemoWriter(tmp_path / "a.demo", "b", SPEC, name="Ünï/cø_de " + "long " * 20) as writer:
+        writer.append(**content())
+    data = (tmp_path / "a.demo").read_bytes()
+    assert data[0] <= 32
+    assert read_demo(tmp_path / "a.demo").metadata.name == "ncde long long l"
+
+
+def test_failed_recording_leaves_nothing(tmp_path):
+    def record() -> None:
+        with DemoWriter(tmp_path / "a.demo", "b", SPEC) as writer:
+            writer.append(**content())
+            raise RuntimeError("the environment died")
+
+    with pytest.raises(RuntimeError, match="died"):
+        record()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cut_off_file_says_at_which_pair(tmp_path):
+    path = tmp_path / "a.demo"
+    written(path)
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(DemonstrationError, match=r"a\.demo: .*cut off or damaged at pair 6 of 6"):
+        read_demo(path)
+
+
+def header(**fields) -> bytes:
+    data = m.DemonstrationMetaProto(**fields).SerializeToString()
+    return (bytes([len(data)]) + data).ljust(33, b"\0")
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (header(api_version=7, number_steps=1), "unsupported version (7)"),
+        (header(api_version=1, number_steps=1), "No BrainParameters found in demonstration file"),
+        (header(api_version=1) + b"\x03\x3a\x01b", "holds no steps"),
+        (b"PK\x03\x04 not a demonstration at all", "this is not a demonstration"),
+        (b"", "this is not a demonstration"),
+    ],
+)
+def test_file_that_is_not_a_demonstration_is_refused(tmp_path, data, text):
+    path = tmp_path / "a.demo"
+    path.write_bytes(data)
+    with pytest.raises(DemonstrationError, match=re.escape(text)):
+        read_demo(path)
+
+
+def test_wrong_paths_are_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(DemonstrationError, match=r"not a '\.demo' file"):
+        read_demo(tmp_path / "a.txt")
+    with pytest.raises(DemonstrationError, match="does not exist"):
+        read_demo(tmp_path / "b.demo")
+    with pytest.raises(DemonstrationError, match=r"must end in '\.demo'"):
+        DemoWriter(tmp_path / "a.txt", "b", SPEC)
+
+
+def test_old_recording_takes_each_action_from_the_step_after(tmp_path):
+    def delimited(message) -> bytes:
+        data = message.SerializeToString()
+        return bytes([len(data)]) + data
+
+    brain = m.BrainParametersProto(
+        brain_name="Old",
+        vector_action_size_deprecated=[2],
+        vector_action_space_type_deprecated=m.continuous,
+    )
+    steps = [
+        m.OldAgentInfoProto(
+            stacked_vector_observation=[k, k + 0.5], stored_vector_actions=[10.0 * k, 1.0], id=1
+        )
+        for k in range(3)
+    ]
+    path = tmp_path / "old.demo"
+    path.write_bytes(
+        header(api_version=1, number_steps=3) + b"".join(map(delimited, [brain, *steps]))
+    )
+    demo = read_demo(path)
+    assert demo.obs[0].tolist() == [[0, 0.5], [1, 1.5], [2, 2.5]]
+    assert demo.continuous.tolist() == [[10, 1], [20, 1], [0, 0]]

@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+import pytest
+
+from pipeline.protocol import generate
+
+
+def test_generated_files_are_those_of_the_proto_files():
+    pytest.importorskip("grpc_tools")
+    for name, text in generate.generated_files().items():
+        assert (generate.GENERATED / name).read_text() == text

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.errors import UnityObservationException
+from pipeline.protocol.codec import behavior_spec_from, decode_steps
+from pipeline.protocol.generated import messages as m
+from pipeline.protocol.png import decode_png
+
+
+def png(image: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(image).save(out, "PNG")
+    return out.getvalue()
+
+
+@pytest.fixture
+def images() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3)).astype(np.uint8)
+
+
+def first(images: np.ndarray, count: int) -> np.ndarray:
+    channels = np.concatenate(list(images), axis=2).transpose(2, 0, 1)[:count]
+    return channels.astype(np.float32) / np.float32(255)
+
+
+def test_one_image_becomes_three_channels_in_0_to_1(images):
+    np.testing.assert_array_equal(decode_png(png(images[0]), (3, 4, 5)), first(images, 3))
+
+
+def test_concatenated_images_give_their_first_channels(images):
+    data = png(images[0]) + b"between" + png(images[1])
+    np.testing.assert_array_equal(decode_png(data, (5, 4, 5)), first(images, 5))
+
+
+def test_single_channel_is_the_mean_of_the_first_image(images):
+    expected = images[0].astype(np.float64).mean(axis=2)[None] / 255
+    data = png(images[0]) + png(images[1])
+    np.testing.assert_allclose(decode_png(data, (1, 4, 5)), expected, rtol=1e-6)
+
+
+def test_mapping_averages_drops_and_orders_channels(images):
+    data = png(images[0]) + png(images[1])
+    got = decode_png(data, (2, 4, 5), [1, 1, -1, 0, -1, 1])
+    c = np.concatenate(list(images), axis=2).transpose(2, 0, 1).astype(np.float64) / 255
+    np.testing.assert_allclose(got, [c[3], (c[0] + c[1] + c[5]) / 3], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "shape", "text"),
+    [
+        ([0, 1], (2, 4, 5), "has 3 channels, but its channel mapping"),
+        ([0, 2, 2], (3, 4, 5), "leaves out a channel"),
+        ([0, 0, 0], (3, 4, 5), "has 1 channels where its shape"),
+        ([], (4, 4, 5), "has 3 channels where its shape"),
+        ([], (3, 5, 4), "PNG of 4x5 pixels where its shape says 5x4"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused(images, mapping, shape, text):
+    with pytest.raises(UnityObservationException, match=text):
+        decode_png(png(images[0]), shape, mapping)
+
+
+def test_damaged_images_are_refused(images):
+    with pytest.raises(UnityObservationException, match="not a readable PNG"):
+        decode_png(png(images[0])[:60], (3, 4, 5))
+    with pytest.raises(UnityObservationException, match="holds no PNG image"):
+        decode_png(b"nothing", (3, 4, 5))
+
+
+@pytest.mark.parametrize("properties", [[1, 2, 2], [2, 2, 1]])
+def test_compressed_observations_are_decoded_in_both_orders(images, properties):
+    info = m.AgentInfoProto(id=1)
+    shape = (3, 4, 5) if properties[0] == 1 else (4, 5, 3)
+    info.observations.add(
+        shape=shape,
+        dimension_properties=properties,
+        compression_type=m.PNG,
+        compressed_data=png(images[0]),
+    )
+    spec = behavior_spec_from(m.BrainParametersProto(), info)
+    decision, _ = decode_steps([info], spec)
+    np.testing.assert_array_equal(decision.obs[0][0], first(images, 3))
