@@ -1,1 +1,1 @@
-"""Where numbers go: console, TensorBoard, MLflow, CSV."""
+"""Where numbers go: console, CSV, TensorBoard and MLflow."""

@@ -1,0 +1,66 @@
+# What a user types. Everything runs in the project's own virtual environment, .venv.
+#
+#   make run             build, train, export, evaluate and report every experiment in params.yaml
+#   make test            the tests, without the full learning proofs
+#   make check           formatting, types, import layers, and both descriptions of the DAG
+#
+# Variables:
+#   PYTHON=python3.12              the interpreter that makes .venv (3.11 to 3.13)
+#   TORCH_INDEX_URL=<index>        where pip finds torch, for example PyTorch's index of CPU-only
+#                                  builds, which spares gigabytes of CUDA libraries; empty: pip's own
+#   VENV=<folder>                  use this virtual environment as it is, and install nothing
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+TORCH_INDEX_URL ?=
+ifdef VENV
+STAMP :=
+else
+VENV := $(CURDIR)/.venv
+STAMP := $(VENV)/.installed
+endif
+TORCH := $(shell grep -m1 '^torch==' constraints.txt)
+export PATH := $(VENV)/bin:$(PATH)
+export MLFLOW_DISABLE_TELEMETRY := true
+
+.PHONY: help install run test test-learning check clean
+
+help:
+	@sed -n 's/^# \{0,1\}//; 1,13p' Makefile
+
+install: $(STAMP)
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) $(TORCH)
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+run: $(STAMP)
+	pipeline plan
+	dvc repro
+	@echo
+	@echo "Report:    results/report/report.html"
+	@echo "Curves:    pipeline ui                      (MLflow on http://127.0.0.1:5000)"
+	@echo "Change:    edit params.yaml, then make run  (only what the change touches runs again)"
+	@echo "Parallel:  snakemake --cores $$(nproc) after: pipeline sync --from dvc"
+
+test: $(STAMP)
+	python -m pytest -m "not learning"
+
+test-learning: $(STAMP)
+	python -m pytest -m learning
+
+check: $(STAMP)
+	ruff check .
+	ruff format --check .
+	mypy
+	lint-imports
+	snakefmt --check Snakefile workflow
+	pipeline plan --check
+	python -m pytest -q tests/workflow -m "not slow"
+
+clean:
+	rm -rf build results .snakemake logs benchmarks/stages

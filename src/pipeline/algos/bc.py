@@ -1,0 +1,195 @@
+"""Behavioral cloning: make the policy do what a demonstration does.
+
+As a stage of its own it pretrains a policy; as an auxiliary loss it runs after each update of the
+trainer. Continuous actions are compared in the environment's range: the policy's mean, scaled as the
+environment sees it, with the recorded action. (ML-Agents compares the raw sample, which is three
+times as large, with the recorded action: docs/bc.md.)
+
+Source: Pomerleau 1991, "Efficient training of artificial neural networks for autonomous navigation".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pipeline import seeding
+from pipeline.algos.policy import tensors
+from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
+from pipeline.data.demonstrations import ExpertRows, load_expert_rows
+from pipeline.nets.distributions import ACTION_RANGE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pipeline.algos.policy import Policy
+    from pipeline.settings.schema import TrainerSettings
+
+DEFAULT_EPOCHS = 3
+
+
+def imitation_loss(
+    *,
+    mu: Tensor | None,
+    continuous: Tensor,
+    branch_log_probs: Sequence[Tensor],
+    discrete: Tensor,
+) -> Tensor:
+    """Squared error of continuous actions plus mean cross-entropy of the branches.
+
+    Args:
+        mu: [B, A] mean of the policy's Gaussian, or None without continuous actions.
+        continuous: [B, A] recorded, in -1..1.
+        branch_log_probs: [B, L] of each branch.
+        discrete: int64 [B, branches] recorded.
+    """
+    losses = []
+    if mu is not None:
+        losses.append((mu / ACTION_RANGE - continuous).square().mean())
+    if branch_log_probs:
+        taken = [
+            branch.gather(1, discrete[:, i : i + 1]) for i, branch in enumerate(branch_log_probs)
+        ]
+        losses.append(-torch.cat(taken, dim=1).mean())
+    return torch.stack(losses).sum()
+
+
+class BehavioralCloning:
+    """Supervised updates of a policy from expert rows.
+
+    Args:
+        policy: the policy that learns.
+        rows: what to imitate.
+        batch_size: rows of a minibatch.
+        num_epoch: passes over the samples of one update.
+        samples_per_update: rows used by one update, 0 for all.
+        learning_rate: of Adam at the start.
+        steps: policy steps until the rate has fallen to nothing, 0 to keep it constant.
+        seed: of the run, for the order of minibatches.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        rows: ExpertRows,
+        *,
+        batch_size: int,
+        num_epoch: int,
+        learning_rate: float,
+        seed: int,
+        samples_per_update: int = 0,
+        steps: int = 0,
+    ) -> None:
+        self.policy = policy
+        device = next(policy.parameters()).device
+        self.obs = tensors(rows.obs, device)
+        self.continuous, discrete = tensors([rows.continuous, rows.discrete], device)
+        self.discrete = discrete.long()
+        self.batch_size = min(batch_size, len(rows))
+        self.num_epoch = num_epoch
+        self.samples_per_update = samples_per_update or len(rows)
+        self.learning_rate = learning_rate
+        self.steps = steps
+        self.stream = seeding.stream(seed, "cloning")
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=learning_rate, fused=True)
+
+    @staticmethod
+    def from_settings(
+        policy: Policy, settings: TrainerSettings, *, seed: int
+    ) -> BehavioralCloning | None:
+        """The auxiliary loss that `behavioral_cloning` asks for, or None.
+
+        Raises:
+            DemonstrationError: Its demonstrations cannot be used.
+        """
+        cloning = settings.behavioral_cloning
+        if cloning is None:
+            return None
+        rows = load_expert_rows([cloning.demo_path], policy.spec)
+        return BehavioralCloning(
+            policy,
+            rows,
+            batch_size=cloning.batch_size or settings.hyperparameters.batch_size,
+            num_epoch=cloning.num_epoch or DEFAULT_EPOCHS,
+            samples_per_update=cloning.samples_per_update,
+            learning_rate=settings.hyperparameters.learning_rate * cloning.strength,
+            steps=cloning.steps,
+            seed=seed,
+        )
+
+    def update(self, *, step: int = 0) -> float:
+        """One update; gives the mean loss, 0 when the schedule has ended."""
+        rate = self.learning_rate
+        if self.steps > 0:
+            rate = scheduled(
+                "linear", rate, LEARNING_RATE_FLOOR, step=step, max_steps=self.steps
+            )
+        if rate <= LEARNING_RATE_FLOOR:
+            return 0.0
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        with torch.no_grad():
+            obs = self.policy.normalizers(self.obs)
+        losses = [self._learn(obs, rows) for _ in range(self.num_epoch) for rows in self._batches()]
+        return float(torch.stack(losses).mean())
+
+    def _batches(self) -> Iterator[Tensor]:
+        n_rows = len(self.continuous)
+        order = torch.from_numpy(self.stream.permutation(n_rows)).to(self.continuous.device)
+        n_batches = max(min(n_rows, self.samples_per_update) // self.batch_size, 1)
+        for start in range(0, n_batches * self.batch_size, self.batch_size):
+            yield order[start : start + self.batch_size]
+
+    def _learn(self, obs: Sequence[Tensor], rows: Tensor) -> Tensor:
+        loss = self.loss(obs, rows)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.optimizer.step()
+        return loss.detach()
+
+    def loss(self, obs: Sequence[Tensor], rows: Tensor | slice) -> Tensor:
+        """Imitation loss on the given rows of normalised observations."""
+        heads = self.policy.actor.heads
+        hidden = self.policy.actor([values[rows] for values in obs])
+        mu: nn.Module | None = heads.mu
+        return imitation_loss(
+            mu=None if mu is None else mu(hidden),
+            continuous=self.continuous[rows],
+            branch_log_probs=heads.branch_log_probs(hidden, None),
+            discrete=self.discrete[rows],
+        )
+
+    def observe(self) -> None:
+        """Take the demonstrations' observations into the policy's normalisers."""
+        if self.policy.normalizers:
+            self.policy.normalizers.update(self.obs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that continues this loss."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "stream": self.stream.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.stream.bit_generator.state = state["stream"]
+
+
+def hold_out(rows: ExpertRows, fraction: float, rng: np.random.Generator) -> tuple[ExpertRows, ExpertRows]:
+    """Split into rows to learn from and rows to check on, the latter `fraction` of all."""
+    order = rng.permutation(len(rows))
+    n_check = int(len(rows) * fraction)
+
+    def take(index: np.ndarray[Any, np.dtype[np.int64]]) -> ExpertRows:
+        return ExpertRows(
+            obs=[values[index] for values in rows.obs],
+            continuous=rows.continuous[index],
+            discrete=rows.discrete[index],
+        )
+
+    return take(order[n_check:]), take(order[:n_check])

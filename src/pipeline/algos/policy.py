@@ -1,0 +1,124 @@
+"""What every algorithm shares: the acting policy, and the form of its decisions."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pipeline import seeding
+from pipeline.data.rollout import Field
+from pipeline.errors import UnityPolicyException
+from pipeline.nets.actor_critic import Actor
+from pipeline.nets.body import Normalizers
+from pipeline.nets.distributions import to_environment
+from pipeline.protocol.specs import ActionTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray
+    from pipeline.protocol.specs import BehaviorSpec
+    from pipeline.settings.schema import NetworkSettings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What was decided for N agents."""
+
+    action: ActionTuple
+    """For the environment, continuous parts in -1..1."""
+    rows: Mapping[str, AnyArray]
+    """[N, ...] what learning needs to remember, by field name."""
+    entropy: float
+    """Mean entropy of the policy at these observations."""
+
+
+class Policy(nn.Module):
+    """Normalisers and actor: everything that acting, and exporting, needs."""
+
+    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings) -> None:
+        super().__init__()
+        self.spec = spec
+        self.settings = settings
+        self.normalizers = Normalizers(spec.observation_specs, enabled=settings.normalize)
+        self.actor = Actor(spec, settings)
+
+    @torch.no_grad()
+    def act(
+        self,
+        obs: Sequence[FloatArray],
+        action_mask: Sequence[BoolArray] | None,
+        generator: torch.Generator,
+    ) -> Decision:
+        """Decide for N agents.
+
+        Args:
+            obs: [N, *shape] per observation.
+            action_mask: bool [N, branch] per branch, True where forbidden; None allows everything.
+            generator: the stream that actions are drawn from.
+
+        Raises:
+            UnityPolicyException: The network's output is not finite.
+        """
+        device = generator.device
+        inputs = tensors(obs, device)
+        allowed = None if action_mask is None else ~np.concatenate(action_mask, axis=1)
+        sample = self.actor.heads.sample(
+            self.actor(self.normalizers(inputs)),
+            None if allowed is None else torch.from_numpy(allowed).to(device),
+            generator,
+            deterministic=self.settings.deterministic,
+        )
+        log_prob = sample.log_prob.cpu().numpy()
+        if not np.isfinite(log_prob.sum()):
+            raise UnityPolicyException(
+                "the policy's action is not finite: its weights or its observations have diverged"
+            )
+        rows: dict[str, AnyArray] = {f"obs_{i}": values for i, values in enumerate(obs)}
+        rows["log_prob"] = log_prob
+        rows["continuous"] = sample.continuous.cpu().numpy()
+        rows["discrete"] = sample.discrete.cpu().numpy()
+        if self.spec.action_spec.discrete_size:
+            rows["allowed"] = True if allowed is None else allowed  # type: ignore[assignment]  # a scalar fills the field
+        action = ActionTuple(to_environment(sample.continuous).cpu().numpy(), rows["discrete"])
+        return Decision(action=action, rows=rows, entropy=float(sample.entropy.mean()))
+
+
+def rollout_fields(spec: BehaviorSpec) -> dict[str, Field]:
+    """The fields of `Decision.rows`, with their shapes and types."""
+    actions = spec.action_spec
+    fields = {
+        f"obs_{i}": Field(shape=tuple(obs.shape)) for i, obs in enumerate(spec.observation_specs)
+    }
+    fields["log_prob"] = Field(shape=(actions.continuous_size + actions.discrete_size,))
+    fields["continuous"] = Field(shape=(actions.continuous_size,))
+    fields["discrete"] = Field(shape=(actions.discrete_size,), dtype=np.int64)
+    if actions.discrete_size:
+        fields["allowed"] = Field(shape=(sum(actions.discrete_branches),), dtype=np.bool_)
+    return fields
+
+
+def tensors(arrays: Sequence[AnyArray], device: torch.device) -> list[Tensor]:
+    """Tensors over the same memory where possible, on `device`."""
+    return [
+        torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
+        for array in arrays
+    ]
+
+
+@contextmanager
+def seeded_weights(seed: int, *names: str) -> Iterator[None]:
+    """Context in which new layers draw their weights from the stream called `names`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeding.derive(seed, "weights", *names))
+        yield
+
+
+def generator_for(seed: int, device: torch.device, *names: str) -> torch.Generator:
+    """A torch generator for the stream called `names`."""
+    return torch.Generator(device=device).manual_seed(seeding.derive(seed, *names))

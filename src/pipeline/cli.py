@@ -1,0 +1,243 @@
+"""The `pipeline` command: argument parsing, messages and exit codes. The work is in `commands`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline import __version__
+from pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_EPILOG = """\
+the whole pipeline
+  pipeline plan                     after editing experiments or seeds in params.yaml
+  dvc repro                         run what is out of date, one stage after another
+  snakemake --cores 8               the same, in parallel
+  pipeline sync                     tell one engine what the other has done
+  pipeline ui                       curves, parameters and models in the browser
+
+one thing at a time
+  pipeline env build balance_ball -o build/balance_ball
+  pipeline learn config/ppo/3DBall.yaml --env build/balance_ball --run-id first
+  pipeline evaluate results/export/balance_ball_ppo/seed1/3DBall.onnx --env build/balance_ball
+  pipeline demo record balance_ball -o data/demos/mine.demo --episodes 20
+  pipeline demo info data/demos/mine.demo
+  pipeline onnx check results/export/balance_ball_ppo/seed1/3DBall.onnx
+
+`pipeline COMMAND --help` says more about each.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit code."""
+    arguments = _parser().parse_args(argv)
+    level = logging.DEBUG if arguments.debug else logging.INFO
+    logging.basicConfig(level=level, format="[%(levelname)s] %(message)s")
+    work: Callable[[argparse.Namespace], str | None] = arguments.work
+    try:
+        text = work(arguments)
+    except PipelineError as error:
+        if arguments.debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        if arguments.debug:
+            raise
+        print("interrupted", file=sys.stderr)
+        return 130
+    if text:
+        print(text)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    debug = argparse.ArgumentParser(add_help=False)
+    debug.add_argument("--debug", action="store_true", help="detailed log, and tracebacks")
+    parser = argparse.ArgumentParser(
+        prog="pipeline",
+        description="From an environment to a trained, exported, evaluated and compared agent.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"pipeline {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for add in (_plan, _sync, _env, _demo, _learn, _evaluate, _onnx, _ui):
+        add(commands, debug)
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    parent: argparse.ArgumentParser,
+    name: str,
+    text: str,
+    work: Callable[[argparse.Namespace], str | None] | None = None,
+) -> argparse.ArgumentParser:
+    made = commands.add_parser(
+        name, help=text, description=text[0].upper() + text[1:] + ".", parents=[parent]
+    )
+    if work is not None:
+        made.set_defaults(work=work)
+    return made
+
+
+def _plan(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # argparse's own alias is private
+    def work(arguments: argparse.Namespace) -> str:
+        from pipeline.settings.params import load_params
+        from pipeline.settings.plan import RUNS_FILE, check_plan, write_plan
+
+        params = load_params(Path("params.yaml"))
+        if arguments.check:
+            check_plan(params)
+            return f"{RUNS_FILE} is up to date."
+        write_plan(params)
+        return f"Wrote {RUNS_FILE}. Run `dvc repro` or `snakemake --cores 4`."
+
+    made = _command(commands, debug, "plan", "write the table of runs from params.yaml", work)
+    made.add_argument("--check", action="store_true", help="only say whether it is up to date")
+
+
+def _sync(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
+    def work(arguments: argparse.Namespace) -> str:
+        from pipeline.commands.sync import sync
+
+        return sync(Path.cwd(), arguments.source)
+
+    text = "make DVC agree with Snakemake's results, or Snakemake with DVC's"
+    made = _command(commands, debug, "sync", text, work)
+    made.add_argument(
+        "--from",
+        dest="source",
+        choices=("dvc", "snakemake"),
+        help="the engine that has run; found out when not given",
+    )
+
+
+def _env(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
+    def build(arguments: argparse.Namespace) -> str:
+        from pipeline.simulators.pack import pack
+
+        target = pack(arguments.name, arguments.output)
+        return f"Wrote {target}. Train in it: pipeline learn CONFIG --env {target}"
+
+    def names(arguments: argparse.Namespace) -> str:  # noqa: ARG001  # every command takes them
+        from pipeline.simulators import registry
+
+        return "\n".join(f"{name:16} {registry.entry(name).summary}" for name in registry.NAMES)
+
+    inner = _command(commands, debug, "env", "build environments").add_subparsers(
+        metavar="COMMAND", required=True
+    )
+    made = _command(inner, debug, "build", "pack a built-in simulator into an executable", build)
+    made.add_argument("name", help="one that `pipeline env list` shows")
+    made.add_argument("-o", "--output", required=True, type=Path, help="the executable to write")
+    _command(inner, debug, "list", "list the built-in simulators", names)
+
+
+def _demo(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
+    def info(arguments: argparse.Namespace) -> str:
+        from pipeline.protocol.demo import describe, read_demo
+
+        return describe(read_demo(arguments.file))
+
+    def record(arguments: argparse.Namespace) -> str:
+        from pipeline.commands.demo import record
+
+        return record(
+            arguments.name, arguments.output, episodes=arguments.episodes, seed=arguments.seed
+        )
+
+    inner = _command(commands, debug, "demo", "look at demonstrations, and record them")
+    parts = inner.add_subparsers(metavar="COMMAND", required=True)
+    made = _command(parts, debug, "info", "say what a .demo file holds", info)
+    made.add_argument("file", type=Path)
+    made = _command(parts, debug, "record", "record a built-in simulator's expert", record)
+    made.add_argument("name", help="one that `pipeline env list` shows")
+    made.add_argument("-o", "--output", required=True, type=Path, help="the .demo file to write")
+    made.add_argument("--episodes", type=int, default=20, help="default: %(default)s")
+    made.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+
+
+def _learn(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
+    def work(arguments: argparse.Namespace) -> str:
+        from pipeline.commands.learn import learn
+
+        return learn(arguments)
+
+    text = "train in one executable with one trainer configuration"
+    made = _command(commands, debug, "learn", text, work)
+    made.add_argument("config", type=Path, help="trainer configuration in ML-Agents' format")
+    made.add_argument("--env", type=Path, help="executable; the Unity Editor when not given")
+    made.add_argument("--run-id", default=None, help="name of the run and of its folder")
+    made.add_argument("--results-dir", type=Path, default=None, help="default: results")
+    made.add_argument("--seed", type=int, default=None, help="default: drawn, and printed")
+    made.add_argument("--num-envs", type=int, default=None, help="environments side by side")
+    made.add_argument("--base-port", type=int, default=None, help="default: free ports")
+    made.add_argument("--timeout-wait", type=int, default=None, help="seconds; default: 60")
+    made.add_argument("--no-graphics", action="store_true", help="run without a display")
+    made.add_argument("--torch-device", default=None, help="cpu, cuda, cuda:0, ...")
+    again = made.add_mutually_exclusive_group()
+    again.add_argument("--resume", action="store_true", help="continue the run of this id")
+    again.add_argument("--force", action="store_true", help="delete the run of this id first")
+    made.add_argument(
+        "--env-args", nargs=argparse.REMAINDER, default=[], help="the rest goes to the executable"
+    )
+
+
+def _evaluate(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
+    def work(arguments: argparse.Namespace) -> str:
+        from pipeline.commands.evaluate import evaluate
+
+        return evaluate(
+            arguments.model,
+            arguments.env,
+            episodes=arguments.episodes,
+            seed=arguments.seed,
+            args=arguments.env_args,
+        )
+
+    text = "play episodes with an ONNX policy in an executable"
+    made = _command(commands, debug, "evaluate", text, work)
+    made.add_argument("model", type=Path, help="the .onnx file, named like its behavior")
+    made.add_argument("--env", type=Path, required=True, help="executable")
+    made.add_argument("--episodes", type=int, default=100, help="default: %(default)s")
+    made.add_argument("--seed", type=int, default=10_000, help="default: %(default)s")
+    made.add_argument(
+        "--env-args", nargs=argparse.REMAINDER, default=[], help="the rest goes to the executable"
+    )
+
+
+def _onnx(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
+    def check(arguments: argparse.Namespace) -> str:
+        from pipeline.commands.onnx import check
+
+        return check(arguments.file)
+
+    inner = _command(commands, debug, "onnx", "look at exported policies").add_subparsers(
+        metavar="COMMAND", required=True
+    )
+    made = _command(inner, debug, "check", "say whether Unity would load an ONNX policy", check)
+    made.add_argument("file", type=Path)
+
+
+def _ui(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
+    def work(arguments: argparse.Namespace) -> None:
+        from pipeline.commands.ui import serve
+
+        print(f"MLflow: http://127.0.0.1:{arguments.port}   (Ctrl+C ends it)", flush=True)
+        print("Switch from 'GenAI' to 'Model training' at the top left; the curves are there.")
+        serve(Path.cwd(), arguments.port)
+
+    made = _command(commands, debug, "ui", "show runs in the browser, on this machine only", work)
+    made.add_argument("--port", type=int, default=5000, help="default: %(default)s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

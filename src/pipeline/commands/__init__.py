@@ -1,0 +1,1 @@
+"""What the subcommands of `pipeline` do; each module is imported when its command runs."""

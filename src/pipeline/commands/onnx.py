@@ -1,0 +1,31 @@
+"""`pipeline onnx check`: would Unity's package load this file?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline.errors import ExportError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def check(path: Path) -> str:
+    """What the file declares, when it keeps the contract.
+
+    Raises:
+        ExportError: It cannot be read, or breaks a rule.
+    """
+    from pipeline.export.contract import check_model
+    from pipeline.export.layout import describe, load
+
+    model = load(path)
+    findings = check_model(model)
+    errors = [str(finding) for finding in findings if finding.severity == "error"]
+    if errors:
+        raise ExportError(f"{path}: " + "; ".join(errors))
+    seen = describe(model)
+    lines = [f"{path}: keeps the contract (version {seen.version}, opset {seen.opset})"]
+    for title, tensors in (("input", seen.inputs), ("output", seen.outputs)):
+        lines += [f"  {title:7} {name} {info.dtype} {info.shape}" for name, info in tensors.items()]
+    return "\n".join([*lines, *(f"  warning {f}" for f in findings)])

@@ -1,0 +1,101 @@
+"""Recorded experience as rows to imitate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.errors import DemonstrationError
+from pipeline.protocol.demo import Demonstration, read_demo
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.arrays import FloatArray, IntArray
+    from pipeline.protocol.specs import BehaviorSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertRows:
+    """R observations and what the expert did there."""
+
+    obs: list[FloatArray]
+    """[R, *shape] per observation."""
+    continuous: FloatArray
+    """[R, A] in the environment's range -1..1."""
+    discrete: IntArray
+    """int32 [R, branches]."""
+
+    def __len__(self) -> int:
+        return len(self.continuous)
+
+
+def demonstration_files(path: Path | str) -> list[Path]:
+    """The `.demo` files that `path` names: itself, or all in the folder, sorted.
+
+    Raises:
+        DemonstrationError: There are none.
+    """
+    path = Path(path)
+    if path.is_dir():
+        files = sorted(path.glob("*.demo"))
+        if not files:
+            raise DemonstrationError(f"{path}: there are no '.demo' files in this directory")
+        return files
+    if not path.exists():
+        raise DemonstrationError(f"{path}: this demonstration file or directory does not exist")
+    return [path]
+
+
+def load_expert_rows(paths: Sequence[Path | str], spec: BehaviorSpec) -> ExpertRows:
+    """Rows of all demonstrations, without those that only close an episode.
+
+    Args:
+        paths: files and folders.
+        spec: of the behavior that is to imitate.
+
+    Raises:
+        DemonstrationError: A file cannot be read, is empty, or has other shapes than `spec`.
+    """
+    parts = []
+    for file in [file for path in paths for file in demonstration_files(path)]:
+        demonstration = read_demo(file)
+        _check_fits(file, demonstration, spec)
+        parts.append((demonstration, ~demonstration.done))
+    rows = ExpertRows(
+        obs=[
+            np.concatenate([d.obs[i][keep] for d, keep in parts])
+            for i in range(len(spec.observation_specs))
+        ],
+        continuous=np.concatenate([d.continuous[keep] for d, keep in parts]),
+        discrete=np.concatenate([d.discrete[keep] for d, keep in parts]),
+    )
+    if len(rows) == 0:
+        raise DemonstrationError(
+            f"{', '.join(map(str, paths))}: no step holds an action to learn from"
+        )
+    return rows
+
+
+def _check_fits(file: Path, demonstration: Demonstration, spec: BehaviorSpec) -> None:
+    found, wanted = demonstration.spec, spec
+    if found.action_spec != wanted.action_spec:
+        raise DemonstrationError(
+            f"{file}: its actions are {found.action_spec}, the behavior's are {wanted.action_spec}; "
+            "record demonstrations of this behavior, or name another file"
+        )
+    if len(found.observation_specs) != len(wanted.observation_specs):
+        raise DemonstrationError(
+            f"{file}: it has {len(found.observation_specs)} observations, the behavior has "
+            f"{len(wanted.observation_specs)}; record demonstrations of this behavior"
+        )
+    pairs = zip(found.observation_specs, wanted.observation_specs, strict=True)
+    for index, (has, needs) in enumerate(pairs):
+        if tuple(has.shape) != tuple(needs.shape):
+            raise DemonstrationError(
+                f"{file}: observation {index} has shape {tuple(has.shape)}, the behavior's has "
+                f"{tuple(needs.shape)}; record demonstrations of this behavior"
+            )

@@ -1,0 +1,288 @@
+"""Trajectories of many agents, written by slot and closed into one contiguous rollout.
+
+Every live (source, agent) has a slot. A decision writes one row at [slot, cursor]; the reward comes
+with the agent's next message and completes that row. A trajectory closes when the agent's episode
+ends or after `time_horizon` rows; its rows then move, for all that close at once, to the end of the
+rollout, where an update reads them as contiguous arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping, Sequence
+
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Field:
+    """One quantity that every row has."""
+
+    shape: tuple[int, ...]
+    dtype: type = np.float32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rollout:
+    """R rows of K closed trajectories, one trajectory after another.
+
+    Views into preallocated memory: valid until the next row is added.
+    """
+
+    fields: Mapping[str, AnyArray]
+    """[R, ...] of each field, `reward` included."""
+    starts: IntArray
+    """[K] first row of each trajectory."""
+    lengths: IntArray
+    """[K] rows of each trajectory."""
+    terminated: BoolArray
+    """[K] whether the task ended, so that nothing follows the last row."""
+    next_obs: list[FloatArray]
+    """[K, *shape] observation after each trajectory's last row, per observation."""
+
+    @property
+    def n_rows(self) -> int:
+        """Rows in all."""
+        return len(self.fields["reward"])
+
+
+@dataclass(kw_only=True, slots=True)
+class Closed:
+    """What closed at one moment: for counting steps and for the observation normaliser."""
+
+    obs: list[FloatArray]
+    """[rows, *shape] observations of the rows that closed."""
+    n_rows: int = 0
+    episode_returns: list[float] = field(default_factory=list)
+    episode_lengths: list[int] = field(default_factory=list)
+
+
+class Grown:
+    """Rows appended to arrays that double when full."""
+
+    def __init__(self, fields: Mapping[str, Field], capacity: int) -> None:
+        self.arrays = {
+            name: np.zeros((capacity, *spec.shape), dtype=spec.dtype)
+            for name, spec in fields.items()
+        }
+        self.used = 0
+        self.capacity = capacity
+
+    def append(self, n: int, rows: Mapping[str, AnyArray]) -> None:
+        """Add `n` rows of every field."""
+        if self.used + n > self.capacity:
+            self.capacity = max(2 * self.capacity, self.used + n)
+            for name, old in self.arrays.items():
+                new = np.zeros((self.capacity, *old.shape[1:]), dtype=old.dtype)
+                new[: self.used] = old[: self.used]
+                self.arrays[name] = new
+        for name, values in rows.items():
+            self.arrays[name][self.used : self.used + n] = values
+        self.used += n
+
+    def filled(self) -> dict[str, AnyArray]:
+        """Views of the rows that were added."""
+        return {name: array[: self.used] for name, array in self.arrays.items()}
+
+
+class Slots:
+    """Which slot each live (source, agent) has; a source's unchanged agents are not looked up.
+
+    A source is where agents come from: a worker, and the team they play for.
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[tuple[Hashable, int], int] = {}
+        self._free: list[int] = []
+        self._last: dict[Hashable, tuple[IntArray, AnyArray]] = {}
+        self.n_slots = 0
+
+    def deciding(self, source: Hashable, agent_ids: IntArray) -> AnyArray:
+        """Slots [N] of agents [N] that ask for a decision, new ones where an agent has none."""
+        known = self._last.get(source)
+        if known is not None and np.array_equal(known[0], agent_ids):
+            return known[1]
+        slots = self._look_up(source, agent_ids)
+        self._last[source] = (agent_ids.copy(), slots)
+        return slots
+
+    def ended(self, source: Hashable, agent_ids: IntArray) -> AnyArray:
+        """Slots [N] of agents [N] whose episode has ended."""
+        return self._look_up(source, agent_ids)
+
+    def release(self, source: Hashable, agent_ids: Sequence[int]) -> None:
+        """Give back the slots of agents that are gone for good."""
+        for agent in agent_ids:
+            slot = self._slots.pop((source, agent), None)
+            if slot is not None:
+                self._free.append(slot)
+        self._last.pop(source, None)
+
+    def _look_up(self, source: Hashable, agent_ids: IntArray) -> AnyArray:
+        return np.fromiter(
+            (self._slot((source, agent)) for agent in agent_ids.tolist()),
+            dtype=np.intp,
+            count=len(agent_ids),
+        )
+
+    def _slot(self, key: tuple[Hashable, int]) -> int:
+        slot = self._slots.get(key)
+        if slot is None:
+            if self._free:
+                slot = self._free.pop()
+            else:
+                slot = self.n_slots
+                self.n_slots += 1
+            self._slots[key] = slot
+        return slot
+
+
+class Trajectories:
+    """Open trajectories by slot, and the rollout of closed ones."""
+
+    def __init__(
+        self, fields: Mapping[str, Field], *, n_obs: int, horizon: int, capacity: int
+    ) -> None:
+        self.fields = {**fields, "reward": Field(shape=())}
+        self.n_obs = n_obs
+        self.horizon = horizon
+        self._open = {name: self._block(spec, 0) for name, spec in self.fields.items()}
+        self._cursor = np.zeros(0, dtype=np.intp)
+        self._waiting = np.zeros(0, dtype=np.bool_)
+        self._episode_return = np.zeros(0, dtype=np.float64)
+        self._episode_length = np.zeros(0, dtype=np.int64)
+        self._rows = Grown(self.fields, capacity)
+        self._ends = Grown(
+            {
+                "length": Field(shape=(), dtype=np.int64),
+                "terminated": Field(shape=(), dtype=np.bool_),
+                **{f"obs_{i}": fields[f"obs_{i}"] for i in range(n_obs)},
+            },
+            64,
+        )
+
+    @property
+    def n_closed(self) -> int:
+        """Rows ready for an update."""
+        return self._rows.used
+
+    def reserve(self, n_slots: int) -> None:
+        """Make room for slots 0 to `n_slots` - 1."""
+        n_old = len(self._cursor)
+        if n_slots <= n_old:
+            return
+        n = max(n_slots, 2 * n_old)
+        for name, spec in self.fields.items():
+            block = self._block(spec, n)
+            block[:n_old] = self._open[name]
+            self._open[name] = block
+        self._cursor = np.concatenate((self._cursor, np.zeros(n - n_old, dtype=np.intp)))
+        self._waiting = np.concatenate((self._waiting, np.zeros(n - n_old, dtype=np.bool_)))
+        self._episode_return = np.concatenate((self._episode_return, np.zeros(n - n_old)))
+        self._episode_length = np.concatenate(
+            (self._episode_length, np.zeros(n - n_old, dtype=np.int64))
+        )
+
+    def decide(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> None:
+        """Write what agents in `slots` saw and did; the reward follows with `outcome`.
+
+        Args:
+            slots: [N] slots, each at most once.
+            rows: [N, ...] of every field but the reward.
+        """
+        at = self._cursor[slots]
+        for name, values in rows.items():
+            self._open[name][slots, at] = values
+        self._waiting[slots] = True
+
+    def outcome(
+        self,
+        slots: AnyArray,
+        reward: FloatArray,
+        obs: Sequence[FloatArray],
+        *,
+        ended: bool,
+        interrupted: BoolArray | None = None,
+    ) -> Closed | None:
+        """Complete the rows of agents in `slots`, and close the trajectories that end here.
+
+        Args:
+            slots: [N] slots; those that wait for no outcome are passed over.
+            reward: [N] gained since the decision.
+            obs: [N, *shape] observations that came with it.
+            ended: whether these agents' episodes have ended.
+            interrupted: [N] for ended episodes, whether they were cut short.
+
+        Returns:
+            What closed, or None.
+        """
+        waiting = self._waiting[slots]
+        if not waiting.all():
+            slots, reward = slots[waiting], reward[waiting]
+            obs = [values[waiting] for values in obs]
+            interrupted = None if interrupted is None else interrupted[waiting]
+        if len(slots) == 0:
+            return None
+        self._open["reward"][slots, self._cursor[slots]] = reward
+        self._cursor[slots] += 1
+        self._waiting[slots] = False
+        self._episode_return[slots] += reward
+        self._episode_length[slots] += 1
+        if ended and interrupted is not None:
+            closed = self._close(slots, ~interrupted, obs)
+            closed.episode_returns = self._episode_return[slots].tolist()
+            closed.episode_lengths = self._episode_length[slots].tolist()
+            self._episode_return[slots] = 0.0
+            self._episode_length[slots] = 0
+            return closed
+        full = self._cursor[slots] >= self.horizon
+        if not full.any():
+            return None
+        return self._close(
+            slots[full], np.zeros(int(full.sum()), np.bool_), [values[full] for values in obs]
+        )
+
+    def rollout(self) -> Rollout:
+        """All closed trajectories."""
+        ends = self._ends.filled()
+        lengths = ends["length"]
+        return Rollout(
+            fields=self._rows.filled(),
+            starts=np.cumsum(lengths) - lengths,
+            lengths=lengths,
+            terminated=ends["terminated"],
+            next_obs=[ends[f"obs_{i}"] for i in range(self.n_obs)],
+        )
+
+    def clear_closed(self) -> None:
+        """Forget the closed trajectories; open ones go on."""
+        self._rows.used = 0
+        self._ends.used = 0
+
+    def drop_open(self) -> None:
+        """Forget the open trajectories, as after a reset of the environment."""
+        self._cursor[:] = 0
+        self._waiting[:] = False
+        self._episode_return[:] = 0.0
+        self._episode_length[:] = 0
+
+    def _close(self, slots: AnyArray, terminated: BoolArray, obs: Sequence[FloatArray]) -> Closed:
+        lengths = self._cursor[slots]
+        n_rows = int(lengths.sum())
+        offsets = np.arange(n_rows) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        where = np.repeat(slots, lengths), offsets
+        rows = {name: block[where] for name, block in self._open.items()}
+        self._rows.append(n_rows, rows)
+        ends: dict[str, AnyArray] = {"length": lengths, "terminated": terminated}
+        ends.update({f"obs_{i}": values for i, values in enumerate(obs)})
+        self._ends.append(len(slots), ends)
+        self._cursor[slots] = 0
+        return Closed(obs=[rows[f"obs_{i}"] for i in range(self.n_obs)], n_rows=n_rows)
+
+    def _block(self, spec: Field, n_slots: int) -> AnyArray:
+        return np.zeros((n_slots, self.horizon, *spec.shape), dtype=spec.dtype)

@@ -1,0 +1,191 @@
+"""The low-level API of an environment, ML-Agents' `BaseEnv`, and what all environments share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from pipeline.errors import UnityActionException, UnityEnvironmentException
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+    from typing import Self
+
+    from pipeline.arrays import AnyArray
+    from pipeline.protocol.specs import ActionTuple, BehaviorSpec
+    from pipeline.protocol.steps import Steps
+
+
+class BaseEnv(ABC):
+    """Many agents of one or more behaviors, seen and driven as batches.
+
+    Attributes:
+        codec_seconds: time spent so far on turning messages into arrays and back.
+    """
+
+    codec_seconds: float = 0.0
+
+    @abstractmethod
+    def step(self) -> None:
+        """Send the set actions, zeros where none, and go on until an agent asks or has ended.
+
+        Before the first reset it acts as one.
+        """
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Begin a new episode for every agent, and forget the set actions."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the environment and free what it holds."""
+
+    @property
+    @abstractmethod
+    def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
+        """Each behavior's specification; empty before the first reset, and may grow."""
+
+    @abstractmethod
+    def get_steps(self, behavior_name: str) -> Steps:
+        """What the behavior's agents sent last."""
+
+    @abstractmethod
+    def set_actions(self, behavior_name: str, action: ActionTuple) -> None:
+        """Set the actions of all agents of the last decision steps, in the same order."""
+
+    @abstractmethod
+    def set_action_for_agent(self, behavior_name: str, agent_id: int, action: ActionTuple) -> None:
+        """Set the action of one agent; the action's first dimension is 1."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@runtime_checkable
+class SplitEnv(Protocol):
+    """An environment that works between the two halves of a step, while others get theirs."""
+
+    def step_send(self) -> None:
+        """First half of `step`."""
+
+    def step_wait(self) -> None:
+        """Second half of `step`."""
+
+    def reset_send(self) -> None:
+        """First half of `reset`."""
+
+    def reset_wait(self) -> None:
+        """Second half of `reset`."""
+
+
+class StoredStepsEnv(BaseEnv):
+    """An environment that keeps the last steps, and the actions set for them."""
+
+    def __init__(self) -> None:
+        self._specs: dict[str, BehaviorSpec] = {}
+        self._steps: dict[str, Steps] = {}
+        self._actions: dict[str, ActionTuple] = {}
+
+    @property
+    def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
+        """Each behavior's specification; empty before the first reset, and may grow."""
+        return MappingProxyType(self._specs)
+
+    def get_steps(self, behavior_name: str) -> Steps:
+        """What the behavior's agents sent last.
+
+        Raises:
+            UnityActionException: There is no such behavior.
+        """
+        spec = self._spec(behavior_name)
+        steps = self._steps.get(behavior_name)
+        return steps or (DecisionSteps.empty(spec), TerminalSteps.empty(spec))
+
+    def set_actions(self, behavior_name: str, action: ActionTuple) -> None:
+        """Set the actions of all agents of the last decision steps, in the same order.
+
+        Raises:
+            UnityActionException: There is no such behavior, or the shape is wrong.
+        """
+        spec = self._spec(behavior_name)
+        if behavior_name in self._steps:
+            check_actions(behavior_name, spec, action, len(self._steps[behavior_name][0]))
+            self._actions[behavior_name] = action
+
+    def set_action_for_agent(self, behavior_name: str, agent_id: int, action: ActionTuple) -> None:
+        """Set the action of one agent; the action's first dimension is 1.
+
+        Raises:
+            UnityActionException: There is no such behavior, or the shape is wrong.
+            IndexError: The agent did not ask for a decision.
+        """
+        spec = self._spec(behavior_name)
+        if behavior_name not in self._steps:
+            return
+        check_actions(behavior_name, spec, action, 1)
+        decision = self._steps[behavior_name][0]
+        row = decision.agent_id_to_index.get(agent_id)
+        if row is None:
+            raise IndexError(
+                f"agent_id {agent_id} is did not request a decision at the previous step"
+            )
+        if behavior_name not in self._actions:
+            self._actions[behavior_name] = spec.action_spec.empty_action(len(decision))
+        self._actions[behavior_name].continuous[row] = action.continuous[0]
+        self._actions[behavior_name].discrete[row] = action.discrete[0]
+
+    def _spec(self, behavior_name: str) -> BehaviorSpec:
+        spec = self._specs.get(behavior_name)
+        if spec is None:
+            raise UnityActionException(
+                f"The group {behavior_name} does not correspond to an existing agent group in the "
+                f"environment; it has {sorted(self._specs) or 'none before the first reset'}"
+            )
+        return spec
+
+    def _take_actions(self) -> dict[str, ActionTuple]:
+        """An action for every agent that asked, by behavior; forgets what was set."""
+        actions, self._actions = self._actions, {}
+        return {
+            name: actions[name]
+            if name in actions
+            else self._specs[name].action_spec.empty_action(len(decision))
+            for name, (decision, _) in self._steps.items()
+            if len(decision)
+        }
+
+    def _no_agents(self, behavior_name: str) -> Steps:
+        spec = self._specs[behavior_name]
+        return DecisionSteps.empty(spec), TerminalSteps.empty(spec)
+
+
+def check_actions(name: str, spec: BehaviorSpec, action: ActionTuple, n_agents: int) -> None:
+    """Raise UnityActionException unless `action` is for `n_agents` agents of `spec`."""
+    expected = spec.action_spec
+    _check_shape(name, "continuous", action.continuous, (n_agents, expected.continuous_size))
+    _check_shape(name, "discrete", action.discrete, (n_agents, expected.discrete_size))
+
+
+def _check_shape(name: str, kind: str, got: AnyArray | None, expected: tuple[int, int]) -> None:
+    shape = None if got is None else got.shape
+    if shape != expected:
+        raise UnityActionException(
+            f"The behavior {name} needs a {kind} input of dimension {expected} for "
+            f"(<number of agents>, <action size>) but received input of dimension {shape}"
+        )
+
+
+def closed_error() -> UnityEnvironmentException:
+    """What every call on a closed environment raises."""
+    return UnityEnvironmentException("No Unity environment is loaded.")

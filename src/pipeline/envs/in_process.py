@@ -1,0 +1,65 @@
+"""An environment without a process: a simulator, stepped directly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline.envs.base import StoredStepsEnv, closed_error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.protocol.simulator import Simulator
+    from pipeline.protocol.steps import Steps
+
+
+class InProcessEnvironment(StoredStepsEnv):
+    """A simulator behind the same interface as `UnityEnvironment`, with the same semantics."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        """Take ownership of `simulator`; `close` closes it."""
+        super().__init__()
+        self._simulator = simulator
+        self._is_reset = False
+        self._loaded = True
+
+    def reset(self) -> None:
+        """Begin a new episode for every agent, and forget the set actions."""
+        self._check_loaded()
+        self._actions.clear()
+        self._is_reset = True
+        self._update(self._simulator.reset())
+
+    def step(self) -> None:
+        """Apply the set actions, zeros where none."""
+        self._check_loaded()
+        if not self._is_reset:
+            self.reset()
+            return
+        self._update(self._simulator.step(self._take_actions()))
+
+    def set_parameter(self, name: str, value: float) -> None:
+        """Set an environment parameter, from the next reading on."""
+        self._simulator.set_parameter(name, value)
+
+    def close(self) -> None:
+        """Close the simulator.
+
+        Raises:
+            UnityEnvironmentException: It is closed already.
+        """
+        self._check_loaded()
+        self._loaded = False
+        self._simulator.close()
+
+    def _check_loaded(self) -> None:
+        if not self._loaded:
+            raise closed_error()
+
+    def _update(self, result: Mapping[str, Steps]) -> None:
+        specs = self._simulator.behavior_specs
+        for name, (decision, terminal) in result.items():
+            if name not in self._specs and (len(decision) or len(terminal)):
+                self._specs[name] = specs[name]
+        for name in self._specs:
+            self._steps[name] = result[name] if name in result else self._no_agents(name)

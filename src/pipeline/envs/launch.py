@@ -1,0 +1,223 @@
+"""Environment processes: find the executable, start it, watch it, end it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from pipeline.errors import UnityEnvironmentException
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_EXTENSIONS = (".app", ".exe", ".x86_64", ".x86")
+_PR_SET_PDEATHSIG = 1
+_TAIL_LINES, _TAIL_BYTES = 20, 4096
+
+
+def find_executable(file_name: str | Path) -> Path:
+    """The executable that a user means by `file_name`, with or without its extension.
+
+    Raises:
+        UnityEnvironmentException: There is none.
+    """
+    given = str(file_name).strip()
+    bare = given
+    for extension in _EXTENSIONS:
+        bare = bare.replace(extension, "")
+    for candidate in [*_candidates(Path(bare)), Path(given)]:
+        if candidate.is_file():
+            return candidate.absolute()
+    raise UnityEnvironmentException(
+        f"Couldn't launch the {Path(bare).name} environment. Provided filename does not match any "
+        f"environments. Looked for {given} from the folder {Path.cwd()}."
+    )
+
+
+def _candidates(path: Path) -> list[Path]:
+    """Where an executable may lie on this system, best first."""
+    both = (Path.cwd() / path, path)
+    if sys.platform == "darwin":
+        folders = [p.with_name(p.name + ".app") / "Contents" / "MacOS" for p in both]
+        named = [folder / path.name for folder in folders]
+        return [*named, *(file for folder in folders for file in sorted(folder.glob("*"))), path]
+    if sys.platform == "win32":
+        named = [p.with_name(p.name + ".exe") for p in both]
+        inside = [file for p in both for file in sorted(p.glob("*.exe"))]
+        return [*named, *(f for f in inside if not f.name.startswith("UnityCrashHandler")), path]
+    return [*(p.with_name(p.name + end) for p in both for end in (".x86_64", ".x86")), path]
+
+
+def command_line(
+    executable: Path,
+    *,
+    port: int,
+    worker_id: int = 0,
+    no_graphics: bool = False,
+    log_folder: str | Path | None = None,
+    additional_args: Sequence[str] = (),
+) -> list[str]:
+    """The command that starts an environment, in the order that ML-Agents uses."""
+    command = [str(executable)]
+    if no_graphics:
+        command += ["-nographics", "-batchmode"]
+    command += ["--mlagents-port", str(port)]
+    if log_folder and not any(arg.lower() == "-logfile" for arg in additional_args):
+        command += ["-logFile", str(player_log(log_folder, worker_id))]
+    return [*command, *additional_args]
+
+
+def player_log(log_folder: str | Path, worker_id: int) -> Path:
+    """Where a Unity player writes its log."""
+    return Path(log_folder) / f"Player-{worker_id}.log"
+
+
+class EnvironmentProcess:
+    """One running environment. It ends with this process, however this process ends (Linux).
+
+    What it prints goes to an unnamed temporary file, for error messages.
+    """
+
+    def __init__(self, command: Sequence[str], *, log: Path | None = None) -> None:
+        """Start it.
+
+        Args:
+            command: the executable and its arguments.
+            log: a file that the environment itself writes, preferred in error messages.
+
+        Raises:
+            UnityEnvironmentException: The system cannot run it.
+        """
+        self._log = log
+        self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115  # closed by `close`
+        posix = os.name == "posix"
+        try:
+            self._process = subprocess.Popen(  # noqa: S603  # the user chose the executable
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PIPELINE_PYTHON": sys.executable},
+                start_new_session=posix,
+                preexec_fn=_die_with_parent(os.getpid()),  # noqa: PLW1509  # calls only prctl
+            )
+        except OSError as error:
+            self._output.close()
+            raise _cannot_start(command[0], error) from error
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def check(self) -> None:
+        """Raise if the process has ended.
+
+        Raises:
+            UnityEnvironmentException: It has; the message has its exit code and last output.
+        """
+        code = self._process.poll()
+        if code is not None:
+            raise UnityEnvironmentException(
+                f"Environment shut down with return code {code}{_signal_name(code)}.{self.tail()}"
+            )
+
+    def tail(self) -> str:
+        """The last lines of the environment's log or output, ready to append to a message."""
+        text, source = "", "output"
+        if self._log is not None and self._log.is_file():
+            with self._log.open("rb") as file:
+                text, source = _last_lines(file), str(self._log)
+        if not text and not self._output.closed:
+            text, source = _last_lines(self._output), "output"
+        if not text:
+            return " It printed nothing."
+        return f" The last lines of its {source}:\n{text}"
+
+    def close(self, wait_s: float) -> None:
+        """Give it `wait_s` to end by itself, then kill it and what it started."""
+        try:
+            self._process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            self._kill()
+        if self._process.returncode and os.name == "posix":
+            self._kill_group()
+        self._output.close()
+
+    def _kill(self) -> None:
+        if os.name == "posix":
+            self._kill_group()
+        else:
+            self._process.kill()
+        self._process.wait()
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _die_with_parent(parent: int) -> Callable[[], None] | None:
+    """What a child runs first, so that the kernel ends it when its parent dies, even by kill -9.
+
+    The kernel watches the thread that started the child, so only the main thread may ask for it.
+    """
+    prctl = _prctl()
+    if prctl is None or threading.current_thread() is not threading.main_thread():
+        return None
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(1)
+
+    return ask
+
+
+@cache
+def _prctl() -> Callable[[int, int], int] | None:
+    if sys.platform != "linux":
+        return None
+    try:
+        function: Callable[[int, int], int] = ctypes.CDLL(None).prctl
+    except (OSError, AttributeError):
+        return None
+    return function
+
+
+def _cannot_start(path: str, error: OSError) -> UnityEnvironmentException:
+    if isinstance(error, PermissionError):
+        why = f"it may not be executed. Try `chmod -R 755 {path}`"
+    elif error.errno == errno.ENOEXEC:
+        why = (
+            "this system cannot run it (exec format error). Is it a build for another platform, "
+            "or a script without a '#!' line?"
+        )
+    elif isinstance(error, FileNotFoundError):
+        why = "it, or the interpreter that its '#!' line names, does not exist"
+    else:
+        why = str(error)
+    return UnityEnvironmentException(f"Couldn't launch the environment {path}: {why}.")
+
+
+def _signal_name(code: int) -> str:
+    with contextlib.suppress(ValueError):
+        if code < 0:
+            return f" ({signal.Signals(-code).name})"
+    return ""
+
+
+def _last_lines(file: BinaryIO) -> str:
+    end = file.seek(0, os.SEEK_END)
+    file.seek(max(0, end - _TAIL_BYTES))
+    lines = file.read().decode("utf-8", errors="replace").rstrip().splitlines()
+    return "\n".join(lines[-_TAIL_LINES:])

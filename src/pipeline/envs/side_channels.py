@@ -1,0 +1,293 @@
+"""Side channels: what travels between user code and the environment beside the steps.
+
+Training analytics are a telemetry of Unity's; nothing here sends them.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from pipeline.errors import (
+    UnityCommunicationException,
+    UnityEnvironmentException,
+    UnitySideChannelException,
+)
+from pipeline.protocol import side_channels as wire
+from pipeline.protocol.side_channels import IncomingMessage, OutgoingMessage
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Sequence
+
+_log = logging.getLogger(__name__)
+
+
+class SideChannel(ABC):
+    """One channel, known by its id on both ends."""
+
+    def __init__(self, channel_id: uuid.UUID) -> None:
+        self._channel_id = channel_id
+        self.message_queue: list[bytes] = []
+
+    @property
+    def channel_id(self) -> uuid.UUID:
+        """The id that both ends use."""
+        return self._channel_id
+
+    def queue_message_to_send(self, msg: OutgoingMessage) -> None:
+        """Send `msg` with the next step or reset."""
+        self.message_queue.append(bytes(msg.buffer))
+
+    @abstractmethod
+    def on_message_received(self, msg: IncomingMessage) -> None:
+        """Handle a message from the environment."""
+
+
+class SideChannelManager:
+    """All channels of one environment."""
+
+    def __init__(self, channels: Sequence[SideChannel] = ()) -> None:
+        self._channels: dict[uuid.UUID, SideChannel] = {}
+        for channel in channels:
+            if channel.channel_id in self._channels:
+                raise UnityEnvironmentException(
+                    f"There cannot be two side channels with the same channel id "
+                    f"{channel.channel_id}."
+                )
+            self._channels[channel.channel_id] = channel
+
+    def outgoing(self) -> bytes:
+        """The bytes of all queued messages, in the order of registration; empties the queues."""
+        if not any(channel.message_queue for channel in self._channels.values()):
+            return b""
+        frames = [(c.channel_id, data) for c in self._channels.values() for data in c.message_queue]
+        for channel in self._channels.values():
+            channel.message_queue.clear()
+        return wire.pack(frames)
+
+    def deliver(self, data: bytes) -> None:
+        """Hand what the environment sent to the channels."""
+        for channel_id, payload in wire.unpack(data) if data else ():
+            channel = self._channels.get(channel_id)
+            if channel is None:
+                _log.warning("Unknown side channel data received. Channel type: %s.", channel_id)
+            else:
+                channel.on_message_received(IncomingMessage(payload))
+
+
+class _SendOnlyChannel(SideChannel):
+    def on_message_received(self, msg: IncomingMessage) -> None:
+        """Refuse: the environment never sends on this channel.
+
+        Raises:
+            UnityCommunicationException: Always.
+        """
+        raise UnityCommunicationException(
+            f"The environment sent {len(msg.buffer)} bytes to {type(self).__name__}, "
+            "which only sends."
+        )
+
+
+class EngineConfig(NamedTuple):
+    """Settings of the environment's engine."""
+
+    width: int | None
+    height: int | None
+    quality_level: int | None
+    time_scale: float | None
+    target_frame_rate: int | None
+    capture_frame_rate: int | None
+
+    @staticmethod
+    def default_config() -> EngineConfig:
+        """Settings for training: small, fast, uncapped."""
+        return EngineConfig(80, 80, 1, 20.0, -1, 60)
+
+
+class EngineConfigurationChannel(_SendOnlyChannel):
+    """Window size, quality and speed of the environment's engine."""
+
+    def __init__(self) -> None:
+        super().__init__(wire.ENGINE_CONFIGURATION)
+
+    def set_configuration_parameters(
+        self,
+        width: int | None = None,
+        height: int | None = None,
+        quality_level: int | None = None,
+        time_scale: float | None = None,
+        target_frame_rate: int | None = None,
+        capture_frame_rate: int | None = None,
+    ) -> None:
+        """Change what is given.
+
+        Raises:
+            UnitySideChannelException: Only one of width and height is given.
+        """
+        if (width is None) != (height is None):
+            raise UnitySideChannelException(
+                f"You cannot set the width/height of the screen resolution without also setting "
+                f"the height/width (width={width}, height={height})."
+            )
+        if width is not None and height is not None:
+            self._send(0, width, height)
+        if quality_level is not None:
+            self._send(1, quality_level)
+        if time_scale is not None:
+            self._send(2, float(time_scale))
+        if target_frame_rate is not None:
+            self._send(3, target_frame_rate)
+        if capture_frame_rate is not None:
+            self._send(4, capture_frame_rate)
+
+    def set_configuration(self, config: EngineConfig) -> None:
+        """Change all settings that `config` gives."""
+        self.set_configuration_parameters(**config._asdict())
+
+    def _send(self, kind: int, *values: int | float) -> None:
+        msg = OutgoingMessage()
+        msg.write_int32(kind)
+        for value in values:
+            if isinstance(value, float):
+                msg.write_float32(value)
+            else:
+                msg.write_int32(value)
+        self.queue_message_to_send(msg)
+
+
+class EnvironmentParametersChannel(_SendOnlyChannel):
+    """Numbers that the environment reads by name, fixed or drawn afresh at each reading."""
+
+    def __init__(self) -> None:
+        super().__init__(wire.ENVIRONMENT_PARAMETERS)
+
+    def set_float_parameter(self, key: str, value: float) -> None:
+        """Fix a parameter."""
+        msg = OutgoingMessage()
+        msg.write_string(key)
+        msg.write_int32(0)
+        msg.write_float32(value)
+        self.queue_message_to_send(msg)
+
+    def set_uniform_sampler_parameters(
+        self, key: str, min_value: float, max_value: float, seed: int
+    ) -> None:
+        """Draw a parameter uniformly from [min_value, max_value]."""
+        msg = self._sampler(key, seed, 0)
+        msg.write_float32(min_value)
+        msg.write_float32(max_value)
+        self.queue_message_to_send(msg)
+
+    def set_gaussian_sampler_parameters(
+        self, key: str, mean: float, st_dev: float, seed: int
+    ) -> None:
+        """Draw a parameter from a normal distribution."""
+        msg = self._sampler(key, seed, 1)
+        msg.write_float32(mean)
+        msg.write_float32(st_dev)
+        self.queue_message_to_send(msg)
+
+    def set_multirangeuniform_sampler_parameters(
+        self, key: str, intervals: Sequence[tuple[float, float]], seed: int
+    ) -> None:
+        """Draw a parameter uniformly from the union of `intervals`."""
+        msg = self._sampler(key, seed, 2)
+        msg.write_float32_list([end for interval in intervals for end in interval])
+        self.queue_message_to_send(msg)
+
+    @staticmethod
+    def _sampler(key: str, seed: int, kind: int) -> OutgoingMessage:
+        msg = OutgoingMessage()
+        msg.write_string(key)
+        msg.write_int32(1)
+        msg.write_int32(seed)
+        msg.write_int32(kind)
+        return msg
+
+
+class StatsAggregationMethod(IntEnum):
+    """How values of one statistic become one."""
+
+    AVERAGE = 0
+    MOST_RECENT = 1
+    SUM = 2
+    HISTOGRAM = 3
+
+
+class StatsSideChannel(SideChannel):
+    """Statistics that the environment records."""
+
+    def __init__(self) -> None:
+        super().__init__(wire.STATS)
+        self.stats: dict[str, list[tuple[float, StatsAggregationMethod]]] = {}
+
+    def on_message_received(self, msg: IncomingMessage) -> None:
+        """Keep one value."""
+        key = msg.read_string()
+        value = msg.read_float32()
+        method = StatsAggregationMethod(msg.read_int32())
+        self.stats.setdefault(key, []).append((value, method))
+
+    def get_and_reset_stats(self) -> dict[str, list[tuple[float, StatsAggregationMethod]]]:
+        """All values since the last call, by name."""
+        stats, self.stats = self.stats, {}
+        return stats
+
+
+class FloatPropertiesChannel(SideChannel):
+    """Named numbers that both ends may set."""
+
+    def __init__(self, channel_id: uuid.UUID | None = None) -> None:
+        super().__init__(channel_id or wire.FLOAT_PROPERTIES)
+        self._properties: dict[str, float] = {}
+
+    def on_message_received(self, msg: IncomingMessage) -> None:
+        """Keep one property."""
+        key = msg.read_string()
+        self._properties[key] = msg.read_float32()
+
+    def set_property(self, key: str, value: float) -> None:
+        """Set a property on both ends."""
+        self._properties[key] = value
+        msg = OutgoingMessage()
+        msg.write_string(key)
+        msg.write_float32(value)
+        self.queue_message_to_send(msg)
+
+    def get_property(self, key: str) -> float | None:
+        """A property's value, None if neither end has set it."""
+        return self._properties.get(key)
+
+    def list_properties(self) -> list[str]:
+        """Names of all properties."""
+        return list(self._properties)
+
+    def get_property_dict_copy(self) -> dict[str, float]:
+        """All properties."""
+        return dict(self._properties)
+
+
+class RawBytesChannel(SideChannel):
+    """Bytes whose meaning both ends agree on."""
+
+    def __init__(self, channel_id: uuid.UUID) -> None:
+        super().__init__(channel_id)
+        self._received: list[bytes] = []
+
+    def on_message_received(self, msg: IncomingMessage) -> None:
+        """Keep one message."""
+        self._received.append(msg.get_raw_bytes())
+
+    def get_and_clear_received_messages(self) -> list[bytes]:
+        """All messages since the last call."""
+        received, self._received = self._received, []
+        return received
+
+    def send_raw_data(self, data: bytes | bytearray) -> None:
+        """Send bytes."""
+        msg = OutgoingMessage()
+        msg.set_raw_bytes(data)
+        self.queue_message_to_send(msg)

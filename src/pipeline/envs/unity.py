@@ -1,0 +1,324 @@
+"""Drive a Unity environment, or any program that speaks the protocol."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import pipeline
+from pipeline.envs import launch
+from pipeline.envs.base import StoredStepsEnv, closed_error
+from pipeline.envs.side_channels import SideChannelManager
+from pipeline.errors import UnityEnvironmentException
+from pipeline.protocol.codec import actions_bytes, behavior_spec_from, decode_steps
+from pipeline.protocol.generated.messages import (
+    RESET,
+    STEP,
+    UnityMessageProto,
+    UnityRLCapabilitiesProto,
+)
+from pipeline.protocol.server import OK, Server
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from pipeline.envs.side_channels import SideChannel
+    from pipeline.protocol.generated.messages import (
+        UnityOutputProto,
+        UnityRLInitializationOutputProto,
+    )
+
+_log = logging.getLogger(__name__)
+
+_HANG_UP_S, _HURRY_S = 1.0, 0.2
+
+_CAPABILITIES = UnityRLCapabilitiesProto(
+    baseRLCapabilities=True,
+    concatenatedPngObservations=True,
+    compressedChannelMapping=True,
+    hybridActions=True,
+    trainingAnalytics=True,
+    variableLengthObservation=True,
+    multiAgentGroups=True,
+)
+
+
+class UnityEnvironment(StoredStepsEnv):
+    """An environment in another process, or in the Unity Editor.
+
+    `step` and `reset` may be split into `step_send` and `step_wait`, `reset_send` and `reset_wait`,
+    so that several environments work at the same time.
+
+    Attributes:
+        academy_capabilities: what the environment's package can do.
+        port: the TCP port of the conversation.
+    """
+
+    API_VERSION = "1.5.0"
+    DEFAULT_EDITOR_PORT = 5004
+    BASE_ENVIRONMENT_PORT = 5005
+
+    def __init__(
+        self,
+        file_name: str | Path | None = None,
+        worker_id: int = 0,
+        base_port: int | None = None,
+        seed: int = 0,
+        no_graphics: bool = False,
+        no_graphics_monitor: bool = False,
+        timeout_wait: float = 60,
+        additional_args: Sequence[str] | None = None,
+        side_channels: Sequence[SideChannel] | None = None,
+        log_folder: str | Path | None = None,
+        num_areas: int = 1,
+        *,
+        connect: bool = True,
+        host: str | None = None,
+    ) -> None:
+        """Launch the environment and wait for its first calls.
+
+        Args:
+            file_name: executable; None waits for Play in the Unity Editor.
+            worker_id: added to `base_port`; 0 without `file_name`.
+            base_port: TCP port of worker 0. None: a free one that the system chooses, or 5004
+                without `file_name`.
+            seed: of the environment's randomness.
+            no_graphics: run without a display.
+            no_graphics_monitor: the same, except for worker 0.
+            timeout_wait: seconds to wait for each message.
+            additional_args: for the executable.
+            side_channels: at most one of each id.
+            log_folder: absolute; the player's log `Player-<worker>.log` is written there.
+            num_areas: training areas that the environment makes, if it replicates them.
+            connect: False launches only; call `connect` before anything else.
+            host: address to listen on; None means loopback.
+
+        Raises:
+            UnityWorkerInUseException: The port is taken.
+            UnityTimeOutException: The environment did not call in time.
+            UnityEnvironmentException: It cannot be launched, ended, or has another version.
+        """
+        super().__init__()
+        if file_name is None and worker_id != 0:
+            raise UnityEnvironmentException(
+                "If the environment name is None, the worker-id must be 0 in order to connect with "
+                f"the Editor; it is {worker_id}."
+            )
+        self.academy_capabilities = UnityRLCapabilitiesProto()
+        self._channels = SideChannelManager(side_channels or ())
+        self._timeout_s = timeout_wait
+        self._seed, self._num_areas = seed, num_areas
+        self._process: launch.EnvironmentProcess | None = None
+        self._is_reset = False
+        self._loaded = True
+        self._failed = False
+        executable = None if file_name is None else launch.find_executable(file_name)
+        self._server = Server(
+            _port(executable, base_port, worker_id), worker_id=worker_id, host=host
+        )
+        self.port = self._server.port
+        atexit.register(self._shut_down, 0.0)
+        try:
+            if executable is None:
+                _log.info(
+                    "Listening on port %d. Start training by pressing the Play button in the Unity "
+                    "Editor.",
+                    self.port,
+                )
+            else:
+                arguments = launch.command_line(
+                    executable,
+                    port=self.port,
+                    worker_id=worker_id,
+                    no_graphics=no_graphics or (no_graphics_monitor and worker_id != 0),
+                    log_folder=log_folder,
+                    additional_args=additional_args or (),
+                )
+                log = launch.player_log(log_folder, worker_id) if log_folder else None
+                self._process = launch.EnvironmentProcess(arguments, log=log)
+            if connect:
+                self.connect()
+        except BaseException:
+            self._shut_down(0.0)
+            raise
+
+    def connect(self) -> None:
+        """Wait for the environment's first calls, if the constructor did not.
+
+        Raises:
+            UnityTimeOutException: The environment did not call in time.
+            UnityEnvironmentException: It ended, or has another version.
+        """
+        try:
+            output = self._receive().unity_output.rl_initialization_output
+            _check_version(output, self.API_VERSION)
+            self.academy_capabilities.CopyFrom(output.capabilities)
+            message = UnityMessageProto(header={"status": OK})
+            start = message.unity_input.rl_initialization_input
+            start.seed, start.num_areas = self._seed, self._num_areas
+            start.communication_version = self.API_VERSION
+            start.package_version = pipeline.__version__
+            start.capabilities.CopyFrom(_CAPABILITIES)
+            self._server.reply(message.SerializeToString())
+            self._receive()
+        except BaseException:
+            self._shut_down(0.0)
+            raise
+        _log.info(
+            "Connected to Unity environment with package version %s and communication version %s",
+            output.package_version,
+            output.communication_version,
+        )
+        if not output.capabilities.baseRLCapabilities:
+            _log.warning(
+                "The environment's Unity package (%s) lacks the base capabilities: upgrade it.",
+                output.package_version,
+            )
+
+    def reset(self) -> None:
+        """Begin a new episode for every agent, and forget the set actions."""
+        self.reset_send()
+        self.reset_wait()
+
+    def step(self) -> None:
+        """Send the set actions, zeros where none, and go on until an agent asks or has ended."""
+        self.step_send()
+        self.step_wait()
+
+    def reset_send(self) -> None:
+        """First half of `reset`."""
+        self._check_loaded()
+        message = UnityMessageProto(header={"status": OK})
+        rl_input = message.unity_input.rl_input
+        rl_input.command = RESET
+        rl_input.side_channel = self._channels.outgoing()
+        self._actions.clear()
+        self._is_reset = True
+        self._reply(message)
+
+    def reset_wait(self) -> None:
+        """Second half of `reset`."""
+        self._wait()
+
+    def step_send(self) -> None:
+        """First half of `step`."""
+        self._check_loaded()
+        if not self._is_reset:
+            self.reset_send()
+            return
+        start = time.perf_counter()
+        message = UnityMessageProto(header={"status": OK})
+        rl_input = message.unity_input.rl_input
+        rl_input.command = STEP
+        rl_input.side_channel = self._channels.outgoing()
+        for name, actions in self._take_actions().items():
+            data = actions_bytes(actions, self._specs[name].action_spec)
+            rl_input.agent_actions[name].MergeFromString(data)
+        self.codec_seconds += time.perf_counter() - start
+        self._reply(message)
+
+    def step_wait(self) -> None:
+        """Second half of `step`."""
+        self._wait()
+
+    def close(self) -> None:
+        """Tell the environment to stop, wait for it up to the time-out, then kill it.
+
+        After a failure, which has closed everything already, the first call does nothing.
+
+        Raises:
+            UnityEnvironmentException: It is closed already.
+        """
+        if not self._loaded and not self._failed:
+            raise closed_error()
+        self._failed = False
+        self._shut_down(self._timeout_s)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._shut_down(self._timeout_s if error is None else 0.0)
+
+    def _check_loaded(self) -> None:
+        if not self._loaded:
+            raise closed_error()
+
+    def _reply(self, message: UnityMessageProto) -> None:
+        try:
+            self._server.reply(message.SerializeToString())
+        except Exception:
+            self._fail()
+            raise
+
+    def _wait(self) -> None:
+        """Take in the environment's next message; a failure closes everything."""
+        self._check_loaded()
+        try:
+            message = self._receive()
+            start = time.perf_counter()
+            self._update(message.unity_output)
+            self.codec_seconds += time.perf_counter() - start
+        except Exception:
+            self._fail()
+            raise
+
+    def _receive(self) -> UnityMessageProto:
+        return self._server.receive(self._timeout_s, self._check_process)
+
+    def _check_process(self) -> None:
+        if self._process is not None:
+            self._process.check()
+
+    def _update(self, output: UnityOutputProto) -> None:
+        """Learn new behaviors, and decode every behavior's agents."""
+        infos = output.rl_output.agentInfos
+        for brain in output.rl_initialization_output.brain_parameters:
+            name = brain.brain_name
+            if name in infos and len(infos[name].value):
+                self._specs[name] = behavior_spec_from(brain, infos[name].value[0])
+                _log.info("Connected new brain: %s", name)
+        for name, spec in self._specs.items():
+            if name in infos:
+                self._steps[name] = decode_steps(infos[name].value, spec, name)
+            else:
+                self._steps[name] = self._no_agents(name)
+        self._channels.deliver(output.rl_output.side_channel)
+
+    def _fail(self) -> None:
+        self._shut_down(0.0)
+        self._failed = True
+
+    def _shut_down(self, wait_s: float) -> None:
+        """Stop the conversation, the process and everything it started; does nothing twice."""
+        if not self._loaded:
+            return
+        self._loaded = False
+        atexit.unregister(self._shut_down)
+        self._server.close(_HANG_UP_S if wait_s else _HURRY_S)
+        if self._process is not None:
+            self._process.close(wait_s)
+
+
+def _port(executable: Path | None, base_port: int | None, worker_id: int) -> int:
+    if base_port is not None:
+        return base_port + worker_id
+    return UnityEnvironment.DEFAULT_EDITOR_PORT if executable is None else 0
+
+
+def _check_version(output: UnityRLInitializationOutputProto, ours: str) -> None:
+    """Raise unless both ends speak the same major version (before 1.0: major and minor)."""
+    theirs = output.communication_version
+    parts = 2 if theirs.startswith("0.") else 1
+    if theirs.split(".")[:parts] != ours.split(".")[:parts]:
+        raise UnityEnvironmentException(
+            f"The communication API versions are not compatible: Python has {ours}, the Unity "
+            f"environment has {theirs or 'none'} (package {output.package_version or 'unknown'}). "
+            "Use a Unity package from 1.0 on (ML-Agents Release 1)."
+        )

@@ -1,0 +1,157 @@
+"""The two networks of on-policy methods: who acts, and how good the situation is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.nets.body import Body
+from pipeline.nets.distributions import (
+    categorical_entropy,
+    gaussian_entropy,
+    gaussian_log_prob,
+    masked_log_softmax,
+    sample_categorical,
+    split_branches,
+)
+from pipeline.nets.layers import linear, xavier
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.protocol.specs import ActionSpec, BehaviorSpec
+    from pipeline.settings.schema import NetworkSettings
+
+MU_GAIN = 0.2
+LOGITS_GAIN = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """Actions drawn for B agents."""
+
+    continuous: Tensor
+    """[B, A] as drawn, before clipping to the environment's range."""
+    discrete: Tensor
+    """int64 [B, branches]."""
+    log_prob: Tensor
+    """[B, A + branches], one per component."""
+    entropy: Tensor
+    """[B]."""
+
+
+class ActionHeads(nn.Module):
+    """From hidden vectors to distributions over a behavior's actions."""
+
+    def __init__(self, n_in: int, spec: ActionSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.mu = linear(n_in, spec.continuous_size, gain=MU_GAIN) if spec.continuous_size else None
+        self.log_sigma = nn.Parameter(torch.zeros(1, spec.continuous_size)) if self.mu else None
+        self.branches = nn.ModuleList(
+            linear(n_in, size, gain=LOGITS_GAIN) for size in spec.discrete_branches
+        )
+
+    def branch_log_probs(self, hidden: Tensor, allowed: Tensor | None) -> list[Tensor]:
+        """Log probabilities [B, L] of each discrete branch."""
+        masks = split_branches(allowed, self.spec.discrete_branches)
+        return [
+            masked_log_softmax(branch(hidden), mask)
+            for branch, mask in zip(self.branches, masks, strict=True)
+        ]
+
+    def sample(
+        self,
+        hidden: Tensor,
+        allowed: Tensor | None,
+        generator: torch.Generator,
+        *,
+        deterministic: bool,
+    ) -> Sample:
+        """Draw actions, or take the most likely ones."""
+        log_probs, entropies = [], []
+        continuous = hidden.new_zeros((len(hidden), 0))
+        if self.mu is not None and self.log_sigma is not None:
+            continuous = mu = self.mu(hidden)
+            if not deterministic:
+                noise = torch.randn(mu.shape, generator=generator, device=mu.device)
+                continuous = mu + self.log_sigma.exp() * noise
+            log_probs.append(
+                gaussian_log_prob(action=continuous, mu=mu, log_sigma=self.log_sigma)
+            )
+            entropies.append(gaussian_entropy(self.log_sigma).expand(len(hidden)))
+        chosen = []
+        for branch in self.branch_log_probs(hidden, allowed):
+            index = branch.argmax(-1) if deterministic else sample_categorical(branch, generator)
+            chosen.append(index)
+            log_probs.append(branch.gather(1, index.unsqueeze(1)))
+            entropies.append(categorical_entropy(branch))
+        discrete = (
+            torch.stack(chosen, dim=1)
+            if chosen
+            else hidden.new_zeros((len(hidden), 0), dtype=torch.int64)
+        )
+        return Sample(
+            continuous=continuous,
+            discrete=discrete,
+            log_prob=torch.cat(log_probs, dim=1),
+            entropy=torch.stack(entropies).sum(0),
+        )
+
+    def evaluate(
+        self, hidden: Tensor, continuous: Tensor, discrete: Tensor, allowed: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Log probabilities [B, A + branches] of given actions, and the entropy, [B] or [1]."""
+        log_probs, entropies = [], []
+        if self.mu is not None and self.log_sigma is not None:
+            log_probs.append(
+                gaussian_log_prob(
+                    action=continuous, mu=self.mu(hidden), log_sigma=self.log_sigma
+                )
+            )
+            entropies.append(gaussian_entropy(self.log_sigma))
+        for number, branch in enumerate(self.branch_log_probs(hidden, allowed)):
+            log_probs.append(branch.gather(1, discrete[:, number : number + 1]))
+            entropies.append(categorical_entropy(branch))
+        joined = log_probs[0] if len(log_probs) == 1 else torch.cat(log_probs, dim=1)
+        entropy = entropies[0]
+        for more in entropies[1:]:
+            entropy = entropy + more
+        return joined, entropy
+
+
+class Actor(nn.Module):
+    """The policy: a body and its action heads. Observations come normalised."""
+
+    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings) -> None:
+        super().__init__()
+        self.body = Body(spec.observation_specs, settings)
+        self.heads = ActionHeads(self.body.output_size, spec.action_spec)
+
+    def forward(self, obs: Sequence[Tensor]) -> Tensor:
+        """Hidden vectors [B, hidden_units]."""
+        hidden: Tensor = self.body(obs)
+        return hidden
+
+
+class Critic(nn.Module):
+    """Values of each reward signal, from its own body or from the actor's hidden vectors."""
+
+    def __init__(
+        self, spec: BehaviorSpec, settings: NetworkSettings, signals: Sequence[str], *, shared: Body | None = None
+    ) -> None:
+        super().__init__()
+        self.signals = tuple(signals)
+        self.body = None if shared is not None else Body(spec.observation_specs, settings)
+        width = (shared or self.body).output_size  # type: ignore[union-attr]  # one of them is there
+        self.heads = xavier(width, len(self.signals))
+        for row in range(len(self.signals)):
+            nn.init.xavier_uniform_(self.heads.weight.data[row : row + 1])
+
+    def forward(self, obs: Sequence[Tensor], hidden: Tensor) -> Tensor:
+        """Values [B, signals]; `hidden` is the actor's, used when the body is shared."""
+        values: Tensor = self.heads(hidden if self.body is None else self.body(obs))
+        return values

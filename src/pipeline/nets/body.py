@@ -1,0 +1,156 @@
+"""From observations to one hidden vector per agent: the part that actor and critic have alike."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.errors import SettingsError
+from pipeline.nets.layers import DenseSwish, RunningNormalizer
+from pipeline.nets.vision import visual_encoder
+from pipeline.protocol.specs import ObservationSpec, ObservationType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.settings.schema import NetworkSettings
+
+
+# Up to this many distinct goals in a batch share their generated weights.
+FEW_GOALS = 8
+
+
+class Normalizers(nn.Module):
+    """One running normaliser for each vector observation, shared by all networks of a policy."""
+
+    def __init__(self, specs: Sequence[ObservationSpec], *, enabled: bool) -> None:
+        super().__init__()
+        self.by_observation = nn.ModuleDict(
+            {
+                str(i): RunningNormalizer(spec.shape[0])
+                for i, spec in enumerate(specs)
+                if enabled and len(spec.shape) == 1
+            }
+        )
+
+    def __bool__(self) -> bool:
+        return len(self.by_observation) > 0
+
+    def update(self, obs: Sequence[Tensor]) -> None:
+        """Take rows [B, ...] of every observation into account."""
+        for index, normalizer in self.by_observation.items():
+            normalizer.update(obs[int(index)])  # type: ignore[operator]  # ModuleDict loses the type
+
+    def forward(self, obs: Sequence[Tensor]) -> list[Tensor]:
+        """The observations, the vector ones normalised."""
+        result = list(obs)
+        for index, normalizer in self.by_observation.items():
+            result[int(index)] = normalizer(result[int(index)])
+        return result
+
+
+class HyperLayer(nn.Module):
+    """A dense layer with Swish whose weights are made from the goal (Ha et al. 2017, 1609.09106).
+
+    The goal passes two dense layers with Swish and a layer normalisation; a last dense layer gives
+    the weights [hidden, hidden] of each row.
+    """
+
+    def __init__(self, goal_size: int, n_in: int, n_out: int, hidden_units: int) -> None:
+        super().__init__()
+        self.n_in, self.n_out = n_in, n_out
+        self.goal = DenseSwish(goal_size, hidden_units, 2)
+        self.weights = nn.Linear(hidden_units, n_in * n_out)
+        bound = 1.0 / math.sqrt(hidden_units * n_in)
+        nn.init.uniform_(self.weights.weight, -bound, bound)
+        nn.init.zeros_(self.weights.bias)
+        self.bias = nn.Parameter(torch.zeros(n_out))
+
+    def forward(self, x: Tensor, goal: Tensor) -> Tensor:
+        """x [B, n_in] and goal [B, goal_size] to [B, n_out].
+
+        Goals are few in most tasks: the weights are made once for each distinct one, which gives
+        the same numbers as once per row at a fraction of the work.
+        """
+        distinct, which = torch.unique(goal, dim=0, return_inverse=True)
+        if len(distinct) > FEW_GOALS:
+            y = torch.bmm(x.unsqueeze(1), self._weights(goal)).squeeze(1)
+        else:
+            side_by_side = self._weights(distinct).transpose(0, 1).flatten(1)
+            y = (x @ side_by_side).view(len(x), len(distinct), self.n_out)
+            y = y[torch.arange(len(x), device=x.device), which]
+        return nn.functional.silu(y + self.bias)
+
+    def _weights(self, goal: Tensor) -> Tensor:
+        encoded = nn.functional.layer_norm(self.goal(goal), (self.weights.in_features,))
+        made: Tensor = self.weights(encoded)
+        return made.view(-1, self.n_in, self.n_out)
+
+
+class Body(nn.Module):
+    """Encodes observations, already normalised, into [B, hidden_units].
+
+    Vector observations enter as they are, visual ones through their encoder; all are concatenated
+    and pass the dense layers. With a goal signal and `goal_conditioning_type: hyper` the last of
+    those layers is a `HyperLayer`.
+
+    Raises:
+        SettingsError: An observation or a setting cannot be used.
+    """
+
+    def __init__(self, specs: Sequence[ObservationSpec], settings: NetworkSettings) -> None:
+        super().__init__()
+        if settings.memory is not None:
+            raise SettingsError(
+                "network_settings.memory: recurrent policies cannot be trained yet; remove the "
+                "memory section"
+            )
+        hidden = settings.hidden_units
+        self.encoders = nn.ModuleDict()
+        n_in = 0
+        self.goals: list[int] = []
+        for index, spec in enumerate(specs):
+            if len(spec.shape) == 3:
+                self.encoders[str(index)] = visual_encoder(
+                    str(settings.vis_encode_type), spec.shape, hidden
+                )
+                n_in += hidden
+            elif len(spec.shape) == 1:
+                n_in += spec.shape[0]
+            else:
+                raise SettingsError(
+                    f"observation {index} ({spec.name or 'unnamed'}) of shape {spec.shape}: "
+                    "variable-length observations cannot be trained on yet"
+                )
+            if spec.observation_type == ObservationType.GOAL_SIGNAL:
+                self.goals.append(index)
+        if n_in == 0:
+            raise SettingsError("the behavior has no observations that a network could take")
+        hyper = bool(self.goals) and str(settings.goal_conditioning_type) == "hyper"
+        goal_size = sum(
+            hidden if len(specs[i].shape) == 3 else specs[i].shape[0] for i in self.goals
+        )
+        n_plain = settings.num_layers - 1 if hyper else settings.num_layers
+        self.dense = DenseSwish(n_in, hidden, n_plain)
+        self.hyper = (
+            HyperLayer(goal_size, hidden if n_plain else n_in, hidden, hidden) if hyper else None
+        )
+        self.output_size = hidden if settings.num_layers else n_in
+
+    def forward(self, obs: Sequence[Tensor]) -> Tensor:
+        """Hidden vectors [B, hidden_units] for observations [B, *shape]."""
+        parts = [
+            self.encoders[str(i)](values) if str(i) in self.encoders else values
+            for i, values in enumerate(obs)
+        ]
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        hidden: Tensor = self.dense(joined)
+        if self.hyper is not None:
+            goal = torch.cat([parts[i] for i in self.goals], dim=1)
+            hidden = self.hyper(hidden, goal)
+        return hidden
+
+

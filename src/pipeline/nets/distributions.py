@@ -1,0 +1,62 @@
+"""Probabilities of actions as pure functions of a network's outputs."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
+# The environment's range -1..1 stands for -3..3 of the Gaussian.
+ACTION_RANGE = 3.0
+FORBIDDEN = -1e8
+
+
+def gaussian_log_prob(*, action: Tensor, mu: Tensor, log_sigma: Tensor) -> Tensor:
+    """Log density of each action component [B, A], not summed."""
+    return -0.5 * ((action - mu) * torch.exp(-log_sigma)).square() - log_sigma - HALF_LOG_TAU
+
+
+def gaussian_entropy(log_sigma: Tensor) -> Tensor:
+    """Entropy [B], the mean over components (ML-Agents' convention; the sum is the usual one)."""
+    return (log_sigma + (HALF_LOG_TAU + 0.5)).mean(-1)
+
+
+def to_environment(action: Tensor) -> Tensor:
+    """Actions [B, A] of the Gaussian as the environment takes them, in -1..1."""
+    return action.clamp(-ACTION_RANGE, ACTION_RANGE) / ACTION_RANGE
+
+
+def masked_log_softmax(logits: Tensor, allowed: Tensor | None) -> Tensor:
+    """Log probabilities [B, L] of one branch; a forbidden choice has practically none.
+
+    Args:
+        logits: [B, L].
+        allowed: bool [B, L] or None when every choice is allowed.
+    """
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, FORBIDDEN)
+    return torch.log_softmax(logits, dim=-1)
+
+
+def categorical_entropy(log_probs: Tensor) -> Tensor:
+    """Entropy [B] of log probabilities [B, L]."""
+    return -(log_probs.exp() * log_probs).sum(-1)
+
+
+def sample_categorical(log_probs: Tensor, generator: torch.Generator) -> Tensor:
+    """One index [B] per row of log probabilities [B, L], by the Gumbel-max trick."""
+    waiting = torch.empty_like(log_probs).exponential_(generator=generator)
+    return (log_probs - waiting.log()).argmax(-1)
+
+
+def split_branches(flat: Tensor | None, branches: Sequence[int]) -> list[Tensor | None]:
+    """Columns [B, sum of branch sizes] as one [B, L] per branch."""
+    if flat is None:
+        return [None] * len(branches)
+    return list(torch.split(flat, list(branches), dim=1))

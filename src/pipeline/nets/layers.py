@@ -1,0 +1,98 @@
+"""Dense layers with ML-Agents' initial weights."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def linear(n_in: int, n_out: int, *, gain: float = 1.0) -> nn.Linear:
+    """A dense layer whose weights are Kaiming normal (fan in) times `gain`, with zero bias.
+
+    Source: He et al. 2015, arXiv 1502.01852, with the gain of a linear unit: std = gain / sqrt(n_in).
+    """
+    layer = nn.Linear(n_in, n_out)
+    nn.init.normal_(layer.weight, std=gain / math.sqrt(n_in))
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def xavier(n_in: int, n_out: int) -> nn.Linear:
+    """A dense layer with Xavier uniform weights and zero bias (Glorot and Bengio 2010)."""
+    layer = nn.Linear(n_in, n_out)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class DenseSwish(nn.Module):
+    """`num_layers` dense layers of `hidden_units`, each followed by Swish (x times its sigmoid)."""
+
+    def __init__(self, n_in: int, hidden_units: int, num_layers: int) -> None:
+        super().__init__()
+        sizes = [n_in, *[hidden_units] * num_layers]
+        self.layers = nn.ModuleList(
+            linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, n_in] to [B, hidden_units]."""
+        for layer in self.layers:
+            x = nn.functional.silu(layer(x))
+        return x
+
+
+class RunningNormalizer(nn.Module):
+    """Scales a vector observation by the mean and variance of all rows seen so far.
+
+    Starts with one imagined row of mean 0 and squared deviation 1, and clips to five standard
+    deviations, as ML-Agents does. Buffers are double so that long runs keep adding small changes.
+    """
+
+    count: Tensor
+    mean: Tensor
+    squared: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.ones((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("squared", torch.ones(size, dtype=torch.float64))
+        self._scale: tuple[Tensor, Tensor] | None = None
+
+    @torch.no_grad()
+    def update(self, rows: Tensor) -> None:
+        """Take rows [B, size] into account (Welford 1962, for many rows at once)."""
+        rows = rows.to(torch.float64)
+        self.count += len(rows)
+        before = rows - self.mean
+        self.mean += before.sum(0) / self.count
+        self.squared += ((rows - self.mean) * before).sum(0)
+        self._scale = None
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """float32 mean and standard deviation [size] used by `forward`."""
+        if self._scale is None or self._scale[0].device != self.mean.device:
+            deviation = (self.squared / self.count).sqrt()
+            self._scale = self.mean.to(torch.float32), deviation.to(torch.float32)
+        return self._scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalised and clipped x [B, size]."""
+        mean, deviation = self.statistics()
+        return ((x - mean) / deviation).clamp(-5.0, 5.0)
+
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
+        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[arg-type]  # passed on as given
+        self._scale = None
+
+
+def parameter_count(parameters: Iterable[nn.Parameter]) -> int:
+    """How many numbers are trained."""
+    return sum(parameter.numel() for parameter in parameters)

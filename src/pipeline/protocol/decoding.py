@@ -1,0 +1,341 @@
+"""Messages to batch arrays: what both ends of the conversation receive."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.errors import UnityActionException, UnityEnvironmentException
+from pipeline.errors import UnityObservationException as _ObservationError
+from pipeline.protocol import wire
+from pipeline.protocol.encoding import action_layout
+from pipeline.protocol.generated.messages import GOAL_SIGNAL, PNG, continuous
+from pipeline.protocol.png import decode_png
+from pipeline.protocol.specs import (
+    ActionSpec,
+    ActionTuple,
+    BehaviorSpec,
+    DimensionProperty,
+    ObservationSpec,
+    ObservationType,
+)
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.arrays import BoolArray, FloatArray, IntArray
+    from pipeline.protocol.generated.messages import (
+        ActionSpecProto,
+        AgentActionProto,
+        AgentInfoProto,
+        BrainParametersProto,
+        ObservationProto,
+        UnityRLInputProto,
+    )
+    from pipeline.protocol.steps import Steps
+
+_SPATIAL = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
+
+
+class NonFiniteError(_ObservationError, RuntimeError):
+    """An environment sent a value that is not a number, or an infinite one."""
+
+
+def decode_steps(infos: Sequence[AgentInfoProto], spec: BehaviorSpec, name: str = "") -> Steps:
+    """The agents of one behavior as arrays, in wire order.
+
+    Args:
+        infos: what one message holds for the behavior.
+        spec: the behavior's specification; rank-3 observations are channels first in it, whatever
+            the order on the wire.
+        name: the behavior's name, for errors.
+
+    Raises:
+        UnityObservationException: An observation has another shape or encoding than it declares.
+        NonFiniteError: A reward or a non-visual observation is NaN or infinite.
+    """
+    if not len(infos):
+        return DecisionSteps.empty(spec), TerminalSteps.empty(spec)
+    agents = decode_infos(infos, spec, name)
+    if not agents.done.any():
+        decision = DecisionSteps(
+            agents.obs,
+            agents.reward,
+            agents.agent_id,
+            decode_masks(infos, spec.action_spec),
+            agents.group_id,
+            agents.group_reward,
+        )
+        return decision, TerminalSteps.empty(spec)
+    ended = agents.done
+    going = ~ended
+    return (
+        DecisionSteps(
+            [values[going] for values in agents.obs],
+            agents.reward[going],
+            agents.agent_id[going],
+            decode_masks([info for info in infos if not info.done], spec.action_spec),
+            agents.group_id[going],
+            agents.group_reward[going],
+        ),
+        TerminalSteps(
+            [values[ended] for values in agents.obs],
+            agents.reward[ended],
+            agents.max_step_reached[ended],
+            agents.agent_id[ended],
+            agents.group_id[ended],
+            agents.group_reward[ended],
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentInfos:
+    """The fields of N agent infos: `obs` a list of float32 [N, *shape], the others [N]."""
+
+    obs: list[FloatArray]
+    reward: FloatArray
+    done: BoolArray
+    max_step_reached: BoolArray
+    agent_id: IntArray
+    group_id: IntArray
+    group_reward: FloatArray
+
+
+def decode_infos(infos: Sequence[AgentInfoProto], spec: BehaviorSpec, name: str = "") -> AgentInfos:
+    """All fields but the masks, ended agents and others together; see `decode_steps`."""
+    reward = np.array([info.reward for info in infos], dtype=np.float32)
+    group_reward = np.array([info.group_reward for info in infos], dtype=np.float32)
+    _check_finite(reward, "rewards", name)
+    _check_finite(group_reward, "group_rewards", name)
+    return AgentInfos(
+        obs=_decode_observations(infos, spec, name),
+        reward=reward,
+        done=np.array([info.done for info in infos], dtype=np.bool_),
+        max_step_reached=np.array([info.max_step_reached for info in infos], dtype=np.bool_),
+        agent_id=np.array([info.id for info in infos], dtype=np.int32),
+        group_id=np.array([info.group_id for info in infos], dtype=np.int32),
+        group_reward=group_reward,
+    )
+
+
+def _check_finite(values: FloatArray, what: str, name: str) -> None:
+    """Raise if any value is not finite; the sum decides quickly, the values when it overflows."""
+    if math.isfinite(np.add.reduce(values, axis=None)) or np.isfinite(values).all():
+        return
+    kind = "NaN" if np.isnan(values).any() else "Infinite"
+    where = f" (behavior {name})" if name else ""
+    raise NonFiniteError(f"The {what} provided had {kind} values.{where}")
+
+
+def _decode_observations(
+    infos: Sequence[AgentInfoProto], spec: BehaviorSpec, name: str
+) -> list[FloatArray]:
+    """float32 [N, *shape] of each observation."""
+    rows = [info.observations for info in infos]
+    count = len(spec.observation_specs)
+    for info, row in zip(infos, rows, strict=True):
+        if len(row) != count:
+            raise _ObservationError(
+                f"Agent with id={info.id} of behavior {name!r} sent {len(row)} observations; "
+                f"the behavior has {count}."
+            )
+    out = []
+    for index, obs_spec in enumerate(spec.observation_specs):
+        column = [row[index] for row in rows]
+        values = _decode_floats(column, obs_spec)
+        if values is None:
+            values = _decode_slowly(column, index, infos, obs_spec)
+        if len(obs_spec.shape) != 3:  # images are not checked, as in ML-Agents
+            _check_finite(values, "observations", f"{name}, observation {index} {obs_spec.name!r}")
+        out.append(values)
+    return out
+
+
+def _decode_floats(column: Sequence[ObservationProto], spec: ObservationSpec) -> FloatArray | None:
+    """float32 [N, *shape] if all are uncompressed and of the right size, else None."""
+    last = len(spec.shape) == 3 and channels_last(column[0])
+    shape = _wire_shape(spec.shape) if last else spec.shape
+    chunks = [message.SerializeToString() for message in column]
+    n, width = len(chunks), len(chunks[0])
+    header = wire.observation_header(shape)
+    joined = b"".join(chunks)
+    start = len(header)
+    if len(joined) != n * width or width < start + 4 * math.prod(shape):
+        return None
+    table = np.frombuffer(joined, dtype=np.uint8).reshape(n, width)
+    if not (table[:, :start] == np.frombuffer(header, dtype=np.uint8)).all():
+        return None
+    values = wire.float_rows(table, start, shape)
+    return np.ascontiguousarray(values.transpose(0, 3, 1, 2)) if last else values
+
+
+def _decode_slowly(
+    column: Sequence[ObservationProto],
+    index: int,
+    infos: Sequence[AgentInfoProto],
+    spec: ObservationSpec,
+) -> FloatArray:
+    """float32 [N, *shape], one agent at a time: images, and what does not fit."""
+    out = np.empty((len(column), *spec.shape), dtype=np.float32)
+    for row, message in enumerate(column):
+        try:
+            out[row] = decode_observation(message, spec)
+        except _ObservationError as error:
+            raise _ObservationError(
+                f"Observation at index={index} for agent with id={infos[row].id} didn't match the "
+                f"ObservationSpec: {error}"
+            ) from error
+    return out
+
+
+def decode_observation(message: ObservationProto, spec: ObservationSpec) -> FloatArray:
+    """One agent's observation, float32 of `spec.shape`.
+
+    Raises:
+        UnityObservationException: Its shape or its number of values is not what `spec` says.
+    """
+    shape = tuple(message.shape)
+    last = len(shape) == 3 and channels_last(message)
+    if last:
+        shape = (shape[2], shape[0], shape[1])
+    if shape != tuple(spec.shape):
+        raise _ObservationError(f"expected the shape {tuple(spec.shape)} but got {shape}.")
+    if message.compression_type == PNG and len(shape) == 3:
+        return decode_png(
+            message.compressed_data,
+            (shape[0], shape[1], shape[2]),
+            list(message.compressed_channel_mapping),
+        )
+    values = np.array(message.float_data.data, dtype=np.float32)
+    if values.size != math.prod(shape):
+        raise _ObservationError(f"the shape {shape} does not fit the {values.size} values sent.")
+    if last:
+        return values.reshape(shape[1], shape[2], shape[0]).transpose(2, 0, 1)
+    return values.reshape(shape)
+
+
+def channels_last(message: ObservationProto) -> bool:
+    """Whether a rank-3 observation is [H, W, C], as packages before 3.0 send it.
+
+    Its dimension properties tell; messages without any are from before API 1.5, so they are.
+    """
+    properties = message.dimension_properties
+    if not properties:
+        return True
+    return bool(properties[0] & _SPATIAL) and not (len(properties) > 2 and properties[2] & _SPATIAL)
+
+
+def _wire_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (shape[1], shape[2], shape[0])
+
+
+def decode_masks(infos: Sequence[AgentInfoProto], spec: ActionSpec) -> list[BoolArray] | None:
+    """Per branch bool [N, size], True = forbidden; None without branches or agents."""
+    if not spec.discrete_branches or not infos:
+        return None
+    total = sum(spec.discrete_branches)
+    raw = [bytes(info.action_mask) for info in infos]
+    absent = bytes(total)
+    joined = b"".join([row if len(row) == total else absent for row in raw])
+    flat = np.frombuffer(joined, dtype=np.bool_).reshape(len(raw), total)
+    ends = np.cumsum(spec.discrete_branches)[:-1]
+    return [branch.copy() for branch in np.split(flat, ends, axis=1)]
+
+
+def behavior_spec_from(brain: BrainParametersProto, first: AgentInfoProto) -> BehaviorSpec:
+    """What a behavior observes and does, from its announcement and its first agent.
+
+    Rank-3 observations come out channels first.
+    """
+    return BehaviorSpec(
+        [observation_spec_from(message) for message in first.observations], _action_spec(brain)
+    )
+
+
+def observation_spec_from(message: ObservationProto) -> ObservationSpec:
+    """Shape and meaning of one observation, channels first."""
+    shape = tuple(message.shape)
+    declared = tuple(DimensionProperty(p) for p in message.dimension_properties)
+    properties = declared or (DimensionProperty.UNSPECIFIED,) * len(shape)
+    if len(shape) == 3 and channels_last(message):
+        shape = (shape[2], shape[0], shape[1])
+        properties = (DimensionProperty.NONE, _SPATIAL, _SPATIAL)
+    goal = message.observation_type == GOAL_SIGNAL
+    kind = ObservationType.GOAL_SIGNAL if goal else ObservationType.DEFAULT
+    return ObservationSpec(shape, properties, kind, message.name)
+
+
+def _action_spec(brain: BrainParametersProto) -> ActionSpec:
+    declared: ActionSpecProto = brain.action_spec
+    if declared.num_continuous_actions or declared.num_discrete_actions:
+        branches = tuple(declared.discrete_branch_sizes)
+        if len(branches) != declared.num_discrete_actions:
+            raise UnityEnvironmentException(
+                f"behavior {brain.brain_name} declares {declared.num_discrete_actions} discrete "
+                f"actions but gives the sizes of {len(branches)} branches: {branches}"
+            )
+        return ActionSpec(declared.num_continuous_actions, branches)
+    sizes = tuple(brain.vector_action_size_deprecated)
+    if brain.vector_action_space_type_deprecated == continuous:
+        return ActionSpec(sizes[0] if sizes else 0, ())
+    return ActionSpec(0, sizes)
+
+
+def decode_actions(
+    actions: UnityRLInputProto.ListAgentActionProto, spec: ActionSpec
+) -> ActionTuple:
+    """Actions of all agents, in wire order.
+
+    Raises:
+        UnityActionException: An agent's actions do not have the numbers that `spec` says.
+    """
+    return decode_action_list(actions.value, spec)
+
+
+def decode_action_list(
+    entries: Sequence[AgentActionProto], spec: ActionSpec, *, absent_is_zero: bool = False
+) -> ActionTuple:
+    """Actions of all `entries`, in order; `absent_is_zero` accepts entries without any."""
+    n = len(entries)
+    if n == 0:
+        return spec.empty_action(0)
+    layout = action_layout(spec.continuous_size, spec.discrete_size, 1)
+    template = layout.template[layout.prefix :]
+    joined = b"".join([entry.SerializeToString() for entry in entries])
+    if len(joined) != n * len(template):
+        return _decode_actions_slowly(entries, spec, absent_is_zero)
+    table = np.frombuffer(joined, dtype=np.uint8).reshape(n, len(template))
+    first, second = layout.continuous - layout.prefix, layout.discrete - layout.prefix
+    c, d = spec.continuous_size, spec.discrete_size
+    heads = [column for column in range(len(template)) if template[column]]
+    choices = table[:, second : second + d]
+    if (table[:, heads] != template[heads]).any() or (choices > 0x7F).any():
+        return _decode_actions_slowly(entries, spec, absent_is_zero)
+    return ActionTuple(wire.float_rows(table, first, (c,)), choices.astype(np.int32))
+
+
+def _decode_actions_slowly(
+    entries: Sequence[AgentActionProto], spec: ActionSpec, absent_is_zero: bool
+) -> ActionTuple:
+    out = spec.empty_action(len(entries))
+    for row, entry in enumerate(entries):
+        floats: Sequence[float] = entry.continuous_actions
+        choices: Sequence[float] = entry.discrete_actions
+        if not len(floats) and not len(choices):
+            old = entry.vector_actions_deprecated
+            if absent_is_zero and not len(old):
+                continue
+            floats, choices = (old, []) if spec.continuous_size else ([], old)
+        if (len(floats), len(choices)) != (spec.continuous_size, spec.discrete_size):
+            raise UnityActionException(
+                f"agent number {row} got {len(floats)} continuous and {len(choices)} discrete "
+                f"actions; the behavior takes {spec.continuous_size} and {spec.discrete_size}"
+            )
+        out.continuous[row] = floats
+        out.discrete[row] = choices
+    return out

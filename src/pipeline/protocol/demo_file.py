@@ -1,0 +1,193 @@
+"""The messages of a demonstration file, in the layouts of every package version.
+
+A file is delimited metadata, brain parameters at byte 33, then one record per step: a pair of agent
+info and action, or up to package 0.11 an agent info that stores the action of the step before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from pipeline.errors import DemonstrationError
+from pipeline.protocol import wire
+from pipeline.protocol.generated.messages import (
+    PNG,
+    AgentActionProto,
+    AgentInfoActionPairProto,
+    AgentInfoProto,
+    BrainParametersProto,
+    DemonstrationMetaProto,
+    OldAgentInfoProto,
+    OldBrainParametersProto,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from google.protobuf.message import Message
+
+BRAIN_OFFSET = 33
+API_VERSIONS = (0, 1)
+
+
+class DemoMessages(NamedTuple):
+    """What a file holds; one info and one action per step."""
+
+    meta: DemonstrationMetaProto
+    brain: BrainParametersProto
+    infos: list[AgentInfoProto]
+    actions: list[AgentActionProto]
+
+
+def delimited_message(message: Message) -> bytes:
+    """A message behind its length."""
+    data: bytes = message.SerializeToString(deterministic=True)
+    return wire.varint(len(data)) + data
+
+
+def parse_demo(path: Path) -> DemoMessages:
+    """The messages of a file.
+
+    Raises:
+        DemonstrationError: The file is not there, not a demonstration, cut off, or of an unknown
+            version; says where it stops making sense.
+    """
+    data = _content(path)
+    meta, brain = DemonstrationMetaProto(), BrainParametersProto()
+    start, stop = _record(data, 0) or (0, 0)
+    if not stop or not _parses(meta, data[start:stop]):
+        raise DemonstrationError(f"{path}: this is not a demonstration: its header makes no sense")
+    if meta.api_version not in API_VERSIONS:
+        raise DemonstrationError(
+            "Can't load Demonstration data from an unsupported version "
+            f"({meta.api_version}): {path}"
+        )
+    start, stop = _record(data, BRAIN_OFFSET) or (0, 0)
+    brain_data = data[start:stop]
+    if not brain_data or not _parses(brain, brain_data):
+        raise DemonstrationError(f"No BrainParameters found in demonstration file at {path}.")
+    records = []
+    for index in range(meta.number_steps):
+        start, stop = _record(data, stop) or (0, 0)
+        if not stop:
+            raise _damaged(path, index, meta)
+        records.append(data[start:stop])
+    if records and _is_old(records[0]):
+        return _old_steps(path, meta, brain, brain_data, records)
+    pairs = [AgentInfoActionPairProto() for _ in records]
+    for index, (pair, record) in enumerate(zip(pairs, records, strict=True)):
+        if not _parses(pair, record):
+            raise _damaged(path, index, meta)
+    infos = [pair.agent_info for pair in pairs]
+    return DemoMessages(meta, brain, infos, [pair.action_info for pair in pairs])
+
+
+def _content(path: Path) -> bytes:
+    if path.suffix != ".demo" and not path.is_dir() and path.exists():
+        raise DemonstrationError(f"{path}: The path provided is not a '.demo' file.")
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise DemonstrationError(
+            f"The demonstration file or directory {path} does not exist."
+        ) from error
+    except OSError as error:
+        raise DemonstrationError(f"{path}: {error.strerror}") from error
+
+
+def _damaged(path: Path, index: int, meta: DemonstrationMetaProto) -> DemonstrationError:
+    return DemonstrationError(
+        f"{path}: the file is cut off or damaged at pair {index + 1} of {meta.number_steps}; "
+        "restore the whole file, or record it again"
+    )
+
+
+def _record(data: bytes, position: int) -> tuple[int, int] | None:
+    """Where the delimited message at `position` starts and stops, None if it is not all there."""
+    found = _varint(data, position)
+    if found is None or sum(found) > len(data):
+        return None
+    length, start = found
+    return start, start + length
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int] | None:
+    """A varint's value and where it ends, None if it does not within 64 bits."""
+    value = 0
+    for shift, byte in zip(range(0, 64, 7), data[position : position + 10], strict=False):
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position + shift // 7 + 1
+    return None
+
+
+def _parses(message: Message, data: bytes) -> bool:
+    try:
+        message.ParseFromString(data)
+    except DecodeError:
+        return False
+    return True
+
+
+def _is_old(record: bytes) -> bool:
+    """Whether a record is an agent info rather than a pair, which has the fields 1 and 2 only."""
+    position = 0
+    while position < len(record):
+        tag = _varint(record, position)
+        if tag is None:
+            return False
+        field, kind = tag[0] >> 3, tag[0] & 7
+        if field not in (1, 2) or kind != 2:
+            return True
+        inner = _record(record, tag[1])
+        if inner is None:
+            return False
+        position = inner[1]
+    return False
+
+
+def _old_steps(
+    path: Path,
+    meta: DemonstrationMetaProto,
+    brain: BrainParametersProto,
+    brain_data: bytes,
+    records: list[bytes],
+) -> DemoMessages:
+    """Today's messages for the agent infos of packages 0.6 to 0.11.
+
+    An info stores the action of the step before, so a step's action comes from the info after it;
+    the last step has none.
+    """
+    old_brain = OldBrainParametersProto.FromString(brain_data)
+    infos, actions = [], []
+    for index, record in enumerate(records):
+        old = OldAgentInfoProto()
+        if not _parses(old, record):
+            raise _damaged(path, index, meta)
+        infos.append(_modern_info(old, old_brain))
+        actions.append(AgentActionProto(vector_actions_deprecated=old.stored_vector_actions))
+    return DemoMessages(meta, brain, infos, [*actions[1:], AgentActionProto()])
+
+
+def _modern_info(old: OldAgentInfoProto, brain: OldBrainParametersProto) -> AgentInfoProto:
+    info = AgentInfoProto(
+        reward=old.reward,
+        done=old.done,
+        max_step_reached=old.max_step_reached,
+        id=old.id,
+        action_mask=old.action_mask,
+        observations=old.observations,
+    )
+    for camera, image in zip(brain.camera_resolutions, old.visual_observations, strict=False):
+        channels = 1 if camera.gray_scale else 3
+        info.observations.add(
+            shape=[camera.height, camera.width, channels],
+            compression_type=PNG,
+            compressed_data=image,
+        )
+    if old.stacked_vector_observation:
+        vector = info.observations.add(shape=[len(old.stacked_vector_observation)])
+        vector.float_data.data.extend(old.stacked_vector_observation)
+    return info

@@ -1,0 +1,237 @@
+"""Batch arrays to messages: what both ends of the conversation send."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.protocol import wire
+from pipeline.protocol.generated.messages import (
+    BrainParametersProto,
+    UnityRLInputProto,
+    UnityRLOutputProto,
+    continuous,
+    discrete,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
+    from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+    from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+
+_NO_ID = wire.wide_varints(np.zeros(1, np.int64), wire.ID_WIDTH).tobytes()
+
+
+def encode_actions(
+    actions: ActionTuple, spec: BehaviorSpec
+) -> UnityRLInputProto.ListAgentActionProto:
+    """One AgentActionProto per row of `actions`, in order, old-style copy included."""
+    return UnityRLInputProto.ListAgentActionProto.FromString(
+        actions_bytes(actions, spec.action_spec)
+    )
+
+
+def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:
+    """`encode_actions` as wire bytes, to merge into a message in place."""
+    n = len(actions.continuous)
+    width = 1 if not spec.discrete_size else wire.width_of(actions.discrete)
+    layout = action_layout(spec.continuous_size, spec.discrete_size, width)
+    table = np.empty((n, len(layout.template)), dtype=np.uint8)
+    table[:] = layout.template
+    c, d = 4 * spec.continuous_size, 4 * spec.discrete_size
+    if c:
+        floats = wire.float_bytes(actions.continuous)
+        table[:, layout.old : layout.old + c] = floats
+        table[:, layout.continuous : layout.continuous + c] = floats
+    if d:
+        old = actions.discrete.astype(np.float32)
+        table[:, layout.old + c : layout.old + c + d] = wire.float_bytes(old)
+        varints = wire.wide_varints(actions.discrete, width).reshape(n, -1)
+        table[:, layout.discrete : layout.discrete + varints.shape[1]] = varints
+    return table.tobytes()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActionLayout:
+    """One entry of ListAgentActionProto: its bytes with zero actions, where its numbers begin."""
+
+    template: AnyArray
+    old: int
+    continuous: int
+    discrete: int
+    prefix: int
+    """Bytes before the AgentActionProto itself."""
+
+
+@lru_cache(maxsize=256)
+def action_layout(n_continuous: int, n_discrete: int, width: int) -> ActionLayout:
+    """The layout for these numbers of actions, with `width` bytes per discrete one."""
+    zeros = wire.wide_varints(np.zeros(n_discrete, np.int64), width).tobytes()
+    size = 4 * (n_continuous + n_discrete)
+    parts = [
+        wire.delimited(1, bytes(size)) if size else b"",
+        wire.delimited(6, bytes(4 * n_continuous)) if n_continuous else b"",
+        wire.delimited(7, zeros) if n_discrete else b"",
+    ]
+    entry = wire.delimited(1, b"".join(parts))
+    prefix = len(entry) - sum(map(len, parts))
+    ends = prefix + np.cumsum([len(part) for part in parts])
+    return ActionLayout(
+        template=np.frombuffer(entry, dtype=np.uint8),
+        old=int(ends[0]) - size,
+        continuous=int(ends[1]) - 4 * n_continuous,
+        discrete=int(ends[2]) - len(zeros),
+        prefix=prefix,
+    )
+
+
+def encode_steps(
+    decision: DecisionSteps, terminal: TerminalSteps, spec: BehaviorSpec
+) -> UnityRLOutputProto.ListAgentInfoProto:
+    """One AgentInfoProto per agent: ended episodes first, as Unity sends them, then decisions."""
+    return UnityRLOutputProto.ListAgentInfoProto.FromString(steps_bytes(decision, terminal, spec))
+
+
+def steps_bytes(decision: DecisionSteps, terminal: TerminalSteps, spec: BehaviorSpec) -> bytes:
+    """`encode_steps` as wire bytes, to merge into a message in place."""
+    ended = b""
+    if len(terminal):
+        ended = infos_bytes(
+            spec=spec,
+            obs=terminal.obs,
+            reward=terminal.reward,
+            agent_id=terminal.agent_id,
+            group_id=terminal.group_id,
+            group_reward=terminal.group_reward,
+            done=np.True_,
+            interrupted=terminal.interrupted,
+        )
+    if not len(decision):
+        return ended
+    return ended + infos_bytes(
+        spec=spec,
+        obs=decision.obs,
+        reward=decision.reward,
+        agent_id=decision.agent_id,
+        group_id=decision.group_id,
+        group_reward=decision.group_reward,
+        action_mask=decision.action_mask,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _InfoLayout:
+    """One entry of ListAgentInfoProto, and where its numbers begin."""
+
+    template: AnyArray
+    reward: int
+    done: int
+    interrupted: int
+    agent_id: int
+    mask: int
+    obs: tuple[int, ...]
+    group_id: int
+    group_reward: int
+
+
+@lru_cache(maxsize=256)
+def _info_layout(specs: tuple[ObservationSpec, ...], mask_size: int) -> _InfoLayout:
+    out = bytearray(b"\x3d" + bytes(4) + b"\x40\x00\x48\x00\x50" + _NO_ID)
+    agent_id = len(out) - wire.ID_WIDTH
+    if mask_size:
+        out += wire.delimited(11, bytes(mask_size))
+    mask = len(out) - mask_size
+    starts = []
+    for spec in specs:
+        template, start = wire.observation_template(spec)
+        out += wire.delimited(13, template)
+        starts.append(len(out) - len(template) + start)
+    out += b"\x70" + _NO_ID + b"\x7d" + bytes(4)
+    entry = wire.delimited(1, bytes(out))
+    shift = len(entry) - len(out)
+    return _InfoLayout(
+        template=np.frombuffer(entry, dtype=np.uint8),
+        reward=shift + 1,
+        done=shift + 6,
+        interrupted=shift + 8,
+        agent_id=shift + agent_id,
+        mask=shift + mask,
+        obs=tuple(shift + start for start in starts),
+        group_id=len(entry) - 5 - wire.ID_WIDTH,
+        group_reward=len(entry) - 4,
+    )
+
+
+def infos_bytes(
+    *,
+    spec: BehaviorSpec,
+    obs: Sequence[FloatArray],
+    reward: FloatArray,
+    agent_id: IntArray,
+    group_id: IntArray,
+    group_reward: FloatArray,
+    done: BoolArray | np.bool_ = np.False_,
+    interrupted: BoolArray | np.bool_ = np.False_,
+    action_mask: Sequence[BoolArray] | None = None,
+) -> bytes:
+    """A ListAgentInfoProto of N agents.
+
+    Args:
+        spec: of their behavior.
+        obs: per observation [N, *shape].
+        reward: [N].
+        agent_id: int [N].
+        group_id: int [N].
+        group_reward: [N].
+        done: [N], or one for all.
+        interrupted: [N], or one for all.
+        action_mask: per branch [N, size], True = forbidden; None for no mask.
+    """
+    n = len(agent_id)
+    mask = np.concatenate(action_mask, axis=1, dtype=np.bool_) if action_mask and n else None
+    layout = _info_layout(tuple(spec.observation_specs), 0 if mask is None else mask.shape[1])
+    table = np.empty((n, len(layout.template)), dtype=np.uint8)
+    table[:] = layout.template
+    _put(table, layout.reward, wire.float_bytes(reward))
+    table[:, layout.done] = done
+    table[:, layout.interrupted] = interrupted
+    _put(table, layout.agent_id, wire.wide_varints(agent_id, wire.ID_WIDTH))
+    if mask is not None:
+        _put(table, layout.mask, mask.view(np.uint8))
+    for start, values, obs_spec in zip(layout.obs, obs, spec.observation_specs, strict=True):
+        if values.shape != (n, *obs_spec.shape):
+            raise ValueError(
+                f"observation {obs_spec.name!r} of {n} agents has the shape {values.shape}; "
+                f"it must be {(n, *obs_spec.shape)}"
+            )
+        _put(table, start, wire.float_bytes(values))
+    _put(table, layout.group_id, wire.wide_varints(group_id, wire.ID_WIDTH))
+    _put(table, layout.group_reward, wire.float_bytes(group_reward))
+    return table.tobytes()
+
+
+def _put(table: AnyArray, start: int, columns: AnyArray) -> None:
+    table[:, start : start + columns.shape[1]] = columns
+
+
+def brain_parameters(
+    name: str, spec: BehaviorSpec, *, old_fields: bool = False
+) -> BrainParametersProto:
+    """The announcement of a behavior; `old_fields` also fills those of API 1.2 and before."""
+    action = spec.action_spec
+    out = BrainParametersProto(brain_name=name, is_training=True)
+    out.action_spec.num_continuous_actions = action.continuous_size
+    out.action_spec.num_discrete_actions = action.discrete_size
+    out.action_spec.discrete_branch_sizes.extend(action.discrete_branches)
+    if old_fields and not action.is_discrete():
+        out.vector_action_size_deprecated.append(action.continuous_size)
+        out.vector_action_space_type_deprecated = continuous
+    elif old_fields:
+        out.vector_action_size_deprecated.extend(action.discrete_branches)
+        out.vector_action_space_type_deprecated = discrete
+    return out

@@ -1,0 +1,1 @@
+"""Message classes made from the .proto files; see `pipeline.protocol.generate`."""

@@ -1,0 +1,285 @@
+"""gRPC's unary calls over plain sockets: the part of HTTP/2 that one method with one caller needs.
+
+A step is one call, so its latency bounds the speed of small environments. The general gRPC runtime
+hands every call through several threads; here the thread that wants a message reads the socket
+itself. Header blocks are never decoded: there is one method, and a call's data say all. So no state
+of header compression is needed either, and what we send uses literals only.
+
+Sources: RFC 9113 (HTTP/2), RFC 7541 (HPACK) and the gRPC-over-HTTP/2 specification.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+from collections import deque
+
+from pipeline.errors import UnityCommunicationException
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+_END_STREAM, _ACK, _END_HEADERS, _PADDED = 1, 1, 4, 8
+_INITIAL_WINDOW, _MAX_FRAME = 4, 5
+_LARGEST_WINDOW, _LARGEST_FRAME, _DEFAULT_WINDOW, _DEFAULT_FRAME = (
+    2**31 - 1,
+    2**24 - 1,
+    65535,
+    16384,
+)
+_RECEIVE_BYTES = 1 << 18
+_RENEW_BYTES = 1 << 24
+_SEND_LIMIT_S = 60.0
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    length = len(payload)
+    head = struct.pack(">BHBBI", length >> 16, length & 0xFFFF, kind, flags, stream)
+    return head + payload
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    """A header field without indexing; `name` is an index below 127 (one byte) or a text."""
+    return name + bytes([len(value)]) + value
+
+
+_CONTENT_TYPE = _literal(b"\x0f\x10", b"application/grpc")
+_RESPONSE = b"\x88" + _CONTENT_TYPE
+_STATUS = b"\x00\x0bgrpc-status"
+_SUCCESS = _literal(_STATUS, b"0")
+_REFUSAL = _RESPONSE + _literal(_STATUS, b"12")
+_HELLO = _frame(
+    _SETTINGS,
+    0,
+    0,
+    struct.pack(">HIHI", _INITIAL_WINDOW, _LARGEST_WINDOW, _MAX_FRAME, _LARGEST_FRAME),
+) + _frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", _LARGEST_WINDOW - _DEFAULT_WINDOW))
+
+
+class Connection:
+    """One HTTP/2 connection, driven by the thread that calls its methods.
+
+    Attributes:
+        messages: complete gRPC messages that arrived, as (stream, bytes), oldest first.
+        n_messages: how many arrived in all.
+    """
+
+    def __init__(self, sock: socket.socket, *, is_server: bool) -> None:
+        self.messages: deque[tuple[int, bytes]] = deque()
+        self.n_messages = 0
+        self.socket = sock
+        self._is_server = is_server
+        self._buffer = bytearray()
+        self._greeted = not is_server
+        self._open = True
+        self._parts: dict[int, list[bytes]] = {}
+        self._window = _DEFAULT_WINDOW
+        self._stream_window = _DEFAULT_WINDOW
+        self._stream_credit: dict[int, int] = {}
+        self._frame_limit = _DEFAULT_FRAME
+        self._consumed = 0
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.settimeout(_SEND_LIMIT_S)
+        sock.sendall(_HELLO if is_server else PREFACE + _HELLO)
+
+    def read(self) -> bool:
+        """Take what the socket holds, waiting for its time-out; False when the peer has left."""
+        try:
+            chunk = self.socket.recv(_RECEIVE_BYTES)
+        except ConnectionError:
+            chunk = b""
+        if not chunk:
+            self._open = False
+            return False
+        self._buffer += chunk
+        if not self._greeted and not self._greet():
+            return self._open
+        position, end = 0, len(self._buffer)
+        while end - position >= 9:
+            high, low, kind, flags, stream = struct.unpack_from(">BHBBI", self._buffer, position)
+            stop = position + 9 + (high << 16 | low)
+            if stop > end:
+                break
+            payload = bytes(self._buffer[position + 9 : stop])
+            self._handle(kind, flags, stream & _LARGEST_WINDOW, payload)
+            position = stop
+        del self._buffer[:position]
+        return self._open
+
+    def _greet(self) -> bool:
+        """Check the client's first bytes; a client that speaks something else is cut off."""
+        if self._buffer[: len(PREFACE)] != PREFACE[: len(self._buffer)]:
+            self._open = False
+            return False
+        if len(self._buffer) < len(PREFACE):
+            return False
+        del self._buffer[: len(PREFACE)]
+        self._greeted = True
+        return True
+
+    def _handle(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if kind == _DATA:
+            self._data(flags, stream, payload)
+        elif kind == _HEADERS:
+            parts = self._parts.setdefault(stream, [])
+            if flags & _END_STREAM:
+                self._complete(stream, parts)
+        elif kind == _RST_STREAM:
+            self._parts.pop(stream, None)
+            self._open &= self._is_server
+        elif not flags & _ACK:
+            self._control(kind, stream, payload)
+
+    def _control(self, kind: int, stream: int, payload: bytes) -> None:
+        if kind == _WINDOW_UPDATE:
+            credit = struct.unpack(">I", payload)[0] & _LARGEST_WINDOW
+            if stream == 0:
+                self._window += credit
+            else:
+                self._stream_credit[stream] = self._stream_credit.get(stream, 0) + credit
+        elif kind == _SETTINGS:
+            self._settings(payload)
+        elif kind == _PING:
+            self._send(_frame(_PING, _ACK, 0, payload))
+        elif kind == _GOAWAY and not self._is_server and not self._parts:
+            self._open = False
+
+    def _data(self, flags: int, stream: int, payload: bytes) -> None:
+        self._consumed += len(payload)
+        if self._consumed >= _RENEW_BYTES:
+            self._send(_frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", self._consumed)))
+            self._consumed = 0
+        if flags & _PADDED:
+            payload = payload[1 : len(payload) - payload[0]]
+        parts = self._parts.get(stream)
+        if parts is None:
+            return
+        parts.append(payload)
+        if flags & _END_STREAM:
+            self._complete(stream, parts)
+
+    def _complete(self, stream: int, parts: list[bytes]) -> None:
+        """The peer has said all on this stream: one message, or on our calls also a failure."""
+        del self._parts[stream]
+        body = b"".join(parts)
+        if len(body) >= 5 and body[0] == 0 and len(body) - 5 == int.from_bytes(body[1:5], "big"):
+            self.messages.append((stream, body[5:]))
+            self.n_messages += 1
+        elif self._is_server:
+            self._send(_frame(_HEADERS, _END_HEADERS | _END_STREAM, stream, _REFUSAL))
+        else:
+            self._open = False
+
+    def _settings(self, payload: bytes) -> None:
+        for name, value in struct.iter_unpack(">HI", payload):
+            if name == _INITIAL_WINDOW:
+                self._stream_window = value
+            elif name == _MAX_FRAME:
+                self._frame_limit = value
+        self._send(_frame(_SETTINGS, _ACK, 0))
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self.socket.sendall(data)
+        except OSError:
+            self._open = False
+
+    def respond(self, stream: int, message: bytes) -> None:
+        """Answer the call that came on `stream`."""
+        head = _frame(_HEADERS, _END_HEADERS, stream, _RESPONSE)
+        tail = _frame(_HEADERS, _END_HEADERS | _END_STREAM, stream, _SUCCESS)
+        self._transmit(stream, head, message, 0, tail)
+
+    def request(self, stream: int, headers: bytes, message: bytes) -> None:
+        """Make a call; streams of a client are odd and grow."""
+        self._parts[stream] = []
+        head = _frame(_HEADERS, _END_HEADERS, stream, headers)
+        self._transmit(stream, head, message, _END_STREAM, b"")
+
+    def _transmit(self, stream: int, head: bytes, message: bytes, last: int, tail: bytes) -> None:
+        """Send a message between `head` and `tail`, as fast as the peer's windows allow.
+
+        Raises:
+            UnityCommunicationException: The peer takes no data any more.
+        """
+        body = b"\0" + struct.pack(">I", len(message)) + message
+        out = bytearray(head)
+        sent = position = 0
+        deadline = time.monotonic() + _SEND_LIMIT_S
+        while position < len(body):
+            credit = self._stream_window + self._stream_credit.get(stream, 0) - sent
+            size = min(len(body) - position, self._window, credit, self._frame_limit)
+            if size > 0:
+                ends = position + size == len(body)
+                out += _frame(_DATA, last if ends else 0, stream, body[position : position + size])
+                position += size
+                sent += size
+                self._window -= size
+                continue
+            self._send(bytes(out))
+            out.clear()
+            if not self._open or time.monotonic() > deadline or not self.read():
+                raise UnityCommunicationException(
+                    f"the environment took only {position} of a message's {len(body)} bytes"
+                )
+        self._stream_credit.pop(stream, None)
+        self._send(bytes(out + tail))
+
+    def farewell(self, wait_s: float) -> None:
+        """Announce the end, let the peer finish reading for up to `wait_s`, and close."""
+        with contextlib.suppress(OSError):
+            if self._open:
+                self._send(_frame(_GOAWAY, 0, 0, struct.pack(">II", _LARGEST_WINDOW, 0)))
+                self.socket.shutdown(socket.SHUT_WR)
+                deadline = time.monotonic() + wait_s
+                while (left := deadline - time.monotonic()) > 0:
+                    self.socket.settimeout(left)
+                    if not self.socket.recv(_RECEIVE_BYTES):
+                        break
+        self.socket.close()
+
+
+class Channel:
+    """The calling end, for environments: one unary method of one server."""
+
+    def __init__(self, port: int, method: str, *, timeout_s: float = 30.0) -> None:
+        """Connect to `localhost`.
+
+        Raises:
+            OSError: No one listens there.
+        """
+        sock = socket.create_connection(("localhost", port), timeout=timeout_s)
+        self._connection = Connection(sock, is_server=False)
+        sock.settimeout(None)
+        self._stream = -1
+        self._headers = (
+            b"\x83\x86"
+            + _literal(b"\x04", method.encode())
+            + _literal(b"\x01", f"localhost:{port}".encode())
+            + _CONTENT_TYPE
+            + _literal(b"\x00\x02te", b"trailers")
+        )
+
+    def call(self, message: bytes, timeout_s: float | None = None) -> bytes:
+        """Send one message and wait for the answer, without limit if `timeout_s` is None.
+
+        Raises:
+            ConnectionError: The server went away or refused.
+            TimeoutError: It was silent for `timeout_s`.
+        """
+        connection = self._connection
+        connection.socket.settimeout(timeout_s)
+        self._stream += 2
+        try:
+            connection.request(self._stream, self._headers, message)
+        except UnityCommunicationException as error:
+            raise ConnectionError(str(error)) from error
+        while not connection.messages:
+            if not connection.read() and not connection.messages:
+                raise ConnectionError("the trainer closed the connection")
+        return connection.messages.popleft()[1]
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.farewell(0.0)

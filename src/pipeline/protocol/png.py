@@ -1,0 +1,108 @@
+"""PNG observations: one or several concatenated images, mapped to channels."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.errors import UnityObservationException
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.arrays import AnyArray, FloatArray
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def decode_png(data: bytes, shape: tuple[int, int, int], mapping: Sequence[int] = ()) -> FloatArray:
+    """The observation that `data` holds, in 0..1.
+
+    Args:
+        data: one PNG or several one after the other, three channels each once decoded.
+        shape: (channels, height, width) that the result must have.
+        mapping: for each decoded channel the channel it goes to, -1 to drop it; channels with the
+            same target are averaged. Empty: the first channels as they come, or the mean of the
+            first image's for a single channel.
+
+    Raises:
+        UnityObservationException: The data are not such images, or do not fit.
+    """
+    count, height, width = shape
+    images = [_image(part, height, width) for part in _parts(data)]
+    if not images:
+        raise UnityObservationException(
+            f"a compressed observation of shape {shape} holds no PNG image ({len(data)} bytes)"
+        )
+    if not mapping and count == 1:
+        gray = images[0].astype(np.float32).mean(axis=2, dtype=np.float32)
+        return np.asarray(gray / np.float32(255), dtype=np.float32)[None]
+    channels = np.concatenate(images, axis=2).transpose(2, 0, 1)
+    if not mapping or list(mapping) == list(range(count)):
+        out = channels[:count].astype(np.float32)
+    else:
+        out = _mapped(channels, mapping)
+    if len(out) != count:
+        raise UnityObservationException(
+            f"a compressed observation has {len(out)} channels where its shape {shape} says {count}"
+        )
+    return np.divide(out, np.float32(255), out=out)
+
+
+def _parts(data: bytes) -> list[bytes]:
+    """Each image's own bytes; what stands between them is skipped."""
+    parts = []
+    start = data.find(SIGNATURE)
+    while start >= 0:
+        stop = _end(data, start)
+        parts.append(data[start:stop])
+        start = data.find(SIGNATURE, stop)
+    return parts
+
+
+def _end(data: bytes, start: int) -> int:
+    """Where the image that starts at `start` ends, found by walking its chunks."""
+    position = start + len(SIGNATURE)
+    while position + 12 <= len(data):
+        kind = data[position + 4 : position + 8]
+        position += 12 + int.from_bytes(data[position : position + 4], "big")
+        if kind == b"IEND":
+            return position
+    return len(data)
+
+
+def _image(data: bytes, height: int, width: int) -> AnyArray:
+    """uint8 [height, width, 3]."""
+    from PIL import Image  # only runs with compressed cameras need it
+
+    try:
+        with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
+            if image.size != (width, height):
+                raise UnityObservationException(
+                    f"a compressed observation has a PNG of {image.size[1]}x{image.size[0]} pixels "
+                    f"where its shape says {height}x{width}"
+                )
+            return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UnityObservationException(
+            f"a compressed observation is not a readable PNG: {error}"
+        ) from error
+
+
+def _mapped(channels: AnyArray, mapping: Sequence[int]) -> FloatArray:
+    """Mean of the decoded channels of each target, float32 [targets, H, W] in 0..255."""
+    target = np.asarray(mapping)
+    if len(target) != len(channels):
+        raise UnityObservationException(
+            f"a compressed observation has {len(channels)} channels, "
+            f"but its channel mapping {list(mapping)} is for {len(target)}"
+        )
+    kept = target[target >= 0]
+    if not len(kept) or sorted(set(kept.tolist())) != list(range(int(kept.max()) + 1)):
+        raise UnityObservationException(
+            f"the channel mapping {list(mapping)} of a compressed observation leaves out a channel"
+        )
+    means = [channels[target == k].mean(axis=0, dtype=np.float32) for k in range(kept.max() + 1)]
+    return np.stack(means)

@@ -1,0 +1,147 @@
+"""Side channels on the wire: frames of a channel's id and a payload of little-endian primitives."""
+
+from __future__ import annotations
+
+import logging
+import struct
+import uuid
+from typing import TYPE_CHECKING
+
+from pipeline.errors import UnityEnvironmentException
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_log = logging.getLogger(__name__)
+_HEAD = 20
+
+ENGINE_CONFIGURATION = uuid.UUID("e951342c-4f7e-11ea-b238-784f4387d1f7")
+ENVIRONMENT_PARAMETERS = uuid.UUID("534c891e-810f-11ea-a9d0-822485860400")
+STATS = uuid.UUID("a1d8f7b7-cec8-50f9-b78b-d3e165a78520")
+FLOAT_PROPERTIES = uuid.UUID("60ccf7d0-4f7e-11ea-b238-784f4387d1f7")
+TRAINING_ANALYTICS = uuid.UUID("b664a4a9-d86f-5a5f-95cb-e8353a7e8356")
+
+
+def pack(frames: Iterable[tuple[uuid.UUID, bytes]]) -> bytes:
+    """The bytes of `side_channel` for these (channel id, payload) pairs, in order."""
+    out = bytearray()
+    for channel_id, payload in frames:
+        out += channel_id.bytes_le + struct.pack("<i", len(payload)) + payload
+    return bytes(out)
+
+
+def unpack(data: bytes) -> list[tuple[uuid.UUID, bytes]]:
+    """The (channel id, payload) pairs that `side_channel` bytes hold, in order.
+
+    Raises:
+        UnityEnvironmentException: The bytes end within a frame.
+    """
+    frames = []
+    position = 0
+    while position < len(data):
+        start = position + _HEAD
+        length = -1
+        if start <= len(data):
+            (length,) = struct.unpack_from("<i", data, start - 4)
+        if length < 0 or start + length > len(data):
+            raise UnityEnvironmentException(
+                f"a side channel message is cut off: the frame at byte {position} does not fit in "
+                f"the {len(data)} bytes sent"
+            )
+        channel_id = uuid.UUID(bytes_le=bytes(data[position : position + 16]))
+        frames.append((channel_id, bytes(data[start : start + length])))
+        position = start + length
+    return frames
+
+
+class OutgoingMessage:
+    """A payload under construction."""
+
+    def __init__(self) -> None:
+        self.buffer = bytearray()
+
+    def write_bool(self, value: bool) -> None:
+        """Append one byte."""
+        self.buffer += struct.pack("<?", value)
+
+    def write_int32(self, value: int) -> None:
+        """Append four bytes."""
+        self.buffer += struct.pack("<i", value)
+
+    def write_float32(self, value: float) -> None:
+        """Append four bytes."""
+        self.buffer += struct.pack("<f", value)
+
+    def write_float32_list(self, values: Sequence[float]) -> None:
+        """Append a count and the numbers."""
+        self.buffer += struct.pack(f"<i{len(values)}f", len(values), *values)
+
+    def write_string(self, value: str) -> None:
+        """Append a byte count and ASCII text.
+
+        Raises:
+            UnicodeEncodeError: The text has other characters.
+        """
+        data = value.encode("ascii")
+        self.write_int32(len(data))
+        self.buffer += data
+
+    def set_raw_bytes(self, buffer: bytes | bytearray) -> None:
+        """Replace the whole payload."""
+        if self.buffer:
+            _log.warning("a side channel message that was already written to is overwritten")
+        self.buffer = bytearray(buffer)
+
+
+class IncomingMessage:
+    """A payload that is read from the front; reading past the end gives the default."""
+
+    def __init__(self, buffer: bytes, offset: int = 0) -> None:
+        self.buffer = buffer
+        self.offset = offset
+
+    def read_bool(self, default_value: bool = False) -> bool:
+        """Read one byte."""
+        data = self._take(1)
+        return default_value if data is None else data != b"\0"
+
+    def read_int32(self, default_value: int = 0) -> int:
+        """Read four bytes."""
+        data = self._take(4)
+        return default_value if data is None else int(struct.unpack("<i", data)[0])
+
+    def read_float32(self, default_value: float = 0.0) -> float:
+        """Read four bytes."""
+        data = self._take(4)
+        return default_value if data is None else float(struct.unpack("<f", data)[0])
+
+    def read_float32_list(self, default_value: list[float] | None = None) -> list[float]:
+        """Read a count and that many numbers."""
+        data = self._counted(4)
+        if data is None:
+            return [] if default_value is None else default_value
+        return [float(value) for value in struct.unpack(f"<{len(data) // 4}f", data)]
+
+    def read_string(self, default_value: str = "") -> str:
+        """Read a byte count and text."""
+        data = self._counted(1)
+        return default_value if data is None else data.decode("utf-8", errors="replace")
+
+    def get_raw_bytes(self) -> bytes:
+        """The whole payload, read or not."""
+        return self.buffer
+
+    def _take(self, count: int) -> bytes | None:
+        if count < 0 or self.offset + count > len(self.buffer):
+            return None
+        self.offset += count
+        return bytes(self.buffer[self.offset - count : self.offset])
+
+    def _counted(self, size: int) -> bytes | None:
+        """The bytes of a counted list; None, without moving, if it is not all there."""
+        start = self.offset
+        head = self._take(4)
+        data = None if head is None else self._take(size * int(struct.unpack("<i", head)[0]))
+        if data is None:
+            self.offset = start
+        return data

@@ -1,0 +1,109 @@
+"""Values that know where they were written, so that a later error can name file and line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One value of a settings file: a scalar, a list of nodes, or a map from text to nodes."""
+
+    value: Any
+    """None, bool, int, float, str, `list[Node]` or `dict[str, Node]`."""
+    source: str
+    """The file as the user named it, or what the value comes from, such as `overrides`."""
+    line: int | None = None
+    """Line of the key (or list item), counted from 1; None when it stands in no file."""
+    text: str | None = None
+    """A scalar as it was written, so that `run_id: 007` keeps its zeros."""
+
+    @property
+    def where(self) -> str:
+        """`file:line`, the way editors understand it."""
+        return self.source if self.line is None else f"{self.source}:{self.line}"
+
+
+def fail(node: Node, path: str, message: str) -> SettingsError:
+    """The error that says `message` about the value `node`, which stands at the key `path`."""
+    return SettingsError(f"{node.where}: {path}: {message}" if path else f"{node.where}: {message}")
+
+
+def join(path: str, key: str | int) -> str:
+    """The key path of `key` below `path`: `behaviors.Walker`, `curriculum[0]`."""
+    if isinstance(key, int):
+        return f"{path}[{key}]"
+    return f"{path}.{key}" if path else key
+
+
+def from_plain(value: Any, source: str, line: int | None = None) -> Node:
+    """Nodes for a value that was made by a program; maps get text as keys."""
+    if isinstance(value, dict):
+        entries = {str(key): from_plain(item, source, line) for key, item in value.items()}
+        return Node(entries, source, line)
+    if isinstance(value, list | tuple):
+        return Node([from_plain(item, source, line) for item in value], source, line)
+    return Node(value, source, line, None if value is None else str(value))
+
+
+def to_plain(node: Node) -> Any:
+    """The value without its places: maps, lists and scalars."""
+    if isinstance(node.value, dict):
+        return {key: to_plain(item) for key, item in node.value.items()}
+    if isinstance(node.value, list):
+        return [to_plain(item) for item in node.value]
+    return node.value
+
+
+def merge(base: Node, over: Node) -> Node:
+    """`over` laid on `base`: maps are merged at every depth, anything else is replaced."""
+    if not (isinstance(base.value, dict) and isinstance(over.value, dict)):
+        return over
+    entries = dict(base.value)
+    for key, item in over.value.items():
+        entries[key] = merge(entries[key], item) if key in entries else item
+    return Node(entries, over.source, over.line)
+
+
+def find(node: Node, keys: str) -> Node:
+    """The node at the dotted `keys` below `node`, or the deepest one on the way that exists."""
+    for key in keys.split("."):
+        if not isinstance(node.value, dict) or key not in node.value:
+            break
+        node = node.value[key]
+    return node
+
+
+def undotted(overrides: Mapping[str, Any], source: str) -> Node:
+    """A nested map from one whose top-level keys may be dotted, `{"a.b": 1}` for `{a: {b: 1}}`.
+
+    Raises:
+        SettingsError: A key has an empty part, as in `a..b`, or two of them say the same key.
+    """
+    result = Node({}, source)
+    for dotted, value in overrides.items():
+        node = from_plain(value, source)
+        parts = str(dotted).split(".")
+        if not all(parts):
+            raise fail(node, str(dotted), "a part of this dotted key is empty")
+        for part in reversed(parts):
+            node = Node({part: node}, source)
+        result = _merge_apart(result, node, "")
+    return result
+
+
+def _merge_apart(one: Node, other: Node, path: str) -> Node:
+    """Both maps in one, when no key has a value in each."""
+    if not (isinstance(one.value, dict) and isinstance(other.value, dict)):
+        raise fail(other, path, "is written twice, once of them with a dotted key; keep one")
+    entries = dict(one.value)
+    for key, item in other.value.items():
+        at = join(path, key)
+        entries[key] = _merge_apart(entries[key], item, at) if key in entries else item
+    return Node(entries, other.source, other.line)

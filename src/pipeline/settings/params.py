@@ -1,0 +1,249 @@
+"""`params.yaml`: environments, demonstrations and experiments that the DAG is made of."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.settings.nodes import Node, fail, find, join
+from pipeline.settings.reader import (
+    ContradictionError,
+    choice,
+    entries_of,
+    read_dataclass,
+    shown,
+    suggestion,
+)
+from pipeline.settings.run_file import load_run_settings
+from pipeline.settings.schema.kinds import Count, CountOrZero, Positive
+from pipeline.settings.schema.run import RunSettings
+from pipeline.settings.yaml_file import read_yaml
+
+STAGES = ("pretrain", "train", "export", "evaluate")
+"""The stages that an experiment may ask for, in the order in which they run."""
+
+_NEEDS = {"export": "train", "evaluate": "export"}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
+
+Stage = Literal["pretrain", "train", "export", "evaluate"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuntimeParams:
+    """`runtime`: what every stage that computes is told."""
+
+    torch_threads: Count = 1
+    """Threads of each process; a part of the result, since sums round differently."""
+    device: str = "cpu"
+    """`cpu`, `cuda`, `cuda:0`, ..."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentParams:
+    """`environments.<name>`: where an environment comes from."""
+
+    source: Literal["builtin", "path"]
+    """`builtin`: one of our simulators; `path`: a build that is already there."""
+    name: str | None = None
+    """For `builtin`, the simulator; null for the one called as the environment is here."""
+    path: str | None = None
+    """For `path`, the executable or build folder, relative to params.yaml."""
+    args: tuple[str, ...] = ()
+    """Arguments for the executable."""
+
+    def __post_init__(self) -> None:
+        """Refuse a key that belongs to another source."""
+        if self.source == "path" and self.path is None:
+            raise ContradictionError("path", "the source 'path' needs to know where the build is")
+        for key, value, owner in (("path", self.path, "path"), ("name", self.name, "builtin")):
+            if value is not None and self.source != owner:
+                raise ContradictionError(
+                    key, f"belongs to the source {owner!r}, but the source is {self.source!r}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemonstrationParams:
+    """`demonstrations.<name>`: recorded episodes of a policy that knows the task."""
+
+    environment: str
+    """A name under `environments`."""
+    policy: Literal["expert"] = "expert"
+    """Who acts: the simulator's own expert."""
+    episodes: Count
+    """Episodes to record."""
+    seed: CountOrZero
+    """Seed of the environment and the policy."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainParams:
+    """`experiments.<name>.pretrain`: supervised learning of the demonstrated actions."""
+
+    epochs: Count
+    """Passes over all demonstrations."""
+    batch_size: Count
+    """Demonstrated steps in a minibatch."""
+    learning_rate: Positive
+    """Step size of Adam."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationParams:
+    """`experiments.<name>.evaluation`: episodes of the exported policy."""
+
+    episodes: Count
+    """Episodes to play."""
+    seed: CountOrZero
+    """Seed of the environment, away from those of training."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExperimentParams:
+    """`experiments.<name>`: one trainer configuration in one environment, with several seeds."""
+
+    environment: str
+    """A name under `environments`."""
+    trainer: str
+    """The trainer configuration, relative to params.yaml."""
+    overrides: dict[str, Any]
+    """Changes to the trainer configuration: nested, or with dotted keys."""
+    seeds: tuple[CountOrZero, ...]
+    """One run for each."""
+    stages: tuple[Stage, ...]
+    """What to run, in order."""
+    demonstrations: str | None = None
+    """A name under `demonstrations`, for `pretrain`."""
+    pretrain: PretrainParams | None = None
+    """Needed when `stages` has pretrain."""
+    evaluation: EvaluationParams | None = None
+    """Needed when `stages` has evaluate."""
+
+    def __post_init__(self) -> None:
+        """Refuse seeds twice, stages out of order, and stages without what they need."""
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+            raise ContradictionError(
+                "seeds", f"needs one seed or more, each once, got {list(self.seeds)}"
+            )
+        _check_stages(self.stages)
+        if "pretrain" in self.stages and self.demonstrations is None:
+            raise ContradictionError("stages", "pretrain needs the key 'demonstrations'")
+        if self.demonstrations is not None and "pretrain" not in self.stages:
+            raise ContradictionError(
+                "demonstrations", "is used by the stage pretrain, which 'stages' does not have"
+            )
+        for stage, key, section in (
+            ("pretrain", "pretrain", self.pretrain),
+            ("evaluate", "evaluation", self.evaluation),
+        ):
+            if stage in self.stages and section is None:
+                raise ContradictionError("stages", f"{stage} needs the section {key!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Params:
+    """All of `params.yaml`."""
+
+    runtime: RuntimeParams = field(default_factory=RuntimeParams)
+    """What every stage that computes is told."""
+    environments: dict[str, EnvironmentParams] = field(default_factory=dict)
+    """Environments by name."""
+    demonstrations: dict[str, DemonstrationParams] = field(default_factory=dict)
+    """Demonstrations by name."""
+    experiments: dict[str, ExperimentParams] = field(default_factory=dict)
+    """Experiments by name."""
+    path: Path = field(default=Path("params.yaml"), metadata={"internal": True}, compare=False)
+    """The file, from whose folder other paths are meant."""
+
+    def experiment(self, name: str) -> ExperimentParams:
+        """The experiment called `name`.
+
+        Raises:
+            SettingsError: There is none.
+        """
+        if name not in self.experiments:
+            node = Node(name, str(self.path))
+            hint = suggestion(name, self.experiments)
+            raise fail(node, "experiments", f"no experiment is called {name!r}{hint}")
+        return self.experiments[name]
+
+    def run_settings(self, name: str, *, env_path: str | None = None) -> RunSettings:
+        """The trainer configuration of an experiment, with its overrides.
+
+        Args:
+            name: the experiment.
+            env_path: the environment's executable, put into `env_settings`.
+
+        Raises:
+            SettingsError: There is no such experiment, or its configuration has a mistake.
+        """
+        experiment = self.experiment(name)
+        source = f"{self.path}: experiments.{name}.overrides"
+        overrides: dict[str, Any] = dict(experiment.overrides)
+        if env_path is not None:
+            overrides["env_settings.env_path"] = env_path
+        return load_run_settings(
+            self.path.parent / experiment.trainer,
+            overrides=overrides,
+            overrides_from=source,
+            env_path_follows=True,
+        )
+
+
+def load_params(path: Path | str = Path("params.yaml")) -> Params:
+    """Read `params.yaml` and check that everything which it names is there.
+
+    Raises:
+        SettingsError: It cannot be read, or something in it is not as it must be.
+    """
+    path = Path(path)
+    root = read_yaml(path, what="Parameter file")
+    read: Params = read_dataclass(Params, root, "")
+    params = Params(
+        runtime=read.runtime,
+        environments=read.environments,
+        demonstrations=read.demonstrations,
+        experiments=read.experiments,
+        path=path,
+    )
+    for section in ("environments", "demonstrations", "experiments"):
+        _check_names(root, section)
+    for name in params.demonstrations:
+        _check_reference(root, f"demonstrations.{name}.environment", params.environments)
+    for name, experiment in params.experiments.items():
+        at = f"experiments.{name}"
+        _check_reference(root, f"{at}.environment", params.environments)
+        if experiment.demonstrations is not None:
+            _check_reference(root, f"{at}.demonstrations", params.demonstrations)
+        if not (path.parent / experiment.trainer).is_file():
+            node = find(root, f"{at}.trainer")
+            raise fail(node, f"{at}.trainer", f"there is no file {experiment.trainer!r}")
+    return params
+
+
+def _check_stages(stages: tuple[str, ...]) -> None:
+    if not stages or list(stages) != [name for name in STAGES if name in stages]:
+        raise ContradictionError(
+            "stages", f"must be some of {list(STAGES)}, each once, in this order; got {[*stages]}"
+        )
+    for stage, before in _NEEDS.items():
+        if stage in stages and before not in stages:
+            raise ContradictionError("stages", f"{stage} needs the stage {before!r} before it")
+
+
+def _check_names(root: Node, section: str) -> None:
+    for name, node in entries_of(root.value.get(section, Node({}, root.source)), section).items():
+        if not _NAME.match(name):
+            raise fail(
+                node,
+                join(section, name),
+                f"the name {name!r} becomes a folder and part of a stage's name: use letters, "
+                "digits, '_' and '-', starting with a letter or digit",
+            )
+
+
+def _check_reference(root: Node, at: str, known: dict[str, Any]) -> None:
+    node = find(root, at)
+    if not known:
+        raise fail(node, at, f"{shown(node)} is not defined, and nothing of its kind is")
+    choice(node, at, known)

@@ -1,0 +1,300 @@
+"""From a map to a dataclass, guided by the dataclass's type hints alone.
+
+A settings class says everything about its keys: names are the fields, types and `Limits` are the
+hints, defaults are the defaults. A class that needs more has a `from_node(node, path)` of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from decimal import Decimal, InvalidOperation
+from difflib import get_close_matches
+from functools import cache
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from pipeline.settings.nodes import Node, fail, find, join, to_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+_LARGEST_WHOLE = 2**63 - 1
+
+
+class ContradictionError(ValueError):
+    """Values that are fine each, but not together; `key` is the dotted one to change."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(f"{key}: {message}")
+        self.key = key
+        self.message = message
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """The numbers that a setting allows; part of its type hint."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    multiple_of: int | None = None
+
+    def broken_by(self, value: float) -> str | None:
+        """What `value` should have been, or None when it is allowed."""
+        if self.at_least is not None and value < self.at_least:
+            return f"must be at least {self.at_least}"
+        if self.above is not None and value <= self.above:
+            return f"must be greater than {self.above}"
+        if self.at_most is not None and value > self.at_most:
+            return f"must be at most {self.at_most}"
+        if self.multiple_of is not None and value % self.multiple_of:
+            return f"must be divisible by {self.multiple_of}"
+        return None
+
+
+def read(hint: Any, node: Node, path: str) -> Any:
+    """The value of `node` as the type `hint`.
+
+    Raises:
+        SettingsError: The value is not of the type, or outside of its limits.
+    """
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return _read_limited(hint, node, path)
+    if origin in (Union, UnionType):
+        return _read_optional(hint, node, path)
+    if hint is Any:
+        return to_plain(node)
+    if origin is Literal:
+        return choice(node, path, get_args(hint))
+    if origin is dict:
+        entries = entries_of(node, path)
+        return {
+            key: read(get_args(hint)[1], item, join(path, key)) for key, item in entries.items()
+        }
+    if origin is tuple:
+        return _read_tuple(hint, node, path)
+    if hint in _SCALARS:
+        return _SCALARS[hint](node, path)
+    if hasattr(hint, "from_node"):
+        return hint.from_node(node, path)
+    return read_dataclass(hint, node, path)
+
+
+def read_dataclass(
+    cls: Any, node: Node, path: str, *, hints: Mapping[str, Any] | None = None
+) -> Any:
+    """An instance of the settings class `cls` from a map.
+
+    A field's metadata may hold `copies`: the sibling that gives the value when only that is
+    written, and `times`: the factor to it. Fields with `internal` metadata are no settings.
+
+    Args:
+        cls: the dataclass.
+        node: the map.
+        path: key path of the map.
+        hints: types that replace those of the class, for a field whose type depends on another.
+
+    Raises:
+        SettingsError: A key is unknown or missing, or a value is not allowed.
+    """
+    entries = entries_of(node, path)
+    known = setting_hints(cls) | dict(hints or {})
+    for key in entries:
+        if key not in known:
+            raise unknown_key(entries[key], path, key, known)
+    values: dict[str, Any] = {}
+    for item in fields(cls):
+        if item.name in entries:
+            values[item.name] = read(known[item.name], entries[item.name], join(path, item.name))
+        elif item.metadata.get("copies") in entries:
+            source = read(known[item.name], entries[item.metadata["copies"]], join(path, item.name))
+            values[item.name] = (
+                source * item.metadata["times"] if "times" in item.metadata else source
+            )
+        elif item.default is MISSING and item.default_factory is MISSING:
+            raise fail(node, path, f"the key {item.name!r} is required")
+    try:
+        return cls(**values)
+    except ContradictionError as error:
+        raise fail(find(node, error.key), join(path, error.key), error.message) from error
+
+
+def setting_hints(cls: Any) -> dict[str, Any]:
+    """The type of each key that the settings class `cls` knows, in order."""
+    return dict(_hints(cls))
+
+
+@cache  # type hints are the same for good, and slow to get
+def _hints(cls: Any) -> dict[str, Any]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {f.name: hints[f.name] for f in fields(cls) if not f.metadata.get("internal")}
+
+
+def to_map(value: Any) -> Any:
+    """The plain map that `read` would turn into `value`, with every key written out.
+
+    Additions to ML-Agents' format (metadata `addition`) are left out at their default, so that
+    `mlagents-learn` can read the result.
+    """
+    if hasattr(value, "to_plain"):
+        return value.to_plain()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {
+            item.name: to_map(getattr(value, item.name))
+            for item in fields(value)
+            if not _unwritten(item, getattr(value, item.name))
+        }
+    if isinstance(value, dict):
+        return {key: to_map(item) for key, item in value.items()}
+    return [to_map(item) for item in value] if isinstance(value, tuple) else value
+
+
+def entries_of(node: Node, path: str) -> dict[str, Node]:
+    """The entries of a map.
+
+    Raises:
+        SettingsError: The value is something else.
+    """
+    if not isinstance(node.value, dict):
+        raise fail(node, path, f"needs a map of keys to values, got {shown(node)}")
+    return node.value
+
+
+def choice(node: Node, path: str, allowed: Iterable[str]) -> str:
+    """A text out of `allowed`.
+
+    Raises:
+        SettingsError: It is another one.
+    """
+    names = list(allowed)
+    if node.value not in names or not isinstance(node.value, str):
+        hint = suggestion(str(node.text or ""), names)
+        raise fail(node, path, f"{shown(node)} is not allowed{hint} Allowed: {', '.join(names)}")
+    return node.value
+
+
+def unknown_key(node: Node, path: str, key: str, known: Mapping[str, Any]) -> Exception:
+    """The error for a key that `known` (names to types) does not have."""
+    deeper = [name for name, hint in known.items() if key in _keys_below(hint)]
+    hint = f"; it belongs under {deeper[0]!r}." if deeper else suggestion(key, known)
+    allowed = f"Allowed: {', '.join(known)}" if known else "No key is allowed here"
+    return fail(node, path, f"unknown key {key!r} (value {shown(node)}){hint} {allowed}")
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the nearest of `known`, or a full stop when none is near."""
+    by_lower = {name.lower(): name for name in known}
+    near = get_close_matches(word.lower(), by_lower, n=1)
+    if not near:  # `min` for `min_value`
+        near = [name for name in by_lower if word.lower() in name.split("_")]
+    return f"; did you mean {by_lower[near[0]]!r}?" if near else "."
+
+
+def shown(node: Node) -> str:
+    """A value as errors show it: short, on one line."""
+    if node.value is None:
+        return "nothing (null)"
+    text = repr(to_plain(node))
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _unwritten(item: Field[Any], value: Any) -> bool:
+    """Whether a field is no setting, or an addition to ML-Agents' ones that was not used."""
+    return "internal" in item.metadata or ("addition" in item.metadata and value == item.default)
+
+
+def _keys_below(hint: Any) -> set[str]:
+    if get_origin(hint) in (Union, UnionType, Annotated):
+        return set().union(*(_keys_below(part) for part in get_args(hint)))
+    return set(setting_hints(hint)) if isinstance(hint, type) and is_dataclass(hint) else set()
+
+
+def _read_limited(hint: Any, node: Node, path: str) -> Any:
+    inner, *limits = get_args(hint)
+    value = read(inner, node, path)
+    for limit in limits:
+        broken = limit.broken_by(value)
+        if broken:
+            raise fail(node, path, f"{broken}, got {shown(node)}")
+    return value
+
+
+def _read_optional(hint: Any, node: Node, path: str) -> Any:
+    options = [part for part in get_args(hint) if part is not NoneType]
+    if len(options) != 1:
+        raise TypeError(f"{hint} needs a from_node that chooses")
+    return None if node.value is None else read(options[0], node, path)
+
+
+def _read_tuple(hint: Any, node: Node, path: str) -> tuple[Any, ...]:
+    if not isinstance(node.value, list):
+        raise fail(node, path, f"needs a list, got {shown(node)}")
+    parts = get_args(hint)
+    if parts[-1] is Ellipsis:
+        parts = (parts[0],) * len(node.value)
+    if len(parts) != len(node.value):
+        raise fail(node, path, f"needs {len(parts)} values, got {len(node.value)}: {shown(node)}")
+    return tuple(
+        read(part, item, join(path, index))
+        for index, (part, item) in enumerate(zip(parts, node.value, strict=True))
+    )
+
+
+def _read_bool(node: Node, path: str) -> bool:
+    if not isinstance(node.value, bool):
+        raise fail(node, path, f"needs true or false, got {shown(node)}")
+    return node.value
+
+
+def _read_text(node: Node, path: str) -> str:
+    if isinstance(node.value, str):
+        return node.value
+    if isinstance(node.value, int | float) and not isinstance(node.value, bool):
+        return str(node.text)
+    raise fail(node, path, f"needs text, got {shown(node)}")
+
+
+def _read_float(node: Node, path: str) -> float:
+    number = _number(node)
+    if number is None:
+        raise fail(node, path, f"needs a number, got {shown(node)}")
+    return float(number)
+
+
+def _read_int(node: Node, path: str) -> int:
+    number = _number(node)
+    if number is None or number != number.to_integral_value():
+        raise fail(node, path, f"needs a whole number, got {shown(node)}")
+    if abs(number) > _LARGEST_WHOLE:
+        raise fail(node, path, f"is too large, got {shown(node)}")
+    return int(number)
+
+
+def _number(node: Node) -> Decimal | None:
+    """The finite number that a value is, or that its text says, as in `"1e6"`."""
+    if isinstance(node.value, bool) or not isinstance(node.value, int | float | str):
+        return None
+    try:
+        number = Decimal(node.value)
+        return number if number.is_finite() and math.isfinite(float(number)) else None
+    except (InvalidOperation, OverflowError):
+        return None
+
+
+_SCALARS: dict[Any, Callable[[Node, str], Any]] = {
+    bool: _read_bool,
+    int: _read_int,
+    float: _read_float,
+    str: _read_text,
+}

@@ -1,0 +1,169 @@
+"""A whole configuration file: behaviors, and how environments and the run are set up."""
+
+import logging
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+from pipeline.errors import SettingsError
+from pipeline.settings.reader import Limits, suggestion
+from pipeline.settings.schema.kinds import Count, CountOrUnlimited, CountOrZero, NonNegative
+from pipeline.settings.schema.parameters import EnvironmentParameter, seeded
+from pipeline.settings.schema.trainer import TrainerSettings
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentSettings:
+    """`env_settings`: which environment, and how many."""
+
+    env_path: str | None = None
+    """The environment executable; null waits for the Unity Editor on port 5004."""
+    env_args: tuple[str, ...] | None = None
+    """Arguments for the executable."""
+    base_port: Annotated[int, Limits(at_least=1, at_most=65535)] = 5005
+    """Port of the first environment; the others follow."""
+    num_envs: Count = 1
+    """Environments that run side by side."""
+    num_areas: Count = 1
+    """Training areas inside of each environment."""
+    timeout_wait: Count = 60
+    """Seconds to wait for an environment's answer."""
+    seed: CountOrUnlimited = -1
+    """Seed of everything random; -1 to have one drawn."""
+    max_lifetime_restarts: CountOrUnlimited = 10
+    """Restarts of an environment in all; -1 for any number."""
+    restarts_rate_limit_n: CountOrUnlimited = 1
+    """Restarts of an environment in restarts_rate_limit_period_s; -1 for any number."""
+    restarts_rate_limit_period_s: Count = 60
+    """Seconds over which restarts_rate_limit_n counts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSettings:
+    """`engine_settings`: what the game engine is told."""
+
+    width: Count = 84
+    """Pixels of the window."""
+    height: Count = 84
+    """Pixels of the window."""
+    quality_level: CountOrZero = 5
+    """Rendering quality."""
+    time_scale: NonNegative = 20.0
+    """How many times faster than real time the simulation may run."""
+    target_frame_rate: CountOrUnlimited = -1
+    """Frames per second; -1 for as many as possible."""
+    capture_frame_rate: CountOrZero = 60
+    """Frames per second of simulated time."""
+    no_graphics: bool = False
+    """Whether environments run without rendering."""
+    no_graphics_monitor: bool = False
+    """Whether only the first environment renders."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointSettings:
+    """`checkpoint_settings`: the run's folder, and what it starts from."""
+
+    run_id: str = "ppo"
+    """Name of the run, and of its folder in results_dir."""
+    initialize_from: str | None = None
+    """Run whose weights are taken, or null."""
+    load_model: bool = False
+    """Deprecated: implies resume."""
+    resume: bool = False
+    """Whether the run of this id is continued."""
+    force: bool = False
+    """Whether an earlier run of this id may be overwritten."""
+    train_model: bool = False
+    """Deprecated: without effect."""
+    inference: bool = False
+    """Whether the policy only acts, and does not learn."""
+    results_dir: str = "results"
+    """Folder of all runs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TorchSettings:
+    """`torch_settings`: where networks are computed."""
+
+    device: str | None = None
+    """`cpu`, `cuda`, `cuda:0`, ...; null for cuda where there is one, else cpu."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSettings:
+    """Everything that a configuration file says, in the order of a written one."""
+
+    default_settings: TrainerSettings | None = None
+    """What every behavior starts from, also one that is not listed; or null."""
+    behaviors: dict[str, TrainerSettings] = field(default_factory=dict)
+    """Settings by behavior name, without `?team=`."""
+    env_settings: EnvironmentSettings = field(default_factory=EnvironmentSettings)
+    """Which environment, and how many."""
+    engine_settings: EngineSettings = field(default_factory=EngineSettings)
+    """What the game engine is told."""
+    environment_parameters: dict[str, EnvironmentParameter] | None = None
+    """What the environment is sent, by name; or null."""
+    checkpoint_settings: CheckpointSettings = field(default_factory=CheckpointSettings)
+    """The run's folder, and what it starts from."""
+    torch_settings: TorchSettings = field(default_factory=TorchSettings)
+    """Where networks are computed."""
+    debug: bool = False
+    """Whether logs are detailed."""
+    from_file: bool = field(default=False, compare=False, repr=False, metadata={"internal": True})
+    """Whether a file was given, so that a behavior which it does not list is a mistake."""
+
+    def for_behavior(self, name: str) -> TrainerSettings:
+        """The settings of a behavior that the environment has.
+
+        Args:
+            name: the behavior's name, with or without `?team=`.
+
+        Raises:
+            SettingsError: The file neither lists the behavior nor has default_settings.
+        """
+        plain = name.split("?", maxsplit=1)[0]
+        if plain in self.behaviors:
+            return self.behaviors[plain]
+        if self.default_settings is not None:
+            return self.default_settings
+        if self.from_file:
+            raise SettingsError(
+                f"The behavior name {plain} has not been specified in the trainer configuration"
+                f"{suggestion(plain, self.behaviors)} Please add an entry in the configuration "
+                f"file for {plain}, or set default_settings."
+            )
+        _log.warning(
+            "Behavior name %s does not match any behaviors specified in the trainer configuration "
+            "file. A default configuration will be used.",
+            plain,
+        )
+        return TrainerSettings()
+
+    def with_seed(self, seed: int) -> "RunSettings":
+        """The same run with its seed decided, and with a seed for every sampler.
+
+        Args:
+            seed: from 0.
+        """
+        parameters = self.environment_parameters
+        return replace(
+            self,
+            env_settings=replace(self.env_settings, seed=seed),
+            environment_parameters=None if parameters is None else seeded(parameters, seed),
+        )
+
+    def with_deterministic_actions(self) -> "RunSettings":
+        """The same run with `network_settings.deterministic` in every behavior."""
+        return replace(
+            self,
+            behaviors={name: _deterministic(item) for name, item in self.behaviors.items()},
+            default_settings=self.default_settings and _deterministic(self.default_settings),
+        )
+
+
+def _deterministic(settings: TrainerSettings) -> TrainerSettings:
+    return replace(
+        settings, network_settings=replace(settings.network_settings, deterministic=True)
+    )

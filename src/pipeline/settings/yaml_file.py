@@ -1,0 +1,248 @@
+"""The one reader and writer of YAML: safe, YAML 1.2 numbers, lines kept for errors.
+
+PyYAML follows YAML 1.1, where `1e-5` is text, `on` is true and `010` is eight. DVC and most people
+expect YAML 1.2, so the scalars of its core schema replace PyYAML's here.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.errors import SettingsError
+from pipeline.settings.nodes import Node
+
+_MOST_VALUES = 200_000
+"""Aliases can make a short file describe more values than memory holds; no real one does."""
+
+_NULL, _BOOL, _INT, _FLOAT, _MERGE = (
+    f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "merge")
+)
+_CORE_SCHEMA: tuple[tuple[str, str, list[str]], ...] = (
+    (_NULL, r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    (_BOOL, r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    (_INT, r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    (
+        _FLOAT,
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+0123456789."),
+    ),
+    (_MERGE, r"<<", ["<"]),
+)
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader with the core schema of YAML 1.2, and without tags."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML's own class attribute
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()  # type: ignore[no-untyped-call]  # types-PyYAML lacks it
+        tag = getattr(event, "tag", None)
+        if tag is not None:
+            raise yaml.composer.ComposerError(
+                None,
+                None,
+                f"the tag {tag!r} is not allowed, settings are plain data",
+                event.start_mark,
+            )
+        return super().compose_node(parent, index)
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's safe dumper that quotes text which either version of YAML would not read as text."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  # PyYAML's own class attribute
+        first: list(resolvers)
+        for first, resolvers in yaml.SafeDumper.yaml_implicit_resolvers.items()
+    }
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  # PyYAML's signature
+        return True
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """Text; in double quotes if it has line breaks of Unicode, which PyYAML folds otherwise."""
+        style = '"' if any(mark in data for mark in "\x85\u2028\u2029") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+for _tag, _pattern, _first in _CORE_SCHEMA:
+    _compiled = re.compile(rf"(?:{_pattern})\Z")
+    _Loader.add_implicit_resolver(_tag, _compiled, _first)
+    _Dumper.add_implicit_resolver(_tag, _compiled, _first)
+
+
+def read_yaml(path: Path | str, *, what: str = "Config file") -> Node:
+    """The content of a YAML file; an empty file, or one with only comments, is an empty map.
+
+    Args:
+        path: the file; errors name it as given here.
+        what: how errors call the file.
+
+    Raises:
+        SettingsError: The file is missing, unreadable, not UTF-8 or not YAML, has a key twice, or
+            uses a tag.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise SettingsError(f"{what} could not be found at {path.absolute()}.") from error
+    except OSError as error:
+        raise SettingsError(f"{path}: {what} cannot be read: {error.strerror}.") from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SettingsError(
+            f"{path}:{line}: {what} is not UTF-8 (byte 0x{data[error.start]:02x}). "
+            "Save it with the encoding UTF-8."
+        ) from error
+    return parse_yaml(text, source=str(path))
+
+
+def parse_yaml(text: str, *, source: str) -> Node:
+    """The value that YAML text describes, with the line of every key and value.
+
+    Args:
+        text: one YAML document.
+        source: how errors and nodes name where the text comes from.
+
+    Raises:
+        SettingsError: The text is not one YAML document, has a key twice, or uses a tag.
+    """
+    try:
+        root = yaml.compose(text, Loader=_Loader)
+        if root is None:
+            return Node({}, source, 1)
+        node = _Builder(source).build(root, root.start_mark.line + 1)
+    except yaml.MarkedYAMLError as error:
+        raise SettingsError(_syntax_message(error, source)) from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise SettingsError(
+            f"{source}:{line}: the character U+{ord(text[error.position]):04X} is not allowed."
+        ) from error
+    except RecursionError as error:
+        raise SettingsError(f"{source}: the values are nested too deeply.") from error
+    return Node({}, source, 1) if node.value is None else node
+
+
+def dump_yaml(value: Any) -> str:
+    """Block-style YAML that `parse_yaml`, and any YAML 1.1 reader, reads back as an equal value.
+
+    Args:
+        value: maps with text keys, lists, tuples (written as lists), text, numbers, bools and None.
+    """
+    return yaml.dump(
+        _listed(value),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=False,
+        width=100,
+    )
+
+
+class _Builder:
+    """Turns PyYAML's nodes into ours, refusing what a settings file should not hold."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._n_values = 0
+        self._open: set[int] = set()
+
+    def build(self, node: yaml.Node, line: int) -> Node:
+        self._n_values += 1
+        if self._n_values > _MOST_VALUES:
+            raise _error(node, f"the file describes more than {_MOST_VALUES} values")
+        if isinstance(node, yaml.ScalarNode):
+            return Node(_scalar(node), self._source, line, node.value)
+        if id(node) in self._open:
+            raise _error(node, "an alias inside of what it stands for")
+        self._open.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            value: Any = [self.build(item, item.start_mark.line + 1) for item in node.value]
+        else:
+            value = self._entries(node)
+        self._open.remove(id(node))
+        return Node(value, self._source, line)
+
+    def _entries(self, node: yaml.Node) -> dict[str, Node]:
+        own: dict[str, Node] = {}
+        merged: dict[str, Node] = {}
+        lines: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            key = _key(key_node)
+            line = key_node.start_mark.line + 1
+            if key in lines:
+                raise _error(
+                    key_node, f"the key {key!r} is written twice, first in line {lines[key]}"
+                )
+            lines[key] = line
+            if key_node.tag == _MERGE:
+                merged = self._merged(value_node)
+            else:
+                own[key] = self.build(value_node, line)
+        return merged | own
+
+    def _merged(self, node: yaml.Node) -> dict[str, Node]:
+        """Entries that a merge key brings: of a map, or of a list of maps where the first wins."""
+        built = self.build(node, node.start_mark.line + 1)
+        result: dict[str, Node] = {}
+        for item in reversed(built.value if isinstance(built.value, list) else [built]):
+            if not isinstance(item.value, dict):
+                raise _error(node, "a merge key '<<' needs a map or a list of maps")
+            result |= item.value
+        return result
+
+
+def _key(node: yaml.Node) -> str:
+    if not isinstance(node, yaml.ScalarNode):
+        raise _error(node, "a key must be text, not a list or a map")
+    return str(node.value)
+
+
+def _scalar(node: yaml.ScalarNode) -> Any:
+    text = node.value
+    if node.tag == _NULL:
+        return None
+    if node.tag == _BOOL:
+        return text.lower() == "true"
+    if node.tag == _INT:
+        return _whole(node)
+    if node.tag == _FLOAT:
+        return float(re.sub(r"\.(?=inf|nan)", "", text.lower()))
+    return text
+
+
+def _whole(node: yaml.ScalarNode) -> int:
+    text = node.value
+    try:
+        if text[:2] in ("0o", "0x"):
+            return int(text[2:], 8 if text[1] == "o" else 16)
+        return int(text)
+    except ValueError as error:
+        raise _error(node, "the number has too many digits") from error
+
+
+def _error(node: yaml.Node, message: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(None, None, message, node.start_mark)
+
+
+def _syntax_message(error: yaml.MarkedYAMLError, source: str) -> str:
+    mark = error.problem_mark or error.context_mark
+    where = f"{source}:{mark.line + 1}" if mark else source
+    parts = [part for part in (error.context, error.problem) if part]
+    return f"{where}: cannot be read as YAML: {', '.join(parts)}."
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _listed(item) for key, item in value.items()}
+    return [_listed(item) for item in value] if isinstance(value, list | tuple) else value

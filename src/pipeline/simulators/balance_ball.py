@@ -1,0 +1,253 @@
+"""A ball on a tilting platform, simulated by MuJoCo and shaped like Unity's 3DBall.
+
+Coordinates are Unity's numbers: y is up, and a rotation is composed as Unity's `Transform.Rotate`
+does. Unity's frame is left-handed and MuJoCo's right-handed, but the quaternion and cross-product
+formulas are the same numbers in both and the task is its own mirror image: nothing is converted.
+
+Every platform has a model of its own, because mass, scale and gravity may differ between them; all
+are advanced through one native call per decision (`mujoco.rollout`). A platform is a mocap body: it
+is moved, it collides, and its motion drags nothing, like the collider of 3DBall.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.errors import SettingsError
+from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.seeding import stream
+from pipeline.simulators.parameters import Parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray
+    from pipeline.protocol.steps import Steps
+
+BEHAVIOR = "3DBall?team=0"
+DECISION_PERIOD = 5
+"""Physics steps per decision."""
+MAX_STEP = 5000
+"""Physics steps after which an episode is interrupted."""
+TURN_DEGREES = 2.0
+"""Degrees per physics step that an action of 1 turns the platform."""
+TURN_LIMIT = 0.25
+"""Quaternion component beyond which the platform turns no further."""
+TIME_STEP_S = 0.01333
+
+_REWARD, _FALL_REWARD = 0.1, -1.0
+# Right multiplication of (w, x, y, z) by a turn about one axis: cos * q + sin * SIGN * q[ORDER].
+_ABOUT_Z = (3, np.array([3, 2, 1, 0]), np.array([[-1.0], [1.0], [-1.0], [1.0]]))
+_ABOUT_X = (1, np.array([1, 0, 3, 2]), np.array([[-1.0], [1.0], [1.0], [-1.0]]))
+_QPOS, _QVEL = slice(1, 8), slice(8, 14)
+
+_MODEL = """
+<mujoco model="balance_ball">
+  <option timestep="{time_step}" gravity="0 -9.81 0" cone="elliptic" jacobian="dense">
+    <flag midphase="disable" island="disable" eulerdamp="disable"/>
+  </option>
+  <size memory="200K"/>
+  <default><geom friction="0.6 0.005 0.0001"/></default>
+  <worldbody>
+    <body mocap="true"><geom type="box" size="2.5 2.5 2.5"/></body>
+    <body><freejoint/><geom type="sphere" size="{radius}" mass="{mass}"/></body>
+  </worldbody>
+</mujoco>
+"""
+
+
+class BalanceBall:
+    """N independent platforms, each keeping a ball from falling.
+
+    Args:
+        seed: seed of the episodes' beginnings; platform i has a random stream of its own.
+        n_agents: number of platforms.
+    """
+
+    def __init__(self, *, seed: int = 0, n_agents: int = 12) -> None:
+        from mujoco import MjData, rollout
+
+        self.parameters = Parameters()
+        self._specs = {
+            BEHAVIOR: BehaviorSpec(
+                [ObservationSpec.vector(8, "VectorSensor_size8")], ActionSpec.create_continuous(2)
+            )
+        }
+        self._rngs = [stream(seed, "balance_ball", row) for row in range(n_agents)]
+        self._shape = [(1.0, 1.0)] * n_agents
+        self._models = [copy.copy(_model(1.0, 1.0)) for _ in range(n_agents)]
+        self._data = [MjData(self._models[0])]
+        self._rollout = rollout.Rollout(nthread=0)
+        self._control_spec = _mocap_quaternion()
+        self._n_steps = np.zeros(n_agents, dtype=np.int64)
+        self._platform = np.zeros((4, n_agents))
+        self._poses = np.zeros((n_agents, DECISION_PERIOD, 4))
+        self._state = np.zeros((n_agents, _QVEL.stop))
+        self._states = np.zeros((n_agents, DECISION_PERIOD, _QVEL.stop))
+        self._sensors = np.zeros((n_agents, DECISION_PERIOD, 0))
+        self._agent_id = np.arange(n_agents, dtype=np.int32)
+        self._no_group = np.zeros(n_agents, dtype=np.int32)
+        self._no_reward = np.zeros(n_agents, dtype=np.float32)
+
+    @property
+    def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
+        """The one behavior, under 3DBall's name."""
+        return self._specs
+
+    def reset(self) -> Mapping[str, Steps]:
+        """Begin a new episode on every platform."""
+        self._begin(self._agent_id)
+        return {BEHAVIOR: (self._decisions(self._no_reward.copy()), self._no_terminals())}
+
+    def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
+        """Turn every platform for one decision period.
+
+        Args:
+            actions: float32 [N, 2] turn about local z and about local x, each clamped to [-1, 1].
+        """
+        action = actions[BEHAVIOR].continuous
+        if action.shape != (len(self._agent_id), 2):
+            raise ValueError(
+                f"{BEHAVIOR}: actions have the shape {action.shape}, "
+                f"expected {(len(self._agent_id), 2)}"
+            )
+        self._turn(action)
+        self._rollout.rollout(
+            self._models,
+            self._data,
+            self._state,
+            self._poses,
+            control_spec=self._control_spec,
+            skip_checks=True,
+            nstep=DECISION_PERIOD,
+            state=self._states,
+            sensordata=self._sensors,
+        )
+        self._state[:] = self._states[:, -1]
+        self._n_steps += DECISION_PERIOD
+        left = _has_left(self._states[:, :, _QPOS])
+        fallen = np.asarray(left.any(axis=1))
+        ended = fallen | (self._n_steps >= MAX_STEP)
+        reward = np.full(len(fallen), _REWARD, dtype=np.float32)
+        if not ended.any():
+            return {BEHAVIOR: (self._decisions(reward), self._no_terminals())}
+        rows = np.flatnonzero(ended)
+        terminals = self._terminals(rows, fallen[rows], left[rows])
+        self._begin(rows)
+        reward[rows] = 0.0
+        return {BEHAVIOR: (self._decisions(reward), terminals)}
+
+    def set_parameter(self, name: str, value: float) -> None:
+        """Set `mass`, `scale` (from the next episode on) or `gravity` (at once)."""
+        self.parameters.set_value(name, value)
+        if name == "gravity":
+            for model in self._models:
+                model.opt.gravity[1] = -value
+
+    def close(self) -> None:
+        """Free the native rollout."""
+        self._rollout.close()
+
+    def _begin(self, rows: AnyArray) -> None:
+        for row in rows.tolist():
+            self._set_physics(row)
+            tilt_x, tilt_z, x, z = self._rngs[row].uniform(
+                (-10.0, -10.0, -1.5, -1.5), (10.0, 10.0, 1.5, 1.5)
+            )
+            half_x, half_z = np.radians((tilt_x, tilt_z)) / 2
+            cos, sin = np.cos(half_x), np.sin(half_x)
+            upright_x = np.array([[cos], [sin], [0.0], [0.0]])
+            _, order, sign = _ABOUT_Z
+            turned = np.cos(half_z) * upright_x + np.sin(half_z) * sign * upright_x[order]
+            self._platform[:, row] = turned[:, 0]
+            self._state[row] = 0.0
+            self._state[row, _QPOS] = (x, 4.0, z, 1.0, 0.0, 0.0, 0.0)
+        self._n_steps[rows] = 0
+
+    def _set_physics(self, row: int) -> None:
+        read = self.parameters.read
+        shape = (read("mass", 1.0), read("scale", 1.0))
+        if shape != self._shape[row]:
+            self._models[row] = copy.copy(_model(*shape))
+            self._shape[row] = shape
+        self._models[row].opt.gravity[1] = -read("gravity", 9.81)
+
+    def _turn(self, action: FloatArray) -> None:
+        """Fill the platforms' poses for each physics step of this decision."""
+        degrees = np.clip(action, -1.0, 1.0).astype(np.float64) * TURN_DEGREES
+        half = np.radians(degrees.T) / 2
+        cos, direction = np.cos(half), np.sign(half)
+        sin = [np.sin(half[i]) * sign for i, (_, _, sign) in enumerate((_ABOUT_Z, _ABOUT_X))]
+        platform = self._platform
+        for k in range(DECISION_PERIOD):
+            for index, (component, order, _) in enumerate((_ABOUT_Z, _ABOUT_X)):
+                free = direction[index] * platform[component] < TURN_LIMIT
+                turned = cos[index] * platform + sin[index] * platform[order]
+                platform = np.where(free, turned, platform)
+            self._poses[:, k] = platform.T
+        self._platform = platform / np.sqrt((platform * platform).sum(axis=0))
+
+    def _decisions(self, reward: FloatArray) -> DecisionSteps:
+        obs = _observe(self._platform.T, self._state)
+        return DecisionSteps([obs], reward, self._agent_id, None, self._no_group, self._no_reward)
+
+    def _terminals(self, rows: AnyArray, fallen: BoolArray, left: BoolArray) -> TerminalSteps:
+        """The last steps of `rows`: `fallen` [K] whether terminated, `left` [K, substeps]."""
+        last = np.where(fallen, left.argmax(axis=1), DECISION_PERIOD - 1)
+        return TerminalSteps(
+            obs=[_observe(self._poses[rows, last], self._states[rows, last])],
+            reward=np.where(fallen, _FALL_REWARD, _REWARD).astype(np.float32),
+            interrupted=~fallen,
+            agent_id=self._agent_id[rows],
+            group_id=self._no_group[rows],
+            group_reward=self._no_reward[rows],
+        )
+
+    def _no_terminals(self) -> TerminalSteps:
+        return TerminalSteps.empty(self._specs[BEHAVIOR])
+
+
+def _observe(platform: AnyArray, state: AnyArray) -> FloatArray:
+    """Float32 [N, 8]: platform rotation z and x, ball position from the platform, ball velocity.
+
+    Args:
+        platform: [N, 4] quaternion, w first.
+        state: [N, 14] MuJoCo's time, position and velocity.
+    """
+    obs = np.empty((len(platform), 8), dtype=np.float32)
+    obs[:, 0] = platform[:, 3]
+    obs[:, 1] = platform[:, 1]
+    obs[:, 2:5] = state[:, 1:4]
+    obs[:, 5:8] = state[:, 8:11]
+    return obs
+
+
+def _has_left(position: AnyArray) -> BoolArray:
+    """Whether the ball has left the platform, [N, substeps] of positions [N, substeps, >= 3]."""
+    sideways = np.maximum(np.abs(position[..., 0]), np.abs(position[..., 2])) > 3.0
+    return np.asarray(sideways | (position[..., 1] < -2.0))
+
+
+@lru_cache(maxsize=64)
+def _model(mass: float, scale: float) -> Any:
+    from mujoco import MjModel
+
+    if mass <= 0 or scale <= 0:
+        raise SettingsError(
+            f"balance_ball: the environment parameters mass and scale must be positive, got {mass} "
+            f"and {scale}; change them or their samplers in the configuration's "
+            "environment_parameters."
+        )
+    text = _MODEL.format(time_step=TIME_STEP_S, radius=0.5 * scale, mass=mass)
+    return MjModel.from_xml_string(text)
+
+
+def _mocap_quaternion() -> int:
+    from mujoco import mjtState
+
+    return int(mjtState.mjSTATE_MOCAP_QUAT)

@@ -1,0 +1,277 @@
+"""The conversation of an environment with its trainer.
+
+The environment is the client: each of its calls carries a step's agents and blocks until the
+trainer answers with actions, a reset, or the end. Messages are put together as bytes here, because
+the arrays of a batch already are the bytes of the message but for their headers.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+
+from pipeline.errors import UnityCommunicationException, UnityTimeOutException
+from pipeline.protocol import side_channels, wire
+from pipeline.protocol.codec import brain_parameters, decode_actions, steps_bytes
+from pipeline.protocol.generated.messages import (
+    QUIT,
+    RESET,
+    UnityMessageProto,
+    UnityRLInitializationOutputProto,
+)
+from pipeline.protocol.http2 import Channel
+from pipeline.simulators.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Parameters, Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from pipeline.protocol.generated.messages import UnityRLInputProto
+    from pipeline.protocol.simulator import Simulator
+    from pipeline.protocol.specs import ActionTuple
+    from pipeline.protocol.steps import Steps
+
+    Exchange = Callable[..., UnityMessageProto]
+
+_log = logging.getLogger(__name__)
+
+METHOD = "/communicator_objects.UnityToExternalProto/Exchange"
+COMMUNICATION_VERSION = "1.5.0"
+PACKAGE_VERSION = "3.0.0"
+"""Of the Unity package whose conventions are followed; major 3 means images are channels first."""
+OK, END = 200, 400
+
+_RETRY_S, _GOODBYE_S = 0.05, 2.0
+_STATUS_OK = wire.delimited(1, b"\x08" + wire.varint(OK))
+_STATUS_END = wire.delimited(1, b"\x08" + wire.varint(END))
+
+
+@runtime_checkable
+class HasParameters(Protocol):
+    """A simulator that reads its parameters afresh whenever an episode begins."""
+
+    parameters: Parameters
+
+
+@runtime_checkable
+class HasStats(Protocol):
+    """A simulator that reports statistics to the trainer."""
+
+    def stats(self) -> Iterable[tuple[str, float, int]]:
+        """Name, value and aggregation (0 average, 1 most recent, 2 sum, 3 histogram) since last."""
+        ...
+
+
+def converse(
+    make: Callable[[int, int], Simulator], *, port: int, connect_timeout_s: float = 30.0
+) -> None:
+    """Be the environment of the trainer on localhost:`port` until one of them ends it.
+
+    Args:
+        make: gives the simulator for a seed and a number of areas, both told by the trainer.
+        port: where the trainer listens.
+        connect_timeout_s: longest wait for it to listen.
+
+    Raises:
+        UnityTimeOutException: Nothing listens on the port.
+        UnityCommunicationException: The trainer is gone, or sent actions that do not fit.
+    """
+    channel = _connect(port, connect_timeout_s)
+    try:
+
+        def exchange(request: bytes, timeout_s: float | None = None) -> UnityMessageProto:
+            return UnityMessageProto.FromString(channel.call(request, timeout_s))
+
+        hello = exchange(_hello())
+        if hello.header.status != OK:
+            return
+        start = hello.unity_input.rl_initialization_input
+        _log.info(
+            "Connected to a trainer with package version %s and communication version %s.",
+            start.package_version,
+            start.communication_version,
+        )
+        _play(make, start.seed, max(1, start.num_areas), exchange)
+    except ConnectionError as error:
+        raise UnityCommunicationException(
+            f"the connection to the trainer on port {port} is lost ({error}); the environment ends."
+        ) from error
+    finally:
+        channel.close()
+
+
+def _connect(port: int, timeout_s: float) -> Channel:
+    """Connect as soon as the trainer listens."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return Channel(port, METHOD)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise UnityTimeOutException(
+                    f"no trainer listens on localhost:{port} (waited {timeout_s:g} s). Start the "
+                    "trainer and let it start this program, or check --mlagents-port."
+                ) from None
+        time.sleep(_RETRY_S)
+
+
+def _play(
+    make: Callable[[int, int], Simulator], seed: int, num_areas: int, exchange: Exchange
+) -> None:
+    try:
+        simulator = make(seed, num_areas)
+        try:
+            Session(simulator).run(exchange)
+        finally:
+            simulator.close()
+    except ConnectionError:
+        raise
+    except Exception:
+        _say_goodbye(exchange)
+        raise
+
+
+def _say_goodbye(exchange: Exchange) -> None:
+    """Tell the trainer that no more will come; it matters to nobody if it is gone already."""
+    try:
+        exchange(_STATUS_END, _GOODBYE_S)
+    except (ConnectionError, TimeoutError):
+        _log.debug("The trainer did not hear the goodbye.")
+
+
+class Session:
+    """One simulator's part of the conversation after the handshake."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        self._simulator = simulator
+        self._specs = dict(simulator.behavior_specs)
+        self._announced: set[str] = set()
+        self._steps: Mapping[str, Steps] | None = None
+        own = isinstance(simulator, HasParameters)
+        self._parameters = cast("HasParameters", simulator).parameters if own else Parameters()
+        self._stats = simulator.stats if isinstance(simulator, HasStats) else None
+        self._samplers: set[str] = set()
+        self._draws_for_simulator = not own
+
+    def run(self, exchange: Exchange) -> None:
+        """Answer commands until the trainer ends the conversation."""
+        reply = exchange(_STATUS_OK)
+        while reply.header.status == OK:
+            command = reply.unity_input.rl_input
+            if command.side_channel:
+                self._hear(command.side_channel)
+            if command.command == QUIT:
+                _say_goodbye(exchange)
+                return
+            reply = exchange(self._advance(command))
+
+    def _advance(self, command: UnityRLInputProto) -> bytes:
+        self._draw_samplers()
+        if command.command == RESET or self._steps is None:
+            self._steps = self._simulator.reset()
+        else:
+            self._steps = self._simulator.step(self._actions(command, self._steps))
+        return self._message(self._steps)
+
+    def _actions(
+        self, command: UnityRLInputProto, steps: Mapping[str, Steps]
+    ) -> dict[str, ActionTuple]:
+        """Actions of every behavior, zeros where the trainer sent none."""
+        given = command.agent_actions
+        actions = {}
+        for name, (decisions, _) in steps.items():
+            spec = self._specs[name].action_spec
+            n_agents = len(decisions.agent_id)
+            if name not in given:
+                actions[name] = spec.empty_action(n_agents)
+                continue
+            action = decode_actions(given[name], spec)
+            if len(action.continuous) != n_agents:
+                raise UnityCommunicationException(
+                    f"{name}: the trainer sent actions for {len(action.continuous)} agents, but "
+                    f"{n_agents} had asked for a decision."
+                )
+            actions[name] = action
+        return actions
+
+    def _message(self, steps: Mapping[str, Steps]) -> bytes:
+        entries = []
+        new = UnityRLInitializationOutputProto()
+        for name, (decisions, terminals) in steps.items():
+            body = steps_bytes(decisions, terminals, self._specs[name])
+            if body and name not in self._announced:
+                self._announced.add(name)
+                new.brain_parameters.append(brain_parameters(name, self._specs[name]))
+            entries += _nested(2, [wire.delimited(1, name.encode()), _head(2, len(body)), body])
+        if self._stats is not None:
+            entries.append(wire.delimited(3, _stats_frames(self._stats())))
+        output = _nested(1, entries)
+        if new.brain_parameters:
+            output.append(wire.delimited(2, new.SerializeToString()))
+        return b"".join([_STATUS_OK, *_nested(2, output)])
+
+    def _hear(self, data: bytes) -> None:
+        """Apply the side-channel messages that came with a command; those not for us are left."""
+        for channel_id, payload in side_channels.unpack(data):
+            if channel_id == side_channels.ENVIRONMENT_PARAMETERS:
+                self._hear_parameter(side_channels.IncomingMessage(payload))
+            elif channel_id == side_channels.ENGINE_CONFIGURATION:
+                _log.debug("An engine setting is ignored: there is no engine.")
+            else:
+                _log.debug("A message on side channel %s is ignored.", channel_id)
+
+    def _hear_parameter(self, message: side_channels.IncomingMessage) -> None:
+        name = message.read_string()
+        if message.read_int32() == 0:
+            self._samplers.discard(name)
+            self._simulator.set_parameter(name, message.read_float32())
+            return
+        seed, kind = message.read_int32(), message.read_int32()
+        if kind == MULTI_RANGE:
+            values = message.read_float32_list()
+        elif kind in (UNIFORM, GAUSSIAN):
+            values = [message.read_float32(), message.read_float32()]
+        else:
+            _log.warning("Parameter '%s': sampler kind %d is unknown; ignored.", name, kind)
+            return
+        self._parameters.set_sampler(name, Sampler(kind=kind, values=tuple(values), seed=seed))
+        self._samplers.add(name)
+
+    def _draw_samplers(self) -> None:
+        """Draw for a simulator that only takes numbers, before each step or reset."""
+        if self._draws_for_simulator:
+            for name in sorted(self._samplers):
+                self._simulator.set_parameter(name, self._parameters.read(name, 0.0))
+
+
+def _hello() -> bytes:
+    message = UnityMessageProto()
+    message.header.status = OK
+    output = message.unity_output.rl_initialization_output
+    output.name = "AcademySingleton"
+    output.communication_version = COMMUNICATION_VERSION
+    output.package_version = PACKAGE_VERSION
+    for capability in output.capabilities.DESCRIPTOR.fields:
+        setattr(output.capabilities, capability.name, True)
+    return bytes(message.SerializeToString())
+
+
+def _stats_frames(stats: Iterable[tuple[str, float, int]]) -> bytes:
+    frames = []
+    for name, value, aggregation in stats:
+        message = side_channels.OutgoingMessage()
+        message.write_string(name)
+        message.write_float32(value)
+        message.write_int32(aggregation)
+        frames.append((side_channels.STATS, bytes(message.buffer)))
+    return side_channels.pack(frames)
+
+
+def _head(number: int, length: int) -> bytes:
+    """What precedes a length-delimited field of `length` bytes."""
+    return wire.varint(number << 3 | 2) + wire.varint(length)
+
+
+def _nested(number: int, parts: list[bytes]) -> list[bytes]:
+    """`parts` as the content of field `number`, not yet joined."""
+    return [_head(number, sum(map(len, parts))), *parts]

@@ -1,0 +1,257 @@
+"""The attempt at a stage: one at a time, in a scratch folder, resumed or fresh, published whole.
+
+Both engines delete a stage's declared outputs before they rerun it, so work in progress lies in
+`results/.work/<stage>/<instance>/`, which neither of them declares:
+
+    attempt.json   fingerprint of parameters, inputs and code, and whether the attempt finished
+    stage.json     facts for people: versions, times, digests, MLflow run
+    run/           what the stage keeps to resume from
+    out/           the declared outputs, before they are moved into place
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import shutil
+import time
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pipeline import files
+from pipeline.errors import StageError
+from pipeline.stages import process, sources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+WORK = Path("results/.work")
+_VERSIONS = ("numpy", "torch", "onnx", "onnxruntime", "mlflow", "dvc", "snakemake")
+
+
+def checkout() -> Path:
+    """The repository that this code lies in."""
+    return Path(__file__).resolve().parents[3]
+
+
+def named(table: Mapping[str, T], name: str, section: str) -> T:
+    """The entry of params.yaml called `name`.
+
+    Raises:
+        StageError: There is none.
+    """
+    if name not in table:
+        raise StageError(
+            f"params.yaml has no {section}.{name}; it has {', '.join(table) or 'none'}"
+        )
+    return table[name]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One job of the DAG, as both engines know it. Paths are relative to the repository."""
+
+    stage: str
+    """Family, for example `train`."""
+    instance: str
+    """Which one, for example `balance_ball_ppo/seed1`; `all` for a stage without instances."""
+    params: Mapping[str, Any]
+    """Everything from parameter and trainer files that the result depends on."""
+    inputs: tuple[Path, ...] = ()
+    """Files and folders that the result depends on."""
+    outputs: tuple[Path, ...]
+    """Files and folders that the stage makes; no two have the same name."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.stage} {self.instance}"
+
+
+@dataclass(kw_only=True, slots=True)
+class Attempt:
+    """A job being worked on."""
+
+    job: Job
+    root: Path
+    folder: Path
+    fingerprint: str
+    digests: Mapping[str, str]
+    resumed: bool
+    """Whether `run` holds what a killed attempt with the same inputs left."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Written to stage.json."""
+
+    @property
+    def run(self) -> Path:
+        """Folder that survives a kill."""
+        return self.folder / "run"
+
+    def out(self, name: str) -> Path:
+        """Where to write the declared output of this name.
+
+        Raises:
+            ValueError: The job declares no such output.
+        """
+        if name not in {path.name for path in self.job.outputs}:
+            raise ValueError(f"{self.job.name} declares no output named {name!r}")
+        return self.folder / "out" / name
+
+
+@contextlib.contextmanager
+def attempt(job: Job, root: Path) -> Iterator[Attempt]:
+    """Lock the job, prepare its scratch folder, and publish its outputs when the block succeeds.
+
+    Raises:
+        StageError: Another process works on the job, an input is missing, or the block did not
+            make an output.
+    """
+    folder = root / WORK / job.stage / job.instance
+    folder.mkdir(parents=True, exist_ok=True)
+    with _lock(job, folder):
+        digests = {str(path): _digest(job, root, path) for path in job.inputs}
+        current = _begin(job, root, folder, digests)
+        started = time.time()
+        try:
+            yield current
+            process.stop_if_signalled()
+            _publish(current)
+            _mark(current, finished=True)
+        finally:
+            _write_facts(current, started)
+
+
+def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> Attempt:
+    """Keep the scratch folder of an unfinished attempt with the same fingerprint, or empty it."""
+    fingerprint = files.fingerprint(
+        {"params": job.params, "inputs": digests, "code": _code(root, job.stage)}
+    )
+    before = _read(folder / "attempt.json")
+    resumed = before.get("fingerprint") == fingerprint and not before.get("finished", True)
+    if resumed:
+        _log.info("%s: resuming the attempt that did not finish", job.name)
+    else:
+        if before and not before.get("finished", True):
+            _log.info("%s: its inputs have changed since it was stopped; starting afresh", job.name)
+        shutil.rmtree(folder / "run", ignore_errors=True)
+    shutil.rmtree(folder / "out", ignore_errors=True)
+    current = Attempt(
+        job=job,
+        root=root,
+        folder=folder,
+        fingerprint=fingerprint,
+        digests=digests,
+        resumed=resumed,
+    )
+    (folder / "out").mkdir()
+    current.run.mkdir(exist_ok=True)
+    _mark(current, finished=False)
+    return current
+
+
+@contextlib.contextmanager
+def _lock(job: Job, folder: Path) -> Iterator[None]:
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder.with_name(f"{folder.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        holder = _read(folder / "attempt.json").get("pid", "unknown")
+        raise StageError(
+            f"{job.name}: another process (pid {holder}) is working on it. Wait until it is done, "
+            "or end it."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _digest(job: Job, root: Path, path: Path) -> str:
+    if not (root / path).exists():
+        raise StageError(
+            f"{job.name}: {path} does not exist. Run the pipeline with `dvc repro` or "
+            "`snakemake --cores 1`, which make it first."
+        )
+    if (root / path).is_dir():
+        within = sorted(p for p in (root / path).rglob("*") if p.is_file())
+        seen = [p for p in within if not p.name.startswith(".")]  # Snakemake leaves its own mark
+        return files.fingerprint(
+            [[p.relative_to(root).as_posix(), files.sha256_of(p)] for p in seen]
+        )
+    return files.sha256_of(root / path)
+
+
+def _code(root: Path, stage: str) -> str:
+    src = root / "src"
+    used = sorted(sources.closure(src, f"pipeline.stages.{stage}"))
+    return files.fingerprint([[str(f.relative_to(src)), files.sha256_of(f)] for f in used])
+
+
+def _publish(current: Attempt) -> None:
+    """Move every output into place; refuse before the first move if one is missing."""
+    made = {path: current.out(path.name) for path in current.job.outputs}
+    missing = [str(path) for path, temporary in made.items() if not temporary.exists()]
+    if missing:
+        raise StageError(f"{current.job.name}: did not make {', '.join(missing)}")
+    for path, temporary in made.items():
+        _replace(temporary, current.root / path)
+
+
+def _replace(new: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir():
+        old = target.with_name(f".{target.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        target.rename(old)
+        new.rename(target)
+        shutil.rmtree(old)
+    else:
+        new.replace(target)
+
+
+def _mark(current: Attempt, *, finished: bool) -> None:
+    files.write_json(
+        current.folder / "attempt.json",
+        {"fingerprint": current.fingerprint, "finished": finished, "pid": os.getpid()},
+    )
+
+
+def _write_facts(current: Attempt, started: float) -> None:
+    versions = {"python": platform.python_version()}
+    for name in _VERSIONS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    facts = {
+        "stage": current.job.stage,
+        "instance": current.job.instance,
+        "fingerprint": current.fingerprint,
+        "params": current.job.params,
+        "inputs": current.digests,
+        "resumed": current.resumed,
+        "started_unix_s": started,
+        "duration_s": time.time() - started,
+        "versions": versions,
+        "machine": platform.platform(),
+        **current.facts,
+    }
+    text = json.dumps(facts, indent=2, sort_keys=True, default=str) + "\n"
+    files.write_whole(current.folder / "stage.json", text)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,37 @@
+"""`policy.pt`: the checkpoints of all behaviors of a run in one file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+def join(checkpoints: Mapping[str, Path], target: Path) -> None:
+    """Write one file from a checkpoint for each behavior; equal states give equal bytes."""
+    from pipeline.trainer.checkpoints import load_checkpoint, save_checkpoint
+
+    states = {name: load_checkpoint(path) for name, path in sorted(checkpoints.items())}
+    save_checkpoint(target, {"behaviors": states})
+
+
+def split(path: Path, folder: Path) -> dict[str, Path]:
+    """Write the checkpoint of each behavior into `folder`, and give their paths.
+
+    Raises:
+        CheckpointError: `path` was not written by `join`.
+    """
+    from pipeline.trainer.checkpoints import load_checkpoint, save_checkpoint
+
+    states = load_checkpoint(path).get("behaviors")
+    if not isinstance(states, dict):
+        raise CheckpointError(f"{path}: this is not the policy.pt of a stage; run its stage again")
+    made = {name: folder / f"{name}.pt" for name in states}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, target in made.items():
+        save_checkpoint(target, {k: v for k, v in states[name].items() if k != "format"})
+    return made

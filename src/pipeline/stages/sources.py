@@ -1,0 +1,82 @@
+"""Which source files a stage really imports, read from the import statements.
+
+Neither DVC nor Snakemake can know this. A stage's fingerprint uses it, and a test compares it with
+what `dvc.yaml` declares.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_PACKAGE = "pipeline"
+
+
+def closure(src: Path, *modules: str) -> set[Path]:
+    """Files below `src` that `modules` import, directly or not, lazily or at once.
+
+    Imports for type checkers only are left out. A text that names a module of the package, as in
+    `import_module` or as `module:attribute`, counts as an import; one that ends in a dot, as the
+    start of an f-string does, stands for the whole package.
+    """
+    found: set[Path] = set()
+    waiting = list(modules)
+    while waiting:
+        for file in _files(src, waiting.pop()):
+            if file not in found:
+                found.add(file)
+                waiting += _imports(src, file)
+    return found
+
+
+def _files(src: Path, module: str) -> list[Path]:
+    """The module's file and the `__init__` files that importing it runs; empty when unknown."""
+    parts = module.split(".")
+    whole = parts[-1] == ""
+    base = src.joinpath(*(parts[:-1] if whole else parts))
+    if whole:
+        return sorted(base.rglob("*.py")) if base.is_dir() else []
+    own = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+    if not own.exists():
+        return []
+    parents = [src.joinpath(*parts[:n]) / "__init__.py" for n in range(1, len(parts))]
+    return [own, *(file for file in parents if file.exists())]
+
+
+def _imports(src: Path, file: Path) -> Iterator[str]:
+    """Dotted names of the package's modules that `file` may import."""
+    here = list(file.relative_to(src).with_suffix("").parts)
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    for node in _runtime(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if _ours(alias.name))
+        elif isinstance(node, ast.ImportFrom):
+            start = ".".join(here[: -node.level]) if node.level else ""
+            module = ".".join(part for part in (start, node.module) if part)
+            if _ours(module):
+                yield module
+                yield from (f"{module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and _names_module(node.value):
+            yield str(node.value).partition(":")[0]
+
+
+def _names_module(value: object) -> bool:
+    return isinstance(value, str) and value.startswith(f"{_PACKAGE}.") and " " not in value
+
+
+def _ours(module: str) -> bool:
+    return module == _PACKAGE or module.startswith(f"{_PACKAGE}.")
+
+
+def _runtime(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes below `node`, without the bodies of `if TYPE_CHECKING`."""
+    yield node
+    children: list[ast.AST] = list(ast.iter_child_nodes(node))
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        children = list(node.orelse)
+    for child in children:
+        yield from _runtime(child)

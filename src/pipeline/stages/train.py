@@ -1,0 +1,121 @@
+"""The `train` stage: reinforcement learning of one experiment with one seed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline import files
+from pipeline.stages import common, executable, policies, tracked
+from pipeline.tracking.console import ConsoleSink
+from pipeline.tracking.csvfile import CsvSink
+from pipeline.tracking.tensorboard import TensorBoardSink
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pipeline.settings import RunSettings
+    from pipeline.tracking.base import Sink
+
+OUTPUTS = ("policy.pt", "metrics.json", "progress.csv")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line of the stage's script."""
+    return tracked.main(argv, __doc__, train)
+
+
+def job_of(run: tracked.Run) -> common.Job:
+    """What the stage depends on and makes."""
+    inputs = [Path(run.experiment.trainer), executable.folder_of(run.experiment.environment)]
+    if "pretrain" in run.experiment.stages:
+        inputs.append(run.folder("pretrain") / "policy.pt")
+    return common.Job(
+        stage="train",
+        instance=run.instance,
+        params={
+            "overrides": run.experiment.overrides,
+            "runtime": run.runtime(),
+            "seed": run.seed,
+        },
+        inputs=tuple(inputs),
+        outputs=tuple(run.folder("train") / name for name in OUTPUTS),
+    )
+
+
+def train(run: tracked.Run) -> None:
+    """Make the trained policy, its metrics and its learning curve."""
+    with common.attempt(job_of(run), run.root) as attempt:
+        build = executable.load(run.root / executable.folder_of(run.experiment.environment))
+        settings = run.params.run_settings(run.name, env_path=str(build.file))
+        started_from = None
+        if "pretrain" in run.experiment.stages:
+            policy = run.root / run.folder("pretrain") / "policy.pt"
+            started_from = policies.split(policy, attempt.run / "pretrained")
+        metrics = _train(run, attempt, settings, build, started_from)
+        files.write_json(attempt.out("metrics.json"), metrics)
+        shutil.copyfile(attempt.run / "progress.csv", attempt.out("progress.csv"))
+
+
+def _train(
+    run: tracked.Run,
+    attempt: common.Attempt,
+    settings: RunSettings,
+    build: executable.Build,
+    started_from: Mapping[str, Path] | None,
+) -> dict[str, Any]:
+    import torch
+
+    from pipeline import trainer
+
+    runtime = run.params.runtime
+    torch.set_num_threads(runtime.torch_threads)
+    algorithms = sorted({str(one.trainer_type) for one in settings.behaviors.values()})
+    several = len(settings.behaviors) > 1
+    with tracked.recorded(run, attempt, algorithm=" ".join(algorithms), prefix=several) as record:
+        sinks: list[Sink] = [
+            ConsoleSink(max_steps={n: one.max_steps for n, one in settings.behaviors.items()}),
+            CsvSink(attempt.run / "progress.csv"),
+            TensorBoardSink(attempt.run),
+        ]
+        if record is not None:
+            sinks.append(record.curve())
+        result = trainer.train(
+            build.file,
+            settings,
+            seed=run.seed,
+            run_dir=attempt.run,
+            num_envs=settings.env_settings.num_envs,
+            env_args=build.args,
+            init_from=started_from,
+            resume=attempt.resumed,
+            device=runtime.device,
+            sinks=sinks,
+        )
+        checkpoints = {name: one.checkpoint for name, one in result.behaviors.items()}
+        policies.join(checkpoints, attempt.out("policy.pt"))
+        metrics = {name: _metrics(one) for name, one in result.behaviors.items()}
+        attempt.facts["seconds"] = dict(result.seconds)
+        if record is not None:
+            record.results({k: v for k, v in _flat(metrics).items() if v is not None})
+    return metrics
+
+
+def _metrics(result: Any) -> dict[str, Any]:
+    """A behavior's outcome without timings, so that equal runs give equal bytes."""
+    return {
+        "steps": result.steps,
+        "updates": result.n_updates,
+        "episodes": result.n_episodes,
+        "mean_reward": result.mean_reward,
+    }
+
+
+def _flat(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    several = len(metrics) > 1
+    return {
+        f"{behavior}/{name}" if several else name: value
+        for behavior, values in metrics.items()
+        for name, value in values.items()
+    }

@@ -1,0 +1,125 @@
+"""What a person watches while training: summary lines, and a progress bar on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, TextIO
+
+from pipeline.tracking import names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from rich.progress import Progress, TaskID
+
+
+def duration(seconds: float) -> str:
+    """`75` gives `1:15`, `3675` gives `1:01:15`."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def summary_line(behavior: str, values: Mapping[str, float], step: int, *, elapsed_s: float) -> str:
+    """The line that ML-Agents prints for a summary, without its level."""
+    start = f"{behavior}. Step: {step}. Time Elapsed: {elapsed_s:.3f} s. "
+    state = "Training." if values.get(names.IS_TRAINING, 1.0) else "Not Training."
+    if names.REWARD not in values:
+        return f"{start}No episode was completed since last summary. {state}"
+    parts = [f"Mean Reward: {values[names.REWARD]:.3f}."]
+    if names.GROUP_REWARD in values:
+        parts.append(f"Mean Group Reward: {values[names.GROUP_REWARD]:.3f}.")
+    elif names.REWARD_STD in values:
+        parts.append(f"Std of Reward: {values[names.REWARD_STD]:.3f}.")
+    parts.append(state)
+    if names.ELO in values:
+        parts.append(f"ELO: {values[names.ELO]:.3f}.")
+    return start + " ".join(parts)
+
+
+class _Pace:
+    """Steps per second of each behavior between its summaries, smoothed."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last: dict[str, tuple[int, float]] = {}
+        self._rate: dict[str, float] = {}
+
+    def update(self, behavior: str, step: int) -> float | None:
+        """Steps per second after this summary, or None after the first one."""
+        now = self._clock()
+        if behavior in self._last:
+            old_step, old = self._last[behavior]
+            if now > old and step > old_step:
+                rate = (step - old_step) / (now - old)
+                self._rate[behavior] = 0.5 * (self._rate.get(behavior, rate) + rate)
+        self._last[behavior] = (step, now)
+        return self._rate.get(behavior)
+
+
+class ConsoleSink:
+    """Prints each summary with the speed and the time left; on a terminal, a bar per behavior too.
+
+    Args:
+        max_steps: last step of each behavior, for the time left.
+        stream: where to write; standard error when not given.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_steps: Mapping[str, int] | None = None,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_steps = dict(max_steps or {})
+        self._stream = stream or sys.stderr
+        self._clock = clock
+        self._start = clock()
+        self._pace = _Pace(clock)
+        self._progress: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+
+    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+        """Show one summary."""
+        rate = self._pace.update(behavior, step)
+        line = summary_line(behavior, values, step, elapsed_s=self._clock() - self._start)
+        extra = self._speed(behavior, step, rate)
+        if self._stream.isatty():
+            self._show(behavior, values, step, extra)
+            return
+        self._stream.write(f"[INFO] {line}{f' {extra}' if extra else ''}\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Leave the bars as they stand."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _speed(self, behavior: str, step: int, rate: float | None) -> str:
+        if rate is None:
+            return ""
+        left = self._max_steps.get(behavior, 0) - step
+        ending = f", {duration(left / rate)} left" if left > 0 else ""
+        return f"({rate:,.0f} steps/s{ending})"
+
+    def _show(self, behavior: str, values: Mapping[str, float], step: int, extra: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        if self._progress is None:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed:,.0f} steps  {task.fields[note]}"),
+                console=Console(file=self._stream),
+            )
+            self._progress.start()
+        if behavior not in self._tasks:
+            total = self._max_steps.get(behavior)
+            self._tasks[behavior] = self._progress.add_task(behavior, total=total, note="")
+        reward = f"reward {values[names.REWARD]:.3f}  " if names.REWARD in values else ""
+        self._progress.update(self._tasks[behavior], completed=step, note=f"{reward}{extra}")

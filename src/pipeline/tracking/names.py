@@ -1,0 +1,60 @@
+"""The names of the numbers that a training run reports, with their meaning and unit.
+
+Those that ML-Agents users chart keep ML-Agents' names. `<Signal>` stands for a reward signal with
+its first letter in upper case: Extrinsic, Curiosity, Gail, Rnd.
+"""
+
+from __future__ import annotations
+
+REWARD = "Environment/Cumulative Reward"
+EPISODE_LENGTH = "Environment/Episode Length"
+GROUP_REWARD = "Environment/Group Cumulative Reward"
+ELO = "Self-play/ELO"
+LEARNING_RATE = "Policy/Learning Rate"
+ENTROPY = "Policy/Entropy"
+POLICY_LOSS = "Losses/Policy Loss"
+VALUE_LOSS = "Losses/Value Loss"
+REWARD_STD = "Environment/Reward Std"
+IS_TRAINING = "Is Training"
+
+MEANING = {
+    REWARD: "mean return of the episodes that ended in the period; environment reward",
+    GROUP_REWARD: "mean return of the groups' episodes; environment reward",
+    EPISODE_LENGTH: "mean number of decisions in an episode, minus one",
+    "Environment/Lesson Number/<parameter>": "index of the lesson in force",
+    "Policy/<Signal> Reward": "mean episode sum of the signal's reward times its strength",
+    "Policy/<Signal> Value Estimate": "mean value that the critic gives (PPO, POCA)",
+    "Policy/<Signal> Value": "mean value that the critic gives (SAC)",
+    "Policy/<Signal> Baseline Estimate": "mean counterfactual baseline (POCA)",
+    ENTROPY: "mean entropy of the policy while acting; nats",
+    LEARNING_RATE: "step size of the optimizer now",
+    "Policy/Epsilon": "clipping range now (PPO, POCA)",
+    "Policy/Beta": "entropy bonus now (PPO, POCA)",
+    "Policy/Discrete Entropy Coeff": "temperature of the discrete branches (SAC)",
+    "Policy/Continuous Entropy Coeff": "temperature of the continuous actions (SAC)",
+    POLICY_LOSS: "loss of the policy; absolute value for PPO and POCA",
+    VALUE_LOSS: "loss of the critic",
+    "Losses/Baseline Loss": "loss of the counterfactual baseline (POCA)",
+    "Losses/Q1 Loss": "loss of the first action-value network (SAC)",
+    "Losses/Q2 Loss": "loss of the second action-value network (SAC)",
+    "Losses/Curiosity Forward Loss": "error of the predicted next features",
+    "Losses/Curiosity Inverse Loss": "error of the predicted action",
+    "Losses/GAIL Loss": "loss of the discriminator",
+    "Losses/GAIL KL Loss": "divergence of the discriminator's code from its prior; nats",
+    "Losses/RND Loss": "error of the predicted random features",
+    "Losses/Pretraining Loss": "loss of behavioral cloning",
+    "Policy/GAIL Policy Estimate": "mean discriminator output on the policy's steps; 0 to 1",
+    "Policy/GAIL Expert Estimate": "mean discriminator output on the demonstrations; 0 to 1",
+    "Policy/GAIL Grad Mag Loss": "gradient penalty of the discriminator",
+    "Policy/GAIL Beta": "weight of the divergence in the discriminator's loss",
+    ELO: "rating of the learning team",
+    REWARD_STD: "standard deviation of the returns behind the mean; environment reward",
+    "Time/<part>": "wall time that a part of training took in the period; seconds",
+    IS_TRAINING: "1 while the behavior learns, 0 past its last step; not charted",
+}
+
+HIDDEN = frozenset({IS_TRAINING})
+"""Facts for the console that are not charted."""
+
+TIMING = "Time/"
+"""How tags of wall times begin: they differ between equal runs, so no tracked file holds them."""

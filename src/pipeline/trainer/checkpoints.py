@@ -1,0 +1,71 @@
+"""Checkpoints: written whole, read without running anything they contain."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import CheckpointError
+from pipeline.files import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+FORMAT = 1
+
+
+def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
+    """Write `state` atomically; equal states give equal bytes.
+
+    Raises:
+        CheckpointError: The file cannot be written; what was there before is untouched.
+    """
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save({"format": FORMAT, **state}, buffer)
+    try:
+        write_whole(path, buffer.getvalue())
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: the checkpoint of {len(buffer.getvalue())} bytes cannot be written "
+            f"({error.strerror or error}); the last good one is kept. Free space or choose another "
+            "--results-dir, then resume"
+        ) from error
+
+
+def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
+    """Read what `save_checkpoint` wrote.
+
+    Raises:
+        CheckpointError: The file is missing, damaged, or of another format.
+    """
+    import pickle
+
+    import torch
+
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: there is no checkpoint here") from error
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(f"{path}: this checkpoint cannot be read: {reason}") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path}: this is not a checkpoint of this program (format {FORMAT} is expected)"
+        )
+    return state
+
+
+def numbered(folder: Path, behavior: str, keep: int, step: int) -> tuple[Path, list[Path]]:
+    """The file for a checkpoint at `step`, and the older ones to delete so that `keep` remain."""
+    path = folder / f"{behavior}-{step}.pt"
+    existing = sorted(
+        (p for p in folder.glob(f"{behavior}-*.pt") if p.stem.removeprefix(f"{behavior}-").isdigit()),
+        key=lambda p: int(p.stem.removeprefix(f"{behavior}-")),
+    )
+    others = [p for p in existing if p != path]
+    n_surplus = len(others) + 1 - keep
+    return path, others[:n_surplus] if keep > 0 and n_surplus > 0 else []

@@ -1,0 +1,214 @@
+"""One behavior in training: its algorithm, its experience, and its counts."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.algos.ppo import PPO
+from pipeline.data.rollout import Slots, Trajectories
+from pipeline.errors import SettingsError
+from pipeline.protocol.specs import ActionTuple
+from pipeline.trainer.statistics import ENTROPY, Statistics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    import torch
+
+    from pipeline.arrays import AnyArray
+    from pipeline.data.rollout import Closed
+    from pipeline.protocol.specs import BehaviorSpec
+    from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
+    from pipeline.settings.schema import TrainerSettings
+
+ALGORITHMS: Mapping[str, Callable[..., PPO]] = {"ppo": PPO}
+
+
+class Learner:
+    """Turns the steps of one behavior's agents, of all workers, into actions and updates.
+
+    Args:
+        name: of the behavior, without `?team=`.
+        spec: what it observes and does.
+        settings: its trainer settings.
+        seed: of the run.
+        device: where its networks live.
+
+    Raises:
+        SettingsError: The settings ask for something that cannot be trained.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: BehaviorSpec,
+        settings: TrainerSettings,
+        *,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        algorithm = ALGORITHMS.get(str(settings.trainer_type))
+        if algorithm is None:
+            raise SettingsError(
+                f"behaviors.{name}.trainer_type: '{settings.trainer_type}' cannot be trained yet; "
+                f"use one of: {', '.join(ALGORITHMS)}"
+            )
+        if settings.self_play is not None:
+            raise SettingsError(
+                f"behaviors.{name}.self_play: self-play cannot be trained yet; remove the section"
+            )
+        self.name = name
+        self.spec = spec
+        self.settings = settings
+        self.algorithm = algorithm(spec, settings, seed=seed, device=device)
+        self.statistics = Statistics()
+        self.step = 0
+        self.n_updates = 0
+        self.seconds = {"inference": 0.0, "update": 0.0, "storage": 0.0}
+        self.slots = Slots()
+        self.trajectories = Trajectories(
+            self.algorithm.fields,
+            n_obs=len(spec.observation_specs),
+            horizon=settings.time_horizon,
+            capacity=settings.hyperparameters.buffer_size + settings.time_horizon,
+        )
+
+    @property
+    def finished(self) -> bool:
+        """Whether `max_steps` has been reached."""
+        return self.step >= self.settings.max_steps
+
+    def absorb(self, steps: Sequence[Steps], *, team: str = "") -> None:
+        """Complete the last decisions with what followed.
+
+        Args:
+            steps: (decision, terminal) steps of every worker.
+            team: whose agents these are, where several teams share this learner.
+        """
+        began = time.perf_counter()
+        terminals = [
+            (worker, terminal) for worker, (_, terminal) in enumerate(steps) if len(terminal)
+        ]
+        for worker, terminal in terminals:
+            self._ended((team, worker), terminal, steps[worker][0])
+        for worker, (decision, _) in enumerate(steps):
+            if len(decision):
+                self._continued((team, worker), decision)
+        self.seconds["storage"] += time.perf_counter() - began
+
+    def learn(self) -> bool:
+        """Update if there is enough experience; says whether it did."""
+        if not self.algorithm.ready(self.trajectories.n_closed):
+            return False
+        if self.finished:
+            self.trajectories.clear_closed()
+            return False
+        began = time.perf_counter()
+        stats = self.algorithm.update(self.trajectories.rollout(), step=self.step)
+        self.trajectories.clear_closed()
+        self.statistics.add_all(stats)
+        self.n_updates += 1
+        self.seconds["update"] += time.perf_counter() - began
+        return True
+
+    def decide(self, steps: Sequence[Steps], *, team: str = "") -> list[ActionTuple]:
+        """Actions for the deciding agents of every worker, in one batch."""
+        began = time.perf_counter()
+        decisions = [decision for decision, _ in steps]
+        counts = [len(decision) for decision in decisions]
+        if sum(counts) == 0:
+            return [self.spec.action_spec.empty_action(0) for _ in decisions]
+        slots = self._slots_of(decisions, team)
+        decided = self.algorithm.act(*_joined(decisions))
+        self.statistics.add(ENTROPY, decided.entropy)
+        self.seconds["inference"] += time.perf_counter() - began
+        self.trajectories.decide(slots, decided.rows)
+        if len(decisions) == 1:
+            return [decided.action]
+        cuts = np.cumsum(counts)[:-1]
+        return [
+            ActionTuple(continuous, discrete)
+            for continuous, discrete in zip(
+                np.split(decided.action.continuous, cuts),
+                np.split(decided.action.discrete, cuts),
+                strict=True,
+            )
+        ]
+
+    def environment_was_reset(self) -> None:
+        """Drop unfinished trajectories: their agents begin anew."""
+        self.trajectories.drop_open()
+
+    def _ended(self, source: Hashable, terminal: TerminalSteps, decision: DecisionSteps) -> None:
+        slots = self.slots.ended(source, terminal.agent_id)
+        self.trajectories.reserve(self.slots.n_slots)
+        closed = self.trajectories.outcome(
+            slots,
+            terminal.reward + terminal.group_reward,
+            terminal.obs,
+            ended=True,
+            interrupted=terminal.interrupted,
+        )
+        self._count(closed)
+        gone = np.setdiff1d(terminal.agent_id, decision.agent_id)
+        if len(gone):
+            self.slots.release(source, gone.tolist())
+
+    def _continued(self, source: Hashable, decision: DecisionSteps) -> None:
+        slots = self.slots.deciding(source, decision.agent_id)
+        self.trajectories.reserve(self.slots.n_slots)
+        reward = decision.reward + decision.group_reward
+        self._count(self.trajectories.outcome(slots, reward, decision.obs, ended=False))
+
+    def _count(self, closed: Closed | None) -> None:
+        if closed is None:
+            return
+        self.step += closed.n_rows
+        self.algorithm.observe(closed.obs)
+        self.statistics.add_episodes(closed.episode_returns, closed.episode_lengths)
+
+    def _slots_of(self, decisions: Sequence[DecisionSteps], team: str) -> AnyArray:
+        slots = [
+            self.slots.deciding((team, worker), decision.agent_id)
+            for worker, decision in enumerate(decisions)
+            if len(decision)
+        ]
+        return slots[0] if len(slots) == 1 else np.concatenate(slots)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that continues training, taken between two updates."""
+        return {
+            "step": self.step,
+            "n_updates": self.n_updates,
+            "algorithm": self.algorithm.state_dict(),
+            "statistics": self.statistics.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        self.step = int(state["step"])
+        self.n_updates = int(state["n_updates"])
+        self.algorithm.load_state_dict(state["algorithm"])
+        self.statistics.load_state_dict(state["statistics"])
+
+
+def _joined(
+    decisions: Sequence[DecisionSteps],
+) -> tuple[list[AnyArray], list[AnyArray] | None]:
+    """Observations and action masks of all workers' agents, one array each."""
+    present = [decision for decision in decisions if len(decision)]
+    if len(present) == 1:
+        return list(present[0].obs), present[0].action_mask
+    n_obs = len(present[0].obs)
+    obs = [np.concatenate([d.obs[i] for d in present]) for i in range(n_obs)]
+    masks = [d.action_mask for d in present]
+    if any(mask is None for mask in masks):
+        return obs, None
+    n_branches = len(masks[0] or [])
+    return obs, [
+        np.concatenate([mask[branch] for mask in masks if mask is not None])
+        for branch in range(n_branches)
+    ]

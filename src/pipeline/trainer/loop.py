@@ -1,0 +1,275 @@
+"""The loop: step all environments, let every behavior learn, and keep what was learned safe."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import CheckpointError, Interrupted, PipelineError
+from pipeline.trainer.checkpoints import load_checkpoint, numbered, save_checkpoint
+from pipeline.trainer.learner import Learner
+from pipeline.tracking import names
+from pipeline.trainer.saved import description
+from pipeline.trainer.statistics import REWARD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    import torch
+
+    from pipeline.envs.workers import WorkerSet
+    from pipeline.protocol.steps import Steps
+    from pipeline.settings.schema import RunSettings
+    from pipeline.tracking.base import Tracker
+
+_log = logging.getLogger(__name__)
+
+RESUME_FILE = "checkpoint.pt"
+# Seconds between refreshes of the file that a killed run resumes from.
+RESUME_INTERVAL_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BehaviorResult:
+    """What training one behavior came to."""
+
+    steps: int
+    n_updates: int
+    n_episodes: int
+    mean_reward: float | None
+    """Mean return of the last episodes (100 at most), None when no episode ended."""
+    checkpoint: Path
+    """Everything needed to continue, evaluate or export."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainResult:
+    """What a run came to."""
+
+    behaviors: Mapping[str, BehaviorResult]
+    seconds: Mapping[str, float]
+    """Wall time by part: environment, wire, inference, storage, update, total."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Progress:
+    """What one behavior has due next."""
+
+    next_summary: int
+    next_checkpoint: int
+    saved_at: float = field(default_factory=time.monotonic)
+
+
+class TrainingLoop:
+    """Trains every behavior that the workers show.
+
+    Args:
+        workers: environments, not yet reset.
+        settings: of the run.
+        seed: of the run.
+        run_dir: gets a folder for each behavior.
+        device: where networks live.
+        tracker: where summaries go.
+        init_from: weights to begin with, by behavior; a checkpoint file each.
+        resume: continue from the checkpoints in `run_dir`.
+        resume_interval_s: how often the resume file is refreshed at most.
+    """
+
+    def __init__(
+        self,
+        workers: WorkerSet,
+        settings: RunSettings,
+        *,
+        seed: int,
+        run_dir: Path,
+        device: torch.device,
+        tracker: Tracker,
+        init_from: Mapping[str, Path] | None = None,
+        resume: bool = False,
+        resume_interval_s: float = RESUME_INTERVAL_S,
+    ) -> None:
+        self.workers = workers
+        self.settings = settings
+        self.seed = seed
+        self.run_dir = run_dir
+        self.device = device
+        self.tracker = tracker
+        self.init_from = init_from or {}
+        self.resume = resume
+        self.resume_interval_s = resume_interval_s
+        self.learners: dict[str, Learner] = {}
+        self._progress: dict[str, _Progress] = {}
+        self._stepping_s = 0.0
+        self._reported: dict[str, dict[str, float]] = {}
+
+    def run(self, should_stop: Callable[[], bool]) -> TrainResult:
+        """Train until every behavior has its `max_steps`.
+
+        Args:
+            should_stop: asked after every step; True saves and ends the run.
+
+        Raises:
+            Interrupted: `should_stop` said so; the state is saved.
+            PipelineError: The environment or a setting failed; what was learned is saved.
+        """
+        began = time.perf_counter()
+        try:
+            self.workers.reset()
+            while not self._finished():
+                steps = self._learn_from_steps()
+                if should_stop():
+                    raise Interrupted(self._where_it_stopped())  # noqa: TRY301  # saved like a failure
+                self._act(steps)
+                stepping = time.perf_counter()
+                self.workers.step()
+                self._stepping_s += time.perf_counter() - stepping
+        except PipelineError as error:
+            if not isinstance(error, CheckpointError):
+                self._save_all()
+            raise
+        self._save_all(final=True)
+        return self._result(time.perf_counter() - began)
+
+    def _learn_from_steps(self) -> dict[str, list[Steps]]:
+        steps: dict[str, list[Steps]] = {}
+        for qualified in self.workers.behavior_specs:
+            steps[qualified] = self.workers.get_steps(qualified)
+            learner = self._learner(qualified)
+            learner.absorb(steps[qualified], team=qualified)
+            while learner.learn():
+                self._after_update(learner)
+            self._summarize(learner)
+        return steps
+
+    def _act(self, steps: Mapping[str, list[Steps]]) -> None:
+        for qualified, of_workers in steps.items():
+            actions = self._learner(qualified).decide(of_workers, team=qualified)
+            self.workers.set_actions(qualified, actions)
+
+    def _finished(self) -> bool:
+        return bool(self.learners) and all(one.finished for one in self.learners.values())
+
+    def _learner(self, qualified: str) -> Learner:
+        name = qualified.partition("?")[0]
+        learner = self.learners.get(name)
+        if learner is None:
+            learner = self.learners[name] = self._new_learner(name, qualified)
+        return learner
+
+    def _new_learner(self, name: str, qualified: str) -> Learner:
+        settings = self.settings.for_behavior(name)
+        spec = self.workers.behavior_specs[qualified]
+        learner = Learner(name, spec, settings, seed=self.seed, device=self.device)
+        path = self.run_dir / name / RESUME_FILE
+        if self.resume and path.exists():
+            learner.load_state_dict(load_checkpoint(path, device=str(self.device))["learner"])
+            _log.info("Resuming training of %s from step %d.", name, learner.step)
+        elif name in self.init_from:
+            state = load_checkpoint(self.init_from[name], device=str(self.device))
+            learner.algorithm.load_weights(state["learner"]["algorithm"])
+            _log.info("%s begins with the weights of %s.", name, self.init_from[name])
+        self._progress[name] = _Progress(
+            next_summary=_next_multiple(learner.step, settings.summary_freq),
+            next_checkpoint=_next_multiple(learner.step, settings.checkpoint_interval),
+        )
+        return learner
+
+    def _after_update(self, learner: Learner) -> None:
+        progress = self._progress[learner.name]
+        if learner.step >= progress.next_checkpoint:
+            interval = learner.settings.checkpoint_interval
+            progress.next_checkpoint = _next_multiple(learner.step, interval)
+            self._save(learner, number=True)
+        elif time.monotonic() - progress.saved_at >= self.resume_interval_s:
+            self._save(learner)
+
+    def _summarize(self, learner: Learner) -> None:
+        progress = self._progress[learner.name]
+        if learner.step < progress.next_summary:
+            return
+        frequency = learner.settings.summary_freq
+        at = learner.step // frequency * frequency
+        progress.next_summary = at + frequency
+        spread = learner.statistics.reward_spread()
+        values = learner.statistics.period()
+        if REWARD in values:
+            values[names.REWARD_STD] = spread
+        values.update(self._time_split(learner))
+        self.tracker.metrics(learner.name, values, at)
+
+    def _time_split(self, learner: Learner) -> dict[str, float]:
+        """Seconds of each part since the last summary."""
+        now = self._seconds(learner)
+        before = self._reported.get(learner.name, {})
+        self._reported[learner.name] = now
+        return {f"Time/{part}": value - before.get(part, 0.0) for part, value in now.items()}
+
+    def _seconds(self, learner: Learner) -> dict[str, float]:
+        wire = self.workers.codec_seconds
+        return {
+            "environment": max(self._stepping_s - wire, 0.0),
+            "wire": wire,
+            **learner.seconds,
+        }
+
+    def _save_all(self, *, final: bool = False) -> None:
+        for learner in self.learners.values():
+            self._save(learner, number=final)
+
+    def _save(self, learner: Learner, *, number: bool = False) -> None:
+        folder = self.run_dir / learner.name
+        state = {
+            **description(learner.name, learner.spec, self.settings),
+            "learner": learner.state_dict(),
+        }
+        if number:
+            path, surplus = numbered(
+                folder, learner.name, learner.settings.keep_checkpoints, learner.step
+            )
+            save_checkpoint(path, state)
+            for old in surplus:
+                old.unlink(missing_ok=True)
+        save_checkpoint(folder / RESUME_FILE, state)
+        self._progress[learner.name].saved_at = time.monotonic()
+
+    def _where_it_stopped(self) -> str:
+        at = ", ".join(f"{name} at step {one.step}" for name, one in self.learners.items())
+        return f"stopped by a signal, {at or 'before the first step'}; the state is saved in {self.run_dir}"
+
+    def _result(self, total_s: float) -> TrainResult:
+        seconds: dict[str, float] = {"total": total_s}
+        behaviors = {}
+        for name, learner in self.learners.items():
+            for part, value in learner.seconds.items():
+                seconds[part] = seconds.get(part, 0.0) + value
+            recent = learner.statistics.recent
+            behaviors[name] = BehaviorResult(
+                steps=learner.step,
+                n_updates=learner.n_updates,
+                n_episodes=learner.statistics.n_episodes,
+                mean_reward=sum(recent) / len(recent) if recent else None,
+                checkpoint=self.run_dir / name / RESUME_FILE,
+            )
+        seconds["wire"] = self.workers.codec_seconds
+        seconds["environment"] = max(self._stepping_s - seconds["wire"], 0.0)
+        return TrainResult(behaviors=behaviors, seconds=seconds)
+
+
+def _next_multiple(step: int, interval: int) -> int:
+    return (step // interval + 1) * interval
+
+
+def outcome(result: TrainResult) -> dict[str, Any]:
+    """A run's outcome without timings, for files that are compared byte by byte."""
+    return {
+        name: {
+            "steps": one.steps,
+            "n_updates": one.n_updates,
+            "n_episodes": one.n_episodes,
+            "mean_reward": one.mean_reward,
+        }
+        for name, one in result.behaviors.items()
+    }

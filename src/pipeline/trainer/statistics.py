@@ -1,0 +1,93 @@
+"""Numbers gathered between two summaries."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# Episodes that the final figures are taken over.
+RECENT_EPISODES = 100
+
+REWARD = "Environment/Cumulative Reward"
+LENGTH = "Environment/Episode Length"
+EXTRINSIC = "Policy/Extrinsic Reward"
+ENTROPY = "Policy/Entropy"
+
+
+class Statistics:
+    """Means over the summary period, and the returns of recent episodes."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = defaultdict(float)
+        self._counts: dict[str, int] = defaultdict(int)
+        self.returns: list[float] = []
+        self.recent: deque[float] = deque(maxlen=RECENT_EPISODES)
+        self.n_episodes = 0
+
+    def add(self, tag: str, value: float) -> None:
+        """One more value of `tag` for this period's mean."""
+        self._sums[tag] += value
+        self._counts[tag] += 1
+
+    def add_all(self, values: Mapping[str, float]) -> None:
+        """One more value of each tag."""
+        for tag, value in values.items():
+            self.add(tag, value)
+
+    def add_episodes(self, returns: Iterable[float], lengths: Iterable[int]) -> None:
+        """Finished episodes; a length counts decisions less one, as ML-Agents' charts do."""
+        for total, length in zip(returns, lengths, strict=True):
+            self.returns.append(total)
+            self.recent.append(total)
+            self.n_episodes += 1
+            self.add(REWARD, total)
+            self.add(EXTRINSIC, total)
+            self.add(LENGTH, length - 1)
+
+    def mean(self, tag: str) -> float | None:
+        """This period's mean of `tag`, or None."""
+        count = self._counts.get(tag, 0)
+        return self._sums[tag] / count if count else None
+
+    def reward_spread(self) -> float:
+        """Standard deviation of this period's episode returns."""
+        return spread(self.returns)
+
+    def period(self) -> dict[str, float]:
+        """Means of everything in this period; a new period begins."""
+        values = {tag: self._sums[tag] / self._counts[tag] for tag in self._sums}
+        self._sums.clear()
+        self._counts.clear()
+        self.returns.clear()
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        """What continues these statistics."""
+        return {
+            "sums": dict(self._sums),
+            "counts": dict(self._counts),
+            "returns": list(self.returns),
+            "recent": list(self.recent),
+            "n_episodes": self.n_episodes,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        self._sums = defaultdict(float, state["sums"])
+        self._counts = defaultdict(int, state["counts"])
+        self.returns = list(state["returns"])
+        self.recent = deque(state["recent"], maxlen=RECENT_EPISODES)
+        self.n_episodes = int(state["n_episodes"])
+
+
+def spread(values: Iterable[float]) -> float:
+    """Population standard deviation, 0 for fewer than two values."""
+    values = list(values)
+    if len(values) < 2:
+        return 0.0
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))

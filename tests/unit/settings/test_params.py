@@ -1,0 +1,270 @@
+"""`params.yaml`, and the table of runs that is made from it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import SettingsError, StageError
+from pipeline.settings import read_yaml
+from pipeline.settings.nodes import to_plain
+from pipeline.settings.params import ExperimentParams, Params, load_params
+from pipeline.settings.plan import check_plan, plan, plan_text, write_plan
+
+ROOT = Path(__file__).parents[3]
+
+FILE = """\
+runtime:
+  torch_threads: 2
+  device: cpu
+environments:
+  ball:
+    source: builtin
+    name: balance_ball
+  game:
+    source: path
+    path: builds/game.x86_64
+    args: [--fast, 3]
+demonstrations:
+  expert:
+    environment: ball
+    episodes: 5
+    seed: 1
+experiments:
+  scratch:
+    environment: game
+    trainer: config/t.yaml
+    overrides: {}
+    seeds: [3, 1]
+    stages: [train]
+  cloned:
+    environment: ball
+    trainer: config/t.yaml
+    overrides:
+      behaviors:
+        Ball:
+          max_steps: 1e3
+    demonstrations: expert
+    pretrain:
+      epochs: 1
+      batch_size: 2
+      learning_rate: 1e-3
+    seeds: [1]
+    stages: [pretrain, train, export, evaluate]
+    evaluation:
+      episodes: 2
+      seed: 9
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/t.yaml").write_text("behaviors: {Ball: {max_steps: 5}}")
+    (tmp_path / "params.yaml").write_text(FILE)
+    return tmp_path
+
+
+def test_the_parameters_are_read(folder: Path) -> None:
+    params = load_params(folder / "params.yaml")
+    assert params.runtime.torch_threads == 2
+    assert params.environments["game"].args == ("--fast", "3")
+    assert params.experiment("cloned").stages == ("pretrain", "train", "export", "evaluate")
+    assert params.experiment("scratch").seeds == (3, 1)
+
+
+def test_overrides_reach_the_trainer_configuration(folder: Path) -> None:
+    params = load_params(folder / "params.yaml")
+    assert params.run_settings("cloned").behaviors["Ball"].max_steps == 1000
+    settings = params.run_settings("scratch", env_path="build/env")
+    assert settings.behaviors["Ball"].max_steps == 5
+    assert settings.env_settings.env_path == "build/env"
+
+
+def test_a_mistake_in_an_override_names_the_experiment(folder: Path) -> None:
+    file = folder / "params.yaml"
+    file.write_text(FILE.replace("max_steps: 1e3", "max_stesp: 1e3"))
+    with pytest.raises(SettingsError) as caught:
+        load_params(file).run_settings("cloned")
+    assert str(caught.value).startswith(
+        f"{file}: experiments.cloned.overrides: behaviors.Ball: unknown key 'max_stesp'"
+    )
+
+
+def test_an_unknown_experiment_is_named_with_the_nearest(folder: Path) -> None:
+    with pytest.raises(SettingsError, match=r"no experiment is called 'clone'; did you mean 'clon"):
+        load_params(folder / "params.yaml").experiment("clone")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "message"),
+    [
+        ("torch_threads", "torch_thread", 2, "runtime: unknown key 'torch_thread' (value 2); did"),
+        ("source: builtin", "source: bultin", 6, "environments.ball.source: 'bultin' is not allo"),
+        ("source: path", "source: fetch", 9, "environments.game.source: 'fetch' is not allowed. "),
+        ("    path: builds/game.x86_64\n", "", 8, "environments.game.path: the source 'path' need"),
+        ("name: balance_ball", "path: x", 7, "environments.ball.path: belongs to the source 'path"),
+        ("  ball:", "  my.ball:", 5, "environments.my.ball: the name 'my.ball' becomes a folder"),
+        ("  scratch:", "  a b:", 18, "experiments.a b: the name 'a b' becomes a folder"),
+        ("episodes: 5", "episodes: 0", 15, "demonstrations.expert.episodes: must be at least 1"),
+        (
+            "environment: ball\n    episodes",
+            "environment: bal\n    episodes",
+            14,
+            "demonstrations.expert.environment: 'bal' is not allowed; did you mean 'ball'?",
+        ),
+        (
+            "environment: game",
+            "environment: gmae",
+            19,
+            "experiments.scratch.environment: 'gmae' is not allowed; did you mean 'game'?",
+        ),
+        (
+            "demonstrations: expert",
+            "demonstrations: exprt",
+            31,
+            "experiments.cloned.demonstrations: 'exprt' is not allowed; did you mean 'expert'?",
+        ),
+        ("t.yaml", "u.yaml", 20, "experiments.scratch.trainer: there is no file 'config/u.yaml'"),
+        ("[3, 1]", "[3, 3]", 22, "experiments.scratch.seeds: needs one seed or more, each once"),
+        ("[3, 1]", "[]", 22, "experiments.scratch.seeds: needs one seed or more, each once"),
+        ("[3, 1]", "[-3]", 22, "experiments.scratch.seeds[0]: must be at least 0, got -3"),
+        ("[train]", "[]", 23, "experiments.scratch.stages: must be some of ['pretrain', "),
+        ("[train]", "[trian]", 23, "experiments.scratch.stages[0]: 'trian' is not allowed; did yo"),
+        ("[train]", "[export, train]", 23, "experiments.scratch.stages: must be some of ["),
+        ("[train]", "[train, train]", 23, "experiments.scratch.stages: must be some of ["),
+        ("[train]", "[export]", 23, "experiments.scratch.stages: export needs the stage 'train'"),
+        ("[train]", "[train, evaluate]", 23, "experiments.scratch.stages: evaluate needs the stag"),
+        ("[train]", "[pretrain]", 23, "experiments.scratch.stages: pretrain needs the key 'demons"),
+        ("[pretrain, train", "[train", 31, "experiments.cloned.demonstrations: is used by the st"),
+        ("    overrides: {}\n", "", 18, "experiments.scratch: the key 'overrides' is required"),
+        (
+            "    evaluation:\n      episodes: 2\n      seed: 9\n",
+            "",
+            37,
+            "experiments.cloned.stages: evaluate needs the section 'evaluation'",
+        ),
+        ("runtime:", "runs: {}\nruntime:", 1, "unknown key 'runs' (value {})"),
+    ],
+)
+def test_a_mistake_is_told_with_line_key_and_remedy(
+    old: str, new: str, line: int, message: str, folder: Path
+) -> None:
+    assert old in FILE
+    file = folder / "params.yaml"
+    file.write_text(FILE.replace(old, new, 1))
+    with pytest.raises(SettingsError) as caught:
+        load_params(file)
+    assert str(caught.value).startswith(f"{file}:{line}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_plan_has_a_run_for_each_seed_of_each_stage(folder: Path) -> None:
+    common = {"trainer": "config/t.yaml"}
+    cloned = {
+        "experiment": "cloned",
+        "seed": 1,
+        "environment": "ball",
+        "demonstrations": "expert",
+    } | common
+    scratch = {"experiment": "scratch", "environment": "game"} | common
+    assert plan(load_params(folder / "params.yaml")) == {
+        "runs": {
+            "environments": {"ball": {"source": "builtin"}},
+            "path_environments": {"game": {"source": "path", "path": "builds/game.x86_64"}},
+            "demonstrations": {"expert": {"environment": "ball"}},
+            "pretrain": {"cloned-1": cloned},
+            "train_from_scratch": {
+                "scratch-3": scratch | {"seed": 3},
+                "scratch-1": scratch | {"seed": 1},
+            },
+            "train_pretrained": {"cloned-1": cloned},
+            "export": {"cloned-1": cloned},
+            "evaluate": {"cloned-1": cloned},
+        }
+    }
+
+
+def test_a_plan_is_current_until_the_runs_change(folder: Path) -> None:
+    params = load_params(folder / "params.yaml")
+    file = folder / "workflow/runs.yaml"
+    with pytest.raises(StageError, match=r"runs\.yaml is missing: run `pipeline plan`"):
+        check_plan(params, file)
+    write_plan(params, file)
+    check_plan(params, file)
+    assert to_plain(read_yaml(file)) == plan(params)
+    longer = replace(params.experiments["scratch"], seeds=(3, 1, 2))
+    changed = replace(params, experiments=params.experiments | {"scratch": longer})
+    with pytest.raises(StageError, match=r"runs\.yaml is out of date: run `pipeline plan`"):
+        check_plan(changed, file)
+
+
+def test_values_that_are_no_part_of_the_plan_leave_it_current(folder: Path) -> None:
+    file = folder / "params.yaml"
+    before = plan_text(load_params(file))
+    file.write_text(
+        FILE.replace("max_steps: 1e3", "max_steps: 7").replace("episodes: 2", "episodes: 3")
+    )
+    assert plan_text(load_params(file)) == before
+
+
+def test_writing_the_plan_checks_the_trainer_configurations(folder: Path) -> None:
+    (folder / "config/t.yaml").write_text("behaviors: {Ball: {max_step: 5}}")
+    with pytest.raises(SettingsError, match=r"t\.yaml:1: behaviors\.Ball: unknown key 'max_step'"):
+        write_plan(load_params(folder / "params.yaml"), folder / "runs.yaml")
+    assert not (folder / "runs.yaml").exists()
+
+
+def test_more_stages_than_dvc_can_bear_are_warned_about(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = folder / "params.yaml"
+    file.write_text(FILE.replace("[3, 1]", str(list(range(90)))))
+    write_plan(load_params(file), folder / "runs.yaml")
+    assert caplog.records == []
+    file.write_text(FILE.replace("[3, 1]", str(list(range(94)))))
+    with caplog.at_level(logging.WARNING):
+        write_plan(load_params(file), folder / "runs.yaml")
+    assert "describes 101 stages" in caplog.text
+
+
+def test_the_repositorys_parameters_load_and_its_plan_is_current() -> None:
+    params = load_params(ROOT / "params.yaml")
+    check_plan(params, ROOT / "workflow/runs.yaml")
+    assert set(params.experiments) >= {"balance_ball_ppo", "balance_ball_bc_ppo", "grid_world_ppo"}
+    for name in params.experiments:
+        assert params.run_settings(name).behaviors
+
+
+def test_the_repositorys_parameters_are_in_block_style() -> None:
+    lines = (ROOT / "params.yaml").read_text().splitlines()
+    values = [line.split("#")[0].rstrip() for line in lines]
+    assert [v for v in values if v.endswith(("]", "}")) and not v.endswith((" []", " {}"))] == []
+
+
+names = st.text("abc", min_size=1, max_size=3)
+
+
+@given(st.dictionaries(names, st.lists(st.integers(0, 99), min_size=1, unique=True), max_size=4))
+def test_the_plan_crosses_experiments_with_their_own_seeds(seeds: dict[str, Any]) -> None:
+    params = Params(
+        experiments={
+            name: ExperimentParams(
+                environment="e",
+                trainer="t",
+                overrides={},
+                seeds=tuple(numbers),
+                stages=("train",),
+            )
+            for name, numbers in seeds.items()
+        }
+    )
+    runs = plan(params)["runs"]["train_from_scratch"]
+    pairs = [(run["experiment"], run["seed"]) for run in runs.values()]
+    assert pairs == [(name, seed) for name, numbers in seeds.items() for seed in numbers]

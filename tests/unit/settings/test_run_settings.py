@@ -1,0 +1,849 @@
+"""The present configuration format: keys, defaults, inheritance and what follows from what."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import MISSING, fields, is_dataclass, replace
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import SettingsError
+from pipeline.settings import dump_yaml, load_run_settings, parse_yaml, to_mapping
+from pipeline.settings.nodes import from_plain, to_plain
+from pipeline.settings.params import (
+    DemonstrationParams,
+    EnvironmentParams,
+    EvaluationParams,
+    ExperimentParams,
+    PretrainParams,
+    RuntimeParams,
+)
+from pipeline.settings.reader import setting_hints
+from pipeline.settings.run_file import structure
+from pipeline.settings.schema import (
+    HYPERPARAMETERS,
+    REWARD_SIGNALS,
+    SAMPLERS,
+    BehavioralCloningSettings,
+    CheckpointSettings,
+    CompletionCriteria,
+    ConstantSampler,
+    CuriositySettings,
+    EngineSettings,
+    EnvironmentSettings,
+    ExtrinsicSettings,
+    GAILSettings,
+    GaussianSampler,
+    Lesson,
+    MemorySettings,
+    MultiRangeUniformSampler,
+    NetworkSettings,
+    POCASettings,
+    PPOSettings,
+    RNDSettings,
+    RunSettings,
+    SACSettings,
+    SelfPlaySettings,
+    TorchSettings,
+    TrainerSettings,
+    UniformSampler,
+)
+
+ON_POLICY = {
+    "batch_size": 1024,
+    "buffer_size": 10240,
+    "learning_rate": 3e-4,
+    "learning_rate_schedule": "linear",
+    "beta": 5e-3,
+    "beta_schedule": "linear",
+    "epsilon": 0.2,
+    "epsilon_schedule": "linear",
+    "lambd": 0.95,
+    "num_epoch": 3,
+}
+NETWORK = {
+    "normalize": False,
+    "hidden_units": 128,
+    "num_layers": 2,
+    "vis_encode_type": "simple",
+    "goal_conditioning_type": "hyper",
+    "deterministic": False,
+    "memory": None,
+}
+SIGNAL = {"gamma": 0.99, "strength": 1.0, "network_settings": NETWORK}
+REQUIRED = "required"
+NOT_ML_AGENTS = {"max_grad_norm"}
+
+# Every key of the format with its default, written down from the reference, not from our classes.
+FORMAT: dict[type, dict[str, Any]] = {
+    PPOSettings: ON_POLICY | {"shared_critic": False},
+    POCASettings: ON_POLICY,
+    SACSettings: {
+        "batch_size": 128,
+        "buffer_size": 50000,
+        "learning_rate": 3e-4,
+        "learning_rate_schedule": "constant",
+        "buffer_init_steps": 0,
+        "init_entcoef": 1.0,
+        "save_replay_buffer": False,
+        "tau": 0.005,
+        "steps_per_update": 1,
+        "reward_signal_steps_per_update": 1,
+    },
+    NetworkSettings: NETWORK,
+    MemorySettings: {"sequence_length": 64, "memory_size": 128},
+    ExtrinsicSettings: SIGNAL,
+    CuriositySettings: SIGNAL | {"learning_rate": 3e-4},
+    GAILSettings: SIGNAL
+    | {"learning_rate": 3e-4, "demo_path": REQUIRED, "use_actions": False, "use_vail": False},
+    RNDSettings: SIGNAL | {"learning_rate": 1e-4},
+    BehavioralCloningSettings: {
+        "demo_path": REQUIRED,
+        "strength": 1.0,
+        "steps": 0,
+        "samples_per_update": 0,
+        "num_epoch": None,
+        "batch_size": None,
+    },
+    SelfPlaySettings: {
+        "save_steps": 20000,
+        "team_change": 100000,
+        "swap_steps": 2000,
+        "window": 10,
+        "play_against_latest_model_ratio": 0.5,
+        "initial_elo": 1200.0,
+    },
+    TrainerSettings: {
+        "trainer_type": "ppo",
+        "hyperparameters": ON_POLICY | {"shared_critic": False},
+        "network_settings": NETWORK,
+        "reward_signals": {"extrinsic": SIGNAL},
+        "max_steps": 500000,
+        "time_horizon": 64,
+        "summary_freq": 50000,
+        "checkpoint_interval": 500000,
+        "keep_checkpoints": 5,
+        "even_checkpoints": False,
+        "init_path": None,
+        "threaded": False,
+        "self_play": None,
+        "behavioral_cloning": None,
+    },
+    EnvironmentSettings: {
+        "env_path": None,
+        "env_args": None,
+        "base_port": 5005,
+        "num_envs": 1,
+        "num_areas": 1,
+        "timeout_wait": 60,
+        "seed": -1,
+        "max_lifetime_restarts": 10,
+        "restarts_rate_limit_n": 1,
+        "restarts_rate_limit_period_s": 60,
+    },
+    EngineSettings: {
+        "width": 84,
+        "height": 84,
+        "quality_level": 5,
+        "time_scale": 20,
+        "target_frame_rate": -1,
+        "capture_frame_rate": 60,
+        "no_graphics": False,
+        "no_graphics_monitor": False,
+    },
+    CheckpointSettings: {
+        "run_id": "ppo",
+        "initialize_from": None,
+        "load_model": False,
+        "resume": False,
+        "force": False,
+        "train_model": False,
+        "inference": False,
+        "results_dir": "results",
+    },
+    TorchSettings: {"device": None},
+    CompletionCriteria: {
+        "behavior": REQUIRED,
+        "measure": "reward",
+        "threshold": 0.0,
+        "min_lesson_length": 0,
+        "signal_smoothing": True,
+        "require_reset": False,
+    },
+    Lesson: {"name": REQUIRED, "value": REQUIRED, "completion_criteria": None},
+    UniformSampler: {"min_value": 0.0, "max_value": 1.0, "seed": -1},
+    GaussianSampler: {"mean": 1.0, "st_dev": 1.0, "seed": -1},
+    MultiRangeUniformSampler: {"intervals": [[0.0, 1.0]], "seed": -1},
+    ConstantSampler: {"value": 0.0, "seed": -1},
+}
+
+PARAMS = (
+    RuntimeParams,
+    EnvironmentParams,
+    DemonstrationParams,
+    ExperimentParams,
+    PretrainParams,
+    EvaluationParams,
+)
+
+
+def load(text: str) -> RunSettings:
+    return structure(parse_yaml(text, source="config.yaml"))
+
+
+def behavior(text: str) -> TrainerSettings:
+    return load(f"behaviors: {{Walker: {text}}}").behaviors["Walker"]
+
+
+def plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {
+            item.name: plain(getattr(value, item.name))
+            for item in fields(value)
+            if item.name not in NOT_ML_AGENTS
+        }
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize("cls", FORMAT, ids=lambda cls: cls.__name__)
+def test_keys_and_defaults_are_those_of_the_reference(cls: type) -> None:
+    defaults = {}
+    for item in fields(cls):
+        if item.default_factory is not MISSING:
+            defaults[item.name] = plain(item.default_factory())
+        else:
+            defaults[item.name] = REQUIRED if item.default is MISSING else plain(item.default)
+    assert {k: v for k, v in defaults.items() if k not in NOT_ML_AGENTS} == FORMAT[cls]
+
+
+def test_the_table_of_the_format_covers_every_class_of_the_schema() -> None:
+    reached: set[type] = set()
+
+    def walk(hint: Any) -> None:
+        if isinstance(hint, type) and is_dataclass(hint) and hint not in reached:
+            reached.add(hint)
+            for inner in setting_hints(hint).values():
+                walk(inner)
+        for inner in get_args(hint):
+            walk(inner)
+
+    for cls in (RunSettings, *HYPERPARAMETERS.values(), *REWARD_SIGNALS.values()):
+        walk(cls)
+    concrete = {cls for cls in reached if not cls.__subclasses__()}
+    assert {c.__name__ for c in concrete | set(SAMPLERS.values())} - {
+        c.__name__ for c in FORMAT
+    } == {"RunSettings", "EnvironmentParameter"}
+
+
+def test_a_file_with_every_key_is_read_and_every_value_arrives() -> None:
+    every = {
+        "default_settings": None,
+        "behaviors": {
+            "A": {
+                "trainer_type": "ppo",
+                "hyperparameters": {
+                    "batch_size": 100,
+                    "buffer_size": 1000,
+                    "learning_rate": 1e-3,
+                    "learning_rate_schedule": "constant",
+                    "beta": 0.1,
+                    "beta_schedule": "linear",
+                    "epsilon": 0.3,
+                    "epsilon_schedule": "constant",
+                    "lambd": 0.9,
+                    "num_epoch": 4,
+                    "shared_critic": True,
+                    "max_grad_norm": 0.5,
+                },
+                "network_settings": {
+                    "normalize": True,
+                    "hidden_units": 32,
+                    "num_layers": 3,
+                    "vis_encode_type": "match3",
+                    "goal_conditioning_type": "none",
+                    "deterministic": True,
+                    "memory": {"sequence_length": 16, "memory_size": 8},
+                },
+                "reward_signals": {
+                    "gail": {
+                        "gamma": 0.9,
+                        "strength": 0.1,
+                        "learning_rate": 1e-5,
+                        "demo_path": "a.demo",
+                        "use_actions": True,
+                        "use_vail": True,
+                        "network_settings": NETWORK | {"hidden_units": 16},
+                    }
+                },
+                "max_steps": 1000,
+                "time_horizon": 10,
+                "summary_freq": 100,
+                "checkpoint_interval": 500,
+                "keep_checkpoints": 2,
+                "even_checkpoints": False,
+                "init_path": "x.pt",
+                "threaded": True,
+                "self_play": {
+                    "save_steps": 10,
+                    "team_change": 20,
+                    "swap_steps": 5,
+                    "window": 3,
+                    "play_against_latest_model_ratio": 0.25,
+                    "initial_elo": 1000.0,
+                },
+                "behavioral_cloning": {
+                    "demo_path": "b.demo",
+                    "strength": 0.5,
+                    "steps": 100,
+                    "samples_per_update": 10,
+                    "num_epoch": 2,
+                    "batch_size": 64,
+                },
+            },
+        },
+        "env_settings": {
+            "env_path": "game",
+            "env_args": ["--fast", "3"],
+            "base_port": 6000,
+            "num_envs": 2,
+            "num_areas": 3,
+            "timeout_wait": 10,
+            "seed": 5,
+            "max_lifetime_restarts": -1,
+            "restarts_rate_limit_n": -1,
+            "restarts_rate_limit_period_s": 30,
+        },
+        "engine_settings": {
+            "width": 10,
+            "height": 20,
+            "quality_level": 1,
+            "time_scale": 2.5,
+            "target_frame_rate": 30,
+            "capture_frame_rate": 50,
+            "no_graphics": True,
+            "no_graphics_monitor": True,
+        },
+        "environment_parameters": {
+            "gap": {
+                "curriculum": [
+                    {
+                        "name": "first",
+                        "completion_criteria": {
+                            "behavior": "A",
+                            "measure": "progress",
+                            "threshold": 0.5,
+                            "min_lesson_length": 3,
+                            "signal_smoothing": False,
+                            "require_reset": True,
+                        },
+                        "value": {
+                            "sampler_type": "uniform",
+                            "sampler_parameters": {"seed": 1, "min_value": 2.0, "max_value": 3.0},
+                        },
+                    },
+                    {
+                        "name": "last",
+                        "completion_criteria": None,
+                        "value": {
+                            "sampler_type": "multirangeuniform",
+                            "sampler_parameters": {"seed": 2, "intervals": [[1.0, 2.0]]},
+                        },
+                    },
+                ]
+            },
+        },
+        "checkpoint_settings": {
+            "run_id": "r",
+            "initialize_from": "q",
+            "load_model": True,
+            "resume": True,
+            "force": True,
+            "train_model": True,
+            "inference": True,
+            "results_dir": "out",
+        },
+        "torch_settings": {"device": "cuda:1"},
+        "debug": True,
+    }
+    assert to_mapping(structure(from_plain(every, "program"))) == every
+
+
+def test_an_empty_behavior_is_ppo_with_its_defaults() -> None:
+    assert behavior("{}") == TrainerSettings()
+    assert behavior("{}").hyperparameters == PPOSettings()
+
+
+def test_schedules_follow_the_learning_rates_when_only_that_is_given() -> None:
+    for kind in ("ppo", "poca"):
+        settings = behavior(
+            f"{{trainer_type: {kind}, hyperparameters: {{learning_rate_schedule: constant}}}}"
+        ).hyperparameters
+        assert isinstance(settings, PPOSettings | POCASettings)
+        assert (settings.beta_schedule, settings.epsilon_schedule) == ("constant", "constant")
+    settings = behavior(
+        "{trainer_type: ppo, hyperparameters: "
+        "{learning_rate_schedule: constant, beta_schedule: linear}}"
+    ).hyperparameters
+    assert isinstance(settings, PPOSettings)
+    assert (settings.beta_schedule, settings.epsilon_schedule) == ("linear", "constant")
+
+
+def test_sac_updates_reward_signals_as_often_as_the_policy() -> None:
+    settings = behavior("{trainer_type: sac, hyperparameters: {steps_per_update: 10}}")
+    assert isinstance(settings.hyperparameters, SACSettings)
+    assert settings.hyperparameters.reward_signal_steps_per_update == 10.0
+
+
+def test_a_team_learns_for_five_snapshots_when_nothing_else_is_said() -> None:
+    settings = behavior("{self_play: {save_steps: 300}}").self_play
+    assert settings is not None
+    assert settings.team_change == 1500
+
+
+def test_even_checkpoints_divide_the_run() -> None:
+    settings = behavior("{even_checkpoints: true, max_steps: 1000, checkpoint_interval: 7}")
+    assert settings.checkpoint_interval == 200
+
+
+@pytest.mark.parametrize("text", ["1e4", "1.0e4", "1.0e+4", "10000.0", "'1e4'", "010000"])
+@pytest.mark.parametrize("key", ["max_steps", "summary_freq", "checkpoint_interval"])
+def test_every_whole_number_may_be_written_as_one_likes(key: str, text: str) -> None:
+    value = getattr(behavior(f"{{{key}: {text}}}"), key)
+    assert value == 10000
+    assert type(value) is int
+
+
+def test_encoding_size_becomes_hidden_units_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    signals = behavior("{reward_signals: {curiosity: {encoding_size: 32}}}").reward_signals
+    assert signals["curiosity"].network_settings.hidden_units == 32
+    assert "'encoding_size' was deprecated for RewardSignals. Please use network_settings" in (
+        caplog.text
+    )
+    assert "config.yaml:1: behaviors.Walker.reward_signals.curiosity.encoding_size" in caplog.text
+
+
+def test_encoding_size_is_ignored_beside_network_settings() -> None:
+    text = "{reward_signals: {gail: {encoding_size: 32, demo_path: d, network_settings: {}}}}"
+    assert behavior(text).reward_signals["gail"].network_settings.hidden_units == 128
+
+
+def test_conditioning_type_is_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    settings = behavior("{network_settings: {conditioning_type: none}}")
+    assert settings.network_settings.goal_conditioning_type == "hyper"
+    assert "the key is called 'goal_conditioning_type'" in caplog.text
+
+
+def test_framework_is_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert behavior("{framework: tensorflow}") == TrainerSettings()
+    assert "Framework option was deprecated but was specified" in caplog.text
+
+
+def test_given_reward_signals_replace_the_default_one() -> None:
+    assert list(behavior("{reward_signals: {rnd: {}}}").reward_signals) == ["rnd"]
+
+
+def test_numbers_are_accepted_where_text_is_expected_as_they_were_written() -> None:
+    settings = load("checkpoint_settings: {run_id: 007}\nenv_settings: {env_args: [--n, 1e3]}")
+    assert settings.checkpoint_settings.run_id == "007"
+    assert settings.env_settings.env_args == ("--n", "1e3")
+
+
+# --- default_settings -------------------------------------------------------------------------
+
+
+def test_a_behavior_inherits_at_every_depth() -> None:
+    settings = load("""
+default_settings:
+  trainer_type: ppo
+  max_steps: 200000
+  hyperparameters: {batch_size: 77}
+  network_settings: {memory: {memory_size: 6, sequence_length: 5}}
+  reward_signals: {curiosity: {strength: 0.3}}
+behaviors:
+  A:
+    hyperparameters: {beta: 0.5}
+    network_settings: {memory: {sequence_length: 3}}
+    reward_signals: {curiosity: {gamma: 0.5}, extrinsic: {}}
+  B: {network_settings: {memory: null}}
+""")
+    a, b = settings.behaviors["A"], settings.behaviors["B"]
+    assert a.max_steps == 200000
+    assert (a.hyperparameters.batch_size, a.hyperparameters.beta) == (77, 0.5)  # type: ignore[union-attr]  # ppo
+    assert a.network_settings.memory == MemorySettings(memory_size=6, sequence_length=3)
+    assert (a.reward_signals["curiosity"].strength, a.reward_signals["curiosity"].gamma) == (
+        0.3,
+        0.5,
+    )
+    assert list(a.reward_signals) == ["curiosity", "extrinsic"]
+    assert b.network_settings.memory is None
+
+
+def test_defaults_are_complete_before_they_are_inherited() -> None:
+    settings = load("""
+default_settings: {trainer_type: ppo}
+behaviors: {A: {hyperparameters: {learning_rate_schedule: constant}, reward_signals: {rnd: {}}}}
+""").behaviors["A"]
+    assert isinstance(settings.hyperparameters, PPOSettings)
+    assert settings.hyperparameters.learning_rate_schedule == "constant"
+    assert settings.hyperparameters.beta_schedule == "linear"
+    assert list(settings.reward_signals) == ["extrinsic", "rnd"]
+
+
+def test_another_trainer_inherits_only_what_was_written_and_what_it_has() -> None:
+    settings = load("""
+default_settings:
+  trainer_type: ppo
+  time_horizon: 7
+  hyperparameters: {beta: 0.1, learning_rate: 0.01}
+behaviors:
+  A: {trainer_type: sac, hyperparameters: {tau: 0.5}}
+""").behaviors["A"]
+    assert settings.hyperparameters == SACSettings(tau=0.5, learning_rate=0.01)
+    assert settings.time_horizon == 7
+
+
+def test_a_mistake_that_is_inherited_is_shown_where_it_was_written() -> None:
+    with pytest.raises(SettingsError) as caught:
+        load("""\
+default_settings:
+  trainer_type: ppo
+  network_settings:
+    memory: {sequence_length: 64}
+behaviors:
+  A:
+    hyperparameters: {batch_size: 32}
+""")
+    assert str(caught.value).startswith(
+        "config.yaml:4: behaviors.A.network_settings.memory.sequence_length: must be less than or "
+        "equal to batch_size"
+    )
+
+
+def test_an_unlisted_behavior_gets_the_default_settings() -> None:
+    settings = load("default_settings: {max_steps: 5}\nbehaviors: {A: {max_steps: 6}}")
+    assert settings.for_behavior("A?team=1").max_steps == 6
+    assert settings.for_behavior("B?team=0").max_steps == 5
+
+
+def test_an_unlisted_behavior_of_a_file_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("behaviors: {Walker: {}}")
+    with pytest.raises(SettingsError) as caught:
+        load_run_settings(file).for_behavior("Waler?team=0")
+    assert "The behavior name Waler has not been specified in the trainer configuration" in str(
+        caught.value
+    )
+    assert "did you mean 'Walker'?" in str(caught.value)
+
+
+def test_without_a_file_every_behavior_gets_ppo_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert load_run_settings(None).for_behavior("Any") == TrainerSettings()
+    assert "A default configuration will be used." in caplog.text
+
+
+# --- environment parameters -------------------------------------------------------------------
+
+EXAMPLE = """
+default_settings:
+  trainer_type: ppo
+  max_steps: 200000
+behaviors:
+  Rover:
+    hyperparameters: {batch_size: 256, learning_rate_schedule: constant, beta_schedule: constant}
+environment_parameters:
+  slope: 0.1
+  mass: {sampler_type: uniform, sampler_parameters: {min_value: 0.5, max_value: 2.0, seed: 11}}
+  gap:
+    curriculum:
+      - name: narrow
+        completion_criteria: {measure: reward, behavior: Rover, threshold: 0.6}
+        value: 0.5
+      - name: wide
+        value: {sampler_type: gaussian, sampler_parameters: {mean: 2.0, st_dev: 0.3}}
+env_settings: {num_envs: 1, seed: 7}
+"""
+
+
+def test_samplers_without_a_seed_count_up_from_the_runs() -> None:
+    parameters = load(EXAMPLE).with_seed(7).environment_parameters
+    assert parameters is not None
+    seeds = {name: [x.value.seed for x in item.curriculum] for name, item in parameters.items()}
+    assert seeds == {"slope": [7], "mass": [11], "gap": [8, 9]}
+
+
+def test_the_example_of_the_reference_keeps_the_filled_in_epsilon_schedule() -> None:
+    settings = load(EXAMPLE).behaviors["Rover"].hyperparameters
+    assert isinstance(settings, PPOSettings)
+    assert (settings.beta_schedule, settings.epsilon_schedule) == ("constant", "linear")
+
+
+def test_a_plain_value_is_a_lesson_named_after_the_parameter() -> None:
+    parameters = load(EXAMPLE).environment_parameters
+    assert parameters is not None
+    assert parameters["slope"].curriculum == (
+        Lesson(name="slope", value=ConstantSampler(value=0.1)),
+    )
+
+
+def test_the_documented_spelling_of_a_sampler_is_accepted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    parameters = load(
+        "environment_parameters: {g: {sampler_type: multirange_uniform, "
+        "sampler_parameters: {intervals: [[7, 10], [15, 20]]}}}"
+    ).environment_parameters
+    assert parameters is not None
+    assert parameters["g"].curriculum[0].value == MultiRangeUniformSampler(
+        intervals=((7.0, 10.0), (15.0, 20.0))
+    )
+    assert "is called 'multirangeuniform'" in caplog.text
+
+
+def test_criteria_of_the_last_lesson_are_ignored_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    load(
+        "environment_parameters: {g: {curriculum: [{name: a, value: 1, "
+        "completion_criteria: {behavior: B}}]}}"
+    )
+    assert "the last lesson never ends" in caplog.text
+
+
+def test_a_lesson_that_measures_an_unknown_behavior_is_warned_about(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    load(
+        EXAMPLE.replace("behavior: Rover", "behavior: Rovr")
+        .replace("default_settings:\n", "")
+        .replace("  trainer_type: ppo\n  max_steps: 200000\n", "")
+        .replace(
+            "{batch_size: 256, learning_rate_schedule: constant, beta_schedule: constant}",
+            "{batch_size: 256}\n    trainer_type: ppo",
+        )
+    )
+    assert "no behavior is called 'Rovr'; did you mean 'Rover'?" in caplog.text
+
+
+# --- overrides --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"behaviors.A.hyperparameters.batch_size": 5},
+        {"behaviors": {"A": {"hyperparameters": {"batch_size": "5"}}}},
+        {"behaviors.A": {"hyperparameters": {"batch_size": 5.0}}},
+    ],
+)
+def test_overrides_are_laid_over_the_file(tmp_path: Path, overrides: dict[str, object]) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "behaviors: {A: {trainer_type: sac, hyperparameters: {batch_size: 9, tau: 0.5}}}"
+    )
+    settings = load_run_settings(file, overrides=overrides).behaviors["A"].hyperparameters
+    assert settings == SACSettings(batch_size=5, tau=0.5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"behaviors.B.max_steps": 5}, "overrides: behaviors.B: {file} has no behavior 'B'"),
+        (
+            {"behaviors.A.max_step": 5},
+            "overrides: behaviors.A: unknown key 'max_step' (value 5); did you mean 'max_steps'?",
+        ),
+        ({"debug": "maybe"}, "overrides: debug: needs true or false, got 'maybe'"),
+        ({"a..b": 1}, "overrides: a..b: a part of this dotted key is empty"),
+        (
+            {"env_settings.seed": 1, "env_settings": {"seed": 2}},
+            "overrides: env_settings.seed: is written twice, once of them with a dotted key",
+        ),
+    ],
+)
+def test_a_mistake_in_an_override_says_that_it_is_one(
+    tmp_path: Path, overrides: dict[str, object], message: str
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("behaviors: {A: {}}")
+    with pytest.raises(SettingsError) as caught:
+        load_run_settings(file, overrides=overrides)
+    assert str(caught.value).startswith(message.format(file=file))
+
+
+def test_several_environments_need_an_executable(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("env_settings:\n  num_envs: 2\n")
+    with pytest.raises(SettingsError) as caught:
+        load_run_settings(file)
+    assert str(caught.value).startswith(
+        f"{file}:2: env_settings.num_envs: num_envs must be 1 if env_path is not set, got 2"
+    )
+    assert load_run_settings(file, env_path_follows=True).env_settings.num_envs == 2
+    given = load_run_settings(file, overrides={"env_settings.env_path": "game"})
+    assert given.env_settings.num_envs == 2
+
+
+def test_deterministic_actions_reach_every_behavior() -> None:
+    settings = load("default_settings: {}\nbehaviors: {A: {}, B: {}}").with_deterministic_actions()
+    assert settings.default_settings is not None
+    assert all(
+        item.network_settings.deterministic
+        for item in (*settings.behaviors.values(), settings.default_settings)
+    )
+
+
+# --- round trip -------------------------------------------------------------------------------
+
+
+def strategy(hint: Any) -> st.SearchStrategy[Any]:
+    """Values that a type hint of the schema allows."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return strategy(parts[0]).filter(
+            lambda value: not any(limit.broken_by(value) for limit in parts[1:])
+        )
+    if origin in (Union, UnionType):
+        return st.one_of(*(st.none() if part is NoneType else strategy(part) for part in parts))
+    if origin is Literal:
+        return st.sampled_from(parts)
+    if origin is tuple:
+        return st.lists(strategy(parts[0]), max_size=2).map(tuple)
+    simple: dict[Any, st.SearchStrategy[Any]] = {
+        bool: st.booleans(),
+        int: st.integers(-1, 2000) | st.just(2**62),
+        float: st.floats(0, 1) | st.floats(allow_nan=False, allow_infinity=False),
+        str: st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+        | st.sampled_from(["1e4", "null", "yes", "~"]),
+    }
+    return simple[hint] if hint in simple else settings_of(hint)
+
+
+def settings_of(cls: Any, **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    hints = {name: hint for name, hint in setting_hints(cls).items() if name not in given}
+    return st.builds(cls, **{name: strategy(hint) for name, hint in hints.items()}, **given)
+
+
+def trainers() -> st.SearchStrategy[TrainerSettings]:
+    signals = {
+        name: settings_of(cls, network_settings=settings_of(NetworkSettings))
+        for name, cls in REWARD_SIGNALS.items()
+    }
+    return st.sampled_from(sorted(HYPERPARAMETERS)).flatmap(
+        lambda kind: settings_of(
+            TrainerSettings,
+            trainer_type=st.just(kind),
+            hyperparameters=settings_of(
+                HYPERPARAMETERS[kind], batch_size=st.integers(2**62, 2**62 + 9)
+            ),
+            keep_checkpoints=st.just(1),
+            reward_signals=st.fixed_dictionaries(
+                {"extrinsic": signals["extrinsic"]},
+                optional={k: v for k, v in signals.items() if k != "extrinsic"},
+            ),
+        )
+    )
+
+
+@given(
+    st.builds(
+        RunSettings,
+        default_settings=st.none() | trainers(),
+        behaviors=st.dictionaries(st.text("AB.", min_size=1), trainers(), max_size=1),
+        env_settings=settings_of(EnvironmentSettings, base_port=st.integers(1, 65535)),
+        engine_settings=settings_of(EngineSettings),
+        checkpoint_settings=settings_of(CheckpointSettings),
+        debug=st.booleans(),
+    )
+)
+def test_written_settings_read_back_equal(settings: RunSettings) -> None:
+    again = load(dump_yaml(to_mapping(settings)))
+    if settings.default_settings is not None:  # its reward signals are inherited: A9 of the format
+        behaviors = {
+            name: replace(
+                item, reward_signals=settings.default_settings.reward_signals | item.reward_signals
+            )
+            for name, item in settings.behaviors.items()
+        }
+        settings = replace(settings, behaviors=behaviors)
+    assert again == settings
+
+
+def test_the_written_order_is_that_of_the_reference() -> None:
+    mapping = to_mapping(load(EXAMPLE))
+    assert list(mapping) == [
+        "default_settings",
+        "behaviors",
+        "env_settings",
+        "engine_settings",
+        "environment_parameters",
+        "checkpoint_settings",
+        "torch_settings",
+        "debug",
+    ]
+    assert list(mapping["behaviors"]["Rover"]) == [
+        "trainer_type",
+        "hyperparameters",
+        "checkpoint_interval",
+        "network_settings",
+        "reward_signals",
+        "init_path",
+        "keep_checkpoints",
+        "even_checkpoints",
+        "max_steps",
+        "time_horizon",
+        "summary_freq",
+        "threaded",
+        "self_play",
+        "behavioral_cloning",
+    ]
+    assert mapping["environment_parameters"]["slope"] == {
+        "curriculum": [
+            {
+                "name": "slope",
+                "completion_criteria": None,
+                "value": {
+                    "sampler_type": "constant",
+                    "sampler_parameters": {"seed": -1, "value": 0.1},
+                },
+            }
+        ]
+    }
+
+
+def test_unused_additions_are_not_written_so_that_mlagents_can_read_the_file() -> None:
+    assert (
+        "max_grad_norm"
+        not in to_mapping(load("behaviors: {A: {}}"))["behaviors"]["A"]["hyperparameters"]
+    )
+
+
+def test_no_warning_without_a_reason(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        load(EXAMPLE)
+    assert caplog.records == []
+
+
+def test_reading_does_not_change_the_document() -> None:
+    document = parse_yaml(EXAMPLE, source="config.yaml")
+    before = to_plain(document)
+    structure(document)
+    assert to_plain(document) == before
+
+
+@pytest.mark.parametrize("cls", [RunSettings, *FORMAT, *PARAMS], ids=lambda cls: cls.__name__)
+def test_every_key_is_documented(cls: type) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    words = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`[^`\n]*`", text))))
+    assert set(setting_hints(cls)) - words == set()

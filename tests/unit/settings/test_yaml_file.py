@@ -1,0 +1,213 @@
+"""The YAML reader: numbers of YAML 1.2, nothing but data, and a place for every error."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import SettingsError
+from pipeline.settings import dump_yaml, parse_yaml, read_yaml
+from pipeline.settings.nodes import find, to_plain
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def value_of(text: str) -> Any:
+    return to_plain(parse_yaml(text, source="x.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-05", 1e-05),
+        ("3e-4", 3e-4),
+        ("3.0e-4", 3e-4),
+        ("5.0e5", 5e5),
+        ("1e4", 1e4),
+        ("1.0e+4", 1e4),
+        ("1E6", 1e6),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("-2.5", -2.5),
+        ("+7", 7),
+        ("010", 10),
+        ("-0", 0),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("1_000", "1_000"),
+        ("1:30", "1:30"),
+        ("0b11", "0b11"),
+        ("on", "on"),
+        ("off", "off"),
+        ("yes", "yes"),
+        ("No", "No"),
+        ("y", "y"),
+        ("true", True),
+        ("True", True),
+        ("FALSE", False),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("2020-01-01", "2020-01-01"),
+        ("'1e4'", "1e4"),
+        ('"true"', "true"),
+        ("=", "="),
+        (".", "."),
+        ("-", [None]),
+        ("1.2.3", "1.2.3"),
+        ("e5", "e5"),
+        (".inf", math.inf),
+        ("-.INF", -math.inf),
+    ],
+)
+def test_a_scalar_means_what_yaml_1_2_says(text: str, value: Any) -> None:
+    read = value_of(f"key: {text}" if text != "-" else "key:\n-")["key"]
+    assert read == value
+    assert type(read) is type(value)
+
+
+def test_nan_is_a_float() -> None:
+    assert math.isnan(value_of("key: .nan")["key"])
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "---\n", "\ufeff"])
+def test_a_file_without_content_is_an_empty_map(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "empty.yaml"
+    file.write_text(text, encoding="utf-8")
+    assert to_plain(read_yaml(file)) == {}
+
+
+def test_anchors_and_merge_keys_work() -> None:
+    text = """
+base: &base {a: 1, b: 2}
+more: &more {b: 3, c: 4}
+one: {<<: *base, b: 5}
+two:
+  <<: [*more, *base]
+  d: 6
+again: *base
+"""
+    read = value_of(text)
+    assert read["one"] == {"a": 1, "b": 5}
+    assert read["two"] == {"a": 1, "b": 3, "c": 4, "d": 6}
+    assert read["again"] == {"a": 1, "b": 2}
+
+
+def test_every_key_and_item_keeps_its_line() -> None:
+    text = "a:\n  b: 1\n\n  c:\n    - x\n    - y: 2\n"
+    root = parse_yaml(text, source="x.yaml")
+    assert (find(root, "a").line, find(root, "a.b").line, find(root, "a.c").line) == (1, 2, 4)
+    items = find(root, "a.c").value
+    assert [item.line for item in items] == [5, 6]
+    assert items[1].value["y"].where == "x.yaml:6"
+
+
+def test_a_key_is_text_as_it_was_written() -> None:
+    assert value_of("3: a\n007: b\ntrue: c\n") == {"3": "a", "007": "b", "true": "c"}
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "words"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "x.yaml:3:", "the key 'a' is written twice, first in line 1"),
+        ("o:\n  p: {q: 1, q: 1}\n", "x.yaml:2:", "'q' is written twice"),
+        ("x: &x {a: 1}\ny:\n  <<: *x\n  <<: *x\n", "x.yaml:4:", "'<<' is written twice"),
+        ("a: !!python/object/apply:os.getcwd []\n", "x.yaml:1:", "tag"),
+        ("a: 1\nb: !!str 5\n", "x.yaml:2:", "tag"),
+        ("a: !mine {b: 1}\n", "x.yaml:1:", "tag"),
+        ("! a: 1\n", "x.yaml:1:", "tag"),
+        ("a: [1, 2\nb: 3\n", "x.yaml:2:", "YAML"),
+        ("a: 1\n\tb: 2\n", "x.yaml:2:", "YAML"),
+        ("a: b: c\n", "x.yaml:1:", "YAML"),
+        ("a: 1\n---\nb: 2\n", "x.yaml:2:", "document"),
+        ("a: *missing\n", "x.yaml:1:", "missing"),
+        ("a: &a [*a]\n", "x.yaml:1:", "alias"),
+        ("[1, 2]: 3\n", "x.yaml:1:", "key must be text"),
+        ("x:\n  <<: 5\n", "x.yaml:2:", "merge key"),
+        ("a: ok\nb: \x07\n", "x.yaml:2:", "U+0007"),
+        (f"a: {'9' * 5000}\n", "x.yaml:1:", "too many digits"),
+    ],
+)
+def test_what_is_not_plain_data_is_refused_with_its_line(text: str, where: str, words: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_yaml(text, source="x.yaml")
+    message = str(caught.value)
+    assert message.startswith(where)
+    assert words in message
+    assert "\n" not in message
+
+
+def test_a_short_file_that_describes_millions_of_values_is_refused() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 10)}]" for k in range(1, 9)]
+    with pytest.raises(SettingsError, match="more than 200000 values"):
+        parse_yaml("\n".join(lines), source="x.yaml")
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(SettingsError, match="nested too deeply"):
+        parse_yaml("[" * 20000 + "]" * 20000, source="x.yaml")
+
+
+def test_a_missing_file_is_named_in_full(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as caught:
+        read_yaml(tmp_path / "none.yaml")
+    assert str(caught.value) == f"Config file could not be found at {tmp_path / 'none.yaml'}."
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot be read: Is a directory"):
+        read_yaml(tmp_path)
+
+
+def test_a_file_in_another_encoding_is_refused_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "latin.yaml"
+    file.write_bytes("a: 1\nb: café\n".encode("latin-1"))
+    with pytest.raises(SettingsError) as caught:
+        read_yaml(file)
+    assert str(caught.value).startswith(f"{file}:2: Config file is not UTF-8 (byte 0xe9)")
+
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+    | st.sampled_from(["1e4", "yes", "010", "null", "~", "<<", "=", "1_000", "2020-01-01", ""])
+)
+VALUES = st.dictionaries(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+    st.recursive(
+        SCALARS,
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.text("abc01~.", max_size=5), inner)
+        ),
+        max_leaves=8,
+    ),
+    max_size=4,
+)
+
+
+@given(VALUES)
+def test_what_is_written_reads_back_equal(value: Any) -> None:
+    text = dump_yaml(value)
+    assert value_of(text) == value
+    assert dump_yaml(value_of(text)) == text
+
+
+@given(st.dictionaries(st.text("abc", min_size=1), SCALARS, max_size=4))
+def test_what_is_written_reads_the_same_under_yaml_1_1(value: Any) -> None:
+    assert yaml.safe_load(dump_yaml(value)) == value
+
+
+def test_writing_keeps_the_order_and_uses_blocks() -> None:
+    shared = [1, 2]
+    text = dump_yaml({"b": shared, "a": {"z": (1.0, "x"), "y": shared}, "e": {}})
+    assert text == "b:\n- 1\n- 2\na:\n  z:\n  - 1.0\n  - x\n  y:\n  - 1\n  - 2\ne: {}\n"

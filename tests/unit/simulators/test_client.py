@@ -1,0 +1,269 @@
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from pipeline.errors import UnityCommunicationException, UnityTimeOutException
+from pipeline.protocol import side_channels
+from pipeline.protocol.codec import actions_bytes
+from pipeline.protocol.generated.messages import QUIT, RESET, UnityMessageProto
+from pipeline.protocol.specs import ActionTuple
+from pipeline.simulators import balance_ball, client, grid_world, registry
+
+
+def command(kind=0, side_channel=b"", actions=None):
+    message = UnityMessageProto()
+    message.header.status = 200
+    message.unity_input.rl_input.command = kind
+    message.unity_input.rl_input.side_channel = side_channel
+    for name, (values, spec) in (actions or {}).items():
+        entries = message.unity_input.rl_input.agent_actions[name]
+        entries.MergeFromString(actions_bytes(values, spec))
+    return message
+
+
+def play(simulator, *commands):
+    """What the session sends when it is given these commands and then the end."""
+    end = UnityMessageProto()
+    end.header.status = 400
+    answers, sent = iter([*commands, end]), []
+
+    def exchange(request, timeout_s=None):
+        sent.append(UnityMessageProto.FromString(request))
+        return next(answers)
+
+    client.Session(simulator).run(exchange)
+    return sent
+
+
+def set_float(name, value):
+    message = side_channels.OutgoingMessage()
+    message.write_string(name)
+    message.write_int32(0)
+    message.write_float32(value)
+    return side_channels.pack([(side_channels.ENVIRONMENT_PARAMETERS, bytes(message.buffer))])
+
+
+def set_sampler(name, seed, kind, *values):
+    message = side_channels.OutgoingMessage()
+    message.write_string(name)
+    message.write_int32(1)
+    message.write_int32(seed)
+    message.write_int32(kind)
+    if kind == 2:
+        message.write_float32_list(values)
+    else:
+        for value in values:
+            message.write_float32(value)
+    return side_channels.pack([(side_channels.ENVIRONMENT_PARAMETERS, bytes(message.buffer))])
+
+
+class Recorder(grid_world.GridWorld):
+    """A grid world that keeps what it is told, and reports statistics."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.told = []
+
+    def set_parameter(self, name, value):
+        self.told.append((name, value))
+
+    def stats(self):
+        return [("Grid/Told", float(len(self.told)), 1)]
+
+
+class OnlyNumbers:
+    """A simulator with nothing but what the interface asks for."""
+
+    def __init__(self):
+        self._inner = grid_world.GridWorld(n_agents=1)
+        self.told = []
+        self.behavior_specs = self._inner.behavior_specs
+        self.reset, self.step, self.close = (
+            self._inner.reset,
+            self._inner.step,
+            self._inner.close,
+        )
+
+    def set_parameter(self, name, value):
+        self.told.append((name, value))
+
+
+@pytest.mark.parametrize("first", [RESET, 0])
+def test_the_first_command_resets_whatever_it_is(first):
+    sent = play(grid_world.GridWorld(n_agents=2), command(first))
+    assert not sent[0].HasField("unity_output")
+    infos = sent[1].unity_output.rl_output.agentInfos["GridWorld?team=0"].value
+    assert [(info.id, info.done, info.reward) for info in infos] == [(0, False, 0), (1, False, 0)]
+    assert [len(info.action_mask) for info in infos] == [5, 5]
+
+
+def test_a_behavior_is_announced_once():
+    sent = play(grid_world.GridWorld(n_agents=1), command(RESET), command(), command(RESET))
+    announced = [m.unity_output.rl_initialization_output.brain_parameters for m in sent[1:]]
+    assert [[brain.brain_name for brain in brains] for brains in announced] == [
+        ["GridWorld?team=0"],
+        [],
+        [],
+    ]
+
+
+def test_agents_without_actions_get_zeros():
+    simulator = grid_world.GridWorld(n_agents=3, seed=1)
+    sent = play(simulator, command(RESET), command())
+    images = [
+        m.unity_output.rl_output.agentInfos["GridWorld?team=0"].value[0].observations[0]
+        for m in sent[1:]
+    ]
+    assert images[0] == images[1]
+
+
+def test_actions_reach_the_simulator():
+    simulator = registry.make("balance_ball", n_agents=2)
+    spec = simulator.behavior_specs[balance_ball.BEHAVIOR].action_spec
+    actions = ActionTuple(continuous=np.array([[1.0, 0.0], [-1.0, 0.0]]))
+    sent = play(
+        simulator,
+        command(RESET),
+        command(actions={balance_ball.BEHAVIOR: (actions, spec)}),
+    )
+    first, second = (
+        [i.observations[0].float_data.data[0] for i in m.unity_output.rl_output.agentInfos[b].value]
+        for b, m in zip([balance_ball.BEHAVIOR] * 2, sent[1:], strict=True)
+    )
+    assert np.array(second) - first == pytest.approx([0.087, -0.087], abs=0.003)
+    simulator.close()
+
+
+def test_a_wrong_number_of_actions_names_the_behavior_and_both_numbers():
+    simulator = grid_world.GridWorld(n_agents=3)
+    spec = simulator.behavior_specs[grid_world.BEHAVIOR].action_spec
+    two = {grid_world.BEHAVIOR: (ActionTuple(discrete=np.zeros((2, 1))), spec)}
+    with pytest.raises(UnityCommunicationException, match=r"GridWorld.*for 2 agents, but 3"):
+        play(simulator, command(RESET), command(actions=two))
+
+
+def test_a_parameter_is_set_before_the_command_it_came_with():
+    simulator = registry.make("balance_ball", n_agents=1)
+    play(simulator, command(RESET, set_float("scale", 2.0)))
+    assert simulator._shape == [(1.0, 2.0)]
+    simulator.close()
+
+
+def test_a_sampler_is_drawn_for_every_beginning_and_ends_with_a_number():
+    def scales(*commands):
+        simulator = registry.make("balance_ball", n_agents=3)
+        play(simulator, *commands)
+        simulator.close()
+        return [scale for _, scale in simulator._shape]
+
+    sampler = set_sampler("scale", 7, 2, 1.0, 1.5, 3.0, 3.25)
+    drawn = scales(command(RESET, sampler))
+    assert len(set(drawn)) == 3
+    assert all(1.0 <= scale <= 1.5 or 3.0 <= scale <= 3.25 for scale in drawn)
+    assert scales(command(RESET, sampler)) == drawn
+    assert scales(command(RESET, sampler), command(RESET)) != drawn
+    assert scales(command(RESET, sampler), command(RESET, set_float("scale", 1.25))) == [1.25] * 3
+
+
+def test_a_simulator_that_takes_only_numbers_gets_draws():
+    simulator = OnlyNumbers()
+    play(simulator, command(RESET, set_sampler("wind", 1, 0, 2.0, 4.0)), command())
+    assert [name for name, _ in simulator.told] == ["wind", "wind"]
+    assert all(2.0 <= value <= 4.0 for _, value in simulator.told)
+    assert simulator.told[0] != simulator.told[1]
+
+
+def test_a_gaussian_sampler_has_its_mean_and_deviation():
+    simulator = OnlyNumbers()
+    play(simulator, command(RESET, set_sampler("wind", 1, 1, 5.0, 0.5)), *[command()] * 400)
+    values = [value for _, value in simulator.told]
+    assert np.mean(values) == pytest.approx(5.0, abs=0.1)
+    assert np.std(values) == pytest.approx(0.5, abs=0.1)
+
+
+def test_messages_on_other_channels_change_nothing():
+    simulator = Recorder(n_agents=1)
+    data = side_channels.pack(
+        [(side_channels.ENGINE_CONFIGURATION, bytes(12)), (side_channels.FLOAT_PROPERTIES, b"x")]
+    )
+    play(simulator, command(RESET, data))
+    assert simulator.told == []
+
+
+def test_statistics_travel_on_their_channel():
+    simulator = Recorder(n_agents=1)
+    sent = play(simulator, command(RESET, set_float("a", 1.0)))
+    ((channel, payload),) = side_channels.unpack(sent[1].unity_output.rl_output.side_channel)
+    message = side_channels.IncomingMessage(payload)
+    assert channel == side_channels.STATS
+    assert (message.read_string(), message.read_float32(), message.read_int32()) == (
+        "Grid/Told",
+        1.0,
+        1,
+    )
+
+
+def test_quit_is_answered_with_a_goodbye():
+    sent = play(grid_world.GridWorld(n_agents=1), command(RESET), command(QUIT))
+    assert [m.header.status for m in sent] == [200, 200, 400]
+
+
+@pytest.fixture
+def converse(trainer):
+    """`client.converse` with the trainer, beside the test; gives its future."""
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda make: pool.submit(
+            client.converse, make, port=trainer.port, connect_timeout_s=20
+        )
+        trainer.end()
+
+
+def test_the_handshake_says_version_3_and_every_capability_and_hears_seed_and_areas(
+    trainer, converse
+):
+    heard = []
+
+    def make(seed, areas):
+        heard.append((seed, areas))
+        return grid_world.GridWorld(seed=seed, n_agents=2 * areas)
+
+    conversation = converse(make)
+    hello = trainer.greet(seed=77, num_areas=3)
+    decisions, _ = trainer.reset()
+    decisions, _ = trainer.step(trainer.spec.action_spec.empty_action(len(decisions)))
+    assert len(decisions) == 6
+    trainer.end()
+    assert conversation.exception(30) is None
+    assert heard == [(77, 3)]
+    assert (hello.package_version, hello.communication_version) == ("3.0.0", "1.5.0")
+    assert len(hello.capabilities.ListFields()) == 7
+
+
+def test_a_trainer_that_goes_away_is_an_error(trainer, converse):
+    conversation = converse(lambda *_: grid_world.GridWorld(n_agents=1))
+    trainer.greet()
+    trainer.reset()
+    trainer._server.stop(0).wait()
+    error = conversation.exception(30)
+    assert isinstance(error, UnityCommunicationException)
+    assert f"the connection to the trainer on port {trainer.port} is lost" in str(error)
+
+
+def test_a_simulator_that_fails_says_goodbye_first(trainer, converse):
+    def make(*_):
+        raise ZeroDivisionError
+
+    conversation = converse(make)
+    hello = trainer.hear()
+    assert hello.header.status == 200
+    answer = command()
+    trainer.say(answer)
+    assert trainer.hear().header.status == 400
+    trainer.end()
+    assert isinstance(conversation.exception(30), ZeroDivisionError)
+
+
+def test_nobody_listening_is_reported_within_the_limit():
+    with pytest.raises(UnityTimeOutException, match=r"localhost:1 \(waited 0.5 s\)"):
+        client.converse(lambda *_: None, port=1, connect_timeout_s=0.5)

@@ -1,0 +1,54 @@
+import pytest
+
+from pipeline.errors import SettingsError
+from pipeline.simulators import arguments, executable, registry
+
+
+@pytest.mark.parametrize("dash", ["-", "--"])
+def test_a_player_s_arguments_are_understood_with_either_dash(dash):
+    words = f"{dash}nographics {dash}batchmode {dash}mlagents-port 7105 {dash}logFile /a/b.log"
+    parsed = arguments.parse(words.split())
+    assert (parsed.port, parsed.log_file, parsed.ignored) == (7105, "/a/b.log", ())
+
+
+def test_unknown_arguments_are_kept_as_ignored():
+    parsed = arguments.parse(["--foo", "7", "-mlagents-port=5005", "--num-agents", "3"])
+    assert (parsed.port, parsed.n_agents, parsed.ignored) == (5005, 3, ("--foo", "7"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--mlagents-port"], "--mlagents-port: a value must follow"),
+        (["--mlagents-port", "x"], "'x' is not a whole number from 1 to 65535"),
+        (["--num-agents", "0"], "--num-agents: '0'"),
+        (["--connect-timeout", "-1"], "--connect-timeout: '-1'"),
+    ],
+)
+def test_a_bad_value_is_named(words, said):
+    with pytest.raises(SettingsError, match=said):
+        arguments.parse(words)
+
+
+def test_without_a_port_the_usage_is_printed_and_the_exit_code_is_2(capsys):
+    assert executable.main("grid_world", []) == 2
+    assert "--mlagents-port is missing" in capsys.readouterr().err
+
+
+def test_help_is_no_error(capsys):
+    assert executable.main("grid_world", ["--help"]) == 0
+    assert "--num-agents N" in capsys.readouterr().out
+
+
+def test_an_unknown_simulator_is_answered_with_the_known_ones():
+    with pytest.raises(SettingsError, match="'grid'; choose one of balance_ball, grid_world"):
+        registry.make("grid")
+
+
+@pytest.mark.parametrize("name", registry.NAMES)
+def test_every_simulator_is_made_by_name_with_its_number_of_agents(name):
+    for n_agents in (None, 2):
+        simulator = registry.make(name, seed=1, n_agents=n_agents)
+        ((decisions, _),) = simulator.reset().values()
+        assert len(decisions) == (n_agents or registry.entry(name).n_agents)
+        simulator.close()

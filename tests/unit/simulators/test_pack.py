@@ -1,0 +1,222 @@
+import os
+import select
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.errors import SettingsError
+from pipeline.protocol.specs import ActionTuple
+from pipeline.simulators import registry
+from pipeline.simulators.pack import pack
+
+WAIT_S = 30
+
+
+@pytest.fixture(scope="module")
+def executable(tmp_path_factory):
+    return pack("grid_world", tmp_path_factory.mktemp("built") / "env" / "grid_world")
+
+
+@pytest.fixture
+def environment(tmp_path_factory):
+    """Nothing of the test's own environment but the interpreter, with traps in it."""
+    cache = tmp_path_factory.getbasetemp() / "cache"
+    return {
+        "PIPELINE_PYTHON": sys.executable,
+        "PIPELINE_CACHE": str(cache),
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": "/nonexistent",
+        "PYTHONHOME": "/nonexistent",
+    }
+
+
+@pytest.fixture
+def launch(executable, environment, tmp_path):
+    started = []
+
+    def start(*arguments, **changes):
+        started.append(
+            subprocess.Popen(  # noqa: S603  # what the test built
+                [str(executable), *map(str, arguments)],
+                cwd=tmp_path,
+                env=environment | changes,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate(timeout=WAIT_S)
+
+
+@pytest.mark.slow
+def test_two_builds_are_the_same_bytes_and_others_are_not(executable, tmp_path):
+    again = pack("grid_world", tmp_path / "again")
+    assert again.read_bytes() == executable.read_bytes()
+    assert again.stat().st_mode & 0o777 == 0o755
+    other = pack("grid_world", tmp_path / "other", n_agents=7)
+    assert other.read_bytes() != executable.read_bytes()
+
+
+def test_an_executable_holds_no_path_of_the_machine_and_no_tests(executable):
+    here = str(Path(__file__).parents[3]).encode()
+    with zipfile.ZipFile(executable) as archive:
+        for name in archive.namelist():
+            if name.startswith("lib/pipeline") or "/" not in name:
+                assert here not in archive.read(name)
+            assert not {"tests", "__pycache__"} & set(name.split("/"))
+            assert not name.endswith((".pyc", ".pyi"))
+            assert ".." not in name
+            assert "RECORD" not in name
+
+
+def test_an_unknown_simulator_or_option_cannot_be_packed(tmp_path):
+    with pytest.raises(SettingsError, match="unknown simulator 'nothing'"):
+        pack("nothing", tmp_path / "nothing")
+    with pytest.raises(SettingsError, match="grid_world: unknown option 'size'"):
+        pack("grid_world", tmp_path / "nothing", size=9)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_packed_environment_plays_and_ends_with_code_0(launch, trainer, tmp_path):
+    log = tmp_path / "logs" / "Player-0.log"
+    process = launch(
+        *("-nographics", "-batchmode", "--mlagents-port", trainer.port),
+        *("-logFile", log, "--num-agents", 2, "--unheard-of", "x"),
+    )
+    hello = trainer.greet(seed=5, num_areas=2)
+    assert hello.package_version == "3.0.0"
+    decisions, _ = trainer.reset()
+    here = registry.make("grid_world", seed=5, n_agents=4)
+    expected, _ = here.reset()["GridWorld?team=0"]
+    policy = registry.expert("grid_world")
+    for _ in range(20):
+        assert decisions.agent_id.tolist() == [0, 1, 2, 3]
+        for there, locally in zip(decisions.obs, expected.obs, strict=True):
+            assert np.array_equal(there, locally)
+        actions = policy(decisions)
+        decisions, _ = trainer.step(actions)
+        expected, _ = here.step({"GridWorld?team=0": actions})["GridWorld?team=0"]
+    assert "python" in Path(f"/proc/{process.pid}/exe").readlink().name
+    trainer.end()
+    assert process.wait(timeout=WAIT_S) == 0
+    assert process.stderr.read() == ""
+    assert "Ignored arguments: --unheard-of x" in log.read_text()
+
+
+def test_the_number_of_agents_can_be_packed_in(tmp_path, environment, trainer):
+    built = pack("grid_world", tmp_path / "few", n_agents=3)
+    with subprocess.Popen(  # noqa: S603  # what the test built
+        [str(built), "--mlagents-port", str(trainer.port)], env=environment
+    ) as process:
+        trainer.greet()
+        decisions, _ = trainer.reset()
+        assert len(decisions) == 3
+        trainer.end()
+        assert process.wait(timeout=WAIT_S) == 0
+
+
+def test_an_environment_ends_when_its_trainer_is_gone(launch, trainer):
+    process = launch("--mlagents-port", trainer.port)
+    trainer.greet()
+    trainer.reset()
+    trainer.stop()
+    # The stop answers 400 or cuts the connection, whichever comes first.
+    assert process.wait(timeout=WAIT_S) in (0, 1)
+
+
+def test_an_environment_does_not_outlive_the_process_that_started_it(
+    executable, environment, trainer
+):
+    starter = (
+        "import subprocess, sys, time\n"
+        "p = subprocess.Popen(sys.argv[1:], stderr=subprocess.DEVNULL, process_group=0)\n"
+        "print(p.pid, flush=True)\n"
+        "p.wait()\n"
+    )
+    with subprocess.Popen(  # noqa: S603  # what the test built
+        [sys.executable, "-I", "-c", starter, executable, "--mlagents-port", str(trainer.port)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        pid = int(parent.stdout.readline())
+        descriptor = os.pidfd_open(pid)
+        try:
+            trainer.greet()
+            trainer.reset()
+            parent.kill()
+            assert select.select([descriptor], [], [], WAIT_S)[0]
+        finally:
+            os.close(descriptor)
+
+
+def test_first_starts_at_the_same_time_all_succeed(launch, tmp_path):
+    cache = tmp_path / "fresh"
+    processes = [launch("--help", PIPELINE_CACHE=str(cache)) for _ in range(3)]
+    for process in processes:
+        out, err = process.communicate(timeout=WAIT_S)
+        assert (process.returncode, err) == (0, "")
+        assert out.startswith("usage: grid_world --mlagents-port PORT")
+    assert len(list((cache / "executables").iterdir())) == 1
+
+
+def test_nobody_listening_is_one_clear_line_and_code_1(launch):
+    process = launch("--mlagents-port", 1, "--connect-timeout", 0.5)
+    _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    assert len(err.splitlines()) == 1
+    assert "no trainer listens on localhost:1" in err
+
+
+def test_without_a_fitting_python_it_says_which_one_it_needs(executable, environment, tmp_path):
+    tag = sys.implementation.cache_tag.encode()
+    stranger = tmp_path / "stranger"
+    stranger.write_bytes(executable.read_bytes().replace(b'"' + tag, b'"cpython-999', 1))
+    stranger.chmod(0o755)
+    ended = subprocess.run(  # noqa: S603  # what the test built
+        [str(stranger), "--help"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 3
+    assert f"put python{sys.version_info[0]}.{sys.version_info[1]} on PATH" in ended.stderr
+    assert "PIPELINE_PYTHON" in ended.stderr
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_its_remedy(launch, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    process = launch("--help", PIPELINE_CACHE=str(blocked))
+    _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 3
+    assert f"cannot unpack into {blocked}" in err
+    assert "PIPELINE_CACHE" in err
+
+
+@pytest.mark.slow
+def test_a_packed_physics_environment_plays_as_it_does_in_process(
+    launch, environment, trainer, tmp_path
+):
+    built = pack("balance_ball", tmp_path / "balance_ball")
+    with subprocess.Popen(  # noqa: S603  # what the test built
+        [str(built), "--mlagents-port", str(trainer.port)], cwd=tmp_path, env=environment
+    ) as process:
+        trainer.greet(seed=3)
+        decisions, _ = trainer.reset()
+        here = registry.make("balance_ball", seed=3)
+        here.reset()
+        actions = ActionTuple(continuous=np.full((12, 2), 0.5))
+        for _ in range(30):
+            decisions, _ = trainer.step(actions)
+            expected, _ = here.step({"3DBall?team=0": actions})["3DBall?team=0"]
+        assert np.array_equal(decisions.obs[0], expected.obs[0])
+        here.close()
+        trainer.end()
+        assert process.wait(timeout=WAIT_S) == 0

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import io
+import logging
+import math
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.tracking import names
+from pipeline.tracking.base import Sink, Tracker
+from pipeline.tracking.console import ConsoleSink, duration, summary_line
+from pipeline.tracking.csvfile import CsvSink
+from pipeline.tracking.tensorboard import TensorBoardSink
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, dict[str, float], int]] = []
+        self.closed = 0
+
+    def metrics(self, behavior, values, step):
+        self.seen.append((behavior, dict(values), step))
+
+    def close(self):
+        self.closed += 1
+
+
+class Broken(Recorder):
+    def metrics(self, behavior, values, step):
+        super().metrics(behavior, values, step)
+        raise OSError("disk full")
+
+    def close(self):
+        raise OSError("disk full")
+
+
+def test_a_broken_sink_is_named_once_and_the_others_get_everything(caplog):
+    broken, good = Broken(), Recorder()
+    with caplog.at_level(logging.WARNING), Tracker([broken, good]) as tracker:
+        for step in (10, 20, 30):
+            tracker.metrics("Walker", {"loss": 1.0}, step)
+    assert [step for _, _, step in good.seen] == [10, 20, 30]
+    assert len(broken.seen) == 3
+    assert good.closed == 1
+    assert tracker.failures == {"Broken": 4}
+    assert [r.message for r in caplog.records if "Broken" in r.message and "disk full" in r.message]
+    assert len(caplog.records) == 1
+
+
+def test_values_that_are_not_finite_reach_no_sink():
+    sink = Recorder()
+    Tracker([sink]).metrics("Walker", {"a": math.nan, "b": math.inf, "c": 2.0}, 5)
+    assert sink.seen == [("Walker", {"c": 2.0}, 5)]
+
+
+@pytest.mark.parametrize("kind", [ConsoleSink, Recorder])
+def test_sinks_have_the_interface(kind):
+    assert isinstance(kind(), Sink)
+
+
+def test_summary_line_reads_as_in_ml_agents():
+    values = {names.REWARD: 12.3456, names.REWARD_STD: 1.5, names.IS_TRAINING: 1.0}
+    assert summary_line("3DBall", values, 12000, elapsed_s=3.14159) == (
+        "3DBall. Step: 12000. Time Elapsed: 3.142 s. Mean Reward: 12.346. Std of Reward: 1.500. "
+        "Training."
+    )
+
+
+def test_summary_line_without_an_episode_says_so():
+    assert summary_line("B", {names.IS_TRAINING: 0.0}, 5, elapsed_s=1) == (
+        "B. Step: 5. Time Elapsed: 1.000 s. No episode was completed since last summary. "
+        "Not Training."
+    )
+
+
+def test_summary_line_of_groups_and_self_play():
+    values = {names.REWARD: 1.0, names.REWARD_STD: 9.0, names.GROUP_REWARD: 2.0, names.ELO: 1201.5}
+    assert summary_line("B", values, 5, elapsed_s=1) == (
+        "B. Step: 5. Time Elapsed: 1.000 s. Mean Reward: 1.000. Mean Group Reward: 2.000. "
+        "Training. ELO: 1201.500."
+    )
+
+
+def test_console_tells_speed_and_time_left():
+    now = iter([0.0, 1.0, 1.0, 3.0, 3.0])
+    stream = io.StringIO()
+    sink = ConsoleSink(max_steps={"B": 2000}, stream=stream, clock=lambda: next(now))
+    sink.metrics("B", {names.REWARD: 0.5, names.REWARD_STD: 0.0}, 200)
+    sink.metrics("B", {names.REWARD: 1.0, names.REWARD_STD: 0.0}, 400)
+    first, second = stream.getvalue().splitlines()
+    assert first.startswith("[INFO] B. Step: 200. Time Elapsed: 1.000 s.")
+    assert "steps/s" not in first
+    assert second.endswith("Training. (100 steps/s, 0:16 left)")
+
+
+def test_console_shows_a_bar_on_a_terminal():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    sink = ConsoleSink(max_steps={"B": 1000}, stream=stream)
+    sink.metrics("B", {names.REWARD: 0.5}, 500)
+    sink.close()
+    assert "500 steps" in stream.getvalue()
+    assert "reward 0.500" in stream.getvalue()
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (75, "1:15"), (3675.2, "1:01:15")])
+def test_duration_reads_as_a_clock(seconds, text):
+    assert duration(seconds) == text
+
+
+def summary(reward: float, **more: float) -> dict[str, float]:
+    told = {names.REWARD: reward, names.LEARNING_RATE: 3e-4, names.IS_TRAINING: 1.0}
+    return told | {"Time/update": time.perf_counter()} | more
+
+
+def test_resumed_csv_equals_an_uninterrupted_one(tmp_path: Path):
+    whole, resumed = tmp_path / "whole.csv", tmp_path / "resumed.csv"
+    straight = CsvSink(whole)
+    first = CsvSink(resumed)
+    for step in (10, 20, 30, 40):
+        straight.metrics("B", summary(step / 10), step)
+        straight.metrics("C", summary(step), step)
+    for step in (10, 20, 30):
+        first.metrics("B", summary(step / 10), step)
+        first.metrics("C", summary(step), step)
+    with resumed.open("a") as file:
+        file.write("B,35,0.1")  # a kill in the middle of a row
+    second = CsvSink(resumed)  # the checkpoint was made after step 20
+    for step in (30, 40):
+        second.metrics("B", summary(step / 10), step)
+        second.metrics("C", summary(step), step)
+    lines = sorted(resumed.read_text().splitlines())
+    assert lines == sorted(whole.read_text().splitlines())
+
+
+def test_csv_has_the_columns_that_plots_name(tmp_path: Path):
+    sink = CsvSink(tmp_path / "progress.csv")
+    sink.metrics("B", summary(1.5), 10)
+    header, row = sink.path.read_text().splitlines()
+    assert header.startswith("behavior,step,reward,reward_std,episode_length")
+    assert row.startswith("B,10,1.5,,")
+
+
+def test_csv_gets_a_column_for_a_new_tag(tmp_path: Path):
+    sink = CsvSink(tmp_path / "progress.csv")
+    sink.metrics("B", summary(1.5), 10)
+    sink.metrics("B", {"Losses/GAIL Loss": 0.25}, 20)
+    header, first, second = sink.path.read_text().splitlines()
+    assert header.endswith(",Losses/GAIL Loss")
+    assert first.endswith(",0.0003,")
+    assert second == "B,20,,,,,,,,0.25"
+
+
+def events(folder: Path):
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    return [
+        event
+        for path in sorted(folder.glob("events.out.tfevents.*"))
+        for event in LegacyEventFileLoader(str(path)).Load()
+    ]
+
+
+def test_tensorboard_gets_the_tags_per_behavior(tmp_path: Path):
+    sink = TensorBoardSink(tmp_path, hyperparameters={"B": "batch_size: 64"})
+    sink.metrics("B", summary(1.5, **{names.REWARD_STD: 0.1}), 1000)
+    sink.close()
+    sink.close()
+    found = events(tmp_path / "B")
+    scalars = {v.tag: v.simple_value for e in found for v in e.summary.value if e.step == 1000}
+    assert scalars.pop("Time/update") > 0
+    assert scalars == {
+        names.REWARD: 1.5,
+        names.LEARNING_RATE: pytest.approx(3e-4),
+        names.REWARD_STD: pytest.approx(0.1),
+    }
+    texts = [v for e in found for v in e.summary.value if v.tag.startswith("Hyperparameters")]
+    assert b"batch_size: 64" in texts[0].tensor.string_val[0]

@@ -1,0 +1,133 @@
+"""Both descriptions of the DAG as comparable nodes, read without building anything."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Node:
+    name: str
+    outs: set[str]
+    deps: set[str]
+    params: dict[str, Any] = field(default_factory=dict)
+    cmd: str = ""
+
+
+def dvc_nodes(root: Path) -> list[Node]:
+    from dvc.dependency.param import ParamsDependency
+    from dvc.repo import Repo
+
+    nodes = []
+    with Repo(str(root)) as repo:
+        for stage in repo.index.stages:
+            deps: set[str] = set()
+            params: dict[str, Any] = {}
+            for dep in stage.deps:
+                if isinstance(dep, ParamsDependency):
+                    values = dep.read_params()
+                    params |= {key: values[key] for key in dep.params}
+                else:
+                    deps.add(dep.def_path)
+            outs = {out.def_path for out in stage.outs}
+            nodes.append(Node(stage.addressing, outs, deps, params, plain_command(stage.cmd)))
+    return nodes
+
+
+def snakemake_nodes(root: Path) -> list[Node]:
+    from snakemake.api import SnakemakeApi
+    from snakemake.settings.types import DAGSettings, OutputSettings, Quietness, ResourceSettings
+
+    here = Path.cwd()
+    nodes = []
+    try:
+        with SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as api:
+            workflow_api = api.workflow(
+                resource_settings=ResourceSettings(cores=1),
+                snakefile=root / "Snakefile",
+                workdir=root,
+            )
+            workflow_api.dag(DAGSettings(forceall=True))
+            workflow = workflow_api._workflow  # the public API cannot list jobs
+            workflow._prepare_dag(
+                forceall=True, ignore_incomplete=True, lock_warn_only=True, nolock=True
+            )
+            workflow._build_dag()
+            for job in workflow.dag.jobs:
+                if not job.output:
+                    continue
+                instance = "-".join(map(str, job.wildcards))
+                nodes.append(
+                    Node(
+                        job.rule.name + (f"@{instance}" if instance else ""),
+                        set(map(str, job.output)),
+                        set(map(str, job.input)),
+                        dict(job.params.get("watched", {})),
+                        plain_command(job.shellcmd),
+                    )
+                )
+    finally:
+        os.chdir(here)
+    return nodes
+
+
+def plain_command(command: str | None) -> str:
+    """The command without Snakemake's redirection into a log."""
+    return " ".join(re.sub(r"\s*>\s*\S+\s+2>&1\s*$", "", command or "").split())
+
+
+def expanded(nodes: list[Node], root: Path) -> list[Node]:
+    """Nodes whose folder dependencies are spelled out.
+
+    A folder that other stages write into stands for their outputs, a folder of sources for its
+    files.
+    """
+    made = {out for node in nodes for out in node.outs}
+    return [
+        Node(
+            node.name,
+            node.outs,
+            {path for dep in node.deps for path in _within(dep, made, root)},
+            node.params,
+            node.cmd,
+        )
+        for node in nodes
+    ]
+
+
+def _within(dep: str, made: set[str], root: Path) -> set[str]:
+    if dep in made:
+        return {dep}
+    below = {out for out in made if out.startswith(f"{dep}/")}
+    if below:
+        return below
+    if (root / dep).is_dir():
+        files = (file for file in (root / dep).rglob("*") if file.is_file())
+        return {
+            file.relative_to(root).as_posix() for file in files if "__pycache__" not in file.parts
+        }
+    return {dep}
+
+
+def differences(ours: list[Node], theirs: list[Node], root: Path) -> list[str]:
+    """What differs between two descriptions, one line each."""
+    left = {node.name: node for node in expanded(ours, root)}
+    right = {node.name: node for node in expanded(theirs, root)}
+    found = [f"{name}: only in the first" for name in sorted(left.keys() - right.keys())]
+    found += [f"{name}: only in the second" for name in sorted(right.keys() - left.keys())]
+    for name in sorted(left.keys() & right.keys()):
+        for what in ("outs", "deps", "params", "cmd"):
+            one, other = getattr(left[name], what), getattr(right[name], what)
+            if one != other:
+                found.append(f"{name}: {what}: {_contrast(one, other)}")
+    return found
+
+
+def _contrast(one: Any, other: Any) -> str:
+    if isinstance(one, set):
+        return f"only first {sorted(one - other)}, only second {sorted(other - one)}"
+    return f"{one!r} != {other!r}"

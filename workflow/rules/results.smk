@@ -1,0 +1,107 @@
+# From a trained policy to the comparison of all experiments.
+rule export:
+    input:
+        "results/train/{experiment}/seed{seed}/policy.pt",
+        sources(
+            "export",
+            "algos",
+            "data",
+            "envs",
+            "export",
+            "nets",
+            "protocol",
+            "settings",
+            "stages/tracked.py",
+            "tracking",
+            "trainer",
+        ),
+    output:
+        directory("results/export/{experiment}/seed{seed}"),
+    log:
+        "logs/export/{experiment}/seed{seed}.log",
+    benchmark:
+        "logs/export/{experiment}/seed{seed}.tsv"
+    wildcard_constraints:
+        experiment=one_of(experiments("export")),
+        seed=r"\d+",
+    threads: 1
+    params:
+        watched=watched("runtime"),
+    message:
+        "Export {wildcards.experiment}, seed {wildcards.seed}"
+    shell:
+        "python workflow/scripts/export.py {wildcards.experiment} --seed {wildcards.seed}"
+        " > {log} 2>&1"
+
+
+rule evaluate:
+    input:
+        lambda wildcards: f"build/env/{run_of('evaluate', 'environment')(wildcards)}",
+        "results/export/{experiment}/seed{seed}",
+        sources(
+            "evaluate",
+            "envs",
+            "evaluation",
+            "export",
+            "protocol",
+            "settings",
+            "stages/executable.py",
+            "stages/tracked.py",
+            "tracking",
+        ),
+    output:
+        report(
+            "results/evaluate/{experiment}/seed{seed}/returns.png",
+            category="Evaluation",
+            subcategory="{experiment}",
+            labels={"seed": "{seed}"},
+        ),
+        "results/evaluate/{experiment}/seed{seed}/episodes.csv",
+        "results/evaluate/{experiment}/seed{seed}/metrics.json",
+    log:
+        "logs/evaluate/{experiment}/seed{seed}.log",
+    benchmark:
+        "logs/evaluate/{experiment}/seed{seed}.tsv"
+    wildcard_constraints:
+        experiment=one_of(experiments("evaluate")),
+        seed=r"\d+",
+    threads: 1
+    params:
+        watched=watched("experiments.{experiment}.evaluation"),
+    message:
+        "Evaluate {wildcards.experiment}, seed {wildcards.seed}"
+    shell:
+        "python workflow/scripts/evaluate.py {wildcards.experiment} --seed {wildcards.seed}"
+        " > {log} 2>&1"
+
+
+TRAINED = "results/train/{experiment}/seed{seed}"
+
+
+rule report:
+    input:
+        each("evaluate", "results/evaluate/{experiment}/seed{seed}/returns.png"),
+        each("evaluate", "results/evaluate/{experiment}/seed{seed}/episodes.csv"),
+        each("evaluate", "results/evaluate/{experiment}/seed{seed}/metrics.json"),
+        *[
+            each(table, f"{TRAINED}/{name}")
+            for table in ("train_from_scratch", "train_pretrained")
+            for name in ("policy.pt", "metrics.json", "progress.csv")
+        ],
+        sources("report", "evaluation", "settings"),
+    output:
+        report("results/report/report.html", category="Report"),
+        "results/report/report.md",
+        directory("results/report/curves"),
+        "results/report/summary.json",
+    log:
+        "logs/report.log",
+    benchmark:
+        "logs/report.tsv"
+    threads: 1
+    params:
+        watched=watched("experiments"),
+    message:
+        "Compare the experiments"
+    shell:
+        "python workflow/scripts/report.py > {log} 2>&1"
