@@ -88,7 +88,7 @@ def test_interval_covers_the_true_mean_as_often_as_it_says():
 
 
 def test_interquartile_mean_drops_a_quarter_at_each_end():
-    assert interquartile_mean([-100.0, 1, 2, 3, 4, 5, 6, 900]) == 3.5
+    assert interquartile_mean([-100.0, -50, 2, 3, 4, 5, 6, 900]) == 3.5
     assert interquartile_mean([1.0, 2, 3]) == 2.0
     assert interquartile_mean([7.0]) == 7.0
 
