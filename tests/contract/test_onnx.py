@@ -178,6 +178,8 @@ def test_memory_is_kept_per_agent_and_dropped_at_the_end(models):
     second = act(policy, [2, 1, 0])
     np.testing.assert_allclose(second[1], first[1], atol=1e-6)
     assert np.abs(second[2] - first[0]).max() > 1e-3
+    policy.reset(seed=0)
+    np.testing.assert_allclose(act(policy, [0])[0], first[0], atol=1e-6)
     alone = OnnxPolicy(path)
     act(alone, [0])
     np.testing.assert_allclose(act(alone, [0])[0], second[2], atol=1e-6)

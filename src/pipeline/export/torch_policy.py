@@ -1,12 +1,13 @@
-"""Describe a torch policy as the plain arrays that the exporter writes."""
+"""Describe a trained torch policy for the exporter, and record what it would do."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from pipeline.errors import ExportError
+from pipeline.algos.policy import tensors
 from pipeline.export.description import (
     ContinuousHead,
     Conv,
@@ -14,122 +15,125 @@ from pipeline.export.description import (
     HyperLayer,
     Normalizer,
     PolicyGraph,
-    VisualEncoder,
     convolutional_encoder,
     resnet_encoder,
 )
 from pipeline.export.publish import Recording
 from pipeline.nets.distributions import to_environment
-from pipeline.nets.vision import ConvolutionEncoder, ResnetEncoder
+from pipeline.nets.layers import RunningNormalizer
+from pipeline.nets.vision import ConvolutionEncoder, ResidualBlock, ResnetEncoder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor, nn
 
     from pipeline.algos.policy import Policy
     from pipeline.arrays import FloatArray
-    from pipeline.export.description import ObservationEncoder
-    from pipeline.nets.body import Body
-    from pipeline.nets.layers import RunningNormalizer
+    from pipeline.export.description import ObservationEncoder, VisualEncoder
+    from pipeline.nets import body
 
 
-def policy_graph(policy: Policy) -> PolicyGraph:
-    """The policy's networks and statistics as arrays.
-
-    Raises:
-        ExportError: A part of the policy has no ONNX form.
-    """
-    body, heads = policy.actor.body, policy.actor.heads
-    normalizers: Mapping[str, RunningNormalizer] = dict(
-        policy.normalizers.by_observation.items()  # type: ignore[arg-type]  # ModuleDict loses the type
-    )
-    encoders = tuple(
-        _visual(body.encoders[str(i)])
-        if str(i) in body.encoders
-        else _normalizer(normalizers.get(str(i)))
-        for i in range(len(policy.spec.observation_specs))
-    )
+def describe_policy(policy: Policy) -> PolicyGraph:
+    """The policy's weights and normalisers as plain arrays, copied."""
+    actor = policy.actor
+    hyper = actor.body.hyper
+    heads = actor.heads
     continuous = None
     if heads.mu is not None and heads.log_sigma is not None:
-        continuous = ContinuousHead(
-            mu=_dense(heads.mu), log_sigma=_array(heads.log_sigma).reshape(-1), squash=False
-        )
+        log_sigma = _array(heads.log_sigma).reshape(-1)
+        continuous = ContinuousHead(mu=_dense(heads.mu), log_sigma=log_sigma, squash=False)
     return PolicyGraph(
         spec=policy.spec,
-        encoders=encoders,
-        layers=tuple(_dense(layer) for layer in body.dense.layers),
-        hyper=_hyper(body),
+        encoders=tuple(_encoder(policy, i) for i in range(len(policy.spec.observation_specs))),
+        layers=tuple(_dense(layer) for layer in actor.body.dense.layers),
+        hyper=None if hyper is None else _hyper(hyper),
         continuous=continuous,
         branches=tuple(_dense(branch) for branch in heads.branches),
     )
 
 
 @torch.no_grad()
-def recording(policy: Policy, obs: Sequence[Tensor], allowed: Tensor | None) -> Recording:
-    """What the policy would do, deterministically, at observations [R, *shape] that it has met."""
-    heads = policy.actor.heads
-    hidden = policy.actor(policy.normalizers(obs))
-    branches = heads.branch_log_probs(hidden, allowed)
-    chosen = torch.stack([branch.argmax(-1) for branch in branches], 1) if branches else None
+def record(
+    policy: Policy, obs: Sequence[FloatArray], action_masks: FloatArray | None = None
+) -> Recording:
+    """What the policy does, deterministically, on given observations.
+
+    Args:
+        policy: on the CPU.
+        obs: [N, *shape] per observation.
+        action_masks: [N, sum of branch sizes], 1 = allowed; None allows everything.
+    """
+    hidden = policy.actor(policy.normalizers(tensors(obs, torch.device("cpu"))))
+    allowed = None if action_masks is None else torch.from_numpy(action_masks > 0)
+    sample = policy.actor.heads.sample(hidden, allowed, torch.Generator(), deterministic=True)
+    actions = policy.spec.action_spec
     return Recording(
-        obs=[_array(values) for values in obs],
-        continuous=None if heads.mu is None else _array(to_environment(heads.mu(hidden))),
-        discrete=None if chosen is None else chosen.to(torch.int32).numpy(),
-        action_masks=None if allowed is None else _array(allowed.to(torch.float32)),
+        obs=obs,
+        continuous=to_environment(sample.continuous).numpy() if actions.continuous_size else None,
+        discrete=sample.discrete.numpy().astype(np.int32) if actions.discrete_size else None,
+        action_masks=action_masks,
     )
 
 
-def _normalizer(normalizer: RunningNormalizer | None) -> ObservationEncoder:
-    if normalizer is None:
+def _encoder(policy: Policy, index: int) -> ObservationEncoder:
+    key = str(index)
+    if key in policy.actor.body.encoders:
+        return _visual(policy.actor.body.encoders[key])
+    if key not in policy.normalizers.by_observation:
         return None
-    mean, deviation = normalizer.statistics()
-    return Normalizer(mean=_array(mean), std=_array(deviation))
+    normalizer = policy.normalizers.by_observation[key]
+    if not isinstance(normalizer, RunningNormalizer):
+        raise TypeError(f"obs_{index} has a normaliser of type {type(normalizer).__name__}")
+    mean, std = normalizer.statistics()
+    return Normalizer(mean=_array(mean), std=_array(std))
 
 
-def _visual(encoder: Any) -> VisualEncoder:
+def _visual(encoder: nn.Module) -> VisualEncoder:
     if isinstance(encoder, ConvolutionEncoder):
-        return convolutional_encoder(
-            tuple(_conv(layer) for layer in encoder.convolutions), _dense(encoder.dense)
-        )
-    if isinstance(encoder, ResnetEncoder):
-        return _resnet(encoder)
-    raise ExportError(f"export: a visual encoder of kind {type(encoder).__name__} has no ONNX form")
-
-
-def _resnet(encoder: ResnetEncoder) -> VisualEncoder:
-    blocks = [(_conv(block.first), _conv(block.second)) for block in encoder.blocks]
+        convolutions = tuple(_conv(layer) for layer in encoder.convolutions)
+        return convolutional_encoder(convolutions, _dense(encoder.dense))
+    if not isinstance(encoder, ResnetEncoder):
+        raise TypeError(f"visual encoder of type {type(encoder).__name__} has no description")
+    blocks = [
+        (_conv(block.first), _conv(block.second))
+        for block in encoder.blocks
+        if isinstance(block, ResidualBlock)
+    ]
     stacks = tuple(
-        (_conv(first), (blocks[2 * stage], blocks[2 * stage + 1]))
-        for stage, first in enumerate(encoder.convolutions)
+        (_conv(convolution), tuple(blocks[2 * stage : 2 * stage + 2]))
+        for stage, convolution in enumerate(encoder.convolutions)
     )
     return resnet_encoder(stacks, _dense(encoder.dense))
 
 
-def _hyper(body: Body) -> HyperLayer | None:
-    if body.hyper is None:
-        return None
+def _hyper(layer: body.HyperLayer) -> HyperLayer:
     return HyperLayer(
-        encoder=tuple(_dense(layer) for layer in body.hyper.goal.layers),
-        generator=_dense(body.hyper.weights),
-        bias=_array(body.hyper.bias),
+        encoder=tuple(_dense(dense) for dense in layer.goal.layers),
+        generator=_dense(layer.weights),
+        bias=_array(layer.bias),
         layout="in_out",
     )
 
 
-def _dense(layer: Any) -> Dense:
+def _dense(layer: nn.Module) -> Dense:
+    if not isinstance(layer, torch.nn.Linear):
+        raise TypeError(f"expected a dense layer, found {type(layer).__name__}")
     return Dense(weight=_array(layer.weight), bias=_array(layer.bias))
 
 
-def _conv(layer: Any) -> Conv:
+def _conv(layer: nn.Module) -> Conv:
+    if not isinstance(layer, torch.nn.Conv2d):
+        raise TypeError(f"expected a convolution, found {type(layer).__name__}")
+    bias = torch.zeros(layer.out_channels) if layer.bias is None else layer.bias
     return Conv(
         weight=_array(layer.weight),
-        bias=_array(layer.bias),
+        bias=_array(bias),
         stride=layer.stride[0],
-        padding=layer.padding[0],
+        padding=int(layer.padding[0]),
     )
 
 
-def _array(tensor: Tensor | nn.Parameter) -> FloatArray:
-    array: FloatArray = tensor.detach().cpu().numpy()
-    return array
+def _array(tensor: Tensor) -> FloatArray:
+    """A float32 copy on the CPU."""
+    return tensor.detach().cpu().to(torch.float32).numpy().copy()

@@ -120,6 +120,17 @@ def test_recording_of_another_behavior_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_model_that_ignores_masks_is_caught(tmp_path, monkeypatch):
+    def unmasked(builder, logits, mask):
+        return builder.node("Add", [logits, builder.node("Mul", [mask, builder.scalar(0.0)])])
+
+    monkeypatch.setattr("pipeline.export.heads._masked", unmasked)
+    graph = reference.policy(branches=(3, 4))
+    with pytest.raises(ExportError, match="the only action that the mask allows"):
+        publish(graph, tmp_path / "policy.onnx", recording=record(graph))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_infinite_recorded_action_is_a_mismatch(tmp_path):
     graph = reference.policy(continuous=2)
     recording = record(graph)

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.evaluation.plots import align_curves, plot_learning_curves, plot_returns
+
+
+def curves(n_seeds, seed=0):
+    rng = np.random.default_rng(seed)
+    steps = np.arange(0, 100_000, 5_000)
+    return align_curves([(steps + 100 * k, rng.normal(steps / 1e4, 1.0)) for k in range(n_seeds)])
+
+
+def pixels(path):
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        assert image.info.keys() <= {"dpi"}
+        return np.asarray(image.convert("RGB"))
+
+
+@pytest.mark.parametrize("returns", [[1.0, 2.0, 2.5, 9.0] * 20, [-1.0] * 5, [0.5], [0.0, 1e-12]])
+def test_equal_returns_give_equal_bytes_without_metadata(tmp_path, returns):
+    one, two = tmp_path / "one.png", tmp_path / "two.png"
+    plot_returns(one, returns, title="Returns")
+    plot_returns(two, returns, title="Returns")
+    assert one.read_bytes() == two.read_bytes()
+    assert len(np.unique(pixels(one).reshape(-1, 3), axis=0)) > 10
+
+
+def test_equal_curves_give_equal_bytes_and_other_curves_other_bytes(tmp_path):
+    paths = [tmp_path / f"{k}.png" for k in range(3)]
+    for path, seed in zip(paths, (0, 0, 1), strict=True):
+        plot_learning_curves(path, {"PPO": curves(3, seed), "SAC": curves(1)}, title="Learning")
+    first, second, third = (path.read_bytes() for path in paths)
+    assert first == second != third
+    assert pixels(paths[0]).shape == (585, 1050, 3)
+
+
+def test_plot_without_curves_is_drawn(tmp_path):
+    plot_learning_curves(tmp_path / "a.png", {}, title="Nothing yet")
+    assert pixels(tmp_path / "a.png").min() < 100
+
+
+def test_users_own_style_changes_nothing(tmp_path):
+    import matplotlib as mpl
+
+    plot_returns(tmp_path / "a.png", [1.0, 2.0], title="Returns")
+    with mpl.rc_context({"axes.facecolor": "black", "lines.linewidth": 9, "font.size": 30}):
+        plot_returns(tmp_path / "b.png", [1.0, 2.0], title="Returns")
+        assert mpl.rcParams["font.size"] == 30
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_curves_are_interpolated_on_the_steps_that_every_seed_reached():
+    aligned = align_curves([([0, 10, 20], [0.0, 1.0, 2.0]), ([5, 15], [5.0, 7.0])])
+    np.testing.assert_array_equal(aligned.steps, [5, 10, 15])
+    np.testing.assert_allclose(aligned.values, [[0.5, 1.0, 1.5], [5.0, 6.0, 7.0]])
+
+
+def test_curves_without_common_steps_are_empty():
+    assert align_curves([([0, 1], [0.0, 1.0]), ([5, 6], [0.0, 1.0])]).values.shape == (2, 0)
+
+
+def test_importing_export_and_evaluation_loads_no_heavy_module():
+    code = (
+        "import sys, pipeline.evaluation.plots, pipeline.evaluation.episodes,"
+        " pipeline.evaluation.statistics, pipeline.export.publish, pipeline.export.policy;"
+        "print(sorted({'matplotlib', 'onnx', 'onnxruntime', 'torch', 'pandas'} & set(sys.modules)))"
+    )
+    result = subprocess.run(  # noqa: S603  # our own interpreter and code
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(Path(__file__).parents[3] / "src")},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.algos.policy import Policy
+from pipeline.export.publish import publish
+from pipeline.export.torch_policy import describe_policy, record
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
+from pipeline.settings import load_run_settings
+
+from .reference import VISUAL_SIDES
+
+VECTOR, GOAL = ObservationSpec.vector, ObservationType.GOAL_SIGNAL
+CASES = {
+    "continuous": ([VECTOR(6), VECTOR(3)], ActionSpec(3, ()), {"normalize": True}),
+    "discrete": ([VECTOR(6)], ActionSpec(0, (3, 2)), {}),
+    "hybrid": ([VECTOR(6)], ActionSpec(2, (4,)), {"normalize": True, "num_layers": 3}),
+    "goal": ([VECTOR(6), VECTOR(2, "", GOAL)], ActionSpec(2, (5,)), {"normalize": True}),
+    "goal as input": (
+        [VECTOR(6), VECTOR(2, "", GOAL)],
+        ActionSpec(0, (5,)),
+        {"goal_conditioning_type": "none"},
+    ),
+    "one goal layer": ([VECTOR(2, "", GOAL)], ActionSpec(1, ()), {"num_layers": 1}),
+} | {
+    kind: (
+        [ObservationSpec.visual(3, *sides), VECTOR(4)],
+        ActionSpec(2, (3,)),
+        {"vis_encode_type": kind, "normalize": True},
+    )
+    for kind, sides in VISUAL_SIDES.items()
+}
+
+
+def make(obs, actions, network):
+    torch.manual_seed(0)
+    values = {"behaviors": {"B": {"trainer_type": "ppo", "network_settings": network}}}
+    settings = load_run_settings(None, overrides=values).for_behavior("B").network_settings
+    policy = Policy(BehaviorSpec(obs, actions), settings)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    policy.normalizers.update([torch.from_numpy(o) for o in rows(obs, 50, seed=1)])
+    return policy
+
+
+def rows(obs, n_rows, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(1, 2, (n_rows, *o.shape)).astype(np.float32) for o in obs]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_exported_torch_policy_acts_as_it_did(tmp_path, name):
+    obs, actions, network = CASES[name]
+    policy = make(obs, actions, network)
+    values = rows(obs, 40)
+    masks = None
+    if actions.discrete_size:
+        masks = np.ones((40, sum(actions.discrete_branches)), dtype=np.float32)
+        masks[::3, 0] = 0
+    recording = record(policy, values, masks)
+    report = publish(describe_policy(policy), tmp_path / "p.onnx", recording=recording)
+    assert report.rows == 40
+    assert report.discrete_ties == 0
+
+
+def test_description_is_a_copy_that_training_does_not_change():
+    policy = make(*CASES["continuous"])
+    graph = describe_policy(policy)
+    before = graph.layers[0].weight.copy()
+    with torch.no_grad():
+        policy.actor.body.dense.layers[0].weight += 1.0
+    np.testing.assert_array_equal(graph.layers[0].weight, before)
