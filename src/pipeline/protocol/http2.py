@@ -261,13 +261,15 @@ class Channel:
             + _literal(b"\x00\x02te", b"trailers")
         )
 
-    def call(self, message: bytes) -> bytes:
-        """Send one message and wait, without limit, for the answer.
+    def call(self, message: bytes, timeout_s: float | None = None) -> bytes:
+        """Send one message and wait for the answer, without limit if `timeout_s` is None.
 
         Raises:
             ConnectionError: The server went away or refused.
+            TimeoutError: It was silent for `timeout_s`.
         """
         connection = self._connection
+        connection.socket.settimeout(timeout_s)
         self._stream += 2
         try:
             connection.request(self._stream, self._headers, message)

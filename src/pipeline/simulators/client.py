@@ -1,4 +1,4 @@
-"""The conversation of an environment with its trainer, over gRPC.
+"""The conversation of an environment with its trainer.
 
 The environment is the client: each of its calls carries a step's agents and blocks until the
 trainer answers with actions, a reset, or the end. Messages are put together as bytes here, because
@@ -8,9 +8,8 @@ the arrays of a batch already are the bytes of the message but for their headers
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
-
-import grpc
 
 from pipeline.errors import UnityCommunicationException, UnityTimeOutException
 from pipeline.protocol import side_channels, wire
@@ -21,6 +20,7 @@ from pipeline.protocol.generated.messages import (
     UnityMessageProto,
     UnityRLInitializationOutputProto,
 )
+from pipeline.protocol.http2 import Channel
 from pipeline.simulators.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Parameters, Sampler
 
 if TYPE_CHECKING:
@@ -41,13 +41,7 @@ PACKAGE_VERSION = "3.0.0"
 """Of the Unity package whose conventions are followed; major 3 means images are channels first."""
 OK, END = 200, 400
 
-_OPTIONS = [
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-]
+_RETRY_S, _GOODBYE_S = 0.05, 2.0
 _STATUS_OK = wire.delimited(1, b"\x08" + wire.varint(OK))
 _STATUS_END = wire.delimited(1, b"\x08" + wire.varint(END))
 
@@ -82,38 +76,43 @@ def converse(
         UnityTimeOutException: Nothing listens on the port.
         UnityCommunicationException: The trainer is gone, or sent actions that do not fit.
     """
-    with grpc.insecure_channel(f"localhost:{port}", options=_OPTIONS) as channel:
-        exchange = channel.unary_unary(METHOD, response_deserializer=UnityMessageProto.FromString)
-        _wait_for_trainer(channel, port, connect_timeout_s)
-        try:
-            hello = exchange(_hello())
-            if hello.header.status != OK:
-                return
-            start = hello.unity_input.rl_initialization_input
-            _log.info(
-                "Connected to a trainer with package version %s and communication version %s.",
-                start.package_version,
-                start.communication_version,
-            )
-            _play(make, start.seed, max(1, start.num_areas), exchange)
-        except grpc.RpcError as error:
-            raise UnityCommunicationException(
-                f"the connection to the trainer on port {port} is lost "
-                f"({error.code().name}: {error.details()}); the environment ends."
-            ) from error
-
-
-def _wait_for_trainer(channel: grpc.Channel, port: int, timeout_s: float) -> None:
-    ready = grpc.channel_ready_future(channel)
+    channel = _connect(port, connect_timeout_s)
     try:
-        ready.result(timeout=timeout_s)
-    except grpc.FutureTimeoutError:
-        raise UnityTimeOutException(
-            f"no trainer listens on localhost:{port} (waited {timeout_s:g} s). Start the trainer "
-            "and let it start this program, or check --mlagents-port."
-        ) from None
+
+        def exchange(request: bytes, timeout_s: float | None = None) -> UnityMessageProto:
+            return UnityMessageProto.FromString(channel.call(request, timeout_s))
+
+        hello = exchange(_hello())
+        if hello.header.status != OK:
+            return
+        start = hello.unity_input.rl_initialization_input
+        _log.info(
+            "Connected to a trainer with package version %s and communication version %s.",
+            start.package_version,
+            start.communication_version,
+        )
+        _play(make, start.seed, max(1, start.num_areas), exchange)
+    except ConnectionError as error:
+        raise UnityCommunicationException(
+            f"the connection to the trainer on port {port} is lost ({error}); the environment ends."
+        ) from error
     finally:
-        ready.cancel()
+        channel.close()
+
+
+def _connect(port: int, timeout_s: float) -> Channel:
+    """Connect as soon as the trainer listens."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return Channel(port, METHOD)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise UnityTimeOutException(
+                    f"no trainer listens on localhost:{port} (waited {timeout_s:g} s). Start the "
+                    "trainer and let it start this program, or check --mlagents-port."
+                ) from None
+        time.sleep(_RETRY_S)
 
 
 def _play(
@@ -125,7 +124,7 @@ def _play(
             Session(simulator).run(exchange)
         finally:
             simulator.close()
-    except grpc.RpcError:
+    except ConnectionError:
         raise
     except Exception:
         _say_goodbye(exchange)
@@ -135,8 +134,8 @@ def _play(
 def _say_goodbye(exchange: Exchange) -> None:
     """Tell the trainer that no more will come; it matters to nobody if it is gone already."""
     try:
-        exchange(_STATUS_END, timeout=2.0)
-    except grpc.RpcError:
+        exchange(_STATUS_END, _GOODBYE_S)
+    except (ConnectionError, TimeoutError):
         _log.debug("The trainer did not hear the goodbye.")
 
 

@@ -95,7 +95,6 @@ def run():
             return 3
     sys.path[:] = [os.path.join(folder, "lib")] + [p for p in sys.path if p != sys.path[0]]
     os.environ["MUJOCO_GL"] = "disable"
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     with open(os.path.join(folder, "executable.json"), encoding="utf-8") as file:
         described = json.load(file)
     from pipeline.simulators.executable import main

@@ -26,7 +26,7 @@ from pipeline.simulators import launcher, registry
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_BASE = ("grpcio", "numpy", "protobuf")
+_BASE = ("numpy", "protobuf")
 _UNNEEDED = frozenset({"glfw", "mujoco-studio", "pyopengl"})
 """Distributions that others name as required but import only for pictures."""
 _PACKAGE = ("__init__.py", "arrays.py", "errors.py", "files.py", "seeding.py")

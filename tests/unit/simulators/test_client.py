@@ -28,7 +28,7 @@ def play(simulator, *commands):
     end.header.status = 400
     answers, sent = iter([*commands, end]), []
 
-    def exchange(request, timeout=None):
+    def exchange(request, timeout_s=None):
         sent.append(UnityMessageProto.FromString(request))
         return next(answers)
 

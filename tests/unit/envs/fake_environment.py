@@ -1,0 +1,110 @@
+"""An environment for tests, written with the general gRPC runtime: three agents that echo.
+
+Each agent's observation is (message number, its first and second action before, its id). Agent 1
+ends its episode in every third message, and asks again in the same message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "src"))
+
+import grpc
+
+from pipeline.protocol.generated import messages as m
+from pipeline.protocol.server import METHOD
+
+NAME = "Echo?team=0"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mlagents-port", type=int, required=True)
+    parser.add_argument("--mode", default="normal")
+    parser.add_argument("-logFile")
+    parser.add_argument("-nographics", action="store_true")
+    parser.add_argument("-batchmode", action="store_true")
+    options = parser.parse_args()
+    print("fake environment starts", flush=True)
+    if options.mode == "exit":
+        print("cannot find the scene", file=sys.stderr, flush=True)
+        sys.exit(3)
+    if options.mode == "silent":
+        signal.pause()
+    channel = grpc.insecure_channel(
+        f"localhost:{options.mlagents_port}",
+        options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)],
+    )
+    converse(
+        channel.unary_unary(
+            METHOD,
+            request_serializer=m.UnityMessageProto.SerializeToString,
+            response_deserializer=m.UnityMessageProto.FromString,
+        ),
+        options.mode,
+    )
+    channel.close()
+
+
+def converse(exchange: grpc.UnaryUnaryMultiCallable, mode: str) -> None:
+    hello = m.UnityMessageProto(header={"status": 200})
+    start = hello.unity_output.rl_initialization_output
+    start.name, start.package_version = "AcademySingleton", "3.0.0"
+    start.communication_version = "0.15.0" if mode == "old" else "1.5.0"
+    start.capabilities.baseRLCapabilities = True
+    reply = exchange(hello, wait_for_ready=True)
+    if reply.header.status != 200:
+        sys.exit(0)
+    seed = reply.unity_input.rl_initialization_input.seed
+    message = m.UnityMessageProto(header={"status": 200})
+    number, announced = 0, False
+    while True:
+        reply = exchange(message)
+        if reply.header.status != 200:
+            return
+        rl_input = reply.unity_input.rl_input
+        actions = [
+            list(entry.continuous_actions) for entry in rl_input.agent_actions[NAME].value
+        ] or [[float(seed), 0.0]] * 3
+        number = 0 if rl_input.command == m.RESET else number + 1
+        if mode == "die" and number == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if mode == "quit" and number == 2:
+            exchange(m.UnityMessageProto(header={"status": 400}))
+            return
+        message = m.UnityMessageProto(header={"status": 200})
+        message.unity_output.rl_output.CopyFrom(observe(number, actions, rl_input.side_channel))
+        if not announced:
+            brain = message.unity_output.rl_initialization_output.brain_parameters.add()
+            brain.brain_name = NAME
+            brain.action_spec.num_continuous_actions = 2
+            announced = True
+        if mode == "nan" and number == 1:
+            infos = message.unity_output.rl_output.agentInfos[NAME].value
+            infos[1].observations[0].float_data.data[2] = float("nan")
+
+
+def observe(number: int, actions: list[list[float]], echo: bytes) -> m.UnityRLOutputProto:
+    output = m.UnityRLOutputProto(side_channel=echo)
+    infos = output.agentInfos[NAME].value
+    if number and number % 3 == 0:
+        add(infos, 1, number, actions[1]).done = True
+    for agent in range(3):
+        add(infos, agent, number, actions[agent])
+    return output
+
+
+def add(infos: list, agent: int, number: int, action: list[float]) -> m.AgentInfoProto:
+    info = infos.add(id=agent, reward=float(number))
+    obs = info.observations.add(shape=[4], dimension_properties=[1], name="echo")
+    obs.float_data.data.extend([number, *action, agent])
+    return info
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""The environment driven from here is a process that uses the general gRPC runtime."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from pipeline.envs.side_channels import EngineConfigurationChannel, RawBytesChannel
+from pipeline.envs.unity import UnityEnvironment
+from pipeline.envs.workers import launch_workers
+from pipeline.errors import (
+    UnityActionException,
+    UnityCommunicatorStoppedException,
+    UnityEnvironmentException,
+    UnityTimeOutException,
+    UnityWorkerInUseException,
+)
+from pipeline.protocol.codec import NonFiniteError
+from pipeline.protocol.specs import ActionTuple
+
+NAME = "Echo?team=0"
+RAW = uuid.UUID(int=7)
+
+
+def children() -> list[psutil.Process]:
+    """Processes that we started and that still run."""
+    return psutil.Process().children(recursive=True)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left():
+    threads, before = set(threading.enumerate()), children()
+    yield
+    assert set(threading.enumerate()) == threads
+    assert children() == before
+
+
+def mode(name: str) -> dict[str, object]:
+    return {"additional_args": ["--mode", name], "timeout_wait": 20}
+
+
+def test_an_episode_goes_through_the_whole_conversation(fake: Path):
+    with UnityEnvironment(fake, seed=5, timeout_wait=20) as env:
+        assert dict(env.behavior_specs) == {}
+        assert env.academy_capabilities.baseRLCapabilities
+        env.reset()
+        assert env.behavior_specs[NAME].action_spec.continuous_size == 2
+        decision, terminal = env.get_steps(NAME)
+        assert list(decision.agent_id) == [0, 1, 2]
+        assert len(terminal) == 0
+        np.testing.assert_array_equal(decision.obs[0][:, 1], [5, 5, 5])
+        actions = np.arange(6, dtype=np.float32).reshape(3, 2)
+        env.set_actions(NAME, ActionTuple(actions))
+        env.step()
+        decision, _ = env.get_steps(NAME)
+        np.testing.assert_array_equal(decision.obs[0][:, 1:3], actions)
+        env.step()
+        np.testing.assert_array_equal(env.get_steps(NAME)[0].obs[0][:, 1:3], np.zeros((3, 2)))
+        env.step()
+        decision, terminal = env.get_steps(NAME)
+        assert list(terminal.agent_id) == [1]
+        assert not terminal.interrupted[0]
+        assert list(decision.agent_id) == [0, 1, 2]
+        assert env.codec_seconds > 0
+
+
+def test_step_before_reset_is_a_reset(fake: Path):
+    with UnityEnvironment(fake, timeout_wait=20) as env:
+        env.step()
+        assert env.get_steps(NAME)[0].obs[0][0, 0] == 0
+
+
+def test_action_for_one_agent_leaves_zeros_to_the_others(fake: Path):
+    with UnityEnvironment(fake, timeout_wait=20) as env:
+        env.reset()
+        env.set_action_for_agent(NAME, 2, ActionTuple(np.ones((1, 2))))
+        with pytest.raises(IndexError, match="agent_id 9 is did not request a decision"):
+            env.set_action_for_agent(NAME, 9, ActionTuple(np.ones((1, 2))))
+        env.step()
+        obs = env.get_steps(NAME)[0].obs[0]
+        np.testing.assert_array_equal(obs[:, 1:3], [[0, 0], [0, 0], [1, 1]])
+
+
+def test_wrong_actions_are_refused_by_name_and_shape(fake: Path):
+    with UnityEnvironment(fake, timeout_wait=20) as env:
+        env.reset()
+        with pytest.raises(
+            UnityActionException,
+            match=r"Echo\?team=0 needs a continuous input of dimension \(3, 2\) for .*\(2, 2\)",
+        ):
+            env.set_actions(NAME, ActionTuple(np.zeros((2, 2))))
+        with pytest.raises(UnityActionException, match="The group Other does not correspond"):
+            env.set_actions("Other", ActionTuple(np.zeros((3, 2))))
+
+
+def test_side_channel_messages_travel_with_the_next_step_and_come_back(fake: Path):
+    raw = RawBytesChannel(RAW)
+    with UnityEnvironment(fake, timeout_wait=20, side_channels=[raw]) as env:
+        raw.send_raw_data(b"hello")
+        raw.send_raw_data(b"")
+        env.reset()
+        assert raw.get_and_clear_received_messages() == [b"hello", b""]
+        env.step()
+        assert raw.get_and_clear_received_messages() == []
+
+
+def test_two_channels_with_one_id_are_refused(fake: Path):
+    channels = [EngineConfigurationChannel(), EngineConfigurationChannel()]
+    with pytest.raises(UnityEnvironmentException, match="two side channels with the same"):
+        UnityEnvironment(fake, side_channels=channels)
+
+
+def test_calls_after_close_are_refused(fake: Path):
+    env = UnityEnvironment(fake, timeout_wait=20)
+    env.close()
+    for call in (env.step, env.reset, env.close):
+        with pytest.raises(UnityEnvironmentException, match="No Unity environment is loaded"):
+            call()
+
+
+def test_environment_that_exits_at_once_is_named_with_its_code_and_last_words(fake: Path):
+    with pytest.raises(
+        UnityEnvironmentException, match=r"(?s)return code 3\..*cannot find the scene"
+    ):
+        UnityEnvironment(fake, **mode("exit"))
+
+
+def test_environment_that_never_connects_runs_into_the_time_out(fake: Path):
+    with pytest.raises(UnityTimeOutException, match=r"too long to respond \(1\.5 s\)"):
+        UnityEnvironment(fake, additional_args=["--mode", "silent"], timeout_wait=1.5)
+
+
+def test_environment_of_another_api_version_is_refused(fake: Path):
+    with pytest.raises(UnityEnvironmentException, match=r"Python has 1\.5\.0.*has 0\.15\.0"):
+        UnityEnvironment(fake, **mode("old"))
+
+
+def test_environment_that_is_killed_is_named_with_its_signal(fake: Path):
+    with UnityEnvironment(fake, **mode("die")) as env:
+        env.reset()
+        env.step()
+        with pytest.raises(UnityEnvironmentException, match=r"return code -9 \(SIGKILL\)"):
+            env.step()
+        env.close()  # after a failure there is nothing left to do
+
+
+def test_environment_that_quits_by_itself_is_reported(fake: Path):
+    with UnityEnvironment(fake, **mode("quit")) as env:
+        env.reset()
+        env.step()
+        with pytest.raises(UnityCommunicatorStoppedException, match="Communicator has exited"):
+            env.step()
+
+
+def test_observation_that_is_not_a_number_is_refused_with_its_place(fake: Path):
+    with UnityEnvironment(fake, **mode("nan")) as env:
+        env.reset()
+        with pytest.raises(NonFiniteError, match=r"NaN values.*Echo\?team=0, observation 0 'echo'"):
+            env.step()
+
+
+def test_port_in_use_is_reported_with_the_worker(fake: Path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(UnityWorkerInUseException, match="worker number 2 ") as caught:
+            UnityEnvironment(fake, worker_id=2, base_port=port - 2)
+        assert caught.value.worker_id == 2
+
+
+def test_editor_has_one_worker_only():
+    with pytest.raises(UnityEnvironmentException, match="worker-id must be 0"):
+        UnityEnvironment(None, worker_id=1)
+
+
+def test_workers_step_together_and_keep_their_order(fake: Path):
+    with launch_workers(fake, 2, seed=10, timeout_wait=20) as workers:
+        workers.reset()
+        assert list(workers.behavior_specs) == [NAME]
+        seeds = [decision.obs[0][0, 1] for decision, _ in workers.get_steps(NAME)]
+        assert seeds == [10, 11]
+        workers.set_actions(NAME, [ActionTuple(np.full((3, 2), k)) for k in (1, 2)])
+        workers.step()
+        echoes = [decision.obs[0][0, 1] for decision, _ in workers.get_steps(NAME)]
+        assert echoes == [1, 2]
+
+
+def test_workers_that_cannot_start_leave_none_behind(fake: Path):
+    with pytest.raises(UnityEnvironmentException, match="return code 3"):
+        launch_workers(fake, 2, seed=0, args=["--mode", "exit"], timeout_wait=20)
+
+
+def test_environment_closed_between_the_halves_of_a_step_is_told_to_stop(fake: Path):
+    env = UnityEnvironment(fake, timeout_wait=20)
+    env.reset()
+    env.step_send()
+    env.close()
+    assert env._process is not None
+    assert env._process._process.returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent")
+def test_no_environment_survives_a_killed_trainer(fake: Path):
+    source = str(Path(__file__).parents[3] / "src")
+    code = f"""
+import sys; sys.path.insert(0, {source!r})
+from pipeline.envs.unity import UnityEnvironment
+env = UnityEnvironment({str(fake)!r}, timeout_wait=20)
+print(env._process.pid, flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as trainer:
+        environment = psutil.Process(int(trainer.stdout.readline()))
+        os.kill(trainer.pid, signal.SIGKILL)
+        trainer.wait(10)
+    psutil.wait_procs([environment], timeout=10)
+    assert not environment.is_running() or environment.status() == psutil.STATUS_ZOMBIE
