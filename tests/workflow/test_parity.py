@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 from dags import Node, differences, dvc_nodes, plain_command, snakemake_nodes
 
 ROOT = Path(__file__).resolve().parents[2]
