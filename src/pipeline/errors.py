@@ -38,10 +38,12 @@ class StageError(PipelineError):
     """A stage of the DAG cannot start or finish."""
 
 
-class Interrupted(PipelineError):
+class Interrupted(PipelineError):  # noqa: N818  # not a mistake
     """A signal ended the work after its state was saved."""
 
-    exit_code = 130
+    def __init__(self, message: str, *, exit_code: int = 130) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class UnityException(PipelineError):  # noqa: N818  # ML-Agents' public name
@@ -86,8 +88,8 @@ class UnityWorkerInUseException(UnityException):
     def __init__(self, worker_id: int, port: int | None = None) -> None:
         where = f" (port {port})" if port is not None else ""
         super().__init__(
-            f"Couldn't start socket communication because worker number {worker_id}{where} is still "
-            "in use. Close the environment that holds it, or use a different worker number or "
+            f"Couldn't start socket communication because worker number {worker_id}{where} is "
+            "still in use. Close the environment that holds it, or use a different worker number or "
             "--base-port."
         )
         self.worker_id = worker_id

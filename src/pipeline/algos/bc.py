@@ -1,18 +1,18 @@
 """Behavioral cloning: make the policy do what a demonstration does.
 
 As a stage of its own it pretrains a policy; as an auxiliary loss it runs after each update of the
-trainer. Continuous actions are compared in the environment's range: the policy's mean, scaled as the
-environment sees it, with the recorded action. (ML-Agents compares the raw sample, which is three
-times as large, with the recorded action: docs/bc.md.)
+trainer. Continuous actions are compared in the environment's range: the policy's mean, scaled as
+the environment sees it, with the recorded action. (ML-Agents compares the raw sample, which is
+three times as large, with the recorded action: docs/bc.md.)
 
-Source: Pomerleau 1991, "Efficient training of artificial neural networks for autonomous navigation".
+Source: Pomerleau 1991, "Efficient training of artificial neural networks for autonomous
+navigation", Neural Computation 3 (1).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +23,7 @@ from pipeline.data.demonstrations import ExpertRows, load_expert_rows
 from pipeline.nets.distributions import ACTION_RANGE
 
 if TYPE_CHECKING:
+    import numpy as np
     from collections.abc import Iterator, Sequence
 
     from pipeline.algos.policy import Policy
@@ -124,9 +125,7 @@ class BehavioralCloning:
         """One update; gives the mean loss, 0 when the schedule has ended."""
         rate = self.learning_rate
         if self.steps > 0:
-            rate = scheduled(
-                "linear", rate, LEARNING_RATE_FLOOR, step=step, max_steps=self.steps
-            )
+            rate = scheduled("linear", rate, LEARNING_RATE_FLOOR, step=step, max_steps=self.steps)
         if rate <= LEARNING_RATE_FLOOR:
             return 0.0
         for group in self.optimizer.param_groups:
@@ -162,6 +161,11 @@ class BehavioralCloning:
             discrete=self.discrete[rows],
         )
 
+    @torch.no_grad()
+    def measure(self) -> float:
+        """Imitation loss on all rows, without learning."""
+        return float(self.loss(self.policy.normalizers(self.obs), slice(None)))
+
     def observe(self) -> None:
         """Take the demonstrations' observations into the policy's normalisers."""
         if self.policy.normalizers:
@@ -180,7 +184,9 @@ class BehavioralCloning:
         self.stream.bit_generator.state = state["stream"]
 
 
-def hold_out(rows: ExpertRows, fraction: float, rng: np.random.Generator) -> tuple[ExpertRows, ExpertRows]:
+def hold_out(
+    rows: ExpertRows, fraction: float, rng: np.random.Generator
+) -> tuple[ExpertRows, ExpertRows]:
     """Split into rows to learn from and rows to check on, the latter `fraction` of all."""
     order = rng.permutation(len(rows))
     n_check = int(len(rows) * fraction)

@@ -84,8 +84,8 @@ def _check_fits(file: Path, demonstration: Demonstration, spec: BehaviorSpec) ->
     found, wanted = demonstration.spec, spec
     if found.action_spec != wanted.action_spec:
         raise DemonstrationError(
-            f"{file}: its actions are {found.action_spec}, the behavior's are {wanted.action_spec}; "
-            "record demonstrations of this behavior, or name another file"
+            f"{file}: its actions are {found.action_spec}, the behavior's are "
+            f"{wanted.action_spec}; record demonstrations of this behavior, or name another file"
         )
     if len(found.observation_specs) != len(wanted.observation_specs):
         raise DemonstrationError(

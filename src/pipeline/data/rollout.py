@@ -66,7 +66,7 @@ class Grown:
     """Rows appended to arrays that double when full."""
 
     def __init__(self, fields: Mapping[str, Field], capacity: int) -> None:
-        self.arrays = {
+        self.arrays: dict[str, AnyArray] = {
             name: np.zeros((capacity, *spec.shape), dtype=spec.dtype)
             for name, spec in fields.items()
         }

@@ -79,9 +79,7 @@ class ActionHeads(nn.Module):
             if not deterministic:
                 noise = torch.randn(mu.shape, generator=generator, device=mu.device)
                 continuous = mu + self.log_sigma.exp() * noise
-            log_probs.append(
-                gaussian_log_prob(action=continuous, mu=mu, log_sigma=self.log_sigma)
-            )
+            log_probs.append(gaussian_log_prob(action=continuous, mu=mu, log_sigma=self.log_sigma))
             entropies.append(gaussian_entropy(self.log_sigma).expand(len(hidden)))
         chosen = []
         for branch in self.branch_log_probs(hidden, allowed):
@@ -108,9 +106,7 @@ class ActionHeads(nn.Module):
         log_probs, entropies = [], []
         if self.mu is not None and self.log_sigma is not None:
             log_probs.append(
-                gaussian_log_prob(
-                    action=continuous, mu=self.mu(hidden), log_sigma=self.log_sigma
-                )
+                gaussian_log_prob(action=continuous, mu=self.mu(hidden), log_sigma=self.log_sigma)
             )
             entropies.append(gaussian_entropy(self.log_sigma))
         for number, branch in enumerate(self.branch_log_probs(hidden, allowed)):
@@ -141,7 +137,12 @@ class Critic(nn.Module):
     """Values of each reward signal, from its own body or from the actor's hidden vectors."""
 
     def __init__(
-        self, spec: BehaviorSpec, settings: NetworkSettings, signals: Sequence[str], *, shared: Body | None = None
+        self,
+        spec: BehaviorSpec,
+        settings: NetworkSettings,
+        signals: Sequence[str],
+        *,
+        shared: Body | None = None,
     ) -> None:
         super().__init__()
         self.signals = tuple(signals)

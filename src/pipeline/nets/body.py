@@ -70,7 +70,7 @@ class HyperLayer(nn.Module):
         self.bias = nn.Parameter(torch.zeros(n_out))
 
     def forward(self, x: Tensor, goal: Tensor) -> Tensor:
-        """x [B, n_in] and goal [B, goal_size] to [B, n_out].
+        """X [B, n_in] and goal [B, goal_size] to [B, n_out].
 
         Goals are few in most tasks: the weights are made once for each distinct one, which gives
         the same numbers as once per row at a fraction of the work.
@@ -152,5 +152,3 @@ class Body(nn.Module):
             goal = torch.cat([parts[i] for i in self.goals], dim=1)
             hidden = self.hyper(hidden, goal)
         return hidden
-
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 def linear(n_in: int, n_out: int, *, gain: float = 1.0) -> nn.Linear:
     """A dense layer whose weights are Kaiming normal (fan in) times `gain`, with zero bias.
 
-    Source: He et al. 2015, arXiv 1502.01852, with the gain of a linear unit: std = gain / sqrt(n_in).
+    Source: He et al. 2015, arXiv 1502.01852, with a linear unit's gain: std = gain / sqrt(n_in).
     """
     layer = nn.Linear(n_in, n_out)
     nn.init.normal_(layer.weight, std=gain / math.sqrt(n_in))
@@ -37,9 +38,7 @@ class DenseSwish(nn.Module):
     def __init__(self, n_in: int, hidden_units: int, num_layers: int) -> None:
         super().__init__()
         sizes = [n_in, *[hidden_units] * num_layers]
-        self.layers = nn.ModuleList(
-            linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True)
-        )
+        self.layers = nn.ModuleList(linear(a, b) for a, b in pairwise(sizes))
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, n_in] to [B, hidden_units]."""
@@ -89,7 +88,7 @@ class RunningNormalizer(nn.Module):
         return ((x - mean) / deviation).clamp(-5.0, 5.0)
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
-        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[arg-type]  # passed on as given
+        super()._load_from_state_dict(*args, **kwargs)
         self._scale = None
 
 

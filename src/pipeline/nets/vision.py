@@ -65,7 +65,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResnetEncoder(nn.Module):
-    """Three stages of convolution, pooling and two residual blocks, then a dense layer with ReLU."""
+    """Three stages of convolution, pooling and two residual blocks; then a dense layer, ReLU."""
 
     def __init__(self, shape: Sequence[int], output: int) -> None:
         super().__init__()

@@ -109,7 +109,7 @@ class ActionTuple:
 
 
 class ActionSpec(NamedTuple):
-    """How many continuous actions a behavior takes, and how many choices each discrete branch has."""
+    """How many continuous actions a behavior takes, and the choices of each discrete branch."""
 
     continuous_size: int
     discrete_branches: tuple[int, ...]

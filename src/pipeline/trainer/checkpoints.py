@@ -63,7 +63,11 @@ def numbered(folder: Path, behavior: str, keep: int, step: int) -> tuple[Path, l
     """The file for a checkpoint at `step`, and the older ones to delete so that `keep` remain."""
     path = folder / f"{behavior}-{step}.pt"
     existing = sorted(
-        (p for p in folder.glob(f"{behavior}-*.pt") if p.stem.removeprefix(f"{behavior}-").isdigit()),
+        (
+            p
+            for p in folder.glob(f"{behavior}-*.pt")
+            if p.stem.removeprefix(f"{behavior}-").isdigit()
+        ),
         key=lambda p: int(p.stem.removeprefix(f"{behavior}-")),
     )
     others = [p for p in existing if p != path]

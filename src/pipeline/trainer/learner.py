@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from pipeline.algos.ppo import PPO
 from pipeline.data.rollout import Slots, Trajectories
@@ -16,13 +17,14 @@ from pipeline.trainer.statistics import ENTROPY, Statistics
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    import torch
-
     from pipeline.arrays import AnyArray
     from pipeline.data.rollout import Closed
     from pipeline.protocol.specs import BehaviorSpec
     from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
     from pipeline.settings.schema import TrainerSettings
+
+# Observations kept beside the policy, for comparing its export with it.
+RECORDED_ROWS = 32
 
 ALGORITHMS: Mapping[str, Callable[..., PPO]] = {"ppo": PPO}
 
@@ -67,6 +69,7 @@ class Learner:
         self.statistics = Statistics()
         self.step = 0
         self.n_updates = 0
+        self.recorded: dict[str, Any] = {}
         self.seconds = {"inference": 0.0, "update": 0.0, "storage": 0.0}
         self.slots = Slots()
         self.trajectories = Trajectories(
@@ -107,7 +110,10 @@ class Learner:
             self.trajectories.clear_closed()
             return False
         began = time.perf_counter()
-        stats = self.algorithm.update(self.trajectories.rollout(), step=self.step)
+        rollout = self.trajectories.rollout()
+        stats = self.algorithm.update(rollout, step=self.step)
+        obs = [rollout.fields[f"obs_{i}"] for i in range(len(self.spec.observation_specs))]
+        self.record(obs, rollout.fields.get("allowed"))
         self.trajectories.clear_closed()
         self.statistics.add_all(stats)
         self.n_updates += 1
@@ -137,6 +143,14 @@ class Learner:
                 strict=True,
             )
         ]
+
+    def record(self, obs: Sequence[AnyArray], allowed: AnyArray | None) -> None:
+        """Keep some of the rows [R, ...] that the policy has met."""
+        rows = np.linspace(0, len(obs[0]) - 1, min(RECORDED_ROWS, len(obs[0]))).astype(int)
+        self.recorded = {
+            "obs": [torch.from_numpy(values[rows]) for values in obs],
+            "allowed": None if allowed is None else torch.from_numpy(allowed[rows]),
+        }
 
     def environment_was_reset(self) -> None:
         """Drop unfinished trajectories: their agents begin anew."""
@@ -185,6 +199,7 @@ class Learner:
             "n_updates": self.n_updates,
             "algorithm": self.algorithm.state_dict(),
             "statistics": self.statistics.state_dict(),
+            "recorded": self.recorded,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -193,6 +208,7 @@ class Learner:
         self.n_updates = int(state["n_updates"])
         self.algorithm.load_state_dict(state["algorithm"])
         self.statistics.load_state_dict(state["statistics"])
+        self.recorded = dict(state["recorded"])
 
 
 def _joined(

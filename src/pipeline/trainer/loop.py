@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import CheckpointError, Interrupted, PipelineError
+from pipeline.tracking import names
 from pipeline.trainer.checkpoints import load_checkpoint, numbered, save_checkpoint
 from pipeline.trainer.learner import Learner
-from pipeline.tracking import names
 from pipeline.trainer.saved import description
 from pipeline.trainer.statistics import REWARD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     import torch
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipeline.protocol.steps import Steps
     from pipeline.settings.schema import RunSettings
     from pipeline.tracking.base import Tracker
+    from pipeline.trainer.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class TrainingLoop:
         self._stepping_s = 0.0
         self._reported: dict[str, dict[str, float]] = {}
 
-    def run(self, should_stop: Callable[[], bool]) -> TrainResult:
+    def run(self, should_stop: StopRequest) -> TrainResult:
         """Train until every behavior has its `max_steps`.
 
         Args:
@@ -121,7 +122,9 @@ class TrainingLoop:
             while not self._finished():
                 steps = self._learn_from_steps()
                 if should_stop():
-                    raise Interrupted(self._where_it_stopped())  # noqa: TRY301  # saved like a failure
+                    raise Interrupted(  # what was learned is saved as after a failure
+                        self._where_it_stopped(), exit_code=should_stop.exit_code
+                    )
                 self._act(steps)
                 stepping = time.perf_counter()
                 self.workers.step()
@@ -237,7 +240,10 @@ class TrainingLoop:
 
     def _where_it_stopped(self) -> str:
         at = ", ".join(f"{name} at step {one.step}" for name, one in self.learners.items())
-        return f"stopped by a signal, {at or 'before the first step'}; the state is saved in {self.run_dir}"
+        return (
+            f"stopped by a signal, {at or 'before the first step'}; "
+            f"the state is saved in {self.run_dir}"
+        )
 
     def _result(self, total_s: float) -> TrainResult:
         seconds: dict[str, float] = {"total": total_s}

@@ -33,6 +33,8 @@ class SavedPolicy:
     settings: TrainerSettings
     policy: Policy
     step: int
+    recorded: Mapping[str, Any]
+    """`obs`: [R, *shape] tensors that the policy has met; `allowed`: bool [R, choices] or None."""
 
 
 def description(name: str, spec: BehaviorSpec, settings: RunSettings) -> dict[str, Any]:
@@ -62,10 +64,15 @@ def load_policy(path: Path) -> SavedPolicy:
         policy = Policy(spec, settings.network_settings)
         policy.load_state_dict(state["learner"]["algorithm"]["policy"])
         step = int(state["learner"]["step"])
+        recorded = state["learner"]["recorded"]
     except (KeyError, RuntimeError, TypeError) as error:
-        raise CheckpointError(f"{path}: this checkpoint does not hold a whole policy: {error}") from error
+        raise CheckpointError(
+            f"{path}: this checkpoint does not hold a whole policy: {error}"
+        ) from error
     policy.eval()
-    return SavedPolicy(behavior=name, spec=spec, settings=settings, policy=policy, step=step)
+    return SavedPolicy(
+        behavior=name, spec=spec, settings=settings, policy=policy, step=step, recorded=recorded
+    )
 
 
 def spec_to_mapping(spec: BehaviorSpec) -> dict[str, Any]:

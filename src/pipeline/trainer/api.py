@@ -1,0 +1,100 @@
+"""Training from Python: one call for an executable or for an environment in this process."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from pipeline import seeding
+from pipeline.settings import RunSettings, load_run_settings
+from pipeline.tracking.base import Tracker
+from pipeline.trainer.environment import open_workers
+from pipeline.trainer.loop import RESUME_INTERVAL_S, TrainingLoop, TrainResult
+from pipeline.trainer.stopping import stop_on_signal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pipeline.envs.base import BaseEnv
+    from pipeline.tracking.base import Sink
+
+
+def train(
+    env: str | Path | BaseEnv | Sequence[BaseEnv] | None,
+    settings: RunSettings | Mapping[str, object] | Path | str,
+    *,
+    seed: int,
+    run_dir: Path | str,
+    num_envs: int = 1,
+    env_args: Sequence[str] = (),
+    base_port: int | None = None,
+    log_folder: Path | None = None,
+    init_from: Mapping[str, Path] | None = None,
+    resume: bool = False,
+    device: str | None = "cpu",
+    sinks: Sequence[Sink] = (),
+    resume_interval_s: float = RESUME_INTERVAL_S,
+) -> TrainResult:
+    """Train every behavior of an environment.
+
+    The environment is closed in the end, whatever happens: no process and no thread is left.
+
+    Args:
+        env: path of an executable; one or several objects with the low-level API; None for the
+            Unity Editor.
+        settings: a trainer configuration: read already, as a map, or its file.
+        seed: from which all randomness of the run derives.
+        run_dir: gets a folder with checkpoints for each behavior.
+        num_envs: how many processes of the executable to step together.
+        env_args: additional arguments of the executable.
+        base_port: TCP port of the first process; None lets the system choose.
+        log_folder: where executables write their logs.
+        init_from: a checkpoint to take the weights from, by behavior.
+        resume: continue from the checkpoints in `run_dir`, where there are any.
+        device: `cpu`, `cuda`, `cuda:0`, ...; None for cuda where there is one.
+        sinks: where summaries go.
+        resume_interval_s: seconds between refreshes of the checkpoint that a kill resumes from.
+
+    Returns:
+        Steps, rewards and checkpoints of each behavior, and where the time went.
+
+    Raises:
+        SettingsError: A setting cannot be used.
+        UnityException: The environment failed; what was learned so far is saved.
+        Interrupted: SIGINT or SIGTERM came; the state is saved.
+    """
+    run = _settings(settings).with_seed(seed)
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    workers = open_workers(
+        env,
+        run,
+        seed=seeding.derive(seed, "environment"),
+        num_envs=num_envs,
+        env_args=env_args,
+        base_port=base_port,
+        log_folder=log_folder,
+    )
+    with workers, closing(Tracker(sinks)) as tracker, stop_on_signal() as stop:
+        loop = TrainingLoop(
+            workers,
+            run,
+            seed=seed,
+            run_dir=Path(run_dir),
+            device=chosen,
+            tracker=tracker,
+            init_from=init_from,
+            resume=resume,
+            resume_interval_s=resume_interval_s,
+        )
+        return loop.run(stop)
+
+
+def _settings(settings: RunSettings | Mapping[str, object] | Path | str) -> RunSettings:
+    if isinstance(settings, RunSettings):
+        return settings
+    if isinstance(settings, str | Path):
+        return load_run_settings(Path(settings))
+    return load_run_settings(None, overrides=settings)

@@ -1,0 +1,112 @@
+"""Behavioral cloning as a training of its own: from demonstrations to a policy to begin with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from pipeline import seeding
+from pipeline.algos.bc import BehavioralCloning, hold_out
+from pipeline.data.demonstrations import ExpertRows, demonstration_files, load_expert_rows
+from pipeline.protocol.demo import read_demo
+from pipeline.tracking.base import Tracker
+from pipeline.trainer.checkpoints import save_checkpoint
+from pipeline.trainer.learner import Learner
+from pipeline.trainer.loop import RESUME_FILE
+from pipeline.trainer.saved import description
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.settings import RunSettings
+    from pipeline.tracking.base import Sink
+
+# Share of the demonstrated steps that is kept to measure the loss on.
+CHECKED = 0.1
+TRAIN_LOSS = "Losses/Pretraining Loss"
+CHECK_LOSS = "Losses/Pretraining Loss (held out)"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainResult:
+    """What pretraining one behavior came to."""
+
+    behavior: str
+    n_rows: int
+    """Demonstrated steps learned from."""
+    epochs: int
+    loss: float
+    """Mean imitation loss of the last epoch."""
+    held_out_loss: float
+    """Imitation loss on steps that were not learned from, after the last epoch."""
+    checkpoint: Path
+
+
+def pretrain(
+    demos: Sequence[Path | str],
+    settings: RunSettings,
+    *,
+    seed: int,
+    run_dir: Path | str,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float,
+    device: str = "cpu",
+    sinks: Sequence[Sink] = (),
+) -> PretrainResult:
+    """Train the policy of one behavior to act as demonstrated.
+
+    Args:
+        demos: demonstration files or folders, all of one behavior.
+        settings: of the run that the policy is for; its networks are used.
+        seed: of the run.
+        run_dir: gets a folder with the checkpoint.
+        epochs: passes over the demonstrations.
+        batch_size: demonstrated steps in a minibatch.
+        learning_rate: of Adam.
+        device: where the networks are computed.
+        sinks: take the losses after each epoch, the epoch as the step.
+
+    Raises:
+        DemonstrationError: A demonstration cannot be used.
+    """
+    first = read_demo(demonstration_files(demos[0])[0])
+    name, spec = first.behavior_name.partition("?")[0], first.spec
+    rows = load_expert_rows(demos, spec)
+    taught, checked = hold_out(rows, CHECKED, seeding.stream(seed, "held-out"))
+    chosen = torch.device(device)
+    learner = Learner(name, spec, settings.for_behavior(name), seed=seed, device=chosen)
+    policy = learner.algorithm.policy
+
+    def on(part: ExpertRows) -> BehavioralCloning:
+        return BehavioralCloning(
+            policy,
+            part,
+            batch_size=batch_size,
+            num_epoch=1,
+            learning_rate=learning_rate,
+            seed=seed,
+        )
+
+    cloning, check = on(taught), on(checked if len(checked) else taught)
+    cloning.observe()
+    loss = held_out = float("nan")
+    with Tracker(sinks) as tracker:
+        for epoch in range(1, epochs + 1):
+            loss, held_out = cloning.update(), check.measure()
+            tracker.metrics(name, {TRAIN_LOSS: loss, CHECK_LOSS: held_out}, epoch)
+    learner.record(taught.obs, None)
+    path = Path(run_dir) / name / RESUME_FILE
+    state = {**description(name, spec, settings), "learner": learner.state_dict()}
+    save_checkpoint(path, state)
+    return PretrainResult(
+        behavior=name,
+        n_rows=len(taught),
+        epochs=epochs,
+        loss=loss,
+        held_out_loss=held_out,
+        checkpoint=path,
+    )

@@ -1,0 +1,55 @@
+"""Stopping on request: the first signal ends training after the current step, a second at once."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+_HANDLED = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(slots=True)
+class StopRequest:
+    """Whether a signal has asked to stop, and which."""
+
+    signal_number: int | None = None
+
+    def __call__(self) -> bool:
+        """Whether to stop."""
+        return self.signal_number is not None
+
+    @property
+    def exit_code(self) -> int:
+        """Of a process that ends for this reason."""
+        return 128 + (self.signal_number or signal.SIGINT)
+
+
+@contextlib.contextmanager
+def stop_on_signal() -> Iterator[StopRequest]:
+    """Take SIGINT and SIGTERM as requests while the block runs; outside the main thread, nothing.
+
+    After the first signal the default handlers are back, so that a second one ends the process.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # a handler's form
+        request.signal_number = number
+        for handled in _HANDLED:
+            signal.signal(handled, signal.SIG_DFL)
+
+    before = {number: signal.signal(number, note) for number in _HANDLED}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
