@@ -5,12 +5,11 @@ from __future__ import annotations
 import secrets
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline import files
 from pipeline.errors import SettingsError
 from pipeline.settings import dump_yaml, load_run_settings, to_mapping
-from pipeline.stages import process
 from pipeline.tracking.console import ConsoleSink
 from pipeline.tracking.csvfile import CsvSink
 from pipeline.tracking.tensorboard import TensorBoardSink
@@ -52,8 +51,7 @@ def learn(arguments: argparse.Namespace) -> str:
     seed = secrets.randbelow(10_000) if seed < 0 else seed
     settings = settings.with_seed(seed)
     files.write_whole(run_dir / "configuration.yaml", dump_yaml(to_mapping(settings)))
-    with process.signals():
-        result = _train(settings, seed, run_dir, arguments)
+    result = _train(settings, seed, run_dir, arguments)
     lines = [f"Trained with seed {seed}; everything is in {run_dir}."]
     for name, one in result.behaviors.items():
         mean = "no episode ended" if one.mean_reward is None else f"{one.mean_reward:.3f}"
@@ -95,9 +93,6 @@ def _train(
     from pipeline import trainer
 
     limits = {name: one.max_steps for name, one in settings.behaviors.items()}
-    options: dict[str, Any] = {}
-    if arguments.base_port is not None:
-        options["base_port"] = arguments.base_port
     return trainer.train(
         None if settings.env_settings.env_path is None else Path(settings.env_settings.env_path),
         settings,
@@ -112,5 +107,6 @@ def _train(
             CsvSink(run_dir / "progress.csv"),
             TensorBoardSink(run_dir),
         ],
-        **options,
+        base_port=arguments.base_port,
+        log_folder=run_dir / "run_logs",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
@@ -11,6 +10,7 @@ from pipeline.stages import common, executable, tracked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from pipeline.evaluation.episodes import Episode
 
@@ -44,7 +44,7 @@ def evaluate(run: tracked.Run) -> None:
     job = job_of(run)
     with (
         common.attempt(job, run.root) as attempt,
-        tracked.recorded(run, attempt, algorithm="") as record,
+        tracked.recorded(run, attempt, algorithm=tracked.algorithm_of(run)) as record,
     ):
         build = executable.load(run.root / executable.folder_of(run.experiment.environment))
         models = {path.stem: path for path in sorted((run.root / job.inputs[1]).glob("*.onnx"))}

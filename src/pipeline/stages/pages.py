@@ -58,7 +58,8 @@ def html(outcomes: Sequence[Outcome], figures: Path) -> str:
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{TITLE}</title>'
         f"<style>{_STYLE}</style></head>\n<body>\n<h1>{TITLE}</h1>\n"
         f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n"
-        f'<p class="note">{escape(NOTE)}</p>\n<h2>Learning curves</h2>\n{images}\n</body>\n</html>\n'
+        f'<p class="note">{escape(NOTE)}</p>\n<h2>Learning curves</h2>\n{images}\n'
+        "</body>\n</html>\n"
     )
 
 
@@ -71,7 +72,8 @@ def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
             interval = "one seed"
             if overall.ci_low is not None and overall.ci_high is not None:
                 interval = f"{_number(overall.ci_low)} to {_number(overall.ci_high)}"
-            iqm = f"{_number(summary.iqm)} ({_number(summary.iqm_low)} to {_number(summary.iqm_high)})"
+            ends = f"{_number(summary.iqm_low)} to {_number(summary.iqm_high)}"
+            iqm = f"{_number(summary.iqm)} ({ends})"
             n_seeds = str(len(summary.seeds))
             mean = _number(overall.mean)
             table.append((one.name, one.environment, behavior, n_seeds, mean, interval, iqm))
