@@ -1,0 +1,285 @@
+"""Play complete episodes with a policy and report what each returned.
+
+Which episodes count: the first `episodes` that *start*, in the order in which agents make their
+first decision, and every one of them is waited for. Counting the first that *finish* would favour
+short ones, because while one long episode runs many short ones end beside it. That an episode has
+started says nothing about how it will end, so this choice has no such bias.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from pipeline import files, seeding
+from pipeline.errors import StageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from pipeline.protocol.specs import ActionTuple, BehaviorSpec
+    from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
+
+STEP_LIMIT = 1_000_000
+
+
+class Environment(Protocol):
+    """The part of the low-level API that evaluation uses."""
+
+    @property
+    def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
+        """Specification of each behavior seen so far."""
+        ...
+
+    def reset(self) -> None:
+        """Begin anew."""
+        ...
+
+    def step(self) -> None:
+        """Apply the actions that were set, and advance."""
+        ...
+
+    def get_steps(self, behavior_name: str) -> Steps:
+        """Decision and terminal steps of one behavior."""
+        ...
+
+    def set_actions(self, behavior_name: str, action: ActionTuple) -> None:
+        """Set the actions of the agents in the last decision steps."""
+        ...
+
+
+class Policy(Protocol):
+    """What plays: `export.policy.OnnxPolicy` is one."""
+
+    def reset(self, seed: int) -> None:
+        """Forget every agent, and begin the stream of random numbers of `seed`."""
+        ...
+
+    def act(self, steps: DecisionSteps, deterministic: bool = False) -> ActionTuple:
+        """One action per agent of `steps`."""
+        ...
+
+    def end(self, agent_ids: Iterable[int]) -> None:
+        """These agents' episodes have ended."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Episode:
+    """One agent from its first decision to its end."""
+
+    index: int
+    """Position in the order in which the behavior's episodes started."""
+    behavior: str
+    """Fully qualified behavior name."""
+    agent: int
+    """Agent id."""
+    episode_return: float
+    """Sum of rewards and group rewards after the first decision."""
+    length: int
+    """Decisions made."""
+    interrupted: bool
+    """Whether it was cut short (a step limit) rather than finished."""
+
+
+def evaluate(
+    env: Environment,
+    policies: Mapping[str, Policy],
+    *,
+    episodes: int,
+    seed: int,
+    deterministic: bool = True,
+    on_progress: Callable[[int, int], None] | None = None,
+    step_limit: int = STEP_LIMIT,
+) -> list[Episode]:
+    """Play until the first `episodes` episodes of each behavior have ended.
+
+    Args:
+        env: an environment that this call resets and steps; the caller closes it.
+        policies: by behavior name; a name without `?team=` serves every team. All behaviors of the
+            environment need one.
+        episodes: per behavior, at least 1.
+        seed: of sampled actions; the environment was seeded when it was made.
+        deterministic: most probable actions instead of sampled ones.
+        on_progress: called with (episodes ended, episodes wanted) after each change.
+        step_limit: steps of the environment without the end of a counted episode after which the
+            call gives up.
+
+    Returns:
+        The episodes by behavior name, then by start.
+
+    Raises:
+        StageError: A behavior has no policy, there is no behavior, or no episode ends.
+    """
+    if episodes < 1:
+        raise ValueError(f"episodes is {episodes}, wanted at least 1")
+    for name, policy in policies.items():
+        policy.reset(seeding.derive(seed, "evaluation", name))
+    env.reset()
+    counters: dict[str, _Counter] = {}
+    idle_steps = ended = 0
+    while True:
+        decisions = _observe(env, policies, counters, episodes)
+        before, ended = ended, sum(counter.n_ended for counter in counters.values())
+        idle_steps = idle_steps + 1 if ended == before else 0
+        if ended > before and on_progress is not None:
+            on_progress(ended, episodes * len(counters))
+        if counters and ended == episodes * len(counters):
+            break
+        if idle_steps > step_limit:
+            raise StageError(
+                f"evaluate: no counted episode ended within {step_limit} steps of the environment "
+                f"({ended} of {episodes * len(counters)} ended, behaviors {sorted(counters)}); "
+                "give the environment a step limit, or raise evaluate.step_limit"
+            )
+        for name, steps in decisions.items():
+            if len(steps):
+                action = _policy_of(name, policies).act(steps, deterministic=deterministic)
+                env.set_actions(name, action)
+        env.step()
+    return [episode for name in sorted(counters) for episode in counters[name].episodes()]
+
+
+def _observe(
+    env: Environment,
+    policies: Mapping[str, Policy],
+    counters: dict[str, _Counter],
+    episodes: int,
+) -> dict[str, DecisionSteps]:
+    """Count what the environment sent; gives the agents that wait for an action."""
+    decisions = {}
+    for name in list(env.behavior_specs):
+        policy = _policy_of(name, policies)
+        counter = counters.setdefault(name, _Counter(name, episodes))
+        decision_steps, terminal_steps = env.get_steps(name)
+        # Ends first: an agent whose next episode begins in the same exchange is in both.
+        counter.end(terminal_steps)
+        policy.end(terminal_steps.agent_id.tolist())
+        counter.decide(decision_steps)
+        decisions[name] = decision_steps
+    return decisions
+
+
+def _policy_of(name: str, policies: Mapping[str, Policy]) -> Policy:
+    policy = policies.get(name) or policies.get(name.split("?", maxsplit=1)[0])
+    if policy is None:
+        raise StageError(
+            f"evaluate: the environment has the behavior {name!r}, but there are policies only for "
+            f"{sorted(policies)}; add one for it"
+        )
+    return policy
+
+
+class _Counter:
+    """Sums over the first `quota` episodes that start in one behavior."""
+
+    def __init__(self, behavior: str, quota: int) -> None:
+        self.n_ended = 0
+        self._behavior = behavior
+        self._n_started = 0
+        self._slot: dict[int, int] = {}
+        self._return = np.zeros(quota, dtype=np.float64)
+        self._length = np.zeros(quota, dtype=np.int64)
+        self._agent = np.zeros(quota, dtype=np.int64)
+        self._interrupted = np.zeros(quota, dtype=np.bool_)
+
+    def decide(self, steps: DecisionSteps) -> None:
+        """Add rewards of running episodes, and start those of new agents while any are wanted.
+
+        A reward that comes with an episode's first decision precedes the policy's first action and
+        is left out, as it is in training.
+        """
+        agents = steps.agent_id.tolist()
+        self._add(agents, steps)
+        for agent in agents:
+            if self._n_started == len(self._return):
+                break
+            if agent not in self._slot:
+                self._slot[agent] = self._n_started
+                self._agent[self._n_started] = agent
+                self._n_started += 1
+        running = [self._slot[agent] for agent in agents if agent in self._slot]
+        self._length[running] += 1
+
+    def end(self, steps: TerminalSteps) -> None:
+        """Add the last rewards, and close the episodes."""
+        agents = steps.agent_id.tolist()
+        slots, rows = self._add(agents, steps)
+        self._interrupted[slots] = steps.interrupted[rows]
+        self.n_ended += len(slots)
+        for agent in agents:
+            self._slot.pop(agent, None)
+
+    def episodes(self) -> list[Episode]:
+        """The counted episodes, by start."""
+        return [
+            Episode(
+                index=index,
+                behavior=self._behavior,
+                agent=int(self._agent[index]),
+                episode_return=float(self._return[index]),
+                length=int(self._length[index]),
+                interrupted=bool(self._interrupted[index]),
+            )
+            for index in range(len(self._return))
+        ]
+
+    def _add(
+        self, agents: list[int], steps: DecisionSteps | TerminalSteps
+    ) -> tuple[list[int], list[int]]:
+        """Add rewards of the agents that are counted; gives their slots and rows."""
+        rows = [row for row, agent in enumerate(agents) if agent in self._slot]
+        slots = [self._slot[agents[row]] for row in rows]
+        reward = steps.reward[rows].astype(np.float64) + steps.group_reward[rows]
+        if not np.isfinite(reward).all():
+            row = rows[int(np.argmin(np.isfinite(reward)))]
+            raise StageError(
+                f"evaluate: {self._behavior}, agent {agents[row]}: reward "
+                f"{steps.reward[row]} (group {steps.group_reward[row]}) is not finite; repair the "
+                "environment's reward"
+            )
+        self._return[slots] += reward
+        return slots, rows
+
+
+_COLUMNS = tuple(field.name for field in fields(Episode))
+
+
+def write_episodes(path: Path, episodes: Sequence[Episode]) -> None:
+    """Write episodes as CSV, one row each, whole or not at all."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    writer.writerows([getattr(episode, name) for name in _COLUMNS] for episode in episodes)
+    files.write_whole(path, text.getvalue())
+
+
+def read_episodes(path: Path) -> list[Episode]:
+    """Read what `write_episodes` wrote.
+
+    Raises:
+        StageError: The file is absent or is not such a file.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return [_parse(row) for row in csv.DictReader(file)]
+    except (OSError, KeyError, TypeError, ValueError) as problem:
+        raise StageError(
+            f"{path}: cannot be read as evaluated episodes ({problem}); evaluate the policy again"
+        ) from problem
+
+
+def _parse(row: Mapping[str, str]) -> Episode:
+    return Episode(
+        index=int(row["index"]),
+        behavior=row["behavior"],
+        agent=int(row["agent"]),
+        episode_return=float(row["episode_return"]),
+        length=int(row["length"]),
+        interrupted={"True": True, "False": False}[row["interrupted"]],
+    )
