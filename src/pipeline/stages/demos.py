@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,13 +99,15 @@ def write_episodes(
     *,
     episodes: int,
 ) -> dict[str, Any]:
-    """Play until `episodes` episodes have ended, and write them one after another.
+    """Play until the first `episodes` episodes that start have ended, and write them.
+
+    Those that end first would be the short ones; those that start first are as likely as any.
 
     Args:
         env: reset already, with one behavior.
         act: who plays.
         target: the `.demo` file.
-        episodes: how many to write, in the order in which they end.
+        episodes: how many to write, in the order in which they start.
     """
     from pipeline.protocol.demo import DemoWriter
 
@@ -115,38 +116,54 @@ def write_episodes(
             f"the expert plays one behavior, but the environment has {list(env.behavior_specs)}"
         )
     ((behavior, spec),) = env.behavior_specs.items()
-    open_rows: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
-    returns: list[float] = []
-    n_steps = 0
+    recorded = _play(env, behavior, act, episodes)
     with DemoWriter(target, behavior, spec) as writer:
-        while True:
-            decision, terminal = env.get_steps(behavior)
-            for row, agent in enumerate(terminal.agent_id.tolist()):
-                rows = open_rows.pop(agent, [])
-                if not rows or len(returns) == episodes:
-                    continue
-                last = _row(terminal.obs, row, float(terminal.reward[row]))
-                last |= {"done": True, "interrupted": bool(terminal.interrupted[row])}
-                returns.append(_write(writer, [*rows, last], spec.action_spec))
-                n_steps += len(rows)
-            if len(returns) == episodes:
-                break
-            action = act(decision)
-            for row, agent in enumerate(decision.agent_id.tolist()):
-                entry = _row(decision.obs, row, float(decision.reward[row]))
-                entry |= {"continuous": action.continuous[row], "discrete": action.discrete[row]}
-                if decision.action_mask is not None:
-                    entry["mask"] = [mask[row].copy() for mask in decision.action_mask]
-                open_rows[agent].append(entry)
-            env.set_actions(behavior, action)
-            env.step()
+        returns = [_write(writer, rows, spec.action_spec) for rows in recorded]
     return {
         "episodes": len(returns),
-        "steps": n_steps,
+        "steps": sum(len(rows) - 1 for rows in recorded),
         "mean_return": float(np.mean(returns)),
         "min_return": float(np.min(returns)),
         "max_return": float(np.max(returns)),
     }
+
+
+def _play(
+    env: BaseEnv, behavior: str, act: Callable[[DecisionSteps], ActionTuple], episodes: int
+) -> list[list[dict[str, Any]]]:
+    """The rows of each episode; the last row of one is where it ended."""
+    recorded: list[list[dict[str, Any]]] = []
+    playing: dict[int, list[dict[str, Any]] | None] = {}
+    n_ended = 0
+    while True:
+        decision, terminal = env.get_steps(behavior)
+        for row, agent in enumerate(terminal.agent_id.tolist()):
+            rows = playing.pop(agent, None)
+            if rows is not None:
+                last = _row(terminal.obs, row, float(terminal.reward[row]))
+                last |= {"done": True, "interrupted": bool(terminal.interrupted[row])}
+                rows.append(last)
+                n_ended += 1
+        if n_ended == episodes:
+            return recorded
+        action = act(decision)
+        for row, agent in enumerate(decision.agent_id.tolist()):
+            if agent not in playing:
+                playing[agent] = [] if len(recorded) < episodes else None
+                if (new := playing[agent]) is not None:
+                    recorded.append(new)
+            if (rows := playing[agent]) is not None:
+                rows.append(_decided(decision, action, row))
+        env.set_actions(behavior, action)
+        env.step()
+
+
+def _decided(decision: DecisionSteps, action: ActionTuple, row: int) -> dict[str, Any]:
+    entry = _row(decision.obs, row, float(decision.reward[row]))
+    entry |= {"continuous": action.continuous[row], "discrete": action.discrete[row]}
+    if decision.action_mask is not None:
+        entry["mask"] = [mask[row].copy() for mask in decision.action_mask]
+    return entry
 
 
 def _row(obs: Sequence[Any], row: int, reward: float) -> dict[str, Any]:

@@ -1,2 +1,127 @@
-def main(argv):
-    return 0
+"""The `evaluate` stage: episodes of the exported policy, and what they returned."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipeline import files
+from pipeline.errors import StageError
+from pipeline.stages import common, executable, tracked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from pipeline.evaluation.episodes import Episode
+
+OUTPUTS = ("returns.png", "episodes.csv", "metrics.json")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line of the stage's script."""
+    return tracked.main(argv, __doc__, evaluate)
+
+
+def job_of(run: tracked.Run) -> common.Job:
+    """What the stage depends on and makes."""
+    wanted = run.experiment.evaluation
+    if wanted is None:
+        raise StageError(f"params.yaml: experiments.{run.name} has no section 'evaluation'")
+    return common.Job(
+        stage="evaluate",
+        instance=run.instance,
+        params={"episodes": wanted.episodes, "seed": wanted.seed},
+        inputs=(executable.folder_of(run.experiment.environment), run.folder("export")),
+        outputs=tuple(run.folder("evaluate") / name for name in OUTPUTS),
+    )
+
+
+def evaluate(run: tracked.Run) -> None:
+    """Make the episodes, their summary and their histogram."""
+    from pipeline.evaluation.episodes import write_episodes
+    from pipeline.evaluation.plots import plot_returns
+
+    job = job_of(run)
+    with (
+        common.attempt(job, run.root) as attempt,
+        tracked.recorded(run, attempt, algorithm=tracked.algorithm_of(run)) as record,
+    ):
+        build = executable.load(run.root / executable.folder_of(run.experiment.environment))
+        models = {path.stem: path for path in sorted((run.root / job.inputs[1]).glob("*.onnx"))}
+        played = play(
+            models,
+            build,
+            episodes=job.params["episodes"],
+            seed=job.params["seed"],
+            log_folder=attempt.run,
+        )
+        metrics = metrics_of(played)
+        write_episodes(attempt.out("episodes.csv"), played)
+        files.write_json(attempt.out("metrics.json"), metrics)
+        title = f"{run.name}, seed {run.seed}"
+        returns = [episode.episode_return for episode in played]
+        plot_returns(attempt.out("returns.png"), returns, title=title)
+        if record is not None:
+            record.results({name: v for name, v in flat(metrics).items() if v is not None})
+            record.artifacts([attempt.out("returns.png"), attempt.out("episodes.csv")])
+
+
+def play(
+    models: Mapping[str, Path],
+    build: executable.Build,
+    *,
+    episodes: int,
+    seed: int,
+    log_folder: Path | None = None,
+) -> list[Episode]:
+    """Episodes of ONNX policies, by behavior name, in a build.
+
+    Raises:
+        PipelineError: A model cannot be run, or the environment cannot be used.
+    """
+    from pipeline.envs.unity import UnityEnvironment
+    from pipeline.evaluation.episodes import evaluate as play_episodes
+    from pipeline.export.policy import OnnxPolicy
+
+    policies = {name: OnnxPolicy(path) for name, path in models.items()}
+    with UnityEnvironment(
+        build.file,
+        seed=seed,
+        additional_args=build.args,
+        log_folder=None if log_folder is None else log_folder.resolve(),
+        no_graphics=True,
+    ) as env:
+        return play_episodes(env, policies, episodes=episodes, seed=seed)
+
+
+def metrics_of(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Return and length of each behavior's episodes, by behavior name without its team."""
+    from pipeline.evaluation.statistics import summarize
+
+    found: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        found.setdefault(episode.behavior.split("?", maxsplit=1)[0], []).append(episode)
+    metrics = {}
+    for behavior, played in found.items():
+        summary = summarize([one.episode_return for one in played])
+        metrics[behavior] = {
+            "episodes": summary.n,
+            "mean_return": summary.mean,
+            "std_return": summary.std,
+            "ci_low": summary.ci_low,
+            "ci_high": summary.ci_high,
+            "median_return": summary.median,
+            "min_return": summary.minimum,
+            "max_return": summary.maximum,
+            "mean_length": sum(one.length for one in played) / len(played),
+        }
+    return metrics
+
+
+def flat(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Metrics by name alone, or with the behavior in front when there are several."""
+    return {
+        f"{behavior}/{name}" if len(metrics) > 1 else name: value
+        for behavior, values in metrics.items()
+        for name, value in values.items()
+    }

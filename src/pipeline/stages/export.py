@@ -1,2 +1,65 @@
-def main(argv):
-    return 0
+"""The `export` stage: the trained policy as ONNX that Unity loads, proven to act the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline import files
+from pipeline.stages import common, policies, tracked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from typing import Any
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line of the stage's script."""
+    return tracked.main(argv, __doc__, export)
+
+
+def job_of(run: tracked.Run) -> common.Job:
+    """What the stage depends on and makes."""
+    return common.Job(
+        stage="export",
+        instance=run.instance,
+        params={"runtime": run.runtime()},
+        inputs=(run.folder("train") / "policy.pt",),
+        outputs=(run.folder("export"),),
+    )
+
+
+def export(run: tracked.Run) -> None:
+    """Make a folder with `<Behavior>.onnx` of each behavior, and what was proven of them."""
+    import torch
+
+    torch.set_num_threads(run.params.runtime.torch_threads)
+    job = job_of(run)
+    with (
+        common.attempt(job, run.root) as attempt,
+        tracked.recorded(run, attempt, algorithm=tracked.algorithm_of(run)) as record,
+    ):
+        folder = attempt.out(job.outputs[0].name)
+        checkpoints = policies.split(run.root / job.inputs[0], attempt.run)
+        reports = {name: publish(path, folder) for name, path in checkpoints.items()}
+        files.write_json(folder / "export.json", reports)
+        if record is not None:
+            for name in reports:
+                record.model(folder / f"{name}.onnx", name=name)
+
+
+def publish(checkpoint: Path, folder: Path) -> dict[str, Any]:
+    """Write `<Behavior>.onnx` into `folder`, and give what was proven of it.
+
+    Raises:
+        PipelineError: The checkpoint cannot be read, or its policy cannot be exported.
+    """
+    from pipeline.export.publish import publish as write
+    from pipeline.export.torch_policy import policy_graph, recording
+    from pipeline.trainer.saved import load_policy
+
+    saved = load_policy(checkpoint)
+    seen = recording(saved.policy, saved.recorded["obs"], saved.recorded["allowed"])
+    target = folder / f"{saved.behavior}.onnx"
+    report = write(policy_graph(saved.policy), target, recording=seen)
+    return {**report.as_dict(), "step": saved.step}

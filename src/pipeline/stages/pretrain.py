@@ -1,2 +1,113 @@
-def main(argv):
-    return 0
+"""The `pretrain` stage: behavioral cloning of demonstrations, for the `train` stage to start from.
+
+It takes seconds, so an attempt that was stopped starts afresh.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline import files
+from pipeline.errors import StageError
+from pipeline.stages import common, policies, tracked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pipeline.tracking.base import Sink
+
+OUTPUTS = ("policy.pt", "metrics.json", "progress.csv")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line of the stage's script."""
+    return tracked.main(argv, __doc__, pretrain)
+
+
+def job_of(run: tracked.Run) -> common.Job:
+    """What the stage depends on and makes."""
+    wanted = run.experiment.pretrain
+    if wanted is None:
+        raise StageError(f"params.yaml: experiments.{run.name} has no section 'pretrain'")
+    return common.Job(
+        stage="pretrain",
+        instance=run.instance,
+        params={
+            "overrides": run.experiment.overrides,
+            "pretrain": {
+                "epochs": wanted.epochs,
+                "batch_size": wanted.batch_size,
+                "learning_rate": wanted.learning_rate,
+            },
+            "runtime": run.runtime(),
+            "seed": run.seed,
+        },
+        inputs=(
+            Path(run.experiment.trainer),
+            Path(f"data/demos/{run.experiment.demonstrations}.demo"),
+        ),
+        outputs=tuple(run.folder("pretrain") / name for name in OUTPUTS),
+    )
+
+
+def pretrain(run: tracked.Run) -> None:
+    """Make the policy, its losses and their curve."""
+    import torch
+
+    from pipeline import trainer
+
+    job = job_of(run)
+    runtime = run.params.runtime
+    torch.set_num_threads(runtime.torch_threads)
+    with (
+        common.attempt(job, run.root) as attempt,
+        tracked.recorded(run, attempt, algorithm=tracked.algorithm_of(run)) as record,
+    ):
+        losses = _Losses()
+        sinks: list[Sink] = [losses] if record is None else [losses, record.curve()]
+        result = trainer.pretrain(
+            [run.root / job.inputs[1]],
+            run.params.run_settings(run.name),
+            seed=run.seed,
+            run_dir=attempt.run,
+            **job.params["pretrain"],
+            device=runtime.device,
+            sinks=sinks,
+        )
+        policies.join({result.behavior: result.checkpoint}, attempt.out("policy.pt"))
+        metrics: dict[str, Any] = {
+            "rows": result.n_rows,
+            "epochs": result.epochs,
+            "loss": result.loss,
+            "held_out_loss": result.held_out_loss,
+        }
+        files.write_json(attempt.out("metrics.json"), {result.behavior: metrics})
+        files.write_whole(attempt.out("progress.csv"), losses.text())
+        if record is not None:
+            record.results(metrics)
+
+
+class _Losses:
+    """The loss after each epoch, as a small CSV."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, float, float]] = []
+
+    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # one behavior
+        """Take the loss on learned and on held-out steps."""
+        loss, held_out = values.values()
+        self._rows.append((step, loss, held_out))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def text(self) -> str:
+        """The whole file."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(("step", "loss", "held_out_loss"))
+        writer.writerows((step, f"{a:.6g}", f"{b:.6g}") for step, a, b in self._rows)
+        return text.getvalue()

@@ -21,7 +21,8 @@ def closure(src: Path, *modules: str) -> set[Path]:
 
     Imports for type checkers only are left out. A text that names a module of the package, as in
     `import_module` or as `module:attribute`, counts as an import; one that ends in a dot, as the
-    start of an f-string does, stands for the whole package.
+    start of an f-string does, stands for the whole package. What a package's `__getattr__` would
+    import is left out: that is for the package's users, not for its own modules.
     """
     found: set[Path] = set()
     waiting = list(modules)
@@ -76,6 +77,8 @@ def _runtime(node: ast.AST) -> Iterator[ast.AST]:
     """All nodes below `node`, without the bodies of `if TYPE_CHECKING`."""
     yield node
     children: list[ast.AST] = list(ast.iter_child_nodes(node))
+    if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
+        return
     if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
         children = list(node.orelse)
     for child in children:

@@ -75,6 +75,12 @@ def find(root: Path, name: str, seed: int) -> Run:
     return run
 
 
+def algorithm_of(run: Run) -> str:
+    """The trainer types of the experiment's behaviors."""
+    settings = run.params.run_settings(run.name)
+    return " ".join(sorted({str(one.trainer_type) for one in settings.behaviors.values()}))
+
+
 @contextlib.contextmanager
 def recorded(
     run: Run, attempt: common.Attempt, *, algorithm: str, prefix: bool = False

@@ -71,9 +71,10 @@ def _train(
 
     runtime = run.params.runtime
     torch.set_num_threads(runtime.torch_threads)
-    algorithms = sorted({str(one.trainer_type) for one in settings.behaviors.values()})
     several = len(settings.behaviors) > 1
-    with tracked.recorded(run, attempt, algorithm=" ".join(algorithms), prefix=several) as record:
+    with tracked.recorded(
+        run, attempt, algorithm=tracked.algorithm_of(run), prefix=several
+    ) as record:
         sinks: list[Sink] = [
             ConsoleSink(max_steps={n: one.max_steps for n, one in settings.behaviors.items()}),
             CsvSink(attempt.run / "progress.csv"),
@@ -89,6 +90,7 @@ def _train(
             num_envs=settings.env_settings.num_envs,
             env_args=build.args,
             init_from=started_from,
+            log_folder=attempt.run / "logs",
             resume=attempt.resumed,
             device=runtime.device,
             sinks=sinks,

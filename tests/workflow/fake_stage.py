@@ -1,0 +1,59 @@
+"""Stands for every stage: writes the declared outputs at once, from what the stage depends on.
+
+Copied over the scripts of a copy of the project, so that the engines' decisions can be tested
+without training anything.
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import yaml
+
+stage, arguments = Path(__file__).stem, sys.argv[1:]
+name = arguments[0] if arguments else "all"
+run = f"{name}/seed{arguments[2]}" if len(arguments) == 3 else name
+params = yaml.safe_load(Path("params.yaml").read_text())
+experiment = params["experiments"].get(name, {})
+env = experiment.get("environment")
+FOLDERS = {
+    "env": [],
+    "demos": [],
+    "pretrain": ["data/demos"],
+    "train": ["build/env/" + str(env)],
+    "export": [f"results/train/{run}"],
+    "evaluate": [f"results/export/{run}"],
+    "report": ["results/evaluate"],
+}
+OUTPUTS = {
+    "env": [f"build/env/{name}/program"],
+    "demos": [f"data/demos/{name}.demo", f"results/demos/{name}.json"],
+    "pretrain": [
+        f"results/pretrain/{run}/{n}" for n in ("policy.pt", "metrics.json", "progress.csv")
+    ],
+    "train": [f"results/train/{run}/{n}" for n in ("policy.pt", "metrics.json", "progress.csv")],
+    "export": [f"results/export/{run}/model.onnx"],
+    "evaluate": [
+        f"results/evaluate/{run}/{n}" for n in ("returns.png", "episodes.csv", "metrics.json")
+    ],
+    "report": [
+        f"results/report/{n}" for n in ("report.html", "report.md", "curves/a.png", "summary.json")
+    ],
+}
+digest = hashlib.sha256(json.dumps([stage, arguments]).encode())
+if stage == "train":
+    digest.update(json.dumps(experiment["overrides"]).encode())
+    digest.update(Path(experiment["trainer"]).read_bytes())
+if stage == "evaluate":
+    digest.update(json.dumps(experiment["evaluation"]).encode())
+for folder in FOLDERS[stage]:
+    for file in sorted(p for p in Path(folder).rglob("*") if p.is_file()):
+        if not file.name.startswith("."):
+            digest.update(file.read_bytes())
+for output in OUTPUTS[stage]:
+    path = Path(output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"digest": digest.hexdigest()}))
+with Path("ran.log").open("a") as log:
+    log.write(" ".join([stage, *arguments]) + "\n")

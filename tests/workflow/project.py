@@ -1,0 +1,70 @@
+"""A copy of the project in a git repository of its own, and commands that run in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = ("Snakefile", "dvc.yaml", "params.yaml", "constraints.txt", ".dvcignore", ".gitignore")
+FOLDERS = ("src", "workflow", "config", "profiles", ".dvc")
+
+
+def copy_project(target: Path) -> Path:
+    """A git repository with the project's files as they are now, and nothing built."""
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info", "tmp", "cache")
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, target / name, ignore=ignore)
+    for name in PROJECT:
+        shutil.copy(ROOT / name, target / name)
+    git(target, "init", "-q")
+    commit(target, "start")
+    return target
+
+
+def git(root: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    command = ["git", *identity, *arguments]
+    done = subprocess.run(  # noqa: S603  # git, with the tests' own arguments
+        command, cwd=root, check=True, capture_output=True, text=True
+    )
+    return done.stdout
+
+
+def commit(root: Path, message: str) -> None:
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "-m", message)
+
+
+def environment(root: Path) -> dict[str, str]:
+    """Variables for a command in a copy of the project: its own sources, this interpreter."""
+    scripts = str(Path(sys.executable).parent)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_"))}
+    return kept | {
+        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(root / "src"),
+        "PIPELINE_MLFLOW": "off",
+    }
+
+
+def run(
+    root: Path, *command: str, check: bool = True, **extra: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a copy of the project; a failure shows what it printed."""
+    done = subprocess.run(  # noqa: S603  # the tests' own commands
+        command,
+        cwd=root,
+        env=environment(root) | extra,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+    )
+    if check and done.returncode != 0:
+        pytest.fail(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done

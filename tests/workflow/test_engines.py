@@ -1,0 +1,188 @@
+"""What both engines decide, on a copy of the project whose stages write their outputs at once."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from project import commit, copy_project, run
+
+from pipeline.commands import engines
+from pipeline.commands.sync import sync
+from pipeline.errors import StageError
+from pipeline.settings.params import load_params
+from pipeline.settings.plan import plan
+
+HERE = Path(__file__).parent
+STAGES = ("env", "demos", "pretrain", "train", "export", "evaluate", "report")
+ENGINES = ("dvc", "snakemake")
+
+pytestmark = pytest.mark.slow
+
+
+def repro(root: Path, engine: str) -> list[str]:
+    """Bring the copy up to date and give the jobs that ran."""
+    log = root / "ran.log"
+    log.unlink(missing_ok=True)
+    if engine == "dvc":
+        run(root, "dvc", "repro")
+    else:
+        run(root, "snakemake", "--cores", "2", "--quiet", "all")
+    return sorted(log.read_text().splitlines()) if log.exists() else []
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def built(request, tmp_path_factory) -> tuple[Path, str, list[str]]:
+    """A copy that one engine has built once."""
+    root = copy_project(tmp_path_factory.mktemp(request.param) / "project")
+    for stage in STAGES:
+        shutil.copy(HERE / "fake_stage.py", root / f"workflow/scripts/{stage}.py")
+    ignored = root / ".gitignore"
+    ignored.write_text(ignored.read_text() + "ran.log\n")
+    fewer = (root / "params.yaml").read_text().replace("      - 1\n      - 2\n", "      - 1\n", 2)
+    (root / "params.yaml").write_text(fewer)
+    run(root, "python", "-m", "pipeline.cli", "plan")
+    run(root, "dvc", "init", "--force", "--quiet")
+    for name in (".dvc/config", ".dvcignore"):
+        shutil.copy(HERE.parents[1] / name, root / name)
+    commit(root, "with fast stages")
+    return root, request.param, repro(root, request.param)
+
+
+@pytest.fixture
+def toy(built, tmp_path) -> tuple[Path, str]:
+    """The built copy, to change at will."""
+    root = tmp_path / "project"
+    shutil.copytree(built[0], root, symlinks=True)
+    return root, built[1]
+
+
+def all_jobs(root: Path) -> int:
+    tables = plan(load_params(root / "params.yaml"))["runs"]
+    return sum(len(table) for table in tables.values()) + 1
+
+
+def of_experiment(name: str, *stages: str, seeds: tuple[int, ...] = (1, 2)) -> list[str]:
+    return [f"{stage} {name} --seed {seed}" for stage in stages for seed in seeds]
+
+
+def test_the_first_run_runs_everything_and_the_second_nothing(built):
+    root, engine, first = built
+    assert len(first) == all_jobs(root)
+    assert repro(root, engine) == []
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in {path.name}"
+    path.write_text(text.replace(old, new))
+
+
+def test_a_learning_rate_in_overrides_reruns_exactly_that_experiment(toy):
+    root, engine = toy
+    replace(
+        root / "params.yaml",
+        "    trainer: config/ppo/GridWorld.yaml\n    overrides: {}\n",
+        "    trainer: config/ppo/GridWorld.yaml\n    overrides:\n"
+        "      behaviors.GridWorld.hyperparameters.learning_rate: 1e-05\n",
+    )
+    wanted = of_experiment("grid_world_ppo", "train", "export", "evaluate")
+    assert repro(root, engine) == sorted([*wanted, "report"])
+
+
+def test_a_learning_rate_in_the_trainer_file_reruns_exactly_that_experiment(toy):
+    root, engine = toy
+    trainer = root / "config/ppo/GridWorld.yaml"
+    text = trainer.read_text()
+    assert "learning_rate:" in text
+    trainer.write_text(text.replace("learning_rate:", "learning_rate: 2.5e-5  #", 1))
+    wanted = of_experiment("grid_world_ppo", "train", "export", "evaluate")
+    assert repro(root, engine) == sorted([*wanted, "report"])
+
+
+def test_more_episodes_rerun_evaluation_and_report_only(toy):
+    root, engine = toy
+    text = (root / "params.yaml").read_text()
+    head, tail = text.split("  grid_world_ppo:\n")
+    (root / "params.yaml").write_text(
+        head + "  grid_world_ppo:\n" + tail.replace("episodes: 100", "episodes: 101")
+    )
+    wanted = of_experiment("grid_world_ppo", "evaluate")
+    assert repro(root, engine) == sorted([*wanted, "report"])
+
+
+def test_a_comment_in_params_reruns_nothing(toy):
+    root, engine = toy
+    path = root / "params.yaml"
+    path.write_text("# a remark\n" + path.read_text())
+    assert repro(root, engine) == []
+
+
+def test_an_edited_algorithm_reruns_learning_but_no_environment(toy):
+    root, engine = toy
+    with (root / "src/pipeline/algos/ppo.py").open("a") as file:
+        file.write("\n# a remark\n")
+    ran = {line.split()[0] for line in repro(root, engine)}
+    assert "train" in ran
+    assert not ran & {"env", "demos"}
+
+
+def test_a_seed_more_is_refused_until_it_is_planned(toy):
+    root, engine = toy
+    replace(
+        root / "params.yaml",
+        "    overrides: {}\n    seeds:\n      - 1\n      - 2\n",
+        "    overrides: {}\n    seeds:\n      - 1\n      - 2\n      - 3\n",
+    )
+    if engine == "snakemake":
+        done = run(root, "snakemake", "--cores", "1", check=False)
+        assert done.returncode != 0
+        assert "pipeline plan" in done.stdout + done.stderr
+    run(root, "python", "-m", "pipeline.cli", "plan")
+    wanted = of_experiment("grid_world_ppo", "train", "export", "evaluate", seeds=(3,))
+    assert repro(root, engine) == sorted([*wanted, "report"])
+
+
+def test_sync_makes_the_other_engine_agree(toy):
+    root, engine = toy
+    other = ENGINES[1 - ENGINES.index(engine)]
+    assert f"{other} now agrees with {engine}" in sync(root, None)
+    assert repro(root, other) == []
+    assert repro(root, engine) == []
+    assert sync(root, None) == "DVC and Snakemake agree already."
+
+
+def test_after_a_sync_the_other_engine_still_sees_changes(toy):
+    root, engine = toy
+    sync(root, engine)
+    replace(root / "params.yaml", "    seed: 100\n", "    seed: 101\n")
+    ran = repro(root, ENGINES[1 - ENGINES.index(engine)])
+    assert "demos balance_ball_expert" in ran
+
+
+def test_sync_refuses_to_bless_what_is_not_up_to_date(toy):
+    root, engine = toy
+    other = ENGINES[1 - ENGINES.index(engine)]
+    with pytest.raises(StageError, match=other):
+        sync(root, other)
+    replace(root / "params.yaml", "    seed: 100\n", "    seed: 101\n")
+    with pytest.raises(StageError, match="demos@balance_ball_expert"):
+        sync(root, engine)
+    with pytest.raises(StageError, match="neither engine is up to date"):
+        sync(root, None)
+    with (root / "workflow/runs.yaml").open("a") as file:
+        file.write("# by hand\n")
+    with pytest.raises(StageError, match="pipeline plan"):
+        sync(root, engine)
+
+
+def test_a_deleted_deliverable_is_noticed_and_made_again(toy):
+    root, engine = toy
+    metrics = root / "results/evaluate/grid_world_ppo/seed1/metrics.json"
+    content = metrics.read_text()
+    metrics.unlink()
+    state = engines.dvc_state(root) if engine == "dvc" else engines.snakemake_state(root)
+    assert "evaluate@grid_world_ppo-1" in state.pending
+    repro(root, engine)
+    assert metrics.read_text() == content
