@@ -55,11 +55,11 @@ def publish(checkpoint: Path, folder: Path) -> dict[str, Any]:
         PipelineError: The checkpoint cannot be read, or its policy cannot be exported.
     """
     from pipeline.export.publish import publish as write
-    from pipeline.export.torch_policy import policy_graph, recording
+    from pipeline.export.torch_policy import describe_policy, record
     from pipeline.trainer.saved import load_policy
 
     saved = load_policy(checkpoint)
-    seen = recording(saved.policy, saved.recorded["obs"], saved.recorded["allowed"])
+    seen = record(saved.policy, saved.recorded_obs, saved.recorded_masks)
     target = folder / f"{saved.behavior}.onnx"
-    report = write(policy_graph(saved.policy), target, recording=seen)
+    report = write(describe_policy(saved.policy), target, recording=seen)
     return {**report.as_dict(), "step": saved.step}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.algos.policy import Policy
+    from pipeline.arrays import FloatArray
     from pipeline.settings import TrainerSettings
 
 
@@ -33,8 +34,10 @@ class SavedPolicy:
     settings: TrainerSettings
     policy: Policy
     step: int
-    recorded: Mapping[str, Any]
-    """`obs`: [R, *shape] tensors that the policy has met; `allowed`: bool [R, choices] or None."""
+    recorded_obs: list[FloatArray]
+    """[R, *shape] per observation, that the policy has met."""
+    recorded_masks: FloatArray | None
+    """[R, sum of branch sizes] that came with them, 1 = allowed; None without discrete actions."""
 
 
 def description(name: str, spec: BehaviorSpec, settings: RunSettings) -> dict[str, Any]:
@@ -65,13 +68,20 @@ def load_policy(path: Path) -> SavedPolicy:
         policy.load_state_dict(state["learner"]["algorithm"]["policy"])
         step = int(state["learner"]["step"])
         recorded = state["learner"]["recorded"]
+        allowed = recorded["allowed"]
     except (KeyError, RuntimeError, TypeError) as error:
         raise CheckpointError(
             f"{path}: this checkpoint does not hold a whole policy: {error}"
         ) from error
     policy.eval()
     return SavedPolicy(
-        behavior=name, spec=spec, settings=settings, policy=policy, step=step, recorded=recorded
+        behavior=name,
+        spec=spec,
+        settings=settings,
+        policy=policy,
+        step=step,
+        recorded_obs=[values.numpy() for values in recorded["obs"]],
+        recorded_masks=None if allowed is None else allowed.float().numpy(),
     )
 
 
