@@ -89,8 +89,8 @@ class UnityWorkerInUseException(UnityException):
         where = f" (port {port})" if port is not None else ""
         super().__init__(
             f"Couldn't start socket communication because worker number {worker_id}{where} is "
-            "still in use. Close the environment that holds it, or use a different worker number or "
-            "--base-port."
+            "still in use. Close the environment that holds it, or use a different worker number "
+            "or --base-port."
         )
         self.worker_id = worker_id
         self.port = port

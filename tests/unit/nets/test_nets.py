@@ -104,5 +104,5 @@ def test_goal_signal_conditions_the_last_layer_unless_told_otherwise():
 
 
 def test_variable_length_observations_are_refused_by_name():
-    with pytest.raises(SettingsError, match="observation 0 .crowd. of shape"):
+    with pytest.raises(SettingsError, match=r"observation 0 \(crowd\) of shape"):
         Body([ObservationSpec.entities(5, 3, "crowd")], NetworkSettings())
