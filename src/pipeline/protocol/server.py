@@ -107,9 +107,15 @@ class Server:
         return message
 
     def reply(self, message: bytes) -> None:
-        """Answer the pending call with a serialized UnityMessageProto."""
+        """Answer the pending call with a serialized UnityMessageProto.
+
+        Raises:
+            UnityCommunicationException: No call is pending, or its answer is not taken.
+        """
         if self._pending is None:
-            raise UnityCommunicatorStoppedException("Communicator has exited.")
+            raise UnityCommunicationException(
+                "the environment is still at work: wait for its message before sending another"
+            )
         connection, stream = self._pending
         self._pending = None
         connection.respond(stream, message)
