@@ -67,7 +67,11 @@ def report(curves: dict[str, list[Curve]]) -> None:
 def interval(curves: list[Curve]) -> dict[int, tuple[float, float, float]]:
     """Mean over seeds and its 95 % interval, at the steps that every run has a reward for."""
     by_step = [
-        {step: reward for step, reward in zip(c.steps, c.rewards, strict=True) if reward is not None}
+        {
+            step: reward
+            for step, reward in zip(c.steps, c.rewards, strict=True)
+            if reward is not None
+        }
         for c in curves
     ]
     result = {}
@@ -76,7 +80,11 @@ def interval(curves: list[Curve]) -> dict[int, tuple[float, float, float]]:
         half = 0.0
         if len(values) > 1:
             half = t_quantile(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
-        result[step] = (float(values.mean()), float(values.mean() - half), float(values.mean() + half))
+        result[step] = (
+            float(values.mean()),
+            float(values.mean() - half),
+            float(values.mean() + half),
+        )
     return result
 
 
