@@ -1,4 +1,4 @@
-"""Adam over one contiguous block of memory: small networks are bound by calls, not by arithmetic."""
+"""Adam over one block of memory: small networks are bound by calls, not by arithmetic."""
 
 from __future__ import annotations
 
