@@ -28,7 +28,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 .PHONY: help install run test test-learning check clean
 
 help:
-	@sed -n 's/^# \{0,1\}//; 1,13p' Makefile
+	@sed -n 's/^# \{0,1\}//; 1,11p' Makefile
 
 install: $(STAMP)
 
