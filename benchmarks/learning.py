@@ -66,17 +66,16 @@ def report(curves: dict[str, list[Curve]]) -> None:
 
 def interval(curves: list[Curve]) -> dict[int, tuple[float, float, float]]:
     """Mean over seeds and its 95 % interval, at the steps that every run has a reward for."""
-    by_step = [
-        {step: reward for step, reward in zip(c.steps, c.rewards, strict=True) if reward is not None}
-        for c in curves
-    ]
+    by_step = [dict(zip(curve.steps, curve.rewards, strict=True)) for curve in curves]
     result = {}
     for step in sorted(set.intersection(*(set(one) for one in by_step))):
-        values = np.array([one[step] for one in by_step])
-        half = 0.0
-        if len(values) > 1:
-            half = t_quantile(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
-        result[step] = (float(values.mean()), float(values.mean() - half), float(values.mean() + half))
+        values = np.array([one[step] for one in by_step], dtype=np.float64)
+        if np.isnan(values).any():
+            continue
+        error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
+        half = float(t_quantile(0.975, len(values) - 1) * error) if error else 0.0
+        mean = float(values.mean())
+        result[step] = (mean, mean - half, mean + half)
     return result
 
 

@@ -1,7 +1,7 @@
 """Run ours and `mlagents-learn` on one executable and read what they print.
 
-The peer lives in an environment of its own, made by `make peer` in `.venv-mlagents`; another place is
-named by the variable MLAGENTS_LEARN.
+The peer lives in an environment of its own, made by `make peer` in `.venv-mlagents`; the variable
+MLAGENTS_LEARN names another place.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
         [--config config/ppo/3DBall.yaml]
 
 The two programs run in turn, each with the same configuration, executable and number of steps; the
-rate is taken between a run's first and last summary, so that starting up does not count. The ratio is
-taken within each round. Our time split follows.
+rate is taken between a run's first and last summary, so that starting up does not count. The ratio
+is taken within each round. Our time split follows.
 """
 
 from __future__ import annotations
