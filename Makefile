@@ -32,11 +32,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 .PHONY: help install run test test-learning check peer clean
 
 help:
-<<<<<<< HEAD
-	@sed -n 's/^# \{0,1\}//; 1,11p' Makefile
-=======
-	@sed -n 's/^# \{0,1\}//; 1,16p' Makefile
->>>>>>> main
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 install: $(STAMP)
 
