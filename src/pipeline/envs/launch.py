@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _EXTENSIONS = (".app", ".exe", ".x86_64", ".x86")
 _PR_SET_PDEATHSIG = 1
 _TAIL_LINES, _TAIL_BYTES = 20, 4096
+_OUTPUT_LIMIT_BYTES = 1 << 20
 
 
 def find_executable(file_name: str | Path) -> Path:
@@ -85,7 +86,7 @@ def player_log(log_folder: str | Path, worker_id: int) -> Path:
 class EnvironmentProcess:
     """One running environment. It ends with this process, however this process ends (Linux).
 
-    What it prints goes to an unnamed temporary file, for error messages.
+    What it prints goes to an unnamed temporary file, for error messages; `trim` keeps it small.
     """
 
     def __init__(self, command: Sequence[str], *, log: Path | None = None) -> None:
@@ -132,6 +133,16 @@ class EnvironmentProcess:
                 f"Environment shut down with return code {code}{_signal_name(code)}.{self.tail()}"
             )
 
+    def trim(self) -> None:
+        """Forget all but the end of what it printed, when that has become long."""
+        # Elsewhere than on POSIX a child does not append: it would write on where it was.
+        if os.name != "posix" or os.fstat(self._output.fileno()).st_size <= _OUTPUT_LIMIT_BYTES:
+            return
+        end = _last_bytes(self._output)
+        self._output.truncate(0)
+        self._output.write(end)
+        self._output.flush()
+
     def tail(self) -> str:
         """The last lines of the environment's log or output, ready to append to a message."""
         text, source = "", "output"
@@ -174,6 +185,8 @@ def _die_with_parent(parent: int) -> Callable[[], None] | None:
     prctl = _prctl()
     if prctl is None or threading.current_thread() is not threading.main_thread():
         return None
+    if "grpc" in sys.modules and os.environ.get("GRPC_ENABLE_FORK_SUPPORT") != "0":
+        return None  # its fork handlers may end the child before it has become the environment
 
     def ask() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -217,7 +230,11 @@ def _signal_name(code: int) -> str:
 
 
 def _last_lines(file: BinaryIO) -> str:
+    lines = _last_bytes(file).decode("utf-8", errors="replace").rstrip().splitlines()
+    return "\n".join(lines[-_TAIL_LINES:])
+
+
+def _last_bytes(file: BinaryIO) -> bytes:
     end = file.seek(0, os.SEEK_END)
     file.seek(max(0, end - _TAIL_BYTES))
-    lines = file.read().decode("utf-8", errors="replace").rstrip().splitlines()
-    return "\n".join(lines[-_TAIL_LINES:])
+    return file.read()
