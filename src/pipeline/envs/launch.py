@@ -13,7 +13,7 @@ import tempfile
 import threading
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from pipeline.errors import UnityEnvironmentException
 
@@ -100,7 +100,7 @@ class EnvironmentProcess:
             UnityEnvironmentException: The system cannot run it.
         """
         self._log = log
-        self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115  # closed by `close`
+        self._output = _appended_file()
         posix = os.name == "posix"
         try:
             self._process = subprocess.Popen(  # noqa: S603  # the user chose the executable
@@ -227,6 +227,16 @@ def _signal_name(code: int) -> str:
         if code < 0:
             return f" ({signal.Signals(-code).name})"
     return ""
+
+
+def _appended_file() -> BinaryIO:
+    """A temporary file at whose end every write goes, also after it was cut (POSIX)."""
+    file = tempfile.TemporaryFile("a+b")  # noqa: SIM115  # its user closes it
+    if sys.platform != "win32":
+        import fcntl
+
+        fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)  # `tempfile` drops what "a" means
+    return cast("BinaryIO", file)
 
 
 def _last_lines(file: BinaryIO) -> str:
