@@ -181,9 +181,7 @@ CONFORMING = {
     + frame(HEADERS, END_HEADERS, 3, BLOCK)
     + frame(frames.RST_STREAM, 0, 3, struct.pack(">I", 8))
     + frame(DATA, END_STREAM, 1, BODY),
-    "updates of finished and unknown streams": update(1, 10)
-    + update(9, 10)
-    + call(1, message(300)),
+    "updates of streams that are not open": update(1, 10) + update(9, 10) + call(1, message(300)),
 }
 
 
