@@ -2,7 +2,7 @@
 
     python benchmarks/exchange.py [--exchanges 2000] [--rounds 5]
 
-An exchange is one call of an environment and its answer. The environment is a process of its own that
+An exchange is one call of an environment and its answer. The environment is another process that
 only calls, with the general gRPC runtime (as Unity's players have it) or with the pipeline's own
 channel (as the built-in simulators have it). Both transports are measured in turn within a round;
 the medians over the rounds are printed, so that other work on the machine touches both alike.
@@ -87,9 +87,8 @@ def main() -> None:
         client, *numbers = options.be
         environment(client, *map(int, numbers))
         return
-    print(
-        "environment's client   message  " + "  ".join(f"{t:>10}" for t in TRANSPORTS) + "   ratio"
-    )  # noqa: T201
+    columns = "  ".join(f"{transport:>10}" for transport in TRANSPORTS)
+    print(f"environment's client   message  {columns}   ratio")  # noqa: T201
     for title, client in CLIENTS.items():
         for name, size in SIZES.items():
             n = max(20, options.exchanges * 1_000 // max(1_000, size // 10))

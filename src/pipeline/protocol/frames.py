@@ -36,11 +36,14 @@ class FrameError(Exception):
         self.code = code
 
 
+def head(kind: int, flags: int, stream: int, length: int) -> bytes:
+    """The nine bytes before a frame's payload of `length` bytes."""
+    return struct.pack(">BHBBI", length >> 16, length & 0xFFFF, kind, flags, stream)
+
+
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     """One frame as bytes."""
-    length = len(payload)
-    head = struct.pack(">BHBBI", length >> 16, length & 0xFFFF, kind, flags, stream)
-    return head + payload
+    return head(kind, flags, stream, len(payload)) + payload
 
 
 def check(kind: int, flags: int, stream: int, length: int) -> None:

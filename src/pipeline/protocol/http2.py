@@ -123,7 +123,8 @@ class Connection:
             stop = position + 9 + (high << 16 | low)
             if stop > end:
                 break
-            payload = bytes(self._buffer[position + 9 : stop])
+            with memoryview(self._buffer) as view:
+                payload = bytes(view[position + 9 : stop])
             stream &= frames.LARGEST_WINDOW  # the first bit is reserved
             frames.check(kind, flags, stream, len(payload))
             self._handle(kind, flags, stream, payload)
@@ -193,10 +194,10 @@ class Connection:
             renewal = struct.pack(">I", self._consumed)
             self._send(frame(frames.WINDOW_UPDATE, 0, 0, renewal))
             self._consumed = 0
-        payload = frames.without_padding(flags, payload)
         parts = self._parts.get(stream)
         if parts is None:
             return
+        payload = frames.without_padding(flags, payload)
         parts.append(payload)
         if flags & END_STREAM:
             self._complete(stream, parts)
@@ -225,7 +226,7 @@ class Connection:
                 self._frame_limit = value
         self._send(frame(frames.SETTINGS, ACK, 0))
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes | bytearray) -> None:
         try:
             self.socket.sendall(data)
         except OSError:
@@ -256,7 +257,7 @@ class Connection:
         Raises:
             UnityCommunicationException: The peer takes no data any more.
         """
-        body = b"\0" + struct.pack(">I", len(message)) + message
+        body = memoryview(b"\0" + struct.pack(">I", len(message)) + message)
         out = bytearray(head)
         sent = position = 0
         deadline = time.monotonic() + (_SEND_LIMIT_S if self._is_server else math.inf)
@@ -265,12 +266,13 @@ class Connection:
             size = min(len(body) - position, self._window, credit, self._frame_limit)
             if size > 0:
                 ends = position + size == len(body)
-                out += frame(DATA, last if ends else 0, stream, body[position : position + size])
+                out += frames.head(DATA, last if ends else 0, stream, size)
+                out += body[position : position + size]
                 position += size
                 sent += size
                 self._window -= size
                 continue
-            self._send(bytes(out))
+            self._send(out)
             out.clear()
             if not self._open or time.monotonic() > deadline or not self.read():
                 raise UnityCommunicationException(
@@ -279,7 +281,8 @@ class Connection:
             if self._is_server and stream not in self._unanswered:
                 return
         self._stream_credit.pop(stream, None)
-        self._send(bytes(out + tail))
+        out += tail
+        self._send(out)
 
     def farewell(self, wait_s: float) -> None:
         """Announce the end, let the peer finish reading for up to `wait_s`, and close."""
