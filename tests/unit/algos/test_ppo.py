@@ -33,9 +33,11 @@ def rollout(spec: BehaviorSpec, n_rows: int = 128, *, seed: int = 0) -> Rollout:
     }
     n_components = actions.continuous_size + actions.discrete_size
     fields["continuous"] = rng.normal(size=(n_rows, actions.continuous_size)).astype(np.float32)
-    fields["discrete"] = np.stack(
-        [rng.integers(0, size, n_rows) for size in actions.discrete_branches], axis=1
-    ) if actions.discrete_size else np.zeros((n_rows, 0), dtype=np.int64)
+    fields["discrete"] = (
+        np.stack([rng.integers(0, size, n_rows) for size in actions.discrete_branches], axis=1)
+        if actions.discrete_size
+        else np.zeros((n_rows, 0), dtype=np.int64)
+    )
     fields["log_prob"] = np.full((n_rows, n_components), -1.5, dtype=np.float32)
     fields["reward"] = rng.normal(size=n_rows).astype(np.float32)
     if actions.discrete_size:
