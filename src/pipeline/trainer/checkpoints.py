@@ -72,6 +72,11 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
     return state
 
 
+def reason_of(error: Exception) -> str:
+    """The first two lines of an error's message, in one: torch lists every weight that differs."""
+    return " ".join(" ".join(str(error).splitlines()[:2]).split())
+
+
 def _is_whole(content: bytes) -> bool:
     """Whether these are the bytes of an archive whose parts all have their checksums."""
     try:

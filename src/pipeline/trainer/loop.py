@@ -15,7 +15,7 @@ from pipeline.errors import (
     UnityPolicyException,
 )
 from pipeline.tracking import names
-from pipeline.trainer.checkpoints import load_checkpoint, numbered, save_checkpoint
+from pipeline.trainer.checkpoints import load_checkpoint, numbered, reason_of, save_checkpoint
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.saved import description
 from pipeline.trainer.statistics import REWARD
@@ -199,10 +199,9 @@ class TrainingLoop:
             else:
                 learner.algorithm.load_weights(state["learner"]["algorithm"])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            reason = " ".join("; ".join(str(error).splitlines()[:2]).split())
             raise CheckpointError(
                 f"{path}: this checkpoint does not fit the behavior {learner.name} as it is now "
-                f"({reason}); use the settings and the environment that it was made with, or "
+                f"({reason_of(error)}); use the settings and the environment that it was made with, or "
                 "begin a new run without it"
             ) from error
 
