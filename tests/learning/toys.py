@@ -97,7 +97,7 @@ class Toy:
 
 
 class Chase(Toy):
-    """Continuous: steer a point to the middle; it drifts on. Best return about -0.5, idle -8."""
+    """Continuous: steer a point to the middle; it drifts on. Best return about -0.5."""
 
     spec = BehaviorSpec([ObservationSpec.vector(4)], ActionSpec.create_continuous(2))
     length = 12

@@ -201,8 +201,8 @@ class TrainingLoop:
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(
                 f"{path}: this checkpoint does not fit the behavior {learner.name} as it is now "
-                f"({reason_of(error)}); use the settings and the environment that it was made with, or "
-                "begin a new run without it"
+                f"({reason_of(error)}); use the settings and the environment that it was made "
+                "with, or begin a new run without it"
             ) from error
 
     def _after_update(self, learner: Learner) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.settings import load_run_settings
@@ -53,3 +54,11 @@ def quick():
 @pytest.fixture
 def in_process():
     return InProcessEnvironment
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
