@@ -1,20 +1,24 @@
 # What a user types. Everything runs in the project's own virtual environment, .venv.
 #
 #   make run             build, train, export, evaluate and report every experiment in params.yaml
-#   make test            the tests; agents learn their toys with one seed, `make test-learning` takes three
+#   make test            the tests; agents learn their toys with one seed each
+#   make test-learning   every learning proof in full, three seeds each
 #   make check           formatting, types, import layers, and both descriptions of the DAG
+#   make peer            install mlagents-learn 1.1.0 in .venv-mlagents, for benchmarks/
 #
 # Variables:
 #   PYTHON=python3.12              the interpreter that makes .venv (3.11 to 3.13)
 #   TORCH_INDEX_URL=<index>        where pip finds torch, for example PyTorch's index of CPU-only
 #                                  builds, which spares gigabytes of CUDA libraries; empty: pip's own
 #   VENV=<folder>                  use this virtual environment as it is, and install nothing
+#   PEER_PYTHON=python3.10         the interpreter for mlagents-learn 1.1.0, the reference
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
 TORCH_INDEX_URL ?=
+PEER_PYTHON ?= python3.10
 ifdef VENV
 STAMP :=
 else
@@ -25,10 +29,10 @@ TORCH := $(shell grep -m1 '^torch==' constraints.txt)
 export PATH := $(VENV)/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help install run test test-learning check clean
+.PHONY: help install run test test-learning check peer clean
 
 help:
-	@sed -n 's/^# \{0,1\}//; 1,13p' Makefile
+	@sed -n 's/^# \{0,1\}//; 1,16p' Makefile
 
 install: $(STAMP)
 
@@ -61,6 +65,11 @@ check: $(STAMP)
 	snakefmt --check Snakefile workflow
 	pipeline plan --check
 	python -m pytest -q tests/workflow -m "not slow"
+
+peer:
+	$(PEER_PYTHON) -m venv .venv-mlagents
+	.venv-mlagents/bin/python -m pip install --quiet 'setuptools<70' wheel
+	.venv-mlagents/bin/python -m pip install --quiet --ignore-requires-python mlagents==1.1.0 mlagents-envs==1.1.0 torch==2.6.0
 
 clean:
 	rm -rf build results .snakemake logs benchmarks/stages

@@ -26,7 +26,7 @@ except PipelineError as error:
 RUNS = plan(PARAMS)["runs"]
 VALUES = to_plain(read_yaml("params.yaml"))
 
-BASE = """__init__.py arrays.py errors.py files.py seeding.py stages/__init__.py stages/common.py
+BASE = """__init__.py errors.py files.py seeding.py stages/__init__.py stages/common.py
     stages/process.py stages/sources.py""".split()
 
 

@@ -2,7 +2,7 @@
 rule env:
     input:
         "constraints.txt",
-        sources("env", "protocol", "settings", "simulators"),
+        sources("env", "arrays.py", "protocol", "settings", "simulators"),
     output:
         directory("build/env/{name}"),
     log:
@@ -24,7 +24,7 @@ rule env_path:
     input:
         "constraints.txt",
         lambda wildcards: RUNS["path_environments"][wildcards.name]["path"],
-        sources("env", "protocol", "settings", "simulators"),
+        sources("env", "arrays.py", "protocol", "settings", "simulators"),
     output:
         directory("build/env/{name}"),
     log:

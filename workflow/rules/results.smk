@@ -11,6 +11,7 @@ rule export:
             "nets",
             "protocol",
             "settings",
+            "stages/policies.py",
             "stages/tracked.py",
             "tracking",
             "trainer",
@@ -88,7 +89,7 @@ rule report:
             for table in ("train_from_scratch", "train_pretrained")
             for name in ("policy.pt", "metrics.json", "progress.csv")
         ],
-        sources("report", "evaluation", "settings"),
+        sources("report", "evaluation", "settings", "stages/pages.py"),
     output:
         report("results/report/report.html", category="Report"),
         "results/report/report.md",

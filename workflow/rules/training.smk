@@ -6,6 +6,7 @@ LEARNING = (
     "nets",
     "protocol",
     "settings",
+    "stages/policies.py",
     "stages/tracked.py",
     "tracking",
     "trainer",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipeline import seeding
 from pipeline.algos.bc import BehavioralCloning
@@ -23,6 +23,7 @@ from pipeline.algos.returns import generalized_advantages
 from pipeline.algos.schedules import BETA_FLOOR, EPSILON_FLOOR, LEARNING_RATE_FLOOR, scheduled
 from pipeline.errors import SettingsError, TrainingError
 from pipeline.nets.actor_critic import Critic
+from pipeline.nets.optimizer import FlatAdam
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +40,7 @@ VALUE_WEIGHT = 0.5
 
 def policy_loss(
     *, log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, epsilon: float
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Clipped surrogate (arXiv 1707.06347, equation 7), one ratio per action component.
 
     Args:
@@ -47,13 +48,21 @@ def policy_loss(
         old_log_prob: [B, C] under the policy that took them.
         advantage: [B, 1].
         epsilon: clip range of the ratio.
+
+    Returns:
+        The loss -mean(min(ratio A, clip(ratio) A)), and its derivative [B, C] by `log_prob`: that
+        of -ratio A where the minimum is the unclipped term, else 0.
     """
-    ratio = torch.exp(log_prob - old_log_prob)
-    clipped = ratio.clamp(1.0 - epsilon, 1.0 + epsilon)
-    return -torch.min(ratio * advantage, clipped * advantage).mean()
+    plain = torch.exp(log_prob - old_log_prob) * advantage
+    bound = (1.0 + epsilon * advantage.sign()) * advantage
+    gain = torch.min(plain, bound)
+    scale = -1.0 / plain.numel()
+    return gain.sum() * scale, torch.where(plain <= bound, plain * scale, 0.0)
 
 
-def value_loss(*, value: Tensor, old_value: Tensor, returns: Tensor, clip: Tensor) -> Tensor:
+def value_loss(
+    *, value: Tensor, old_value: Tensor, returns: Tensor, clip: Tensor
+) -> tuple[Tensor, Tensor]:
     """Squared error, at least that of a value moved no further than `clip` from the old one.
 
     Args:
@@ -61,9 +70,19 @@ def value_loss(*, value: Tensor, old_value: Tensor, returns: Tensor, clip: Tenso
         old_value: [B, S] when the rollout was collected.
         returns: [B, S] targets.
         clip: [S] largest useful move.
+
+    Returns:
+        The mean of max((R - V)^2, (R - V_moved)^2), and its derivative [B, S] by `value`: 0 where
+        the second term is the larger, because V_moved no longer follows V there.
     """
-    moved = old_value + torch.max(torch.min(value - old_value, clip), -clip)
-    return torch.max((returns - value).square(), (returns - moved).square()).mean()
+    error = value - returns
+    move = value - old_value
+    moved = old_value + torch.max(torch.min(move, clip), -clip) - returns
+    plain, clipped = error.square(), moved.square()
+    scale = 1.0 / error.numel()
+    loss = torch.max(plain, clipped).sum() * scale
+    follows = (move.abs() <= clip) | (plain >= clipped)
+    return loss, torch.where(follows, error * (2.0 * scale), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +120,16 @@ class Batch:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learned:
+    """What one gradient step found."""
+
+    losses: Tensor
+    """[2] policy loss and value loss."""
+    log_ratio: Tensor
+    """[B, C] how far the policy had moved from the one that collected the rollout."""
+
+
 class PPO:
     """Acts, says when it has enough experience, and learns from it.
 
@@ -129,9 +158,7 @@ class PPO:
                 shared=self.policy.actor.body if shared else None,
             ).to(device)
         self.parameters = [*self.policy.parameters(), *self.critic.parameters()]
-        self.optimizer = torch.optim.Adam(
-            self.parameters, lr=self.hyperparameters.learning_rate, fused=True
-        )
+        self.optimizer = FlatAdam(self.parameters, learning_rate=self.hyperparameters.learning_rate)
         self.action_stream = generator_for(seed, device, "actions")
         self.minibatch_stream = seeding.stream(seed, "minibatches")
         self.gamma = np.array([s.gamma for s in self.signals.values()], dtype=np.float32)
@@ -175,34 +202,39 @@ class PPO:
         rate = scheduled(h.learning_rate_schedule, h.learning_rate, LEARNING_RATE_FLOOR, **now)
         epsilon = scheduled(h.epsilon_schedule, h.epsilon, EPSILON_FLOOR, **now)
         beta = scheduled(h.beta_schedule, h.beta, BETA_FLOOR, **now)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        self.optimizer.learning_rate = rate
         batch = self._batch(rollout)
         clip = epsilon * batch.returns.std(0, correction=0).clamp_min(1e-6)
-        totals = torch.zeros(5, device=self.device)
-        n_minibatches = 0
+        learned: list[Learned] = []
         size = min(h.batch_size, rollout.n_rows)
         for _ in range(h.num_epoch):
             order = torch.from_numpy(self.minibatch_stream.permutation(rollout.n_rows))
             shuffled = batch.select(order.to(self.device))
-            for start in range(0, rollout.n_rows - size + 1, size):
-                minibatch = shuffled.select(slice(start, start + size))
-                totals += self._learn(minibatch, epsilon=epsilon, beta=beta, clip=clip)
-                n_minibatches += 1
-        losses = (totals / max(n_minibatches, 1)).tolist()
-        if not np.isfinite(losses).all():
+            learned += [
+                self._learn(
+                    shuffled.select(slice(start, start + size)),
+                    epsilon=epsilon,
+                    beta=beta,
+                    clip=clip,
+                )
+                for start in range(0, rollout.n_rows - size + 1, size)
+            ]
+        loss_pi, loss_v = torch.stack([one.losses for one in learned]).mean(0).tolist()
+        if not np.isfinite(loss_pi + loss_v):
             raise TrainingError(
-                f"step {step}: the PPO loss is not finite (policy {losses[0]}, value {losses[1]}); "
+                f"step {step}: the PPO loss is not finite (policy {loss_pi}, value {loss_v}); "
                 "lower learning_rate or the reward's scale"
             )
+        last_epoch = torch.cat([one.log_ratio for one in learned[-(rollout.n_rows // size) :]])
+        change = last_epoch.exp() - 1.0
         stats = {
-            "Losses/Policy Loss": abs(losses[0]),
-            "Losses/Value Loss": losses[1],
+            "Losses/Policy Loss": abs(loss_pi),
+            "Losses/Value Loss": loss_v,
             "Policy/Learning Rate": rate,
             "Policy/Epsilon": epsilon,
             "Policy/Beta": beta,
-            "Policy/approx_kl": losses[3],
-            "Policy/clip_fraction": losses[4],
+            "Policy/approx_kl": float((change - last_epoch).mean()),
+            "Policy/clip_fraction": float((change.abs() > epsilon).float().mean()),
             "Policy/explained_variance": _explained_variance(batch),
         }
         for column, signal in enumerate(self.signals):
@@ -212,43 +244,33 @@ class PPO:
             stats["Losses/Pretraining Loss"] = self.cloning.update(step=step)
         return stats
 
-    def _learn(self, batch: Batch, *, epsilon: float, beta: float, clip: Tensor) -> Tensor:
-        """One gradient step; gives [policy loss, value loss, entropy, KL, clip fraction]."""
+    def _learn(self, batch: Batch, *, epsilon: float, beta: float, clip: Tensor) -> Learned:
+        """One gradient step on a minibatch."""
+        self.optimizer.zero_gradients()
         hidden = self.policy.actor(batch.obs)
+        value = self.critic(batch.obs, hidden)
         log_prob, entropy = self.policy.actor.heads.evaluate(
             hidden, batch.continuous, batch.discrete, batch.allowed
         )
-        loss_pi = policy_loss(
-            log_prob=log_prob,
-            old_log_prob=batch.log_prob,
-            advantage=batch.advantage,
-            epsilon=epsilon,
-        )
-        loss_v = value_loss(
-            value=self.critic(batch.obs, hidden),
-            old_value=batch.value,
-            returns=batch.returns,
-            clip=clip,
-        )
-        mean_entropy = entropy.mean()
-        loss = loss_pi + VALUE_WEIGHT * loss_v - beta * mean_entropy
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        if self.hyperparameters.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self.hyperparameters.max_grad_norm)
-        self.optimizer.step()
         with torch.no_grad():
-            change = log_prob - batch.log_prob
-            ratio = change.exp()
-            return torch.stack(
-                (
-                    loss_pi,
-                    loss_v,
-                    mean_entropy,
-                    (ratio - 1.0 - change).mean(),
-                    ((ratio - 1.0).abs() > epsilon).float().mean(),
-                )
+            loss_pi, by_log_prob = policy_loss(
+                log_prob=log_prob,
+                old_log_prob=batch.log_prob,
+                advantage=batch.advantage,
+                epsilon=epsilon,
             )
+            loss_v, by_value = value_loss(
+                value=value, old_value=batch.value, returns=batch.returns, clip=clip
+            )
+            by_entropy = torch.full_like(entropy, -beta / len(entropy))
+        # policy loss + VALUE_WEIGHT * value loss - beta * mean entropy, from its derivatives
+        torch.autograd.backward(
+            (log_prob, value, entropy), (by_log_prob, by_value * VALUE_WEIGHT, by_entropy)
+        )
+        self.optimizer.step(max_norm=self.hyperparameters.max_grad_norm)
+        return Learned(
+            losses=torch.stack((loss_pi, loss_v)), log_ratio=log_prob.detach() - batch.log_prob
+        )
 
     @torch.no_grad()
     def _batch(self, rollout: Rollout) -> Batch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import subprocess
 import sys
@@ -58,6 +59,7 @@ def snakemake_state(root: Path) -> State:
     from snakemake.api import SnakemakeApi
     from snakemake.settings.types import DAGSettings, OutputSettings, Quietness, ResourceSettings
 
+    logging.getLogger("snakemake").setLevel(logging.WARNING)
     with _in_folder(root), contextlib.redirect_stderr(io.StringIO()) as printed:
         try:
             with SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as api:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from pipeline import files
 from pipeline.errors import SettingsError
 from pipeline.settings import dump_yaml, load_run_settings, to_mapping
+from pipeline.stages.export import publish
 from pipeline.tracking.console import ConsoleSink
 from pipeline.tracking.csvfile import CsvSink
 from pipeline.tracking.tensorboard import TensorBoardSink
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
     from pipeline.settings import RunSettings
     from pipeline.trainer import TrainResult
@@ -52,11 +54,29 @@ def learn(arguments: argparse.Namespace) -> str:
     settings = settings.with_seed(seed)
     files.write_whole(run_dir / "configuration.yaml", dump_yaml(to_mapping(settings)))
     result = _train(settings, seed, run_dir, arguments)
+    files.write_json(run_dir / "run_logs" / "seconds.json", dict(result.seconds))
+    for one in result.behaviors.values():
+        publish(one.checkpoint, run_dir)
     lines = [f"Trained with seed {seed}; everything is in {run_dir}."]
     for name, one in result.behaviors.items():
         mean = "no episode ended" if one.mean_reward is None else f"{one.mean_reward:.3f}"
-        lines.append(f"  {name}: {one.steps} steps, mean reward {mean}, {one.checkpoint}")
+        lines.append(f"  {name}: {one.steps} steps, mean reward {mean}")
+        lines.append(f"    policy for Unity: {run_dir / name}.onnx")
+        lines.append(f"    checkpoint:       {one.checkpoint}")
+    lines.append(f"Time: {_split(result.seconds)}")
+    if env := settings.env_settings.env_path:
+        first = run_dir / f"{next(iter(result.behaviors))}.onnx"
+        lines.append(f"Play it: pipeline evaluate {first} --env {env}")
     return "\n".join(lines)
+
+
+def _split(seconds: Mapping[str, float]) -> str:
+    """Share of each part, the largest first."""
+    total = seconds["total"]
+    parts = {part: value for part, value in seconds.items() if part != "total"}
+    parts["other"] = max(total - sum(parts.values()), 0.0)
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    return f"{total:.1f} s: " + ", ".join(f"{name} {value / total:.0%}" for name, value in ordered)
 
 
 def _settings(arguments: argparse.Namespace) -> RunSettings:

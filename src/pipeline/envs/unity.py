@@ -7,7 +7,6 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-import pipeline
 from pipeline.envs import launch
 from pipeline.envs.base import StoredStepsEnv, closed_error
 from pipeline.envs.side_channels import SideChannelManager
@@ -59,6 +58,8 @@ class UnityEnvironment(StoredStepsEnv):
     """
 
     API_VERSION = "1.5.0"
+    PACKAGE_VERSION = "1.1.0"
+    """The `mlagents_envs` whose behavior this follows; environments may log it."""
     DEFAULT_EDITOR_PORT = 5004
     BASE_ENVIRONMENT_PORT = 5005
 
@@ -161,7 +162,7 @@ class UnityEnvironment(StoredStepsEnv):
             start = message.unity_input.rl_initialization_input
             start.seed, start.num_areas = self._seed, self._num_areas
             start.communication_version = self.API_VERSION
-            start.package_version = pipeline.__version__
+            start.package_version = self.PACKAGE_VERSION
             start.capabilities.CopyFrom(_CAPABILITIES)
             self._server.reply(message.SerializeToString())
             self._receive()

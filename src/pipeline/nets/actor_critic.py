@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pipeline.nets.body import Body
 from pipeline.nets.distributions import (
+    HALF_LOG_TAU,
     categorical_entropy,
     gaussian_entropy,
     gaussian_log_prob,
@@ -75,11 +76,12 @@ class ActionHeads(nn.Module):
         log_probs, entropies = [], []
         continuous = hidden.new_zeros((len(hidden), 0))
         if self.mu is not None and self.log_sigma is not None:
-            continuous = mu = self.mu(hidden)
+            mu = self.mu(hidden)
+            noise = torch.zeros_like(mu)
             if not deterministic:
-                noise = torch.randn(mu.shape, generator=generator, device=mu.device)
-                continuous = mu + self.log_sigma.exp() * noise
-            log_probs.append(gaussian_log_prob(action=continuous, mu=mu, log_sigma=self.log_sigma))
+                noise.normal_(generator=generator)
+            continuous = torch.addcmul(mu, self.log_sigma.exp(), noise)
+            log_probs.append(noise.square() * -0.5 - (self.log_sigma + HALF_LOG_TAU))
             entropies.append(gaussian_entropy(self.log_sigma).expand(len(hidden)))
         chosen = []
         for branch in self.branch_log_probs(hidden, allowed):

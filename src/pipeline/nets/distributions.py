@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,8 +18,37 @@ FORBIDDEN = -1e8
 
 
 def gaussian_log_prob(*, action: Tensor, mu: Tensor, log_sigma: Tensor) -> Tensor:
-    """Log density of each action component [B, A], not summed."""
-    return -0.5 * ((action - mu) * torch.exp(-log_sigma)).square() - log_sigma - HALF_LOG_TAU
+    """Log density of each action component [B, A], not summed.
+
+    Args:
+        action: [B, A].
+        mu: [B, A].
+        log_sigma: [1, A], the same for all rows.
+    """
+    result: Tensor = _GaussianLogProb.apply(action, mu, log_sigma)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return result
+
+
+class _GaussianLogProb(torch.autograd.Function):
+    """With its derivatives written out: a third of the operations of automatic ones.
+
+    For z = (a - mu) / sigma: log p = -z^2/2 - log sigma - log(2 pi)/2, d/dmu = z / sigma,
+    d/dlog sigma = z^2 - 1.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, action: Tensor, mu: Tensor, log_sigma: Tensor) -> Tensor:
+        inverse = torch.exp(-log_sigma)
+        z = (action - mu) * inverse
+        squared = z.square()
+        ctx.save_for_backward(z, squared, inverse)
+        return squared * -0.5 - (log_sigma + HALF_LOG_TAU)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor]:
+        (gradient,) = gradients
+        z, squared, inverse = ctx.saved_tensors
+        return None, gradient * z * inverse, (gradient * (squared - 1.0)).sum(0, keepdim=True)
 
 
 def gaussian_entropy(log_sigma: Tensor) -> Tensor:

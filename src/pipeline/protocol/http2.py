@@ -11,6 +11,7 @@ Sources: RFC 9113 (HTTP/2), RFC 7541 (HPACK) and the gRPC-over-HTTP/2 specificat
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import struct
 import time
@@ -87,7 +88,7 @@ class Connection:
         """Take what the socket holds, waiting for its time-out; False when the peer has left."""
         try:
             chunk = self.socket.recv(_RECEIVE_BYTES)
-        except ConnectionError:
+        except (ConnectionError, TimeoutError):
             chunk = b""
         if not chunk:
             self._open = False
@@ -206,7 +207,7 @@ class Connection:
         body = b"\0" + struct.pack(">I", len(message)) + message
         out = bytearray(head)
         sent = position = 0
-        deadline = time.monotonic() + _SEND_LIMIT_S
+        deadline = time.monotonic() + (_SEND_LIMIT_S if self._is_server else math.inf)
         while position < len(body):
             credit = self._stream_window + self._stream_credit.get(stream, 0) - sent
             size = min(len(body) - position, self._window, credit, self._frame_limit)
@@ -254,7 +255,11 @@ class Channel:
             # The system chose the very port that we looked for: we called ourselves.
             sock.close()
             raise ConnectionRefusedError(f"no one listens on localhost:{port}")
-        self._connection = Connection(sock, is_server=False)
+        try:
+            self._connection = Connection(sock, is_server=False)
+        except OSError:
+            sock.close()
+            raise
         sock.settimeout(None)
         self._stream = -1
         self._headers = (

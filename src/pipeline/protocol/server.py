@@ -13,6 +13,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from google.protobuf.message import DecodeError
+
 from pipeline.errors import (
     UnityCommunicationException,
     UnityCommunicatorStoppedException,
@@ -84,6 +86,7 @@ class Server:
         Raises:
             UnityTimeOutException: No call came.
             UnityCommunicatorStoppedException: The environment stops, or its connection broke.
+            UnityCommunicationException: What it sent is not a message of the protocol.
         """
         deadline = time.monotonic() + timeout_s
         while (request := self._next_call()) is None:
@@ -93,15 +96,26 @@ class Server:
                 self._check_lost()
                 if left <= 0:
                     raise UnityTimeOutException(_TIME_OUT.format(seconds=timeout_s))
-        message = UnityMessageProto.FromString(request)
+        try:
+            message = UnityMessageProto.FromString(request)
+        except DecodeError as error:
+            raise UnityCommunicationException(
+                f"the environment sent {len(request)} bytes that are not a message of the protocol"
+            ) from error
         if message.header.status != OK:
             raise UnityCommunicatorStoppedException("Communicator has exited.")
         return message
 
     def reply(self, message: bytes) -> None:
-        """Answer the pending call with a serialized UnityMessageProto."""
+        """Answer the pending call with a serialized UnityMessageProto.
+
+        Raises:
+            UnityCommunicationException: No call is pending, or its answer is not taken.
+        """
         if self._pending is None:
-            raise UnityCommunicatorStoppedException("Communicator has exited.")
+            raise UnityCommunicationException(
+                "the environment is still at work: wait for its message before sending another"
+            )
         connection, stream = self._pending
         self._pending = None
         connection.respond(stream, message)
@@ -158,8 +172,13 @@ class Server:
 
     def _accept(self, listener: socket.socket) -> None:
         try:
-            connection = Connection(listener.accept()[0], is_server=True)
+            accepted = listener.accept()[0]
         except OSError:
+            return
+        try:
+            connection = Connection(accepted, is_server=True)
+        except OSError:
+            accepted.close()
             return
         self._connections.append(connection)
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)

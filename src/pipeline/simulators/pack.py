@@ -18,7 +18,6 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-import pipeline
 from pipeline.errors import StageError
 from pipeline.files import whole
 from pipeline.simulators import launcher, registry
@@ -109,7 +108,7 @@ def _digest(content: dict[str, bytes]) -> str:
 
 def _package_files() -> Iterator[tuple[str, bytes]]:
     """What an executable needs of this package, under its names in the archive."""
-    root = Path(pipeline.__file__).parent
+    root = Path(__file__).resolve().parent.parent
     files = [root / name for name in _PACKAGE]
     for folder in _FOLDERS:
         files += (root / folder).rglob("*.py")

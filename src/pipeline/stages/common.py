@@ -194,7 +194,7 @@ def _digest(job: Job, root: Path, path: Path) -> str:
 
 def _code(root: Path, stage: str) -> str:
     src = root / "src"
-    used = sorted(sources.closure(src, f"pipeline.stages.{stage}"))
+    used = sorted(sources.closure(src, f"{__package__}.{stage}"))
     return files.fingerprint([[str(f.relative_to(src)), files.sha256_of(f)] for f in used])
 
 

@@ -65,12 +65,9 @@ def _train(
     build: executable.Build,
     started_from: Mapping[str, Path] | None,
 ) -> dict[str, Any]:
-    import torch
-
     from pipeline import trainer
 
     runtime = run.params.runtime
-    torch.set_num_threads(runtime.torch_threads)
     several = len(settings.behaviors) > 1
     with tracked.recorded(
         run, attempt, algorithm=tracked.algorithm_of(run), prefix=several
@@ -93,6 +90,7 @@ def _train(
             log_folder=attempt.run / "logs",
             resume=attempt.resumed,
             device=runtime.device,
+            torch_threads=runtime.torch_threads,
             sinks=sinks,
         )
         checkpoints = {name: one.checkpoint for name, one in result.behaviors.items()}

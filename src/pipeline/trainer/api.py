@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from pipeline.trainer.loop import RESUME_INTERVAL_S, TrainingLoop, TrainResult
 from pipeline.trainer.stopping import stop_on_signal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pipeline.envs.base import BaseEnv
     from pipeline.tracking.base import Sink
@@ -35,6 +35,7 @@ def train(
     init_from: Mapping[str, Path] | None = None,
     resume: bool = False,
     device: str | None = "cpu",
+    torch_threads: int = 1,
     sinks: Sequence[Sink] = (),
     resume_interval_s: float = RESUME_INTERVAL_S,
 ) -> TrainResult:
@@ -55,6 +56,8 @@ def train(
         init_from: a checkpoint to take the weights from, by behavior.
         resume: continue from the checkpoints in `run_dir`, where there are any.
         device: `cpu`, `cuda`, `cuda:0`, ...; None for cuda where there is one.
+        torch_threads: threads of torch while training; small networks are slower with more, and
+            another number gives other roundings.
         sinks: where summaries go.
         resume_interval_s: seconds between refreshes of the checkpoint that a kill resumes from.
 
@@ -66,7 +69,7 @@ def train(
         UnityException: The environment failed; what was learned so far is saved.
         Interrupted: SIGINT or SIGTERM came; the state is saved.
     """
-    with closing(Tracker(sinks)) as tracker:
+    with closing(Tracker(sinks)) as tracker, _threads(torch_threads):
         run = _settings(settings).with_seed(seed)
         chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         workers = open_workers(
@@ -91,6 +94,16 @@ def train(
                 resume_interval_s=resume_interval_s,
             )
             return loop.run(stop)
+
+
+@contextmanager
+def _threads(n_threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _settings(settings: RunSettings | Mapping[str, object] | Path | str) -> RunSettings:

@@ -58,7 +58,7 @@ def rollout(spec: BehaviorSpec, n_rows: int = 128, *, seed: int = 0) -> Rollout:
 def test_policy_loss_takes_the_smaller_of_plain_and_clipped_ratio():
     log_prob = torch.log(torch.tensor([[1.5], [0.5], [1.5], [0.5]]))
     advantage = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])
-    loss = policy_loss(
+    loss, _ = policy_loss(
         log_prob=log_prob,
         old_log_prob=torch.zeros(4, 1),
         advantage=advantage,
@@ -69,7 +69,7 @@ def test_policy_loss_takes_the_smaller_of_plain_and_clipped_ratio():
 
 
 def test_value_loss_counts_moves_beyond_the_clip_from_where_they_started():
-    loss = value_loss(
+    loss, _ = value_loss(
         value=torch.tensor([[1.0], [0.1]]),
         old_value=torch.zeros(2, 1),
         returns=torch.tensor([[1.0], [1.0]]),
@@ -77,6 +77,40 @@ def test_value_loss_counts_moves_beyond_the_clip_from_where_they_started():
     )
     # moved to 1.0 but credited with 0.2: 0.8 squared; moved to 0.1 within the clip: 0.9 squared
     assert float(loss) == pytest.approx((0.64 + 0.81) / 2)
+
+
+def test_written_derivatives_of_the_losses_equal_automatic_ones():
+    rows = torch.Generator().manual_seed(0)
+    log_prob = (torch.randn(200, 3, generator=rows) * 0.5).requires_grad_()
+    advantage = torch.randn(200, 1, generator=rows)
+    old = torch.zeros(200, 3)
+    ratio = torch.exp(log_prob - old)
+    plain = -torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
+    plain.backward()
+    loss, derivative = policy_loss(
+        log_prob=log_prob.detach(), old_log_prob=old, advantage=advantage, epsilon=0.2
+    )
+    torch.testing.assert_close(loss, plain.detach())
+    torch.testing.assert_close(derivative, log_prob.grad)
+
+    value = torch.randn(200, 2, generator=rows).requires_grad_()
+    old_value, returns = torch.randn(2, 200, 2, generator=rows)
+    clip = torch.tensor([0.2, 0.7])
+    moved = old_value + torch.stack(
+        [(value - old_value)[:, i].clamp(-clip[i], clip[i]) for i in range(2)], dim=1
+    )
+    plain = torch.max((returns - value) ** 2, (returns - moved) ** 2).mean()
+    plain.backward()
+    loss, derivative = value_loss(
+        value=value.detach(), old_value=old_value, returns=returns, clip=clip
+    )
+    torch.testing.assert_close(loss, plain.detach())
+    inside = ((value - old_value).abs() < clip).detach()
+    beyond = ~inside
+    torch.testing.assert_close(derivative[beyond], value.grad[beyond])
+    # automatic differentiation halves ties, or takes either side of one that rounding broke
+    expected = 2.0 * (value - returns).detach()[inside] / value.numel()
+    torch.testing.assert_close(derivative[inside], expected)
 
 
 @pytest.mark.parametrize(

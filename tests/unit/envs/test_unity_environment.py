@@ -20,6 +20,7 @@ from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import launch_workers
 from pipeline.errors import (
     UnityActionException,
+    UnityCommunicationException,
     UnityCommunicatorStoppedException,
     UnityEnvironmentException,
     UnityTimeOutException,
@@ -199,6 +200,14 @@ def test_workers_step_together_and_keep_their_order(fake: Path):
 def test_workers_that_cannot_start_leave_none_behind(fake: Path):
     with pytest.raises(UnityEnvironmentException, match="return code 3"):
         launch_workers(fake, 2, seed=0, args=["--mode", "exit"], timeout_wait=20)
+
+
+def test_sending_twice_without_waiting_is_refused(fake: Path):
+    with UnityEnvironment(fake, timeout_wait=20) as env:
+        env.reset()
+        env.step_send()
+        with pytest.raises(UnityCommunicationException, match="still at work"):
+            env.step_send()
 
 
 def test_environment_closed_between_the_halves_of_a_step_is_told_to_stop(fake: Path):

@@ -19,6 +19,7 @@ from pipeline.nets.distributions import (
     sample_categorical,
 )
 from pipeline.nets.layers import RunningNormalizer, linear
+from pipeline.nets.optimizer import FlatAdam
 from pipeline.nets.vision import MINIMUM_SIDE, visual_encoder
 from pipeline.protocol.specs import ObservationSpec, ObservationType
 from pipeline.settings.schema import NetworkSettings
@@ -106,3 +107,32 @@ def test_goal_signal_conditions_the_last_layer_unless_told_otherwise():
 def test_variable_length_observations_are_refused_by_name():
     with pytest.raises(SettingsError, match=r"observation 0 \(crowd\) of shape"):
         Body([ObservationSpec.entities(5, 3, "crowd")], NetworkSettings())
+
+
+def test_flat_adam_steps_as_adam_over_separate_parameters():
+    torch.manual_seed(0)
+    one = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
+    two = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
+    two.load_state_dict(one.state_dict())
+    plain = torch.optim.Adam(one.parameters(), lr=0.01)
+    flat = FlatAdam(two.parameters(), learning_rate=0.01)
+    for _ in range(5):
+        x = torch.randn(4, 3)
+        plain.zero_grad()
+        one(x).square().sum().backward()
+        plain.step()
+        two(x).sum().backward()  # what another optimizer left behind must not count
+        flat.zero_gradients()
+        two(x).square().sum().backward()
+        flat.step()
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
+def test_written_derivative_of_the_gaussian_log_prob_equals_the_numerical_one():
+    mu = torch.randn(4, 2, dtype=torch.float64, requires_grad=True)
+    log_sigma = torch.randn(1, 2, dtype=torch.float64, requires_grad=True)
+    action = torch.randn(4, 2, dtype=torch.float64)
+    assert torch.autograd.gradcheck(
+        lambda m, s: gaussian_log_prob(action=action, mu=m, log_sigma=s), (mu, log_sigma)
+    )

@@ -7,7 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from pipeline.errors import UnityCommunicatorStoppedException, UnityTimeOutException
+from pipeline.errors import (
+    UnityCommunicationException,
+    UnityCommunicatorStoppedException,
+    UnityTimeOutException,
+)
 from pipeline.protocol.generated.messages import UnityMessageProto
 from pipeline.protocol.http2 import Channel
 from pipeline.protocol.server import METHOD, Server
@@ -132,6 +136,17 @@ def test_strangers_do_not_disturb():
             assert server.receive(20, no_check).header.status == 200
             server.reply(message(6))
             assert answer.result(20) == message(6)
+        end.close()
+
+
+def test_bytes_that_are_no_message_are_refused():
+    with Server() as server, ThreadPoolExecutor(1) as pool:
+        end = Channel(server.port, METHOD)
+        answer = pool.submit(end.call, b"\xff\xff\xff")
+        with pytest.raises(UnityCommunicationException, match="3 bytes that are not a message"):
+            server.receive(20, no_check)
+        server.close()
+        assert UnityMessageProto.FromString(answer.result(20)).header.status == 400
         end.close()
 
 

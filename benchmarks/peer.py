@@ -1,0 +1,104 @@
+"""Run ours and `mlagents-learn` on one executable and read what they print.
+
+The peer lives in an environment of its own, made by `make peer` in `.venv-mlagents`; the variable
+MLAGENTS_LEARN names another place.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+_SUMMARY = re.compile(
+    r"\. Step: (?P<step>\d+)\. Time Elapsed: (?P<time>[\d.]+) s\."
+    r"(?: Mean Reward: (?P<reward>-?[\d.]+)\.)?"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """What one training run printed."""
+
+    steps: list[int]
+    seconds: list[float]
+    rewards: list[float | None]
+    wall_s: float
+
+    def rate(self) -> float:
+        """Agent steps per second between the first and the last summary."""
+        return (self.steps[-1] - self.steps[0]) / (self.seconds[-1] - self.seconds[0])
+
+
+def peer_command() -> str:
+    """Path of `mlagents-learn`; ends the program with the remedy where there is none."""
+    path = Path(os.environ.get("MLAGENTS_LEARN", ROOT / ".venv-mlagents/bin/mlagents-learn"))
+    if not path.exists():
+        sys.exit(f"{path} does not exist: run `make peer`, or set MLAGENTS_LEARN to the program")
+    return str(path)
+
+
+def executable(name: str) -> Path:
+    """A packed built-in simulator."""
+    from pipeline.simulators.pack import pack
+
+    target = Path(tempfile.gettempdir()) / "rl-pipeline-benchmarks" / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return pack(name, target)
+
+
+def configuration(source: Path, folder: Path, **changes: int) -> Path:
+    """A copy of a trainer configuration whose behaviors have `changes`."""
+    content = yaml.safe_load(source.read_text())
+    for behavior in content["behaviors"].values():
+        behavior.update(changes)
+    path = folder / "trainer.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+def train(program: str, config: Path, env: Path, *, seed: int, folder: Path) -> Curve:
+    """Train with `ours` or `peer`, and give the curve.
+
+    Raises:
+        RuntimeError: The program failed; the message holds the end of its output.
+    """
+    common = [str(config), "--env", str(env), "--run-id", f"{program}-{seed}", "--seed", str(seed)]
+    common += ["--results-dir", str(folder), "--no-graphics", "--torch-device", "cpu"]
+    if program == "ours":
+        command = [sys.executable, "-m", "pipeline.cli", "learn", *common]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    else:
+        command = [peer_command(), *common, "--base-port", str(_free_port())]
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    began = time.perf_counter()
+    done = subprocess.run(  # noqa: S603  # the two programs that are compared
+        command, env=environment, capture_output=True, text=True, check=False
+    )
+    wall = time.perf_counter() - began
+    output = done.stdout + done.stderr
+    if done.returncode:
+        raise RuntimeError(f"{program} failed:\n" + "\n".join(output.splitlines()[-20:]))
+    found = [match.groupdict() for match in _SUMMARY.finditer(output)]
+    return Curve(
+        steps=[int(one["step"]) for one in found],
+        seconds=[float(one["time"]) for one in found],
+        rewards=[None if one["reward"] is None else float(one["reward"]) for one in found],
+        wall_s=wall,
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

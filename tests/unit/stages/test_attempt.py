@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import StageError
+from pipeline.stages import common, process
+
+
+def job(**changes) -> common.Job:
+    values = {
+        "stage": "report",
+        "instance": "walk/seed1",
+        "params": {"learning_rate": 3e-4},
+        "inputs": (Path("data.txt"), Path("folder")),
+        "outputs": (Path("results/a/model.bin"), Path("results/a/curves")),
+    }
+    return common.Job(**(values | changes))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository with the sources of one stage and two inputs."""
+    package = tmp_path / "src/pipeline/stages"
+    package.mkdir(parents=True)
+    for file in (package.parent / "__init__.py", package / "__init__.py", package / "report.py"):
+        file.touch()
+    (tmp_path / "data.txt").write_text("one")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/b.txt").write_text("two")
+    return tmp_path
+
+
+def make(attempt: common.Attempt) -> None:
+    attempt.out("model.bin").write_text("weights")
+    attempt.out("curves").mkdir()
+    (attempt.out("curves") / "a.png").write_text("picture")
+
+
+def stop(root: Path, **changes) -> None:
+    """An attempt that is killed after it has saved something."""
+
+    def killed() -> None:
+        with common.attempt(job(**changes), root) as attempt:
+            (attempt.run / "checkpoint").write_text("half way")
+            raise process.Stopped
+
+    with pytest.raises(process.Stopped):
+        killed()
+
+
+def test_outputs_appear_only_when_the_stage_succeeds(root: Path):
+    def broken() -> None:
+        with common.attempt(job(), root) as attempt:
+            make(attempt)
+            raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError):
+        broken()
+    assert not (root / "results/a").exists()
+    with common.attempt(job(), root) as attempt:
+        make(attempt)
+        assert not (root / "results/a").exists()
+    assert (root / "results/a/model.bin").read_text() == "weights"
+    assert (root / "results/a/curves/a.png").read_text() == "picture"
+
+
+def test_a_new_result_replaces_the_old_folder_whole(root: Path):
+    with common.attempt(job(), root) as attempt:
+        make(attempt)
+    (root / "results/a/curves/left-over.png").touch()
+    with common.attempt(job(), root) as attempt:
+        make(attempt)
+    assert [p.name for p in (root / "results/a/curves").iterdir()] == ["a.png"]
+    assert sorted(p.name for p in (root / "results/a").iterdir()) == ["curves", "model.bin"]
+
+
+def test_a_missing_output_publishes_nothing(root: Path):
+    def half() -> None:
+        with common.attempt(job(), root) as attempt:
+            attempt.out("model.bin").touch()
+
+    with pytest.raises(StageError, match="did not make results/a/curves"):
+        half()
+    assert not (root / "results/a").exists()
+
+
+def test_a_killed_attempt_is_resumed_with_the_same_inputs(root: Path):
+    stop(root)
+    with common.attempt(job(), root) as attempt:
+        assert attempt.resumed
+        assert (attempt.run / "checkpoint").read_text() == "half way"
+        make(attempt)
+
+
+def change_params(root: Path) -> dict:
+    return {"params": {"learning_rate": 1e-4}}
+
+
+def change_input(root: Path) -> dict:
+    (root / "data.txt").write_text("other")
+    return {}
+
+
+def change_input_folder(root: Path) -> dict:
+    (root / "folder/c.txt").touch()
+    return {}
+
+
+def change_code(root: Path) -> dict:
+    (root / "src/pipeline/stages/report.py").write_text("VALUE = 1\n")
+    return {}
+
+
+@pytest.mark.parametrize("change", [change_params, change_input, change_input_folder, change_code])
+def test_a_killed_attempt_is_started_afresh_with_other_inputs(root: Path, change):
+    stop(root)
+    with common.attempt(job(**change(root)), root) as attempt:
+        assert not attempt.resumed
+        assert list(attempt.run.iterdir()) == []
+        make(attempt)
+
+
+def test_code_that_the_stage_does_not_import_changes_nothing(root: Path):
+    stop(root)
+    (root / "src/pipeline/stages/other.py").write_text("VALUE = 1\n")
+    with common.attempt(job(), root) as attempt:
+        assert attempt.resumed
+        make(attempt)
+
+
+def test_snakemakes_mark_in_a_folder_changes_nothing(root: Path):
+    stop(root)
+    (root / "folder/.snakemake_timestamp").touch()
+    with common.attempt(job(), root) as attempt:
+        assert attempt.resumed
+        make(attempt)
+
+
+def test_a_finished_attempt_is_not_resumed(root: Path):
+    with common.attempt(job(), root) as attempt:
+        (attempt.run / "checkpoint").touch()
+        make(attempt)
+    with common.attempt(job(), root) as attempt:
+        assert not attempt.resumed
+        assert list(attempt.run.iterdir()) == []
+        make(attempt)
+
+
+def test_a_second_process_on_the_same_job_is_refused_with_the_holder(root: Path):
+    import os
+
+    with common.attempt(job(), root) as attempt:
+        with (
+            pytest.raises(StageError, match=f"another process .pid {os.getpid()}. is working"),
+            common.attempt(job(), root),
+        ):
+            pass
+        make(attempt)
+    with common.attempt(job(instance="other"), root) as attempt:
+        make(attempt)
+
+
+def test_a_missing_input_says_which_and_what_to_run(root: Path):
+    with (
+        pytest.raises(StageError, match=r"gone.txt does not exist. Run the pipeline with `dvc"),
+        common.attempt(job(inputs=(Path("gone.txt"),)), root),
+    ):
+        pass
+
+
+def test_facts_lie_outside_of_the_declared_outputs(root: Path):
+    with common.attempt(job(), root) as attempt:
+        attempt.facts["mlflow_run_id"] = "abc"
+        make(attempt)
+    facts = json.loads((root / "results/.work/report/walk/seed1/stage.json").read_text())
+    assert facts["params"] == {"learning_rate": 3e-4}
+    assert facts["mlflow_run_id"] == "abc"
+    assert facts["resumed"] is False
+    assert facts["duration_s"] >= 0
+    assert set(facts["inputs"]) == {"data.txt", "folder"}
+    assert facts["versions"]["numpy"]
+
+
+def test_only_declared_outputs_can_be_written(root: Path):
+    with pytest.raises(ValueError, match="declares no output"), common.attempt(job(), root) as one:
+        one.out("other.bin")

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import Interrupted, SettingsError
+from pipeline.stages import process
+
+SRC = Path(__file__).resolve().parents[3] / "src"
+
+WAITS = """
+import sys, threading
+from pipeline.stages import process
+def work():
+    print("ready", flush=True)
+    {body}
+sys.exit(process.run(work))
+"""
+
+
+def start(body: str) -> subprocess.Popen:
+    child = subprocess.Popen(  # noqa: S603  # this interpreter
+        [sys.executable, "-c", WAITS.format(body=body)],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    return child
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_stage_non_zero(number, code):
+    with start("threading.Event().wait(60)") as child:
+        child.send_signal(number)
+        _, errors = child.communicate(timeout=30)
+    assert child.returncode == code
+    assert errors.startswith("interrupted: stopped by SIG")
+
+
+def test_work_that_swallows_the_signal_still_ends_the_stage_non_zero():
+    body = "\n    ".join(
+        ["try:", "    threading.Event().wait(60)", "except KeyboardInterrupt:", "    pass"]
+    )
+    with start(body) as child:
+        child.send_signal(signal.SIGTERM)
+        child.communicate(timeout=30)
+    assert child.returncode == 143
+
+
+def test_a_stage_ends_when_its_parent_is_killed():
+    parent = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+print(child.pid, flush=True)
+child.wait()
+"""
+    with subprocess.Popen(  # noqa: S603  # this interpreter
+        [sys.executable, "-c", parent, WAITS.format(body="threading.Event().wait(120)")],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as engine:
+        assert engine.stdout is not None
+        lines = {engine.stdout.readline().strip(), engine.stdout.readline().strip()}
+        assert "ready" in lines
+        engine.kill()
+        # The orphan holds the other end of the pipe: it closes when the orphan has ended.
+        assert engine.stdout.read() == ""
+
+
+def test_a_mistake_is_one_line_and_its_exit_code(capsys):
+    def work() -> None:
+        raise SettingsError("params.yaml:3: no")
+
+    assert process.run(work) == 2
+    assert capsys.readouterr().err == "error: params.yaml:3: no\n"
+
+
+def test_an_interruption_that_was_saved_keeps_its_exit_code(capsys):
+    def work() -> None:
+        raise Interrupted("stopped at step 5", exit_code=143)
+
+    assert process.run(work) == 143
+    assert "stopped at step 5" in capsys.readouterr().err
+
+
+def test_success_is_zero_and_the_handlers_are_put_back():
+    before = signal.getsignal(signal.SIGTERM)
+    assert process.run(lambda: None) == 0
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline import cli
+from pipeline.errors import SettingsError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_help_teaches_by_example(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for example in ("pipeline plan", "dvc repro", "snakemake --cores", "pipeline learn config/"):
+        assert example in text
+
+
+COMMANDS = (
+    "plan, sync, env build, env list, demo info, demo record, learn, evaluate, onnx check, ui"
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS.split(", "))
+def test_every_command_explains_itself(command: str, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command.split(), "--help"])
+    assert ended.value.code == 0
+    assert "--debug" in capsys.readouterr().out
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\nfrom pipeline import cli\n"
+        "try:\n    cli.main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'numpy','torch','mlflow','dvc','snakemake','onnx','grpc','yaml','matplotlib'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)\n"
+    )
+    start = time.perf_counter()
+    done = subprocess.run(  # noqa: S603  # this interpreter
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert time.perf_counter() - start < 5
+
+
+def test_a_mistake_is_one_line_and_exit_code_two(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["plan"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: Parameter file could not be found")
+    assert error.count("\n") == 1
+
+
+def test_debug_shows_where_it_came_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError):
+        cli.main(["plan", "--debug"])
+
+
+def test_plan_writes_the_table_and_check_compares_it(tmp_path, monkeypatch, capsys):
+    (tmp_path / "workflow").mkdir()
+    (tmp_path / "config").symlink_to(ROOT / "config")
+    text = (ROOT / "params.yaml").read_text()
+    (tmp_path / "params.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["plan", "--check"]) == 2
+    assert cli.main(["plan"]) == 0
+    assert cli.main(["plan", "--check"]) == 0
+    assert "up to date" in capsys.readouterr().out
+    (tmp_path / "params.yaml").write_text(text.replace("      - 2\n", "      - 3\n", 1))
+    assert cli.main(["plan", "--check"]) == 2
+
+
+def test_a_recorded_demonstration_can_be_read_back(tmp_path, capsys):
+    target = tmp_path / "expert.demo"
+    assert cli.main(["demo", "record", "grid_world", "-o", str(target), "--episodes", "3"]) == 0
+    assert "3 episodes" in capsys.readouterr().out
+    assert cli.main(["demo", "info", str(target)]) == 0
+    told = capsys.readouterr().out
+    assert "3 ended" in told
+    assert "GridWorld" in told
+
+
+def test_recorded_episodes_are_the_same_for_the_same_seed(tmp_path):
+    files = [tmp_path / name for name in ("a.demo", "b.demo", "c.demo")]
+    for file, seed in zip(files, ("1", "1", "2"), strict=True):
+        command = ["demo", "record", "grid_world", "-o", str(file), "--episodes", "2"]
+        assert cli.main([*command, "--seed", seed]) == 0
+    contents = [file.read_bytes() for file in files]
+    assert contents[0] == contents[1] != contents[2]
+
+
+def test_env_list_names_the_built_in_simulators(capsys):
+    assert cli.main(["env", "list"]) == 0
+    assert "balance_ball" in capsys.readouterr().out
+
+
+def test_ui_without_runs_says_what_to_do(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert cli.main(["ui"]) == 2
+    assert "there are no runs yet" in capsys.readouterr().err
+
+
+def test_onnx_check_refuses_what_is_no_model(tmp_path, capsys):
+    path = tmp_path / "a.onnx"
+    path.write_bytes(b"nothing")
+    assert cli.main(["onnx", "check", str(path)]) == 2
+    assert "a.onnx" in capsys.readouterr().err
+
+
+def test_learn_refuses_a_used_run_id_and_a_missing_one(tmp_path, capsys):
+    results = tmp_path / "results"
+    (results / "old").mkdir(parents=True)
+    (results / "old/file").touch()
+    config = str(ROOT / "config/ppo/3DBall.yaml")
+    start = ["learn", config, "--env", "nowhere", "--results-dir", str(results)]
+    assert cli.main([*start, "--run-id", "old"]) == 2
+    assert "Previous data from this run ID was found." in capsys.readouterr().err
+    assert cli.main([*start, "--run-id", "new", "--resume"]) == 2
+    assert "was not found" in capsys.readouterr().err

@@ -1,0 +1,112 @@
+"""The workflow files themselves: dry run, lint, plan, settings that matter."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+from project import run
+
+from pipeline.settings.params import load_params
+from pipeline.settings.plan import plan
+
+ROOT = Path(__file__).resolve().parents[2]
+CONDA = "Specify a conda environment or container for each rule."
+
+
+def complaints(text: str) -> list[str]:
+    """Snakemake's lints, without the one that asks for conda: `make install` pins everything."""
+    found = re.findall(r"^    \* (.*?):?$", text, re.MULTILINE)
+    return [line for line in found if not line.startswith(CONDA[:-1])]
+
+
+def test_snakemake_plans_every_run(project: Path):
+    text = run(project, "snakemake", "-n", "--quiet", "rules").stdout
+    done = run(project, "snakemake", "-n")
+    total = re.search(r"^total\s+(\d+)", done.stdout + done.stderr + text, re.MULTILINE)
+    tables = plan(load_params(project / "params.yaml"))["runs"]
+    assert total is not None
+    assert int(total[1]) == sum(map(len, tables.values())) + 2  # report and all
+
+
+def test_snakemake_has_nothing_to_lint_but_conda(project: Path):
+    done = run(project, "snakemake", "--lint", check=False)
+    text = done.stdout + done.stderr
+    assert "Lints for" in text
+    assert complaints(text) == []
+
+
+def test_the_lint_filter_lets_other_complaints_through():
+    text = "Lints for rule a:\n    * Specify a conda environment or container for each rule.:\n"
+    assert complaints(text) == []
+    assert complaints(text + "    * No log directive defined:\n") == ["No log directive defined"]
+
+
+def test_dvc_reads_the_pipeline(project: Path):
+    names = run(project, "dvc", "stage", "list", "--name-only").stdout.split()
+    tables = plan(load_params(project / "params.yaml"))["runs"]
+    assert len(names) == sum(map(len, tables.values())) + 1
+
+
+def test_snakemake_refuses_values_from_the_command_line(project: Path):
+    done = run(project, "snakemake", "-n", "--config", "seed=1", check=False)
+    assert done.returncode != 0
+    assert "params.yaml" in done.stdout + done.stderr
+
+
+def test_snakemake_and_stages_refuse_a_plan_that_is_out_of_date(project: Path):
+    params = project / "params.yaml"
+    params.write_text(params.read_text().replace("      - 1\n      - 2\n", "      - 1\n", 1))
+    for command in (
+        ("snakemake", "-n"),
+        ("python", "workflow/scripts/report.py"),
+        ("python", "workflow/scripts/train.py", "grid_world_ppo", "--seed", "1"),
+        ("python", "-m", "pipeline.cli", "plan", "--check"),
+    ):
+        done = run(project, *command, check=False)
+        assert done.returncode != 0
+        assert "run `pipeline plan`" in " ".join((done.stdout + done.stderr).split()), command
+
+
+def test_a_stage_names_what_params_do_not_have(project: Path):
+    done = run(project, "python", "workflow/scripts/env.py", "nowhere", check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: params.yaml has no environments.nowhere")
+    command = ("python", "workflow/scripts/train.py", "grid_world_ppo", "--seed", "77")
+    done = run(project, *command, check=False)
+    assert done.returncode == 2
+    assert "experiments.grid_world_ppo.seeds" in done.stderr
+
+
+def test_a_stage_names_the_input_that_is_missing(project: Path):
+    command = ("python", "workflow/scripts/export.py", "grid_world_ppo", "--seed", "1")
+    done = run(project, *command, check=False)
+    assert done.returncode == 2
+    assert "results/train/grid_world_ppo/seed1/policy.pt does not exist" in done.stderr
+
+
+def test_dvc_neither_phones_home_nor_sees_snakemakes_marks():
+    config = (ROOT / ".dvc/config").read_text()
+    assert "analytics = false" in config
+    assert "check_update = false" in config
+    assert {".snakemake_timestamp", "__pycache__"} <= set(
+        (ROOT / ".dvcignore").read_text().splitlines()
+    )
+
+
+def test_constraints_pin_everything_and_name_no_machine():
+    lines = [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
+    assert "torch==2.13.0" in lines
+
+
+def test_the_metrics_and_curves_are_committed_and_the_models_are_not():
+    for name in ("train", "pretrain"):
+        stage = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"][name]["do"]
+        assert all(entry[path]["cache"] is False for entry in stage["metrics"] for path in entry)
+        assert all(isinstance(entry, str) for entry in stage["outs"])

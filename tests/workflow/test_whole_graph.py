@@ -1,0 +1,232 @@
+"""The real stages, end to end, on a tiny configuration."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from project import commit, copy_project, environment, run
+
+from pipeline.commands.sync import sync
+
+TINY = Path(__file__).with_name("tiny.yaml")
+
+pytestmark = pytest.mark.slow
+
+
+def tiny_project(root: Path) -> Path:
+    copy_project(root)
+    shutil.copy(TINY, root / "params.yaml")
+    run(root, "python", "-m", "pipeline.cli", "plan")
+    commit(root, "tiny")
+    return root
+
+
+def results(root: Path) -> dict[str, bytes]:
+    """Everything that the engines track, by path."""
+    places = [root / "results", root / "data/demos", root / "build"]
+    return {
+        file.relative_to(root).as_posix(): file.read_bytes()
+        for place in places
+        for file in sorted(place.rglob("*"))
+        if file.is_file() and ".work" not in file.parts and not file.name.startswith(".")
+    }
+
+
+@pytest.fixture(scope="module")
+def by_dvc(tmp_path_factory) -> Path:
+    root = tiny_project(tmp_path_factory.mktemp("dvc") / "project")
+    run(root, "dvc", "repro", PIPELINE_MLFLOW="on")
+    return root
+
+
+@pytest.fixture(scope="module")
+def by_snakemake(tmp_path_factory) -> Path:
+    root = tiny_project(tmp_path_factory.mktemp("snakemake") / "project")
+    run(root, "snakemake", "--cores", "2")
+    return root
+
+
+def test_both_engines_make_the_same_bytes(by_dvc: Path, by_snakemake: Path):
+    first, second = results(by_dvc), results(by_snakemake)
+    assert first.keys() == second.keys()
+    assert [name for name in first if first[name] != second[name]] == []
+
+
+def test_every_artifact_is_there_and_says_what_it_should(by_dvc: Path):
+    assert (
+        json.loads((by_dvc / "results/demos/balance_ball_expert.json").read_text())["episodes"] == 2
+    )
+    for name in ("plain", "cloned"):
+        trained = json.loads((by_dvc / f"results/train/{name}/seed1/metrics.json").read_text())
+        assert trained["3DBall"]["steps"] >= 4000
+        with (by_dvc / f"results/train/{name}/seed1/progress.csv").open() as file:
+            steps = [int(row["step"]) for row in csv.DictReader(file)]
+        assert steps == [1000, 2000, 3000, 4000]
+        model = by_dvc / f"results/export/{name}/seed1/3DBall.onnx"
+        assert (
+            "keeps the contract"
+            in run(by_dvc, "python", "-m", "pipeline.cli", "onnx", "check", str(model)).stdout
+        )
+        played = json.loads((by_dvc / f"results/evaluate/{name}/seed1/metrics.json").read_text())
+        assert played["3DBall"]["episodes"] == 4
+    page = (by_dvc / "results/report/report.html").read_text()
+    assert page.count("data:image/png;base64,") == 2
+    assert "http" not in page
+    assert set(json.loads((by_dvc / "results/report/summary.json").read_text())) == {
+        "plain",
+        "cloned",
+    }
+
+
+def test_git_sees_metrics_and_no_models(by_dvc: Path):
+    done = run(by_dvc, "git", "status", "--short", "--untracked-files=all", "--", "results")
+    seen = [line.split()[1] for line in done.stdout.splitlines()]
+    assert seen
+    assert all(name.endswith((".json", ".csv")) and ".work" not in name for name in seen)
+
+
+def test_a_second_run_does_nothing_and_sync_works_both_ways(by_dvc: Path, by_snakemake: Path):
+    before = results(by_dvc)
+    assert "Data and pipelines are up to date" in run(by_dvc, "dvc", "repro").stdout
+    assert "snakemake now agrees" in sync(by_dvc, None)
+    nothing = run(by_dvc, "snakemake", "-n")
+    assert "Nothing to be done" in nothing.stdout + nothing.stderr
+    nothing = run(by_snakemake, "snakemake", "-n")
+    assert "Nothing to be done" in nothing.stdout + nothing.stderr
+    assert "dvc now agrees" in sync(by_snakemake, None)
+    assert "up to date" in run(by_snakemake, "dvc", "status").stdout
+    assert results(by_dvc) == before
+
+
+def test_one_mlflow_run_holds_an_experiment_and_seed(by_dvc: Path):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{by_dvc / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("pipeline")
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert set(runs) == {"plain-seed1", "cloned-seed1"}
+    for found in runs.values():
+        assert found.info.status == "FINISHED"
+        assert found.data.params["overrides.behaviors.3DBall.max_steps"] == "4000"
+        assert found.data.metrics["evaluate/episodes"] == 4
+        assert found.data.tags["pipeline.algorithm"] == "ppo"
+        assert len(found.data.tags["mlflow.source.git.commit"]) == 40
+        name = "Environment/Cumulative Reward"
+        history = client.get_metric_history(found.info.run_id, name)
+        assert [point.step for point in history] == [1000, 2000, 3000, 4000]
+    assert "pretrain/loss" in runs["cloned-seed1"].data.metrics
+    models = client.search_logged_models([experiment.experiment_id])
+    assert {model.source_run_id for model in models} == {r.info.run_id for r in runs.values()}
+
+
+def start_training(root: Path) -> subprocess.Popen:
+    """The train stage of `plain`, until it has shown its first summary."""
+    child = subprocess.Popen(  # the stage's own command
+        [sys.executable, "workflow/scripts/train.py", "plain", "--seed", "1"],
+        cwd=root,
+        env=environment(root),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until(child, "Step: 1000")
+    return child
+
+
+def until(child: subprocess.Popen, text: str) -> None:
+    assert child.stderr is not None
+    for line in child.stderr:
+        if text in line:
+            return
+    pytest.fail(f"{text!r} never came; exit code {child.wait()}")
+
+
+@pytest.fixture
+def trainable(by_dvc: Path, tmp_path: Path) -> Path:
+    """A copy in which `plain` is to be trained longer."""
+    root = tmp_path / "project"
+    shutil.copytree(by_dvc, root, symlinks=True)
+    params = root / "params.yaml"
+    params.write_text(params.read_text().replace("max_steps: 4000", "max_steps: 40000", 1))
+    return root
+
+
+def test_a_stopped_training_publishes_nothing_and_resumes(trainable: Path):
+    published = trainable / "results/train/plain/seed1/metrics.json"
+    before = published.read_bytes()
+    with start_training(trainable) as child:
+        child.send_signal(signal.SIGTERM)
+        child.communicate(timeout=60)
+    assert child.returncode == 143
+    assert published.read_bytes() == before
+    again = run(trainable, "python", "workflow/scripts/train.py", "plain", "--seed", "1")
+    assert "resuming the attempt that did not finish" in again.stderr
+    assert "Resuming training of 3DBall from step" in again.stderr
+    assert json.loads(published.read_text())["3DBall"]["steps"] >= 40000
+    with (published.parent / "progress.csv").open() as file:
+        steps = [int(row["step"]) for row in csv.DictReader(file)]
+    assert steps == list(range(1000, 41000, 1000))
+
+
+def test_two_processes_do_not_train_the_same_run(trainable: Path):
+    with start_training(trainable) as child:
+        command = ("python", "workflow/scripts/train.py", "plain", "--seed", "1")
+        second = run(trainable, *command, check=False)
+        child.send_signal(signal.SIGTERM)
+        child.communicate(timeout=60)
+    assert second.returncode == 2
+    assert f"another process (pid {child.pid})" in second.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("dvc", "repro", "-s", "train@plain-1"),
+        ("snakemake", "--cores", "1", "results/train/plain/seed1/policy.pt"),
+    ],
+    ids=["dvc", "snakemake"],
+)
+def test_no_orphan_survives_a_killed_engine(trainable: Path, command: tuple[str, ...]):
+    import psutil
+
+    log = trainable / "logs/train/plain/seed1.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("")
+    with subprocess.Popen(  # noqa: S603  # an engine
+        command,
+        cwd=trainable,
+        env=environment(trainable),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as engine:
+        stage = wait_for_stage(psutil.Process(engine.pid))
+        below = [stage, *stage.children(recursive=True)]
+        engine.kill()
+    gone, alive = psutil.wait_procs(below, timeout=60)
+    assert alive == []
+    assert stage in gone
+
+
+def wait_for_stage(engine, timeout_s: float = 120):
+    """The training process below `engine`, once it has started an environment."""
+    import psutil
+
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        for process in engine.children(recursive=True):
+            try:
+                command = process.cmdline()
+                if command[1:2] == ["workflow/scripts/train.py"] and process.children():
+                    return process
+            except psutil.NoSuchProcess:
+                continue
+        os.sched_yield()
+    pytest.fail("the engine never started the stage")
