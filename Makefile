@@ -32,7 +32,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 .PHONY: help install run test test-learning check peer clean
 
 help:
-	@sed -n 's/^# \{0,1\}//; 1,16p' Makefile
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 install: $(STAMP)
 

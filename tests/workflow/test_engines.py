@@ -91,6 +91,28 @@ def test_a_learning_rate_in_overrides_reruns_exactly_that_experiment(toy):
     assert repro(root, engine) == sorted([*wanted, "report"])
 
 
+def test_a_learning_rate_does_not_repeat_the_pretraining(toy):
+    root, engine = toy
+    params = root / "params.yaml"
+    head, tail = params.read_text().split("  balance_ball_bc_ppo:\n")
+    rate = "    overrides:\n      behaviors.3DBall.hyperparameters.learning_rate: 1e-05\n"
+    params.write_text(head + "  balance_ball_bc_ppo:\n" + tail.replace("    overrides:\n", rate, 1))
+    wanted = of_experiment("balance_ball_bc_ppo", "train", "export", "evaluate", seeds=(1,))
+    assert repro(root, engine) == sorted([*wanted, "report"])
+
+
+def test_a_wider_network_repeats_the_pretraining_once_it_is_planned(toy):
+    root, engine = toy
+    trainer = root / "config/ppo/3DBall.yaml"
+    replace(trainer, "hidden_units: 128", "hidden_units: 64")
+    with pytest.raises(StageError, match="pipeline plan"):
+        sync(root, engine)
+    run(root, "python", "-m", "pipeline.cli", "plan")
+    ran = repro(root, engine)
+    assert "pretrain balance_ball_bc_ppo --seed 1" in ran
+    assert not any("grid_world" in job for job in ran)
+
+
 def test_a_learning_rate_in_the_trainer_file_reruns_exactly_that_experiment(toy):
     root, engine = toy
     trainer = root / "config/ppo/GridWorld.yaml"

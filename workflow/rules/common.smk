@@ -24,14 +24,14 @@ except PipelineError as error:
     raise WorkflowError(str(error)) from None
 
 RUNS = plan(PARAMS)["runs"]
-VALUES = to_plain(read_yaml("params.yaml"))
+VALUES = {**to_plain(read_yaml("params.yaml")), "runs": RUNS}
 
 BASE = """__init__.py errors.py files.py seeding.py stages/__init__.py stages/common.py
     stages/process.py stages/sources.py""".split()
 
 
 def watched(*names):
-    """The values of these dotted keys of params.yaml: what dvc.yaml lists under `params`."""
+    """The values of these dotted keys: what dvc.yaml lists under `params`."""
 
     def of_job(wildcards):
         found = {}

@@ -15,7 +15,6 @@ LEARNING = (
 
 rule pretrain:
     input:
-        run_of("pretrain", "trainer"),
         lambda wildcards: (
             f"data/demos/{run_of('pretrain', 'demonstrations')(wildcards)}.demo"
         ),
@@ -38,9 +37,9 @@ rule pretrain:
         runtime=60,
     params:
         watched=watched(
-            "experiments.{experiment}.overrides",
             "experiments.{experiment}.pretrain",
             "runtime",
+            "runs.pretrain.{experiment}-{seed}",
         ),
     message:
         "Imitate the demonstrations: {wildcards.experiment}, seed {wildcards.seed}"

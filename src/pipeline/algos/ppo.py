@@ -204,7 +204,9 @@ class PPO:
         beta = scheduled(h.beta_schedule, h.beta, BETA_FLOOR, **now)
         self.optimizer.learning_rate = rate
         batch = self._batch(rollout)
-        clip = epsilon * batch.returns.std(0, correction=0).clamp_min(1e-6)
+        clip = torch.full_like(batch.returns[0], torch.inf)
+        if h.clip_value:
+            clip = epsilon * batch.returns.std(0, correction=0).clamp_min(1e-6)
         learned: list[Learned] = []
         size = min(h.batch_size, rollout.n_rows)
         for _ in range(h.num_epoch):

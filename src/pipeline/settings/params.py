@@ -14,7 +14,7 @@ from pipeline.settings.reader import (
     shown,
     suggestion,
 )
-from pipeline.settings.run_file import load_run_settings
+from pipeline.settings.run_file import load_run_settings, to_mapping
 from pipeline.settings.schema.kinds import Count, CountOrZero, Positive
 from pipeline.settings.schema.run import RunSettings
 from pipeline.settings.yaml_file import read_yaml
@@ -188,6 +188,25 @@ class Params:
             overrides_from=source,
             env_path_follows=True,
         )
+
+    def network_settings(self, name: str) -> RunSettings:
+        """The trainer configuration of an experiment reduced to its networks.
+
+        Pretraining depends on no more, so a new learning rate does not repeat it.
+
+        Raises:
+            SettingsError: There is no such experiment, or its configuration has a mistake.
+        """
+        whole = to_mapping(self.run_settings(name))
+        kept = ("trainer_type", "network_settings")
+        behaviors = {
+            behavior: {key: settings[key] for key in kept}
+            for behavior, settings in whole["behaviors"].items()
+        }
+        reduced: dict[str, Any] = {"behaviors": behaviors}
+        if whole["default_settings"] is not None:
+            reduced["default_settings"] = {key: whole["default_settings"][key] for key in kept}
+        return load_run_settings(None, overrides=reduced, env_path_follows=True)
 
 
 def load_params(path: Path | str = Path("params.yaml")) -> Params:

@@ -1,7 +1,8 @@
 """`workflow/runs.yaml`: the table of runs that `dvc.yaml` goes through.
 
 DVC neither nests interpolation nor crosses experiments with a list of seeds for each, so the table
-is worked out here, from `params.yaml` alone. Snakemake uses the same table.
+is worked out here, from `params.yaml` and, for pretraining, the networks in the trainer files.
+Snakemake uses the same table.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import StageError
-from pipeline.files import write_whole
+from pipeline.files import fingerprint, write_whole
+from pipeline.settings.run_file import to_mapping
 from pipeline.settings.yaml_file import dump_yaml
 
 if TYPE_CHECKING:
@@ -34,7 +36,11 @@ def plan(params: Params) -> dict[str, Any]:
         `{"runs": tables}`, where `environments` and `path_environments` (builds that are already
         there, and watched) and `demonstrations` are by name, and `pretrain`, `train_from_scratch`,
         `train_pretrained`, `export` and `evaluate` by `<experiment>-<seed>`, each entry with
-        experiment, seed, environment, trainer, and demonstrations where it has any.
+        experiment, seed, environment, trainer, and demonstrations where it has any; those of
+        `pretrain` have a digest of the networks too, which is all they take from the trainer file.
+
+    Raises:
+        SettingsError: The trainer configuration of an experiment with pretraining has a mistake.
     """
     tables: dict[str, dict[str, Any]] = {
         "environments": {},
@@ -65,8 +71,15 @@ def plan(params: Params) -> dict[str, Any]:
             if experiment.demonstrations is not None:
                 run["demonstrations"] = experiment.demonstrations
             for stage in experiment.stages:
-                tables[_table(stage, experiment.stages)][f"{name}-{seed}"] = run
+                entry = run
+                if stage == "pretrain":
+                    entry = run | {"network": _network(params, name)}
+                tables[_table(stage, experiment.stages)][f"{name}-{seed}"] = entry
     return {"runs": tables}
+
+
+def _network(params: Params, name: str) -> str:
+    return fingerprint(to_mapping(params.network_settings(name)))[:16]
 
 
 def plan_text(params: Params) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.errors import StageError
+from pipeline.settings import to_mapping
 from pipeline.stages import common, policies, tracked
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def job_of(run: tracked.Run) -> common.Job:
         stage="pretrain",
         instance=run.instance,
         params={
-            "overrides": run.experiment.overrides,
+            "network": to_mapping(run.params.network_settings(run.name))["behaviors"],
             "pretrain": {
                 "epochs": wanted.epochs,
                 "batch_size": wanted.batch_size,
@@ -45,10 +46,7 @@ def job_of(run: tracked.Run) -> common.Job:
             "runtime": run.runtime(),
             "seed": run.seed,
         },
-        inputs=(
-            Path(run.experiment.trainer),
-            Path(f"data/demos/{run.experiment.demonstrations}.demo"),
-        ),
+        inputs=(Path(f"data/demos/{run.experiment.demonstrations}.demo"),),
         outputs=tuple(run.folder("pretrain") / name for name in OUTPUTS),
     )
 
@@ -69,8 +67,8 @@ def pretrain(run: tracked.Run) -> None:
         losses = _Losses()
         sinks: list[Sink] = [losses] if record is None else [losses, record.curve()]
         result = trainer.pretrain(
-            [run.root / job.inputs[1]],
-            run.params.run_settings(run.name),
+            [run.root / job.inputs[0]],
+            run.params.network_settings(run.name),
             seed=run.seed,
             run_dir=attempt.run,
             **job.params["pretrain"],

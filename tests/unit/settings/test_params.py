@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import given, settings
@@ -179,7 +180,7 @@ def test_the_plan_has_a_run_for_each_seed_of_each_stage(folder: Path) -> None:
             "environments": {"ball": {"source": "builtin"}},
             "path_environments": {"game": {"source": "path", "path": "builds/game.x86_64"}},
             "demonstrations": {"expert": {"environment": "ball"}},
-            "pretrain": {"cloned-1": cloned},
+            "pretrain": {"cloned-1": cloned | {"network": ANY}},
             "train_from_scratch": {
                 "scratch-3": scratch | {"seed": 3},
                 "scratch-1": scratch | {"seed": 1},

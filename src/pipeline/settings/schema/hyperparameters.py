@@ -54,6 +54,8 @@ class PPOSettings(OnPolicySettings):
 
     shared_critic: bool = False
     """Whether policy and value function share the network's body."""
+    clip_value: bool = field(default=False, metadata={"addition": True})
+    """Whether a value may move by epsilon standard deviations of the returns in one update only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
