@@ -33,7 +33,7 @@ def run_crowds(crowds, settings, tmp_path, in_process, recorder):
             device=CPU,
             tracker=Tracker([recorder]),
         )
-        return loop.run(StopRequest())
+        return loop.run(StopRequest()), loop.learners
 
 
 @pytest.mark.parametrize("n_workers", [1, 3])
@@ -41,7 +41,7 @@ def test_agents_that_come_and_go_are_counted_exactly(
     n_workers, quick, tmp_path, in_process, recorder
 ):
     crowds = [Crowd(seed=seed) for seed in range(n_workers)]
-    result = run_crowds(crowds, quick("Mood", "Choice"), tmp_path, in_process, recorder)
+    result, learners = run_crowds(crowds, quick("Mood", "Choice"), tmp_path, in_process, recorder)
     assert all(crowd.n_empty > 2 for crowd in crowds)
     for name in ("Mood", "Choice"):
         of_behavior = [
@@ -53,12 +53,14 @@ def test_agents_that_come_and_go_are_counted_exactly(
         assert one.n_episodes == sum(len(given.lives) for given, _ in of_behavior)
         assert one.n_updates > 1
         assert one.steps >= 500
+        n_left = sum(len(given.left) for given, _ in of_behavior)
+        assert learners[name].slots.n_slots <= 6 * n_workers + n_left  # others use them again
     assert any(given.left for crowd in crowds for given in crowd.expected.values())
 
 
 def test_returns_of_agents_that_come_and_go_are_theirs(quick, tmp_path, in_process, recorder):
     crowd = Crowd(seed=5, n_agents=3)
-    result = run_crowds([crowd], quick("Mood", "Choice"), tmp_path, in_process, recorder)
+    result, _ = run_crowds([crowd], quick("Mood", "Choice"), tmp_path, in_process, recorder)
     for name, one in result.behaviors.items():
         recent = [life.total for life in crowd.expected[f"{name}?team=0"].lives][-100:]
         assert one.mean_reward == pytest.approx(np.mean(recent), abs=1e-5)
@@ -220,7 +222,10 @@ class Failing(Corridor):
             if isinstance(self.failure, Exception):
                 raise self.failure
             decisions = result[next(iter(result))][0]
-            {"reward": decisions.reward, "obs": decisions.obs[0]}[self.failure][:] = np.nan
+            if self.failure == "huge reward":
+                decisions.reward[:] = 3e38
+            else:
+                {"reward": decisions.reward, "obs": decisions.obs[0]}[self.failure][:] = np.nan
         return result
 
 
@@ -232,7 +237,7 @@ def test_what_was_learned_is_saved_when_the_environment_fails(quick, tmp_path, i
     assert toy.is_closed
 
 
-@pytest.mark.parametrize("what", ["reward", "obs"])
+@pytest.mark.parametrize("what", ["reward", "huge reward", "obs"])
 def test_values_that_are_not_finite_stop_the_run_and_spare_the_last_good_checkpoint(
     what, quick, tmp_path, in_process
 ):
@@ -241,7 +246,7 @@ def test_values_that_are_not_finite_stop_the_run_and_spare_the_last_good_checkpo
         network_settings={"hidden_units": 8, "num_layers": 1, "normalize": True},
     )
     with (
-        np.errstate(invalid="ignore"),
+        np.errstate(all="ignore"),
         pytest.raises((TrainingError, UnityException), match="finite"),
     ):
         pipeline.train(

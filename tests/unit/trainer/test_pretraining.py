@@ -10,6 +10,7 @@ from toys import Both, Chase, Corridor
 import pipeline
 from pipeline.data.demonstrations import load_expert_rows
 from pipeline.errors import DemonstrationError
+from pipeline.export.torch_policy import record
 from pipeline.protocol.demo import DemoWriter
 from pipeline.protocol.specs import ActionTuple
 from pipeline.trainer.checkpoints import load_checkpoint
@@ -56,6 +57,16 @@ def test_loss_falls_on_steps_that_were_not_learned_from(demo, quick, tmp_path, r
     assert losses[-1] == result.loss < 0.6 * losses[0]
     assert result.held_out_loss < 0.6 * losses[0]
     assert recorder.n_closed == 1
+
+
+def test_cloned_policy_acts_at_the_expert_s_scale(demo, quick, tmp_path):
+    network = {"hidden_units": 32, "num_layers": 2}
+    settings = quick(network_settings=network)
+    result = run([demo(n_rows=500)], settings, tmp_path, epochs=40)
+    x = np.linspace(-0.9, 0.9, 50, dtype=np.float32)[:, None]
+    done = record(load_policy(result.checkpoint).policy, [x])
+    assert np.abs(done.continuous - x).mean() < 0.1  # a third of it would be 0.3 off
+    assert (done.discrete[:, 0] == (x[:, 0] > 0)).mean() > 0.9
 
 
 def test_steps_that_close_an_episode_are_not_imitated(demo, quick, tmp_path):
