@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+# Tests use the general gRPC runtime before the pipeline could set this; see protocol.grpc_server.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 REPOSITORY = Path(__file__).parents[1]
 
 

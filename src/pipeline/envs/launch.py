@@ -13,7 +13,7 @@ import tempfile
 import threading
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from pipeline.errors import UnityEnvironmentException
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _EXTENSIONS = (".app", ".exe", ".x86_64", ".x86")
 _PR_SET_PDEATHSIG = 1
 _TAIL_LINES, _TAIL_BYTES = 20, 4096
+_OUTPUT_LIMIT_BYTES = 1 << 20
 
 
 def find_executable(file_name: str | Path) -> Path:
@@ -85,7 +86,7 @@ def player_log(log_folder: str | Path, worker_id: int) -> Path:
 class EnvironmentProcess:
     """One running environment. It ends with this process, however this process ends (Linux).
 
-    What it prints goes to an unnamed temporary file, for error messages.
+    What it prints goes to an unnamed temporary file, for error messages; `trim` keeps it small.
     """
 
     def __init__(self, command: Sequence[str], *, log: Path | None = None) -> None:
@@ -99,7 +100,7 @@ class EnvironmentProcess:
             UnityEnvironmentException: The system cannot run it.
         """
         self._log = log
-        self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115  # closed by `close`
+        self._output = _appended_file()
         posix = os.name == "posix"
         try:
             self._process = subprocess.Popen(  # noqa: S603  # the user chose the executable
@@ -131,6 +132,16 @@ class EnvironmentProcess:
             raise UnityEnvironmentException(
                 f"Environment shut down with return code {code}{_signal_name(code)}.{self.tail()}"
             )
+
+    def trim(self) -> None:
+        """Forget all but the end of what it printed, when that has become long."""
+        # Elsewhere than on POSIX a child does not append: it would write on where it was.
+        if os.name != "posix" or os.fstat(self._output.fileno()).st_size <= _OUTPUT_LIMIT_BYTES:
+            return
+        end = _last_bytes(self._output)
+        self._output.truncate(0)
+        self._output.write(end)
+        self._output.flush()
 
     def tail(self) -> str:
         """The last lines of the environment's log or output, ready to append to a message."""
@@ -174,6 +185,8 @@ def _die_with_parent(parent: int) -> Callable[[], None] | None:
     prctl = _prctl()
     if prctl is None or threading.current_thread() is not threading.main_thread():
         return None
+    if "grpc" in sys.modules and os.environ.get("GRPC_ENABLE_FORK_SUPPORT") != "0":
+        return None  # its fork handlers may end the child before it has become the environment
 
     def ask() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -216,8 +229,22 @@ def _signal_name(code: int) -> str:
     return ""
 
 
+def _appended_file() -> BinaryIO:
+    """A temporary file at whose end every write goes, also after it was cut (POSIX)."""
+    file = tempfile.TemporaryFile("a+b")  # noqa: SIM115  # its user closes it
+    if sys.platform != "win32":
+        import fcntl
+
+        fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)  # `tempfile` drops what "a" means
+    return cast("BinaryIO", file)
+
+
 def _last_lines(file: BinaryIO) -> str:
+    lines = _last_bytes(file).decode("utf-8", errors="replace").rstrip().splitlines()
+    return "\n".join(lines[-_TAIL_LINES:])
+
+
+def _last_bytes(file: BinaryIO) -> bytes:
     end = file.seek(0, os.SEEK_END)
     file.seek(max(0, end - _TAIL_BYTES))
-    lines = file.read().decode("utf-8", errors="replace").rstrip().splitlines()
-    return "\n".join(lines[-_TAIL_LINES:])
+    return file.read()

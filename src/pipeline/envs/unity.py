@@ -18,7 +18,8 @@ from pipeline.protocol.generated.messages import (
     UnityMessageProto,
     UnityRLCapabilitiesProto,
 )
-from pipeline.protocol.server import OK, Server
+from pipeline.protocol.server import OK
+from pipeline.protocol.transport import open_server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _HANG_UP_S, _HURRY_S = 1.0, 0.2
+_TRIM_EVERY = 256
 
 _CAPABILITIES = UnityRLCapabilitiesProto(
     baseRLCapabilities=True,
@@ -79,6 +81,7 @@ class UnityEnvironment(StoredStepsEnv):
         *,
         connect: bool = True,
         host: str | None = None,
+        transport: str | None = None,
     ) -> None:
         """Launch the environment and wait for its first calls.
 
@@ -97,6 +100,8 @@ class UnityEnvironment(StoredStepsEnv):
             num_areas: training areas that the environment makes, if it replicates them.
             connect: False launches only; call `connect` before anything else.
             host: address to listen on; None means loopback.
+            transport: "sockets" or "grpc", the general gRPC runtime; None means what the
+                environment variable PIPELINE_TRANSPORT says, "sockets" if nothing.
 
         Raises:
             UnityWorkerInUseException: The port is taken.
@@ -114,12 +119,16 @@ class UnityEnvironment(StoredStepsEnv):
         self._timeout_s = timeout_wait
         self._seed, self._num_areas = seed, num_areas
         self._process: launch.EnvironmentProcess | None = None
+        self._n_waits = 0
         self._is_reset = False
         self._loaded = True
         self._failed = False
         executable = None if file_name is None else launch.find_executable(file_name)
-        self._server = Server(
-            _port(executable, base_port, worker_id), worker_id=worker_id, host=host
+        self._server = open_server(
+            _port(executable, base_port, worker_id),
+            worker_id=worker_id,
+            host=host,
+            transport=transport,
         )
         self.port = self._server.port
         atexit.register(self._shut_down, 0.0)
@@ -271,6 +280,9 @@ class UnityEnvironment(StoredStepsEnv):
             raise
 
     def _receive(self) -> UnityMessageProto:
+        self._n_waits += 1
+        if self._process is not None and self._n_waits % _TRIM_EVERY == 0:
+            self._process.trim()
         return self._server.receive(self._timeout_s, self._check_process)
 
     def _check_process(self) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import selectors
 import socket
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -31,10 +32,11 @@ if TYPE_CHECKING:
 
 METHOD = "/communicator_objects.UnityToExternalProto/Exchange"
 OK, STOP = 200, 400
-_POLL_S = 0.2
-_LOST_S = 2.0
+POLL_S = 0.2
+LOST_S = 2.0
 """How long after its connection broke an environment may come back."""
-_STOPPED = UnityMessageProto(header={"status": STOP}).SerializeToString()
+_KEEP_S = 0.5
+STOPPED = UnityMessageProto(header={"status": STOP}).SerializeToString()
 
 _TIME_OUT = """\
 The Unity environment took too long to respond ({seconds:g} s). Make sure that:
@@ -44,8 +46,49 @@ The Unity environment took too long to respond ({seconds:g} s). Make sure that:
 \t on a machine without a display, the environment is a server build or runs with --no-graphics"""
 
 
+def parse_call(request: bytes) -> UnityMessageProto:
+    """The message in an environment's call.
+
+    Raises:
+        UnityCommunicatorStoppedException: It says that the environment stops.
+        UnityCommunicationException: It is not a message of the protocol.
+    """
+    try:
+        message = UnityMessageProto.FromString(request)
+    except DecodeError as error:
+        raise UnityCommunicationException(
+            f"the environment sent {len(request)} bytes that are not a message of the protocol"
+        ) from error
+    if message.header.status != OK:
+        raise UnityCommunicatorStoppedException("Communicator has exited.")
+    return message
+
+
+def time_out(seconds: float) -> UnityTimeOutException:
+    """What to raise when no call came for `seconds`."""
+    return UnityTimeOutException(_TIME_OUT.format(seconds=seconds))
+
+
+def nothing_to_answer() -> UnityCommunicationException:
+    """What to raise when a reply has no call."""
+    return UnityCommunicationException(
+        "the environment is still at work: wait for its message before sending another"
+    )
+
+
+def lost() -> UnityCommunicatorStoppedException:
+    """What to raise when an environment broke its connection and did not come back."""
+    return UnityCommunicatorStoppedException(
+        "Communicator has exited: the environment closed its connection without a message."
+    )
+
+
 class Server:
-    """Listens on loopback for one environment. It has no threads: whoever waits reads the socket.
+    """Listens on loopback for one environment; the thread that waits reads the socket itself.
+
+    While no one waits, as in a long update of the networks or while other environments start, a
+    keeper looks twice a second: clients give up where no one greets them, acknowledges their
+    SETTINGS or answers their PING.
 
     Attributes:
         port: the TCP port it listens on.
@@ -66,7 +109,8 @@ class Server:
         self._connections: list[Connection] = []
         self._pending: tuple[Connection, int] | None = None
         self._lost_at: float | None = None
-        self._closed = False
+        self._closed = threading.Event()
+        self._lock = threading.RLock()
         try:
             self._listeners = _listen(port, host)
         except OSError as error:
@@ -75,6 +119,8 @@ class Server:
         self.port: int = self._listeners[0].getsockname()[1]
         for listener in self._listeners:
             self._selector.register(listener, selectors.EVENT_READ, None)
+        self._keeper = threading.Thread(target=self._keep, name="protocol-keeper", daemon=True)
+        self._keeper.start()
 
     def receive(self, timeout_s: float, check: Callable[[], None]) -> UnityMessageProto:
         """The environment's next call.
@@ -89,22 +135,20 @@ class Server:
             UnityCommunicationException: What it sent is not a message of the protocol.
         """
         deadline = time.monotonic() + timeout_s
-        while (request := self._next_call()) is None:
+        while True:
             left = deadline - time.monotonic()
-            if not self._wait(max(0.0, min(left, _POLL_S))):
+            with self._lock:
+                if self._closed.is_set():
+                    raise UnityCommunicationException("the server is closed")
+                request = self._next_call()
+                idle = request is None and not self._wait(max(0.0, min(left, POLL_S)))
+            if request is not None:
+                return parse_call(request)
+            if idle:
                 check()
                 self._check_lost()
                 if left <= 0:
-                    raise UnityTimeOutException(_TIME_OUT.format(seconds=timeout_s))
-        try:
-            message = UnityMessageProto.FromString(request)
-        except DecodeError as error:
-            raise UnityCommunicationException(
-                f"the environment sent {len(request)} bytes that are not a message of the protocol"
-            ) from error
-        if message.header.status != OK:
-            raise UnityCommunicatorStoppedException("Communicator has exited.")
-        return message
+                    raise time_out(timeout_s)
 
     def reply(self, message: bytes) -> None:
         """Answer the pending call with a serialized UnityMessageProto.
@@ -112,19 +156,23 @@ class Server:
         Raises:
             UnityCommunicationException: No call is pending, or its answer is not taken.
         """
-        if self._pending is None:
-            raise UnityCommunicationException(
-                "the environment is still at work: wait for its message before sending another"
-            )
-        connection, stream = self._pending
-        self._pending = None
-        connection.respond(stream, message)
+        with self._lock:
+            if self._pending is None:
+                raise nothing_to_answer()
+            connection, stream = self._pending
+            self._pending = None
+            connection.respond(stream, message)
 
     def close(self, wait_s: float = 1.0) -> None:
         """Tell the environment to stop, and free the port; waits `wait_s` for it to hang up."""
-        if self._closed:
+        if self._closed.is_set():
             return
-        self._closed = True
+        self._closed.set()
+        self._keeper.join()
+        with self._lock:
+            self._say_goodbye(wait_s)
+
+    def _say_goodbye(self, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
         while self._pending is None and any(c.n_messages for c in self._connections):
             left = deadline - time.monotonic()
@@ -132,7 +180,7 @@ class Server:
                 break
         if self._pending is not None:
             with contextlib.suppress(UnityCommunicationException):  # it may be gone
-                self.reply(_STOPPED)
+                self.reply(STOPPED)
         for listener in self._listeners:
             listener.close()
         for connection in self._connections:
@@ -158,6 +206,15 @@ class Server:
                 self._lost_at = None
                 return request
         return None
+
+    def _keep(self) -> None:
+        """Handle what arrives while no one waits for it."""
+        while not self._closed.wait(_KEEP_S):
+            if self._lock.acquire(blocking=False):
+                try:
+                    self._wait(0.0)
+                finally:
+                    self._lock.release()
 
     def _wait(self, seconds: float) -> bool:
         """Handle what arrives within `seconds`; whether anything did."""
@@ -191,10 +248,8 @@ class Server:
             self._lost_at = time.monotonic()
 
     def _check_lost(self) -> None:
-        if self._lost_at is not None and time.monotonic() - self._lost_at > _LOST_S:
-            raise UnityCommunicatorStoppedException(
-                "Communicator has exited: the environment closed its connection without a message."
-            )
+        if self._lost_at is not None and time.monotonic() - self._lost_at > LOST_S:
+            raise lost()
 
 
 def _listen(port: int, host: str | None) -> list[socket.socket]:
@@ -217,6 +272,7 @@ def _listener(address: str, port: int) -> socket.socket:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind((address, port))
         listener.listen(16)
+        listener.setblocking(False)  # a client may be gone before it is accepted
     except OSError:
         listener.close()
         raise

@@ -131,3 +131,20 @@ def test_close_kills_what_does_not_end_by_itself(tmp_path):
     process = launch.EnvironmentProcess([str(path)])
     process.close(0.0)
     assert process._process.returncode == -9
+
+
+def test_long_output_is_trimmed_to_its_end_while_the_process_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "_OUTPUT_LIMIT_BYTES", 50_000)
+    path = build(tmp_path / "sim")
+    path.write_text(
+        '#!/bin/sh\nexec "$PIPELINE_PYTHON" -c "print(\'x\' * 99_999, flush=True); '
+        f"open('{tmp_path / 'fifo'}').read(); print('goodbye')\"\n"
+    )
+    os.mkfifo(tmp_path / "fifo")
+    process = launch.EnvironmentProcess([str(path)])
+    with (tmp_path / "fifo").open("w"):  # it has printed when it opens the other end
+        process.trim()
+        assert os.fstat(process._output.fileno()).st_size == 4096
+    process._process.wait(10)
+    assert process.tail().endswith("xxx\ngoodbye")
+    process.close(0)

@@ -19,6 +19,7 @@ from pipeline.envs.side_channels import EngineConfigurationChannel, RawBytesChan
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import launch_workers
 from pipeline.errors import (
+    SettingsError,
     UnityActionException,
     UnityCommunicationException,
     UnityCommunicatorStoppedException,
@@ -27,7 +28,9 @@ from pipeline.errors import (
     UnityWorkerInUseException,
 )
 from pipeline.protocol.codec import NonFiniteError
+from pipeline.protocol.grpc_server import GrpcServer
 from pipeline.protocol.specs import ActionTuple
+from pipeline.protocol.transport import TRANSPORTS
 
 NAME = "Echo?team=0"
 RAW = uuid.UUID(int=7)
@@ -38,10 +41,17 @@ def children() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
+@pytest.fixture(autouse=True, params=TRANSPORTS)
+def _transport(request, monkeypatch):
+    monkeypatch.setenv("PIPELINE_TRANSPORT", request.param)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_left():
     threads, before = set(threading.enumerate()), children()
     yield
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(5)  # the general runtime's own thread ends just after it is told to
     assert set(threading.enumerate()) == threads
     assert children() == before
 
@@ -178,6 +188,14 @@ def test_port_in_use_is_reported_with_the_worker(fake: Path):
         with pytest.raises(UnityWorkerInUseException, match="worker number 2 ") as caught:
             UnityEnvironment(fake, worker_id=2, base_port=port - 2)
         assert caught.value.worker_id == 2
+
+
+def test_argument_chooses_the_transport_over_the_variable(fake: Path, monkeypatch):
+    monkeypatch.setenv("PIPELINE_TRANSPORT", "carrier pigeon")
+    with UnityEnvironment(fake, timeout_wait=20, transport="grpc") as env:
+        assert isinstance(env._server, GrpcServer)
+    with pytest.raises(SettingsError, match=r"PIPELINE_TRANSPORT: 'carrier pigeon'.*sockets.*grpc"):
+        UnityEnvironment(fake)
 
 
 def test_editor_has_one_worker_only():

@@ -1,21 +1,43 @@
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 
 from pipeline.errors import (
+    SettingsError,
     UnityCommunicationException,
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
+    UnityWorkerInUseException,
 )
+from pipeline.protocol.frames import ACK, PING
 from pipeline.protocol.generated.messages import UnityMessageProto
-from pipeline.protocol.http2 import Channel
+from pipeline.protocol.grpc_server import GrpcServer
+from pipeline.protocol.http2 import Channel, Connection
 from pipeline.protocol.server import METHOD, Server
+from pipeline.protocol.transport import open_server
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
+
+
+class HastyGrpcServer(GrpcServer):
+    """It cannot see that a client has left, and would wait a second for its next call."""
+
+    def close(self, wait_s: float = 0.1) -> None:
+        super().close(wait_s)
+
+
+SERVERS = [Server, HastyGrpcServer]
+both_servers = pytest.mark.parametrize("kind", SERVERS)
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
@@ -43,10 +65,11 @@ class GeneralClient:
         self._channel.close()
 
 
+@both_servers
 @pytest.mark.parametrize("client", [Channel, GeneralClient])
 @pytest.mark.parametrize("size", [0, 100, 70_000, 6_000_000])
-def test_messages_of_every_size_arrive_whole_both_ways(client, size):
-    with Server() as server, ThreadPoolExecutor(1) as pool:
+def test_messages_of_every_size_arrive_whole_both_ways(kind, client, size):
+    with kind() as server, ThreadPoolExecutor(1) as pool:
         end = client(server.port, METHOD)
         for k in range(3):
             answer = pool.submit(end.call, message(size + k))
@@ -57,8 +80,9 @@ def test_messages_of_every_size_arrive_whole_both_ways(client, size):
         end.close()
 
 
-def test_many_exchanges_do_not_exhaust_the_flow_control_windows():
-    with Server() as server, ThreadPoolExecutor(1) as pool:
+@both_servers
+def test_many_exchanges_do_not_exhaust_the_flow_control_windows(kind):
+    with kind() as server, ThreadPoolExecutor(1) as pool:
         end = GeneralClient(server.port, METHOD)
 
         def converse() -> None:
@@ -94,9 +118,10 @@ def test_channel_speaks_to_the_general_grpc_server():
         channel.close()
 
 
-def test_close_answers_the_pending_call_with_status_400():
+@both_servers
+def test_close_answers_the_pending_call_with_status_400(kind):
     with ThreadPoolExecutor(1) as pool:
-        server = Server()
+        server = kind()
         end = GeneralClient(server.port, METHOD)
         answer = pool.submit(end.call, message())
         server.receive(20, no_check)
@@ -107,15 +132,16 @@ def test_close_answers_the_pending_call_with_status_400():
         socket.create_connection(("127.0.0.1", server.port)).close()
 
 
-def test_no_call_within_the_time_out_is_an_error_and_the_check_was_made():
+@both_servers
+def test_no_call_within_the_time_out_is_an_error_and_the_check_was_made(kind):
     checks = []
-    with Server() as server, pytest.raises(UnityTimeOutException, match=r"Behavior Type.*Default"):
+    with kind() as server, pytest.raises(UnityTimeOutException, match=r"Behavior Type.*Default"):
         server.receive(0.3, lambda: checks.append(1))
     assert checks
 
 
 def test_environment_that_breaks_the_connection_is_reported(monkeypatch):
-    monkeypatch.setattr("pipeline.protocol.server._LOST_S", 0.1)
+    monkeypatch.setattr("pipeline.protocol.server.LOST_S", 0.1)
     with Server() as server, ThreadPoolExecutor(1) as pool:
         end = Channel(server.port, METHOD)
         answer = pool.submit(end.call, message())
@@ -127,8 +153,9 @@ def test_environment_that_breaks_the_connection_is_reported(monkeypatch):
             server.receive(20, no_check)
 
 
-def test_strangers_do_not_disturb():
-    with Server() as server, ThreadPoolExecutor(1) as pool:
+@both_servers
+def test_strangers_do_not_disturb(kind):
+    with kind() as server, ThreadPoolExecutor(1) as pool:
         with socket.create_connection(("127.0.0.1", server.port)) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
             end = Channel(server.port, METHOD)
@@ -139,8 +166,9 @@ def test_strangers_do_not_disturb():
         end.close()
 
 
-def test_bytes_that_are_no_message_are_refused():
-    with Server() as server, ThreadPoolExecutor(1) as pool:
+@both_servers
+def test_bytes_that_are_no_message_are_refused(kind):
+    with kind() as server, ThreadPoolExecutor(1) as pool:
         end = Channel(server.port, METHOD)
         answer = pool.submit(end.call, b"\xff\xff\xff")
         with pytest.raises(UnityCommunicationException, match="3 bytes that are not a message"):
@@ -150,9 +178,155 @@ def test_bytes_that_are_no_message_are_refused():
         end.close()
 
 
-def test_listens_on_loopback_only_and_starts_no_thread():
-    before = threading.active_count()
-    with Server() as server:
-        addresses = {listener.getsockname()[0] for listener in server._listeners}
-        assert addresses <= {"127.0.0.1", "::1"}
-        assert threading.active_count() == before
+@both_servers
+def test_port_is_reachable_by_both_loopback_addresses_and_free_after_close(kind):
+    with kind() as server:
+        port = server.port
+        socket.create_connection(("127.0.0.1", port)).close()
+        if socket.has_ipv6:
+            socket.create_connection(("::1", port)).close()
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+@both_servers
+def test_port_in_use_is_an_error_with_worker_and_port(kind):
+    with kind() as first, pytest.raises(UnityWorkerInUseException, match="number 3") as caught:
+        kind(first.port, worker_id=3)
+    assert caught.value.port == first.port
+
+
+@pytest.mark.parametrize("other", ["0.0.0.0", None])  # noqa: S104  # must not be listened on
+@both_servers
+def test_only_loopback_is_listened_on_unless_told_otherwise(kind, other):
+    with kind(host=other) as server:
+        listening = {
+            one.laddr.ip
+            for one in psutil.Process().net_connections("tcp")
+            if one.status == psutil.CONN_LISTEN and one.laddr.port == server.port
+        }
+    # The general runtime may show 127.0.0.1 as an address of IPv6.
+    plain = {ip.removeprefix("::ffff:") for ip in listening}
+    assert plain
+    assert (plain <= {"127.0.0.1", "::1"}) == (other is None)
+
+
+@both_servers
+def test_threads_end_with_the_server(kind):
+    before = set(threading.enumerate())
+    server = kind()
+    server.close()
+    server.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+    assert set(threading.enumerate()) == before
+
+
+@both_servers
+def test_reply_without_a_call_is_refused(kind):
+    with kind() as server, pytest.raises(UnityCommunicationException, match="still at work"):
+        server.reply(message())
+
+
+@both_servers
+def test_environment_that_stops_says_so(kind):
+    with kind() as server, ThreadPoolExecutor(1) as pool:
+        end = GeneralClient(server.port, METHOD)
+        answer = pool.submit(end.call, message(status=400))
+        with pytest.raises(UnityCommunicatorStoppedException, match="has exited"):
+            server.receive(20, no_check)
+        server.close()
+        assert UnityMessageProto.FromString(answer.result(20)).header.status == 400
+        end.close()
+
+
+@both_servers
+def test_call_that_comes_during_close_is_told_to_stop(kind):
+    with ThreadPoolExecutor(2) as pool:
+        server = kind()
+        end = GeneralClient(server.port, METHOD)
+        answer = pool.submit(end.call, message())
+        server.receive(20, no_check)
+        server.reply(message())
+        answer.result(20)
+        closed = pool.submit(server.close, 10)
+        assert UnityMessageProto.FromString(end.call(message())).header.status == 400
+        closed.result(20)
+        end.close()
+
+
+@both_servers
+def test_environment_that_hangs_up_within_a_call_is_reported(kind, monkeypatch):
+    monkeypatch.setattr("pipeline.protocol.server.LOST_S", 0.1)
+    monkeypatch.setattr("pipeline.protocol.grpc_server.LOST_S", 0.1)
+    with kind() as server, ThreadPoolExecutor(1) as pool:
+        end = GeneralClient(server.port, METHOD)
+        answer = pool.submit(end.call, message())
+        server.receive(20, no_check)
+        end.close()
+        with pytest.raises(grpc.RpcError):
+            answer.result(20)
+        server.reply(message())
+        with pytest.raises(UnityCommunicatorStoppedException, match="closed its connection"):
+            server.receive(20, no_check)
+
+
+@both_servers
+def test_call_made_while_no_one_waits_is_kept(kind, monkeypatch):
+    """The runtime of a client gives a connection up on which no one greets it."""
+    with kind() as server, ThreadPoolExecutor(1) as pool:
+        channel = grpc.insecure_channel(f"localhost:{server.port}")
+        grpc.channel_ready_future(channel).result(20)  # greeted
+        answer = pool.submit(channel.unary_unary(METHOD), message(3), timeout=20)
+        assert server.receive(20, no_check).header.status == 200
+        server.reply(message(4))
+        assert answer.result(20) == message(4)
+        channel.close()
+
+
+@both_servers
+def test_twenty_megabytes_pass_both_ways_while_the_client_probes_the_bandwidth(kind, monkeypatch):
+    pings = []
+    if kind is Server:
+        handle = Connection._handle
+
+        def watch(self, kind_, flags, stream, payload):
+            pings.append(kind_ == PING and not flags & ACK)
+            handle(self, kind_, flags, stream, payload)
+
+        monkeypatch.setattr(Connection, "_handle", watch)
+    options = [*UNLIMITED, ("grpc.http2.bdp_probe", 1), ("grpc.http2.max_frame_size", 20_000)]
+    data = bytes(range(256)) * (20_000_000 // 256)
+    out = UnityMessageProto(header={"status": 200})
+    out.unity_output.rl_output.side_channel = data
+    big = out.SerializeToString()
+    with kind() as server, ThreadPoolExecutor(1) as pool:
+        channel = grpc.insecure_channel(f"localhost:{server.port}", options=options)
+        call = channel.unary_unary(METHOD)
+        for _ in range(2):
+            answer = pool.submit(call, big, timeout=20)
+            assert server.receive(20, no_check).unity_output.rl_output.side_channel == data
+            server.reply(big)
+            assert answer.result(20) == big
+        channel.close()
+    assert kind is not Server or any(pings)
+
+
+def test_variable_chooses_the_transport_and_the_argument_wins(monkeypatch):
+    monkeypatch.delenv("PIPELINE_TRANSPORT", raising=False)
+    with open_server() as server:
+        assert isinstance(server, Server)
+    monkeypatch.setenv("PIPELINE_TRANSPORT", "grpc")
+    with open_server() as server, open_server(transport="sockets") as other:
+        assert isinstance(server, GrpcServer)
+        assert isinstance(other, Server)
+    monkeypatch.setenv("PIPELINE_TRANSPORT", "tcp")
+    with pytest.raises(SettingsError, match=r"PIPELINE_TRANSPORT: 'tcp' .*\['sockets', 'grpc'\]"):
+        open_server()
+    with pytest.raises(SettingsError, match=r"^transport: 'udp'"):
+        open_server(transport="udp")
+
+
+def test_sockets_need_no_grpc():
+    code = "import sys, pipeline.envs.unity; sys.exit('grpc' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, env=ENVIRONMENT)  # noqa: S603  # ours

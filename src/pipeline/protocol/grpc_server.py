@@ -1,0 +1,189 @@
+"""The trainer's end of the conversation on the general gRPC runtime.
+
+Unity's own clients are proven with this runtime, so it is the one to try when an environment does
+not get on with `pipeline.protocol.server`. It costs more time per exchange; see
+docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import UnityWorkerInUseException
+from pipeline.protocol.server import (
+    LOST_S,
+    METHOD,
+    POLL_S,
+    STOPPED,
+    lost,
+    nothing_to_answer,
+    parse_call,
+    time_out,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
+
+    from pipeline.protocol.generated.messages import UnityMessageProto
+
+_N_THREADS = 4
+"""One call is answered at a time; the others are those of a client that comes back."""
+_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+)
+
+
+class GrpcServer:
+    """The same as `pipeline.protocol.server.Server`, with the general runtime's threads.
+
+    A call waits in a thread of the runtime until `reply` has its answer. That an environment hangs
+    up between two calls is not seen here; its process or the time-out tells.
+
+    Attributes:
+        port: the TCP port it listens on.
+    """
+
+    def __init__(self, port: int = 0, *, worker_id: int = 0, host: str | None = None) -> None:
+        """Start listening.
+
+        Args:
+            port: TCP port; 0 lets the system choose.
+            worker_id: the worker this is for, for the error.
+            host: address to listen on; None means loopback, 127.0.0.1 and ::1.
+
+        Raises:
+            UnityWorkerInUseException: The port is taken.
+        """
+        # Its fork handlers break the environments that we launch while it runs; they are only for
+        # children that go on to use the runtime themselves.
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+        import grpc
+
+        self._calls: queue.SimpleQueue[tuple[bytes, Future[bytes]]] = queue.SimpleQueue()
+        self._pending: Future[bytes] | None = None
+        self._n_messages = 0
+        self._lost_at: float | None = None
+        self._closed = False
+        self._pool = ThreadPoolExecutor(_N_THREADS, thread_name_prefix="protocol-grpc")
+        service, method = METHOD.strip("/").split("/")
+        handlers = {method: grpc.unary_unary_rpc_method_handler(self._answer)}
+        self._server = grpc.server(
+            self._pool,
+            handlers=[grpc.method_handlers_generic_handler(service, handlers)],
+            options=_OPTIONS,
+        )
+        try:
+            self.port: int = self._bind(host, port)
+        except (RuntimeError, OSError) as error:
+            self._server.stop(None)
+            self._pool.shutdown()
+            raise UnityWorkerInUseException(worker_id, port) from error
+        self._server.start()
+
+    def receive(self, timeout_s: float, check: Callable[[], None]) -> UnityMessageProto:
+        """The environment's next call; arguments and errors as of `Server.receive`."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return parse_call(self._next_call(max(0.0, min(left, POLL_S))))
+            except queue.Empty:
+                check()
+                self._check_lost()
+                if left <= 0:
+                    raise time_out(timeout_s) from None
+
+    def reply(self, message: bytes) -> None:
+        """Answer the pending call with a serialized UnityMessageProto.
+
+        Raises:
+            UnityCommunicationException: No call is pending.
+        """
+        if self._pending is None:
+            raise nothing_to_answer()
+        self._pending.set_result(message)
+        self._pending = None
+
+    def close(self, wait_s: float = 1.0) -> None:
+        """Tell the environment to stop, and free the port; waits `wait_s` for it to take that."""
+        if self._closed:
+            return
+        if self._pending is None and self._n_messages and self._lost_at is None:
+            with contextlib.suppress(queue.Empty):
+                self._next_call(wait_s)
+        self._closed = True  # later calls are answered at once
+        if self._pending is not None:
+            self.reply(STOPPED)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._calls.get_nowait()[1].set_result(STOPPED)
+        self._server.stop(wait_s).wait()
+        self._pool.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _bind(self, host: str | None, port: int) -> int:
+        """Bind to `host`, or to both loopback addresses where the machine has both."""
+        bound: int = self._server.add_insecure_port(_address(host or "127.0.0.1", port))
+        if bound == 0:  # older runtimes say it so
+            raise OSError(f"port {port} cannot be bound")
+        if host is None and _is_free("::1", bound):
+            with contextlib.suppress(RuntimeError):
+                self._server.add_insecure_port(_address("::1", bound))
+        return bound
+
+    def _answer(self, request: bytes, context: Any) -> bytes:
+        """Runs in a thread of the runtime: hand the call over, and wait for its answer."""
+        if self._closed:
+            return STOPPED
+        reply: Future[bytes] = Future()
+        context.add_callback(lambda: self._ended(reply))
+        self._calls.put((request, reply))
+        return reply.result()
+
+    def _ended(self, reply: Future[bytes]) -> None:
+        """A call is over; if it has no answer then the environment gave it up."""
+        if not reply.done():
+            self._lost_at = time.monotonic()
+
+    def _next_call(self, seconds: float) -> bytes:
+        request, self._pending = self._calls.get(timeout=seconds)
+        self._n_messages += 1
+        self._lost_at = None
+        return request
+
+    def _check_lost(self) -> None:
+        if self._lost_at is not None and time.monotonic() - self._lost_at > LOST_S:
+            raise lost()
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_free(host: str, port: int) -> bool:
+    """Whether the address exists and can be bound; the runtime would log a failure."""
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
