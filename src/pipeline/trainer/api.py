@@ -41,7 +41,7 @@ def train(
 ) -> TrainResult:
     """Train every behavior of an environment.
 
-    The environment is closed in the end, whatever happens: no process and no thread is left.
+    Environment and sinks are closed in the end, whatever happens: no process and no thread is left.
 
     Args:
         env: path of an executable; one or several objects with the low-level API; None for the
@@ -69,35 +69,31 @@ def train(
         UnityException: The environment failed; what was learned so far is saved.
         Interrupted: SIGINT or SIGTERM came; the state is saved.
     """
-    run = _settings(settings).with_seed(seed)
-    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    workers = open_workers(
-        env,
-        run,
-        seed=seeding.derive(seed, "environment"),
-        num_envs=num_envs,
-        env_args=env_args,
-        base_port=base_port,
-        log_folder=log_folder,
-    )
-    with (
-        workers,
-        _threads(torch_threads),
-        closing(Tracker(sinks)) as tracker,
-        stop_on_signal() as stop,
-    ):
-        loop = TrainingLoop(
-            workers,
+    with closing(Tracker(sinks)) as tracker, _threads(torch_threads):
+        run = _settings(settings).with_seed(seed)
+        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        workers = open_workers(
+            env,
             run,
-            seed=seed,
-            run_dir=Path(run_dir),
-            device=chosen,
-            tracker=tracker,
-            init_from=init_from,
-            resume=resume,
-            resume_interval_s=resume_interval_s,
+            seed=seeding.derive(seed, "environment"),
+            num_envs=num_envs,
+            env_args=env_args,
+            base_port=base_port,
+            log_folder=log_folder,
         )
-        return loop.run(stop)
+        with workers, stop_on_signal() as stop:
+            loop = TrainingLoop(
+                workers,
+                run,
+                seed=seed,
+                run_dir=Path(run_dir),
+                device=chosen,
+                tracker=tracker,
+                init_from=init_from,
+                resume=resume,
+                resume_interval_s=resume_interval_s,
+            )
+            return loop.run(stop)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 
 from pipeline.algos.ppo import PPO
 from pipeline.data.rollout import Slots, Trajectories
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, TrainingError
 from pipeline.protocol.specs import ActionTuple
 from pipeline.trainer.statistics import ENTROPY, Statistics
 
@@ -70,6 +70,7 @@ class Learner:
         self.step = 0
         self.n_updates = 0
         self.recorded: dict[str, Any] = {}
+        self.record([np.zeros((0, *obs.shape), np.float32) for obs in spec.observation_specs], None)
         self.seconds = {"inference": 0.0, "update": 0.0, "storage": 0.0}
         self.slots = Slots()
         self.trajectories = Trajectories(
@@ -111,6 +112,11 @@ class Learner:
             return False
         began = time.perf_counter()
         rollout = self.trajectories.rollout()
+        if not np.isfinite(rollout.fields["reward"]).all():
+            raise TrainingError(
+                f"{self.name}, step {self.step}: the environment gave a reward that is not finite; "
+                "look for a division by zero, or for physics that explode"
+            )
         stats = self.algorithm.update(rollout, step=self.step)
         obs = [rollout.fields[f"obs_{i}"] for i in range(len(self.spec.observation_specs))]
         self.record(obs, rollout.fields.get("allowed"))
@@ -128,10 +134,13 @@ class Learner:
         if sum(counts) == 0:
             return [self.spec.action_spec.empty_action(0) for _ in decisions]
         slots = self._slots_of(decisions, team)
-        decided = self.algorithm.act(*_joined(decisions))
+        obs, masks = _joined(decisions, self.spec.action_spec.discrete_branches)
+        decided = self.algorithm.act(obs, masks)
         self.statistics.add(ENTROPY, decided.entropy)
         self.seconds["inference"] += time.perf_counter() - began
         self.trajectories.decide(slots, decided.rows)
+        if not len(self.recorded["obs"][0]):
+            self.record(obs, None if masks is None else ~np.concatenate(masks, axis=1))
         if len(decisions) == 1:
             return [decided.action]
         cuts = np.cumsum(counts)[:-1]
@@ -146,7 +155,8 @@ class Learner:
 
     def record(self, obs: Sequence[AnyArray], allowed: AnyArray | None) -> None:
         """Keep some of the rows [R, ...] that the policy has met."""
-        rows = np.linspace(0, len(obs[0]) - 1, min(RECORDED_ROWS, len(obs[0]))).astype(int)
+        n_rows = len(obs[0])
+        rows = np.linspace(0, max(n_rows - 1, 0), min(RECORDED_ROWS, n_rows)).astype(int)
         self.recorded = {
             "obs": [torch.from_numpy(values[rows]) for values in obs],
             "allowed": None if allowed is None else torch.from_numpy(allowed[rows]),
@@ -180,8 +190,9 @@ class Learner:
     def _count(self, closed: Closed | None) -> None:
         if closed is None:
             return
+        if not self.finished:
+            self.algorithm.observe(closed.obs)
         self.step += closed.n_rows
-        self.algorithm.observe(closed.obs)
         self.statistics.add_episodes(closed.episode_returns, closed.episode_lengths)
 
     def _slots_of(self, decisions: Sequence[DecisionSteps], team: str) -> AnyArray:
@@ -212,7 +223,7 @@ class Learner:
 
 
 def _joined(
-    decisions: Sequence[DecisionSteps],
+    decisions: Sequence[DecisionSteps], branches: Sequence[int]
 ) -> tuple[list[AnyArray], list[AnyArray] | None]:
     """Observations and action masks of all workers' agents, one array each."""
     present = [decision for decision in decisions if len(decision)]
@@ -220,11 +231,10 @@ def _joined(
         return list(present[0].obs), present[0].action_mask
     n_obs = len(present[0].obs)
     obs = [np.concatenate([d.obs[i] for d in present]) for i in range(n_obs)]
-    masks = [d.action_mask for d in present]
-    if any(mask is None for mask in masks):
+    if all(d.action_mask is None for d in present):
         return obs, None
-    n_branches = len(masks[0] or [])
-    return obs, [
-        np.concatenate([mask[branch] for mask in masks if mask is not None])
-        for branch in range(n_branches)
+    masks = [
+        d.action_mask or [np.zeros((len(d), size), dtype=np.bool_) for size in branches]
+        for d in present
     ]
+    return obs, [np.concatenate([mask[i] for mask in masks]) for i in range(len(branches))]

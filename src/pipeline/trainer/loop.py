@@ -7,9 +7,15 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import CheckpointError, Interrupted, PipelineError
+from pipeline.errors import (
+    CheckpointError,
+    Interrupted,
+    PipelineError,
+    TrainingError,
+    UnityPolicyException,
+)
 from pipeline.tracking import names
-from pipeline.trainer.checkpoints import load_checkpoint, numbered, save_checkpoint
+from pipeline.trainer.checkpoints import load_checkpoint, numbered, reason_of, save_checkpoint
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.saved import description
 from pipeline.trainer.statistics import REWARD
@@ -31,6 +37,8 @@ _log = logging.getLogger(__name__)
 RESUME_FILE = "checkpoint.pt"
 # Seconds between refreshes of the file that a killed run resumes from.
 RESUME_INTERVAL_S = 10.0
+# After these there is nowhere to save, or nothing that is worth it.
+_STATE_IS_LOST = (CheckpointError, TrainingError, UnityPolicyException)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,13 +122,16 @@ class TrainingLoop:
 
         Raises:
             Interrupted: `should_stop` said so; the state is saved.
-            PipelineError: The environment or a setting failed; what was learned is saved.
+            PipelineError: The environment or a setting failed; what was learned is saved, unless
+                it is no longer finite: then the last good checkpoint stays.
         """
         began = time.perf_counter()
         try:
             self.workers.reset()
-            while not self._finished():
+            while True:
                 steps = self._learn_from_steps()
+                if self._finished():
+                    break
                 if should_stop():
                     raise Interrupted(  # what was learned is saved as after a failure
                         self._where_it_stopped(), exit_code=should_stop.exit_code
@@ -130,7 +141,7 @@ class TrainingLoop:
                 self.workers.step()
                 self._stepping_s += time.perf_counter() - stepping
         except PipelineError as error:
-            if not isinstance(error, CheckpointError):
+            if not isinstance(error, _STATE_IS_LOST):
                 self._save_all()
             raise
         self._save_all(final=True)
@@ -168,17 +179,31 @@ class TrainingLoop:
         learner = Learner(name, spec, settings, seed=self.seed, device=self.device)
         path = self.run_dir / name / RESUME_FILE
         if self.resume and path.exists():
-            learner.load_state_dict(load_checkpoint(path, device=str(self.device))["learner"])
+            self._restore(learner, path, whole=True)
             _log.info("Resuming training of %s from step %d.", name, learner.step)
         elif name in self.init_from:
-            state = load_checkpoint(self.init_from[name], device=str(self.device))
-            learner.algorithm.load_weights(state["learner"]["algorithm"])
+            self._restore(learner, self.init_from[name], whole=False)
             _log.info("%s begins with the weights of %s.", name, self.init_from[name])
         self._progress[name] = _Progress(
             next_summary=_next_multiple(learner.step, settings.summary_freq),
             next_checkpoint=_next_multiple(learner.step, settings.checkpoint_interval),
         )
         return learner
+
+    def _restore(self, learner: Learner, path: Path, *, whole: bool) -> None:
+        """Take up a checkpoint: its `whole` state, or its weights."""
+        state = load_checkpoint(path, device=str(self.device))
+        try:
+            if whole:
+                learner.load_state_dict(state["learner"])
+            else:
+                learner.algorithm.load_weights(state["learner"]["algorithm"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{path}: this checkpoint does not fit the behavior {learner.name} as it is now "
+                f"({reason_of(error)}); use the settings and the environment that it was made "
+                "with, or begin a new run without it"
+            ) from error
 
     def _after_update(self, learner: Learner) -> None:
         progress = self._progress[learner.name]

@@ -11,6 +11,7 @@ import torch
 from pipeline import seeding
 from pipeline.algos.bc import BehavioralCloning, hold_out
 from pipeline.data.demonstrations import ExpertRows, demonstration_files, load_expert_rows
+from pipeline.errors import DemonstrationError
 from pipeline.protocol.demo import read_demo
 from pipeline.tracking.base import Tracker
 from pipeline.trainer.checkpoints import save_checkpoint
@@ -73,6 +74,8 @@ def pretrain(
     Raises:
         DemonstrationError: A demonstration cannot be used.
     """
+    if not demos:
+        raise DemonstrationError("no demonstration is named; name '.demo' files or folders of them")
     first = read_demo(demonstration_files(demos[0])[0])
     name, spec = first.behavior_name.partition("?")[0], first.spec
     rows = load_expert_rows(demos, spec)
