@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,7 +82,7 @@ def train(
             base_port=base_port,
             log_folder=log_folder,
         )
-        with workers, stop_on_signal() as stop:
+        with workers, _old_objects_left_alone(), stop_on_signal() as stop:
             loop = TrainingLoop(
                 workers,
                 run,
@@ -104,6 +105,17 @@ def _threads(n_threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def _old_objects_left_alone() -> Iterator[None]:
+    """Keep what exists already out of garbage collections, which would walk all of torch."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _settings(settings: RunSettings | Mapping[str, object] | Path | str) -> RunSettings:

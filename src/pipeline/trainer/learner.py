@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from pipeline.trainer.statistics import ENTROPY, Statistics
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
+    from pipeline.algos.policy import Decision
     from pipeline.arrays import AnyArray
     from pipeline.data.rollout import Closed
     from pipeline.protocol.specs import BehaviorSpec
@@ -27,6 +28,15 @@ if TYPE_CHECKING:
 RECORDED_ROWS = 32
 
 ALGORITHMS: Mapping[str, Callable[..., PPO]] = {"ppo": PPO}
+
+
+class Decided(NamedTuple):
+    """What was decided at one step."""
+
+    actions: list[ActionTuple]
+    """One per worker."""
+    decision: Decision | None
+    """The same for all workers' agents, with what learning needs; None without any agent."""
 
 
 class Learner:
@@ -126,32 +136,37 @@ class Learner:
         self.seconds["update"] += time.perf_counter() - began
         return True
 
-    def decide(self, steps: Sequence[Steps], *, team: str = "") -> list[ActionTuple]:
-        """Actions for the deciding agents of every worker, in one batch."""
+    def decide(self, steps: Sequence[Steps]) -> Decided:
+        """Choose for the deciding agents of every worker, in one batch."""
         began = time.perf_counter()
         decisions = [decision for decision, _ in steps]
         counts = [len(decision) for decision in decisions]
         if sum(counts) == 0:
-            return [self.spec.action_spec.empty_action(0) for _ in decisions]
-        slots = self._slots_of(decisions, team)
+            return Decided([self.spec.action_spec.empty_action(0) for _ in decisions], None)
         obs, masks = _joined(decisions, self.spec.action_spec.discrete_branches)
-        decided = self.algorithm.act(obs, masks)
-        self.statistics.add(ENTROPY, decided.entropy)
+        decision = self.algorithm.act(obs, masks)
+        actions = [decision.action]
+        if len(decisions) > 1:
+            cuts = np.cumsum(counts)[:-1]
+            parts = (decision.action.continuous, decision.action.discrete)
+            split = zip(*(np.split(part, cuts) for part in parts), strict=True)
+            actions = [ActionTuple(continuous, discrete) for continuous, discrete in split]
         self.seconds["inference"] += time.perf_counter() - began
-        self.trajectories.decide(slots, decided.rows)
+        return Decided(actions, decision)
+
+    def remember(self, steps: Sequence[Steps], decided: Decided, *, team: str = "") -> None:
+        """Keep what was decided at `steps`, after these have been absorbed."""
+        if decided.decision is None:
+            return
+        began = time.perf_counter()
+        slots = self._slots_of([decision for decision, _ in steps], team)
+        self.trajectories.decide(slots, decided.decision.rows)
+        self.statistics.add(ENTROPY, decided.decision.entropy)
         if not len(self.recorded["obs"][0]):
-            self.record(obs, None if masks is None else ~np.concatenate(masks, axis=1))
-        if len(decisions) == 1:
-            return [decided.action]
-        cuts = np.cumsum(counts)[:-1]
-        return [
-            ActionTuple(continuous, discrete)
-            for continuous, discrete in zip(
-                np.split(decided.action.continuous, cuts),
-                np.split(decided.action.discrete, cuts),
-                strict=True,
-            )
-        ]
+            rows = decided.decision.rows
+            n_obs = len(self.spec.observation_specs)
+            self.record([rows[f"obs_{i}"] for i in range(n_obs)], rows.get("allowed"))
+        self.seconds["storage"] += time.perf_counter() - began
 
     def record(self, obs: Sequence[AnyArray], allowed: AnyArray | None) -> None:
         """Keep some of the rows [R, ...] that the policy has met."""

@@ -21,7 +21,7 @@ from pipeline.trainer.saved import description
 from pipeline.trainer.statistics import REWARD
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     import torch
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pipeline.protocol.steps import Steps
     from pipeline.settings.schema import RunSettings
     from pipeline.tracking.base import Tracker
+    from pipeline.trainer.learner import Decided
     from pipeline.trainer.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
@@ -129,17 +130,14 @@ class TrainingLoop:
         try:
             self.workers.reset()
             while True:
-                steps = self._learn_from_steps()
+                self._step()
                 if self._finished():
                     break
                 if should_stop():
                     raise Interrupted(  # what was learned is saved as after a failure
                         self._where_it_stopped(), exit_code=should_stop.exit_code
                     )
-                self._act(steps)
-                stepping = time.perf_counter()
-                self.workers.step()
-                self._stepping_s += time.perf_counter() - stepping
+                self._timed(self.workers.step_wait)
         except PipelineError as error:
             if not isinstance(error, _STATE_IS_LOST):
                 self._save_all()
@@ -147,21 +145,26 @@ class TrainingLoop:
         self._save_all(final=True)
         return self._result(time.perf_counter() - began)
 
-    def _learn_from_steps(self) -> dict[str, list[Steps]]:
-        steps: dict[str, list[Steps]] = {}
+    def _step(self) -> None:
+        """Act on what the workers sent; while they work on that, store it and learn from it."""
+        taken: list[tuple[str, Learner, list[Steps], Decided]] = []
         for qualified in self.workers.behavior_specs:
-            steps[qualified] = self.workers.get_steps(qualified)
-            learner = self._learner(qualified)
-            learner.absorb(steps[qualified], team=qualified)
+            learner, steps = self._learner(qualified), self.workers.get_steps(qualified)
+            decided = learner.decide(steps)
+            self.workers.set_actions(qualified, decided.actions)
+            taken.append((qualified, learner, steps, decided))
+        self._timed(self.workers.step_send)
+        for qualified, learner, steps, decided in taken:
+            learner.absorb(steps, team=qualified)
+            learner.remember(steps, decided, team=qualified)
             while learner.learn():
                 self._after_update(learner)
             self._summarize(learner)
-        return steps
 
-    def _act(self, steps: Mapping[str, list[Steps]]) -> None:
-        for qualified, of_workers in steps.items():
-            actions = self._learner(qualified).decide(of_workers, team=qualified)
-            self.workers.set_actions(qualified, actions)
+    def _timed(self, stepping: Callable[[], None]) -> None:
+        began = time.perf_counter()
+        stepping()
+        self._stepping_s += time.perf_counter() - began
 
     def _finished(self) -> bool:
         return bool(self.learners) and all(one.finished for one in self.learners.values())
