@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pipeline.algos.ppo import PPO
 from pipeline.data.rollout import Slots, Trajectories
-from pipeline.errors import SettingsError
+from pipeline.errors import TrainingError, UnityPolicyException
 from pipeline.protocol.specs import ActionTuple
 from pipeline.trainer.statistics import ENTROPY, Statistics
+from pipeline.trainer.supported import algorithm_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from pipeline.arrays import AnyArray
     from pipeline.data.rollout import Closed
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 # Observations kept beside the policy, for comparing its export with it.
 RECORDED_ROWS = 32
-
-ALGORITHMS: Mapping[str, Callable[..., PPO]] = {"ppo": PPO}
 
 
 class Learner:
@@ -52,16 +50,7 @@ class Learner:
         seed: int,
         device: torch.device,
     ) -> None:
-        algorithm = ALGORITHMS.get(str(settings.trainer_type))
-        if algorithm is None:
-            raise SettingsError(
-                f"behaviors.{name}.trainer_type: '{settings.trainer_type}' cannot be trained yet; "
-                f"use one of: {', '.join(ALGORITHMS)}"
-            )
-        if settings.self_play is not None:
-            raise SettingsError(
-                f"behaviors.{name}.self_play: self-play cannot be trained yet; remove the section"
-            )
+        algorithm = algorithm_for(name, settings)
         self.name = name
         self.spec = spec
         self.settings = settings
@@ -111,7 +100,10 @@ class Learner:
             return False
         began = time.perf_counter()
         rollout = self.trajectories.rollout()
-        stats = self.algorithm.update(rollout, step=self.step)
+        try:
+            stats = self.algorithm.update(rollout, step=self.step)
+        except TrainingError as error:
+            raise TrainingError(f"behavior {self.name}: {error}") from error
         obs = [rollout.fields[f"obs_{i}"] for i in range(len(self.spec.observation_specs))]
         self.record(obs, rollout.fields.get("allowed"))
         self.trajectories.clear_closed()
@@ -128,7 +120,11 @@ class Learner:
         if sum(counts) == 0:
             return [self.spec.action_spec.empty_action(0) for _ in decisions]
         slots = self._slots_of(decisions, team)
-        decided = self.algorithm.act(*_joined(decisions))
+        try:
+            decided = self.algorithm.act(*_joined(decisions))
+        except UnityPolicyException as error:
+            where = f"behavior {self.name}, step {self.step}"
+            raise UnityPolicyException(f"{where}: {error}") from error
         self.statistics.add(ENTROPY, decided.entropy)
         self.seconds["inference"] += time.perf_counter() - began
         self.trajectories.decide(slots, decided.rows)

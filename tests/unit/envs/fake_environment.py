@@ -26,6 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mlagents-port", type=int, required=True)
     parser.add_argument("--mode", default="normal")
+    parser.add_argument("--nan-at", type=int, default=1, help="message of mode nan")
     parser.add_argument("-logFile")
     parser.add_argument("-nographics", action="store_true")
     parser.add_argument("-batchmode", action="store_true")
@@ -47,11 +48,12 @@ def main() -> None:
             response_deserializer=m.UnityMessageProto.FromString,
         ),
         options.mode,
+        options.nan_at,
     )
     channel.close()
 
 
-def converse(exchange: grpc.UnaryUnaryMultiCallable, mode: str) -> None:
+def converse(exchange: grpc.UnaryUnaryMultiCallable, mode: str, nan_at: int) -> None:
     hello = m.UnityMessageProto(header={"status": 200})
     start = hello.unity_output.rl_initialization_output
     start.name, start.package_version = "AcademySingleton", "3.0.0"
@@ -84,7 +86,7 @@ def converse(exchange: grpc.UnaryUnaryMultiCallable, mode: str) -> None:
             brain.brain_name = NAME
             brain.action_spec.num_continuous_actions = 2
             announced = True
-        if mode == "nan" and number == 1:
+        if mode == "nan" and number == nan_at:
             infos = message.unity_output.rl_output.agentInfos[NAME].value
             infos[1].observations[0].float_data.data[2] = float("nan")
 
