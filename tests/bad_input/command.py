@@ -76,7 +76,7 @@ class Place:
     def fake(self, *arguments: str) -> Path:
         """An executable environment: behavior Echo, observations (4,), two continuous actions."""
         options = " ".join(arguments)
-        return self.program(f'exec "$PIPELINE_PYTHON" "{FAKE}" {options} "$@"', name="fake")
+        return self.program(f'exec "$PIPELINE_PYTHON" "{FAKE}" --quiet {options} "$@"', name="fake")
 
     def learn(self, env: Path | str, *arguments: str, config: Path | None = None) -> Done:
         """`pipeline learn` with the run id `run`."""
@@ -104,7 +104,7 @@ class Place:
             text=True,
             check=False,
             timeout=60,
-            preexec_fn=before,  # noqa: PLW1509  # sets a limit, takes no lock
+            preexec_fn=before,  # sets a limit, takes no lock
         )
         seconds = time.perf_counter() - began
         assert left_over(mark) == []

@@ -21,3 +21,12 @@ def other_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("demos") / "other.demo"
     assert cli.main(["demo", "record", "grid_world", "-o", str(path), "--episodes", "2"]) == 0
     return path
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """A place with a run in the fake environment; tests only read it."""
+    place = Place(folder=tmp_path_factory.mktemp("trained"))
+    done = place.learn(place.fake())
+    assert done.code == 0, done.err
+    return place

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 
 import pytest
@@ -99,9 +100,8 @@ def test_a_failed_start_leaves_the_run_id_free_and_an_earlier_run_untouched(plac
 
 
 @pytest.mark.parametrize("command", ["learn", "evaluate"])
-def test_debug_shows_the_traceback_as_well(place, command, fixtures):
-    model = fixtures / "onnx/3DBall.onnx"
-    first = place.config() if command == "learn" else model
+def test_debug_shows_the_traceback_as_well(place, trained, command):
+    first = place.config() if command == "learn" else trained.folder / "results/run/Echo.onnx"
     done = place.pipeline(command, str(first), "--debug", "--env", "nowhere")
     assert done.code == 2
     assert "Traceback (most recent call last)" in done.err
@@ -109,25 +109,26 @@ def test_debug_shows_the_traceback_as_well(place, command, fixtures):
     assert done.err.splitlines()[-1].startswith("error: Couldn't launch the nowhere environment.")
 
 
-def test_evaluate_names_the_behavior_that_no_policy_is_for(place, fixtures):
+def test_evaluate_names_the_behavior_that_no_policy_is_for(place, trained):
+    model = place.folder / "Other.onnx"
+    shutil.copy(trained.folder / "results/run/Echo.onnx", model)
     env = place.fake()
     before = place.files()
-    error = place.pipeline(
-        "evaluate", str(fixtures / "onnx/3DBall.onnx"), "--env", str(env), "--episodes", "1"
-    ).error
+    error = place.pipeline("evaluate", str(model), "--env", str(env), "--episodes", "1").error
     assert "'Echo?team=0'" in error
-    assert "['3DBall']" in error
+    assert "['Other']" in error
     assert "Echo.onnx" in error
     assert place.files() == before
 
 
-def test_evaluate_refuses_a_policy_of_other_shapes(place, fixtures):
-    model = place.folder / "Echo.onnx"
-    model.write_bytes((fixtures / "onnx/3DBall.onnx").read_bytes())
-    env = place.fake()
+def test_evaluate_refuses_a_policy_of_other_shapes(place, trained):
+    model = trained.folder / "results/run/Echo.onnx"
+    env = place.fake("--wide")
+    before = place.files()
     error = place.pipeline("evaluate", str(model), "--env", str(env), "--episodes", "1").error
     assert "Echo" in error
-    assert "8" in error
+    assert "5" in error
+    assert place.files() == before
 
 
 def test_a_missing_model_and_a_missing_environment(place):
