@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import __version__
-from pipeline.errors import PipelineError
+from pipeline.errors import Interrupted, PipelineError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,19 +43,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     work: Callable[[argparse.Namespace], str | None] = arguments.work
     try:
         text = work(arguments)
-    except PipelineError as error:
+    except (PipelineError, OSError, KeyboardInterrupt) as error:
         if arguments.debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        if arguments.debug:
-            raise
-        print("interrupted", file=sys.stderr)
-        return 130
+            traceback.print_exception(error)
+        return _report(error)
     if text:
         print(text)
     return 0
+
+
+def _report(error: BaseException) -> int:
+    """Say on one line what ended the command, and give its exit code."""
+    if isinstance(error, Interrupted | KeyboardInterrupt):
+        print(f"interrupted: {one_line(error) or 'stopped by Ctrl+C'}", file=sys.stderr)
+        return int(getattr(error, "exit_code", 130))
+    print(f"error: {one_line(error)}", file=sys.stderr)
+    return int(getattr(error, "exit_code", PipelineError.exit_code))
 
 
 def _parser() -> argparse.ArgumentParser:

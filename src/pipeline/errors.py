@@ -38,6 +38,17 @@ class StageError(PipelineError):
     """A stage of the DAG cannot start or finish."""
 
 
+def one_line(error: BaseException) -> str:
+    """What a command prints of an error: its message, or the system's with the file, on one line.
+
+    The lines of a longer message are joined with ` | `.
+    """
+    message = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " | ".join(line.strip() for line in message.splitlines() if line.strip())
+
+
 class Interrupted(PipelineError):  # noqa: N818  # not a mistake
     """A signal ended the work after its state was saved."""
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
-from pipeline.errors import SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,10 +62,13 @@ def test_a_mistake_is_one_line_and_exit_code_two(tmp_path, monkeypatch, capsys):
     assert error.count("\n") == 1
 
 
-def test_debug_shows_where_it_came_from(tmp_path, monkeypatch):
+def test_debug_shows_where_it_came_from(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SettingsError):
-        cli.main(["plan", "--debug"])
+    assert cli.main(["plan", "--debug"]) == 2
+    error = capsys.readouterr().err
+    assert "Traceback" in error
+    assert "SettingsError" in error
+    assert error.splitlines()[-1].startswith("error: Parameter file could not be found")
 
 
 def test_plan_writes_the_table_and_check_compares_it(tmp_path, monkeypatch, capsys):

@@ -159,7 +159,7 @@ class PPO:
         self.settings = settings
         self.hyperparameters: PPOSettings = settings.hyperparameters  # type: ignore[assignment]  # checked by trainer_type
         self.device = device
-        self.signals = _supported_signals(settings)
+        self.signals = supported_signals(settings)
         shared = self.hyperparameters.shared_critic
         with seeded_weights(seed, "ppo"):
             self.policy = Policy(spec, settings.network_settings).to(device)
@@ -351,7 +351,8 @@ class PPO:
             self.critic.load_state_dict(state["critic"])
 
 
-def _supported_signals(settings: TrainerSettings) -> dict[str, Any]:
+def supported_signals(settings: TrainerSettings) -> dict[str, Any]:
+    """The behavior's reward signals; SettingsError when one of them cannot be trained with."""
     unsupported = sorted(set(settings.reward_signals) - {"extrinsic"})
     if unsupported:
         raise SettingsError(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import files
-from pipeline.errors import SettingsError
+from pipeline.commands.run_folder import RunFolder, folder_of, run_folder
+from pipeline.errors import Interrupted
 from pipeline.settings import dump_yaml, load_run_settings, to_mapping
+from pipeline.stages import process
 from pipeline.stages.export import publish
 from pipeline.tracking.console import ConsoleSink
 from pipeline.tracking.csvfile import CsvSink
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pipeline.settings import RunSettings
     from pipeline.trainer import TrainResult
 
+CONFIGURATION = "configuration.yaml"
 _OVERRIDES = {
     "env": "env_settings.env_path",
     "num_envs": "env_settings.num_envs",
@@ -47,16 +49,22 @@ def learn(arguments: argparse.Namespace) -> str:
     """
     settings = _settings(arguments)
     checkpoint = settings.checkpoint_settings
-    run_dir = Path(checkpoint.results_dir) / checkpoint.run_id
-    _prepare(run_dir, resume=checkpoint.resume, force=checkpoint.force)
-    seed = settings.env_settings.seed
-    seed = secrets.randbelow(10_000) if seed < 0 else seed
+    run_dir = folder_of(Path(checkpoint.results_dir), checkpoint.run_id)
+    seed = _seed(settings, run_dir)
     settings = settings.with_seed(seed)
-    files.write_whole(run_dir / "configuration.yaml", dump_yaml(to_mapping(settings)))
-    result = _train(settings, seed, run_dir, arguments)
-    files.write_json(run_dir / "run_logs" / "seconds.json", dict(result.seconds))
-    for one in result.behaviors.values():
-        publish(one.checkpoint, run_dir)
+    with (
+        process.signals(),
+        run_folder(run_dir, resume=checkpoint.resume, force=checkpoint.force) as folder,
+    ):
+        result = _train(settings, seed, folder, arguments)
+        files.write_json(run_dir / "run_logs" / "seconds.json", dict(result.seconds))
+        for one in result.behaviors.values():
+            publish(one.checkpoint, run_dir)
+    return _told(settings, seed, run_dir, result)
+
+
+def _told(settings: RunSettings, seed: int, run_dir: Path, result: TrainResult) -> str:
+    """Where everything is, and what to do next."""
     lines = [f"Trained with seed {seed}; everything is in {run_dir}."]
     for name, one in result.behaviors.items():
         mean = "no episode ended" if one.mean_reward is None else f"{one.mean_reward:.3f}"
@@ -68,6 +76,15 @@ def learn(arguments: argparse.Namespace) -> str:
         first = run_dir / f"{next(iter(result.behaviors))}.onnx"
         lines.append(f"Play it: pipeline evaluate {first} --env {env}")
     return "\n".join(lines)
+
+
+def _seed(settings: RunSettings, run_dir: Path) -> int:
+    """The seed that was asked for, that of the run to resume, or one drawn."""
+    seed = settings.env_settings.seed
+    written = run_dir / CONFIGURATION
+    if seed < 0 and settings.checkpoint_settings.resume and written.is_file():
+        seed = load_run_settings(written).env_settings.seed
+    return secrets.randbelow(10_000) if seed < 0 else seed
 
 
 def _split(seconds: Mapping[str, float]) -> str:
@@ -89,44 +106,39 @@ def _settings(arguments: argparse.Namespace) -> RunSettings:
     )
 
 
-def _prepare(run_dir: Path, *, resume: bool, force: bool) -> None:
-    if run_dir.exists() and any(run_dir.iterdir()):
-        if force:
-            shutil.rmtree(run_dir)
-        elif not resume:
-            raise SettingsError(
-                "Previous data from this run ID was found. Either specify a new run ID, use "
-                "--resume to resume this run, or use the --force parameter to overwrite existing "
-                "data."
-            )
-    elif resume:
-        raise SettingsError(
-            "Previous data from this run ID was not found. Train a new run by removing the "
-            "--resume flag."
-        )
-    run_dir.mkdir(parents=True, exist_ok=True)
-
-
 def _train(
-    settings: RunSettings, seed: int, run_dir: Path, arguments: argparse.Namespace
+    settings: RunSettings, seed: int, folder: RunFolder, arguments: argparse.Namespace
 ) -> TrainResult:
     from pipeline import trainer
 
+    run_dir = folder.path
     limits = {name: one.max_steps for name, one in settings.behaviors.items()}
-    return trainer.train(
-        None if settings.env_settings.env_path is None else Path(settings.env_settings.env_path),
-        settings,
-        seed=seed,
-        run_dir=run_dir,
-        num_envs=settings.env_settings.num_envs,
-        env_args=tuple(settings.env_settings.env_args or ()),
-        resume=settings.checkpoint_settings.resume,
-        device=settings.torch_settings.device or "cpu",
-        sinks=[
-            ConsoleSink(max_steps=limits),
-            CsvSink(run_dir / "progress.csv"),
-            TensorBoardSink(run_dir),
-        ],
-        base_port=arguments.base_port,
-        log_folder=run_dir / "run_logs",
-    )
+
+    def on_start() -> None:
+        files.write_whole(run_dir / CONFIGURATION, dump_yaml(to_mapping(settings)))
+        folder.start()
+
+    try:
+        return trainer.train(
+            None if (path := settings.env_settings.env_path) is None else Path(path),
+            settings,
+            seed=seed,
+            run_dir=run_dir,
+            num_envs=settings.env_settings.num_envs,
+            env_args=tuple(settings.env_settings.env_args or ()),
+            resume=settings.checkpoint_settings.resume,
+            device=settings.torch_settings.device or "cpu",
+            sinks=[
+                ConsoleSink(max_steps=limits),
+                CsvSink(run_dir / "progress.csv"),
+                TensorBoardSink(run_dir),
+            ],
+            base_port=arguments.base_port,
+            log_folder=run_dir / "run_logs",
+            on_start=on_start,
+        )
+    except Interrupted as error:
+        if not folder.started:
+            raise
+        again = f"{error}; to continue, give the same command with --resume"
+        raise Interrupted(again, exit_code=error.exit_code) from error

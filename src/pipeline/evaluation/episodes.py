@@ -170,7 +170,8 @@ def _policy_of(name: str, policies: Mapping[str, Policy]) -> Policy:
     if policy is None:
         raise StageError(
             f"evaluate: the environment has the behavior {name!r}, but there are policies only for "
-            f"{sorted(policies)}; add one for it"
+            f"{sorted(policies)}; add one for it (a policy's file is named like its behavior: "
+            f"{name.partition('?')[0]}.onnx)"
         )
     return policy
 

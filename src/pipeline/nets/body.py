@@ -103,11 +103,7 @@ class Body(nn.Module):
 
     def __init__(self, specs: Sequence[ObservationSpec], settings: NetworkSettings) -> None:
         super().__init__()
-        if settings.memory is not None:
-            raise SettingsError(
-                "network_settings.memory: recurrent policies cannot be trained yet; remove the "
-                "memory section"
-            )
+        refuse_memory(settings)
         hidden = settings.hidden_units
         self.encoders = nn.ModuleDict()
         n_in = 0
@@ -152,3 +148,12 @@ class Body(nn.Module):
             goal = torch.cat([parts[i] for i in self.goals], dim=1)
             hidden = self.hyper(hidden, goal)
         return hidden
+
+
+def refuse_memory(settings: NetworkSettings) -> None:
+    """Raise SettingsError when a recurrent layer is asked for."""
+    if settings.memory is not None:
+        raise SettingsError(
+            "network_settings.memory: recurrent policies cannot be trained yet; remove the "
+            "memory section"
+        )

@@ -119,12 +119,13 @@ def read_demo(path: Path | str) -> Demonstration:
 def describe(demo: Demonstration) -> str:
     """What a demonstration holds, for a person."""
     ends = int(demo.done.sum())
+    what = "per ended episode" if ends else "in all, no episode ended"
     lines = [
         f"behavior      {demo.behavior_name}",
         f"name          {demo.metadata.name or '(none)'}",
         f"steps         {len(demo)}",
         f"episodes      {ends} ended ({int(demo.interrupted.sum())} of them cut short)",
-        f"mean reward   {demo.reward.sum() / max(1, ends):.4g} per ended episode "
+        f"mean reward   {demo.reward.sum() / max(1, ends):.4g} {what} "
         f"(the header says {demo.metadata.mean_reward:.4g})",
         f"actions       {demo.spec.action_spec}",
     ]

@@ -113,7 +113,7 @@ class Server:
         self._lock = threading.RLock()
         try:
             self._listeners = _listen(port, host)
-        except OSError as error:
+        except (OSError, OverflowError) as error:  # overflow: beyond port 65535
             self._selector.close()
             raise UnityWorkerInUseException(worker_id, port) from error
         self.port: int = self._listeners[0].getsockname()[1]

@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from pipeline.errors import Interrupted, PipelineError
+from pipeline.errors import Interrupted, PipelineError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,6 +26,9 @@ _received: list[int] = []
 class Stopped(KeyboardInterrupt):
     """SIGINT or SIGTERM; like KeyboardInterrupt, no `except Exception` swallows it."""
 
+    exit_code = 130
+    """Of a process that ends for this reason."""
+
 
 def run(work: Callable[[], None]) -> int:
     """Do a stage's work and give the exit code of its process.
@@ -40,13 +43,13 @@ def run(work: Callable[[], None]) -> int:
             work()
             stop_if_signalled()
         except (KeyboardInterrupt, Interrupted) as error:
-            sys.stderr.write(f"interrupted: {str(error) or 'stopped by a signal'}\n")
+            sys.stderr.write(f"interrupted: {one_line(error) or 'stopped by a signal'}\n")
             if _received:
                 return 128 + _received[0]
             return error.exit_code if isinstance(error, Interrupted) else 130
-        except PipelineError as error:
-            sys.stderr.write(f"error: {error}\n")
-            return error.exit_code
+        except (PipelineError, OSError) as error:
+            sys.stderr.write(f"error: {one_line(error)}\n")
+            return int(getattr(error, "exit_code", PipelineError.exit_code))
     return 0
 
 
@@ -93,4 +96,6 @@ def _on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  #
     _received.append(number)
     for handled in _HANDLED:
         signal.signal(handled, signal.SIG_DFL)
-    raise Stopped(f"stopped by {signal.Signals(number).name}")
+    stopped = Stopped(f"stopped by {signal.Signals(number).name}")
+    stopped.exit_code = 128 + number
+    raise stopped

@@ -15,9 +15,10 @@ from pipeline.tracking.base import Tracker
 from pipeline.trainer.environment import open_workers
 from pipeline.trainer.loop import RESUME_INTERVAL_S, TrainingLoop, TrainResult
 from pipeline.trainer.stopping import stop_on_signal
+from pipeline.trainer.supported import refuse_untrainable, usable_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pipeline.envs.base import BaseEnv
     from pipeline.tracking.base import Sink
@@ -39,6 +40,7 @@ def train(
     torch_threads: int = 1,
     sinks: Sequence[Sink] = (),
     resume_interval_s: float = RESUME_INTERVAL_S,
+    on_start: Callable[[], None] | None = None,
 ) -> TrainResult:
     """Train every behavior of an environment.
 
@@ -61,6 +63,8 @@ def train(
             another number gives other roundings.
         sinks: where summaries go.
         resume_interval_s: seconds between refreshes of the checkpoint that a kill resumes from.
+        on_start: called once, when the environments have connected and every behavior that they
+            show can be trained; nothing but logs is written before.
 
     Returns:
         Steps, rewards and checkpoints of each behavior, and where the time went.
@@ -70,6 +74,7 @@ def train(
         UnityException: The environment failed; what was learned so far is saved.
         Interrupted: SIGINT or SIGTERM came; the state is saved.
     """
+<<<<<<< HEAD
     with closing(Tracker(sinks)) as tracker, _threads(torch_threads):
         run = _settings(settings).with_seed(seed)
         chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -81,6 +86,37 @@ def train(
             env_args=env_args,
             base_port=base_port,
             log_folder=log_folder,
+=======
+    run = _settings(settings).with_seed(seed)
+    refuse_untrainable(run)
+    chosen = usable_device(device)
+    workers = open_workers(
+        env,
+        run,
+        seed=seeding.derive(seed, "environment"),
+        num_envs=num_envs,
+        env_args=env_args,
+        base_port=base_port,
+        log_folder=log_folder,
+    )
+    with (
+        workers,
+        _threads(torch_threads),
+        closing(Tracker(sinks)) as tracker,
+        stop_on_signal() as stop,
+    ):
+        loop = TrainingLoop(
+            workers,
+            run,
+            seed=seed,
+            run_dir=Path(run_dir),
+            device=chosen,
+            tracker=tracker,
+            init_from=init_from,
+            resume=resume,
+            resume_interval_s=resume_interval_s,
+            on_start=on_start,
+>>>>>>> badinput
         )
         with workers, _old_objects_left_alone(), stop_on_signal() as stop:
             loop = TrainingLoop(

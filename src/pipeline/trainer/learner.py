@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from pipeline.algos.ppo import PPO
 from pipeline.data.rollout import Slots, Trajectories
+<<<<<<< HEAD
 from pipeline.errors import SettingsError, TrainingError
+=======
+from pipeline.errors import TrainingError, UnityPolicyException
+>>>>>>> badinput
 from pipeline.protocol.specs import ActionTuple
 from pipeline.trainer.statistics import ENTROPY, Statistics
+from pipeline.trainer.supported import algorithm_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from pipeline.algos.policy import Decision
     from pipeline.arrays import AnyArray
@@ -26,8 +30,6 @@ if TYPE_CHECKING:
 
 # Observations kept beside the policy, for comparing its export with it.
 RECORDED_ROWS = 32
-
-ALGORITHMS: Mapping[str, Callable[..., PPO]] = {"ppo": PPO}
 
 
 class Decided(NamedTuple):
@@ -62,16 +64,7 @@ class Learner:
         seed: int,
         device: torch.device,
     ) -> None:
-        algorithm = ALGORITHMS.get(str(settings.trainer_type))
-        if algorithm is None:
-            raise SettingsError(
-                f"behaviors.{name}.trainer_type: '{settings.trainer_type}' cannot be trained yet; "
-                f"use one of: {', '.join(ALGORITHMS)}"
-            )
-        if settings.self_play is not None:
-            raise SettingsError(
-                f"behaviors.{name}.self_play: self-play cannot be trained yet; remove the section"
-            )
+        algorithm = algorithm_for(name, settings)
         self.name = name
         self.spec = spec
         self.settings = settings
@@ -122,12 +115,19 @@ class Learner:
             return False
         began = time.perf_counter()
         rollout = self.trajectories.rollout()
+<<<<<<< HEAD
         if not np.isfinite(rollout.fields["reward"]).all():
             raise TrainingError(
                 f"{self.name}, step {self.step}: the environment gave a reward that is not finite; "
                 "look for a division by zero, or for physics that explode"
             )
         stats = self.algorithm.update(rollout, step=self.step)
+=======
+        try:
+            stats = self.algorithm.update(rollout, step=self.step)
+        except TrainingError as error:
+            raise TrainingError(f"behavior {self.name}: {error}") from error
+>>>>>>> badinput
         obs = [rollout.fields[f"obs_{i}"] for i in range(len(self.spec.observation_specs))]
         self.record(obs, rollout.fields.get("allowed"))
         self.trajectories.clear_closed()
@@ -142,6 +142,7 @@ class Learner:
         decisions = [decision for decision, _ in steps]
         counts = [len(decision) for decision in decisions]
         if sum(counts) == 0:
+<<<<<<< HEAD
             return Decided([self.spec.action_spec.empty_action(0) for _ in decisions], None)
         obs, masks = _joined(decisions, self.spec.action_spec.discrete_branches)
         decision = self.algorithm.act(obs, masks)
@@ -151,6 +152,16 @@ class Learner:
             parts = (decision.action.continuous, decision.action.discrete)
             split = zip(*(np.split(part, cuts) for part in parts), strict=True)
             actions = [ActionTuple(continuous, discrete) for continuous, discrete in split]
+=======
+            return [self.spec.action_spec.empty_action(0) for _ in decisions]
+        slots = self._slots_of(decisions, team)
+        try:
+            decided = self.algorithm.act(*_joined(decisions))
+        except UnityPolicyException as error:
+            where = f"behavior {self.name}, step {self.step}"
+            raise UnityPolicyException(f"{where}: {error}") from error
+        self.statistics.add(ENTROPY, decided.entropy)
+>>>>>>> badinput
         self.seconds["inference"] += time.perf_counter() - began
         return Decided(actions, decision)
 

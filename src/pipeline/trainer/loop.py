@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from dataclasses import dataclass, field
@@ -14,6 +15,10 @@ from pipeline.errors import (
     TrainingError,
     UnityPolicyException,
 )
+<<<<<<< HEAD
+=======
+from pipeline.protocol.codec import NonFiniteError
+>>>>>>> badinput
 from pipeline.tracking import names
 from pipeline.trainer.checkpoints import load_checkpoint, numbered, reason_of, save_checkpoint
 from pipeline.trainer.learner import Learner
@@ -21,7 +26,11 @@ from pipeline.trainer.saved import description
 from pipeline.trainer.statistics import REWARD
 
 if TYPE_CHECKING:
+<<<<<<< HEAD
     from collections.abc import Callable, Mapping
+=======
+    from collections.abc import Callable, Iterator, Mapping
+>>>>>>> badinput
     from pathlib import Path
 
     import torch
@@ -34,6 +43,9 @@ if TYPE_CHECKING:
     from pipeline.trainer.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
+
+# After these the networks, or the disk, are not fit to be saved: the last good checkpoint stays.
+_STATE_IS_BAD = (CheckpointError, TrainingError, UnityPolicyException)
 
 RESUME_FILE = "checkpoint.pt"
 # Seconds between refreshes of the file that a killed run resumes from.
@@ -86,6 +98,7 @@ class TrainingLoop:
         init_from: weights to begin with, by behavior; a checkpoint file each.
         resume: continue from the checkpoints in `run_dir`.
         resume_interval_s: how often the resume file is refreshed at most.
+        on_start: called once, when there is something to train and all of it can be trained.
     """
 
     def __init__(
@@ -100,6 +113,7 @@ class TrainingLoop:
         init_from: Mapping[str, Path] | None = None,
         resume: bool = False,
         resume_interval_s: float = RESUME_INTERVAL_S,
+        on_start: Callable[[], None] | None = None,
     ) -> None:
         self.workers = workers
         self.settings = settings
@@ -110,6 +124,7 @@ class TrainingLoop:
         self.init_from = init_from or {}
         self.resume = resume
         self.resume_interval_s = resume_interval_s
+        self._on_start = on_start
         self.learners: dict[str, Learner] = {}
         self._progress: dict[str, _Progress] = {}
         self._stepping_s = 0.0
@@ -123,12 +138,18 @@ class TrainingLoop:
 
         Raises:
             Interrupted: `should_stop` said so; the state is saved.
+<<<<<<< HEAD
             PipelineError: The environment or a setting failed; what was learned is saved, unless
                 it is no longer finite: then the last good checkpoint stays.
+=======
+            PipelineError: The environment, a setting or the training failed; what was learned is
+                saved, unless it is what failed.
+>>>>>>> badinput
         """
         began = time.perf_counter()
         try:
             self.workers.reset()
+<<<<<<< HEAD
             while True:
                 self._step()
                 if self._finished():
@@ -141,13 +162,43 @@ class TrainingLoop:
         except PipelineError as error:
             if not isinstance(error, _STATE_IS_LOST):
                 self._save_all()
+=======
+            while not self._finished():
+                steps = self._learn_from_steps()
+                self._note_start()
+                self._stop_if(should_stop)
+                self._act(steps)
+                stepping = time.perf_counter()
+                self.workers.step()
+                self._stepping_s += time.perf_counter() - stepping
+        except NonFiniteError as error:
+            self._save_learned()
+            raise NonFiniteError(f"{error} It came {self._at()}; repair the environment") from error
+        except _STATE_IS_BAD:
+            raise
+        except Interrupted:
+            self._save_all()
+            raise
+        except PipelineError:
+            self._save_learned()
+>>>>>>> badinput
             raise
         self._save_all(final=True)
         return self._result(time.perf_counter() - began)
 
+<<<<<<< HEAD
     def _step(self) -> None:
         """Act on what the workers sent; while they work on that, store it and learn from it."""
         taken: list[tuple[str, Learner, list[Steps], Decided]] = []
+=======
+    def _note_start(self) -> None:
+        if self.learners and self._on_start is not None:
+            self._on_start()
+            self._on_start = None
+
+    def _learn_from_steps(self) -> dict[str, list[Steps]]:
+        steps: dict[str, list[Steps]] = {}
+>>>>>>> badinput
         for qualified in self.workers.behavior_specs:
             learner, steps = self._learner(qualified), self.workers.get_steps(qualified)
             decided = learner.decide(steps)
@@ -182,11 +233,23 @@ class TrainingLoop:
         learner = Learner(name, spec, settings, seed=self.seed, device=self.device)
         path = self.run_dir / name / RESUME_FILE
         if self.resume and path.exists():
+<<<<<<< HEAD
             self._restore(learner, path, whole=True)
             _log.info("Resuming training of %s from step %d.", name, learner.step)
         elif name in self.init_from:
             self._restore(learner, self.init_from[name], whole=False)
             _log.info("%s begins with the weights of %s.", name, self.init_from[name])
+=======
+            with _fitting(path):
+                learner.load_state_dict(load_checkpoint(path, device=str(self.device))["learner"])
+            _log.info("Resuming training of %s from step %d.", name, learner.step)
+        elif name in self.init_from:
+            path = self.init_from[name]
+            with _fitting(path):
+                state = load_checkpoint(path, device=str(self.device))
+                learner.algorithm.load_weights(state["learner"]["algorithm"])
+            _log.info("%s begins with the weights of %s.", name, path)
+>>>>>>> badinput
         self._progress[name] = _Progress(
             next_summary=_next_multiple(learner.step, settings.summary_freq),
             next_checkpoint=_next_multiple(learner.step, settings.checkpoint_interval),
@@ -250,6 +313,12 @@ class TrainingLoop:
         for learner in self.learners.values():
             self._save(learner, number=final)
 
+    def _save_learned(self) -> None:
+        """Save those that have learned something since they began."""
+        for learner in self.learners.values():
+            if learner.step > 0:
+                self._save(learner)
+
     def _save(self, learner: Learner, *, number: bool = False) -> None:
         folder = self.run_dir / learner.name
         state = {
@@ -266,12 +335,17 @@ class TrainingLoop:
         save_checkpoint(folder / RESUME_FILE, state)
         self._progress[learner.name].saved_at = time.monotonic()
 
-    def _where_it_stopped(self) -> str:
-        at = ", ".join(f"{name} at step {one.step}" for name, one in self.learners.items())
-        return (
-            f"stopped by a signal, {at or 'before the first step'}; "
-            f"the state is saved in {self.run_dir}"
-        )
+    def _stop_if(self, should_stop: StopRequest) -> None:
+        if not should_stop():
+            return
+        saved = f"the state is saved in {self.run_dir}" if self.learners else "nothing to save yet"
+        message = f"stopped by a signal {self._at()}; {saved}"
+        raise Interrupted(message, exit_code=should_stop.exit_code)
+
+    def _at(self) -> str:
+        """At which step of each behavior training is, for messages."""
+        steps = ", ".join(f"at step {one.step} of {name}" for name, one in self.learners.items())
+        return steps or "before the first step"
 
     def _result(self, total_s: float) -> TrainResult:
         seconds: dict[str, float] = {"total": total_s}
@@ -290,6 +364,20 @@ class TrainingLoop:
         seconds["wire"] = self.workers.codec_seconds
         seconds["environment"] = max(self._stepping_s - seconds["wire"], 0.0)
         return TrainResult(behaviors=behaviors, seconds=seconds)
+
+
+@contextlib.contextmanager
+def _fitting(path: Path) -> Iterator[None]:
+    """Say whose fault it is when weights do not fit: torch names each tensor, in many lines."""
+    try:
+        yield
+    except (RuntimeError, KeyError, ValueError) as error:
+        tensors = [line.strip() for line in str(error).splitlines()[1:]]
+        raise CheckpointError(
+            f"{path}: what is saved here does not fit the behavior's observations, actions and "
+            f"network_settings ({tensors[0] if tensors else error}); use the settings that it was "
+            "saved with, or begin anew"
+        ) from error
 
 
 def _next_multiple(step: int, interval: int) -> int:

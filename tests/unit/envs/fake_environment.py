@@ -26,6 +26,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mlagents-port", type=int, required=True)
     parser.add_argument("--mode", default="normal")
+    parser.add_argument("--nan-at", type=int, default=1, help="message of mode nan")
+    parser.add_argument("--quiet", action="store_true", help="do not echo the side channel")
+    parser.add_argument("--wide", action="store_true", help="observations of five numbers")
     parser.add_argument("-logFile")
     parser.add_argument("-nographics", action="store_true")
     parser.add_argument("-batchmode", action="store_true")
@@ -46,12 +49,13 @@ def main() -> None:
             request_serializer=m.UnityMessageProto.SerializeToString,
             response_deserializer=m.UnityMessageProto.FromString,
         ),
-        options.mode,
+        options,
     )
     channel.close()
 
 
-def converse(exchange: grpc.UnaryUnaryMultiCallable, mode: str) -> None:
+def converse(exchange: grpc.UnaryUnaryMultiCallable, options: argparse.Namespace) -> None:
+    mode = options.mode
     hello = m.UnityMessageProto(header={"status": 200})
     start = hello.unity_output.rl_initialization_output
     start.name, start.package_version = "AcademySingleton", "3.0.0"
@@ -78,31 +82,36 @@ def converse(exchange: grpc.UnaryUnaryMultiCallable, mode: str) -> None:
             exchange(m.UnityMessageProto(header={"status": 400}))
             return
         message = m.UnityMessageProto(header={"status": 200})
-        message.unity_output.rl_output.CopyFrom(observe(number, actions, rl_input.side_channel))
+        echo = b"" if options.quiet else rl_input.side_channel
+        output = observe(number, actions, echo, extra=[0.0] * options.wide)
+        message.unity_output.rl_output.CopyFrom(output)
         if not announced:
             brain = message.unity_output.rl_initialization_output.brain_parameters.add()
             brain.brain_name = NAME
             brain.action_spec.num_continuous_actions = 2
             announced = True
-        if mode == "nan" and number == 1:
+        if mode == "nan" and number == options.nan_at:
             infos = message.unity_output.rl_output.agentInfos[NAME].value
             infos[1].observations[0].float_data.data[2] = float("nan")
 
 
-def observe(number: int, actions: list[list[float]], echo: bytes) -> m.UnityRLOutputProto:
+def observe(
+    number: int, actions: list[list[float]], echo: bytes, extra: list[float]
+) -> m.UnityRLOutputProto:
     output = m.UnityRLOutputProto(side_channel=echo)
     infos = output.agentInfos[NAME].value
     if number and number % 3 == 0:
-        add(infos, 1, number, actions[1]).done = True
+        add(infos, 1, number, actions[1] + extra).done = True
     for agent in range(3):
-        add(infos, agent, number, actions[agent])
+        add(infos, agent, number, actions[agent] + extra)
     return output
 
 
 def add(infos: list, agent: int, number: int, action: list[float]) -> m.AgentInfoProto:
     info = infos.add(id=agent, reward=float(number))
-    obs = info.observations.add(shape=[4], dimension_properties=[1], name="echo")
-    obs.float_data.data.extend([number, *action, agent])
+    numbers = [number, *action, agent]
+    obs = info.observations.add(shape=[len(numbers)], dimension_properties=[1], name="echo")
+    obs.float_data.data.extend(numbers)
     return info
 
 

@@ -858,3 +858,8 @@ def test_every_key_is_documented(cls: type) -> None:
     text = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
     words = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`[^`\n]*`", text))))
     assert set(setting_hints(cls)) - words == set()
+
+
+def test_a_trainer_type_without_hyperparameters_has_the_defaults_of_that_trainer():
+    run = load_run_settings(None, overrides={"behaviors": {"A": {"trainer_type": "sac"}}})
+    assert run.behaviors["A"].hyperparameters == SACSettings()

@@ -331,8 +331,7 @@ def test_masks_of_one_worker_hold_when_another_worker_has_none(quick):
     learner = Learner("Toy", CHOICE, quick().behaviors["Toy"], seed=1, device=CPU)
     only_two = [np.tile([True, True, False], (200, 1))]
     steps = [choice_steps(range(200), None), choice_steps(range(200), only_two)]
-    learner.absorb(steps)
-    free, masked = learner.decide(steps)
+    free, masked = learner.decide(steps).actions
     assert set(masked.discrete[:, 0]) == {2}
     assert set(free.discrete[:, 0]) == {0, 1, 2}
 
@@ -340,8 +339,10 @@ def test_masks_of_one_worker_hold_when_another_worker_has_none(quick):
 def test_zero_agents_get_zero_actions(quick):
     learner = Learner("Toy", CHOICE, quick().behaviors["Toy"], seed=1, device=CPU)
     steps = [choice_steps([], None), choice_steps([], None)]
+    decided = learner.decide(steps)
     learner.absorb(steps)
-    assert [len(action.discrete) for action in learner.decide(steps)] == [0, 0]
+    learner.remember(steps, decided)
+    assert [len(action.discrete) for action in decided.actions] == [0, 0]
 
 
 def test_normaliser_stands_still_once_a_behavior_has_finished(quick):
@@ -354,10 +355,11 @@ def test_normaliser_stands_still_once_a_behavior_has_finished(quick):
     steps = list(toy.reset().values())
     normalizer = learner.algorithm.policy.normalizers.by_observation["0"]
     for _ in range(40):
+        decided = learner.decide(steps)
         learner.absorb(steps)
-        actions = learner.decide(steps)
+        learner.remember(steps, decided)
         counts.append((learner.step, float(normalizer.count)))
-        steps = list(toy.step({"Toy?team=0": actions[0]}).values())
+        steps = list(toy.step({"Toy?team=0": decided.actions[0]}).values())
     finished = [count for step, count in counts if step >= 64]
     assert len(set(finished)) == 1
     assert finished[0] == 65

@@ -1,6 +1,6 @@
 """The settings of one behavior: everything under `behaviors.<name>` and `default_settings`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from pipeline.settings.nodes import Node, fail, join
@@ -140,8 +140,10 @@ class TrainerSettings:
                 "Hyperparameters were specified but no trainer_type was given. "
                 f"Add one of: {', '.join(HYPERPARAMETERS)}",
             )
+        if "hyperparameters" not in entries:  # the trainer's own defaults, not PPO's
+            entries = {**entries, "hyperparameters": Node({}, node.source, node.line)}
         hints = {"hyperparameters": HYPERPARAMETERS[name], "reward_signals": _RewardSignals}
-        settings: Self = read_dataclass(cls, node, path, hints=hints)
+        settings: Self = read_dataclass(cls, replace(node, value=entries), path, hints=hints)
         return settings
 
 

@@ -1,0 +1,97 @@
+"""The folder of a run of `pipeline learn`, which a run that never starts leaves as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def folder_of(results: Path, run_id: str) -> Path:
+    """The folder of the run of this name.
+
+    Raises:
+        SettingsError: It would not lie in `results`.
+    """
+    folder = results / run_id
+    if not run_id or results.resolve() not in folder.resolve().parents:
+        raise SettingsError(
+            f"--run-id: {run_id!r} does not name a folder in {results}; use a plain name"
+        )
+    return folder
+
+
+@dataclass(slots=True)
+class RunFolder:
+    """A folder that belongs to a run from when it has started."""
+
+    path: Path
+    replaced: Path | None = None
+    """Where an earlier run lies until this one starts."""
+    started: bool = False
+
+    def start(self) -> None:
+        """Keep what is written from now on."""
+        self.started = True
+        if self.replaced is not None:
+            shutil.rmtree(self.replaced, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def run_folder(folder: Path, *, resume: bool, force: bool) -> Iterator[RunFolder]:
+    """Make the folder for the block, which calls `start` as soon as the run has started.
+
+    Until then an earlier run that `force` replaces is kept aside. When the block ends before, the
+    earlier run is put back, or what was made is deleted.
+
+    Raises:
+        SettingsError: There is an earlier run and neither `resume` nor `force`, or none to resume.
+    """
+    used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    _check(folder, used=used, resume=resume, force=force)
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    aside = folder.with_name(f".{folder.name}.replaced") if used and force else None
+    if aside is not None:
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+    run = RunFolder(folder, replaced=aside)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield run
+    finally:
+        if not run.started and not resume:
+            _undo(folder, made, aside)
+
+
+def _check(folder: Path, *, used: bool, resume: bool, force: bool) -> None:
+    if used and not folder.is_dir():
+        raise SettingsError(f"{folder}: this is a file; use another --run-id or --results-dir")
+    if used and not (resume or force):
+        raise SettingsError(
+            "Previous data from this run ID was found. Either specify a new run ID, use "
+            "--resume to resume this run, or use the --force parameter to overwrite existing data. "
+            f"({folder})"
+        )
+    if resume and not used:
+        raise SettingsError(
+            "Previous data from this run ID was not found. Train a new run by removing the "
+            f"--resume flag. ({folder})"
+        )
+
+
+def _undo(folder: Path, made: list[Path], aside: Path | None) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    if aside is not None:
+        aside.rename(folder)
+    elif folder not in made:
+        folder.mkdir()
+    for path in made:
+        with contextlib.suppress(OSError):  # gone already, or others use it by now
+            path.rmdir()

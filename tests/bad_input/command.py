@@ -1,0 +1,128 @@
+"""Real commands in processes of their own, and what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE = ROOT / "tests/unit/envs/fake_environment.py"
+_MARK = "PIPELINE_BAD_INPUT_TEST"
+
+CONFIG = """\
+behaviors:
+  Echo:
+    trainer_type: ppo
+    hyperparameters: {batch_size: 16, buffer_size: 32}
+    network_settings: {hidden_units: 16, num_layers: 1}
+    time_horizon: 8
+    checkpoint_interval: 60
+    keep_checkpoints: 0
+    max_steps: 240
+    summary_freq: 60
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Done:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def error(self) -> str:
+        """The one line that says what was wrong; fails unless it is one, and the last."""
+        lines = self.err.splitlines()
+        errors = [line for line in lines if line.startswith("error: ")]
+        assert len(errors) == 1, self.err
+        assert lines[-1] == errors[0], self.err
+        assert all(line.startswith(("[INFO] ", "[WARNING] ")) for line in lines[:-1]), self.err
+        assert self.code == 2
+        return errors[0].removeprefix("error: ")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A folder to run commands in, with a trainer configuration."""
+
+    folder: Path
+
+    def config(self, text: str = CONFIG, name: str = "config.yaml") -> Path:
+        """Write a trainer configuration."""
+        path = self.folder / name
+        path.write_text(text)
+        return path
+
+    def program(self, body: str, name: str = "program") -> Path:
+        """An executable shell script."""
+        path = self.folder / name
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+        return path
+
+    def fake(self, *arguments: str) -> Path:
+        """An executable environment: behavior Echo, observations (4,), two continuous actions."""
+        options = " ".join(arguments)
+        return self.program(f'exec "$PIPELINE_PYTHON" "{FAKE}" --quiet {options} "$@"', name="fake")
+
+    def learn(self, env: Path | str, *arguments: str, config: Path | None = None) -> Done:
+        """`pipeline learn` with the run id `run`."""
+        chosen = config or self.config()
+        return self.pipeline(
+            "learn", str(chosen), "--env", str(env), "--run-id", "run", "--seed", "1", *arguments
+        )
+
+    def pipeline(self, *arguments: str, before: Callable[[], None] | None = None) -> Done:
+        """One `pipeline` command; fails if it leaves a process."""
+        return self.python("-m", "pipeline.cli", *arguments, before=before)
+
+    def python(
+        self, *arguments: str, before: Callable[[], None] | None = None, **variables: str
+    ) -> Done:
+        """This interpreter with the project's sources."""
+        mark = str(self.folder)
+        own = {"PYTHONPATH": str(ROOT / "src"), "PIPELINE_MLFLOW": "off", _MARK: mark}
+        began = time.perf_counter()
+        done = subprocess.run(  # noqa: S603  # this interpreter
+            [sys.executable, *arguments],
+            cwd=self.folder,
+            env=os.environ | own | variables,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            preexec_fn=before,  # sets a limit, takes no lock
+        )
+        seconds = time.perf_counter() - began
+        assert left_over(mark) == []
+        return Done(code=done.returncode, out=done.stdout, err=done.stderr, seconds=seconds)
+
+    def files(self) -> dict[str, bytes | None]:
+        """Everything that lies in the folder; None for a folder."""
+        found = sorted(self.folder.rglob("*"))
+        return {str(path): path.read_bytes() if path.is_file() else None for path in found}
+
+
+def left_over(mark: str) -> list[str]:
+    """Living processes that descend from a command of the place called `mark`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()))
+        except psutil.Error:
+            continue
+    return found

@@ -1,0 +1,32 @@
+"""A folder of its own for every test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command import Place
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(folder=tmp_path)
+
+
+@pytest.fixture(scope="session")
+def other_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A demonstration of another behavior than the fake environment's."""
+    from pipeline import cli
+
+    path = tmp_path_factory.mktemp("demos") / "other.demo"
+    assert cli.main(["demo", "record", "grid_world", "-o", str(path), "--episodes", "2"]) == 0
+    return path
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """A place with a run in the fake environment; tests only read it."""
+    place = Place(folder=tmp_path_factory.mktemp("trained"))
+    done = place.learn(place.fake())
+    assert done.code == 0, done.err
+    return place

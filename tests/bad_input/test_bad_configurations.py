@@ -1,0 +1,142 @@
+"""Trainer configurations that cannot be used, and runs that cannot be begun."""
+
+from __future__ import annotations
+
+import pytest
+from command import CONFIG
+
+# An environment that tells when it is started.
+TOUCHES = "touch started; exec sleep 1000"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("buffer_size", "bufer_size", "config.yaml:4: behaviors.Echo.hyperparameters"),
+        ("batch_size: 16", "batch_size: many", "config.yaml:4: "),
+        ("{batch_size: 16, buffer_size: 32}", "{batch_size: 16", "config.yaml"),
+        ("max_steps: 240", "max_steps: 240\n    max_steps: 250", "config.yaml:10"),
+    ],
+)
+def test_a_mistake_in_the_configuration_is_placed(place, old, new, expected):
+    config = place.config(CONFIG.replace(old, new))
+    env = place.program(TOUCHES)
+    before = place.files()
+    error = place.learn(env, config=config).error
+    assert expected in error
+    assert place.files() == before
+
+
+def test_an_unknown_key_comes_with_a_suggestion(place):
+    config = place.config(CONFIG.replace("buffer_size", "bufer_size"))
+    error = place.learn("env", config=config).error
+    assert "'bufer_size'" in error
+    assert "did you mean 'buffer_size'?" in error
+
+
+def test_a_yaml_error_says_where(place):
+    config = place.config("behaviors:\n  Echo: [1, 2\n")
+    before = place.files()
+    error = place.learn("env", config=config).error
+    assert "config.yaml:" in error
+    assert place.files() == before
+
+
+def test_a_configuration_that_is_not_there(place):
+    error = place.learn("env", config=place.folder / "missing.yaml").error
+    assert "missing.yaml" in error
+    assert place.files() == {}
+
+
+def test_a_configuration_that_is_a_folder_or_not_text(place):
+    (place.folder / "folder.yaml").mkdir()
+    assert "folder.yaml" in place.learn("env", config=place.folder / "folder.yaml").error
+    (place.folder / "bytes.yaml").write_bytes(b"\xff\xfe\x00\x01")
+    assert "bytes.yaml" in place.learn("env", config=place.folder / "bytes.yaml").error
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (
+            "trainer_type: ppo\n    hyperparameters: {batch_size: 16, buffer_size: 32}",
+            "trainer_type: {untrainable}",
+            "behaviors.Echo.trainer_type: '{untrainable}' cannot be trained yet",
+        ),
+        (
+            "num_layers: 1}",
+            "num_layers: 1, memory: {sequence_length: 8}}",
+            "behaviors.Echo.network_settings.memory: recurrent policies cannot be trained yet",
+        ),
+        (
+            "    max_steps: 240",
+            "    reward_signals: {curiosity: {strength: 0.1}}\n    max_steps: 240",
+            "behaviors.Echo.reward_signals.curiosity: this reward signal cannot be trained with",
+        ),
+        (
+            "    max_steps: 240",
+            "    self_play: {window: 10}\n    max_steps: 240",
+            "behaviors.Echo.self_play: self-play cannot be trained yet",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_the_environment_starts(place, old, new, expected):
+    new, expected = (text.replace("{untrainable}", "sac") for text in (new, expected))
+    assert old in CONFIG
+    config = place.config(CONFIG.replace(old, new))
+    env = place.program(TOUCHES)
+    before = place.files()
+    assert place.learn(env, config=config).error.startswith(expected)
+    assert place.files() == before
+
+
+def test_a_device_that_is_not_there_is_refused_before_the_environment_starts(place):
+    place.config()
+    env = place.program(TOUCHES)
+    before = place.files()
+    error = place.learn(env, "--torch-device", "warp").error
+    assert error.startswith("torch_settings.device: 'warp' cannot be used here")
+    assert place.files() == before
+
+
+def test_a_behavior_that_the_configuration_does_not_list(place):
+    config = place.config(CONFIG.replace("Echo", "Ecko"))
+    env = place.fake()
+    before = place.files()
+    error = place.learn(env, config=config).error
+    assert "The behavior name Echo has not been specified" in error
+    assert "did you mean 'Ecko'?" in error
+    assert place.files() == before
+
+
+def test_a_used_run_id_and_one_that_was_never_used(place):
+    place.config()
+    old = place.folder / "results/run/old"
+    old.parent.mkdir(parents=True)
+    old.write_text("precious")
+    before = place.files()
+    assert "Previous data from this run ID was found." in place.learn("env").error
+    error = place.pipeline("learn", "config.yaml", "--run-id", "new", "--resume").error
+    assert "Previous data from this run ID was not found." in error
+    assert place.files() == before
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", ".", "", "/tmp"])  # noqa: S108  # never made
+def test_a_run_id_that_leaves_the_results_folder(place, name):
+    place.config()
+    (place.folder / "elsewhere").mkdir()
+    (place.folder / "results").mkdir()
+    (place.folder / "results/precious").touch()
+    before = place.files()
+    error = place.pipeline("learn", "config.yaml", "--force", f"--run-id={name}").error
+    assert "does not name a folder in results" in error
+    assert place.files() == before
+
+
+def test_results_that_cannot_be_written(place):
+    place.config()
+    (place.folder / "results").write_text("a file")
+    before = place.files()
+    assert "results" in place.learn(place.fake()).error
+    before[str(place.folder / "fake")] = (place.folder / "fake").read_bytes()
+    assert place.files() == before

@@ -1,0 +1,136 @@
+"""Environments that cannot be started, or are not what they should be."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+
+import pytest
+
+
+def test_an_executable_that_does_not_exist(place):
+    place.config()
+    before = place.files()
+    done = place.learn("nowhere")
+    assert done.error.startswith("Couldn't launch the nowhere environment.")
+    assert str(place.folder) in done.error
+    assert place.files() == before
+
+
+def test_a_file_that_may_not_be_executed(place):
+    place.config()
+    (place.folder / "data").write_text("not a program\n")
+    before = place.files()
+    assert "it may not be executed. Try `chmod -R 755" in place.learn("data").error
+    assert place.files() == before
+
+
+def test_a_file_that_is_no_program(place):
+    place.config()
+    (place.folder / "data").write_bytes(b"\x00\x01\x02 not a program")
+    (place.folder / "data").chmod(0o755)
+    before = place.files()
+    assert "this system cannot run it (exec format error)" in place.learn("data").error
+    assert place.files() == before
+
+
+def test_a_folder_is_no_executable(place):
+    place.config()
+    (place.folder / "build").mkdir()
+    before = place.files()
+    assert "Provided filename does not match any environments" in place.learn("build").error
+    assert place.files() == before
+
+
+def test_an_executable_that_exits_at_once_is_quoted(place):
+    place.config()
+    env = place.fake("--mode", "exit")
+    before = place.files()
+    error = place.learn(env).error
+    assert "return code 3" in error
+    assert error.endswith("| fake environment starts | cannot find the scene")
+    assert place.files() == before
+
+
+def test_an_environment_that_never_connects_is_given_up_after_the_time_out(place):
+    place.config()
+    env = place.program("exec sleep 1000")
+    before = place.files()
+    done = place.learn(env, "--timeout-wait", "2")
+    assert "took too long to respond (2 s)" in done.error
+    assert 2 <= done.seconds < 12  # the time-out and the start of this program
+    assert place.files() == before
+
+
+def test_an_environment_of_another_protocol_version(place):
+    place.config()
+    env = place.fake("--mode", "old")
+    before = place.files()
+    error = place.learn(env).error
+    assert "Python has 1.5.0" in error
+    assert "environment has 0.15.0" in error
+    assert place.files() == before
+
+
+def test_a_base_port_in_use(place):
+    place.config()
+    env = place.fake()
+    before = place.files()
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        error = place.learn(env, "--base-port", str(port)).error
+    assert f"worker number 0 (port {port}) is still in use" in error
+    assert "--base-port" in error
+    assert place.files() == before
+
+
+def test_a_failed_start_leaves_the_run_id_free_and_an_earlier_run_untouched(place):
+    env = place.fake()
+    assert place.learn("nowhere").code == 2
+    assert place.learn(env).code == 0
+    before = place.files()
+    assert place.learn("nowhere", "--force").code == 2
+    assert place.files() == before
+    assert "Previous data from this run ID was found." in place.learn(env).error
+    assert place.files() == before
+    done = place.learn(env, "--force")
+    assert done.code == 0, done.err
+    assert place.files() != before
+    assert not list((place.folder / "results").glob(".*"))
+
+
+@pytest.mark.parametrize("command", ["learn", "evaluate"])
+def test_debug_shows_the_traceback_as_well(place, trained, command):
+    first = place.config() if command == "learn" else trained.folder / "results/run/Echo.onnx"
+    done = place.pipeline(command, str(first), "--debug", "--env", "nowhere")
+    assert done.code == 2
+    assert "Traceback (most recent call last)" in done.err
+    assert "UnityEnvironmentException" in done.err
+    assert done.err.splitlines()[-1].startswith("error: Couldn't launch the nowhere environment.")
+
+
+def test_evaluate_names_the_behavior_that_no_policy_is_for(place, trained):
+    model = place.folder / "Other.onnx"
+    shutil.copy(trained.folder / "results/run/Echo.onnx", model)
+    env = place.fake()
+    before = place.files()
+    error = place.pipeline("evaluate", str(model), "--env", str(env), "--episodes", "1").error
+    assert "'Echo?team=0'" in error
+    assert "['Other']" in error
+    assert "Echo.onnx" in error
+    assert place.files() == before
+
+
+def test_evaluate_refuses_a_policy_of_other_shapes(place, trained):
+    model = trained.folder / "results/run/Echo.onnx"
+    env = place.fake("--wide")
+    before = place.files()
+    error = place.pipeline("evaluate", str(model), "--env", str(env), "--episodes", "1").error
+    assert "Echo" in error
+    assert "5" in error
+    assert place.files() == before
+
+
+def test_a_missing_model_and_a_missing_environment(place):
+    assert "no.onnx" in place.pipeline("evaluate", "no.onnx", "--env", "x").error
+    assert "no.onnx" in place.pipeline("onnx", "check", "no.onnx").error
