@@ -74,10 +74,10 @@ def train(
         UnityException: The environment failed; what was learned so far is saved.
         Interrupted: SIGINT or SIGTERM came; the state is saved.
     """
-<<<<<<< HEAD
     with closing(Tracker(sinks)) as tracker, _threads(torch_threads):
         run = _settings(settings).with_seed(seed)
-        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        refuse_untrainable(run)
+        chosen = usable_device(device)
         workers = open_workers(
             env,
             run,
@@ -86,37 +86,6 @@ def train(
             env_args=env_args,
             base_port=base_port,
             log_folder=log_folder,
-=======
-    run = _settings(settings).with_seed(seed)
-    refuse_untrainable(run)
-    chosen = usable_device(device)
-    workers = open_workers(
-        env,
-        run,
-        seed=seeding.derive(seed, "environment"),
-        num_envs=num_envs,
-        env_args=env_args,
-        base_port=base_port,
-        log_folder=log_folder,
-    )
-    with (
-        workers,
-        _threads(torch_threads),
-        closing(Tracker(sinks)) as tracker,
-        stop_on_signal() as stop,
-    ):
-        loop = TrainingLoop(
-            workers,
-            run,
-            seed=seed,
-            run_dir=Path(run_dir),
-            device=chosen,
-            tracker=tracker,
-            init_from=init_from,
-            resume=resume,
-            resume_interval_s=resume_interval_s,
-            on_start=on_start,
->>>>>>> badinput
         )
         with workers, _old_objects_left_alone(), stop_on_signal() as stop:
             loop = TrainingLoop(
@@ -129,6 +98,7 @@ def train(
                 init_from=init_from,
                 resume=resume,
                 resume_interval_s=resume_interval_s,
+                on_start=on_start,
             )
             return loop.run(stop)
 

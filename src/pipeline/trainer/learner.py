@@ -9,11 +9,7 @@ import numpy as np
 import torch
 
 from pipeline.data.rollout import Slots, Trajectories
-<<<<<<< HEAD
-from pipeline.errors import SettingsError, TrainingError
-=======
 from pipeline.errors import TrainingError, UnityPolicyException
->>>>>>> badinput
 from pipeline.protocol.specs import ActionTuple
 from pipeline.trainer.statistics import ENTROPY, Statistics
 from pipeline.trainer.supported import algorithm_for
@@ -115,19 +111,15 @@ class Learner:
             return False
         began = time.perf_counter()
         rollout = self.trajectories.rollout()
-<<<<<<< HEAD
-        if not np.isfinite(rollout.fields["reward"]).all():
-            raise TrainingError(
-                f"{self.name}, step {self.step}: the environment gave a reward that is not finite; "
-                "look for a division by zero, or for physics that explode"
-            )
-        stats = self.algorithm.update(rollout, step=self.step)
-=======
         try:
+            if not np.isfinite(rollout.fields["reward"]).all():
+                raise TrainingError(  # noqa: TRY301  # named below like those of the algorithm
+                    f"step {self.step}: the environment gave a reward that is not finite; look for "
+                    "a division by zero, or for physics that explode"
+                )
             stats = self.algorithm.update(rollout, step=self.step)
         except TrainingError as error:
-            raise TrainingError(f"behavior {self.name}: {error}") from error
->>>>>>> badinput
+            raise TrainingError(f"behavior {self.name}, {error}") from error
         obs = [rollout.fields[f"obs_{i}"] for i in range(len(self.spec.observation_specs))]
         self.record(obs, rollout.fields.get("allowed"))
         self.trajectories.clear_closed()
@@ -142,26 +134,19 @@ class Learner:
         decisions = [decision for decision, _ in steps]
         counts = [len(decision) for decision in decisions]
         if sum(counts) == 0:
-<<<<<<< HEAD
             return Decided([self.spec.action_spec.empty_action(0) for _ in decisions], None)
         obs, masks = _joined(decisions, self.spec.action_spec.discrete_branches)
-        decision = self.algorithm.act(obs, masks)
+        try:
+            decision = self.algorithm.act(obs, masks)
+        except UnityPolicyException as error:
+            where = f"behavior {self.name}, step {self.step}"
+            raise UnityPolicyException(f"{where}: {error}") from error
         actions = [decision.action]
         if len(decisions) > 1:
             cuts = np.cumsum(counts)[:-1]
             parts = (decision.action.continuous, decision.action.discrete)
             split = zip(*(np.split(part, cuts) for part in parts), strict=True)
             actions = [ActionTuple(continuous, discrete) for continuous, discrete in split]
-=======
-            return [self.spec.action_spec.empty_action(0) for _ in decisions]
-        slots = self._slots_of(decisions, team)
-        try:
-            decided = self.algorithm.act(*_joined(decisions))
-        except UnityPolicyException as error:
-            where = f"behavior {self.name}, step {self.step}"
-            raise UnityPolicyException(f"{where}: {error}") from error
-        self.statistics.add(ENTROPY, decided.entropy)
->>>>>>> badinput
         self.seconds["inference"] += time.perf_counter() - began
         return Decided(actions, decision)
 

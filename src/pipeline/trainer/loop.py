@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from dataclasses import dataclass, field
@@ -15,10 +14,7 @@ from pipeline.errors import (
     TrainingError,
     UnityPolicyException,
 )
-<<<<<<< HEAD
-=======
 from pipeline.protocol.codec import NonFiniteError
->>>>>>> badinput
 from pipeline.tracking import names
 from pipeline.trainer.checkpoints import load_checkpoint, numbered, reason_of, save_checkpoint
 from pipeline.trainer.learner import Learner
@@ -26,11 +22,7 @@ from pipeline.trainer.saved import description
 from pipeline.trainer.statistics import REWARD
 
 if TYPE_CHECKING:
-<<<<<<< HEAD
     from collections.abc import Callable, Mapping
-=======
-    from collections.abc import Callable, Iterator, Mapping
->>>>>>> badinput
     from pathlib import Path
 
     import torch
@@ -50,8 +42,6 @@ _STATE_IS_BAD = (CheckpointError, TrainingError, UnityPolicyException)
 RESUME_FILE = "checkpoint.pt"
 # Seconds between refreshes of the file that a killed run resumes from.
 RESUME_INTERVAL_S = 10.0
-# After these there is nowhere to save, or nothing that is worth it.
-_STATE_IS_LOST = (CheckpointError, TrainingError, UnityPolicyException)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,39 +128,19 @@ class TrainingLoop:
 
         Raises:
             Interrupted: `should_stop` said so; the state is saved.
-<<<<<<< HEAD
-            PipelineError: The environment or a setting failed; what was learned is saved, unless
-                it is no longer finite: then the last good checkpoint stays.
-=======
             PipelineError: The environment, a setting or the training failed; what was learned is
                 saved, unless it is what failed.
->>>>>>> badinput
         """
         began = time.perf_counter()
         try:
             self.workers.reset()
-<<<<<<< HEAD
             while True:
                 self._step()
+                self._note_start()
                 if self._finished():
                     break
-                if should_stop():
-                    raise Interrupted(  # what was learned is saved as after a failure
-                        self._where_it_stopped(), exit_code=should_stop.exit_code
-                    )
-                self._timed(self.workers.step_wait)
-        except PipelineError as error:
-            if not isinstance(error, _STATE_IS_LOST):
-                self._save_all()
-=======
-            while not self._finished():
-                steps = self._learn_from_steps()
-                self._note_start()
                 self._stop_if(should_stop)
-                self._act(steps)
-                stepping = time.perf_counter()
-                self.workers.step()
-                self._stepping_s += time.perf_counter() - stepping
+                self._timed(self.workers.step_wait)
         except NonFiniteError as error:
             self._save_learned()
             raise NonFiniteError(f"{error} It came {self._at()}; repair the environment") from error
@@ -181,24 +151,18 @@ class TrainingLoop:
             raise
         except PipelineError:
             self._save_learned()
->>>>>>> badinput
             raise
         self._save_all(final=True)
         return self._result(time.perf_counter() - began)
 
-<<<<<<< HEAD
-    def _step(self) -> None:
-        """Act on what the workers sent; while they work on that, store it and learn from it."""
-        taken: list[tuple[str, Learner, list[Steps], Decided]] = []
-=======
     def _note_start(self) -> None:
         if self.learners and self._on_start is not None:
             self._on_start()
             self._on_start = None
 
-    def _learn_from_steps(self) -> dict[str, list[Steps]]:
-        steps: dict[str, list[Steps]] = {}
->>>>>>> badinput
+    def _step(self) -> None:
+        """Act on what the workers sent; while they work on that, store it and learn from it."""
+        taken: list[tuple[str, Learner, list[Steps], Decided]] = []
         for qualified in self.workers.behavior_specs:
             learner, steps = self._learner(qualified), self.workers.get_steps(qualified)
             decided = learner.decide(steps)
@@ -233,23 +197,11 @@ class TrainingLoop:
         learner = Learner(name, spec, settings, seed=self.seed, device=self.device)
         path = self.run_dir / name / RESUME_FILE
         if self.resume and path.exists():
-<<<<<<< HEAD
             self._restore(learner, path, whole=True)
             _log.info("Resuming training of %s from step %d.", name, learner.step)
         elif name in self.init_from:
             self._restore(learner, self.init_from[name], whole=False)
             _log.info("%s begins with the weights of %s.", name, self.init_from[name])
-=======
-            with _fitting(path):
-                learner.load_state_dict(load_checkpoint(path, device=str(self.device))["learner"])
-            _log.info("Resuming training of %s from step %d.", name, learner.step)
-        elif name in self.init_from:
-            path = self.init_from[name]
-            with _fitting(path):
-                state = load_checkpoint(path, device=str(self.device))
-                learner.algorithm.load_weights(state["learner"]["algorithm"])
-            _log.info("%s begins with the weights of %s.", name, path)
->>>>>>> badinput
         self._progress[name] = _Progress(
             next_summary=_next_multiple(learner.step, settings.summary_freq),
             next_checkpoint=_next_multiple(learner.step, settings.checkpoint_interval),
@@ -364,20 +316,6 @@ class TrainingLoop:
         seconds["wire"] = self.workers.codec_seconds
         seconds["environment"] = max(self._stepping_s - seconds["wire"], 0.0)
         return TrainResult(behaviors=behaviors, seconds=seconds)
-
-
-@contextlib.contextmanager
-def _fitting(path: Path) -> Iterator[None]:
-    """Say whose fault it is when weights do not fit: torch names each tensor, in many lines."""
-    try:
-        yield
-    except (RuntimeError, KeyError, ValueError) as error:
-        tensors = [line.strip() for line in str(error).splitlines()[1:]]
-        raise CheckpointError(
-            f"{path}: what is saved here does not fit the behavior's observations, actions and "
-            f"network_settings ({tensors[0] if tensors else error}); use the settings that it was "
-            "saved with, or begin anew"
-        ) from error
 
 
 def _next_multiple(step: int, interval: int) -> int:
