@@ -81,7 +81,6 @@ class Connection:
         self.socket = sock
         self._is_server = is_server
         self._buffer = bytearray()
-        self._received = memoryview(bytearray(_RECEIVE_BYTES))  # a new one each time costs 20 us
         self._greeted = not is_server
         self._open = True
         self._parts: dict[int, list[bytes]] = {}
@@ -103,15 +102,15 @@ class Connection:
             TimeoutError: On our calls: the server was silent.
         """
         try:
-            size = self.socket.recv_into(self._received)
+            chunk = self.socket.recv(_RECEIVE_BYTES)
         except OSError as error:
             if isinstance(error, TimeoutError) and not self._is_server:
                 raise
-            size = 0
-        if size == 0:
+            chunk = b""
+        if not chunk:
             self._open = False
             return False
-        self._buffer += self._received[:size]
+        self._buffer += chunk
         if not self._greeted and not self._greet():
             return self._open
         try:
