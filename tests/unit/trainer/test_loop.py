@@ -288,7 +288,7 @@ def test_request_to_stop_saves_what_can_be_resumed(n, quick, tmp_path, in_proces
         )
 
     with WorkerSet([in_process(Corridor(n_agents=4))]) as workers:
-        with pytest.raises(Interrupted, match="at step [0-9]+ of Toy") as caught:
+        with pytest.raises(Interrupted, match=r"at step [0-9]+ of Toy") as caught:
             loop(workers).run(Stop(n))
         assert caught.value.exit_code == 143
     saved = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["step"]
