@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import selectors
 import socket
 import struct
 import time
@@ -25,6 +26,7 @@ from collections import deque
 from pipeline.errors import UnityCommunicationException
 from pipeline.protocol import frames
 from pipeline.protocol.frames import ACK, DATA, END_HEADERS, END_STREAM, HEADERS, frame
+from pipeline.protocol.patience import Patience
 
 _log = logging.getLogger(__name__)
 
@@ -325,6 +327,9 @@ class Channel:
             sock.close()
             raise
         sock.settimeout(None)
+        self._patience = Patience()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(sock, selectors.EVENT_READ)
         self._stream = -1
         self._headers = (
             b"\x83\x86"
@@ -348,6 +353,7 @@ class Channel:
             connection.request(self._stream, self._headers, message)
         except UnityCommunicationException as error:
             raise ConnectionError(str(error)) from error
+        self._patience.look(self._something_there)
         while not connection.messages:
             if not connection.read() and not connection.messages:
                 raise ConnectionError("the trainer closed the connection")
@@ -355,4 +361,8 @@ class Channel:
 
     def close(self) -> None:
         """End the connection."""
+        self._selector.close()
         self._connection.farewell(0.0)
+
+    def _something_there(self) -> bool:
+        return bool(self._selector.select(0))

@@ -24,6 +24,7 @@ from pipeline.errors import (
 )
 from pipeline.protocol.generated.messages import UnityMessageProto
 from pipeline.protocol.http2 import Connection
+from pipeline.protocol.patience import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,6 +112,7 @@ class Server:
         self._lost_at: float | None = None
         self._closed = threading.Event()
         self._lock = threading.RLock()
+        self._patience = Patience()
         try:
             self._listeners = _listen(port, host)
         except (OSError, OverflowError) as error:  # overflow: beyond port 65535
@@ -218,6 +220,8 @@ class Server:
 
     def _wait(self, seconds: float) -> bool:
         """Handle what arrives within `seconds`; whether anything did."""
+        if seconds > 0:
+            self._patience.look(self._something_there)
         events = self._selector.select(seconds)
         for key, _ in events:
             connection = key.data
@@ -226,6 +230,9 @@ class Server:
             elif not connection.read() and not connection.messages:
                 self._drop(connection)
         return bool(events)
+
+    def _something_there(self) -> bool:
+        return bool(self._selector.select(0))
 
     def _accept(self, listener: socket.socket) -> None:
         try:

@@ -1,0 +1,69 @@
+"""How to wait for the other process: look for a moment, then sleep.
+
+Trainer and environment take turns of a few hundred microseconds. Waking a sleeping process costs
+the kernel tens of them, on a virtual machine more; so each end first looks for up to half a
+millisecond, and only then blocks. Where looking does not pay, because the other end is slower than
+that or waits for this processor, it soon stops looking and only tries again now and then. On a
+machine with a single processor it blocks at once. PIPELINE_SPIN_US sets another limit in
+microseconds; 0 always blocks. `benchmarks/exchange.py` measures the difference.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from pipeline.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+VARIABLE = "PIPELINE_SPIN_US"
+_DEFAULT_US = 500.0
+# Waits that are left out after looking in vain: doubled each time, up to this many.
+_LONGEST_PAUSE = 1024
+
+
+class Patience:
+    """One end's habit of looking before it blocks.
+
+    Args:
+        limit_s: how long to look; None for what the machine and the variable say.
+    """
+
+    def __init__(self, limit_s: float | None = None) -> None:
+        self.limit_s = _limit() if limit_s is None else limit_s
+        self._left_out = 0
+        self._pause = 1
+
+    def look(self, arrived: Callable[[], bool]) -> None:
+        """Ask `arrived` again and again until it is true, the limit is over, or it does not pay."""
+        if self._left_out > 0:
+            self._left_out -= 1
+            return
+        end = time.perf_counter() + self.limit_s
+        while time.perf_counter() < end:
+            if arrived():
+                self._pause = 1
+                return
+        self._left_out = self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+
+def _limit() -> float:
+    given = os.environ.get(VARIABLE)
+    if given is None:
+        return _DEFAULT_US * 1e-6 if _n_processors() > 1 else 0.0
+    try:
+        return max(float(given), 0.0) * 1e-6
+    except ValueError as error:
+        raise SettingsError(
+            f"{VARIABLE}={given}: expected microseconds to look before blocking, such as 500, or 0"
+        ) from error
+
+
+def _n_processors() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
