@@ -84,6 +84,7 @@ def test_a_base_port_in_use(place):
     assert place.files() == before
 
 
+@pytest.mark.slow
 def test_a_failed_start_leaves_the_run_id_free_and_an_earlier_run_untouched(place):
     env = place.fake()
     assert place.learn("nowhere").code == 2
