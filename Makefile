@@ -1,7 +1,7 @@
 # What a user types. Everything runs in the project's own virtual environment, .venv.
 #
 #   make run             build, train, export, evaluate and report every experiment in params.yaml
-#   make test            the tests, without the full learning proofs
+#   make test            the tests; agents learn their toys with one seed each
 #   make test-learning   every learning proof in full, three seeds each
 #   make check           formatting, types, import layers, and both descriptions of the DAG
 #   make peer            install mlagents-learn 1.1.0 in .venv-mlagents, for benchmarks/
@@ -52,10 +52,10 @@ run: $(STAMP)
 	@echo "Parallel:  snakemake --cores $$(nproc) after: pipeline sync --from dvc"
 
 test: $(STAMP)
-	python -m pytest -m "not learning"
+	python -m pytest
 
 test-learning: $(STAMP)
-	python -m pytest -m learning
+	python -m pytest tests/learning --learning-seeds 3
 
 check: $(STAMP)
 	ruff check .

@@ -104,7 +104,7 @@ def test_training_from_a_policy_that_does_not_fit(project, trained):
     build = project.folder / "build/env/fake/fake"
     shutil.move(project.fake("--wide"), build)
     error = project.python("workflow/scripts/train.py", "small", "--seed", "1").error
-    assert "what is saved here does not fit the behavior's observations" in error
+    assert "Echo.pt: this checkpoint does not fit the behavior Echo" in error
     assert outputs(project, "train") == []
 
 

@@ -122,7 +122,7 @@ def test_a_run_is_not_resumed_with_networks_of_another_size(place, trained):
     learned = (place.folder / "results/run/Echo/checkpoint.pt").read_bytes()
     written = (place.folder / "results/run/configuration.yaml").read_bytes()
     error = place.learn(env, "--resume", config=config).error
-    assert "results/run/Echo/checkpoint.pt: what is saved here does not fit" in error
+    assert "results/run/Echo/checkpoint.pt: this checkpoint does not fit the behavior Echo" in error
     assert "size mismatch for" in error
     assert (place.folder / "results/run/Echo/checkpoint.pt").read_bytes() == learned
     assert (place.folder / "results/run/configuration.yaml").read_bytes() == written
@@ -133,7 +133,7 @@ def test_a_damaged_checkpoint_is_not_resumed(place, trained):
     checkpoint = place.folder / "results/run/Echo/checkpoint.pt"
     checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
     error = place.learn(place.fake(), "--resume").error
-    assert "checkpoint.pt: this checkpoint cannot be read" in error
+    assert "checkpoint.pt: this is not a checkpoint, or it is damaged" in error
 
 
 @pytest.mark.slow
@@ -152,6 +152,8 @@ def test_a_signal_saves_and_says_how_to_go_on(place, number, code):
     assert errors[-1].startswith("interrupted: stopped by a signal at step ")
     assert "of Echo; the state is saved in results/run; to continue, give the " in errors[-1]
     step = load_checkpoint(place.folder / "results/run/Echo/checkpoint.pt")["learner"]["step"]
+    if number != signal.SIGINT:  # resuming is the same after either
+        return
     config = place.config(CONFIG.replace("max_steps: 240", f"max_steps: {step + 50}"))
     arguments = ["--env", str(env), "--run-id", "run", "--resume"]
     done = place.pipeline("learn", str(config), *arguments)

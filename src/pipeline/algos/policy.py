@@ -48,7 +48,7 @@ class Policy(nn.Module):
         self.normalizers = Normalizers(spec.observation_specs, enabled=settings.normalize)
         self.actor = Actor(spec, settings)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def act(
         self,
         obs: Sequence[FloatArray],

@@ -26,7 +26,7 @@ from pipeline.nets.actor_critic import Critic
 from pipeline.nets.optimizer import FlatAdam
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pipeline.algos.policy import Decision
     from pipeline.arrays import BoolArray, FloatArray
@@ -106,18 +106,30 @@ class Batch:
     returns: Tensor
     """[R, S]."""
 
-    def select(self, rows: Tensor | slice) -> Batch:
-        """The given rows; a slice makes views."""
-        return Batch(
-            obs=[values[rows] for values in self.obs],
-            continuous=self.continuous[rows],
-            discrete=self.discrete[rows],
-            allowed=None if self.allowed is None else self.allowed[rows],
-            log_prob=self.log_prob[rows],
-            advantage=self.advantage[rows],
-            value=self.value[rows],
-            returns=self.returns[rows],
-        )
+    def minibatches(self, order: Tensor, size: int) -> Iterator[Batch]:
+        """The rows in the given order, `size` at a time; a rest that fills no minibatch is left."""
+
+        def pieces(values: Tensor) -> Sequence[Tensor]:
+            return torch.split(values[order], size)[: len(order) // size]
+
+        obs = zip(*(pieces(values) for values in self.obs), strict=True)
+        n = len(order) // size
+        allowed = [None] * n if self.allowed is None else pieces(self.allowed)
+        rest = (self.continuous, self.discrete, self.log_prob)
+        targets = (self.advantage, self.value, self.returns)
+        columns = [pieces(values) for values in (*rest, *targets)]
+        for seen, mask, *row in zip(obs, allowed, *columns, strict=True):
+            continuous, discrete, log_prob, advantage, value, returns = row
+            yield Batch(
+                obs=list(seen),
+                continuous=continuous,
+                discrete=discrete,
+                allowed=mask,
+                log_prob=log_prob,
+                advantage=advantage,
+                value=value,
+                returns=returns,
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,15 +223,9 @@ class PPO:
         size = min(h.batch_size, rollout.n_rows)
         for _ in range(h.num_epoch):
             order = torch.from_numpy(self.minibatch_stream.permutation(rollout.n_rows))
-            shuffled = batch.select(order.to(self.device))
             learned += [
-                self._learn(
-                    shuffled.select(slice(start, start + size)),
-                    epsilon=epsilon,
-                    beta=beta,
-                    clip=clip,
-                )
-                for start in range(0, rollout.n_rows - size + 1, size)
+                self._learn(minibatch, epsilon=epsilon, beta=beta, clip=clip)
+                for minibatch in batch.minibatches(order.to(self.device), size)
             ]
         loss_pi, loss_v = torch.stack([one.losses for one in learned]).mean(0).tolist()
         if not np.isfinite(loss_pi + loss_v):

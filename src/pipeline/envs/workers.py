@@ -51,8 +51,16 @@ class WorkerSet:
 
     def step(self) -> None:
         """Send every worker's actions, then wait for every worker."""
+        self.step_send()
+        self.step_wait()
+
+    def step_send(self) -> None:
+        """First half of `step`: workers in processes of their own begin to work."""
         for env in self._split:
             env.step_send()
+
+    def step_wait(self) -> None:
+        """Second half of `step`: every worker is done with it."""
         for whole in self._whole:
             whole.step()
         for env in self._split:

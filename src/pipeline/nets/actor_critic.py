@@ -41,7 +41,7 @@ class Sample:
     log_prob: Tensor
     """[B, A + branches], one per component."""
     entropy: Tensor
-    """[B]."""
+    """[B], or [1] when it is the same for all."""
 
 
 class ActionHeads(nn.Module):
@@ -74,7 +74,7 @@ class ActionHeads(nn.Module):
     ) -> Sample:
         """Draw actions, or take the most likely ones."""
         log_probs, entropies = [], []
-        continuous = hidden.new_zeros((len(hidden), 0))
+        continuous = hidden[:, :0]
         if self.mu is not None and self.log_sigma is not None:
             mu = self.mu(hidden)
             noise = torch.zeros_like(mu)
@@ -82,7 +82,7 @@ class ActionHeads(nn.Module):
                 noise.normal_(generator=generator)
             continuous = torch.addcmul(mu, self.log_sigma.exp(), noise)
             log_probs.append(noise.square() * -0.5 - (self.log_sigma + HALF_LOG_TAU))
-            entropies.append(gaussian_entropy(self.log_sigma).expand(len(hidden)))
+            entropies.append(gaussian_entropy(self.log_sigma))
         chosen = []
         for branch in self.branch_log_probs(hidden, allowed):
             index = branch.argmax(-1) if deterministic else sample_categorical(branch, generator)
@@ -97,8 +97,8 @@ class ActionHeads(nn.Module):
         return Sample(
             continuous=continuous,
             discrete=discrete,
-            log_prob=torch.cat(log_probs, dim=1),
-            entropy=torch.stack(entropies).sum(0),
+            log_prob=log_probs[0] if len(log_probs) == 1 else torch.cat(log_probs, dim=1),
+            entropy=_sum(entropies),
         )
 
     def evaluate(
@@ -115,10 +115,15 @@ class ActionHeads(nn.Module):
             log_probs.append(branch.gather(1, discrete[:, number : number + 1]))
             entropies.append(categorical_entropy(branch))
         joined = log_probs[0] if len(log_probs) == 1 else torch.cat(log_probs, dim=1)
-        entropy = entropies[0]
-        for more in entropies[1:]:
-            entropy = entropy + more
-        return joined, entropy
+        return joined, _sum(entropies)
+
+
+def _sum(terms: Sequence[Tensor]) -> Tensor:
+    """Sum of tensors that broadcast against each other."""
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
 
 
 class Actor(nn.Module):

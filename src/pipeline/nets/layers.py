@@ -38,12 +38,14 @@ class DenseSwish(nn.Module):
     def __init__(self, n_in: int, hidden_units: int, num_layers: int) -> None:
         super().__init__()
         sizes = [n_in, *[hidden_units] * num_layers]
-        self.layers = nn.ModuleList(linear(a, b) for a, b in pairwise(sizes))
+        layers = [linear(a, b) for a, b in pairwise(sizes)]
+        self.layers = nn.ModuleList(layers)
+        self._weights = [(layer.weight, layer.bias) for layer in layers]
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, n_in] to [B, hidden_units]."""
-        for layer in self.layers:
-            x = nn.functional.silu(layer(x))
+        for weight, bias in self._weights:
+            x = nn.functional.silu(nn.functional.linear(x, weight, bias))
         return x
 
 

@@ -109,18 +109,21 @@ class AgentInfos:
 
 def decode_infos(infos: Sequence[AgentInfoProto], spec: BehaviorSpec, name: str = "") -> AgentInfos:
     """All fields but the masks, ended agents and others together; see `decode_steps`."""
-    reward = np.array([info.reward for info in infos], dtype=np.float32)
-    group_reward = np.array([info.group_reward for info in infos], dtype=np.float32)
-    _check_finite(reward, "rewards", name)
-    _check_finite(group_reward, "group_rewards", name)
+    rewards = np.array(
+        [[info.reward for info in infos], [info.group_reward for info in infos]], dtype=np.float32
+    )
+    if not np.isfinite(rewards).all():
+        _check_finite(rewards[0], "rewards", name)
+        _check_finite(rewards[1], "group_rewards", name)
+    ids = np.array([[info.id for info in infos], [info.group_id for info in infos]], dtype=np.int32)
     return AgentInfos(
         obs=_decode_observations(infos, spec, name),
-        reward=reward,
+        reward=rewards[0],
         done=np.array([info.done for info in infos], dtype=np.bool_),
         max_step_reached=np.array([info.max_step_reached for info in infos], dtype=np.bool_),
-        agent_id=np.array([info.id for info in infos], dtype=np.int32),
-        group_id=np.array([info.group_id for info in infos], dtype=np.int32),
-        group_reward=group_reward,
+        agent_id=ids[0],
+        group_id=ids[1],
+        group_reward=rewards[1],
     )
 
 
@@ -139,12 +142,12 @@ def _decode_observations(
     """float32 [N, *shape] of each observation."""
     rows = [info.observations for info in infos]
     count = len(spec.observation_specs)
-    for info, row in zip(infos, rows, strict=True):
-        if len(row) != count:
-            raise _ObservationError(
-                f"Agent with id={info.id} of behavior {name!r} sent {len(row)} observations; "
-                f"the behavior has {count}."
-            )
+    if set(map(len, rows)) != {count}:
+        info = next(info for info in infos if len(info.observations) != count)
+        raise _ObservationError(
+            f"Agent with id={info.id} of behavior {name!r} sent {len(info.observations)} "
+            f"observations; the behavior has {count}."
+        )
     out = []
     for index, obs_spec in enumerate(spec.observation_specs):
         column = [row[index] for row in rows]
@@ -288,36 +291,28 @@ def _action_spec(brain: BrainParametersProto) -> ActionSpec:
 
 
 def decode_actions(
-    actions: UnityRLInputProto.ListAgentActionProto, spec: ActionSpec
+    actions: UnityRLInputProto.ListAgentActionProto,
+    spec: ActionSpec,
+    *,
+    absent_is_zero: bool = False,
 ) -> ActionTuple:
-    """Actions of all agents, in wire order.
+    """Actions of all agents, in wire order; `absent_is_zero` accepts entries without any.
 
     Raises:
         UnityActionException: An agent's actions do not have the numbers that `spec` says.
     """
-    return decode_action_list(actions.value, spec)
-
-
-def decode_action_list(
-    entries: Sequence[AgentActionProto], spec: ActionSpec, *, absent_is_zero: bool = False
-) -> ActionTuple:
-    """Actions of all `entries`, in order; `absent_is_zero` accepts entries without any."""
-    n = len(entries)
-    if n == 0:
-        return spec.empty_action(0)
+    n = len(actions.value)
     layout = action_layout(spec.continuous_size, spec.discrete_size, 1)
-    template = layout.template[layout.prefix :]
-    joined = b"".join([entry.SerializeToString() for entry in entries])
-    if len(joined) != n * len(template):
-        return _decode_actions_slowly(entries, spec, absent_is_zero)
-    table = np.frombuffer(joined, dtype=np.uint8).reshape(n, len(template))
-    first, second = layout.continuous - layout.prefix, layout.discrete - layout.prefix
-    c, d = spec.continuous_size, spec.discrete_size
-    heads = [column for column in range(len(template)) if template[column]]
-    choices = table[:, second : second + d]
-    if (table[:, heads] != template[heads]).any() or (choices > 0x7F).any():
-        return _decode_actions_slowly(entries, spec, absent_is_zero)
-    return ActionTuple(wire.float_rows(table, first, (c,)), choices.astype(np.int32))
+    data = actions.SerializeToString()
+    if n == 0 or len(data) != n * len(layout.template):
+        return _decode_actions_slowly(actions.value, spec, absent_is_zero)
+    table = np.frombuffer(data, dtype=np.uint8).reshape(n, len(layout.template))
+    if (table & layout.fixed != layout.template).any():
+        return _decode_actions_slowly(actions.value, spec, absent_is_zero)
+    return ActionTuple(
+        wire.float_rows(table, layout.continuous, (spec.continuous_size,)),
+        table[:, layout.discrete : layout.discrete + spec.discrete_size].astype(np.int32),
+    )
 
 
 def _decode_actions_slowly(

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 from pipeline.errors import DemonstrationError, UnityException
 from pipeline.protocol.decoding import (
     behavior_spec_from,
-    decode_action_list,
+    decode_actions,
     decode_infos,
     decode_masks,
 )
 from pipeline.protocol.demo_file import parse_demo
 from pipeline.protocol.demo_writer import DemoWriter
+from pipeline.protocol.generated.messages import UnityRLInputProto
 
 if TYPE_CHECKING:
     from pipeline.arrays import BoolArray, FloatArray, IntArray
@@ -91,7 +92,8 @@ def read_demo(path: Path | str) -> Demonstration:
     try:
         spec = behavior_spec_from(brain, infos[0])
         batch = decode_infos(infos, spec, brain.brain_name)
-        actions = decode_action_list(acted, spec.action_spec, absent_is_zero=True)
+        entries = UnityRLInputProto.ListAgentActionProto(value=acted)
+        actions = decode_actions(entries, spec.action_spec, absent_is_zero=True)
     except (UnityException, ValueError) as error:
         raise DemonstrationError(f"{path}: {error}") from error
     return Demonstration(

@@ -63,11 +63,11 @@ class ActionLayout:
     """One entry of ListAgentActionProto: its bytes with zero actions, where its numbers begin."""
 
     template: AnyArray
+    fixed: AnyArray
+    """Ones at the bits that are the same in every entry with choices of `width` bytes."""
     old: int
     continuous: int
     discrete: int
-    prefix: int
-    """Bytes before the AgentActionProto itself."""
 
 
 @lru_cache(maxsize=256)
@@ -83,12 +83,17 @@ def action_layout(n_continuous: int, n_discrete: int, width: int) -> ActionLayou
     entry = wire.delimited(1, b"".join(parts))
     prefix = len(entry) - sum(map(len, parts))
     ends = prefix + np.cumsum([len(part) for part in parts])
+    old, first, second = (ends - [size, 4 * n_continuous, len(zeros)]).tolist()
+    fixed = np.full(len(entry), 0xFF, dtype=np.uint8)
+    fixed[old : old + size] = 0
+    fixed[first : first + 4 * n_continuous] = 0
+    fixed[second:] = 0x80
     return ActionLayout(
         template=np.frombuffer(entry, dtype=np.uint8),
-        old=int(ends[0]) - size,
-        continuous=int(ends[1]) - 4 * n_continuous,
-        discrete=int(ends[2]) - len(zeros),
-        prefix=prefix,
+        fixed=fixed,
+        old=old,
+        continuous=first,
+        discrete=second,
     )
 
 
@@ -202,7 +207,7 @@ def infos_bytes(
     _put(table, layout.reward, wire.float_bytes(reward))
     table[:, layout.done] = done
     table[:, layout.interrupted] = interrupted
-    _put(table, layout.agent_id, wire.wide_varints(agent_id, wire.ID_WIDTH))
+    _put(table, layout.agent_id, _ids(agent_id.tobytes(), agent_id.dtype))
     if mask is not None:
         _put(table, layout.mask, mask.view(np.uint8))
     for start, values, obs_spec in zip(layout.obs, obs, spec.observation_specs, strict=True):
@@ -212,9 +217,15 @@ def infos_bytes(
                 f"it must be {(n, *obs_spec.shape)}"
             )
         _put(table, start, wire.float_bytes(values))
-    _put(table, layout.group_id, wire.wide_varints(group_id, wire.ID_WIDTH))
+    _put(table, layout.group_id, _ids(group_id.tobytes(), group_id.dtype))
     _put(table, layout.group_reward, wire.float_bytes(group_reward))
     return table.tobytes()
+
+
+@lru_cache(maxsize=256)
+def _ids(data: bytes, dtype: np.dtype[np.int32]) -> AnyArray:
+    """uint8 [N, ID_WIDTH]; remembered, because the same agents are sent again and again."""
+    return wire.wide_varints(np.frombuffer(data, dtype), wire.ID_WIDTH)
 
 
 def _put(table: AnyArray, start: int, columns: AnyArray) -> None:

@@ -96,10 +96,16 @@ class Connection:
         sock.sendall(_HELLO if is_server else PREFACE + _HELLO)
 
     def read(self) -> bool:
-        """Take what the socket holds, waiting for its time-out; False when the peer has left."""
+        """Take what the socket holds, waiting for its time-out; False when the peer has left.
+
+        Raises:
+            TimeoutError: On our calls: the server was silent.
+        """
         try:
             chunk = self.socket.recv(_RECEIVE_BYTES)
-        except OSError:
+        except OSError as error:
+            if isinstance(error, TimeoutError) and not self._is_server:
+                raise
             chunk = b""
         if not chunk:
             self._open = False

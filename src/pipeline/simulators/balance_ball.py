@@ -41,9 +41,10 @@ TURN_LIMIT = 0.25
 TIME_STEP_S = 0.01333
 
 _REWARD, _FALL_REWARD = 0.1, -1.0
-# Right multiplication of (w, x, y, z) by a turn about one axis: cos * q + sin * SIGN * q[ORDER].
-_ABOUT_Z = (3, np.array([3, 2, 1, 0]), np.array([[-1.0], [1.0], [-1.0], [1.0]]))
-_ABOUT_X = (1, np.array([1, 0, 3, 2]), np.array([[-1.0], [1.0], [1.0], [-1.0]]))
+# Right multiplication of (w, x, y, z), seen as [[w, x], [y, z]], by a turn about z or about x:
+# cos * q + sin * SIGN * partner, where the partner is q with its rows and columns reversed for z,
+# with its columns reversed for x.
+_SIGNS = np.array([[[-1.0, 1.0], [-1.0, 1.0]], [[-1.0, 1.0], [1.0, -1.0]]])[..., None]
 _QPOS, _QVEL = slice(1, 8), slice(8, 14)
 
 _MODEL = """
@@ -161,10 +162,8 @@ class BalanceBall:
             )
             half_x, half_z = np.radians((tilt_x, tilt_z)) / 2
             cos, sin = np.cos(half_x), np.sin(half_x)
-            upright_x = np.array([[cos], [sin], [0.0], [0.0]])
-            _, order, sign = _ABOUT_Z
-            turned = np.cos(half_z) * upright_x + np.sin(half_z) * sign * upright_x[order]
-            self._platform[:, row] = turned[:, 0]
+            cos_z, sin_z = np.cos(half_z), np.sin(half_z)
+            self._platform[:, row] = (cos_z * cos, cos_z * sin, -sin_z * sin, sin_z * cos)
             self._state[row] = 0.0
             self._state[row, _QPOS] = (x, 4.0, z, 1.0, 0.0, 0.0, 0.0)
         self._n_steps[rows] = 0
@@ -179,16 +178,20 @@ class BalanceBall:
 
     def _turn(self, action: FloatArray) -> None:
         """Fill the platforms' poses for each physics step of this decision."""
-        degrees = np.clip(action, -1.0, 1.0).astype(np.float64) * TURN_DEGREES
-        half = np.radians(degrees.T) / 2
+        degrees = np.minimum(np.maximum(action, -1.0), 1.0).T.astype(np.float64) * TURN_DEGREES
+        half = np.radians(degrees) / 2
         cos, direction = np.cos(half), np.sign(half)
-        sin = [np.sin(half[i]) * sign for i, (_, _, sign) in enumerate((_ABOUT_Z, _ABOUT_X))]
-        platform = self._platform
+        sin = np.sin(half)[:, None, None] * _SIGNS
+        platform = self._platform.copy()
+        pairs = platform.reshape(2, 2, -1)
+        about_z = (platform[3], pairs[::-1, ::-1], cos[0], sin[0], direction[0])
+        about_x = (platform[1], pairs[:, ::-1], cos[1], sin[1], direction[1])
         for k in range(DECISION_PERIOD):
-            for index, (component, order, _) in enumerate((_ABOUT_Z, _ABOUT_X)):
-                free = direction[index] * platform[component] < TURN_LIMIT
-                turned = cos[index] * platform + sin[index] * platform[order]
-                platform = np.where(free, turned, platform)
+            for component, partner, c, s, d in (about_z, about_x):
+                free = d * component < TURN_LIMIT
+                turned = c * pairs
+                turned += s * partner
+                np.copyto(pairs, turned, where=free)
             self._poses[:, k] = platform.T
         self._platform = platform / np.sqrt((platform * platform).sum(axis=0))
 

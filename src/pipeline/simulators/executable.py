@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -75,7 +76,10 @@ def _run(name: str, parsed: arguments.PlayerArguments, options: dict[str, Any]) 
 
 
 def _make(name: str, per_area: int, options: dict[str, Any], seed: int, areas: int) -> Simulator:
-    return registry.make(name, seed=seed, n_agents=per_area * areas, **options)
+    simulator = registry.make(name, seed=seed, n_agents=per_area * areas, **options)
+    gc.collect()
+    gc.freeze()  # what is here now stays to the end: the collector need not look at it again
+    return simulator
 
 
 def _set_up_log(log_file: str | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,7 +44,7 @@ def train(
 ) -> TrainResult:
     """Train every behavior of an environment.
 
-    The environment is closed in the end, whatever happens: no process and no thread is left.
+    Environment and sinks are closed in the end, whatever happens: no process and no thread is left.
 
     Args:
         env: path of an executable; one or several objects with the low-level API; None for the
@@ -73,37 +74,33 @@ def train(
         UnityException: The environment failed; what was learned so far is saved.
         Interrupted: SIGINT or SIGTERM came; the state is saved.
     """
-    run = _settings(settings).with_seed(seed)
-    refuse_untrainable(run)
-    chosen = usable_device(device)
-    workers = open_workers(
-        env,
-        run,
-        seed=seeding.derive(seed, "environment"),
-        num_envs=num_envs,
-        env_args=env_args,
-        base_port=base_port,
-        log_folder=log_folder,
-    )
-    with (
-        workers,
-        _threads(torch_threads),
-        closing(Tracker(sinks)) as tracker,
-        stop_on_signal() as stop,
-    ):
-        loop = TrainingLoop(
-            workers,
+    with closing(Tracker(sinks)) as tracker, _threads(torch_threads):
+        run = _settings(settings).with_seed(seed)
+        refuse_untrainable(run)
+        chosen = usable_device(device)
+        workers = open_workers(
+            env,
             run,
-            seed=seed,
-            run_dir=Path(run_dir),
-            device=chosen,
-            tracker=tracker,
-            init_from=init_from,
-            resume=resume,
-            resume_interval_s=resume_interval_s,
-            on_start=on_start,
+            seed=seeding.derive(seed, "environment"),
+            num_envs=num_envs,
+            env_args=env_args,
+            base_port=base_port,
+            log_folder=log_folder,
         )
-        return loop.run(stop)
+        with workers, _old_objects_left_alone(), stop_on_signal() as stop:
+            loop = TrainingLoop(
+                workers,
+                run,
+                seed=seed,
+                run_dir=Path(run_dir),
+                device=chosen,
+                tracker=tracker,
+                init_from=init_from,
+                resume=resume,
+                resume_interval_s=resume_interval_s,
+                on_start=on_start,
+            )
+            return loop.run(stop)
 
 
 @contextmanager
@@ -114,6 +111,17 @@ def _threads(n_threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def _old_objects_left_alone() -> Iterator[None]:
+    """Keep what exists already out of garbage collections, which would walk all of torch."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _settings(settings: RunSettings | Mapping[str, object] | Path | str) -> RunSettings:

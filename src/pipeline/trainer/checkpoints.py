@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import zipfile
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import CheckpointError
@@ -41,22 +43,47 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
     Raises:
         CheckpointError: The file is missing, damaged, or of another format.
     """
-    import pickle
-
     import torch
 
     try:
-        state = torch.load(path, map_location=device, weights_only=True)
+        content = path.read_bytes()
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: there is no checkpoint here") from error
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(f"{path}: this checkpoint cannot be read: {reason}") from error
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: this checkpoint cannot be read ({error.strerror or error})"
+        ) from error
+    if not _is_whole(content):
+        raise CheckpointError(
+            f"{path}: this is not a checkpoint, or it is damaged; use an older one"
+        )
+    try:
+        state = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+    except Exception as error:
+        # whatever a foreign file makes of torch's reader; its own message advises to run the file
+        raise CheckpointError(
+            f"{path}: this is not a checkpoint of this program: it holds more than weights and "
+            f"plain values ({type(error).__name__})"
+        ) from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(
             f"{path}: this is not a checkpoint of this program (format {FORMAT} is expected)"
         )
     return state
+
+
+def reason_of(error: Exception) -> str:
+    """The first two lines of an error's message, in one: torch lists every weight that differs."""
+    return " ".join(" ".join(str(error).splitlines()[:2]).split())
+
+
+def _is_whole(content: bytes) -> bool:
+    """Whether these are the bytes of an archive whose parts all have their checksums."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            return archive.testzip() is None
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, OSError):
+        return False
 
 
 def numbered(folder: Path, behavior: str, keep: int, step: int) -> tuple[Path, list[Path]]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.envs.base import BaseEnv
+from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.side_channels import (
     EngineConfigurationChannel,
     EnvironmentParametersChannel,
     StatsSideChannel,
 )
 from pipeline.envs.workers import WorkerSet, launch_workers
+from pipeline.errors import SettingsError
 from pipeline.settings.schema.parameters import (
     ConstantSampler,
     GaussianSampler,
@@ -20,10 +23,12 @@ from pipeline.settings.schema.parameters import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pipeline.settings.schema import RunSettings
     from pipeline.settings.schema.parameters import Sampler
+
+_log = logging.getLogger(__name__)
 
 
 def open_workers(
@@ -48,16 +53,20 @@ def open_workers(
         log_folder: where the executables write their logs.
 
     Raises:
+        SettingsError: An environment parameter cannot be given to the environment.
         UnityException: An environment could not be started.
     """
     if environment is not None and not isinstance(environment, str | Path):
-        return WorkerSet([environment] if isinstance(environment, BaseEnv) else environment)
+        environments = [environment] if isinstance(environment, BaseEnv) else environment
+        for one in environments:
+            _set_constants(one, parameters_of(settings))
+        return WorkerSet(environments)
     engine = settings.engine_settings
     channels = []
     for _ in range(num_envs):
         parameters = EnvironmentParametersChannel()
-        for name, parameter in (settings.environment_parameters or {}).items():
-            send_parameter(parameters, name, parameter.curriculum[0].value)
+        for name, value in parameters_of(settings).items():
+            send_parameter(parameters, name, value)
         configuration = EngineConfigurationChannel()
         configuration.set_configuration_parameters(
             width=engine.width,
@@ -81,6 +90,40 @@ def open_workers(
         timeout_wait=settings.env_settings.timeout_wait,
         num_areas=settings.env_settings.num_areas,
     )
+
+
+def parameters_of(settings: RunSettings) -> dict[str, Sampler]:
+    """The environment parameters of a run by name.
+
+    Raises:
+        SettingsError: One has several lessons.
+    """
+    parameters = settings.environment_parameters or {}
+    for name, parameter in parameters.items():
+        if len(parameter.curriculum) > 1:
+            raise SettingsError(
+                f"environment_parameters.{name}.curriculum: a curriculum of several lessons cannot "
+                "be trained yet; keep one lesson, or give a plain value"
+            )
+    return {name: parameter.curriculum[0].value for name, parameter in parameters.items()}
+
+
+def _set_constants(environment: BaseEnv, parameters: Mapping[str, Sampler]) -> None:
+    """Set the parameters of an environment that has no channel of ours."""
+    for name, value in parameters.items():
+        if not isinstance(environment, InProcessEnvironment):
+            _log.warning(
+                "environment_parameters.%s is not sent to an environment that was opened before "
+                "training; send it through its own side channel.",
+                name,
+            )
+        elif isinstance(value, ConstantSampler):
+            environment.set_parameter(name, value.value)
+        else:
+            raise SettingsError(
+                f"environment_parameters.{name}: an environment in this process takes constants, "
+                f"not the sampler '{value.sampler_type}'; train in an executable, or draw it there"
+            )
 
 
 def send_parameter(channel: EnvironmentParametersChannel, name: str, value: Sampler) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from pipeline.trainer.supported import algorithm_for
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
+    from pipeline.algos.policy import Decision
     from pipeline.arrays import AnyArray
     from pipeline.data.rollout import Closed
     from pipeline.protocol.specs import BehaviorSpec
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
 
 # Observations kept beside the policy, for comparing its export with it.
 RECORDED_ROWS = 32
+
+
+class Decided(NamedTuple):
+    """What was decided at one step."""
+
+    actions: list[ActionTuple]
+    """One per worker."""
+    decision: Decision | None
+    """The same for all workers' agents, with what learning needs; None without any agent."""
 
 
 class Learner:
@@ -59,6 +69,7 @@ class Learner:
         self.step = 0
         self.n_updates = 0
         self.recorded: dict[str, Any] = {}
+        self.record([np.zeros((0, *obs.shape), np.float32) for obs in spec.observation_specs], None)
         self.seconds = {"inference": 0.0, "update": 0.0, "storage": 0.0}
         self.slots = Slots()
         self.trajectories = Trajectories(
@@ -101,9 +112,14 @@ class Learner:
         began = time.perf_counter()
         rollout = self.trajectories.rollout()
         try:
+            if not np.isfinite(rollout.fields["reward"]).all():
+                raise TrainingError(  # noqa: TRY301  # named below like those of the algorithm
+                    f"step {self.step}: the environment gave a reward that is not finite; look for "
+                    "a division by zero, or for physics that explode"
+                )
             stats = self.algorithm.update(rollout, step=self.step)
         except TrainingError as error:
-            raise TrainingError(f"behavior {self.name}: {error}") from error
+            raise TrainingError(f"behavior {self.name}, {error}") from error
         obs = [rollout.fields[f"obs_{i}"] for i in range(len(self.spec.observation_specs))]
         self.record(obs, rollout.fields.get("allowed"))
         self.trajectories.clear_closed()
@@ -112,37 +128,46 @@ class Learner:
         self.seconds["update"] += time.perf_counter() - began
         return True
 
-    def decide(self, steps: Sequence[Steps], *, team: str = "") -> list[ActionTuple]:
-        """Actions for the deciding agents of every worker, in one batch."""
+    def decide(self, steps: Sequence[Steps]) -> Decided:
+        """Choose for the deciding agents of every worker, in one batch."""
         began = time.perf_counter()
         decisions = [decision for decision, _ in steps]
         counts = [len(decision) for decision in decisions]
         if sum(counts) == 0:
-            return [self.spec.action_spec.empty_action(0) for _ in decisions]
-        slots = self._slots_of(decisions, team)
+            return Decided([self.spec.action_spec.empty_action(0) for _ in decisions], None)
+        obs, masks = _joined(decisions, self.spec.action_spec.discrete_branches)
         try:
-            decided = self.algorithm.act(*_joined(decisions))
+            decision = self.algorithm.act(obs, masks)
         except UnityPolicyException as error:
             where = f"behavior {self.name}, step {self.step}"
             raise UnityPolicyException(f"{where}: {error}") from error
-        self.statistics.add(ENTROPY, decided.entropy)
+        actions = [decision.action]
+        if len(decisions) > 1:
+            cuts = np.cumsum(counts)[:-1]
+            parts = (decision.action.continuous, decision.action.discrete)
+            split = zip(*(np.split(part, cuts) for part in parts), strict=True)
+            actions = [ActionTuple(continuous, discrete) for continuous, discrete in split]
         self.seconds["inference"] += time.perf_counter() - began
-        self.trajectories.decide(slots, decided.rows)
-        if len(decisions) == 1:
-            return [decided.action]
-        cuts = np.cumsum(counts)[:-1]
-        return [
-            ActionTuple(continuous, discrete)
-            for continuous, discrete in zip(
-                np.split(decided.action.continuous, cuts),
-                np.split(decided.action.discrete, cuts),
-                strict=True,
-            )
-        ]
+        return Decided(actions, decision)
+
+    def remember(self, steps: Sequence[Steps], decided: Decided, *, team: str = "") -> None:
+        """Keep what was decided at `steps`, after these have been absorbed."""
+        if decided.decision is None:
+            return
+        began = time.perf_counter()
+        slots = self._slots_of([decision for decision, _ in steps], team)
+        self.trajectories.decide(slots, decided.decision.rows)
+        self.statistics.add(ENTROPY, decided.decision.entropy)
+        if not len(self.recorded["obs"][0]):
+            rows = decided.decision.rows
+            n_obs = len(self.spec.observation_specs)
+            self.record([rows[f"obs_{i}"] for i in range(n_obs)], rows.get("allowed"))
+        self.seconds["storage"] += time.perf_counter() - began
 
     def record(self, obs: Sequence[AnyArray], allowed: AnyArray | None) -> None:
         """Keep some of the rows [R, ...] that the policy has met."""
-        rows = np.linspace(0, len(obs[0]) - 1, min(RECORDED_ROWS, len(obs[0]))).astype(int)
+        n_rows = len(obs[0])
+        rows = np.linspace(0, max(n_rows - 1, 0), min(RECORDED_ROWS, n_rows)).astype(int)
         self.recorded = {
             "obs": [torch.from_numpy(values[rows]) for values in obs],
             "allowed": None if allowed is None else torch.from_numpy(allowed[rows]),
@@ -176,8 +201,9 @@ class Learner:
     def _count(self, closed: Closed | None) -> None:
         if closed is None:
             return
+        if not self.finished:
+            self.algorithm.observe(closed.obs)
         self.step += closed.n_rows
-        self.algorithm.observe(closed.obs)
         self.statistics.add_episodes(closed.episode_returns, closed.episode_lengths)
 
     def _slots_of(self, decisions: Sequence[DecisionSteps], team: str) -> AnyArray:
@@ -208,7 +234,7 @@ class Learner:
 
 
 def _joined(
-    decisions: Sequence[DecisionSteps],
+    decisions: Sequence[DecisionSteps], branches: Sequence[int]
 ) -> tuple[list[AnyArray], list[AnyArray] | None]:
     """Observations and action masks of all workers' agents, one array each."""
     present = [decision for decision in decisions if len(decision)]
@@ -216,11 +242,10 @@ def _joined(
         return list(present[0].obs), present[0].action_mask
     n_obs = len(present[0].obs)
     obs = [np.concatenate([d.obs[i] for d in present]) for i in range(n_obs)]
-    masks = [d.action_mask for d in present]
-    if any(mask is None for mask in masks):
+    if all(d.action_mask is None for d in present):
         return obs, None
-    n_branches = len(masks[0] or [])
-    return obs, [
-        np.concatenate([mask[branch] for mask in masks if mask is not None])
-        for branch in range(n_branches)
+    masks = [
+        d.action_mask or [np.zeros((len(d), size), dtype=np.bool_) for size in branches]
+        for d in present
     ]
+    return obs, [np.concatenate([mask[i] for mask in masks]) for i in range(len(branches))]

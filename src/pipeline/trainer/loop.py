@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from dataclasses import dataclass, field
@@ -17,13 +16,13 @@ from pipeline.errors import (
 )
 from pipeline.protocol.codec import NonFiniteError
 from pipeline.tracking import names
-from pipeline.trainer.checkpoints import load_checkpoint, numbered, save_checkpoint
+from pipeline.trainer.checkpoints import load_checkpoint, numbered, reason_of, save_checkpoint
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.saved import description
 from pipeline.trainer.statistics import REWARD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     import torch
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from pipeline.protocol.steps import Steps
     from pipeline.settings.schema import RunSettings
     from pipeline.tracking.base import Tracker
+    from pipeline.trainer.learner import Decided
     from pipeline.trainer.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
@@ -135,14 +135,13 @@ class TrainingLoop:
         began = time.perf_counter()
         try:
             self.workers.reset()
-            while not self._finished():
-                steps = self._learn_from_steps()
+            while True:
+                self._step()
                 self._note_start()
+                if self._finished():
+                    break
                 self._stop_if(should_stop)
-                self._act(steps)
-                stepping = time.perf_counter()
-                self.workers.step()
-                self._stepping_s += time.perf_counter() - stepping
+                self._timed(self.workers.step_wait)
         except NonFiniteError as error:
             self._save_learned()
             raise NonFiniteError(f"{error} It came {self._at()}; repair the environment") from error
@@ -173,21 +172,26 @@ class TrainingLoop:
                 ", ".join(self.learners),
             )
 
-    def _learn_from_steps(self) -> dict[str, list[Steps]]:
-        steps: dict[str, list[Steps]] = {}
+    def _step(self) -> None:
+        """Act on what the workers sent; while they work on that, store it and learn from it."""
+        taken: list[tuple[str, Learner, list[Steps], Decided]] = []
         for qualified in self.workers.behavior_specs:
-            steps[qualified] = self.workers.get_steps(qualified)
-            learner = self._learner(qualified)
-            learner.absorb(steps[qualified], team=qualified)
+            learner, steps = self._learner(qualified), self.workers.get_steps(qualified)
+            decided = learner.decide(steps)
+            self.workers.set_actions(qualified, decided.actions)
+            taken.append((qualified, learner, steps, decided))
+        self._timed(self.workers.step_send)
+        for qualified, learner, steps, decided in taken:
+            learner.absorb(steps, team=qualified)
+            learner.remember(steps, decided, team=qualified)
             while learner.learn():
                 self._after_update(learner)
             self._summarize(learner)
-        return steps
 
-    def _act(self, steps: Mapping[str, list[Steps]]) -> None:
-        for qualified, of_workers in steps.items():
-            actions = self._learner(qualified).decide(of_workers, team=qualified)
-            self.workers.set_actions(qualified, actions)
+    def _timed(self, stepping: Callable[[], None]) -> None:
+        began = time.perf_counter()
+        stepping()
+        self._stepping_s += time.perf_counter() - began
 
     def _finished(self) -> bool:
         return bool(self.learners) and all(one.finished for one in self.learners.values())
@@ -205,20 +209,31 @@ class TrainingLoop:
         learner = Learner(name, spec, settings, seed=self.seed, device=self.device)
         path = self.run_dir / name / RESUME_FILE
         if self.resume and path.exists():
-            with _fitting(path):
-                learner.load_state_dict(load_checkpoint(path, device=str(self.device))["learner"])
+            self._restore(learner, path, whole=True)
             _log.info("Resuming training of %s from step %d.", name, learner.step)
         elif name in self.init_from:
-            path = self.init_from[name]
-            with _fitting(path):
-                state = load_checkpoint(path, device=str(self.device))
-                learner.algorithm.load_weights(state["learner"]["algorithm"])
-            _log.info("%s begins with the weights of %s.", name, path)
+            self._restore(learner, self.init_from[name], whole=False)
+            _log.info("%s begins with the weights of %s.", name, self.init_from[name])
         self._progress[name] = _Progress(
             next_summary=_next_multiple(learner.step, settings.summary_freq),
             next_checkpoint=_next_multiple(learner.step, settings.checkpoint_interval),
         )
         return learner
+
+    def _restore(self, learner: Learner, path: Path, *, whole: bool) -> None:
+        """Take up a checkpoint: its `whole` state, or its weights."""
+        state = load_checkpoint(path, device=str(self.device))
+        try:
+            if whole:
+                learner.load_state_dict(state["learner"])
+            else:
+                learner.algorithm.load_weights(state["learner"]["algorithm"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{path}: this checkpoint does not fit the behavior {learner.name} as it is now "
+                f"({reason_of(error)}); use the settings and the environment that it was made "
+                "with, or begin a new run without it"
+            ) from error
 
     def _after_update(self, learner: Learner) -> None:
         progress = self._progress[learner.name]
@@ -313,20 +328,6 @@ class TrainingLoop:
         seconds["wire"] = self.workers.codec_seconds
         seconds["environment"] = max(self._stepping_s - seconds["wire"], 0.0)
         return TrainResult(behaviors=behaviors, seconds=seconds)
-
-
-@contextlib.contextmanager
-def _fitting(path: Path) -> Iterator[None]:
-    """Say whose fault it is when weights do not fit: torch names each tensor, in many lines."""
-    try:
-        yield
-    except (RuntimeError, KeyError, ValueError) as error:
-        tensors = [line.strip() for line in str(error).splitlines()[1:]]
-        raise CheckpointError(
-            f"{path}: what is saved here does not fit the behavior's observations, actions and "
-            f"network_settings ({tensors[0] if tensors else error}); use the settings that it was "
-            "saved with, or begin anew"
-        ) from error
 
 
 def _next_multiple(step: int, interval: int) -> int:

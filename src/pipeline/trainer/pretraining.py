@@ -74,6 +74,8 @@ def pretrain(
     Raises:
         DemonstrationError: A demonstration cannot be used.
     """
+    if not demos:
+        raise DemonstrationError("no demonstration is named; name '.demo' files or folders of them")
     file = demonstration_files(demos[0])[0]
     first = read_demo(file)
     name, spec = first.behavior_name.partition("?")[0], first.spec

@@ -14,7 +14,7 @@ from pipeline.protocol.specs import (
     ObservationType,
 )
 from pipeline.settings import RunSettings, load_run_settings, to_mapping
-from pipeline.trainer.checkpoints import load_checkpoint
+from pipeline.trainer.checkpoints import load_checkpoint, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,7 +71,7 @@ def load_policy(path: Path) -> SavedPolicy:
         allowed = recorded["allowed"]
     except (KeyError, RuntimeError, TypeError) as error:
         raise CheckpointError(
-            f"{path}: this checkpoint does not hold a whole policy: {error}"
+            f"{path}: this checkpoint does not hold a whole policy: {reason_of(error)}"
         ) from error
     policy.eval()
     return SavedPolicy(

@@ -1,0 +1,197 @@
+"""One seed, one result: checkpoints, ONNX files and metrics are the same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from toys import Both, Chase, Crowd, Quadrant, Wish
+
+import pipeline
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.protocol.demo import DemoWriter
+from pipeline.settings import load_run_settings
+from pipeline.simulators import registry
+from pipeline.simulators.pack import pack
+from pipeline.stages.export import publish
+from pipeline.tracking.csvfile import CsvSink
+from pipeline.trainer import pretrain
+from pipeline.trainer.loop import outcome
+
+WAIT_S = 300
+
+
+class Recorder:
+    """Keeps the metrics but the timings."""
+
+    def __init__(self) -> None:
+        self.rows: list[str] = []
+
+    def metrics(self, behavior, values, step):
+        kept = {tag: value for tag, value in values.items() if not tag.startswith("Time/")}
+        self.rows.append(json.dumps([behavior, step, kept], sort_keys=True))
+
+    def close(self):
+        pass
+
+
+def settings(*names, **changes):
+    one = {
+        "trainer_type": "ppo",
+        "hyperparameters": {"batch_size": 32, "buffer_size": 128},
+        "network_settings": {"hidden_units": 16, "num_layers": 2, "normalize": True},
+        "max_steps": 600,
+        "time_horizon": 8,
+        "summary_freq": 100,
+        "checkpoint_interval": 250,
+    }
+    return {"behaviors": dict.fromkeys(names or ("Toy",), one | changes)}
+
+
+def artifacts(folder: Path) -> dict[str, bytes]:
+    """The bytes of every file under `folder`, by relative name."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def trained(folder: Path, make_environments, configuration, *, seed=1):
+    """What training and exporting leave in `folder`, and the metrics."""
+    recorder = Recorder()
+    csv = CsvSink(folder / "progress.csv")
+    result = pipeline.train(
+        [InProcessEnvironment(one) for one in make_environments()],
+        configuration,
+        seed=seed,
+        run_dir=folder,
+        sinks=[recorder, csv],
+    )
+    for one in result.behaviors.values():
+        publish(one.checkpoint, folder / "export")
+    return artifacts(folder), recorder.rows, outcome(result)
+
+
+ENVIRONMENTS = {
+    "continuous": lambda: [Chase(seed=3, n_agents=4)],
+    "hybrid, two workers": lambda: [Both(seed=seed, n_agents=3) for seed in (1, 2)],
+    "visual": lambda: [Quadrant(seed=3, n_agents=4)],
+    "goal signal": lambda: [Wish(seed=3, n_agents=4)],
+    "balance_ball": lambda: [registry.make("balance_ball", seed=3, n_agents=4)],
+    "two behaviors, agents that come and go": lambda: [Crowd(seed=seed) for seed in (1, 2)],
+}
+NAMES = {"balance_ball": ["3DBall"], "two behaviors, agents that come and go": ["Mood", "Choice"]}
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_same_seed_gives_the_same_checkpoints_onnx_files_and_metrics(name, tmp_path):
+    configuration = settings(*NAMES.get(name, ()))
+    one, two, other = (
+        trained(tmp_path / label, ENVIRONMENTS[name], configuration, seed=seed)
+        for label, seed in (("one", 5), ("two", 5), ("other", 6))
+    )
+    for behavior in NAMES.get(name, ["Toy"]):
+        assert f"{behavior}/checkpoint.pt" in one[0]
+        assert f"export/{behavior}.onnx" in one[0]
+    assert len(one[0]) > 3
+    assert one[0].keys() == two[0].keys()
+    assert [file for file in one[0] if one[0][file] != two[0][file]] == []
+    assert one[1:] == two[1:]
+    assert len(one[1]) > 3
+    assert other[1] != one[1]
+    telling = [file for file in other[0] if Path(file).suffix in (".pt", ".onnx", ".csv")]
+    assert [file for file in telling if other[0][file] in one[0].values()] == []
+
+
+def test_neither_global_streams_nor_threads_change_a_run(tmp_path):
+    runs = []
+    for label in ("one", "two"):
+        runs.append(trained(tmp_path / label, ENVIRONMENTS["hybrid, two workers"], settings()))
+        torch.set_num_threads(2)
+        torch.rand(7)
+        np.random.rand(5)  # noqa: NPY002  # what a user's code may do
+    assert runs[0] == runs[1]
+
+
+def test_same_seed_gives_the_same_pretrained_policy(tmp_path):
+    spec = Chase.spec
+    rng = np.random.default_rng(0)
+    with DemoWriter(tmp_path / "d.demo", "Toy?team=0", spec) as writer:
+        writer.append(
+            obs=[rng.normal(size=(90, 4)).astype("float32")],
+            actions=spec.action_spec.random_action(90, rng),
+            reward=rng.normal(size=90).astype("float32"),
+            done=rng.random(90) < 0.1,
+        )
+    contents = [
+        pretrain(
+            [tmp_path / "d.demo"],
+            load_run_settings(None, overrides=settings()),
+            seed=seed,
+            run_dir=tmp_path / label,
+            epochs=3,
+            batch_size=16,
+            learning_rate=1e-3,
+        ).checkpoint.read_bytes()
+        for label, seed in (("one", 1), ("two", 1), ("other", 2))
+    ]
+    assert contents[0] == contents[1]
+    assert contents[0] != contents[2]
+
+
+RUN = """
+import json, sys
+from pathlib import Path
+import pipeline, torch
+from pipeline.stages.export import publish
+from pipeline.tracking.csvfile import CsvSink
+from pipeline.trainer.loop import outcome
+
+torch.set_num_threads(1)
+executable, folder, configuration, seed = sys.argv[1:]
+folder = Path(folder)
+result = pipeline.train(
+    Path(executable), json.loads(configuration), seed=int(seed), run_dir=folder, num_envs=2,
+    sinks=[CsvSink(folder / "progress.csv")],
+)
+publish(result.behaviors["GridWorld"].checkpoint, folder / "export")
+(folder / "outcome.json").write_text(json.dumps(outcome(result), sort_keys=True))
+"""
+
+
+@pytest.mark.slow
+def test_separate_processes_with_two_environments_give_the_same_bytes(tmp_path):
+    built = pack("grid_world", tmp_path / "grid_world", n_agents=4)
+    configuration = settings(
+        "GridWorld", network_settings={"hidden_units": 16, "num_layers": 2}, time_horizon=5
+    )
+    found = []
+    for label, seed in (("one", 5), ("two", 5), ("other", 6)):
+        folder = tmp_path / label
+        subprocess.run(  # noqa: S603  # what stands above
+            [sys.executable, "-c", RUN, built, folder, json.dumps(configuration), str(seed)],
+            check=True,
+            timeout=WAIT_S,
+            env=os.environ
+            | {
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                "PYTHONHASHSEED": str(len(found)),
+                "PIPELINE_CACHE": str(tmp_path / "cache"),
+            },
+        )
+        found.append(artifacts(folder))
+    one, two, other = found
+    assert {"GridWorld/checkpoint.pt", "export/GridWorld.onnx", "progress.csv", "outcome.json"} <= (
+        one.keys()
+    )
+    assert one.keys() == two.keys()
+    assert [name for name in one if one[name] != two[name]] == []
+    for name in ("GridWorld/checkpoint.pt", "export/GridWorld.onnx", "progress.csv"):
+        assert one[name] != other[name]

@@ -1,0 +1,64 @@
+"""Behavioral cloning alone brings a policy near the expert that it imitates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.algos.policy import generator_for
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.settings import load_run_settings
+from pipeline.simulators import registry
+from pipeline.stages.demos import write_episodes
+from pipeline.trainer import pretrain
+from pipeline.trainer.saved import load_policy
+
+pytestmark = pytest.mark.learning
+
+EPISODES = 12
+
+
+def episodes(act, *, seed):
+    """Mean return of the first episode of each platform."""
+    simulator = registry.make("balance_ball", seed=seed, n_agents=EPISODES)
+    ((name, (decision, _)),) = simulator.reset().items()
+    total, is_first = np.zeros(EPISODES), np.ones(EPISODES, dtype=bool)
+    while is_first.any():
+        ((decision, terminal),) = simulator.step({name: act(decision)}).values()
+        total[decision.agent_id] += np.where(is_first, decision.reward, 0.0)
+        total[terminal.agent_id] += np.where(is_first[terminal.agent_id], terminal.reward, 0.0)
+        is_first[terminal.agent_id] = False
+    simulator.close()
+    return total.mean()
+
+
+def test_cloned_policy_keeps_the_ball_at_least_four_fifths_as_long_as_the_expert(seed, tmp_path):
+    expert = registry.expert("balance_ball")
+    with InProcessEnvironment(registry.make("balance_ball", seed=seed, n_agents=EPISODES)) as env:
+        env.reset()
+        write_episodes(env, expert, tmp_path / "expert.demo", episodes=EPISODES)
+    network = {"normalize": True, "hidden_units": 64, "num_layers": 2}
+    settings = load_run_settings(
+        None, overrides={"behaviors": {"3DBall": {"network_settings": network}}}
+    )
+    result = pretrain(
+        [tmp_path / "expert.demo"],
+        settings.with_deterministic_actions(),
+        seed=seed,
+        run_dir=tmp_path,
+        epochs=10,
+        batch_size=128,
+        learning_rate=2e-3,
+    )
+    policy = load_policy(result.checkpoint).policy
+    stream = generator_for(seed, next(policy.parameters()).device, "unused")
+
+    def cloned(decision):
+        return policy.act(decision.obs, None, stream).action
+
+    def untaught(decision):
+        return policy.spec.action_spec.empty_action(len(decision))
+
+    taught_by = episodes(expert, seed=seed + 100)
+    assert episodes(cloned, seed=seed + 100) >= 0.8 * taught_by
+    assert episodes(untaught, seed=seed + 100) < 0.2 * taught_by

@@ -1,0 +1,62 @@
+"""PPO brings each toy to a stated return within a stated number of steps."""
+
+from __future__ import annotations
+
+import pytest
+from toys import Both, Chase, Corridor, Forbidden, Quadrant, Wish
+
+import pipeline
+from pipeline.envs.in_process import InProcessEnvironment
+
+pytestmark = pytest.mark.learning
+
+# For each toy: agent steps, the mean return of the last 100 episodes that must be reached (the
+# best and a random policy's in the toy's own words and `test_random_...`), and what it changes.
+CASES = {
+    "continuous": (Chase, 40_000, -1.0, {}),
+    "discrete": (Corridor, 20_000, 0.9, {}),
+    "hybrid": (Both, 24_000, 3.4, {}),
+    "visual": (Quadrant, 12_000, 3.6, {}),
+    "masked": (Forbidden, 12_000, 3.7, {}),
+    "goal signal": (Wish, 16_000, 3.6, {}),
+}
+
+
+def settings(max_steps: int, changes: dict) -> dict:
+    toy = {
+        "trainer_type": "ppo",
+        "hyperparameters": {
+            "batch_size": 64,
+            "buffer_size": 1024,
+            "learning_rate": 2e-3,
+            "learning_rate_schedule": "linear",
+            **changes.get("hyperparameters", {}),
+        },
+        "network_settings": {"hidden_units": 32, "num_layers": 2},
+        "reward_signals": {"extrinsic": {"gamma": 0.95}},
+        "max_steps": max_steps,
+        "time_horizon": 32,
+    }
+    return {"behaviors": {"Toy": toy}}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ppo_reaches_the_stated_return(name, seed, tmp_path):
+    toy, max_steps, wanted, changes = CASES[name]
+    environment = InProcessEnvironment(toy(seed=seed))
+    result = pipeline.train(
+        environment, settings(max_steps, changes), seed=seed, run_dir=tmp_path
+    ).behaviors["Toy"]
+    assert max_steps <= result.steps < max_steps + 1024
+    assert result.mean_reward >= wanted
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_policy_that_learned_nothing_is_far_from_the_stated_return(name, tmp_path):
+    toy, _, wanted, changes = CASES[name]
+    environment = InProcessEnvironment(toy(seed=1))
+    result = pipeline.train(
+        environment, settings(1000, changes), seed=1, run_dir=tmp_path
+    ).behaviors["Toy"]
+    assert result.n_updates == 0
+    assert result.mean_reward < wanted - 0.4

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.settings import load_run_settings
+
+QUICK = {
+    "trainer_type": "ppo",
+    "hyperparameters": {"batch_size": 32, "buffer_size": 128, "num_epoch": 1},
+    "network_settings": {"hidden_units": 8, "num_layers": 1},
+    "max_steps": 500,
+    "time_horizon": 8,
+    "summary_freq": 100,
+    "checkpoint_interval": 200,
+}
+
+
+class Recorder:
+    """A sink that keeps everything."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, int, dict]] = []
+        self.n_closed = 0
+
+    def metrics(self, behavior, values, step):
+        self.rows.append((behavior, step, dict(values)))
+
+    def close(self):
+        self.n_closed += 1
+
+    def steps(self, behavior):
+        return [step for name, step, _ in self.rows if name == behavior]
+
+
+@pytest.fixture
+def recorder():
+    return Recorder()
+
+
+@pytest.fixture
+def quick():
+    """Settings of a behavior that takes no time; keywords replace top-level keys."""
+
+    def make(*names, **changes):
+        return load_run_settings(
+            None, overrides={"behaviors": dict.fromkeys(names or ("Toy",), QUICK | changes)}
+        )
+
+    return make
+
+
+@pytest.fixture
+def in_process():
+    return InProcessEnvironment
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,190 @@
+import errno
+import io
+import os
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.errors import CheckpointError
+from pipeline.trainer.checkpoints import load_checkpoint, numbered, save_checkpoint
+
+STATE = {
+    "weights": torch.arange(500.0),
+    "stream": {"state": 2**127 + 3, "inc": 1},
+    "text": "x",
+    "nothing": None,
+}
+
+
+class Trap:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    save_checkpoint(tmp_path / "new" / "c.pt", STATE)
+    state = load_checkpoint(tmp_path / "new" / "c.pt")
+    assert torch.equal(state["weights"], STATE["weights"])
+    assert {k: state[k] for k in ("stream", "text", "nothing")} == {
+        k: STATE[k] for k in ("stream", "text", "nothing")
+    }
+
+
+def test_equal_states_give_equal_bytes_whatever_the_file_is_called(tmp_path):
+    for name in ("a.pt", "longer.pt"):
+        save_checkpoint(tmp_path / name, STATE | {"weights": STATE["weights"].clone()})
+    assert (tmp_path / "a.pt").read_bytes() == (tmp_path / "longer.pt").read_bytes()
+
+
+def full_disk(*_args, **_kwargs):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(os, "fsync"), (Path, "write_bytes"), (Path, "replace")]
+)
+def test_full_disk_leaves_the_last_checkpoint_and_nothing_else(tmp_path, monkeypatch, owner, name):
+    path = tmp_path / "c.pt"
+    save_checkpoint(path, {"step": 1})
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, full_disk)
+        with pytest.raises(CheckpointError) as caught:
+            save_checkpoint(path, STATE)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    assert "No space left on device" in message
+    assert load_checkpoint(path)["step"] == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+ON_A_SMALL_DISK = """
+import os, sys, torch
+from pathlib import Path
+from pipeline.errors import CheckpointError
+from pipeline.trainer.checkpoints import load_checkpoint, save_checkpoint
+
+path = Path(sys.argv[1]) / "c.pt"
+save_checkpoint(path, {"step": 1})
+try:
+    save_checkpoint(path, {"step": 2, "weights": torch.zeros(1_000_000)})
+except CheckpointError as error:
+    print(error)
+assert load_checkpoint(path)["step"] == 1
+assert os.listdir(path.parent) == ["c.pt"]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux") or os.geteuid() != 0, reason="mounting takes root on Linux"
+)
+def test_really_full_disk_leaves_the_last_checkpoint(tmp_path):
+    script = (
+        'mount -t tmpfs -o size=100k tmpfs "$1" || exit 77; '
+        'exec "$2" -c "$3" "$1"'  # the mount goes with the namespace
+    )
+    command = ["unshare", "--mount", "sh", "-c", script, "sh"]
+    done = subprocess.run(  # noqa: S603  # what stands above
+        [*command, str(tmp_path), sys.executable, ON_A_SMALL_DISK],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    if done.returncode == 77 or "unshare failed" in done.stderr:
+        pytest.skip("this machine lets nobody mount")
+    assert done.returncode == 0, done.stderr
+    assert "No space left on device" in done.stdout
+    assert done.stdout.count("\n") == 1
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"c\.pt: there is no checkpoint here"):
+        load_checkpoint(tmp_path / "c.pt")
+
+
+def test_folder_in_place_of_a_file_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello world\n", b"PK\x03\x04" + b"0" * 99, b"\x80."])
+def test_foreign_file_is_refused(tmp_path, content):
+    (tmp_path / "c.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"^[^\n]*c\.pt: this is not a checkpoint[^\n]*$"):
+        load_checkpoint(tmp_path / "c.pt")
+
+
+@pytest.mark.parametrize("state", [{"format": 2}, {"weights": 1}, [1, 2], torch.zeros(3)])
+def test_checkpoint_of_something_else_is_refused(tmp_path, state):
+    torch.save(state, tmp_path / "c.pt")
+    with pytest.raises(CheckpointError, match="not a checkpoint of this program"):
+        load_checkpoint(tmp_path / "c.pt")
+
+
+def test_code_in_a_file_is_not_run_and_nobody_is_told_to_run_it(tmp_path):
+    mark, path = tmp_path / "mark", tmp_path / "c.pt"
+    contents = [pickle.dumps({"format": 1, "x": Trap(mark)})]
+    for as_zip in (True, False):
+        buffer = io.BytesIO()
+        torch.save({"format": 1, "x": Trap(mark)}, buffer, _use_new_zipfile_serialization=as_zip)
+        contents.append(buffer.getvalue())
+    for content in contents:
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError) as caught:
+            load_checkpoint(path)
+        assert "weights_only" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert not mark.exists()
+
+
+def test_damage_is_found_or_harmless(tmp_path):
+    path = tmp_path / "c.pt"
+    save_checkpoint(path, STATE)
+    content, rng = path.read_bytes(), random.Random(0)  # noqa: S311  # which bits to flip
+    n_refused = 0
+    for turn in range(300):
+        damaged = bytearray(content)
+        if turn % 3 == 0:
+            del damaged[rng.randrange(len(damaged)) :]
+        else:
+            damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            state = load_checkpoint(path)
+        except CheckpointError:
+            n_refused += 1
+        else:
+            assert torch.equal(state["weights"], STATE["weights"])
+            assert state["stream"] == STATE["stream"]
+    assert n_refused > 200
+
+
+def test_oldest_checkpoints_go_so_that_as_many_as_wanted_remain(tmp_path):
+    for step in (900, 1000, 200):
+        (tmp_path / f"B-{step}.pt").touch()
+    for other in ("B-x.pt", "Bee-1.pt", "checkpoint.pt", "B-100.onnx"):
+        (tmp_path / other).touch()
+    path, surplus = numbered(tmp_path, "B", 2, 1100)
+    assert path == tmp_path / "B-1100.pt"
+    assert [old.name for old in surplus] == ["B-200.pt", "B-900.pt"]
+
+
+@pytest.mark.parametrize(("keep", "gone"), [(5, []), (3, []), (0, []), (-1, []), (1, [1, 2])])
+def test_checkpoint_written_again_counts_once(tmp_path, keep, gone):
+    for step in (1, 2, 3):
+        (tmp_path / f"B-{step}.pt").touch()
+    _, surplus = numbered(tmp_path, "B", keep, 3)
+    assert surplus == [tmp_path / f"B-{step}.pt" for step in gone]

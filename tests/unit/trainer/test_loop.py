@@ -1,0 +1,365 @@
+"""The loop on environments of this process: counting, summaries, checkpoints, resuming."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from toys import CHOICE, Chase, Corridor, Crowd
+
+import pipeline
+from pipeline.envs.workers import WorkerSet
+from pipeline.errors import CheckpointError, Interrupted, TrainingError, UnityException
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.tracking.base import Tracker
+from pipeline.trainer.checkpoints import load_checkpoint, save_checkpoint
+from pipeline.trainer.learner import Learner
+from pipeline.trainer.loop import TrainingLoop
+from pipeline.trainer.stopping import StopRequest
+
+CPU = torch.device("cpu")
+
+
+def run_crowds(crowds, settings, tmp_path, in_process, recorder):
+    with WorkerSet([in_process(crowd) for crowd in crowds]) as workers:
+        loop = TrainingLoop(
+            workers,
+            settings,
+            seed=1,
+            run_dir=tmp_path,
+            device=CPU,
+            tracker=Tracker([recorder]),
+        )
+        return loop.run(StopRequest()), loop.learners
+
+
+@pytest.mark.parametrize("n_workers", [1, 3])
+def test_agents_that_come_and_go_are_counted_exactly(
+    n_workers, quick, tmp_path, in_process, recorder
+):
+    crowds = [Crowd(seed=seed) for seed in range(n_workers)]
+    result, learners = run_crowds(crowds, quick("Mood", "Choice"), tmp_path, in_process, recorder)
+    assert all(crowd.n_empty > 2 for crowd in crowds)
+    for name in ("Mood", "Choice"):
+        of_behavior = [
+            (crowd.expected[f"{name}?team=0"], crowd.alive[f"{name}?team=0"].values())
+            for crowd in crowds
+        ]
+        one = result.behaviors[name]
+        assert one.steps == sum(given.n_steps(8, alive) for given, alive in of_behavior)
+        assert one.n_episodes == sum(len(given.lives) for given, _ in of_behavior)
+        assert one.n_updates > 1
+        assert one.steps >= 500
+        n_left = sum(len(given.left) for given, _ in of_behavior)
+        assert learners[name].slots.n_slots <= 6 * n_workers + n_left  # others use them again
+    assert any(given.left for crowd in crowds for given in crowd.expected.values())
+
+
+def test_returns_of_agents_that_come_and_go_are_theirs(quick, tmp_path, in_process, recorder):
+    crowd = Crowd(seed=5, n_agents=3)
+    result, _ = run_crowds([crowd], quick("Mood", "Choice"), tmp_path, in_process, recorder)
+    for name, one in result.behaviors.items():
+        recent = [life.total for life in crowd.expected[f"{name}?team=0"].lives][-100:]
+        assert one.mean_reward == pytest.approx(np.mean(recent), abs=1e-5)
+
+
+def test_run_ends_at_the_first_step_with_max_steps(quick, tmp_path, in_process):
+    toy = Corridor(n_agents=4)
+    result = pipeline.train(in_process(toy), quick(), seed=1, run_dir=tmp_path)
+    # four agents close eight rows each at a time, or the end of an episode
+    assert 500 <= result.behaviors["Toy"].steps < 500 + 4 * 8
+    assert toy.is_closed
+    assert set(result.seconds) == {"total", "environment", "wire", "inference", "storage", "update"}
+
+
+def test_summaries_stand_at_multiples_of_summary_freq(quick, tmp_path, in_process, recorder):
+    pipeline.train(
+        in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path, sinks=[recorder]
+    )
+    assert recorder.steps("Toy") == [100, 200, 300, 400, 500]
+    assert all("Policy/Entropy" in values for _, _, values in recorder.rows)
+    assert any("Losses/Policy Loss" in values for _, _, values in recorder.rows)
+    assert recorder.n_closed == 1
+
+
+def test_multiples_passed_at_once_make_one_summary(quick, tmp_path, in_process, recorder):
+    settings = quick(summary_freq=10)
+    pipeline.train(
+        in_process(Chase(n_agents=16)), settings, seed=1, run_dir=tmp_path, sinks=[recorder]
+    )
+    steps = recorder.steps("Toy")
+    assert steps == sorted(set(steps))
+    assert all(step % 10 == 0 for step in steps)
+    assert len(steps) < 50
+
+
+def test_checkpoints_are_numbered_by_step_and_the_oldest_go(quick, tmp_path, in_process):
+    settings = quick(keep_checkpoints=2, max_steps=1000)
+    result = pipeline.train(in_process(Corridor(n_agents=4)), settings, seed=1, run_dir=tmp_path)
+    names = sorted(
+        int(path.stem.removeprefix("Toy-")) for path in (tmp_path / "Toy").glob("Toy-*.pt")
+    )
+    assert len(names) == 2
+    assert 800 <= names[0] < 1000
+    assert names[1] == result.behaviors["Toy"].steps
+    last = (tmp_path / "Toy" / f"Toy-{names[1]}.pt").read_bytes()
+    assert result.behaviors["Toy"].checkpoint.read_bytes() == last
+    assert load_checkpoint(result.behaviors["Toy"].checkpoint)["learner"]["step"] == names[1]
+
+
+def test_resume_file_is_refreshed_between_checkpoints(quick, tmp_path, in_process, monkeypatch):
+    saved = []
+    monkeypatch.setattr(
+        "pipeline.trainer.loop.save_checkpoint", lambda path, _: saved.append(path.name)
+    )
+    pipeline.train(
+        in_process(Corridor(n_agents=4)),
+        quick(checkpoint_interval=10_000),
+        seed=1,
+        run_dir=tmp_path,
+        resume_interval_s=0.0,
+    )
+    assert saved[:3] == ["checkpoint.pt"] * 3
+    assert saved[-2].startswith("Toy-")
+
+
+def test_resumed_run_goes_on_from_the_saved_step(quick, tmp_path, in_process, recorder):
+    first = pipeline.train(
+        in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path
+    ).behaviors["Toy"]
+    second = pipeline.train(
+        in_process(Corridor(n_agents=4)),
+        quick(max_steps=1000),
+        seed=1,
+        run_dir=tmp_path,
+        resume=True,
+        sinks=[recorder],
+    ).behaviors["Toy"]
+    assert recorder.steps("Toy") == [600, 700, 800, 900, 1000]
+    assert 1000 <= second.steps < 1032
+    assert second.n_updates > first.n_updates
+    assert second.n_episodes > first.n_episodes
+
+
+def test_resuming_a_finished_run_changes_nothing(quick, tmp_path, in_process):
+    first = pipeline.train(in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path)
+    before = load_checkpoint(first.behaviors["Toy"].checkpoint)["learner"]["algorithm"]["policy"]
+    again = pipeline.train(
+        in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path, resume=True
+    )
+    assert again.behaviors["Toy"].steps == first.behaviors["Toy"].steps
+    after = load_checkpoint(again.behaviors["Toy"].checkpoint)["learner"]["algorithm"]["policy"]
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_without_resume_old_checkpoints_are_not_read(quick, tmp_path, in_process):
+    results = [
+        pipeline.train(in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path)
+        for _ in range(2)
+    ]
+    assert results[0].behaviors == results[1].behaviors
+
+
+def test_init_from_takes_the_weights_and_nothing_else(quick, tmp_path, in_process):
+    trained = pipeline.train(
+        in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path / "a"
+    ).behaviors["Toy"]
+    begun = pipeline.train(
+        in_process(Corridor(n_agents=4)),
+        quick(max_steps=1),
+        seed=2,
+        run_dir=tmp_path / "b",
+        init_from={"Toy": trained.checkpoint},
+    ).behaviors["Toy"]
+    assert begun.steps < 100
+    assert begun.n_updates == 0
+    one, two = (
+        load_checkpoint(result.checkpoint)["learner"]["algorithm"] for result in (trained, begun)
+    )
+    for part in ("policy", "critic"):
+        assert all(torch.equal(one[part][key], two[part][key]) for key in one[part])
+    assert not two["optimizer"]["state"]
+
+
+@pytest.mark.parametrize("how", ["resume", "init_from"])
+def test_checkpoint_of_another_network_is_refused_in_one_line(how, quick, tmp_path, in_process):
+    trained = pipeline.train(
+        in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path
+    ).behaviors["Toy"]
+    wider = quick(network_settings={"hidden_units": 16, "num_layers": 1})
+    options = {"resume": True} if how == "resume" else {"init_from": {"Toy": trained.checkpoint}}
+    with pytest.raises(CheckpointError, match=r"^[^\n]*checkpoint\.pt: [^\n]*Toy[^\n]*$"):
+        pipeline.train(in_process(Corridor(n_agents=4)), wider, seed=1, run_dir=tmp_path, **options)
+
+
+def test_checkpoint_without_a_learner_is_refused(quick, tmp_path, in_process):
+    save_checkpoint(tmp_path / "c.pt", {"behavior": "Toy"})
+    with pytest.raises(CheckpointError, match=r"c\.pt"):
+        pipeline.train(
+            in_process(Corridor()),
+            quick(),
+            seed=1,
+            run_dir=tmp_path,
+            init_from={"Toy": tmp_path / "c.pt"},
+        )
+
+
+class Failing(Corridor):
+    """Fails at its 100th step in the way that it is told."""
+
+    def __init__(self, failure) -> None:
+        super().__init__(n_agents=4)
+        self.failure = failure
+        self.n_steps = 0
+
+    def step(self, actions):
+        self.n_steps += 1
+        result = super().step(actions)
+        if self.n_steps >= 100:
+            if isinstance(self.failure, Exception):
+                raise self.failure
+            decisions = result[next(iter(result))][0]
+            if self.failure == "huge reward":
+                decisions.reward[:] = 3e38
+            else:
+                {"reward": decisions.reward, "obs": decisions.obs[0]}[self.failure][:] = np.nan
+        return result
+
+
+def test_what_was_learned_is_saved_when_the_environment_fails(quick, tmp_path, in_process):
+    toy = Failing(UnityException("gone"))
+    with pytest.raises(UnityException, match="gone"):
+        pipeline.train(in_process(toy), quick(max_steps=5000), seed=1, run_dir=tmp_path)
+    assert 300 < load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["step"] <= 400
+    assert toy.is_closed
+
+
+@pytest.mark.parametrize("what", ["reward", "huge reward", "obs"])
+def test_values_that_are_not_finite_stop_the_run_and_spare_the_last_good_checkpoint(
+    what, quick, tmp_path, in_process
+):
+    settings = quick(
+        max_steps=5000,
+        network_settings={"hidden_units": 8, "num_layers": 1, "normalize": True},
+    )
+    with (
+        np.errstate(all="ignore"),
+        pytest.raises((TrainingError, UnityException), match="finite"),
+    ):
+        pipeline.train(
+            in_process(Failing(what)),
+            settings,
+            seed=1,
+            run_dir=tmp_path,
+            resume_interval_s=0.0,
+        )
+    algorithm = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["algorithm"]
+    for part in ("policy", "critic"):
+        assert all(values.isfinite().all() for values in algorithm[part].values())
+
+
+class Stop(StopRequest):
+    """Says stop when asked for the n-th time."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.left = n
+
+    def __call__(self):
+        self.left -= 1
+        self.signal_number = 15 if self.left <= 0 else None
+        return super().__call__()
+
+
+@pytest.mark.parametrize("n", [1, 60])
+def test_request_to_stop_saves_what_can_be_resumed(n, quick, tmp_path, in_process):
+    def loop(workers, **options):
+        return TrainingLoop(
+            workers,
+            quick(),
+            seed=1,
+            run_dir=tmp_path,
+            device=CPU,
+            tracker=Tracker([]),
+            **options,
+        )
+
+    with WorkerSet([in_process(Corridor(n_agents=4))]) as workers:
+        with pytest.raises(Interrupted, match=r"at step [0-9]+ of Toy") as caught:
+            loop(workers).run(Stop(n))
+        assert caught.value.exit_code == 143
+    saved = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["step"]
+    assert (saved > 0) == (n > 1)
+    with WorkerSet([in_process(Corridor(n_agents=4))]) as workers:
+        assert loop(workers, resume=True).run(StopRequest()).behaviors["Toy"].steps >= 500
+
+
+def test_sinks_are_closed_when_no_environment_can_be_opened(quick, tmp_path, recorder):
+    with pytest.raises(UnityException):
+        pipeline.train(tmp_path / "missing", quick(), seed=1, run_dir=tmp_path, sinks=[recorder])
+    assert recorder.n_closed == 1
+
+
+def test_nothing_is_left_after_training_here(quick, tmp_path, in_process):
+    threads, process = set(threading.enumerate()), psutil.Process()
+    children = set(process.children(recursive=True))
+    pipeline.train(in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path)
+    assert set(threading.enumerate()) == threads
+    assert set(process.children(recursive=True)) == children
+
+
+def choice_steps(ids, mask):
+    n = len(ids)
+    nothing = np.zeros(n, dtype=np.float32)
+    return (
+        DecisionSteps(
+            [np.ones((n, 2), dtype=np.float32)],
+            nothing,
+            np.array(ids, dtype=np.int32),
+            mask,
+            np.zeros(n, dtype=np.int32),
+            nothing,
+        ),
+        TerminalSteps.empty(CHOICE),
+    )
+
+
+def test_masks_of_one_worker_hold_when_another_worker_has_none(quick):
+    learner = Learner("Toy", CHOICE, quick().behaviors["Toy"], seed=1, device=CPU)
+    only_two = [np.tile([True, True, False], (200, 1))]
+    steps = [choice_steps(range(200), None), choice_steps(range(200), only_two)]
+    free, masked = learner.decide(steps).actions
+    assert set(masked.discrete[:, 0]) == {2}
+    assert set(free.discrete[:, 0]) == {0, 1, 2}
+
+
+def test_zero_agents_get_zero_actions(quick):
+    learner = Learner("Toy", CHOICE, quick().behaviors["Toy"], seed=1, device=CPU)
+    steps = [choice_steps([], None), choice_steps([], None)]
+    decided = learner.decide(steps)
+    learner.absorb(steps)
+    learner.remember(steps, decided)
+    assert [len(action.discrete) for action in decided.actions] == [0, 0]
+
+
+def test_normaliser_stands_still_once_a_behavior_has_finished(quick):
+    settings = quick(
+        max_steps=64, network_settings={"hidden_units": 8, "num_layers": 1, "normalize": True}
+    ).behaviors["Toy"]
+    toy = Chase(n_agents=8)
+    learner = Learner("Toy", Chase.spec, settings, seed=1, device=CPU)
+    counts = []
+    steps = list(toy.reset().values())
+    normalizer = learner.algorithm.policy.normalizers.by_observation["0"]
+    for _ in range(40):
+        decided = learner.decide(steps)
+        learner.absorb(steps)
+        learner.remember(steps, decided)
+        counts.append((learner.step, float(normalizer.count)))
+        steps = list(toy.step({"Toy?team=0": decided.actions[0]}).values())
+    finished = [count for step, count in counts if step >= 64]
+    assert len(set(finished)) == 1
+    assert finished[0] == 65

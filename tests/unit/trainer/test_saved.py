@@ -1,0 +1,85 @@
+"""Policies out of checkpoints."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from toys import Both, Chase, Corridor, Quadrant, Wish
+
+import pipeline
+from pipeline.errors import CheckpointError
+from pipeline.export.torch_policy import record
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.trainer.checkpoints import load_checkpoint, save_checkpoint
+from pipeline.trainer.saved import load_policy, spec_from_mapping, spec_to_mapping
+
+NETWORK = {"hidden_units": 8, "num_layers": 2, "normalize": True}
+
+
+@pytest.mark.parametrize("toy", [Chase, Corridor, Both, Quadrant, Wish])
+def test_saved_policy_acts_as_the_trained_one(toy, quick, tmp_path, in_process, monkeypatch):
+    learners = []
+    monkeypatch.setattr(
+        "pipeline.trainer.loop.Learner",
+        lambda *given, **named: learners.append(Learner(*given, **named)) or learners[0],
+    )
+    from pipeline.trainer.learner import Learner
+
+    result = pipeline.train(
+        in_process(toy(n_agents=4)),
+        quick(network_settings=NETWORK, max_steps=300),
+        seed=1,
+        run_dir=tmp_path,
+    ).behaviors["Toy"]
+    saved = load_policy(result.checkpoint)
+    assert (saved.behavior, saved.step) == ("Toy", result.steps)
+    assert saved.spec == toy.spec
+    assert saved.settings.network_settings.hidden_units == 8
+    assert len(saved.recorded_obs[0]) == 32
+    trained = record(learners[0].algorithm.policy, saved.recorded_obs, saved.recorded_masks)
+    loaded = record(saved.policy, saved.recorded_obs, saved.recorded_masks)
+    for name in ("continuous", "discrete"):
+        np.testing.assert_array_equal(getattr(trained, name), getattr(loaded, name))
+    assert (saved.recorded_masks is None) == (not toy.spec.action_spec.discrete_size)
+
+
+def test_run_that_never_updated_can_be_exported_too(quick, tmp_path, in_process):
+    result = pipeline.train(
+        in_process(Corridor(n_agents=4)), quick(max_steps=10), seed=1, run_dir=tmp_path
+    ).behaviors["Toy"]
+    assert result.n_updates == 0
+    saved = load_policy(result.checkpoint)
+    assert saved.recorded_obs[0].shape == (4, 6)
+    np.testing.assert_array_equal(saved.recorded_masks, np.ones((4, 3), np.float32))
+
+
+def test_specification_survives_as_plain_values():
+    specs = [Both.spec, Quadrant.spec, Wish.spec]
+    specs.append(BehaviorSpec([ObservationSpec.entities(5, 3, "others")], ActionSpec(0, (2, 3))))
+    for spec in specs:
+        assert spec_from_mapping(spec_to_mapping(spec)) == spec
+
+
+@pytest.mark.parametrize("missing", ["behavior", "spec", "settings", "learner"])
+def test_checkpoint_that_lacks_a_part_is_refused(missing, quick, tmp_path, in_process):
+    result = pipeline.train(
+        in_process(Corridor(n_agents=4)), quick(max_steps=10), seed=1, run_dir=tmp_path
+    ).behaviors["Toy"]
+    state = load_checkpoint(result.checkpoint)
+    del state[missing]
+    save_checkpoint(result.checkpoint, state)
+    with pytest.raises(CheckpointError, match=f"does not hold a whole policy.*{missing}"):
+        load_policy(result.checkpoint)
+
+
+def test_weights_of_another_shape_are_refused_in_one_line(quick, tmp_path, in_process):
+    result = pipeline.train(
+        in_process(Corridor(n_agents=4)), quick(max_steps=10), seed=1, run_dir=tmp_path
+    ).behaviors["Toy"]
+    state = load_checkpoint(result.checkpoint)
+    weights = state["learner"]["algorithm"]["policy"]
+    weights["actor.heads.branches.0.weight"] = torch.zeros(7, 8)
+    save_checkpoint(result.checkpoint, state)
+    with pytest.raises(CheckpointError, match=r"^[^\n]*whole policy[^\n]*$"):
+        load_policy(result.checkpoint)

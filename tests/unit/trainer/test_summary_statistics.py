@@ -1,0 +1,61 @@
+import statistics
+
+import pytest
+
+from pipeline.trainer.statistics import LENGTH, REWARD, Statistics, spread
+
+
+def test_period_gives_means_and_begins_anew():
+    numbers = Statistics()
+    numbers.add("Losses/Value Loss", 1.0)
+    numbers.add_all({"Losses/Value Loss": 2.0, "Policy/Beta": 5.0})
+    assert numbers.mean("Losses/Value Loss") == 1.5
+    assert numbers.period() == {"Losses/Value Loss": 1.5, "Policy/Beta": 5.0}
+    assert numbers.period() == {}
+    assert numbers.mean("Losses/Value Loss") is None
+
+
+def test_length_of_an_episode_counts_decisions_less_one():
+    numbers = Statistics()
+    numbers.add_episodes([3.0, 5.0], [10, 20])
+    values = numbers.period()
+    assert values[LENGTH] == 14.0
+    assert values[REWARD] == 4.0
+
+
+def test_spread_is_the_population_standard_deviation_of_this_period():
+    numbers = Statistics()
+    returns = [1.0, 4.0, 4.5, -2.0]
+    numbers.add_episodes(returns, [1] * 4)
+    assert numbers.reward_spread() == pytest.approx(statistics.pstdev(returns))
+    numbers.period()
+    assert numbers.reward_spread() == 0.0
+    assert spread([7.0]) == 0.0
+
+
+def test_recent_returns_are_the_last_hundred_and_outlive_a_period():
+    numbers = Statistics()
+    numbers.add_episodes(map(float, range(150)), [1] * 150)
+    numbers.period()
+    assert list(numbers.recent) == list(map(float, range(50, 150)))
+    assert numbers.n_episodes == 150
+
+
+def test_state_continues_in_the_middle_of_a_period():
+    one, two = Statistics(), Statistics()
+    one.add_episodes([1.0, 2.0], [3, 4])
+    two.load_state_dict(one.state_dict())
+    for numbers in (one, two):
+        numbers.add_episodes([6.0], [5])
+    assert two.reward_spread() == one.reward_spread()
+    assert two.state_dict() == one.state_dict()
+    assert two.period() == one.period()
+
+
+def test_state_is_not_changed_by_what_comes_later():
+    numbers = Statistics()
+    numbers.add_episodes([1.0], [3])
+    state = numbers.state_dict()
+    numbers.add_episodes([9.0], [3])
+    assert state["returns"] == [1.0]
+    assert state["recent"] == [1.0]
