@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "tests/unit/envs/fake_environment.py"
@@ -93,13 +94,11 @@ class Place:
         self, *arguments: str, before: Callable[[], None] | None = None, **variables: str
     ) -> Done:
         """This interpreter with the project's sources."""
-        mark = str(self.folder)
-        own = {"PYTHONPATH": str(ROOT / "src"), "PIPELINE_MLFLOW": "off", _MARK: mark}
         began = time.perf_counter()
         done = subprocess.run(  # noqa: S603  # this interpreter
             [sys.executable, *arguments],
             cwd=self.folder,
-            env=os.environ | own | variables,
+            env=os.environ | self._variables() | variables,
             capture_output=True,
             text=True,
             check=False,
@@ -107,8 +106,29 @@ class Place:
             preexec_fn=before,  # sets a limit, takes no lock
         )
         seconds = time.perf_counter() - began
-        assert left_over(mark) == []
+        assert left_over(str(self.folder)) == []
         return Done(code=done.returncode, out=done.stdout, err=done.stderr, seconds=seconds)
+
+    @contextlib.contextmanager
+    def started(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """A running `pipeline` command; fails if it leaves a process."""
+        with subprocess.Popen(  # noqa: S603  # this interpreter
+            [sys.executable, "-m", "pipeline.cli", *arguments],
+            cwd=self.folder,
+            env=os.environ | self._variables(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+        assert left_over(str(self.folder)) == []
+
+    def _variables(self) -> dict[str, str]:
+        own = {"PYTHONPATH": str(ROOT / "src"), "PIPELINE_MLFLOW": "off"}
+        return own | {_MARK: str(self.folder)}
 
     def files(self) -> dict[str, bytes | None]:
         """Everything that lies in the folder; None for a folder."""

@@ -84,14 +84,16 @@ def test_a_base_port_in_use(place):
     assert place.files() == before
 
 
-def test_a_failed_start_leaves_the_run_id_free_and_an_earlier_run_untouched(place):
+def test_an_earlier_run_is_replaced_only_when_the_new_one_starts(place, trained):
+    shutil.copytree(trained.folder / "results", place.folder / "results")
+    place.config()
     env = place.fake()
-    assert place.learn("nowhere").code == 2
-    assert place.learn(env).code == 0
     before = place.files()
     assert place.learn("nowhere", "--force").code == 2
     assert place.files() == before
-    assert "Previous data from this run ID was found." in place.learn(env).error
+    assert place.program("exit 1", name="broken").exists()
+    assert place.learn("broken", "--force").code == 2
+    (place.folder / "broken").unlink()
     assert place.files() == before
     done = place.learn(env, "--force")
     assert done.code == 0, done.err

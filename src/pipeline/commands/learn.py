@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline import files
 from pipeline.commands.run_folder import RunFolder, folder_of, run_folder
+from pipeline.envs.launch import find_executable
 from pipeline.errors import Interrupted
 from pipeline.settings import dump_yaml, load_run_settings, to_mapping
 from pipeline.stages import process
@@ -109,6 +110,8 @@ def _settings(arguments: argparse.Namespace) -> RunSettings:
 def _train(
     settings: RunSettings, seed: int, folder: RunFolder, arguments: argparse.Namespace
 ) -> TrainResult:
+    if settings.env_settings.env_path is not None:
+        find_executable(settings.env_settings.env_path)  # a slip is named before slow imports
     from pipeline import trainer
 
     run_dir = folder.path

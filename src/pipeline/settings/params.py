@@ -1,7 +1,7 @@
 """`params.yaml`: environments, demonstrations and experiments that the DAG is made of."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -206,7 +206,8 @@ class Params:
         reduced: dict[str, Any] = {"behaviors": behaviors}
         if whole["default_settings"] is not None:
             reduced["default_settings"] = {key: whole["default_settings"][key] for key in kept}
-        return load_run_settings(None, overrides=reduced, env_path_follows=True)
+        settings = load_run_settings(None, overrides=reduced, env_path_follows=True)
+        return replace(settings, from_file=True)
 
 
 def load_params(path: Path | str = Path("params.yaml")) -> Params:

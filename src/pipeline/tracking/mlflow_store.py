@@ -80,6 +80,7 @@ class Store:
         from mlflow import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table it makes
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # we say what its retries came to
         uri = default_uri(root)
         client = MlflowClient(tracking_uri=uri)
         with _first_use(uri):

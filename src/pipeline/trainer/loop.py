@@ -115,6 +115,7 @@ class TrainingLoop:
         self.resume = resume
         self.resume_interval_s = resume_interval_s
         self._on_start = on_start
+        self._started = False
         self.learners: dict[str, Learner] = {}
         self._progress: dict[str, _Progress] = {}
         self._stepping_s = 0.0
@@ -156,9 +157,20 @@ class TrainingLoop:
         return self._result(time.perf_counter() - began)
 
     def _note_start(self) -> None:
-        if self.learners and self._on_start is not None:
+        """Once there is something to train: say so, and which weights to begin with are unused."""
+        if self._started or not self.learners:
+            return
+        self._started = True
+        if self._on_start is not None:
             self._on_start()
-            self._on_start = None
+        unused = sorted(self.init_from.keys() - self.learners.keys())
+        if unused:
+            _log.warning(
+                "There are weights to begin with for %s, but the environment shows %s; only "
+                "behaviors of the same name begin with them.",
+                ", ".join(unused),
+                ", ".join(self.learners),
+            )
 
     def _step(self) -> None:
         """Act on what the workers sent; while they work on that, store it and learn from it."""

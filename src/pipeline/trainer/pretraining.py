@@ -11,7 +11,7 @@ import torch
 from pipeline import seeding
 from pipeline.algos.bc import BehavioralCloning, hold_out
 from pipeline.data.demonstrations import ExpertRows, demonstration_files, load_expert_rows
-from pipeline.errors import DemonstrationError
+from pipeline.errors import DemonstrationError, SettingsError
 from pipeline.protocol.demo import read_demo
 from pipeline.tracking.base import Tracker
 from pipeline.trainer.checkpoints import save_checkpoint
@@ -76,12 +76,17 @@ def pretrain(
     """
     if not demos:
         raise DemonstrationError("no demonstration is named; name '.demo' files or folders of them")
-    first = read_demo(demonstration_files(demos[0])[0])
+    file = demonstration_files(demos[0])[0]
+    first = read_demo(file)
     name, spec = first.behavior_name.partition("?")[0], first.spec
+    try:
+        chosen_settings = settings.for_behavior(name)
+    except SettingsError as error:
+        raise DemonstrationError(f"{file}: it shows the behavior {name}. {error}") from error
     rows = load_expert_rows(demos, spec)
     taught, checked = hold_out(rows, CHECKED, seeding.stream(seed, "held-out"))
     chosen = torch.device(device)
-    learner = Learner(name, spec, settings.for_behavior(name), seed=seed, device=chosen)
+    learner = Learner(name, spec, chosen_settings, seed=seed, device=chosen)
     policy = learner.algorithm.policy
 
     def on(part: ExpertRows) -> BehavioralCloning:
