@@ -179,7 +179,9 @@ def _learn(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser)
     made = _command(commands, debug, "learn", text, work)
     made.add_argument("config", type=Path, help="trainer configuration in ML-Agents' format")
     made.add_argument("--env", type=Path, help="executable; the Unity Editor when not given")
-    made.add_argument("--run-id", default=None, help="name of the run and of its folder")
+    made.add_argument(
+        "--run-id", default=None, help="name of the run and of its folder; default: ppo"
+    )
     made.add_argument("--results-dir", type=Path, default=None, help="default: results")
     made.add_argument("--seed", type=int, default=None, help="default: drawn, and printed")
     made.add_argument("--num-envs", type=int, default=None, help="environments side by side")
@@ -189,7 +191,7 @@ def _learn(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser)
     made.add_argument("--torch-device", default=None, help="cpu, cuda, cuda:0, ...")
     again = made.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="continue the run of this id")
-    again.add_argument("--force", action="store_true", help="delete the run of this id first")
+    again.add_argument("--force", action="store_true", help="replace the run of this id")
     made.add_argument(
         "--env-args", nargs=argparse.REMAINDER, default=[], help="the rest goes to the executable"
     )

@@ -212,8 +212,8 @@ def _cannot_start(path: str, error: OSError) -> UnityEnvironmentException:
         why = f"it may not be executed. Try `chmod -R 755 {path}`"
     elif error.errno == errno.ENOEXEC:
         why = (
-            "this system cannot run it (exec format error). Is it a build for another platform, "
-            "or a script without a '#!' line?"
+            "this system cannot run it (exec format error): it is a build for another platform, "
+            "a script without a '#!' line, or no program"
         )
     elif isinstance(error, FileNotFoundError):
         why = "it, or the interpreter that its '#!' line names, does not exist"
