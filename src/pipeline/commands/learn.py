@@ -130,7 +130,7 @@ def _train(
             num_envs=settings.env_settings.num_envs,
             env_args=tuple(settings.env_settings.env_args or ()),
             resume=settings.checkpoint_settings.resume,
-            device=settings.torch_settings.device or "cpu",
+            device=settings.torch_settings.device,
             sinks=[
                 ConsoleSink(max_steps=limits),
                 CsvSink(run_dir / "progress.csv"),
