@@ -64,6 +64,15 @@ class Toy:
     def close(self):
         self.is_closed = True
 
+    def state_dict(self):
+        arrays = {name: value for name, value in vars(self).items() if type(value) is np.ndarray}
+        return {"rng": self.rng.bit_generator.state, **{k: v.copy() for k, v in arrays.items()}}
+
+    def load_state_dict(self, state):
+        self.rng.bit_generator.state = state["rng"]
+        for name in state.keys() - {"rng"}:
+            setattr(self, name, state[name].copy())
+
     def begin(self, rows):
         """Draw new situations for agents `rows`."""
         raise AssertionError(rows)

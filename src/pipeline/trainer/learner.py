@@ -46,6 +46,7 @@ class Learner:
         settings: its trainer settings.
         seed: of the run.
         device: where its networks live.
+        learns: whether it learns; else it only acts and counts.
 
     Raises:
         SettingsError: The settings ask for something that cannot be trained.
@@ -59,11 +60,13 @@ class Learner:
         *,
         seed: int,
         device: torch.device,
+        learns: bool = True,
     ) -> None:
         algorithm = algorithm_for(name, settings)
         self.name = name
         self.spec = spec
         self.settings = settings
+        self.learns = learns
         self.algorithm = algorithm(spec, settings, seed=seed, device=device)
         self.statistics = Statistics()
         self.step = 0
@@ -81,8 +84,8 @@ class Learner:
 
     @property
     def finished(self) -> bool:
-        """Whether `max_steps` has been reached."""
-        return self.step >= self.settings.max_steps
+        """Whether `max_steps` has been reached; one that only acts is never finished."""
+        return self.learns and self.step >= self.settings.max_steps
 
     def absorb(self, steps: Sequence[Steps], *, team: str = "") -> None:
         """Complete the last decisions with what followed.
@@ -106,7 +109,7 @@ class Learner:
         """Update if there is enough experience; says whether it did."""
         if not self.algorithm.ready(self.trajectories.n_closed):
             return False
-        if self.finished:
+        if self.finished or not self.learns:
             self.trajectories.clear_closed()
             return False
         began = time.perf_counter()
@@ -201,7 +204,7 @@ class Learner:
     def _count(self, closed: Closed | None) -> None:
         if closed is None:
             return
-        if not self.finished:
+        if self.learns and not self.finished:
             self.algorithm.observe(closed.obs)
         self.step += closed.n_rows
         self.statistics.add_episodes(closed.episode_returns, closed.episode_lengths)
@@ -215,7 +218,7 @@ class Learner:
         return slots[0] if len(slots) == 1 else np.concatenate(slots)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that continues training, taken between two updates."""
+        """What continues training but for experience; see `experience`."""
         return {
             "step": self.step,
             "n_updates": self.n_updates,
@@ -231,6 +234,30 @@ class Learner:
         self.algorithm.load_state_dict(state["algorithm"])
         self.statistics.load_state_dict(state["statistics"])
         self.recorded = dict(state["recorded"])
+
+    def weights_dict(self) -> dict[str, Any]:
+        """Copies of what acting and `load_weights` need, in the form of `state_dict`."""
+        return {
+            "step": self.step,
+            "n_updates": self.n_updates,
+            "algorithm": self.algorithm.weights(),
+            "recorded": self.recorded,
+        }
+
+    def experience(self, *, with_open: bool) -> dict[str, Any]:
+        """Rows that wait for an update, and `with_open` trajectories those that go on."""
+        return {
+            "closed": self.trajectories.closed_state(),
+            "open": self.trajectories.open_state(self.slots.n_slots) if with_open else None,
+            "slots": self.slots.state_dict() if with_open else None,
+        }
+
+    def load_experience(self, state: Mapping[str, Any], *, with_open: bool) -> None:
+        """Take up what `experience` gave, the open trajectories only `with_open`."""
+        self.trajectories.load_closed_state(state["closed"])
+        if with_open:
+            self.slots.load_state_dict(state["slots"])
+            self.trajectories.load_open_state(state["open"])
 
 
 def _joined(
