@@ -43,7 +43,8 @@ def demonstration_of(entries: dict[str, Node]) -> Node | None:
     """The demonstration that a section of a trainer that only imitates could learn from."""
     for key in ("behavioral_cloning", "pretraining"):
         if key in entries and isinstance(entries[key].value, dict):
-            return entries[key].value.get("demo_path")
+            given: dict[str, Node] = entries[key].value
+            return given.get("demo_path")
     return entries.get("demo_path")
 
 
@@ -151,7 +152,7 @@ def _put_memory(section: Section, entries: dict[str, Node]) -> None:
         if used:
             section.put(node, "network_settings", "memory", key, old=key)
         else:
-            section.gone(node, key, "is not used without use_recurrent", warns=False)
+            section.gone(node, key, "is not used here without use_recurrent", warns=False)
 
 
 def _put_imitation(section: Section, entries: dict[str, Node]) -> None:
