@@ -12,6 +12,7 @@ from pipeline import files
 from pipeline.errors import SettingsError
 from pipeline.settings import dump_yaml, load_run_settings, parse_yaml, to_mapping
 from pipeline.settings.legacy import Family, kind_of, read_document
+from pipeline.settings.reader import entries_of
 from pipeline.settings.rewrite import as_written
 from pipeline.settings.run_file import read_present, structure
 
@@ -32,13 +33,15 @@ def check(file: Path, *, curriculum: Path | None = None, sampler: Path | None = 
         sampler: a sampler file that belongs to it.
 
     Raises:
-        SettingsError: Something in a file is not as it must be.
+        SettingsError: Something in a file is not as it must be, or two are of one kind.
     """
+    parts = _by_kind([file])
     named: dict[Kind, Path | None] = {"curriculum": curriculum, "sampler": sampler}
-    parts = _by_kind([file, *(path for path in named.values() if path is not None)])
     for kind, path in named.items():
-        if path is not None and parts.get(kind) != path:
-            raise SettingsError(f"{path}: this is not a {kind} file.")
+        if path is not None and kind in parts:
+            raise SettingsError(f"{path}: {file} is a {kind} file already. Give one of each kind.")
+        if path is not None:
+            parts[kind] = path
     mapping = to_mapping(
         load_run_settings(
             parts.get("trainer"),
@@ -79,7 +82,11 @@ def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
     """Which of the files is what, judged by what it holds."""
     parts: dict[Kind, Path] = {}
     for path in paths:
-        kind: Kind = "curriculum" if path.is_dir() else kind_of(read_document(path))
+        kind: Kind = "curriculum"
+        if not path.is_dir():
+            document = read_document(path)
+            entries_of(document, "")
+            kind = kind_of(document)
         if kind in parts:
             raise SettingsError(
                 f"{path}: this is a {kind} file, like {parts[kind]}. Give one of each kind."

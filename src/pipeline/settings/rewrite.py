@@ -75,7 +75,8 @@ def _value(node: Node, resolved: dict[str, Any]) -> Any:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Without keys that say no more than their absence."""
+    """Without keys that say no more than their absence, and without maps that held only such."""
     if not isinstance(value, dict):
         return value
-    return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    kept = {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return {key: item for key, item in kept.items() if item != {} or value[key] == {}}

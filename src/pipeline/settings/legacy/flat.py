@@ -89,9 +89,10 @@ class FlatFile:
         if target is not node:
             text = f"stood for {node.value}, whose settings are written out"
             self.changes.moved(node, old, new, text)
-        shared = self.sections.get(_DEFAULT, Node({}, node.source))
-        brought = shared.value if isinstance(shared.value, dict) else {}
-        entries = brought | target.value
+        shared = Node({}, node.source)
+        if _DEFAULT in self.sections:
+            shared = self._resolved(_DEFAULT)
+        entries = shared.value | target.value
         if self._cannot_imitate(name, entries):
             return
         inherited = frozenset(_places(shared))
