@@ -199,8 +199,6 @@ def _put_map(
             section.put(item, new, known[key] or key, old=f"{old}.{key}")
         else:
             section.unknown(item, f"{old}.{key}", known)
-    if not section.made[new]:
-        section.made[new] = replace(node, value={})
 
 
 def _put_schedules(section: Section, kind: str) -> None:

@@ -37,10 +37,9 @@ def put_reward_signals(section: Section, kind: str, entries: dict[str, Node]) ->
     signals = dict(entries_of(node, join(section.old, "reward_signals")))
     updates = {key: signals.pop(key) for key in SIGNAL_UPDATES if key in signals}
     _put_updates(section, kind, updates)
+    section.made["reward_signals"] = {}
     for name, signal in signals.items():
         _put_signal(section, name, signal)
-    if not signals:
-        section.made["reward_signals"] = replace(node, value={})
 
 
 def _put_early(section: Section, early: dict[str, Node]) -> None:
@@ -100,7 +99,7 @@ def _put_signal(section: Section, name: str, node: Node) -> None:
     if name not in REWARD_SIGNALS:
         raise unknown_key(node, join(section.old, "reward_signals"), name, REWARD_SIGNALS)
     made: dict[str, object] = {}
-    section.made.setdefault("reward_signals", {})[name] = made
+    section.made["reward_signals"][name] = made
     for key, item in entries_of(node, join(section.old, at)).items():
         old = f"{at}.{key}"
         if key == "encoding_size":
@@ -119,8 +118,6 @@ def _put_signal(section: Section, name: str, node: Node) -> None:
         if section.is_own(node):
             text = f"its networks are {_GAIL_UNITS} units wide, as they were without encoding_size"
             section.changes.note(node, join(section.old, at), text, warns=False)
-    if not made:
-        section.made["reward_signals"][name] = replace(node, value={})
 
 
 def _put_signal_key(section: Section, name: str, key: str, item: Node) -> None:
