@@ -27,6 +27,8 @@ one thing at a time
   pipeline env build balance_ball -o build/balance_ball
   pipeline learn config/ppo/3DBall.yaml --env build/balance_ball --run-id first
   pipeline evaluate results/export/balance_ball_ppo/seed1/3DBall.onnx --env build/balance_ball
+  pipeline config check old/trainer_config.yaml
+  pipeline config upgrade old/trainer_config.yaml old/curricula -o config/new.yaml
   pipeline demo record balance_ball -o data/demos/mine.demo --episodes 20
   pipeline demo info data/demos/mine.demo
   pipeline onnx check results/export/balance_ball_ppo/seed1/3DBall.onnx
@@ -72,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pipeline {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_plan, _sync, _env, _demo, _learn, _evaluate, _onnx, _ui):
+    for add in (_plan, _sync, _env, _demo, _config, _learn, _evaluate, _onnx, _ui):
         add(commands, debug)
     return parser
 
@@ -167,6 +169,34 @@ def _demo(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) 
     made.add_argument("-o", "--output", required=True, type=Path, help="the .demo file to write")
     made.add_argument("--episodes", type=int, default=20, help="default: %(default)s")
     made.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+
+
+def _config(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
+    def check(arguments: argparse.Namespace) -> str:
+        from pipeline.commands.config import check
+
+        return check(arguments.file, curriculum=arguments.curriculum, sampler=arguments.sampler)
+
+    def upgrade(arguments: argparse.Namespace) -> str:
+        from pipeline.commands.config import upgrade
+
+        return upgrade(arguments.old, arguments.output, force=arguments.force)
+
+    inner = _command(commands, debug, "config", "look at trainer configurations, and upgrade them")
+    parts = inner.add_subparsers(metavar="COMMAND", required=True)
+    text = "say what a configuration of any ML-Agents generation means, as YAML"
+    made = _command(parts, debug, "check", text, check)
+    made.add_argument("file", type=Path, help="trainer configuration, or a curriculum or sampler")
+    made.add_argument("--curriculum", type=Path, help="YAML, JSON, or a folder of <Behavior>.json")
+    made.add_argument("--sampler", type=Path, help="sampler file")
+    made = _command(
+        parts, debug, "upgrade", "write an old configuration in today's format", upgrade
+    )
+    made.add_argument(
+        "old", nargs="+", type=Path, help="trainer configuration, curriculum, sampler: some of them"
+    )
+    made.add_argument("-o", "--output", required=True, type=Path, help="the file to write")
+    made.add_argument("--force", action="store_true", help="replace that file")
 
 
 def _learn(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
