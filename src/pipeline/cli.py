@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import __version__
+from pipeline.commands.learn_options import add_options
+from pipeline.commands.parsing import Parser
 from pipeline.errors import Interrupted, PipelineError, one_line
 
 if TYPE_CHECKING:
@@ -38,8 +40,7 @@ one thing at a time
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""
     arguments = _parser().parse_args(argv)
-    level = logging.DEBUG if arguments.debug else logging.INFO
-    logging.basicConfig(level=level, format="[%(levelname)s] %(message)s")
+    _log_to_the_console(debug=arguments.debug)
     work: Callable[[argparse.Namespace], str | None] = arguments.work
     try:
         text = work(arguments)
@@ -50,6 +51,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if text:
         print(text)
     return 0
+
+
+def _log_to_the_console(*, debug: bool) -> None:
+    """What a user follows, or with `debug` everything of ours with its time and place."""
+    detailed = "%(asctime)s %(levelname)s [%(filename)s:%(lineno)d] %(message)s"
+    logging.basicConfig(
+        level=logging.INFO, format=detailed if debug else "[%(levelname)s] %(message)s"
+    )
+    logging.getLogger("pipeline").setLevel(logging.DEBUG if debug else logging.NOTSET)
 
 
 def _report(error: BaseException) -> int:
@@ -64,7 +74,7 @@ def _report(error: BaseException) -> int:
 def _parser() -> argparse.ArgumentParser:
     debug = argparse.ArgumentParser(add_help=False)
     debug.add_argument("--debug", action="store_true", help="detailed log, and tracebacks")
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = Parser(
         prog="pipeline",
         description="From an environment to a trained, exported, evaluated and compared agent.",
         epilog=_EPILOG,
@@ -175,26 +185,8 @@ def _learn(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser)
 
         return learn(arguments)
 
-    text = "train in one executable with one trainer configuration"
-    made = _command(commands, debug, "learn", text, work)
-    made.add_argument("config", type=Path, help="trainer configuration in ML-Agents' format")
-    made.add_argument("--env", type=Path, help="executable; the Unity Editor when not given")
-    made.add_argument(
-        "--run-id", default=None, help="name of the run and of its folder; default: ppo"
-    )
-    made.add_argument("--results-dir", type=Path, default=None, help="default: results")
-    made.add_argument("--seed", type=int, default=None, help="default: drawn, and printed")
-    made.add_argument("--num-envs", type=int, default=None, help="environments side by side")
-    made.add_argument("--base-port", type=int, default=None, help="default: free ports")
-    made.add_argument("--timeout-wait", type=int, default=None, help="seconds; default: 60")
-    made.add_argument("--no-graphics", action="store_true", help="run without a display")
-    made.add_argument("--torch-device", default=None, help="cpu, cuda, cuda:0, ...")
-    again = made.add_mutually_exclusive_group()
-    again.add_argument("--resume", action="store_true", help="continue the run of this id")
-    again.add_argument("--force", action="store_true", help="replace the run of this id")
-    made.add_argument(
-        "--env-args", nargs=argparse.REMAINDER, default=[], help="the rest goes to the executable"
-    )
+    text = "train in an executable or in the Unity Editor"
+    add_options(_command(commands, debug, "learn", text, work))
 
 
 def _evaluate(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
