@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
 import traceback
@@ -15,7 +16,7 @@ from pipeline.commands.parsing import Parser
 from pipeline.errors import Interrupted, PipelineError, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _EPILOG = """\
 the whole pipeline
@@ -40,26 +41,33 @@ one thing at a time
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""
     arguments = _parser().parse_args(argv)
-    _log_to_the_console(debug=arguments.debug)
     work: Callable[[argparse.Namespace], str | None] = arguments.work
-    try:
-        text = work(arguments)
-    except (PipelineError, OSError, KeyboardInterrupt) as error:
-        if arguments.debug:
-            traceback.print_exception(error)
-        return _report(error)
+    with _log_on_the_console(debug=arguments.debug):
+        try:
+            text = work(arguments)
+        except (PipelineError, OSError, KeyboardInterrupt) as error:
+            if arguments.debug:
+                traceback.print_exception(error)
+            return _report(error)
     if text:
         print(text)
     return 0
 
 
-def _log_to_the_console(*, debug: bool) -> None:
-    """What a user follows, or with `debug` everything of ours with its time and place."""
+@contextlib.contextmanager
+def _log_on_the_console(*, debug: bool) -> Iterator[None]:
+    """Show what a user follows, or with `debug` everything of ours with its time and place."""
     detailed = "%(asctime)s %(levelname)s [%(filename)s:%(lineno)d] %(message)s"
     logging.basicConfig(
         level=logging.INFO, format=detailed if debug else "[%(levelname)s] %(message)s"
     )
-    logging.getLogger("pipeline").setLevel(logging.DEBUG if debug else logging.NOTSET)
+    ours = logging.getLogger("pipeline")
+    before = ours.level
+    ours.setLevel(logging.DEBUG if debug else before)
+    try:
+        yield
+    finally:
+        ours.setLevel(before)
 
 
 def _report(error: BaseException) -> int:

@@ -95,7 +95,7 @@ def test_a_device_that_is_not_there_is_refused_before_the_environment_starts(pla
     env = place.program(TOUCHES)
     before = place.files()
     error = place.learn(env, "--torch-device", "warp").error
-    assert error.startswith("torch_settings.device: 'warp' cannot be used here")
+    assert error.startswith("--torch-device: 'warp' cannot be used here")
     assert place.files() == before
 
 
