@@ -65,14 +65,21 @@ def _run(plan: Plan, settings: RunSettings) -> str:
     ):
         timers = TimersSink(run_dir / LOGS / "timers.json", metadata=run_metadata(trainer=_TRAINER))
         result = _train(plan, settings, seed, folder, weights, timers)
-        files.write_json(run_dir / LOGS / "seconds.json", dict(result.seconds))
-        timers.finish(
-            result.seconds, n_updates=sum(one.n_updates for one in result.behaviors.values())
-        )
+        if not _only_watched(settings):
+            files.write_json(run_dir / LOGS / "seconds.json", dict(result.seconds))
+            n_updates = sum(one.n_updates for one in result.behaviors.values())
+            timers.finish(result.seconds, n_updates=n_updates)
         if not checkpoint.inference:
-            for one in result.behaviors.values():
+            for name, one in result.behaviors.items():
                 publish(one.checkpoint, run_dir)
+                _log.info("Exported %s.onnx", run_dir / name)
     return _told(settings, seed, run_dir, result)
+
+
+def _only_watched(settings: RunSettings) -> bool:
+    """Whether an earlier run is shown, whose records stay as they are."""
+    asked = settings.checkpoint_settings
+    return asked.inference and asked.resume
 
 
 def _told(settings: RunSettings, seed: int, run_dir: Path, result: TrainResult) -> str:
@@ -136,7 +143,8 @@ def _train(
             versions["communication_protocol_version"],
             versions["pytorch_version"],
         )
-        files.write_whole(run_dir / CONFIGURATION, dump_yaml(to_mapping(settings)))
+        if not _only_watched(settings):
+            files.write_whole(run_dir / CONFIGURATION, dump_yaml(to_mapping(settings)))
         folder.start()
         timers.start()
 
@@ -151,29 +159,33 @@ def _train(
             resume=checkpoint.resume,
             init_from={name: folder.now(path) for name, path in weights.items()},
             device=settings.torch_settings.device,
-            sinks=[*_sinks(settings, run_dir), timers],
+            sinks=_sinks(settings, run_dir, timers),
             base_port=plan.base_port,
             log_folder=run_dir / LOGS,
             on_start=on_start,
             **_newer_arguments(trainer.train, plan),
         )
     except Interrupted as error:
-        if not folder.started:
+        if not folder.started or checkpoint.inference:
             raise
         again = f"{error}; to continue, give the same command with --resume"
         raise Interrupted(again, exit_code=error.exit_code) from error
 
 
-def _sinks(settings: RunSettings, run_dir: Path) -> list[Sink]:
+def _sinks(settings: RunSettings, run_dir: Path, timers: TimersSink) -> list[Sink]:
+    limits = {name: one.max_steps for name, one in settings.behaviors.items()}
+    if _only_watched(settings):
+        return [ConsoleSink(max_steps=limits)]
     described: dict[str, Any] = to_mapping(settings)["behaviors"]
     sinks: list[Sink] = [
-        ConsoleSink(max_steps={name: one.max_steps for name, one in settings.behaviors.items()}),
+        ConsoleSink(max_steps=limits),
         CsvSink(run_dir / "progress.csv"),
         TensorBoardSink(
             run_dir,
             hyperparameters={name: hyperparameters_text(one) for name, one in described.items()},
             keep_earlier=settings.checkpoint_settings.resume,
         ),
+        timers,
     ]
     if settings.debug:
         sinks.append(UpdatesCsvSink(run_dir / LOGS))

@@ -72,10 +72,10 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
             the value of an option names the option.
     """
     given = {dest: value for dest, value in vars(arguments).items() if dest in BY_DEST}
+    _refuse_contradictions(given)
     for dest in given:
         if (note := BY_DEST[dest].note) is not None:
             _log.warning("%s is retired: %s", BY_DEST[dest].flag, note)
-    _refuse_contradictions(given)
     overrides, flags = _overrides(given)
     if arguments.debug:
         overrides["debug"] = True

@@ -197,3 +197,34 @@ def test_inference_and_lesson_are_refused_or_passed_on(learn, fake, monkeypatch,
     assert "True 3 True" in capsys.readouterr().err
     assert learn("--env", fake()) == 130
     assert "False 0 True" in capsys.readouterr().err
+
+
+def test_watching_a_run_leaves_its_records_as_they_are(learn, fake, monkeypatch, tmp_path, capsys):
+    assert learn("--env", fake()) == 0
+    run_dir = tmp_path / "results/ppo"
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    from pipeline import trainer
+
+    train = trainer.train
+
+    def watching(*arguments, inference=False, **more):
+        assert inference
+        return train(*arguments, **more)
+
+    monkeypatch.setattr(trainer, "train", watching)
+    capsys.readouterr()
+    assert learn("--env", fake(), "--resume", "--inference") == 0
+    told = capsys.readouterr().out
+    assert told.startswith("Played with seed 1; everything is in results/ppo.")
+    assert ".onnx" not in told
+    after = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    changed = {path for path in after if after[path] != before.get(path)}
+    assert all(path.suffix == ".pt" for path in changed)  # the trainer's own
+
+
+def test_tensorboard_has_the_settings_of_a_run(learn, fake, tmp_path):
+    assert learn("--env", fake()) == 0
+    (events,) = (tmp_path / "results/ppo/Echo").glob("events.out.tfevents.*")
+    content = events.read_bytes()
+    assert b"Hyperparameters" in content
+    assert b"batch_size:\t16" in content

@@ -353,6 +353,11 @@ def test_help_teaches(capsys):
         assert words in text
 
 
+def test_the_page_about_the_command_has_every_option():
+    text = (Path(__file__).parents[3] / "docs/learn.md").read_text()
+    assert [flag for flag in (*PRESENT, *RETIRED) if f"`{flag}" not in text] == []
+
+
 def test_inference_without_weights_is_warned_about(config, caplog):
     plan(config, "--inference")
     assert "The networks are untrained" in caplog.text
