@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
+import os
 import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import __version__
+from pipeline.commands.learn_options import add_options
+from pipeline.commands.parsing import Parser
 from pipeline.errors import Interrupted, PipelineError, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _EPILOG = """\
 the whole pipeline
@@ -40,18 +44,41 @@ one thing at a time
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""
     arguments = _parser().parse_args(argv)
-    level = logging.DEBUG if arguments.debug else logging.INFO
-    logging.basicConfig(level=level, format="[%(levelname)s] %(message)s")
     work: Callable[[argparse.Namespace], str | None] = arguments.work
-    try:
-        text = work(arguments)
-    except (PipelineError, OSError, KeyboardInterrupt) as error:
-        if arguments.debug:
-            traceback.print_exception(error)
-        return _report(error)
+    with _log_on_the_console(debug=arguments.debug):
+        try:
+            text = work(arguments)
+        except (PipelineError, OSError, KeyboardInterrupt) as error:
+            if arguments.debug:
+                traceback.print_exception(error)
+            return _report(error)
     if text:
-        print(text)
+        _print(text)
     return 0
+
+
+def _print(text: str) -> None:
+    """Print to standard output, whose reader may have gone, as `head` does."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def _log_on_the_console(*, debug: bool) -> Iterator[None]:
+    """Show what a user follows, or with `debug` everything of ours with its time and place."""
+    detailed = "%(asctime)s %(levelname)s [%(filename)s:%(lineno)d] %(message)s"
+    logging.basicConfig(
+        level=logging.INFO, format=detailed if debug else "[%(levelname)s] %(message)s"
+    )
+    ours = logging.getLogger("pipeline")
+    before = ours.level
+    ours.setLevel(logging.DEBUG if debug else before)
+    try:
+        yield
+    finally:
+        ours.setLevel(before)
 
 
 def _report(error: BaseException) -> int:
@@ -66,7 +93,7 @@ def _report(error: BaseException) -> int:
 def _parser() -> argparse.ArgumentParser:
     debug = argparse.ArgumentParser(add_help=False)
     debug.add_argument("--debug", action="store_true", help="detailed log, and tracebacks")
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = Parser(
         prog="pipeline",
         description="From an environment to a trained, exported, evaluated and compared agent.",
         epilog=_EPILOG,
@@ -205,26 +232,8 @@ def _learn(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser)
 
         return learn(arguments)
 
-    text = "train in one executable with one trainer configuration"
-    made = _command(commands, debug, "learn", text, work)
-    made.add_argument("config", type=Path, help="trainer configuration in ML-Agents' format")
-    made.add_argument("--env", type=Path, help="executable; the Unity Editor when not given")
-    made.add_argument(
-        "--run-id", default=None, help="name of the run and of its folder; default: ppo"
-    )
-    made.add_argument("--results-dir", type=Path, default=None, help="default: results")
-    made.add_argument("--seed", type=int, default=None, help="default: drawn, and printed")
-    made.add_argument("--num-envs", type=int, default=None, help="environments side by side")
-    made.add_argument("--base-port", type=int, default=None, help="default: free ports")
-    made.add_argument("--timeout-wait", type=int, default=None, help="seconds; default: 60")
-    made.add_argument("--no-graphics", action="store_true", help="run without a display")
-    made.add_argument("--torch-device", default=None, help="cpu, cuda, cuda:0, ...")
-    again = made.add_mutually_exclusive_group()
-    again.add_argument("--resume", action="store_true", help="continue the run of this id")
-    again.add_argument("--force", action="store_true", help="replace the run of this id")
-    made.add_argument(
-        "--env-args", nargs=argparse.REMAINDER, default=[], help="the rest goes to the executable"
-    )
+    text = "train in an executable or in the Unity Editor"
+    add_options(_command(commands, debug, "learn", text, work))
 
 
 def _evaluate(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,10 +22,13 @@ from pipeline.errors import UnityEnvironmentException
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+_log = logging.getLogger(__name__)
+
 _EXTENSIONS = (".app", ".exe", ".x86_64", ".x86")
 _PR_SET_PDEATHSIG = 1
 _TAIL_LINES, _TAIL_BYTES = 20, 4096
 _OUTPUT_LIMIT_BYTES = 1 << 20
+_STANDARD_ERROR = 2
 
 
 def find_executable(file_name: str | Path) -> Path:
@@ -87,6 +92,7 @@ class EnvironmentProcess:
     """One running environment. It ends with this process, however this process ends (Linux).
 
     What it prints goes to an unnamed temporary file, for error messages; `trim` keeps it small.
+    While this module logs at DEBUG level, it goes to our standard error instead.
     """
 
     def __init__(self, command: Sequence[str], *, log: Path | None = None) -> None:
@@ -101,12 +107,14 @@ class EnvironmentProcess:
         """
         self._log = log
         self._output = _appended_file()
+        self._shown = _log.isEnabledFor(logging.DEBUG)
+        _log.debug("starting %s", shlex.join(command))
         posix = os.name == "posix"
         try:
             self._process = subprocess.Popen(  # noqa: S603  # the user chose the executable
                 list(command),
                 stdin=subprocess.DEVNULL,
-                stdout=self._output,
+                stdout=_STANDARD_ERROR if self._shown else self._output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PIPELINE_PYTHON": sys.executable},
                 start_new_session=posix,
@@ -152,7 +160,7 @@ class EnvironmentProcess:
         if not text and not self._output.closed:
             text, source = _last_lines(self._output), "output"
         if not text:
-            return " It printed nothing."
+            return " What it printed is above." if self._shown else " It printed nothing."
         return f" The last lines of its {source}:\n{text}"
 
     def close(self, wait_s: float) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pipeline.envs import launch
 from pipeline.envs.base import StoredStepsEnv, closed_error
 from pipeline.envs.side_channels import SideChannelManager
-from pipeline.errors import UnityEnvironmentException
+from pipeline.errors import UnityEnvironmentException, UnityWorkerInUseException
 from pipeline.protocol.codec import actions_bytes, behavior_spec_from, decode_steps
 from pipeline.protocol.generated.messages import (
     RESET,
@@ -31,11 +31,17 @@ if TYPE_CHECKING:
         UnityOutputProto,
         UnityRLInitializationOutputProto,
     )
+    from pipeline.protocol.grpc_server import GrpcServer
+    from pipeline.protocol.server import Server
 
 _log = logging.getLogger(__name__)
 
 _HANG_UP_S, _HURRY_S = 1.0, 0.2
 _TRIM_EVERY = 256
+_EDITOR_PORT_TAKEN = (
+    "The Unity Editor calls on this port only: end the other program that waits for it, such as "
+    "another training without an executable."
+)
 
 _CAPABILITIES = UnityRLCapabilitiesProto(
     baseRLCapabilities=True,
@@ -124,12 +130,7 @@ class UnityEnvironment(StoredStepsEnv):
         self._loaded = True
         self._failed = False
         executable = None if file_name is None else launch.find_executable(file_name)
-        self._server = open_server(
-            _port(executable, base_port, worker_id),
-            worker_id=worker_id,
-            host=host,
-            transport=transport,
-        )
+        self._server = _listening(executable, base_port, worker_id, host, transport)
         self.port = self._server.port
         atexit.register(self._shut_down, 0.0)
         try:
@@ -317,6 +318,22 @@ class UnityEnvironment(StoredStepsEnv):
         self._server.close(_HANG_UP_S if wait_s else _HURRY_S)
         if self._process is not None:
             self._process.close(wait_s)
+
+
+def _listening(
+    executable: Path | None,
+    base_port: int | None,
+    worker_id: int,
+    host: str | None,
+    transport: str | None,
+) -> Server | GrpcServer:
+    port = _port(executable, base_port, worker_id)
+    try:
+        return open_server(port, worker_id=worker_id, host=host, transport=transport)
+    except UnityWorkerInUseException as error:
+        if executable is not None:
+            raise
+        raise UnityWorkerInUseException(worker_id, error.port, remedy=_EDITOR_PORT_TAKEN) from error
 
 
 def _port(executable: Path | None, base_port: int | None, worker_id: int) -> int:

@@ -56,5 +56,8 @@ MEANING = {
 HIDDEN = frozenset({IS_TRAINING})
 """Facts for the console that are not charted."""
 
+HISTOGRAM = "_hist"
+"""How a tag ends that charts a distribution: `Environment/Cumulative Reward_hist`."""
+
 TIMING = "Time/"
 """How tags of wall times begin: they differ between equal runs, so no tracked file holds them."""

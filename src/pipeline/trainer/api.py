@@ -13,6 +13,7 @@ from pipeline import seeding
 from pipeline.settings import RunSettings, load_run_settings
 from pipeline.tracking.base import Tracker
 from pipeline.trainer.environment import open_workers
+from pipeline.trainer.first_weights import first_weights
 from pipeline.trainer.loop import RESUME_INTERVAL_S, TrainingLoop
 from pipeline.trainer.stopping import stop_on_signal
 from pipeline.trainer.supported import refuse_untrainable, usable_device
@@ -59,7 +60,8 @@ def train(
         env_args: additional arguments of the executable.
         base_port: TCP port of the first process; None lets the system choose.
         log_folder: where executables write their logs.
-        init_from: a checkpoint to take the weights from, by behavior.
+        init_from: a checkpoint to take the weights from, by behavior; None takes those that the
+            settings name (`initialize_from`, `init_path`).
         resume: continue from the checkpoints in `run_dir`, where there are any.
         inference: act until a signal comes, and count, but neither learn nor save.
         export: give each numbered checkpoint its ONNX beside it, and the run its list of both in
@@ -83,6 +85,8 @@ def train(
     with closing(Tracker(sinks)) as tracker, _threads(torch_threads):
         run = _settings(settings).with_seed(seed)
         refuse_untrainable(run)
+        if init_from is None:
+            init_from = first_weights(run)
         chosen = usable_device(device)
         workers = open_workers(
             env,

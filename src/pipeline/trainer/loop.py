@@ -16,9 +16,11 @@ from pipeline.errors import (
 )
 from pipeline.protocol.codec import NonFiniteError
 from pipeline.tracking import names
+from pipeline.tracking.base import Update
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.restoring import begin_with, restore, restore_workers
 from pipeline.trainer.result import BehaviorResult, TrainResult
+from pipeline.trainer.saved import description
 from pipeline.trainer.saving import RESUME_FILE, Keeper
 from pipeline.trainer.statistics import REWARD
 
@@ -180,7 +182,7 @@ class TrainingLoop:
             learner.absorb(steps, team=qualified)
             learner.remember(steps, decided, team=qualified)
             while learner.learn():
-                self._due.add(learner.name)
+                self._note_update(learner)
             self._summarize(learner)
 
     def _timed(self, stepping: Callable[[], None]) -> None:
@@ -211,11 +213,22 @@ class TrainingLoop:
             _log.info("Resuming training of %s from step %d.", name, learner.step)
         elif name in self.init_from:
             begin_with(learner, self.init_from[name], device=str(self.device))
+        self.tracker.began(name, description(name, spec, self.settings)["settings"])
         self._progress[name] = _Progress(
             next_summary=_next_multiple(learner.step, settings.summary_freq),
             next_checkpoint=_next_multiple(learner.step, settings.checkpoint_interval),
         )
         return learner
+
+    def _note_update(self, learner: Learner) -> None:
+        self._due.add(learner.name)
+        update = Update(
+            step=learner.step,
+            update_s=learner.seconds["update"],
+            n_episodes=learner.statistics.n_episodes,
+            recent_returns=learner.statistics.recent,
+        )
+        self.tracker.updated(learner.name, update)
 
     def _save_due(self) -> None:
         """After a step in which something was learned, save what is due."""
@@ -250,7 +263,9 @@ class TrainingLoop:
         at = learner.step // frequency * frequency
         progress.next_summary = at + frequency
         spread = learner.statistics.reward_spread()
+        self.tracker.distribution(learner.name, REWARD, learner.statistics.returns, at)
         values = learner.statistics.period()
+        values[names.IS_TRAINING] = float(learner.learns and at <= learner.settings.max_steps)
         if REWARD in values:
             values[names.REWARD_STD] = spread
             self.keeper.consider(learner)
