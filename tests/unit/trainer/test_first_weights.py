@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from pipeline.commands.first_weights import first_weights
+from pipeline.trainer.first_weights import first_weights
 
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
