@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pipeline.envs.base import StoredStepsEnv, closed_error
+from pipeline.envs.side_channels import StatsAggregationMethod
+from pipeline.protocol.parameters import Controls, Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pipeline.envs.base import Stats
     from pipeline.protocol.simulator import Simulator
     from pipeline.protocol.steps import Steps
 
@@ -20,6 +26,7 @@ class InProcessEnvironment(StoredStepsEnv):
         """Take ownership of `simulator`; `close` closes it."""
         super().__init__()
         self._simulator = simulator
+        self._controls = Controls(simulator)
         self._is_reset = False
         self._loaded = True
 
@@ -28,6 +35,7 @@ class InProcessEnvironment(StoredStepsEnv):
         self._check_loaded()
         self._actions.clear()
         self._is_reset = True
+        self._controls.draw()
         self._update(self._simulator.reset())
 
     def step(self) -> None:
@@ -36,11 +44,27 @@ class InProcessEnvironment(StoredStepsEnv):
         if not self._is_reset:
             self.reset()
             return
+        self._controls.draw()
         self._update(self._simulator.step(self._take_actions()))
 
-    def set_parameter(self, name: str, value: float) -> None:
-        """Set an environment parameter, from the next reading on."""
-        self._simulator.set_parameter(name, value)
+    def set_parameter(self, name: str, value: float | Sampler) -> bool:
+        """Set an environment parameter, from the next reading on; True.
+
+        Numbers are rounded to float32, as they are on their way to an executable.
+        """
+        if isinstance(value, Sampler):
+            rounded = tuple(float(np.float32(number)) for number in value.values)
+            self._controls.set_sampler(name, replace(value, values=rounded))
+        else:
+            self._controls.set_value(name, float(np.float32(value)))
+        return True
+
+    def take_stats(self) -> Stats:
+        """What the simulator has reported since the last call, by name."""
+        stats: Stats = {}
+        for name, value, method in self._controls.take_stats():
+            stats.setdefault(name, []).append((value, StatsAggregationMethod(method)))
+        return stats
 
     def close(self) -> None:
         """Close the simulator.

@@ -24,6 +24,16 @@ class Sink(Protocol):
         """Write what is pending and let go of files and threads; may be called twice."""
 
 
+@runtime_checkable
+class DistributionSink(Protocol):
+    """A sink that can also chart how values were distributed."""
+
+    def distributions(
+        self, behavior: str, values: Mapping[str, Sequence[float]], step: int
+    ) -> None:
+        """Take all values of each tag since the last summary, at least one each."""
+
+
 class Tracker:
     """Passes each summary to every sink, and keeps training safe from all of them.
 
@@ -41,6 +51,22 @@ class Tracker:
         for sink in self._sinks:
             try:
                 sink.metrics(behavior, finite, step)
+            except Exception as error:  # noqa: BLE001  # no sink may stop training
+                self._failed(sink, error)
+
+    def distributions(
+        self, behavior: str, values: Mapping[str, Sequence[float]], step: int
+    ) -> None:
+        """Give the finite ones of `values` to every sink that charts distributions."""
+        finite = {tag: [one for one in many if math.isfinite(one)] for tag, many in values.items()}
+        finite = {tag: many for tag, many in finite.items() if many}
+        if not finite:
+            return
+        for sink in self._sinks:
+            if not isinstance(sink, DistributionSink):
+                continue
+            try:
+                sink.distributions(behavior, finite, step)
             except Exception as error:  # noqa: BLE001  # no sink may stop training
                 self._failed(sink, error)
 

@@ -6,10 +6,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pipeline.tracking import names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+
+_BUCKETS = 30
+"""Of a histogram."""
 
 
 class TensorBoardSink:
@@ -41,6 +47,19 @@ class TensorBoardSink:
         event = Event(wall_time=time.time(), step=step, summary=Summary(value=charted))
         writer.add_event(event)
 
+    def distributions(
+        self, behavior: str, values: Mapping[str, Sequence[float]], step: int
+    ) -> None:
+        """Write one event with a histogram `<tag>_hist` per tag."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        charted = [
+            Summary.Value(tag=f"{tag}_hist", histo=_histogram(many)) for tag, many in values.items()
+        ]
+        event = Event(wall_time=time.time(), step=step, summary=Summary(value=charted))
+        self._writer(behavior).add_event(event)
+
     def close(self) -> None:
         """Flush and close the event files."""
         for writer in self._writers.values():
@@ -58,6 +77,23 @@ class TensorBoardSink:
             if behavior in self._hyperparameters:
                 writer.add_event(_text("Hyperparameters", self._hyperparameters[behavior]))
         return self._writers[behavior]
+
+
+def _histogram(values: Sequence[float]) -> Any:
+    """TensorBoard's histogram of the values; `bucket_limit` holds each bucket's upper end."""
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto
+
+    array = np.asarray(values, dtype=np.float64)
+    counts, edges = np.histogram(array, bins=_BUCKETS)
+    return HistogramProto(
+        min=array.min(),
+        max=array.max(),
+        num=len(array),
+        sum=array.sum(),
+        sum_squares=(array * array).sum(),
+        bucket_limit=edges.tolist(),
+        bucket=[0.0, *counts.tolist()],
+    )
 
 
 def _text(tag: str, text: str) -> Any:

@@ -18,11 +18,12 @@ from pipeline.protocol.codec import NonFiniteError
 from pipeline.tracking import names
 from pipeline.trainer.checkpoints import load_checkpoint, numbered, reason_of, save_checkpoint
 from pipeline.trainer.learner import Learner
+from pipeline.trainer.lessons import Lessons
 from pipeline.trainer.saved import description
 from pipeline.trainer.statistics import REWARD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -89,6 +90,7 @@ class TrainingLoop:
         resume: continue from the checkpoints in `run_dir`.
         resume_interval_s: how often the resume file is refreshed at most.
         on_start: called once, when there is something to train and all of it can be trained.
+        starting_lesson: where the curriculum of every environment parameter begins.
     """
 
     def __init__(
@@ -104,8 +106,12 @@ class TrainingLoop:
         resume: bool = False,
         resume_interval_s: float = RESUME_INTERVAL_S,
         on_start: Callable[[], None] | None = None,
+        starting_lesson: int = 0,
     ) -> None:
         self.workers = workers
+        self.lessons = Lessons(
+            workers, settings.environment_parameters or {}, starting_lesson=starting_lesson
+        )
         self.settings = settings
         self.seed = seed
         self.run_dir = run_dir
@@ -134,7 +140,7 @@ class TrainingLoop:
         """
         began = time.perf_counter()
         try:
-            self.workers.reset()
+            self.lessons.begin()
             while True:
                 self._step()
                 self._note_start()
@@ -142,6 +148,7 @@ class TrainingLoop:
                     break
                 self._stop_if(should_stop)
                 self._timed(self.workers.step_wait)
+                self.lessons.apply(self.learners.values())
         except NonFiniteError as error:
             self._save_learned()
             raise NonFiniteError(f"{error} It came {self._at()}; repair the environment") from error
@@ -180,13 +187,25 @@ class TrainingLoop:
             decided = learner.decide(steps)
             self.workers.set_actions(qualified, decided.actions)
             taken.append((qualified, learner, steps, decided))
+        self._take_stats(taken)
         self._timed(self.workers.step_send)
         for qualified, learner, steps, decided in taken:
             learner.absorb(steps, team=qualified)
             learner.remember(steps, decided, team=qualified)
+        self.lessons.heed(self.learners.values())
+        for _, learner, _, _ in taken:
             while learner.learn():
                 self._after_update(learner)
             self._summarize(learner)
+
+    def _take_stats(self, taken: Sequence[tuple[str, Learner, list[Steps], Decided]]) -> None:
+        """Add what each worker has reported to every behavior that has agents in its step."""
+        for worker, stats in enumerate(self.workers.take_stats()):
+            if not stats:
+                continue
+            seen = {one.name: one for _, one, steps, _ in taken if any(map(len, steps[worker]))}
+            for learner in seen.values():
+                learner.statistics.add_environment(stats, with_most_recent=worker == 0)
 
     def _timed(self, stepping: Callable[[], None]) -> None:
         began = time.perf_counter()
@@ -252,11 +271,14 @@ class TrainingLoop:
         at = learner.step // frequency * frequency
         progress.next_summary = at + frequency
         spread = learner.statistics.reward_spread()
+        distributions = learner.statistics.distributions()
         values = learner.statistics.period()
         if REWARD in values:
             values[names.REWARD_STD] = spread
+        values.update(self.lessons.metrics())
         values.update(self._time_split(learner))
         self.tracker.metrics(learner.name, values, at)
+        self.tracker.distributions(learner.name, distributions, at)
 
     def _time_split(self, learner: Learner) -> dict[str, float]:
         """Seconds of each part since the last summary."""
