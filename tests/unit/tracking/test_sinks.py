@@ -55,6 +55,24 @@ def test_values_that_are_not_finite_reach_no_sink():
     assert sink.seen == [("Walker", {"c": 2.0}, 5)]
 
 
+def test_distributions_reach_the_sinks_that_chart_them_and_no_failure_escapes():
+    class Charting(Recorder):
+        def distributions(self, behavior, values, step):
+            self.seen.append((behavior, values, step))
+
+    class BrokenChart(Charting):
+        def distributions(self, *_):
+            raise OSError("disk full")
+
+    plain, charting, broken = Recorder(), Charting(), BrokenChart()
+    tracker = Tracker([plain, broken, charting])
+    tracker.distributions("Walker", {"a": [1.0, math.nan, 2.0], "b": [math.inf]}, 5)
+    tracker.distributions("Walker", {"b": [math.inf]}, 6)
+    assert charting.seen == [("Walker", {"a": [1.0, 2.0]}, 5)]
+    assert plain.seen == []
+    assert tracker.failures == {"BrokenChart": 1}
+
+
 @pytest.mark.parametrize("kind", [ConsoleSink, Recorder])
 def test_sinks_have_the_interface(kind):
     assert isinstance(kind(), Sink)
@@ -181,3 +199,25 @@ def test_tensorboard_gets_the_tags_per_behavior(tmp_path: Path):
     }
     texts = [v for e in found for v in e.summary.value if v.tag.startswith("Hyperparameters")]
     assert b"batch_size: 64" in texts[0].tensor.string_val[0]
+
+
+@pytest.mark.parametrize("values", [[0.5, 1.0, 1.0, 3.5], [2.0], [-1e6, 1e6]])
+def test_tensorboard_gets_histograms_of_all_values(values, tmp_path: Path):
+    sink = TensorBoardSink(tmp_path)
+    sink.distributions("B", {"Game/Spread": values}, 1000)
+    sink.close()
+    (found,) = [v for e in events(tmp_path / "B") for v in e.summary.value]
+    assert found.tag == "Game/Spread_hist"
+    histogram = found.histo
+    assert (histogram.min, histogram.max, histogram.num) == (min(values), max(values), len(values))
+    assert histogram.sum == sum(values)
+    assert histogram.sum_squares == sum(value * value for value in values)
+    limits = list(histogram.bucket_limit)
+    assert limits == sorted(limits)
+    lower = [-math.inf, *limits]
+    for index, count in enumerate(histogram.bucket):
+        is_last = index == len(limits) - 1
+        inside = [
+            v for v in values if lower[index] <= v < limits[index] or is_last * v == limits[-1]
+        ]
+        assert len(inside) == count
