@@ -188,10 +188,10 @@ class Curriculum:
 
 
 def _buffers(curricula: Iterable[tuple[Lesson, ...]]) -> dict[str, deque[float]]:
-    """An empty buffer of returns for each behavior that is measured."""
+    """An empty buffer of returns for each behavior that criteria name, as long as any asks for."""
     sizes: dict[str, int] = {}
     for lessons in curricula:
-        for lesson in lessons[:-1]:
+        for lesson in lessons:
             criteria = lesson.completion_criteria
             if criteria is not None:
                 size = sizes.get(criteria.behavior, 1)
