@@ -8,6 +8,7 @@ sqrt(ln(2 / alpha) / 2n): the bound of Dvoretzky, Kiefer and Wolfowitz with the 
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 
@@ -19,6 +20,8 @@ from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
 from pipeline.simulators.pack import pack
+
+_log = logging.getLogger(__name__)
 
 N_AGENTS, N_RESETS = 12, 250
 ALPHA = 0.01
@@ -111,7 +114,9 @@ def test_draws_have_the_declared_distribution(name, drawn):
     values = np.array(drawn[name])
     assert len(values) == N_AGENTS * N_RESETS >= 1000
     assert len(np.unique(values)) > 0.99 * len(values)
-    assert distance(values, DECLARED[name]) < bound(len(values))
+    found, allowed = distance(values, DECLARED[name]), bound(len(values))
+    _log.info("%s: distance %.4f, bound %.4f", name, found, allowed)
+    assert found < allowed
 
 
 @pytest.mark.slow
