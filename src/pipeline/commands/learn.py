@@ -159,6 +159,7 @@ def _train(
             on_start=on_start,
             inference=checkpoint.inference,
             export=True,
+            starting_lesson=plan.starting_lesson or 0,
         )
     except Interrupted as error:
         if not folder.started or checkpoint.inference:

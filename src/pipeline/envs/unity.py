@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING
 
 from pipeline.envs import launch
 from pipeline.envs.base import StoredStepsEnv, closed_error
-from pipeline.envs.side_channels import SideChannelManager
+from pipeline.envs.side_channels import (
+    EnvironmentParametersChannel,
+    SideChannelManager,
+    StatsSideChannel,
+)
 from pipeline.errors import UnityEnvironmentException, UnityWorkerInUseException
+from pipeline.protocol import side_channels as wire
 from pipeline.protocol.codec import actions_bytes, behavior_spec_from, decode_steps
 from pipeline.protocol.generated.messages import (
     RESET,
@@ -26,12 +31,14 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from pipeline.envs.base import Stats
     from pipeline.envs.side_channels import SideChannel
     from pipeline.protocol.generated.messages import (
         UnityOutputProto,
         UnityRLInitializationOutputProto,
     )
     from pipeline.protocol.grpc_server import GrpcServer
+    from pipeline.protocol.parameters import Sampler
     from pipeline.protocol.server import Server
 
 _log = logging.getLogger(__name__)
@@ -235,6 +242,23 @@ class UnityEnvironment(StoredStepsEnv):
     def step_wait(self) -> None:
         """Second half of `step`."""
         self._wait()
+
+    def set_parameter(self, name: str, value: float | Sampler) -> bool:
+        """Set an environment parameter with the next step or reset.
+
+        Returns:
+            False if there is no `EnvironmentParametersChannel` among the side channels.
+        """
+        channel = self._channels.get(wire.ENVIRONMENT_PARAMETERS)
+        if not isinstance(channel, EnvironmentParametersChannel):
+            return False
+        channel.set_parameter(name, value)
+        return True
+
+    def take_stats(self) -> Stats:
+        """What came over a `StatsSideChannel` since the last call, by name."""
+        channel = self._channels.get(wire.STATS)
+        return channel.get_and_reset_stats() if isinstance(channel, StatsSideChannel) else {}
 
     def close(self) -> None:
         """Tell the environment to stop, wait for it up to the time-out, then kill it.

@@ -45,6 +45,7 @@ def train(
     sinks: Sequence[Sink] = (),
     resume_interval_s: float = RESUME_INTERVAL_S,
     on_start: Callable[[], None] | None = None,
+    starting_lesson: int = 0,
 ) -> TrainResult:
     """Train every behavior of an environment.
 
@@ -73,6 +74,8 @@ def train(
         resume_interval_s: seconds between refreshes of the checkpoint that a kill resumes from.
         on_start: called once, when the environments have connected and every behavior that they
             show can be trained; nothing but logs is written before.
+        starting_lesson: lesson, counted from 0, where every curriculum begins; one with fewer
+            lessons begins with its last.
 
     Returns:
         Steps, rewards and checkpoints of each behavior, and where the time went.
@@ -111,6 +114,7 @@ def train(
                 export=export,
                 resume_interval_s=resume_interval_s,
                 on_start=on_start,
+                starting_lesson=starting_lesson,
             )
             return loop.run(stop)
 

@@ -18,14 +18,15 @@ from pipeline.protocol.codec import NonFiniteError
 from pipeline.tracking import names
 from pipeline.tracking.base import Update
 from pipeline.trainer.learner import Learner
-from pipeline.trainer.restoring import begin_with, restore, restore_workers
+from pipeline.trainer.lessons import Lessons
+from pipeline.trainer.restoring import begin_with, latest_run, restore, restore_workers
 from pipeline.trainer.result import BehaviorResult, TrainResult
 from pipeline.trainer.saved import description
 from pipeline.trainer.saving import RESUME_FILE, Keeper
 from pipeline.trainer.statistics import REWARD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -70,6 +71,7 @@ class TrainingLoop:
         export: give each numbered checkpoint its ONNX, and list both.
         resume_interval_s: how often the resume file is refreshed at most.
         on_start: called once, when there is something to train and all of it can be trained.
+        starting_lesson: where the curriculum of every environment parameter begins.
     """
 
     def __init__(
@@ -87,8 +89,12 @@ class TrainingLoop:
         export: bool = False,
         resume_interval_s: float = RESUME_INTERVAL_S,
         on_start: Callable[[], None] | None = None,
+        starting_lesson: int = 0,
     ) -> None:
         self.workers = workers
+        self.lessons = Lessons(
+            workers, settings.environment_parameters or {}, starting_lesson=starting_lesson
+        )
         self.settings = settings
         self.seed = seed
         self.run_dir = run_dir
@@ -97,7 +103,7 @@ class TrainingLoop:
         self.init_from = init_from or {}
         self.inference = inference
         self.resume_interval_s = resume_interval_s
-        self.keeper = Keeper(run_dir, settings, export=export)
+        self.keeper = Keeper(run_dir, settings, export=export and not inference)
         self._saved = self.keeper.saved() if resume else {}
         self._exact = False
         self._due: set[str] = set()
@@ -130,6 +136,7 @@ class TrainingLoop:
                 self._save_due()
                 self._stop_if(should_stop)
                 self._timed(self.workers.step_wait)
+                self._apply_lessons()
         except NonFiniteError as error:
             self._save_learned()
             raise NonFiniteError(f"{error} It came {self._at()}; repair the environment") from error
@@ -148,10 +155,19 @@ class TrainingLoop:
     def _begin(self) -> None:
         """Reset the environments, or take them up exactly where the run was when it was saved."""
         self._exact = restore_workers(self.workers, self._saved)
-        if self._exact:
-            self._timed(self.workers.step_wait)
-        else:
-            self.workers.reset()
+        self.lessons.restore(latest_run(self._saved), exact=self._exact)
+        if not self._exact:
+            self.lessons.begin()
+            return
+        for qualified in self.workers.behavior_specs:
+            self._learner(qualified)
+        self._timed(self.workers.step_wait)
+        self._apply_lessons()
+
+    def _apply_lessons(self) -> None:
+        """Between two steps, begin the lessons that are due."""
+        if self.lessons.apply(self.learners.values()):
+            self.keeper.note_lessons(self.lessons.curriculum.numbers)
 
     def _note_start(self) -> None:
         """Once there is something to train: say so, and which weights to begin with are unused."""
@@ -160,6 +176,7 @@ class TrainingLoop:
         self._started = True
         if self._on_start is not None:
             self._on_start()
+        self.keeper.list_lessons(self.lessons.curriculum.numbers)
         unused = sorted(self.init_from.keys() - self.learners.keys())
         if unused:
             _log.warning(
@@ -177,13 +194,25 @@ class TrainingLoop:
             decided = learner.decide(steps)
             self.workers.set_actions(qualified, decided.actions)
             taken.append((qualified, learner, steps, decided))
+        self._take_stats(taken)
         self._timed(self.workers.step_send)
         for qualified, learner, steps, decided in taken:
             learner.absorb(steps, team=qualified)
             learner.remember(steps, decided, team=qualified)
+        self.lessons.heed(self.learners.values())
+        for _, learner, _, _ in taken:
             while learner.learn():
                 self._note_update(learner)
             self._summarize(learner)
+
+    def _take_stats(self, taken: Sequence[tuple[str, Learner, list[Steps], Decided]]) -> None:
+        """Add what each worker has reported to every behavior that has agents in its step."""
+        for worker, stats in enumerate(self.workers.take_stats()):
+            if not stats:
+                continue
+            seen = {one.name: one for _, one, steps, _ in taken if any(map(len, steps[worker]))}
+            for learner in seen.values():
+                learner.statistics.add_environment(stats, with_most_recent=worker == 0)
 
     def _timed(self, stepping: Callable[[], None]) -> None:
         began = time.perf_counter()
@@ -253,7 +282,8 @@ class TrainingLoop:
 
     def _shared_state(self) -> dict[str, Any]:
         """What all behaviors of the run share."""
-        return {"steps": {name: learner.step for name, learner in self.learners.items()}}
+        steps = {name: learner.step for name, learner in self.learners.items()}
+        return {"steps": steps, "lessons": self.lessons.state_dict()}
 
     def _summarize(self, learner: Learner) -> None:
         progress = self._progress[learner.name]
@@ -263,14 +293,18 @@ class TrainingLoop:
         at = learner.step // frequency * frequency
         progress.next_summary = at + frequency
         spread = learner.statistics.reward_spread()
-        self.tracker.distribution(learner.name, REWARD, learner.statistics.returns, at)
+        distributions = {REWARD: list(learner.statistics.returns)}
+        distributions.update(learner.statistics.distributions())
         values = learner.statistics.period()
         values[names.IS_TRAINING] = float(learner.learns and at <= learner.settings.max_steps)
         if REWARD in values:
             values[names.REWARD_STD] = spread
             self.keeper.consider(learner)
+        values.update(self.lessons.metrics())
         values.update(self._time_split(learner))
         self.tracker.metrics(learner.name, values, at)
+        for tag, behind in distributions.items():
+            self.tracker.distribution(learner.name, tag, behind, at)
 
     def _time_split(self, learner: Learner) -> dict[str, float]:
         """Seconds of each part since the last summary."""

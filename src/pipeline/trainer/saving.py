@@ -76,10 +76,16 @@ class Keeper:
             "best": self.best[learner.name],
         }
 
-    def forget_best(self) -> None:
-        """Begin anew: rewards are no longer comparable, for example in a new lesson."""
+    def note_lessons(self, lessons: Mapping[str, int]) -> None:
+        """Enter new lessons; rewards of earlier ones are no measure of the best any more."""
         self.best.clear()
         self._unsaved_best.clear()
+        self.list_lessons(lessons)
+
+    def list_lessons(self, lessons: Mapping[str, int]) -> None:
+        """Enter the number of each environment parameter's lesson."""
+        if self.export and lessons:
+            self.status.set_lessons(lessons)
 
     def restore_best(self, name: str, state: Mapping[str, Any]) -> None:
         """Take up what a resume file says of the best policy."""

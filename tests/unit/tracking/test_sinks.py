@@ -261,3 +261,25 @@ def test_what_only_some_sinks_take_does_not_trouble_the_others(caplog):
     tracker.distribution("B", names.REWARD, [1.0], 5)
     assert plain.seen == []
     assert tracker.failures == {"Fails": 3}
+
+
+@pytest.mark.parametrize("values", [[0.5, 1.0, 1.0, 3.5], [2.0], [-1e6, 1e6]])
+def test_tensorboard_gets_histograms_of_all_values(values, tmp_path: Path):
+    sink = TensorBoardSink(tmp_path)
+    sink.distribution("B", "Game/Spread", values, 1000)
+    sink.close()
+    (found,) = [v for e in events(tmp_path / "B") for v in e.summary.value]
+    assert found.tag == "Game/Spread_hist"
+    histogram = found.histo
+    assert (histogram.min, histogram.max, histogram.num) == (min(values), max(values), len(values))
+    assert histogram.sum == sum(values)
+    assert histogram.sum_squares == sum(value * value for value in values)
+    limits = list(histogram.bucket_limit)
+    assert limits == sorted(limits)
+    lower = [-math.inf, *limits]
+    for index, count in enumerate(histogram.bucket):
+        is_last = index == len(limits) - 1
+        inside = [
+            v for v in values if lower[index] <= v < limits[index] or is_last * v == limits[-1]
+        ]
+        assert len(inside) == count

@@ -6,10 +6,10 @@ import logging
 from pathlib import Path
 
 import pytest
-from pipeline.trainer.first_weights import first_weights
 
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
+from pipeline.trainer.first_weights import first_weights
 
 
 @pytest.fixture
