@@ -29,17 +29,22 @@ EDITOR_VARIABLE = "PIPELINE_UNITY_EDITOR"
 OUTPUT_ARGUMENT = "-pipelineOutput"
 """What the build method is told: the path of the player to write, without its suffix."""
 
+_TELL_EVERY_S = 15.0
+
 _VERSION_FILE = "ProjectSettings/ProjectVersion.txt"
 _PROGRAMS = {"linux": "Editor/Unity", "win32": "Editor/Unity.exe"}
 _MACOS_PROGRAM = "Unity.app/Contents/MacOS/Unity"
 _LICENCE = re.compile(
     r"no valid unity (editor )?licen[cs]e|licen[cs]e is (not valid|invalid|expired)"
-    r"|has no valid licen[cs]e|failed to (activate|acquire).*licen[cs]e|token not found in cache"
+    r"|has no valid licen[cs]e|not been activated with a valid licen[cs]e"
+    r"|failed to (activate|acquire).*licen[cs]e|token not found in cache"
     r"|licen[cs]e (has )?expired|no ulf license found",
     re.IGNORECASE,
 )
 _OPEN_ALREADY = re.compile(r"another unity instance is running with this project", re.IGNORECASE)
 _NO_METHOD = re.compile(r"executeMethod (class|method) '.*' could not be found", re.IGNORECASE)
+_NOISE = "[Licensing::"
+"""Lines of builds that succeed, too, where an Editor is not signed in."""
 _FIRST_ERRORS = (
     re.compile(r"\berror CS\d+:"),
     re.compile(r"^(Build ?Failed|Error building Player)", re.IGNORECASE),
@@ -150,7 +155,7 @@ def _run(command: list[str], log: Path, timeout_s: float) -> int | None:
 
     Its output goes to a file and not through a pipe, which its helper programs would hold open.
     """
-    end = time.monotonic() + timeout_s
+    end, told = time.monotonic() + timeout_s, time.monotonic()
     with log.open("wb") as output:
         try:
             process = subprocess.Popen(  # noqa: S603  # the user chose the Editor
@@ -169,8 +174,10 @@ def _run(command: list[str], log: Path, timeout_s: float) -> int | None:
         with log.open("r", encoding="utf-8", errors="replace") as lines:
             while True:
                 code = _exit_code(process, min(1.0, max(0.0, end - time.monotonic())))
-                for line in lines:
-                    _log.debug("Unity: %s", line.rstrip())
+                new = [line.strip() for line in lines if line.strip()]
+                if new and time.monotonic() - told >= _TELL_EVERY_S:
+                    _log.info("Unity: %s", new[-1])
+                    told = time.monotonic()
                 if code is not None or time.monotonic() >= end:
                     return code
     finally:
@@ -219,8 +226,9 @@ def _failure(source: UnitySource, code: int | None, log: Path) -> str:
     ):  # fmt: skip
         if line := _first(lines, pattern):
             return f"{start}{remedy}. Its log says: {line}"
+    lines = [line for line in lines if line.strip() and not line.startswith(_NOISE)]
     found = (_first(lines, pattern) for pattern in _FIRST_ERRORS)
-    line = next(filter(None, found), "") or "no error; its last line is: " + (lines or [""])[-1]
+    line = next(filter(None, found), "") or f"no error, and last {(lines or ['nothing'])[-1]!r}"
     return f"{start}failed with exit code {code}. Its log says: {line}. All of it: {log}"
 
 

@@ -8,11 +8,12 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from pipeline.settings.nodes import Node, fail, join, to_plain
-from pipeline.settings.reader import ContradictionError, choice, entries_of, read_dataclass, shown
+from pipeline.settings.nodes import Node, fail, join
+from pipeline.settings.reader import ContradictionError, choice, entries_of, read, read_dataclass
 from pipeline.settings.schema.kinds import Positive  # noqa: TC001  # a type hint read at run time
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 Platform = Literal["linux", "darwin", "windows"]
@@ -47,11 +48,12 @@ class PerPlatform:
             entries = node.value
         else:
             entries = {"any": node}
-        for name, entry in entries.items():
-            if not isinstance(entry.value, str) or not entry.value:
-                at = path if name == "any" else join(path, name)
-                raise fail(entry, at, f"needs text, got {shown(entry)}")
-        return cls({name: str(entry.value) for name, entry in entries.items()})
+        return cls(
+            {
+                name: read(str, entry, path if name == "any" else join(path, name))
+                for name, entry in entries.items()
+            }
+        )
 
     def to_plain(self) -> Any:
         """What `from_node` read."""
@@ -194,14 +196,22 @@ SOURCES = (*_KINDS, "editor")
 """Names of the sources here."""
 
 
-def read(node: Node, path: str) -> ExternalSource | None:
+def read_external(node: Node, path: str, *, known: Iterable[str]) -> ExternalSource | None:
     """The environment that `node` describes; None when its source is not one of these.
 
+    Args:
+        node: the map under the environment's name.
+        path: key path of the map.
+        known: all sources, those that are not here too.
+
     Raises:
-        SettingsError: A key belongs to another source, or a value is not allowed.
+        SettingsError: The source is unknown, a key belongs to another one, or a value is not
+            allowed.
     """
     entries = entries_of(node, path)
-    source = to_plain(entries["source"]) if "source" in entries else None
+    if "source" not in entries:
+        return None
+    source = choice(entries["source"], join(path, "source"), known)
     if source == "editor":
         raise fail(
             entries["source"],
@@ -209,7 +219,7 @@ def read(node: Node, path: str) -> ExternalSource | None:
             "'editor' waits until someone presses Play, so nothing that came of it could be made "
             "again; train with `pipeline learn` without --env, or let the source 'unity' build it",
         )
-    kind = _KINDS.get(source) if isinstance(source, str) else None
+    kind = _KINDS.get(source)
     own = {field.name for field in fields(kind)} if kind else {"source", "args"}
     owners = {
         field.name: name
@@ -219,7 +229,7 @@ def read(node: Node, path: str) -> ExternalSource | None:
     }
     for key, entry in entries.items():
         owner = "builtin" if kind and key == "name" else owners.get(key)
-        if owner and key not in own and isinstance(source, str):
+        if owner and key not in own:
             raise fail(
                 entry,
                 join(path, key),

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pipeline.settings import external_sources
 from pipeline.settings.nodes import Node, fail, find, join
@@ -27,6 +27,7 @@ _NEEDS = {"export": "train", "evaluate": "export"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 
 Stage = Literal["pretrain", "train", "export", "evaluate"]
+Source = Literal["builtin", "path", "fetch", "unity", "editor"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +44,7 @@ class RuntimeParams:
 class EnvironmentParams:
     """`environments.<name>`: where an environment comes from."""
 
-    source: Literal["builtin", "path", "fetch", "unity", "editor"]
+    source: Source
     """`builtin`: one of our simulators; the others: see `external_sources`."""
     name: str | None = None
     """For `builtin`, the simulator; null for the one called as the environment is here."""
@@ -61,7 +62,7 @@ class EnvironmentParams:
         Raises:
             SettingsError: A key belongs to another source, or a value is not allowed.
         """
-        external = external_sources.read(node, path)
+        external = external_sources.read_external(node, path, known=get_args(Source))
         if external is None:
             built_in: EnvironmentParams = read_dataclass(cls, node, path)
             return built_in

@@ -17,10 +17,20 @@ _PLAYER = "player"
 
 
 def inputs(source: ExternalSource | None, root: Path) -> list[Path]:
-    """Files and folders that the environment is made from; an archive is known by its digest."""
+    """Files and folders that the environment is made from; an archive is known by its digest.
+
+    Raises:
+        StageError: One of them does not exist.
+    """
+    found, wrong = [], ""
     if isinstance(source, PathSource):
-        return [Path(source.found(root))]
-    return [Path(path) for path in source.watched] if isinstance(source, UnitySource) else []
+        found, wrong = [source.found(root)], "there is no build here; correct `path`"
+    elif isinstance(source, UnitySource):
+        found, wrong = list(source.watched), "a Unity project has it; correct `project`"
+    for path in found:
+        if not (root / path).exists():
+            raise StageError(f"{path}: does not exist; {wrong} in params.yaml")
+    return [Path(path) for path in found]
 
 
 def put(
@@ -84,8 +94,6 @@ def _copied(source: Path, folder: Path) -> Path:
     """Copy a build, and find the program in it."""
     from pipeline.envs.programs import find_program
 
-    if not source.exists():
-        raise StageError(f"{source}: there is no build here; correct `path` in params.yaml")
     folder.mkdir(parents=True)
     if source.is_file():
         if source.with_name(f"{source.stem}_Data").exists():
@@ -97,6 +105,7 @@ def _copied(source: Path, folder: Path) -> Path:
         if not os.access(copy, os.X_OK):
             copy.chmod(0o755)
         return find_program(folder, label=str(source))
-    inside = folder / source.name if source.suffix == ".app" else folder
-    shutil.copytree(source, inside, symlinks=True, dirs_exist_ok=True)
+    app = source.suffix == ".app"  # its links are part of it
+    inside = folder / source.name if app else folder
+    shutil.copytree(source, inside, symlinks=app, dirs_exist_ok=True)
     return find_program(folder, label=str(source))

@@ -150,7 +150,7 @@ def test_a_server_in_trouble_is_asked_again_and_one_that_refuses_is_not(web, cac
         fetch.fetch(f"{web.url}/other.zip", sha256="0" * 64)
     assert len(web.asked) == 4
     web.errors = [500] * download.ATTEMPTS
-    with pytest.raises(FetchError, match="the server answered 500 .*5 times in a row"):
+    with pytest.raises(FetchError, match=r"the server answered 500 .*5 times in a row"):
         fetch.fetch(f"{web.url}/other.zip", sha256="0" * 64)
 
 
