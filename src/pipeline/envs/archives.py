@@ -120,7 +120,7 @@ class _Writer:
             if os.path.commonpath([inside, real]) != inside:
                 raise self._error(f"the link '{path}' leads out of its folder, to {target!r}")
         for parent, _, _ in os.walk(self.folder):
-            _sync(Path(parent))
+            sync_folder(Path(parent))
 
     def _checked(self, name: str) -> PurePosixPath | None:
         """The relative path that an entry's name means; None for the folder itself."""
@@ -209,7 +209,8 @@ def _is_program(path: PurePosixPath, first: bytes) -> bool:
     return first.startswith(_PROGRAM_STARTS) or path.suffix in {".x86_64", ".x86"}
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Flush the names in a folder to disk, where that can be done."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)

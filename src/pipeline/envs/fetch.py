@@ -2,8 +2,8 @@
 
     <cache>/environments/
         <sha256 of the archive>/     its content
+        <sha256>.unpacking/          on its way there
         downloads/                   archives on their way; of a broken download, what arrived
-        unpacking/                   folders on their way
         locks/                       one for each archive, so that two runs fetch it once
 
 A folder appears under its digest when it is whole and on disk.
@@ -67,17 +67,16 @@ def fetch(url: str, *, sha256: str, limits: Limits = _LIMITS) -> Path:
         if folder.is_dir():
             return folder
         with _downloaded(url, limits, sha256) as archive:
-            temporary = cache / "unpacking" / sha256
+            temporary = cache / f"{sha256}.unpacking"
             shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
             _log.info("Unpacking %s", download.public(url))
             label = download.public(url)
             try:
                 archives.unpack(archive, temporary, limits=limits, label=label)
                 temporary.replace(folder)
+                archives.sync_folder(cache)
             finally:
                 download.discard(archive)
-                with contextlib.suppress(OSError):  # another archive is being unpacked
-                    temporary.parent.rmdir()
     return folder
 
 

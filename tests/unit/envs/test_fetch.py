@@ -199,7 +199,7 @@ def test_a_digest_is_found_out_without_unpacking_and_the_archive_is_used_later(w
 
 
 def test_what_a_killed_process_left_is_cleared_away(web, cache):
-    unfinished = cache / "unpacking" / digest(ARCHIVE) / "old"
+    unfinished = cache / f"{digest(ARCHIVE)}.unpacking/old"
     unfinished.mkdir(parents=True)
     old = cache / "downloads/abandoned.part"
     old.parent.mkdir()
@@ -207,7 +207,7 @@ def test_what_a_killed_process_left_is_cleared_away(web, cache):
     os.utime(old, (0, 0))
     folder = fetch.fetch(web.add("game.zip", ARCHIVE), sha256=digest(ARCHIVE))
     assert not (folder / "old").exists()
-    assert not (cache / "unpacking").exists()
+    assert not unfinished.parent.exists()
     assert not old.exists()
 
 
