@@ -29,6 +29,7 @@ the whole pipeline
 
 one thing at a time
   pipeline env build balance_ball -o build/balance_ball
+  pipeline env fetch URL --sha256 DIGEST
   pipeline learn config/ppo/3DBall.yaml --env build/balance_ball --run-id first
   pipeline evaluate results/export/balance_ball_ppo/seed1/3DBall.onnx --env build/balance_ball
   pipeline config check old/trainer_config.yaml
@@ -160,18 +161,62 @@ def _env(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -
         target = pack(arguments.name, arguments.output)
         return f"Wrote {target}. Train in it: pipeline learn CONFIG --env {target}"
 
-    def names(arguments: argparse.Namespace) -> str:  # noqa: ARG001  # every command takes them
-        from pipeline.simulators import registry
+    def names(arguments: argparse.Namespace) -> str:
+        from pipeline.commands.env import list_environments
 
-        return "\n".join(f"{name:16} {registry.entry(name).summary}" for name in registry.NAMES)
+        return list_environments(arguments.manifest)
 
-    inner = _command(commands, debug, "env", "build environments").add_subparsers(
+    inner = _command(commands, debug, "env", "build, list and fetch environments").add_subparsers(
         metavar="COMMAND", required=True
     )
     made = _command(inner, debug, "build", "pack a built-in simulator into an executable", build)
     made.add_argument("name", help="one that `pipeline env list` shows")
     made.add_argument("-o", "--output", required=True, type=Path, help="the executable to write")
-    _command(inner, debug, "list", "list the built-in simulators", names)
+    made = _command(inner, debug, "list", "list the environments that are known by name", names)
+    _manifest(made)
+    _env_fetch(inner, debug)
+
+
+def _env_fetch(inner: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
+    def work(arguments: argparse.Namespace) -> str:
+        from pipeline.commands.env import fetch_environment
+        from pipeline.envs.archives import Limits
+
+        return fetch_environment(
+            arguments.environment,
+            manifests=arguments.manifest,
+            sha256=arguments.sha256,
+            platform=arguments.platform,
+            executable=arguments.executable,
+            limits=Limits(
+                max_bytes=int(arguments.max_unpacked_gb * 1e9), max_ratio=arguments.max_ratio
+            ),
+        )
+
+    text = "fetch an environment's archive into the cache, and print its executable's path"
+    made = _command(inner, debug, "fetch", text, work)
+    made.add_argument("environment", metavar="NAME|URL", help="of a manifest, or of an archive")
+    _manifest(made)
+    made.add_argument("--sha256", default=None, help="of the archive; without it, it is only said")
+    made.add_argument(
+        "--platform",
+        choices=("linux", "darwin", "windows"),
+        default=None,
+        help="the system that the executable is for; default: this one",
+    )
+    made.add_argument("--executable", default=None, help="path in the archive; default: the only")
+    made.add_argument("--max-unpacked-gb", type=float, default=16.0, help="default: %(default)s")
+    made.add_argument("--max-ratio", type=float, default=100.0, help="default: %(default)s")
+
+
+def _manifest(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--manifest",
+        action="append",
+        default=[],
+        metavar="FILE|URL",
+        help="a registry manifest in ML-Agents' format; may be given several times",
+    )
 
 
 def _demo(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above

@@ -34,6 +34,10 @@ class TrainingError(PipelineError):
     """Training cannot go on, for example after a non-finite value."""
 
 
+class FetchError(PipelineError):
+    """An environment from outside cannot be fetched, checked, unpacked or built."""
+
+
 class StageError(PipelineError):
     """A stage of the DAG cannot start or finish."""
 

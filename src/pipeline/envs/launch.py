@@ -118,7 +118,7 @@ class EnvironmentProcess:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PIPELINE_PYTHON": sys.executable},
                 start_new_session=posix,
-                preexec_fn=_die_with_parent(os.getpid()),  # noqa: PLW1509  # calls only prctl
+                preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509  # calls only prctl
             )
         except OSError as error:
             self._output.close()
@@ -185,7 +185,7 @@ class EnvironmentProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def _die_with_parent(parent: int) -> Callable[[], None] | None:
+def die_with_parent(parent: int) -> Callable[[], None] | None:
     """What a child runs first, so that the kernel ends it when its parent dies, even by kill -9.
 
     The kernel watches the thread that started the child, so only the main thread may ask for it.

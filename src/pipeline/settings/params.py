@@ -3,8 +3,9 @@
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from pipeline.settings import external_sources
 from pipeline.settings.nodes import Node, fail, find, join
 from pipeline.settings.reader import (
     ContradictionError,
@@ -26,6 +27,7 @@ _NEEDS = {"export": "train", "evaluate": "export"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 
 Stage = Literal["pretrain", "train", "export", "evaluate"]
+Source = Literal["builtin", "path", "fetch", "unity", "editor"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,24 +44,29 @@ class RuntimeParams:
 class EnvironmentParams:
     """`environments.<name>`: where an environment comes from."""
 
-    source: Literal["builtin", "path"]
-    """`builtin`: one of our simulators; `path`: a build that is already there."""
+    source: Source
+    """`builtin`: one of our simulators; the others: see `external_sources`."""
     name: str | None = None
     """For `builtin`, the simulator; null for the one called as the environment is here."""
-    path: str | None = None
-    """For `path`, the executable or build folder, relative to params.yaml."""
     args: tuple[str, ...] = ()
     """Arguments for the executable."""
+    external: external_sources.ExternalSource | None = field(
+        default=None, metadata={"internal": True}
+    )
+    """What an environment from outside needs besides, under keys of its own."""
 
-    def __post_init__(self) -> None:
-        """Refuse a key that belongs to another source."""
-        if self.source == "path" and self.path is None:
-            raise ContradictionError("path", "the source 'path' needs to know where the build is")
-        for key, value, owner in (("path", self.path, "path"), ("name", self.name, "builtin")):
-            if value is not None and self.source != owner:
-                raise ContradictionError(
-                    key, f"belongs to the source {owner!r}, but the source is {self.source!r}"
-                )
+    @classmethod
+    def from_node(cls, node: Node, path: str) -> "EnvironmentParams":
+        """Read the keys of this source.
+
+        Raises:
+            SettingsError: A key belongs to another source, or a value is not allowed.
+        """
+        external = external_sources.read_external(node, path, known=get_args(Source))
+        if external is None:
+            built_in: EnvironmentParams = read_dataclass(cls, node, path)
+            return built_in
+        return cls(source=external.source, args=external.args, external=external)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.envs.base import BaseEnv
+from pipeline.envs.launch import find_executable
+from pipeline.envs.programs import runs_headless
 from pipeline.envs.side_channels import (
     EngineConfigurationChannel,
     EnvironmentParametersChannel,
     StatsSideChannel,
 )
 from pipeline.envs.workers import WorkerSet, launch_workers
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, UnityEnvironmentException
 from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM
 from pipeline.protocol.parameters import Sampler as WireSampler
 from pipeline.settings.schema.parameters import (
@@ -79,11 +81,21 @@ def open_workers(
         args=env_args,
         side_channels=channels,
         log_folder=None if log_folder is None else str(log_folder.resolve()),
-        no_graphics=engine.no_graphics,
+        no_graphics=engine.no_graphics or _headless(environment, engine.no_graphics_monitor),
         no_graphics_monitor=engine.no_graphics_monitor,
         timeout_wait=settings.env_settings.timeout_wait,
         num_areas=settings.env_settings.num_areas,
     )
+
+
+def _headless(environment: str | Path | None, worker_0_is_shown: bool) -> bool:
+    """Whether no one asked for a display and there is none, for an executable that needs one."""
+    if environment is None or worker_0_is_shown:
+        return False
+    try:
+        return runs_headless(find_executable(environment))
+    except UnityEnvironmentException:  # launching it says what is wrong
+        return False
 
 
 def send_parameters(workers: WorkerSet, parameters: Mapping[str, Sampler]) -> set[str]:

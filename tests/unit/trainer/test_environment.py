@@ -155,6 +155,32 @@ def test_every_process_is_told_the_engine_and_has_channels_of_its_own(monkeypatc
         assert len(engine.message_queue) > 0
 
 
+@pytest.mark.parametrize(
+    ("start", "engine", "expected"),
+    [
+        (b"\x7fELF", {}, True),
+        (b"\x7fELF", {"no_graphics_monitor": True}, False),
+        (b"#!/bin/sh\n", {}, False),
+        (b"#!/bin/sh\n", {"no_graphics": True}, True),
+    ],
+)
+def test_a_player_runs_headless_where_there_is_no_display(
+    monkeypatch, tmp_path, start, engine, expected
+):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "PIPELINE_GRAPHICS"):
+        monkeypatch.delenv(name, raising=False)
+    seen = {}
+    monkeypatch.setattr(environment, "launch_workers", lambda *_, **options: seen.update(options))
+    player = tmp_path / "Game.x86_64"
+    player.write_bytes(start)
+    settings = load_run_settings(None, overrides={"engine_settings": engine}).with_seed(1)
+    open_workers(tmp_path / "Game", settings, seed=0, num_envs=1)
+    assert seen["no_graphics"] is expected
+    monkeypatch.setenv("DISPLAY", ":0")
+    open_workers(tmp_path / "Game", settings, seed=0, num_envs=1)
+    assert seen["no_graphics"] is engine.get("no_graphics", False)
+
+
 def test_missing_executable_is_named(tmp_path):
     with pytest.raises(UnityException, match="missing"):
         open_workers(tmp_path / "missing", settings_with({}), seed=0, num_envs=1)
