@@ -25,6 +25,7 @@ the whole pipeline
 
 one thing at a time
   pipeline env build balance_ball -o build/balance_ball
+  pipeline env build gymnasium:CartPole-v1 -o build/cartpole --copies 8
   pipeline learn config/ppo/3DBall.yaml --env build/balance_ball --run-id first
   pipeline evaluate results/export/balance_ball_ppo/seed1/3DBall.onnx --env build/balance_ball
   pipeline demo record balance_ball -o data/demos/mine.demo --episodes 20
@@ -96,8 +97,10 @@ def _plan(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) 
     def work(arguments: argparse.Namespace) -> str:
         from pipeline.settings.params import load_params
         from pipeline.settings.plan import RUNS_FILE, check_plan, write_plan
+        from pipeline.stages.bridged import check_ids
 
         params = load_params(Path("params.yaml"))
+        check_ids(params)
         if arguments.check:
             check_plan(params)
             return f"{RUNS_FILE} is up to date."
@@ -126,22 +129,34 @@ def _sync(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) 
 
 def _env(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
     def build(arguments: argparse.Namespace) -> str:
-        from pipeline.simulators.pack import pack
+        from pipeline.commands.env import build
 
-        target = pack(arguments.name, arguments.output)
-        return f"Wrote {target}. Train in it: pipeline learn CONFIG --env {target}"
+        return build(
+            arguments.name,
+            arguments.output,
+            copies=arguments.copies,
+            kwargs=arguments.arg,
+            options=arguments.option,
+        )
 
     def names(arguments: argparse.Namespace) -> str:  # noqa: ARG001  # every command takes them
-        from pipeline.simulators import registry
+        from pipeline.commands.env import names
 
-        return "\n".join(f"{name:16} {registry.entry(name).summary}" for name in registry.NAMES)
+        return names()
 
     inner = _command(commands, debug, "env", "build environments").add_subparsers(
         metavar="COMMAND", required=True
     )
-    made = _command(inner, debug, "build", "pack a built-in simulator into an executable", build)
-    made.add_argument("name", help="one that `pipeline env list` shows")
+    made = _command(inner, debug, "build", "pack an environment into an executable", build)
+    text = "one that `pipeline env list` shows, gymnasium:ID or pettingzoo:ID"
+    made.add_argument("name", help=text)
     made.add_argument("-o", "--output", required=True, type=Path, help="the executable to write")
+    made.add_argument("--copies", type=int, default=None, help="environments in one process")
+    for flag, text in (
+        ("--arg", "keyword argument of the environment; may be repeated"),
+        ("--option", "option of the bridge, such as teams=index; may be repeated"),
+    ):
+        made.add_argument(flag, action="append", default=[], metavar="KEY=VALUE", help=text)
     _command(inner, debug, "list", "list the built-in simulators", names)
 
 

@@ -2,7 +2,14 @@
 rule env:
     input:
         "constraints.txt",
-        sources("env", "arrays.py", "protocol", "settings", "simulators"),
+        sources(
+            "env",
+            "arrays.py",
+            "protocol",
+            "settings",
+            "simulators",
+            "stages/bridged.py",
+        ),
     output:
         directory("build/env/{name}"),
     log:
@@ -24,7 +31,14 @@ rule env_path:
     input:
         "constraints.txt",
         lambda wildcards: RUNS["path_environments"][wildcards.name]["path"],
-        sources("env", "arrays.py", "protocol", "settings", "simulators"),
+        sources(
+            "env",
+            "arrays.py",
+            "protocol",
+            "settings",
+            "simulators",
+            "stages/bridged.py",
+        ),
     output:
         directory("build/env/{name}"),
     log:

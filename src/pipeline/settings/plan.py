@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import StageError
 from pipeline.files import fingerprint, write_whole
 from pipeline.settings.run_file import to_mapping
+from pipeline.settings.sources import PathSource
 from pipeline.settings.yaml_file import dump_yaml
 
 if TYPE_CHECKING:
@@ -53,11 +54,11 @@ def plan(params: Params) -> dict[str, Any]:
         "evaluate": {},
     }
     for name, environment in params.environments.items():
-        entry = {"source": environment.source}
-        if environment.path is None:
-            tables["environments"][name] = entry
-        else:
+        entry: dict[str, Any] = {"source": environment.source}
+        if isinstance(environment, PathSource):
             tables["path_environments"][name] = entry | {"path": environment.path}
+        else:
+            tables["environments"][name] = entry
     for name, demonstration in params.demonstrations.items():
         tables["demonstrations"][name] = {"environment": demonstration.environment}
     for name, experiment in params.experiments.items():

@@ -63,6 +63,10 @@ class Parameters:
         source = self._sources.get(name)
         return default if source is None else source()
 
+    def values(self) -> dict[str, float]:
+        """All parameters that are set, by name: each a number, or a fresh draw of its sampler."""
+        return {name: source() for name, source in self._sources.items()}
+
 
 def _multi_range(rng: np.random.Generator, values: Sequence[float]) -> Callable[[], float]:
     ranges = np.asarray(values, dtype=np.float64).reshape(-1, 2)

@@ -12,12 +12,14 @@ from pipeline import files
 from pipeline.errors import StageError
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import check_plan
-from pipeline.stages import common, process
+from pipeline.settings.reader import to_map
+from pipeline.settings.sources import BridgeSource, PathSource
+from pipeline.stages import bridged, common, process
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.settings.params import EnvironmentParams
+    from pipeline.settings.sources import EnvironmentParams
 
 _PROGRAMS = (".x86_64", ".x86", ".exe", ".app")
 
@@ -40,12 +42,12 @@ def build(name: str, root: Path) -> None:
     check_plan(params, root / "workflow/runs.yaml")
     environment = common.named(params.environments, name, "environments")
     inputs = [Path("constraints.txt")]
-    if environment.path is not None:
-        inputs.append(Path(environment.path))
+    if isinstance(environment, PathSource):
+        inputs.append(Path(str(environment.path)))
     job = common.Job(
         stage="env",
         instance=name,
-        params={"source": environment.source, "name": environment.name, "args": environment.args},
+        params=to_map(environment),
         inputs=tuple(inputs),
         outputs=(Path("build/env") / name,),
     )
@@ -56,14 +58,15 @@ def build(name: str, root: Path) -> None:
 def make(name: str, environment: EnvironmentParams, folder: Path, root: Path) -> None:
     """Put the executable and its description into a new `folder`."""
     simulator = None
-    if environment.source == "builtin":
+    if isinstance(environment, PathSource):
+        program = _copied(root / str(environment.path), folder)
+    elif isinstance(environment, BridgeSource):
+        program = bridged.build(environment, folder / name)
+    else:
         from pipeline.simulators.pack import pack
 
-        simulator = environment.name or name
-        folder.mkdir(parents=True)
+        simulator = getattr(environment, "name", None) or name
         program = pack(simulator, folder / simulator)
-    else:
-        program = _copied(root / str(environment.path), folder)
     files.write_json(
         folder / "environment.json",
         {

@@ -1,0 +1,159 @@
+"""What an environment of others needs to run: installed distributions, and modules beside them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import SettingsError, StageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_LIMIT_S = 300
+_ENVIRONMENT = {"MUJOCO_GL": "disable", "SDL_VIDEODRIVER": "dummy"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needs:
+    """What goes into an executable beside this package."""
+
+    distributions: tuple[str, ...]
+    """Names of installed distributions."""
+    files: Mapping[str, Path]
+    """Single files by their path under the folder of libraries: modules that were imported."""
+
+
+def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
+    """Play the environment in a process of its own and see what it imports.
+
+    Args:
+        name: one of `registry.BRIDGES`.
+        options: the bridge's keywords, JSON values.
+
+    Raises:
+        SettingsError: The environment cannot be made, or cannot be carried.
+        StageError: It fails while it is played, or takes too long.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "modules.json"
+        described = json.dumps({"simulator": name, "options": dict(options)})
+        command = [sys.executable, "-m", f"{__package__}.trace", str(target), described]
+        code, output = run(command, folder)
+        if code == 2:
+            raise SettingsError(output.splitlines()[-1] if output else f"{name}: cannot be made")
+        if code != 0:
+            raise StageError(f"{options.get('id')}: fails while it is played: {_end(output)}")
+        modules = json.loads(target.read_text(encoding="utf-8"))
+    return _needs(file for file in modules.values() if file)
+
+
+def run(command: list[str], folder: str, **extra: str) -> tuple[int, str]:
+    """Run a command in `folder` with this process' module path; gives exit code and output.
+
+    Raises:
+        StageError: It takes too long.
+    """
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": path, **extra}
+    try:
+        done = subprocess.run(  # noqa: S603  # this interpreter, or what was built just now
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise StageError(f"{command[0]}: did not end within {_LIMIT_S} s.") from None
+    return done.returncode, done.stderr.strip()
+
+
+def verify(executable: Path, env_id: str) -> None:
+    """Let a packed environment begin an episode, with nothing but what was packed.
+
+    Raises:
+        StageError: It cannot.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(executable.resolve()), "--describe"]
+        code, output = run(command, folder, PIPELINE_PYTHON=sys.executable)
+    if code != 0:
+        raise StageError(
+            f"{env_id}: the packed executable does not run by itself ({_end(output)}); an import "
+            "that happens only in it, or a file that no package lists, is missing."
+        )
+
+
+def _end(output: str) -> str:
+    return output.splitlines()[-1] if output else "it printed nothing"
+
+
+def _needs(imported: Iterable[str]) -> Needs:
+    """Distributions that own the files, and the files and packages that nobody owns."""
+    owners = importlib.metadata.packages_distributions()
+    contents: dict[str, dict[str, str]] = {}
+    distributions: set[str] = set()
+    files: dict[str, Path] = {}
+    for file in imported:
+        root = _root_of(file)
+        if root is None:
+            continue
+        relative = Path(file).relative_to(root)
+        top = relative.parts[0].partition(".")[0]
+        for name in sorted(set(owners.get(top, ()))):
+            if name not in contents:
+                contents[name] = _content(name)
+            if os.path.realpath(file) in contents[name]:
+                distributions.add(name)
+                files[relative.as_posix()] = Path(file)
+                break
+        else:
+            files.update(_loose(root, relative))
+    return Needs(distributions=tuple(sorted(distributions)), files=files)
+
+
+def _root_of(file: str) -> Path | None:
+    """The folder of the module path that a module was found in; None for the standard library."""
+    libraries = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+    standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
+    best = max(
+        (entry for entry in sys.path if entry and file.startswith(entry + os.sep)),
+        key=len,
+        default=None,
+    )
+    own = str(Path(__file__).resolve().parents[3])
+    if best is None or best == own:
+        return None
+    inside = any(best == entry or best.startswith(entry + os.sep) for entry in standard)
+    if inside and not any(best.startswith(entry) for entry in libraries):
+        return None
+    return Path(best)
+
+
+def _content(name: str) -> dict[str, str]:
+    distribution = importlib.metadata.distribution(name)
+    return {os.path.realpath(str(file.locate())): name for file in distribution.files or ()}
+
+
+def _loose(root: Path, relative: Path) -> dict[str, Path]:
+    """A module that belongs to no distribution: its file, or the whole folder of its package."""
+    if len(relative.parts) == 1:
+        return {relative.as_posix(): root / relative}
+    folder = root / relative.parts[0]
+    return {
+        file.relative_to(root).as_posix(): file
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and "__pycache__" not in file.parts and file.suffix != ".pyc"
+    }
