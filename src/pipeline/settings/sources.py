@@ -140,10 +140,12 @@ class PettingzooSource(BridgeSource):
 def _check_finite(value: Any, key: str) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise ContradictionError(key, f"must be finite, got {value!r}")
-    items = value.items() if isinstance(value, dict) else enumerate(value or ())
-    if isinstance(value, dict | list):
-        for name, item in items:
+    if isinstance(value, dict):
+        for name, item in value.items():
             _check_finite(item, f"{key}.{name}")
+    elif isinstance(value, list):
+        for item in value:
+            _check_finite(item, key)
 
 
 SOURCES: dict[str, type[EnvironmentParams]] = {

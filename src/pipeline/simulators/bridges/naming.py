@@ -8,15 +8,17 @@ import os
 import pkgutil
 import re
 from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 APIS = ("auto", "parallel", "aec")
 """Which of PettingZoo's two interfaces to use; auto: parallel where the environment has it."""
+_MISSING = ("DependencyNotInstalled", "FailedToImport")
 _FAMILIES = (
     *("pettingzoo.atari", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.sisl"),
     "mpe2",
@@ -48,7 +50,7 @@ def check(source: str, env_id: str) -> None:
     if source == "gymnasium":
         registered(env_id)
     else:
-        module_name(env_id)
+        full_name(env_id)
 
 
 def registered(env_id: str) -> str:
@@ -72,24 +74,33 @@ def registered(env_id: str) -> str:
     return name
 
 
-def module_name(env_id: str) -> str:
-    """The module that `env_id` means: its path, with or without `pettingzoo.`, or `family/name-v1`.
+def full_name(env_id: str) -> str:
+    """The environment that `env_id` means, as the path of a module or as `module:family/name-v1`.
+
+    The path may lack `pettingzoo.`, or be written as PettingZoo registers it, `family/name-v1`.
 
     Raises:
         SettingsError: There is none.
     """
-    wanted = re.sub(r"-v(?=\d+\Z)", "_v", env_id).replace("/", ".")
-    wanted = _MOVED.sub("mpe2.", wanted)
-    for name in (wanted, f"pettingzoo.{wanted}"):
-        if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", name) and _exists(name):
-            return name
+    module, _, key = env_id.rpartition(":")
+    if module:
+        _import(module, env_id)
+        if _makers(key):
+            return env_id
+    wanted = _MOVED.sub("mpe2.", re.sub(r"-v(?=\d+\Z)", "_v", env_id).replace("/", "."))
+    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", wanted):
+        inside = "pettingzoo." + wanted.removeprefix("pettingzoo.")
+        for name in (wanted, inside):
+            if _exists(name) or (name == inside and _makers(name)):
+                return name
     raise SettingsError(
         f"PettingZoo has no environment '{env_id}'{_near(wanted, pettingzoo_ids())} An id is the "
-        "path of a module with env or parallel_env, such as 'pettingzoo.classic.tictactoe_v3'."
+        "path of a module with env or parallel_env, such as 'pettingzoo.classic.tictactoe_v3', or "
+        "'module:id' for one that the module registers."
     )
 
 
-def creator(env_id: str, api: str) -> tuple[Any, str]:
+def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
     """What makes the PettingZoo environment, and the interface of what it makes.
 
     Raises:
@@ -98,29 +109,62 @@ def creator(env_id: str, api: str) -> tuple[Any, str]:
     quiet()
     if api not in APIS:
         raise SettingsError(f"{env_id}: api is '{api}'; choose one of {', '.join(APIS)}.")
-    module = _import(module_name(env_id), env_id)
-    names = {"parallel": "parallel_env", "aec": "env"}
-    for kind in names if api == "auto" else (api,):
-        if callable(getattr(module, names[kind], None)):
-            return getattr(module, names[kind]), kind
-    missing = " or ".join(names.values()) if api == "auto" else names[api]
-    raise SettingsError(f"{env_id}: the module {module.__name__} has no {missing}; choose another.")
+    name = full_name(env_id)
+    makers = _makers(name.rpartition(":")[2]) or _makers_in(_import(name, env_id))
+    for kind in ("parallel", "aec") if api == "auto" else (api,):
+        if kind in makers:
+            return makers[kind], kind
+    raise SettingsError(
+        f"{env_id}: it has {' and '.join(makers) or 'neither env nor parallel_env'}, but api is "
+        f"{api}; choose another."
+    )
+
+
+def registry_errors() -> tuple[type[Exception], ...]:
+    """What PettingZoo raises when a registered environment cannot be imported."""
+    if not _exists("pettingzoo.env_registry.exceptions"):  # before PettingZoo 1.27
+        return ()
+    module = importlib.import_module("pettingzoo.env_registry.exceptions")
+    return (module.PettingZooRegistryError,)
+
+
+def _makers(name: str) -> dict[str, Callable[..., Any]]:
+    """What makes a registered environment, by interface; empty where PettingZoo knows none."""
+    quiet()
+    import pettingzoo
+
+    family, _, rest = name.removeprefix("pettingzoo.").rpartition(".")
+    key = f"{family}/{re.sub(r'_v(?=[0-9]+$)', '-v', rest)}" if family else name
+    found: dict[str, Callable[..., Any]] = {}
+    for kind in ("parallel", "aec"):
+        if key in getattr(pettingzoo, f"{kind}_registry", ()):  # PettingZoo 1.27 and later
+            found[kind] = partial(pettingzoo.make, kind, key)
+    return found
+
+
+def _makers_in(module: Any) -> dict[str, Callable[..., Any]]:
+    named = {"parallel": "parallel_env", "aec": "env"}
+    found = {kind: getattr(module, attribute, None) for kind, attribute in named.items()}
+    return {kind: make for kind, make in found.items() if callable(make)}
 
 
 def pettingzoo_ids() -> list[str]:
-    """Modules of the environments of PettingZoo and of MPE2, as far as these are installed."""
-    found: list[str] = []
+    """Environments of PettingZoo and of MPE2, as far as these are installed."""
+    import pettingzoo
+
+    keys = {*getattr(pettingzoo, "aec_registry", ()), *getattr(pettingzoo, "parallel_registry", ())}
+    found = {"pettingzoo." + re.sub(r"-v(?=\d+\Z)", "_v", key).replace("/", ".") for key in keys}
     for package in _FAMILIES:
         spec = importlib.util.find_spec(package) if _exists(package) else None
         inside = pkgutil.iter_modules(spec.submodule_search_locations if spec else [])
-        found += [f"{package}.{item.name}" for item in inside if re.search(r"_v\d+\Z", item.name)]
-    return found
+        found |= {f"{package}.{item.name}" for item in inside if re.search(r"_v\d+\Z", item.name)}
+    return sorted(found)
 
 
 def unfit(env_id: str, error: Exception) -> SettingsError:
     """The error for an environment that could not be made."""
     reason = " ".join(str(error).split())
-    if isinstance(error, ImportError) or type(error).__name__ == "DependencyNotInstalled":
+    if isinstance(error, ImportError) or type(error).__name__ in _MISSING:
         return SettingsError(
             f"{env_id}: something that it needs is not installed ({reason}); install it, and add "
             "it to constraints.txt."

@@ -175,10 +175,13 @@ class _CopySink:
 def _made(create: Any, env_id: str, kwargs: Mapping[str, Any]) -> Any:
     if "render_mode" in kwargs:
         raise SettingsError(f"{env_id}: render_mode cannot be set; an executable draws nothing.")
+    expected: tuple[type[Exception], ...] = naming.registry_errors()
+    expected += (ImportError, TypeError, ValueError, AssertionError, OSError)
     try:
         env = create(**kwargs)
-    except (ImportError, TypeError, ValueError, AssertionError, OSError) as error:
-        raise naming.unfit(env_id, error) from error
+    except expected as error:
+        cause = error.__cause__
+        raise naming.unfit(env_id, cause if isinstance(cause, Exception) else error) from error
     if not getattr(env, "possible_agents", None):
         raise SettingsError(
             f"{env_id}: it has no possible_agents, so its behaviors cannot be known before it "
