@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import SettingsError, StageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 _LIMIT_S = 300
+_OWN = Path(__file__).resolve().parents[2]
 _ENVIRONMENT = {"MUJOCO_GL": "disable", "SDL_VIDEODRIVER": "dummy"}
 
 
@@ -53,7 +54,7 @@ def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
         if code != 0:
             raise StageError(f"{options.get('id')}: fails while it is played: {_end(output)}")
         modules = json.loads(target.read_text(encoding="utf-8"))
-    return _needs(file for file in modules.values() if file)
+    return needs_from(modules)
 
 
 def run(command: list[str], folder: str, **extra: str) -> tuple[int, str]:
@@ -100,19 +101,22 @@ def _end(output: str) -> str:
     return output.splitlines()[-1] if output else "it printed nothing"
 
 
-def _needs(imported: Iterable[str]) -> Needs:
-    """Distributions that own the files, and the files and packages that nobody owns."""
+def needs_from(imported: Mapping[str, str]) -> Needs:
+    """Distributions that own modules, and the files and packages that nobody owns.
+
+    Args:
+        imported: file of each module by its name; empty for those without one.
+    """
     owners = importlib.metadata.packages_distributions()
-    contents: dict[str, dict[str, str]] = {}
+    contents: dict[str, set[str]] = {}
     distributions: set[str] = set()
     files: dict[str, Path] = {}
-    for file in imported:
-        root = _root_of(file)
+    for module, file in imported.items():
+        root = _root_of(module, file)
         if root is None:
             continue
         relative = Path(file).relative_to(root)
-        top = relative.parts[0].partition(".")[0]
-        for name in sorted(set(owners.get(top, ()))):
+        for name in sorted(set(owners.get(module.partition(".")[0], ()))):
             if name not in contents:
                 contents[name] = _content(name)
             if os.path.realpath(file) in contents[name]:
@@ -124,27 +128,28 @@ def _needs(imported: Iterable[str]) -> Needs:
     return Needs(distributions=tuple(sorted(distributions)), files=files)
 
 
-def _root_of(file: str) -> Path | None:
-    """The folder of the module path that a module was found in; None for the standard library."""
-    libraries = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
-    standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
-    best = max(
-        (entry for entry in sys.path if entry and file.startswith(entry + os.sep)),
-        key=len,
-        default=None,
-    )
-    own = str(Path(__file__).resolve().parents[3])
-    if best is None or best == own:
+def _root_of(module: str, file: str) -> Path | None:
+    """The folder in which a module's top package lies; None for what need not be packed.
+
+    That is the standard library, this package, and modules that go by another name than their file.
+    """
+    path = Path(file)
+    depth = module.count(".") + (path.stem == "__init__")
+    if not file or len(path.parents) <= depth or _OWN in path.parents:
         return None
-    inside = any(best == entry or best.startswith(entry + os.sep) for entry in standard)
-    if inside and not any(best.startswith(entry) for entry in libraries):
+    root = path.parents[depth]
+    if path.relative_to(root).parts[0].partition(".")[0] != module.partition(".")[0]:
         return None
-    return Path(best)
+    libraries = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
+    standard = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    if root in libraries or not standard.intersection((root, *root.parents)):
+        return root
+    return None
 
 
-def _content(name: str) -> dict[str, str]:
+def _content(name: str) -> set[str]:
     distribution = importlib.metadata.distribution(name)
-    return {os.path.realpath(str(file.locate())): name for file in distribution.files or ()}
+    return {os.path.realpath(str(file.locate())) for file in distribution.files or ()}
 
 
 def _loose(root: Path, relative: Path) -> dict[str, Path]:
@@ -155,5 +160,9 @@ def _loose(root: Path, relative: Path) -> dict[str, Path]:
     return {
         file.relative_to(root).as_posix(): file
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and "__pycache__" not in file.parts and file.suffix != ".pyc"
+        if file.is_file() and not _is_hidden(file.relative_to(folder)) and file.suffix != ".pyc"
     }
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
