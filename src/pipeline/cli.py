@@ -30,6 +30,7 @@ the whole pipeline
 one thing at a time
   pipeline env build balance_ball -o build/balance_ball
   pipeline env fetch URL --sha256 DIGEST
+  pipeline env build gymnasium:CartPole-v1 -o build/cartpole --copies 8
   pipeline learn config/ppo/3DBall.yaml --env build/balance_ball --run-id first
   pipeline evaluate results/export/balance_ball_ppo/seed1/3DBall.onnx --env build/balance_ball
   pipeline config check old/trainer_config.yaml
@@ -126,8 +127,10 @@ def _plan(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) 
     def work(arguments: argparse.Namespace) -> str:
         from pipeline.settings.params import load_params
         from pipeline.settings.plan import RUNS_FILE, check_plan, write_plan
+        from pipeline.stages.bridged import check_ids
 
         params = load_params(Path("params.yaml"))
+        check_ids(params)
         if arguments.check:
             check_plan(params)
             return f"{RUNS_FILE} is up to date."
@@ -156,10 +159,15 @@ def _sync(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) 
 
 def _env(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
     def build(arguments: argparse.Namespace) -> str:
-        from pipeline.simulators.pack import pack
+        from pipeline.commands.env import build
 
-        target = pack(arguments.name, arguments.output)
-        return f"Wrote {target}. Train in it: pipeline learn CONFIG --env {target}"
+        return build(
+            arguments.name,
+            arguments.output,
+            copies=arguments.copies,
+            kwargs=arguments.arg,
+            options=arguments.option,
+        )
 
     def names(arguments: argparse.Namespace) -> str:
         from pipeline.commands.env import list_environments
@@ -169,9 +177,16 @@ def _env(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -
     inner = _command(commands, debug, "env", "build, list and fetch environments").add_subparsers(
         metavar="COMMAND", required=True
     )
-    made = _command(inner, debug, "build", "pack a built-in simulator into an executable", build)
-    made.add_argument("name", help="one that `pipeline env list` shows")
+    made = _command(inner, debug, "build", "pack an environment into an executable", build)
+    text = "one that `pipeline env list` shows, gymnasium:ID or pettingzoo:ID"
+    made.add_argument("name", help=text)
     made.add_argument("-o", "--output", required=True, type=Path, help="the executable to write")
+    made.add_argument("--copies", type=int, default=None, help="environments in one process")
+    for flag, text in (
+        ("--arg", "keyword argument of the environment; may be repeated"),
+        ("--option", "option of the bridge, such as teams=index; may be repeated"),
+    ):
+        made.add_argument(flag, action="append", default=[], metavar="KEY=VALUE", help=text)
     made = _command(inner, debug, "list", "list the environments that are known by name", names)
     _manifest(made)
     _env_fetch(inner, debug)

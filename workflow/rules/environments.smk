@@ -13,6 +13,7 @@ MAKING = (
     "protocol",
     "settings",
     "simulators",
+    "stages/bridged.py",
     "stages/external.py",
 )
 

@@ -1,17 +1,67 @@
-"""`pipeline env list` and `pipeline env fetch`: environments by name or URL."""
+"""`pipeline env`: executables of built-in and other environments, by name, id or URL."""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import FetchError, SettingsError
+from pipeline.settings.nodes import from_plain, to_plain
+from pipeline.settings.source import EnvironmentParams
+from pipeline.settings.sources import BridgeSource
+from pipeline.settings.yaml_file import parse_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from pipeline.envs.archives import Limits
     from pipeline.envs.registry import RemoteRegistryEntry, UnityEnvRegistry
+
+
+def build(
+    name: str,
+    target: Path,
+    *,
+    copies: int | None = None,
+    kwargs: Sequence[str] = (),
+    options: Sequence[str] = (),
+) -> str:
+    """Pack an environment into the executable `target`; gives what to tell the user.
+
+    Args:
+        name: a built-in simulator, or `gymnasium:ID` or `pettingzoo:ID`.
+        target: the file to write.
+        copies: environments in one process; of a built-in simulator its agents.
+        kwargs: `key=value`, for the environment; values are read as YAML.
+        options: `key=value`, for the bridge.
+
+    Raises:
+        SettingsError: There is no such environment, or an option is not one of it.
+        StageError: It cannot be packed.
+    """
+    from pipeline.simulators import pack, registry
+
+    source, _, env_id = name.partition(":")
+    if source in registry.BRIDGES:
+        given = _pairs("--option", options) | {"source": source, "id": env_id}
+        if copies is not None:
+            given["copies"] = copies
+        if kwargs:
+            given["kwargs"] = _pairs("--arg", kwargs)
+        read = EnvironmentParams.from_node(from_plain(given, "command line"), "")
+        wanted = read.options() if isinstance(read, BridgeSource) else {}
+        pack.pack(source, target, **wanted)
+    else:
+        if kwargs or options:
+            raise SettingsError(
+                f"{name}: --arg and --option belong to gymnasium:ID and pettingzoo:ID; "
+                "leave them out."
+            )
+        if copies is not None and copies < 1:
+            raise SettingsError(f"--copies: must be at least 1, got {copies}.")
+        pack.pack(name, target, **({} if copies is None else {"n_agents": copies}))
+    return f"Wrote {target}. Train in it: pipeline learn CONFIG --env {target}"
 
 
 def list_environments(manifests: Sequence[str]) -> str:
@@ -23,6 +73,7 @@ def list_environments(manifests: Sequence[str]) -> str:
     from pipeline.simulators import registry
 
     rows = [(name, registry.entry(name).summary) for name in registry.NAMES]
+    rows += [(f"{name}:ID", registry.entry(name).summary) for name in registry.BRIDGES]
     rows += [(name, _summary(entry)) for name, entry in _registry(manifests).items()]
     width = max(16, *(len(name) for name, _ in rows))
     return "\n".join(f"{name:{width}} {summary}" for name, summary in rows)
@@ -105,3 +156,13 @@ def _summary(entry: RemoteRegistryEntry) -> str:
     lines = entry.description.strip().splitlines()
     systems = ", ".join(entry.urls) or "no platform"
     return f"{lines[0] if lines else 'no description'} ({systems})"
+
+
+def _pairs(flag: str, texts: Sequence[str]) -> dict[str, Any]:
+    found = {}
+    for text in texts:
+        key, given, value = text.partition("=")
+        if not given or not key:
+            raise SettingsError(f"{flag} {text}: needs the form KEY=VALUE, such as gravity=9.8.")
+        found[key] = to_plain(parse_yaml(f"v: {value}", source=f"{flag} {key}"))["v"]
+    return found

@@ -14,6 +14,7 @@ from pipeline.envs.launch import find_executable
 from pipeline.errors import Interrupted
 from pipeline.settings import dump_yaml, load_run_settings, to_mapping
 from pipeline.stages import process
+from pipeline.stages.export import publish
 from pipeline.tracking.console import ConsoleSink, hyperparameters_text
 from pipeline.tracking.csvfile import CsvSink
 from pipeline.tracking.tensorboard import TensorBoardSink
@@ -158,7 +159,7 @@ def _train(
             log_folder=run_dir / LOGS,
             on_start=on_start,
             inference=checkpoint.inference,
-            export=True,
+            exporter=publish,
             starting_lesson=plan.starting_lesson or 0,
         )
     except Interrupted as error:

@@ -97,6 +97,10 @@ class Parameters:
         self._readings.append((name, value))
         return value
 
+    def values(self) -> dict[str, float]:
+        """All parameters that are set, by name, each read now."""
+        return {name: self.read(name, 0.0) for name in list(self._sources)}
+
     def take_readings(self) -> list[tuple[str, float]]:
         """Name and value of what was read of set parameters since the last call, in order."""
         readings = list(self._readings)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from pipeline.settings.nodes import Node, fail, join
-from pipeline.settings.reader import ContradictionError, choice, entries_of, read, read_dataclass
+from pipeline.settings.nodes import Node, join
+from pipeline.settings.reader import ContradictionError, choice, read
 from pipeline.settings.schema.kinds import Positive  # noqa: TC001  # a type hint read at run time
+from pipeline.settings.source import EnvironmentParams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
 Platform = Literal["linux", "darwin", "windows"]
@@ -68,15 +68,13 @@ _NOT_GIVEN = PerPlatform({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PathSource:
+class PathSource(EnvironmentParams):
     """A build that is already there."""
 
     source: Literal["path"] = "path"
     """The kind."""
     path: str = ""
     """The program, its folder, or its name without suffix; relative to params.yaml."""
-    args: tuple[str, ...] = ()
-    """Arguments for the executable."""
 
     def __post_init__(self) -> None:
         """Refuse a source without its key."""
@@ -92,7 +90,7 @@ class PathSource:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FetchSource:
+class FetchSource(EnvironmentParams):
     """An archive behind a URL, known by its digest."""
 
     source: Literal["fetch"] = "fetch"
@@ -109,8 +107,6 @@ class FetchSource:
     """Refuse an archive that unpacks to more, in 10^9 bytes."""
     max_ratio: Positive = 100
     """Refuse an archive that unpacks to more than this many times its size."""
-    args: tuple[str, ...] = ()
-    """Arguments for the executable."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be fetched, or could not be checked."""
@@ -156,7 +152,7 @@ class FetchSource:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UnitySource:
+class UnitySource(EnvironmentParams):
     """A Unity project that the Unity Editor builds in batch mode."""
 
     source: Literal["unity"] = "unity"
@@ -171,8 +167,6 @@ class UnitySource:
     """More arguments for the Editor, for example `-buildTarget`."""
     timeout_s: Positive = 3600
     """Seconds that the build may take."""
-    args: tuple[str, ...] = ()
-    """Arguments for the executable."""
 
     def __post_init__(self) -> None:
         """Refuse a source without its key, and what is no method."""
@@ -190,53 +184,6 @@ class UnitySource:
 
 ExternalSource = PathSource | FetchSource | UnitySource
 """An environment from outside."""
-
-_KINDS: dict[str, Any] = {"path": PathSource, "fetch": FetchSource, "unity": UnitySource}
-SOURCES = (*_KINDS, "editor")
-"""Names of the sources here."""
-
-
-def read_external(node: Node, path: str, *, known: Iterable[str]) -> ExternalSource | None:
-    """The environment that `node` describes; None when its source is not one of these.
-
-    Args:
-        node: the map under the environment's name.
-        path: key path of the map.
-        known: all sources, those that are not here too.
-
-    Raises:
-        SettingsError: The source is unknown, a key belongs to another one, or a value is not
-            allowed.
-    """
-    entries = entries_of(node, path)
-    if "source" not in entries:
-        return None
-    source = choice(entries["source"], join(path, "source"), known)
-    if source == "editor":
-        raise fail(
-            entries["source"],
-            join(path, "source"),
-            "'editor' waits until someone presses Play, so nothing that came of it could be made "
-            "again; train with `pipeline learn` without --env, or let the source 'unity' build it",
-        )
-    kind = _KINDS.get(source)
-    own = {field.name for field in fields(kind)} if kind else {"source", "args"}
-    owners = {
-        field.name: name
-        for name, other in _KINDS.items()
-        for field in fields(other)
-        if field.name not in {"source", "args"}
-    }
-    for key, entry in entries.items():
-        owner = "builtin" if kind and key == "name" else owners.get(key)
-        if owner and key not in own:
-            raise fail(
-                entry,
-                join(path, key),
-                f"belongs to the source {owner!r}, but the source is {source!r}",
-            )
-    read_as: ExternalSource | None = read_dataclass(kind, node, path) if kind else None
-    return read_as
 
 
 def _need(key: str, source: str, value: object, what: str) -> None:

@@ -3,9 +3,8 @@
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from pipeline.settings import external_sources
 from pipeline.settings.nodes import Node, fail, find, join
 from pipeline.settings.reader import (
     ContradictionError,
@@ -18,6 +17,7 @@ from pipeline.settings.reader import (
 from pipeline.settings.run_file import load_run_settings, to_mapping
 from pipeline.settings.schema.kinds import Count, CountOrZero, Positive
 from pipeline.settings.schema.run import RunSettings
+from pipeline.settings.source import EnvironmentParams
 from pipeline.settings.yaml_file import read_yaml
 
 STAGES = ("pretrain", "train", "export", "evaluate")
@@ -27,7 +27,6 @@ _NEEDS = {"export": "train", "evaluate": "export"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 
 Stage = Literal["pretrain", "train", "export", "evaluate"]
-Source = Literal["builtin", "path", "fetch", "unity", "editor"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,35 +37,6 @@ class RuntimeParams:
     """Threads of each process; a part of the result, since sums round differently."""
     device: str = "cpu"
     """`cpu`, `cuda`, `cuda:0`, ..."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EnvironmentParams:
-    """`environments.<name>`: where an environment comes from."""
-
-    source: Source
-    """`builtin`: one of our simulators; the others: see `external_sources`."""
-    name: str | None = None
-    """For `builtin`, the simulator; null for the one called as the environment is here."""
-    args: tuple[str, ...] = ()
-    """Arguments for the executable."""
-    external: external_sources.ExternalSource | None = field(
-        default=None, metadata={"internal": True}
-    )
-    """What an environment from outside needs besides, under keys of its own."""
-
-    @classmethod
-    def from_node(cls, node: Node, path: str) -> "EnvironmentParams":
-        """Read the keys of this source.
-
-        Raises:
-            SettingsError: A key belongs to another source, or a value is not allowed.
-        """
-        external = external_sources.read_external(node, path, known=get_args(Source))
-        if external is None:
-            built_in: EnvironmentParams = read_dataclass(cls, node, path)
-            return built_in
-        return cls(source=external.source, args=external.args, external=external)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

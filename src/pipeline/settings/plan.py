@@ -56,13 +56,13 @@ def plan(params: Params) -> dict[str, Any]:
         "evaluate": {},
     }
     for name, environment in params.environments.items():
-        entry = {"source": environment.source}
-        if isinstance(environment.external, PathSource):
-            path = environment.external.found(params.path.parent)
+        entry: dict[str, Any] = {"source": environment.source}
+        if isinstance(environment, PathSource):
+            path = environment.found(params.path.parent)
             tables["path_environments"][name] = entry | {"path": path}
-        elif isinstance(environment.external, UnitySource):
+        elif isinstance(environment, UnitySource):
             keys = ("assets", "packages", "settings")
-            watched = dict(zip(keys, environment.external.watched, strict=True))
+            watched = dict(zip(keys, environment.watched, strict=True))
             tables["unity_environments"][name] = entry | watched
         else:
             tables["environments"][name] = entry

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import files
+from pipeline.settings.external_sources import ExternalSource
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import check_plan
 from pipeline.settings.reader import to_map
-from pipeline.stages import common, external, process
+from pipeline.settings.sources import BridgeSource
+from pipeline.stages import bridged, common, external, process
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.settings.params import EnvironmentParams
+    from pipeline.settings.source import EnvironmentParams
 
 
 def main(argv: Sequence[str]) -> int:
@@ -35,16 +37,11 @@ def build(name: str, root: Path) -> None:
     params = load_params(root / "params.yaml")
     check_plan(params, root / "workflow/runs.yaml")
     environment = common.named(params.environments, name, "environments")
-    inputs = [Path("constraints.txt"), *external.inputs(environment.external, root)]
+    inputs = [Path("constraints.txt"), *external.inputs(environment, root)]
     job = common.Job(
         stage="env",
         instance=name,
-        params={
-            "source": environment.source,
-            "name": environment.name,
-            "args": environment.args,
-            "external": to_map(environment.external),
-        },
+        params=to_map(environment),
         inputs=tuple(inputs),
         outputs=(Path("build/env") / name,),
     )
@@ -55,13 +52,14 @@ def build(name: str, root: Path) -> None:
 def make(name: str, environment: EnvironmentParams, folder: Path, root: Path, work: Path) -> None:
     """Put the executable and its description into a new `folder`; keep logs in `work`."""
     simulator, archive = None, None
-    if environment.external is not None:
-        program, archive = external.put(name, environment.external, folder, root, work)
+    if isinstance(environment, ExternalSource):
+        program, archive = external.put(name, environment, folder, root, work)
+    elif isinstance(environment, BridgeSource):
+        program = bridged.build(environment, folder / name)
     else:
         from pipeline.simulators.pack import pack
 
-        simulator = environment.name or name
-        folder.mkdir(parents=True)
+        simulator = getattr(environment, "name", None) or name
         program = pack(simulator, folder / simulator)
     files.write_json(
         folder / "environment.json",

@@ -12,11 +12,12 @@ from pipeline.settings.external_sources import FetchSource, PathSource, UnitySou
 
 if TYPE_CHECKING:
     from pipeline.settings.external_sources import ExternalSource
+    from pipeline.settings.source import EnvironmentParams
 
 _PLAYER = "player"
 
 
-def inputs(source: ExternalSource | None, root: Path) -> list[Path]:
+def inputs(source: EnvironmentParams, root: Path) -> list[Path]:
     """Files and folders that the environment is made from; an archive is known by its digest.
 
     Raises:

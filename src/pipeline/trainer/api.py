@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipeline.envs.base import BaseEnv
     from pipeline.tracking.base import Sink
     from pipeline.trainer.result import TrainResult
+    from pipeline.trainer.saving import Exporter
 
 
 def train(
@@ -39,7 +40,7 @@ def train(
     init_from: Mapping[str, Path] | None = None,
     resume: bool = False,
     inference: bool = False,
-    export: bool = False,
+    exporter: Exporter | None = None,
     device: str | None = "cpu",
     torch_threads: int = 1,
     sinks: Sequence[Sink] = (),
@@ -65,8 +66,8 @@ def train(
             settings name (`initialize_from`, `init_path`).
         resume: continue from the checkpoints in `run_dir`, where there are any.
         inference: act until a signal comes, and count, but neither learn nor save.
-        export: give each numbered checkpoint its ONNX beside it, and the run its list of both in
-            `run_logs/training_status.json`.
+        exporter: gives each numbered checkpoint its ONNX beside it, and the run its list of both in
+            `run_logs/training_status.json`: `pipeline.stages.export.publish`, or None.
         device: `cpu`, `cuda`, `cuda:0`, ...; None for cuda where there is one.
         torch_threads: threads of torch while training; small networks are slower with more, and
             another number gives other roundings.
@@ -111,7 +112,7 @@ def train(
                 init_from=init_from,
                 resume=resume,
                 inference=inference,
-                export=export,
+                exporter=exporter,
                 resume_interval_s=resume_interval_s,
                 on_start=on_start,
                 starting_lesson=starting_lesson,

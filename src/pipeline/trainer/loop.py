@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pipeline.settings.schema import RunSettings
     from pipeline.tracking.base import Tracker
     from pipeline.trainer.learner import Decided
+    from pipeline.trainer.saving import Exporter
     from pipeline.trainer.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class TrainingLoop:
         init_from: weights to begin with, by behavior; a checkpoint file each.
         resume: continue from the checkpoints in `run_dir`.
         inference: act and count, but neither learn nor save.
-        export: give each numbered checkpoint its ONNX, and list both.
+        exporter: writes the ONNX of a checkpoint; see `Keeper`.
         resume_interval_s: how often the resume file is refreshed at most.
         on_start: called once, when there is something to train and all of it can be trained.
         starting_lesson: where the curriculum of every environment parameter begins.
@@ -86,7 +87,7 @@ class TrainingLoop:
         init_from: Mapping[str, Path] | None = None,
         resume: bool = False,
         inference: bool = False,
-        export: bool = False,
+        exporter: Exporter | None = None,
         resume_interval_s: float = RESUME_INTERVAL_S,
         on_start: Callable[[], None] | None = None,
         starting_lesson: int = 0,
@@ -103,7 +104,7 @@ class TrainingLoop:
         self.init_from = init_from or {}
         self.inference = inference
         self.resume_interval_s = resume_interval_s
-        self.keeper = Keeper(run_dir, settings, export=export and not inference)
+        self.keeper = Keeper(run_dir, settings, exporter=None if inference else exporter)
         self._saved = self.keeper.saved() if resume else {}
         self._exact = False
         self._due: set[str] = set()
@@ -324,7 +325,7 @@ class TrainingLoop:
     def _save_stopped(self) -> None:
         """Save a run that was told to stop, and export what it has learned."""
         self._save_moment()
-        if self.keeper.export:
+        if self.keeper.exporter is not None:
             self._export(list(self.learners.values()))
 
     def _save_learned(self) -> None:
@@ -333,7 +334,7 @@ class TrainingLoop:
         if self.inference or not learned:
             return
         self.keeper.refresh(learned, self._shared_state(), workers=None)
-        if self.keeper.export:
+        if self.keeper.exporter is not None:
             self._export(learned)
 
     def _export(self, learners: list[Learner]) -> None:

@@ -183,8 +183,8 @@ def test_timers_are_written_when_the_environment_dies(learn, fake, tmp_path):
 def test_inference_and_lesson_reach_the_trainer(learn, fake, monkeypatch, capsys):
     from pipeline import trainer
 
-    def train(*arguments, inference, starting_lesson, export, **more):
-        raise KeyboardInterrupt(f"{inference} {starting_lesson} {export}")
+    def train(*arguments, inference, starting_lesson, exporter, **more):
+        raise KeyboardInterrupt(f"{inference} {starting_lesson} {exporter is not None}")
 
     monkeypatch.setattr(trainer, "train", train)
     assert learn("--env", fake(), "--lesson", "3", "--inference") == 130

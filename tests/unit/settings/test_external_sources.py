@@ -30,16 +30,16 @@ def test_one_archive_for_all_platforms_is_read(tmp_path):
     )
     assert game.source == "fetch"
     assert game.args == ("--a",)
-    assert isinstance(game.external, FetchSource)
+    assert isinstance(game, FetchSource)
     for platform in ("linux", "darwin", "windows"):
-        assert game.external.archive(platform) == ("https://x/g.zip", DIGEST)
+        assert game.archive(platform) == ("https://x/g.zip", DIGEST)
 
 
 @pytest.mark.parametrize("number", ["1" * 64, "12e" + "3" * 61, "0" * 64])
 def test_a_digest_that_looks_like_a_number_is_text(tmp_path, number):
     game = environment(tmp_path, lines(source="fetch", url="https://x/g.zip", sha256=number))
-    assert isinstance(game.external, FetchSource)
-    assert game.external.archive("linux") == ("https://x/g.zip", number)
+    assert isinstance(game, FetchSource)
+    assert game.archive("linux") == ("https://x/g.zip", number)
 
 
 def test_an_archive_for_one_platform_is_for_no_other(tmp_path):
@@ -47,10 +47,10 @@ def test_an_archive_for_one_platform_is_for_no_other(tmp_path):
         tmp_path,
         lines(source="fetch", url="https://x/g.zip", sha256=DIGEST, platform="linux"),
     )
-    assert isinstance(game.external, FetchSource)
-    assert game.external.archive("linux")
-    assert game.external.archive("darwin") is None
-    assert game.external.platforms() == ("linux",)
+    assert isinstance(game, FetchSource)
+    assert game.archive("linux")
+    assert game.archive("darwin") is None
+    assert game.platforms() == ("linux",)
 
 
 def test_archives_for_several_platforms_are_read(tmp_path):
@@ -63,9 +63,9 @@ def test_archives_for_several_platforms_are_read(tmp_path):
             executable="game/Game.x86_64",
         ),
     )
-    assert isinstance(game.external, FetchSource)
-    assert game.external.archive("windows") == ("https://x/w.zip", "cd" * 32)
-    assert game.external.archive("darwin") is None
+    assert isinstance(game, FetchSource)
+    assert game.archive("windows") == ("https://x/w.zip", "cd" * 32)
+    assert game.archive("darwin") is None
 
 
 FETCH = {"source": "fetch", "url": "https://x/g.zip", "sha256": DIGEST}
@@ -171,4 +171,4 @@ def test_the_plan_says_what_a_build_depends_on(tmp_path):
             "settings": "../My Game/ProjectSettings",
         }
     }
-    assert isinstance(load_params(file).environments["project"].external, UnitySource)
+    assert isinstance(load_params(file).environments["project"], UnitySource)
