@@ -19,10 +19,10 @@ from pipeline.protocol.demo import DemoWriter
 from pipeline.settings import load_run_settings
 from pipeline.simulators import registry
 from pipeline.simulators.pack import pack
-from pipeline.stages.export import publish
 from pipeline.tracking.csvfile import CsvSink
 from pipeline.trainer import pretrain
-from pipeline.trainer.loop import outcome
+from pipeline.trainer.exporting import publish
+from pipeline.trainer.result import outcome
 
 WAIT_S = 300
 
@@ -150,9 +150,9 @@ RUN = """
 import json, sys
 from pathlib import Path
 import pipeline, torch
-from pipeline.stages.export import publish
+from pipeline.trainer.exporting import publish
 from pipeline.tracking.csvfile import CsvSink
-from pipeline.trainer.loop import outcome
+from pipeline.trainer.result import outcome
 
 torch.set_num_threads(1)
 executable, folder, configuration, seed = sys.argv[1:]

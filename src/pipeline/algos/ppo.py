@@ -27,6 +27,7 @@ from pipeline.data.rollout import Field
 from pipeline.errors import SettingsError, TrainingError
 from pipeline.nets.actor_critic import Critic
 from pipeline.nets.optimizer import FlatAdam
+from pipeline.nets.weights import load_matching
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -337,18 +338,28 @@ class PPO:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what `state_dict` gave."""
-        self.load_weights(state)
+        self.policy.load_state_dict(state["policy"])
+        self.critic.load_state_dict(state["critic"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.action_stream.set_state(state["action_stream"])
         self.minibatch_stream.bit_generator.state = state["minibatch_stream"]
         if self.cloning is not None and state["cloning"] is not None:
             self.cloning.load_state_dict(state["cloning"])
 
-    def load_weights(self, state: dict[str, Any]) -> None:
-        """Take over policy and, where it has one, critic of another run."""
-        self.policy.load_state_dict(state["policy"])
-        if state.get("critic") is not None:
-            self.critic.load_state_dict(state["critic"])
+    def weights(self) -> dict[str, Any]:
+        """Copies of policy and critic, for `load_weights`."""
+        return {
+            name: {key: value.clone() for key, value in network.state_dict().items()}
+            for name, network in (("policy", self.policy), ("critic", self.critic))
+        }
+
+    def load_weights(self, state: dict[str, Any]) -> tuple[list[str], int]:
+        """Take over what fits of another run's policy and, where it has one, critic.
+
+        Returns:
+            What was not loaded, with reasons, and how many tensors were.
+        """
+        return load_matching({"policy": self.policy, "critic": self.critic}, state)
 
 
 def supported_signals(settings: TrainerSettings) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from pipeline.envs.launch import find_executable
 from pipeline.errors import Interrupted
 from pipeline.settings import dump_yaml, load_run_settings, to_mapping
 from pipeline.stages import process
-from pipeline.stages.export import publish
 from pipeline.tracking.console import ConsoleSink
 from pipeline.tracking.csvfile import CsvSink
 from pipeline.tracking.tensorboard import TensorBoardSink
+from pipeline.trainer.exporting import publish
 
 if TYPE_CHECKING:
     import argparse

@@ -9,7 +9,7 @@ rollout, where an update reads them as contiguous arrays.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -127,6 +127,18 @@ class Slots:
             if slot is not None:
                 self._free.append(slot)
         self._last.pop(source, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Who has which slot, as plain values."""
+        taken = [(source, agent, slot) for (source, agent), slot in self._slots.items()]
+        return {"taken": taken, "free": list(self._free), "n_slots": self.n_slots}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        self._slots = {(source, agent): slot for source, agent, slot in state["taken"]}
+        self._free = list(state["free"])
+        self._last = {}
+        self.n_slots = int(state["n_slots"])
 
     def _look_up(self, source: Hashable, agent_ids: IntArray) -> AnyArray:
         return np.fromiter(
@@ -286,6 +298,41 @@ class Trajectories:
         self._episode_return[:] = 0.0
         self._episode_length[:] = 0
 
+    def closed_state(self) -> dict[str, Any]:
+        """Copies of the closed rows, and of where their trajectories end."""
+        return {"rows": _copies(self._rows.filled()), "ends": _copies(self._ends.filled())}
+
+    def load_closed_state(self, state: Mapping[str, Any]) -> None:
+        """Take up what `closed_state` gave, in place of what has closed here."""
+        self.clear_closed()
+        for grown, name in ((self._rows, "rows"), (self._ends, "ends")):
+            saved = state[name]
+            grown.append(len(next(iter(saved.values()))), saved)
+
+    def open_state(self, n_slots: int) -> dict[str, Any]:
+        """Copies of the open trajectories of slots 0 to `n_slots` - 1."""
+        return {
+            "rows": _copies({name: block[:n_slots] for name, block in self._open.items()}),
+            "slots": _copies({name: values[:n_slots] for name, values in self._slot_arrays()}),
+        }
+
+    def load_open_state(self, state: Mapping[str, Any]) -> None:
+        """Take up what `open_state` gave."""
+        n_slots = len(state["slots"]["cursor"])
+        self.reserve(n_slots)
+        for name, block in self._open.items():
+            block[:n_slots] = state["rows"][name]
+        for name, values in self._slot_arrays():
+            values[:n_slots] = state["slots"][name]
+
+    def _slot_arrays(self) -> list[tuple[str, AnyArray]]:
+        return [
+            ("cursor", self._cursor),
+            ("waiting", self._waiting),
+            ("episode_return", self._episode_return),
+            ("episode_length", self._episode_length),
+        ]
+
     def _close(self, slots: AnyArray, terminated: BoolArray, obs: Sequence[FloatArray]) -> Closed:
         lengths = self._cursor[slots]
         n_rows = int(lengths.sum())
@@ -309,3 +356,7 @@ class Trajectories:
     def _block(self, spec: Field, n_slots: int) -> AnyArray:
         n_rows = -(-self.horizon // spec.every) if spec.every else self.horizon
         return np.zeros((n_slots, n_rows, *spec.shape), dtype=spec.dtype)
+
+
+def _copies(arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+    return {name: values.copy() for name, values in arrays.items()}

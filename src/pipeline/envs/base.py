@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pipeline.errors import UnityActionException, UnityEnvironmentException
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
@@ -59,6 +59,18 @@ class BaseEnv(ABC):
     @abstractmethod
     def set_action_for_agent(self, behavior_name: str, agent_id: int, action: ActionTuple) -> None:
         """Set the action of one agent; the action's first dimension is 1."""
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Everything that the next step depends on; None where it cannot be saved."""
+        return None
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: ARG002  # for those that can
+        """Take up what `state_dict` gave.
+
+        Raises:
+            ValueError: This environment cannot be restored.
+        """
+        raise ValueError(f"{type(self).__name__} cannot be restored")
 
     def __enter__(self) -> Self:
         return self

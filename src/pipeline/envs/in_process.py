@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.envs.base import StoredStepsEnv, closed_error
+from pipeline.protocol.simulator import Restorable
+from pipeline.protocol.specs import ActionTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,11 +24,13 @@ class InProcessEnvironment(StoredStepsEnv):
         self._simulator = simulator
         self._is_reset = False
         self._loaded = True
+        self._restored: dict[str, ActionTuple] | None = None
 
     def reset(self) -> None:
         """Begin a new episode for every agent, and forget the set actions."""
         self._check_loaded()
         self._actions.clear()
+        self._restored = None
         self._is_reset = True
         self._update(self._simulator.reset())
 
@@ -36,11 +40,50 @@ class InProcessEnvironment(StoredStepsEnv):
         if not self._is_reset:
             self.reset()
             return
-        self._update(self._simulator.step(self._take_actions()))
+        restored, self._restored = self._restored, None
+        actions = self._take_actions() if restored is None else restored
+        self._update(self._simulator.step(actions))
 
     def set_parameter(self, name: str, value: float) -> None:
         """Set an environment parameter, from the next reading on."""
         self._simulator.set_parameter(name, value)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Everything that the next step depends on, the set actions included.
+
+        None when the simulator cannot be restored, or has not been reset.
+        """
+        if not isinstance(self._simulator, Restorable) or not self._is_reset:
+            return None
+        actions = self._take_actions()
+        self._actions = dict(actions)
+        return {
+            "simulator": self._simulator.state_dict(),
+            "behaviors": list(self._specs),
+            "actions": {
+                name: {"continuous": action.continuous, "discrete": action.discrete}
+                for name, action in actions.items()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave; the next call is `step`.
+
+        Raises:
+            ValueError: The state is of another simulator.
+        """
+        self._check_loaded()
+        if not isinstance(self._simulator, Restorable):
+            super().load_state_dict(state)
+            return
+        self._simulator.load_state_dict(state["simulator"])
+        specs = self._simulator.behavior_specs
+        self._specs.update({name: specs[name] for name in state["behaviors"]})
+        self._restored = {
+            name: ActionTuple(action["continuous"], action["discrete"])
+            for name, action in state["actions"].items()
+        }
+        self._is_reset = True
 
     def close(self) -> None:
         """Close the simulator.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.envs.base import SplitEnv
 from pipeline.envs.unity import UnityEnvironment
@@ -65,6 +65,21 @@ class WorkerSet:
             whole.step()
         for env in self._split:
             env.step_wait()
+
+    def state_dict(self) -> list[dict[str, Any]] | None:
+        """What `load_state_dict` takes up; None when a worker cannot be restored."""
+        states = [env.state_dict() for env in self.envs]
+        known = [state for state in states if state is not None]
+        return known if len(known) == len(states) else None
+
+    def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Take up what `state_dict` gave; the next call is `step`.
+
+        Raises:
+            ValueError: The states are of other workers.
+        """
+        for env, state in zip(self.envs, states, strict=True):
+            env.load_state_dict(state)
 
     @property
     def codec_seconds(self) -> float:

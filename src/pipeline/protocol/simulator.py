@@ -6,7 +6,7 @@ without a process in between. It stands here because neither of those knows the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,4 +42,21 @@ class Simulator(Protocol):
 
     def close(self) -> None:
         """Free what the simulator holds."""
+        ...
+
+
+@runtime_checkable
+class Restorable(Protocol):
+    """A simulator that can be stopped between two steps and taken up again, exactly.
+
+    With it a run in one process that is killed and resumed is, number by number, the run that was
+    not.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that later steps depend on, as arrays and plain values."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` of a simulator made with the same arguments gave."""
         ...

@@ -154,6 +154,31 @@ class BalanceBall:
         """Free the native rollout."""
         self._rollout.close()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that later steps depend on."""
+        return {
+            "streams": [rng.bit_generator.state for rng in self._rngs],
+            "parameters": self.parameters.state_dict(),
+            "shape": [list(shape) for shape in self._shape],
+            "gravity": [float(model.opt.gravity[1]) for model in self._models],
+            "n_steps": self._n_steps.copy(),
+            "platform": self._platform.copy(),
+            "physics": self._state.copy(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        for rng, saved in zip(self._rngs, state["streams"], strict=True):
+            rng.bit_generator.state = saved
+        self.parameters.load_state_dict(state["parameters"])
+        for row, (mass, scale) in enumerate(state["shape"]):
+            self._shape[row] = (mass, scale)
+            self._models[row] = copy.copy(_model(mass, scale))
+            self._models[row].opt.gravity[1] = state["gravity"][row]
+        self._n_steps[:] = state["n_steps"]
+        self._platform[:] = state["platform"]
+        self._state[:] = state["physics"]
+
     def _begin(self, rows: AnyArray) -> None:
         for row in rows.tolist():
             self._set_physics(row)

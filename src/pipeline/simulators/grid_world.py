@@ -7,7 +7,7 @@ one, each area from its own random stream.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -130,6 +130,30 @@ class GridWorld:
 
     def close(self) -> None:
         """Nothing to free."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that later steps depend on."""
+        return {
+            "streams": [rng.bit_generator.state for rng in self._rngs],
+            "parameters": self.parameters.state_dict(),
+            **{name: values.copy() for name, values in self._arrays().items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        for rng, saved in zip(self._rngs, state["streams"], strict=True):
+            rng.bit_generator.state = saved
+        self.parameters.load_state_dict(state["parameters"])
+        for name, values in self._arrays().items():
+            values[:] = state[name]
+
+    def _arrays(self) -> dict[str, AnyArray]:
+        return {
+            "agent": self._agent,
+            "goals": self._goals,
+            "wanted": self._wanted,
+            "n_steps": self._n_steps,
+        }
 
     def _begin(self, rows: AnyArray) -> None:
         """Put the agent, the plus and the ex of each area on three different cells."""

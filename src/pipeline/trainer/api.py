@@ -13,7 +13,7 @@ from pipeline import seeding
 from pipeline.settings import RunSettings, load_run_settings
 from pipeline.tracking.base import Tracker
 from pipeline.trainer.environment import open_workers
-from pipeline.trainer.loop import RESUME_INTERVAL_S, TrainingLoop, TrainResult
+from pipeline.trainer.loop import RESUME_INTERVAL_S, TrainingLoop
 from pipeline.trainer.stopping import stop_on_signal
 from pipeline.trainer.supported import refuse_untrainable, usable_device
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from pipeline.envs.base import BaseEnv
     from pipeline.tracking.base import Sink
+    from pipeline.trainer.result import TrainResult
 
 
 def train(
@@ -36,6 +37,8 @@ def train(
     log_folder: Path | None = None,
     init_from: Mapping[str, Path] | None = None,
     resume: bool = False,
+    inference: bool = False,
+    export: bool = False,
     device: str | None = "cpu",
     torch_threads: int = 1,
     sinks: Sequence[Sink] = (),
@@ -58,6 +61,9 @@ def train(
         log_folder: where executables write their logs.
         init_from: a checkpoint to take the weights from, by behavior.
         resume: continue from the checkpoints in `run_dir`, where there are any.
+        inference: act until a signal comes, and count, but neither learn nor save.
+        export: give each numbered checkpoint its ONNX beside it, and the run its list of both in
+            `run_logs/training_status.json`.
         device: `cpu`, `cuda`, `cuda:0`, ...; None for cuda where there is one.
         torch_threads: threads of torch while training; small networks are slower with more, and
             another number gives other roundings.
@@ -97,6 +103,8 @@ def train(
                 tracker=tracker,
                 init_from=init_from,
                 resume=resume,
+                inference=inference,
+                export=export,
                 resume_interval_s=resume_interval_s,
                 on_start=on_start,
             )

@@ -7,6 +7,8 @@ import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pipeline.errors import CheckpointError
 from pipeline.files import write_whole
 
@@ -70,6 +72,32 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
             f"{path}: this is not a checkpoint of this program (format {FORMAT} is expected)"
         )
     return state
+
+
+def to_saved(value: Any) -> Any:
+    """`value` with tensors in place of NumPy arrays, at any depth."""
+    import torch
+
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, dict):
+        return {key: to_saved(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [to_saved(item) for item in value]
+    return value
+
+
+def from_saved(value: Any) -> Any:
+    """What `to_saved` was given; arrays are new and may be written to."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.cpu().numpy().copy()
+    if isinstance(value, dict):
+        return {key: from_saved(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [from_saved(item) for item in value]
+    return value
 
 
 def reason_of(error: Exception) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
     from pipeline.algos.policy import Decision
-    from pipeline.arrays import AnyArray
+    from pipeline.arrays import AnyArray, FloatArray
     from pipeline.data.rollout import Closed
     from pipeline.protocol.specs import BehaviorSpec
     from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
@@ -46,6 +46,7 @@ class Learner:
         settings: its trainer settings.
         seed: of the run.
         device: where its networks live.
+        learns: whether it learns; else it only acts and counts.
 
     Raises:
         SettingsError: The settings ask for something that cannot be trained.
@@ -59,11 +60,13 @@ class Learner:
         *,
         seed: int,
         device: torch.device,
+        learns: bool = True,
     ) -> None:
         algorithm = algorithm_for(name, settings)
         self.name = name
         self.spec = spec
         self.settings = settings
+        self.learns = learns
         self.algorithm = algorithm(spec, settings, seed=seed, device=device)
         self.statistics = Statistics()
         self.step = 0
@@ -72,6 +75,11 @@ class Learner:
         self.record([np.zeros((0, *obs.shape), np.float32) for obs in spec.observation_specs], None)
         self.seconds = {"inference": 0.0, "update": 0.0, "storage": 0.0}
         self.slots = Slots()
+        self.memories: FloatArray | None = None
+        """[n_slots, M] what the agent in each slot remembers; None without memory."""
+        if self.algorithm.memory_size:
+            self.memories = np.zeros((0, self.algorithm.memory_size), dtype=np.float32)
+        self._teams: set[str] = set()
         self.trajectories = Trajectories(
             self.algorithm.fields,
             n_obs=len(spec.observation_specs),
@@ -81,8 +89,8 @@ class Learner:
 
     @property
     def finished(self) -> bool:
-        """Whether `max_steps` has been reached."""
-        return self.step >= self.settings.max_steps
+        """Whether `max_steps` has been reached; one that only acts is never finished."""
+        return self.learns and self.step >= self.settings.max_steps
 
     def absorb(self, steps: Sequence[Steps], *, team: str = "") -> None:
         """Complete the last decisions with what followed.
@@ -92,6 +100,7 @@ class Learner:
             team: whose agents these are, where several teams share this learner.
         """
         began = time.perf_counter()
+        self._teams.add(team)
         terminals = [
             (worker, terminal) for worker, (_, terminal) in enumerate(steps) if len(terminal)
         ]
@@ -106,7 +115,7 @@ class Learner:
         """Update if there is enough experience; says whether it did."""
         if not self.algorithm.ready(self.trajectories.n_closed):
             return False
-        if self.finished:
+        if self.finished or not self.learns:
             self.trajectories.clear_closed()
             return False
         began = time.perf_counter()
@@ -128,8 +137,13 @@ class Learner:
         self.seconds["update"] += time.perf_counter() - began
         return True
 
-    def decide(self, steps: Sequence[Steps]) -> Decided:
-        """Choose for the deciding agents of every worker, in one batch."""
+    def decide(self, steps: Sequence[Steps], *, team: str | None = None) -> Decided:
+        """Choose for the deciding agents of every worker, in one batch.
+
+        Args:
+            steps: (decision, terminal) steps of every worker.
+            team: whose agents these are; only needed with memory, when there are several teams.
+        """
         began = time.perf_counter()
         decisions = [decision for decision, _ in steps]
         counts = [len(decision) for decision in decisions]
@@ -137,7 +151,7 @@ class Learner:
             return Decided([self.spec.action_spec.empty_action(0) for _ in decisions], None)
         obs, masks = _joined(decisions, self.spec.action_spec.discrete_branches)
         try:
-            decision = self.algorithm.act(obs, masks)
+            decision = self.algorithm.act(obs, masks, self._recalled(steps, team))
         except UnityPolicyException as error:
             where = f"behavior {self.name}, step {self.step}"
             raise UnityPolicyException(f"{where}: {error}") from error
@@ -157,6 +171,8 @@ class Learner:
         began = time.perf_counter()
         slots = self._slots_of([decision for decision, _ in steps], team)
         self.trajectories.decide(slots, decided.decision.rows)
+        if self.memories is not None:
+            self.memories[slots] = decided.decision.memory
         self.statistics.add(ENTROPY, decided.decision.entropy)
         if not len(self.recorded["obs"][0]):
             rows = decided.decision.rows
@@ -176,10 +192,14 @@ class Learner:
     def environment_was_reset(self) -> None:
         """Drop unfinished trajectories: their agents begin anew."""
         self.trajectories.drop_open()
+        if self.memories is not None:
+            self.memories[:] = 0.0
 
     def _ended(self, source: Hashable, terminal: TerminalSteps, decision: DecisionSteps) -> None:
         slots = self.slots.ended(source, terminal.agent_id)
-        self.trajectories.reserve(self.slots.n_slots)
+        self._make_room()
+        if self.memories is not None:
+            self.memories[slots] = 0.0
         closed = self.trajectories.outcome(
             slots,
             terminal.reward + terminal.group_reward,
@@ -194,14 +214,38 @@ class Learner:
 
     def _continued(self, source: Hashable, decision: DecisionSteps) -> None:
         slots = self.slots.deciding(source, decision.agent_id)
-        self.trajectories.reserve(self.slots.n_slots)
+        self._make_room()
         reward = decision.reward + decision.group_reward
         self._count(self.trajectories.outcome(slots, reward, decision.obs, ended=False))
+
+    def _make_room(self) -> None:
+        self.trajectories.reserve(self.slots.n_slots)
+        if self.memories is not None and len(self.memories) < self.slots.n_slots:
+            new = np.zeros((2 * self.slots.n_slots, self.memories.shape[1]), dtype=np.float32)
+            new[: len(self.memories)] = self.memories
+            self.memories = new
+
+    def _recalled(self, steps: Sequence[Steps], team: str | None) -> FloatArray | None:
+        """What the deciding agents remember [N, M]: nothing where an episode begins."""
+        if self.memories is None:
+            return None
+        present = [(decision, ended) for decision, ended in steps if len(decision)]
+        if not self._teams:
+            return np.zeros((sum(len(d) for d, _ in present), self.memories.shape[1]), np.float32)
+        if team is None:
+            if len(self._teams) > 1:
+                raise ValueError(f"decide: whose memories, of the teams {sorted(self._teams)}?")
+            (team,) = self._teams
+        slots = self._slots_of([decision for decision, _ in steps], team)
+        self._make_room()
+        recalled: FloatArray = self.memories[slots]
+        recalled[np.concatenate([np.isin(d.agent_id, ended.agent_id) for d, ended in present])] = 0
+        return recalled
 
     def _count(self, closed: Closed | None) -> None:
         if closed is None:
             return
-        if not self.finished:
+        if self.learns and not self.finished:
             self.algorithm.observe(closed.obs)
         self.step += closed.n_rows
         self.statistics.add_episodes(closed.episode_returns, closed.episode_lengths)
@@ -215,7 +259,7 @@ class Learner:
         return slots[0] if len(slots) == 1 else np.concatenate(slots)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that continues training, taken between two updates."""
+        """What continues training but for experience; see `experience`."""
         return {
             "step": self.step,
             "n_updates": self.n_updates,
@@ -231,6 +275,38 @@ class Learner:
         self.algorithm.load_state_dict(state["algorithm"])
         self.statistics.load_state_dict(state["statistics"])
         self.recorded = dict(state["recorded"])
+
+    def weights_dict(self) -> dict[str, Any]:
+        """Copies of what acting and `load_weights` need, in the form of `state_dict`."""
+        return {
+            "step": self.step,
+            "n_updates": self.n_updates,
+            "algorithm": self.algorithm.weights(),
+            "recorded": self.recorded,
+        }
+
+    def experience(self, *, with_open: bool) -> dict[str, Any]:
+        """Rows that wait for an update, and `with_open` trajectories those that go on."""
+        return {
+            "closed": self.trajectories.closed_state(),
+            "open": self.trajectories.open_state(self.slots.n_slots) if with_open else None,
+            "slots": self.slots.state_dict() if with_open else None,
+            "memories": self._memories_state() if with_open else None,
+        }
+
+    def load_experience(self, state: Mapping[str, Any], *, with_open: bool) -> None:
+        """Take up what `experience` gave, the open trajectories only `with_open`."""
+        self.trajectories.load_closed_state(state["closed"])
+        if with_open:
+            self.slots.load_state_dict(state["slots"])
+            self.trajectories.load_open_state(state["open"])
+            self._teams = {source[0] for source, _, _ in state["slots"]["taken"]}
+            if self.memories is not None:
+                self._make_room()
+                self.memories[: self.slots.n_slots] = state["memories"]
+
+    def _memories_state(self) -> FloatArray | None:
+        return None if self.memories is None else self.memories[: self.slots.n_slots].copy()
 
 
 def _joined(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import (
@@ -16,9 +16,10 @@ from pipeline.errors import (
 )
 from pipeline.protocol.codec import NonFiniteError
 from pipeline.tracking import names
-from pipeline.trainer.checkpoints import load_checkpoint, numbered, reason_of, save_checkpoint
 from pipeline.trainer.learner import Learner
-from pipeline.trainer.saved import description
+from pipeline.trainer.restoring import begin_with, restore, restore_workers
+from pipeline.trainer.result import BehaviorResult, TrainResult
+from pipeline.trainer.saving import RESUME_FILE, Keeper
 from pipeline.trainer.statistics import REWARD
 
 if TYPE_CHECKING:
@@ -39,31 +40,8 @@ _log = logging.getLogger(__name__)
 # After these the networks, or the disk, are not fit to be saved: the last good checkpoint stays.
 _STATE_IS_BAD = (CheckpointError, TrainingError, UnityPolicyException)
 
-RESUME_FILE = "checkpoint.pt"
 # Seconds between refreshes of the file that a killed run resumes from.
 RESUME_INTERVAL_S = 10.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BehaviorResult:
-    """What training one behavior came to."""
-
-    steps: int
-    n_updates: int
-    n_episodes: int
-    mean_reward: float | None
-    """Mean return of the last episodes (100 at most), None when no episode ended."""
-    checkpoint: Path
-    """Everything needed to continue, evaluate or export."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainResult:
-    """What a run came to."""
-
-    behaviors: Mapping[str, BehaviorResult]
-    seconds: Mapping[str, float]
-    """Wall time by part: environment, wire, inference, storage, update, total."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -72,7 +50,6 @@ class _Progress:
 
     next_summary: int
     next_checkpoint: int
-    saved_at: float = field(default_factory=time.monotonic)
 
 
 class TrainingLoop:
@@ -87,6 +64,8 @@ class TrainingLoop:
         tracker: where summaries go.
         init_from: weights to begin with, by behavior; a checkpoint file each.
         resume: continue from the checkpoints in `run_dir`.
+        inference: act and count, but neither learn nor save.
+        export: give each numbered checkpoint its ONNX, and list both.
         resume_interval_s: how often the resume file is refreshed at most.
         on_start: called once, when there is something to train and all of it can be trained.
     """
@@ -102,6 +81,8 @@ class TrainingLoop:
         tracker: Tracker,
         init_from: Mapping[str, Path] | None = None,
         resume: bool = False,
+        inference: bool = False,
+        export: bool = False,
         resume_interval_s: float = RESUME_INTERVAL_S,
         on_start: Callable[[], None] | None = None,
     ) -> None:
@@ -112,8 +93,12 @@ class TrainingLoop:
         self.device = device
         self.tracker = tracker
         self.init_from = init_from or {}
-        self.resume = resume
+        self.inference = inference
         self.resume_interval_s = resume_interval_s
+        self.keeper = Keeper(run_dir, settings, export=export)
+        self._saved = self.keeper.saved() if resume else {}
+        self._exact = False
+        self._due: set[str] = set()
         self._on_start = on_start
         self._started = False
         self.learners: dict[str, Learner] = {}
@@ -122,7 +107,7 @@ class TrainingLoop:
         self._reported: dict[str, dict[str, float]] = {}
 
     def run(self, should_stop: StopRequest) -> TrainResult:
-        """Train until every behavior has its `max_steps`.
+        """Train until every behavior has its `max_steps`; without learning, until told to stop.
 
         Args:
             should_stop: asked after every step; True saves and ends the run.
@@ -134,12 +119,13 @@ class TrainingLoop:
         """
         began = time.perf_counter()
         try:
-            self.workers.reset()
+            self._begin()
             while True:
                 self._step()
                 self._note_start()
-                if self._finished():
+                if self._finished() or (self.inference and should_stop()):
                     break
+                self._save_due()
                 self._stop_if(should_stop)
                 self._timed(self.workers.step_wait)
         except NonFiniteError as error:
@@ -148,13 +134,22 @@ class TrainingLoop:
         except _STATE_IS_BAD:
             raise
         except Interrupted:
-            self._save_all()
+            self._save_stopped()
             raise
         except PipelineError:
             self._save_learned()
             raise
-        self._save_all(final=True)
+        if not self.inference:
+            self.keeper.finish(list(self.learners.values()), self._shared_state())
         return self._result(time.perf_counter() - began)
+
+    def _begin(self) -> None:
+        """Reset the environments, or take them up exactly where the run was when it was saved."""
+        self._exact = restore_workers(self.workers, self._saved)
+        if self._exact:
+            self._timed(self.workers.step_wait)
+        else:
+            self.workers.reset()
 
     def _note_start(self) -> None:
         """Once there is something to train: say so, and which weights to begin with are unused."""
@@ -185,7 +180,7 @@ class TrainingLoop:
             learner.absorb(steps, team=qualified)
             learner.remember(steps, decided, team=qualified)
             while learner.learn():
-                self._after_update(learner)
+                self._due.add(learner.name)
             self._summarize(learner)
 
     def _timed(self, stepping: Callable[[], None]) -> None:
@@ -206,43 +201,46 @@ class TrainingLoop:
     def _new_learner(self, name: str, qualified: str) -> Learner:
         settings = self.settings.for_behavior(name)
         spec = self.workers.behavior_specs[qualified]
-        learner = Learner(name, spec, settings, seed=self.seed, device=self.device)
-        path = self.run_dir / name / RESUME_FILE
-        if self.resume and path.exists():
-            self._restore(learner, path, whole=True)
+        learner = Learner(
+            name, spec, settings, seed=self.seed, device=self.device, learns=not self.inference
+        )
+        saved = self._saved.pop(name, None)
+        if saved is not None:
+            restore(learner, saved, self.run_dir / name / RESUME_FILE, exact=self._exact)
+            self.keeper.restore_best(name, saved)
             _log.info("Resuming training of %s from step %d.", name, learner.step)
         elif name in self.init_from:
-            self._restore(learner, self.init_from[name], whole=False)
-            _log.info("%s begins with the weights of %s.", name, self.init_from[name])
+            begin_with(learner, self.init_from[name], device=str(self.device))
         self._progress[name] = _Progress(
             next_summary=_next_multiple(learner.step, settings.summary_freq),
             next_checkpoint=_next_multiple(learner.step, settings.checkpoint_interval),
         )
         return learner
 
-    def _restore(self, learner: Learner, path: Path, *, whole: bool) -> None:
-        """Take up a checkpoint: its `whole` state, or its weights."""
-        state = load_checkpoint(path, device=str(self.device))
-        try:
-            if whole:
-                learner.load_state_dict(state["learner"])
-            else:
-                learner.algorithm.load_weights(state["learner"]["algorithm"])
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise CheckpointError(
-                f"{path}: this checkpoint does not fit the behavior {learner.name} as it is now "
-                f"({reason_of(error)}); use the settings and the environment that it was made "
-                "with, or begin a new run without it"
-            ) from error
+    def _save_due(self) -> None:
+        """After a step in which something was learned, save what is due."""
+        if not self._due:
+            return
+        late = time.monotonic() - self.keeper.saved_at >= self.resume_interval_s
+        for name in sorted(self._due):
+            learner, progress = self.learners[name], self._progress[name]
+            if learner.step >= progress.next_checkpoint:
+                interval = learner.settings.checkpoint_interval
+                progress.next_checkpoint = _next_multiple(learner.step, interval)
+                self.keeper.milestone(learner, self._shared_state())
+                late = True
+        self._due.clear()
+        if late:
+            self._save_moment()
 
-    def _after_update(self, learner: Learner) -> None:
-        progress = self._progress[learner.name]
-        if learner.step >= progress.next_checkpoint:
-            interval = learner.settings.checkpoint_interval
-            progress.next_checkpoint = _next_multiple(learner.step, interval)
-            self._save(learner, number=True)
-        elif time.monotonic() - progress.saved_at >= self.resume_interval_s:
-            self._save(learner)
+    def _save_moment(self) -> None:
+        """Save everything as it is between two steps."""
+        learners = list(self.learners.values())
+        self.keeper.refresh(learners, self._shared_state(), workers=self.workers.state_dict())
+
+    def _shared_state(self) -> dict[str, Any]:
+        """What all behaviors of the run share."""
+        return {"steps": {name: learner.step for name, learner in self.learners.items()}}
 
     def _summarize(self, learner: Learner) -> None:
         progress = self._progress[learner.name]
@@ -255,6 +253,7 @@ class TrainingLoop:
         values = learner.statistics.period()
         if REWARD in values:
             values[names.REWARD_STD] = spread
+            self.keeper.consider(learner)
         values.update(self._time_split(learner))
         self.tracker.metrics(learner.name, values, at)
 
@@ -273,31 +272,25 @@ class TrainingLoop:
             **learner.seconds,
         }
 
-    def _save_all(self, *, final: bool = False) -> None:
-        for learner in self.learners.values():
-            self._save(learner, number=final)
+    def _save_stopped(self) -> None:
+        """Save a run that was told to stop, and export what it has learned."""
+        self._save_moment()
+        if self.keeper.export:
+            self._export(list(self.learners.values()))
 
     def _save_learned(self) -> None:
-        """Save those that have learned something since they began."""
-        for learner in self.learners.values():
-            if learner.step > 0:
-                self._save(learner)
+        """After a failure, save those that have learned something since they began."""
+        learned = [one for one in self.learners.values() if one.step > 0]
+        if self.inference or not learned:
+            return
+        self.keeper.refresh(learned, self._shared_state(), workers=None)
+        if self.keeper.export:
+            self._export(learned)
 
-    def _save(self, learner: Learner, *, number: bool = False) -> None:
-        folder = self.run_dir / learner.name
-        state = {
-            **description(learner.name, learner.spec, self.settings),
-            "learner": learner.state_dict(),
-        }
-        if number:
-            path, surplus = numbered(
-                folder, learner.name, learner.settings.keep_checkpoints, learner.step
-            )
-            save_checkpoint(path, state)
-            for old in surplus:
-                old.unlink(missing_ok=True)
-        save_checkpoint(folder / RESUME_FILE, state)
-        self._progress[learner.name].saved_at = time.monotonic()
+    def _export(self, learners: list[Learner]) -> None:
+        for learner in learners:
+            self.keeper.milestone(learner, self._shared_state())
+        self.keeper.give_onnx(learners)
 
     def _stop_if(self, should_stop: StopRequest) -> None:
         if not should_stop():
@@ -332,16 +325,3 @@ class TrainingLoop:
 
 def _next_multiple(step: int, interval: int) -> int:
     return (step // interval + 1) * interval
-
-
-def outcome(result: TrainResult) -> dict[str, Any]:
-    """A run's outcome without timings, for files that are compared byte by byte."""
-    return {
-        name: {
-            "steps": one.steps,
-            "n_updates": one.n_updates,
-            "n_episodes": one.n_episodes,
-            "mean_reward": one.mean_reward,
-        }
-        for name, one in result.behaviors.items()
-    }

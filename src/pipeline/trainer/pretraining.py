@@ -16,8 +16,8 @@ from pipeline.protocol.demo import read_demo
 from pipeline.tracking.base import Tracker
 from pipeline.trainer.checkpoints import save_checkpoint
 from pipeline.trainer.learner import Learner
-from pipeline.trainer.loop import RESUME_FILE
 from pipeline.trainer.saved import description
+from pipeline.trainer.saving import RESUME_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

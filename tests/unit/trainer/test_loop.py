@@ -113,7 +113,7 @@ def test_checkpoints_are_numbered_by_step_and_the_oldest_go(quick, tmp_path, in_
 def test_resume_file_is_refreshed_between_checkpoints(quick, tmp_path, in_process, monkeypatch):
     saved = []
     monkeypatch.setattr(
-        "pipeline.trainer.loop.save_checkpoint", lambda path, _: saved.append(path.name)
+        "pipeline.trainer.saving.save_checkpoint", lambda path, _: saved.append(path.name)
     )
     pipeline.train(
         in_process(Corridor(n_agents=4)),
@@ -184,15 +184,52 @@ def test_init_from_takes_the_weights_and_nothing_else(quick, tmp_path, in_proces
     assert not two["optimizer"]["state"]
 
 
-@pytest.mark.parametrize("how", ["resume", "init_from"])
-def test_checkpoint_of_another_network_is_refused_in_one_line(how, quick, tmp_path, in_process):
-    trained = pipeline.train(
-        in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path
-    ).behaviors["Toy"]
+def test_checkpoint_of_another_network_is_not_resumed(quick, tmp_path, in_process):
+    pipeline.train(in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path)
     wider = quick(network_settings={"hidden_units": 16, "num_layers": 1})
-    options = {"resume": True} if how == "resume" else {"init_from": {"Toy": trained.checkpoint}}
     with pytest.raises(CheckpointError, match=r"^[^\n]*checkpoint\.pt: [^\n]*Toy[^\n]*$"):
-        pipeline.train(in_process(Corridor(n_agents=4)), wider, seed=1, run_dir=tmp_path, **options)
+        pipeline.train(
+            in_process(Corridor(n_agents=4)), wider, seed=1, run_dir=tmp_path, resume=True
+        )
+
+
+def test_weights_that_do_not_fit_are_named_and_the_others_are_taken(
+    quick, tmp_path, in_process, caplog
+):
+    trained = pipeline.train(
+        in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path / "a"
+    ).behaviors["Toy"]
+    wider = quick(network_settings={"hidden_units": 16, "num_layers": 1}, max_steps=1)
+    begun = pipeline.train(
+        in_process(Corridor(n_agents=4)),
+        wider,
+        seed=2,
+        run_dir=tmp_path / "b",
+        init_from={"Toy": trained.checkpoint},
+    ).behaviors["Toy"]
+    one, two = (
+        load_checkpoint(result.checkpoint)["learner"]["algorithm"] for result in (trained, begun)
+    )
+    (warning,) = [r.getMessage() for r in caplog.records if "were not loaded" in r.getMessage()]
+    for part in ("policy", "critic"):
+        for name, values in one[part].items():
+            fits = values.shape == two[part][name].shape
+            assert (f"{part}.{name} (" in warning) is not fits
+            assert not fits or torch.equal(values, two[part][name])
+    assert "policy.actor.body.dense.layers.0.weight (8x6 there, 16x6 here)" in warning
+
+
+def test_weights_of_which_nothing_fits_are_refused(quick, tmp_path, in_process):
+    state = {"learner": {"algorithm": {"policy": {"other": torch.zeros(3)}}}}
+    save_checkpoint(tmp_path / "c.pt", state)
+    with pytest.raises(CheckpointError, match=r"c\.pt: none of its tensors fits"):
+        pipeline.train(
+            in_process(Corridor()),
+            quick(),
+            seed=1,
+            run_dir=tmp_path,
+            init_from={"Toy": tmp_path / "c.pt"},
+        )
 
 
 def test_checkpoint_without_a_learner_is_refused(quick, tmp_path, in_process):

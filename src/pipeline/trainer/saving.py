@@ -1,0 +1,172 @@
+"""What a run keeps: checkpoints, the best of them, their ONNX files, and the list of them all.
+
+In `<run>/<Behavior>/` stand `checkpoint.pt`, which continues the run; the newest
+`keep_checkpoints` as `<Behavior>-<step>.pt`; and the best so far as `best.pt`. With `export` each
+has its ONNX beside it, the newest also as `<run>/<Behavior>.onnx`, and
+`run_logs/training_status.json` lists them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from pipeline import files
+from pipeline.trainer.checkpoints import load_checkpoint, numbered, save_checkpoint, to_saved
+from pipeline.trainer.exporting import publish
+from pipeline.trainer.saved import description
+from pipeline.trainer.status import StatusFile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from pipeline.settings.schema import RunSettings
+    from pipeline.trainer.learner import Learner
+
+_log = logging.getLogger(__name__)
+
+RESUME_FILE = "checkpoint.pt"
+BEST_FILE = "best.pt"
+# Below this many episodes a mean reward says too little to call a policy the best.
+EPISODES_FOR_BEST = 20
+
+
+class Keeper:
+    """Writes what a run must not lose.
+
+    Args:
+        run_dir: gets a folder for each behavior.
+        settings: of the run.
+        export: whether checkpoints get their ONNX beside them, and are listed in a file.
+    """
+
+    def __init__(self, run_dir: Path, settings: RunSettings, *, export: bool = False) -> None:
+        self.run_dir = run_dir
+        self.settings = settings
+        self.export = export
+        self.status = StatusFile(run_dir)
+        self.best: dict[str, dict[str, Any]] = {}
+        self._unsaved_best: dict[str, dict[str, Any]] = {}
+        self.saved_at = time.monotonic()
+
+    def saved(self) -> dict[str, dict[str, Any]]:
+        """What the run's resume files hold, by behavior.
+
+        Raises:
+            CheckpointError: One of them cannot be read.
+        """
+        states = [load_checkpoint(p) for p in sorted(self.run_dir.glob(f"*/{RESUME_FILE}"))]
+        return {state["behavior"]: state for state in states if "behavior" in state}
+
+    def consider(self, learner: Learner) -> None:
+        """Remember the policy if the mean reward of recent episodes is the best so far."""
+        recent = learner.statistics.recent
+        if len(recent) < EPISODES_FOR_BEST:
+            return
+        reward = sum(recent) / len(recent)
+        best = self.best.get(learner.name)
+        if best is not None and reward <= best["reward"]:
+            return
+        self.best[learner.name] = {"reward": reward, "step": learner.step}
+        self._unsaved_best[learner.name] = {
+            **description(learner.name, learner.spec, self.settings),
+            "learner": learner.weights_dict(),
+            "best": self.best[learner.name],
+        }
+
+    def forget_best(self) -> None:
+        """Begin anew: rewards are no longer comparable, for example in a new lesson."""
+        self.best.clear()
+        self._unsaved_best.clear()
+
+    def restore_best(self, name: str, state: Mapping[str, Any]) -> None:
+        """Take up what a resume file says of the best policy."""
+        if state.get("best") is not None:
+            self.best[name] = dict(state["best"])
+
+    def refresh(
+        self, learners: Sequence[Learner], run: Mapping[str, Any], *, workers: object | None
+    ) -> None:
+        """Write the files that the run continues from.
+
+        Args:
+            learners: of all behaviors.
+            run: the state of what they share.
+            workers: the environments' state, None where it cannot be saved; open trajectories
+                are kept with it only.
+        """
+        self._save_best()
+        for learner in learners:
+            moment = {
+                "environments": workers,
+                "experience": learner.experience(with_open=workers is not None),
+            }
+            save_checkpoint(
+                self._file(learner.name, RESUME_FILE), self._state(learner, run, moment)
+            )
+        self.saved_at = time.monotonic()
+
+    def milestone(self, learner: Learner, run: Mapping[str, Any]) -> Path:
+        """Write a numbered checkpoint, and delete those beyond `keep_checkpoints`."""
+        folder = self.run_dir / learner.name
+        keep = learner.settings.keep_checkpoints
+        path, surplus = numbered(folder, learner.name, keep, learner.step)
+        save_checkpoint(path, self._state(learner, run))
+        for old in surplus:
+            old.unlink(missing_ok=True)
+            old.with_suffix(".onnx").unlink(missing_ok=True)
+        if self.export:
+            publish(path, folder, label=f"-{learner.step}")
+            _log.info("Exported %s", path.with_suffix(".onnx"))
+            recent = learner.statistics.recent
+            reward = sum(recent) / len(recent) if recent else None
+            self.status.add(learner.name, path, step=learner.step, reward=reward)
+        return path
+
+    def finish(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
+        """Write the last checkpoints of a run that is complete; they are its results."""
+        self._save_best()
+        for learner in learners:
+            self.milestone(learner, run)
+            save_checkpoint(self._file(learner.name, RESUME_FILE), self._state(learner, run))
+        self.give_onnx(learners)
+
+    def give_onnx(self, learners: Sequence[Learner]) -> None:
+        """Put the newest policies, and the best ones, where users look for them."""
+        if not self.export:
+            return
+        for learner in learners:
+            newest = self._file(learner.name, f"{learner.name}-{learner.step}.onnx")
+            target = self.run_dir / f"{learner.name}.onnx"
+            files.write_whole(target, newest.read_bytes())
+            _log.info("Copied %s to %s.", newest, target)
+            self._export_best(learner.name)
+
+    def _file(self, behavior: str, name: str) -> Path:
+        return self.run_dir / behavior / name
+
+    def _state(
+        self,
+        learner: Learner,
+        run: Mapping[str, Any],
+        moment: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """A checkpoint; `moment` is what only the very next step needs."""
+        return {
+            **description(learner.name, learner.spec, self.settings),
+            "learner": learner.state_dict(),
+            "best": self.best.get(learner.name),
+            "run": dict(run),
+            **to_saved(moment or {}),
+        }
+
+    def _save_best(self) -> None:
+        for name, state in self._unsaved_best.items():
+            save_checkpoint(self._file(name, BEST_FILE), state)
+        self._unsaved_best.clear()
+
+    def _export_best(self, name: str) -> None:
+        if self._file(name, BEST_FILE).is_file():
+            publish(self._file(name, BEST_FILE), self.run_dir / name, label="-best")

@@ -1,0 +1,139 @@
+"""A run that is killed and resumed is the run that was not, array by array."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.trainer.checkpoints import load_checkpoint
+
+WAIT_S = 300
+
+RUN = """
+import os, signal, sys
+from pathlib import Path
+
+import torch
+import pipeline
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.simulators import registry
+from pipeline.trainer.learner import Learner
+import toys
+
+torch.set_num_threads(1)
+folder, name, max_updates, kill_at, how = sys.argv[1:]
+
+def simulators():
+    if hasattr(toys, name):
+        return [getattr(toys, name)(seed=seed, n_agents=3) for seed in (3, 4)]
+    return [registry.make(name, seed=3, n_agents=3)]
+
+settings = {
+    "trainer_type": "ppo",
+    "hyperparameters": {"batch_size": 32, "buffer_size": 100, "num_epoch": 2},
+    "network_settings": {"hidden_units": 16, "num_layers": 1, "normalize": True},
+    "max_steps": 100000,
+    "time_horizon": 7,
+    "summary_freq": 90,
+    "checkpoint_interval": 300,
+}
+if "memory" in how:
+    settings["network_settings"]["memory"] = {"sequence_length": 4, "memory_size": 8}
+
+learn, n_updates = Learner.learn, 0
+
+def counted(self):
+    learned = learn(self)
+    if learned and self.n_updates == int(kill_at):
+        # the last update before the end: its state is not saved, and the one before was
+        os.kill(os.getpid(), signal.SIGKILL)
+    if learned and self.n_updates == int(max_updates):
+        os.kill(os.getpid(), signal.SIGTERM)
+    return learned
+
+Learner.learn = counted
+names = {"balance_ball": ["3DBall"], "grid_world": ["GridWorld"]}.get(name, ["Toy"])
+try:
+    pipeline.train(
+        [InProcessEnvironment(one) for one in simulators()],
+        {"behaviors": dict.fromkeys(names, settings)},
+        seed=5,
+        run_dir=Path(folder),
+        resume="resume" in how,
+        resume_interval_s=0.0,
+    )
+except pipeline.errors.Interrupted as error:
+    sys.exit(0)
+sys.exit("ended by itself")
+"""
+
+
+def run(folder: Path, name: str, *, updates: int, kill_at: int = 0, how: str = "") -> int:
+    """Train until `updates` updates, or until the process is killed after `kill_at` of them."""
+    return subprocess.run(  # noqa: S603  # what stands above
+        [sys.executable, "-c", RUN, folder, name, str(updates), str(kill_at), how],
+        check=False,
+        timeout=WAIT_S,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    ).returncode
+
+
+def leaves(value, path=""):
+    """Every array and plain value of a state, by its place."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from leaves(item, f"{path}/{key}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from leaves(item, f"{path}/{index}")
+    else:
+        yield path, value.numpy() if isinstance(value, torch.Tensor) else value
+
+
+def final_state(folder: Path) -> dict:
+    (file,) = folder.glob("*/checkpoint.pt")
+    return dict(leaves(load_checkpoint(file)))
+
+
+def assert_equal_states(one: dict, two: dict) -> None:
+    assert one.keys() == two.keys()
+    differing = [key for key in one if not np.array_equal(one[key], two[key])]
+    assert differing == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Chase", "Both", "Forbidden", "balance_ball", "grid_world"])
+def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, tmp_path):
+    assert run(tmp_path / "whole", name, updates=8) == 0
+    assert run(tmp_path / "killed", name, updates=8, kill_at=5) == -signal.SIGKILL
+    killed = final_state(tmp_path / "killed")
+    assert killed["/learner/n_updates"] == 4
+    assert run(tmp_path / "killed", name, updates=8, how="resume") == 0
+    whole = final_state(tmp_path / "whole")
+    assert whole["/learner/n_updates"] == 8
+    assert any(key.startswith("/experience/open") for key in whole)
+    assert len([key for key in whole if isinstance(whole[key], np.ndarray)]) > 30
+    assert_equal_states(whole, final_state(tmp_path / "killed"))
+
+
+@pytest.mark.slow
+def test_resumed_run_would_differ_if_its_experience_were_lost(tmp_path):
+    """The comparison above can fail: leave out what only the resume file holds."""
+    assert run(tmp_path / "whole", "Chase", updates=6) == 0
+    assert run(tmp_path / "killed", "Chase", updates=6, kill_at=4) == -signal.SIGKILL
+    (file,) = (tmp_path / "killed").glob("*/checkpoint.pt")
+    from pipeline.trainer.checkpoints import save_checkpoint
+
+    state = load_checkpoint(file)
+    save_checkpoint(file, {k: v for k, v in state.items() if k not in ("format", "environments")})
+    assert run(tmp_path / "killed", "Chase", updates=6, how="resume") == 0
+    whole, resumed = final_state(tmp_path / "whole"), final_state(tmp_path / "killed")
+    weights = [key for key in whole if key.startswith("/learner/algorithm/policy/actor")]
+    assert not all(np.array_equal(whole[key], resumed[key]) for key in weights)

@@ -1,0 +1,204 @@
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from toys import Chase, Corridor, Crowd
+
+import pipeline
+from pipeline.errors import Interrupted, UnityException
+from pipeline.export.policy import OnnxPolicy
+from pipeline.trainer.checkpoints import load_checkpoint
+from pipeline.trainer.saved import load_policy
+from pipeline.trainer.saving import EPISODES_FOR_BEST
+
+
+class StopsAt(Corridor):
+    """Sends this process a signal at a step of its own."""
+
+    def __init__(self, n_steps, **options) -> None:
+        super().__init__(**options)
+        self.left = n_steps
+
+    def step(self, actions):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().step(actions)
+
+
+def status_of(folder):
+    return json.loads((folder / "run_logs" / "training_status.json").read_text())
+
+
+def names(folder, pattern):
+    return sorted(path.name for path in folder.glob(pattern))
+
+
+def test_every_numbered_checkpoint_has_its_onnx_and_the_list_names_both(
+    quick, tmp_path, in_process
+):
+    pipeline.train(
+        in_process(Corridor(n_agents=4)),
+        quick(keep_checkpoints=2, checkpoint_interval=150, max_steps=700),
+        seed=1,
+        run_dir=tmp_path,
+        export=True,
+    )
+    models = names(tmp_path / "Toy", "Toy-[0-9]*.onnx")
+    assert len(models) == 2
+    weights = names(tmp_path / "Toy", "Toy-[0-9]*.pt")
+    assert [name.replace(".pt", ".onnx") for name in weights] == models
+    status = status_of(tmp_path)
+    listed = status["Toy"]["checkpoints"]
+    assert [one["file_path"] for one in listed] == [str(tmp_path / "Toy" / m) for m in models]
+    assert [one["auxillary_file_paths"] for one in listed] == [
+        [str(tmp_path / "Toy" / w)] for w in weights
+    ]
+    final = status["Toy"]["final_checkpoint"]
+    assert final["file_path"] == str(tmp_path / "Toy.onnx")
+    assert final["steps"] == listed[-1]["steps"]
+    last = (tmp_path / "Toy" / f"Toy-{final['steps']}.onnx").read_bytes()
+    assert (tmp_path / "Toy.onnx").read_bytes() == last
+    assert set(status["metadata"]) == {"stats_format_version", "pipeline_version", "torch_version"}
+
+
+def test_list_goes_on_when_the_run_is_resumed(quick, tmp_path, in_process):
+    steps = []
+    for max_steps in (300, 600):
+        result = pipeline.train(
+            in_process(Corridor(n_agents=4)),
+            quick(checkpoint_interval=10_000, max_steps=max_steps),
+            seed=1,
+            run_dir=tmp_path,
+            export=True,
+            resume=max_steps > 300,
+        )
+        steps.append(result.behaviors["Toy"].steps)
+    assert [one["steps"] for one in status_of(tmp_path)["Toy"]["checkpoints"]] == steps
+
+
+def test_damaged_list_is_written_anew(quick, tmp_path, in_process, caplog):
+    (tmp_path / "run_logs").mkdir()
+    (tmp_path / "run_logs" / "training_status.json").write_text("{")
+    pipeline.train(
+        in_process(Corridor(n_agents=4)), quick(max_steps=50), seed=1, run_dir=tmp_path, export=True
+    )
+    assert "training_status.json cannot be read" in caplog.text
+    assert len(status_of(tmp_path)["Toy"]["checkpoints"]) == 1
+
+
+def test_without_export_there_is_no_onnx_and_no_list(quick, tmp_path, in_process):
+    pipeline.train(in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path)
+    assert names(tmp_path, "**/*.onnx") == []
+    assert names(tmp_path, "**/*.json") == []
+
+
+def test_best_policy_is_that_of_the_best_summary(quick, tmp_path, in_process, recorder):
+    """Corridor's reward is turned round late in the run, so that the end is not the best."""
+
+    class Spoiled(Corridor):
+        n_steps = 0
+
+        def advance(self, action):
+            self.n_steps += 1
+            reward, ended = super().advance(action)
+            return (reward if self.n_steps < 600 else reward - 5.0), ended
+
+    pipeline.train(
+        in_process(Spoiled(n_agents=4)),
+        quick(max_steps=6000),
+        seed=1,
+        run_dir=tmp_path,
+        sinks=[recorder],
+        export=True,
+    )
+    best = load_checkpoint(tmp_path / "Toy" / "best.pt")
+    last = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
+    assert last["best"] == best["best"]
+    assert best["best"]["step"] == best["learner"]["step"] < 3000 < last["learner"]["step"]
+    assert best["best"]["reward"] > 0
+    assert np.mean(last["learner"]["statistics"]["recent"]) < -4
+    keys = best["learner"]["algorithm"]["policy"]
+    assert not all(torch.equal(keys[k], last["learner"]["algorithm"]["policy"][k]) for k in keys)
+    assert load_policy(tmp_path / "Toy" / "best.pt").step == best["best"]["step"]
+    assert OnnxPolicy(tmp_path / "Toy" / "Toy-best.onnx") is not None
+
+
+def test_few_episodes_make_no_best(quick, tmp_path, in_process):
+    class Long(Chase):
+        length = 100
+
+    result = pipeline.train(in_process(Long(n_agents=4)), quick(), seed=1, run_dir=tmp_path)
+    assert 0 < result.behaviors["Toy"].n_episodes < EPISODES_FOR_BEST
+    assert not (tmp_path / "Toy" / "best.pt").exists()
+
+
+def test_interrupted_run_is_saved_and_exported(quick, tmp_path, in_process):
+    with pytest.raises(Interrupted):
+        pipeline.train(
+            in_process(StopsAt(100, n_agents=4)),
+            quick(max_steps=10_000),
+            seed=1,
+            run_dir=tmp_path,
+            export=True,
+        )
+    state = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
+    assert state["experience"]["closed"]["rows"]["reward"].shape[0] > 0
+    (listed,) = status_of(tmp_path)["Toy"]["checkpoints"][-1:]
+    assert listed["steps"] == state["learner"]["step"]
+    assert (tmp_path / "Toy.onnx").is_file()
+
+
+def test_failed_environment_leaves_an_exported_policy(quick, tmp_path, in_process):
+    class Breaks(Corridor):
+        left = 100
+
+        def step(self, actions):
+            self.left -= 1
+            if not self.left:
+                raise UnityException("gone")
+            return super().step(actions)
+
+    with pytest.raises(UnityException):
+        pipeline.train(
+            in_process(Breaks(n_agents=4)), quick(), seed=1, run_dir=tmp_path, export=True
+        )
+    assert (tmp_path / "Toy.onnx").is_file()
+    assert load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["environments"] is None
+
+
+def test_inference_acts_counts_and_neither_learns_nor_saves(quick, tmp_path, in_process, recorder):
+    trained = pipeline.train(
+        in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path
+    ).behaviors["Toy"]
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    result = pipeline.train(
+        in_process(StopsAt(200, n_agents=4)),
+        quick(),
+        seed=1,
+        run_dir=tmp_path,
+        resume=True,
+        inference=True,
+        sinks=[recorder],
+    ).behaviors["Toy"]
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+    assert result.steps > trained.steps + 300  # far beyond max_steps
+    assert result.n_updates == trained.n_updates
+    assert len(recorder.steps("Toy")) >= 3
+    assert not any("Losses/Policy Loss" in values for _, _, values in recorder.rows)
+
+
+def test_all_behaviors_are_saved_at_the_same_moment(quick, tmp_path, in_process):
+    pipeline.train(
+        in_process(Crowd(seed=1)), quick("Mood", "Choice"), seed=1, run_dir=tmp_path / "a"
+    )
+    states = [
+        load_checkpoint(tmp_path / "a" / name / "checkpoint.pt") for name in ("Mood", "Choice")
+    ]
+    assert states[0]["run"] == states[1]["run"]
+    assert states[0]["run"]["steps"] == {
+        state["behavior"]: state["learner"]["step"] for state in states
+    }
