@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import repeat
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from pipeline.algos.recurrence import minibatches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     import numpy as np
     from torch import Tensor
@@ -50,10 +49,7 @@ class Batch:
         n = len(self.log_prob) if self.recall is None else len(self.recall.lengths)
         size = min(size, n)
         order = stream.permutation(n)[: n // size * size]
-        rows, sizes = order, [size] * (n // size)
-        recalls: Iterable[Recall | None] = repeat(None, len(sizes))
-        if self.recall is not None:
-            rows, sizes, recalls = minibatches(self.recall, order, size)
+        rows, sizes, recalls = minibatches(self.recall, order, size)
         index = torch.from_numpy(rows).to(self.log_prob.device)
         names = ("continuous", "discrete", "log_prob", "advantage", "value", "returns", "allowed")
         columns = {name: getattr(self, name) for name in names if getattr(self, name) is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,7 @@ from pipeline.data.sequences import cut, followed, rows_of
 from pipeline.nets.memory import Recall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
 
@@ -33,28 +34,33 @@ def stored_recall(rollout: Rollout, sequence_length: int, device: torch.device) 
     )
 
 
-def forgetful_recall(lengths: AnyArray, sequence_length: int, memory_size: int) -> Recall:
-    """Sequences of trajectories [K] that all begin without any memory, on the CPU."""
+def forgetful_recall(
+    lengths: AnyArray, sequence_length: int, memory_size: int, device: torch.device
+) -> Recall:
+    """Sequences of trajectories of `lengths` [K] that all begin without any memory."""
     sequences = cut(lengths, sequence_length)
     return Recall(
-        memory=torch.zeros(len(sequences), memory_size),
+        memory=torch.zeros(len(sequences), memory_size, device=device),
         lengths=torch.from_numpy(sequences.lengths),
     )
 
 
 def minibatches(
-    recall: Recall, order: AnyArray, size: int
-) -> tuple[AnyArray, list[int], Iterator[Recall]]:
-    """Whole sequences in the given order, `size` of them in each of P minibatches.
+    recall: Recall | None, order: AnyArray, size: int
+) -> tuple[AnyArray, list[int], Iterable[Recall | None]]:
+    """Rows, or with memory whole sequences, in the given order: `size` in each of P minibatches.
 
     Args:
-        recall: of all sequences.
-        order: [P size] numbers of sequences.
-        size: sequences of a minibatch.
+        recall: of all sequences; None without memory.
+        order: [P size] numbers of rows, or of sequences.
+        size: rows, or sequences, of a minibatch.
 
     Returns:
         Rows of all minibatches, rows of each [P], and its sequences with their memories.
     """
+    if recall is None:
+        n = len(order) // size
+        return order, [size] * n, repeat(None, n)
     lengths = recall.lengths.numpy()
     rows = rows_of((lengths.cumsum() - lengths)[order], lengths[order])
     per_minibatch = lengths[order].reshape(-1, size)
