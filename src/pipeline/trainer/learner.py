@@ -177,7 +177,10 @@ class Learner:
         if not len(self.recorded["obs"][0]):
             rows = decided.decision.rows
             n_obs = len(self.spec.observation_specs)
-            self.record([rows[f"obs_{i}"] for i in range(n_obs)], rows.get("allowed"))
+            allowed = rows.get("allowed")
+            # one True says it of all rows
+            masks = allowed if isinstance(allowed, np.ndarray) else None
+            self.record([rows[f"obs_{i}"] for i in range(n_obs)], masks)
         self.seconds["storage"] += time.perf_counter() - began
 
     def record(self, obs: Sequence[AnyArray], allowed: AnyArray | None) -> None:
