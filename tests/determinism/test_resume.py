@@ -124,6 +124,17 @@ def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["Cue", "Level"])
+def test_resumed_run_with_memory_equals_the_uninterrupted_run(name, tmp_path):
+    assert run(tmp_path / "whole", name, updates=8, how="memory") == 0
+    assert run(tmp_path / "killed", name, updates=8, kill_at=5, how="memory") == -signal.SIGKILL
+    assert run(tmp_path / "killed", name, updates=8, how="memory resume") == 0
+    whole = final_state(tmp_path / "whole")
+    assert np.abs(whole["/experience/memories"]).max() > 0.01
+    assert_equal_states(whole, final_state(tmp_path / "killed"))
+
+
+@pytest.mark.slow
 def test_resumed_run_would_differ_if_its_experience_were_lost(tmp_path):
     """The comparison above can fail: leave out what only the resume file holds."""
     assert run(tmp_path / "whole", "Chase", updates=6) == 0
