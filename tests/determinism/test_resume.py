@@ -25,14 +25,15 @@ import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.simulators import registry
 from pipeline.trainer.learner import Learner
-import toys
+import remembering, toys
 
 torch.set_num_threads(1)
 folder, name, max_updates, kill_at, how = sys.argv[1:]
 
 def simulators():
-    if hasattr(toys, name):
-        return [getattr(toys, name)(seed=seed, n_agents=3) for seed in (3, 4)]
+    for toy in (getattr(toys, name, None), getattr(remembering, name, None)):
+        if toy is not None:
+            return [toy(seed=seed, n_agents=3) for seed in (3, 4)]
     return [registry.make(name, seed=3, n_agents=3)]
 
 settings = {

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from toys import Both, Chase, Crowd, Cue, Quadrant, Wish
+from remembering import Cue
+from toys import Both, Chase, Crowd, Quadrant, Wish
 
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment

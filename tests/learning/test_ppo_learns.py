@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from toys import Both, Chase, Corridor, Cue, Forbidden, Level, Quadrant, Wish
+from remembering import Cue, Level
+from toys import Both, Chase, Corridor, Forbidden, Quadrant, Wish
 
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment

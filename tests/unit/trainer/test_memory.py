@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from toys import Cue, Level
+from remembering import Cue, Level
 
 import pipeline
 from pipeline.algos.recurrence import stored_recall, values_in_sequence

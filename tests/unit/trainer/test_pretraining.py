@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from toys import Both, Chase, Corridor, Cue
+from remembering import Cue
+from toys import Both, Chase, Corridor
 
 import pipeline
 from pipeline.algos.bc import BehavioralCloning, hold_out

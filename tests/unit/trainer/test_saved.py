@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from toys import Both, Chase, Corridor, Cue, Quadrant, Wish
+from remembering import Cue
+from toys import Both, Chase, Corridor, Quadrant, Wish
 
 import pipeline
 from pipeline.errors import CheckpointError
