@@ -64,11 +64,6 @@ def test_a_configuration_that_is_a_folder_or_not_text(place):
             "behaviors.Echo.trainer_type: '{untrainable}' cannot be trained yet",
         ),
         (
-            "num_layers: 1}",
-            "num_layers: 1, memory: {sequence_length: 8}}",
-            "behaviors.Echo.network_settings.memory: recurrent policies cannot be trained yet",
-        ),
-        (
             "    max_steps: 240",
             "    reward_signals: {curiosity: {strength: 0.1}}\n    max_steps: 240",
             "behaviors.Echo.reward_signals.curiosity: this reward signal cannot be trained with",

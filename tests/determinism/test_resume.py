@@ -25,14 +25,15 @@ import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.simulators import registry
 from pipeline.trainer.learner import Learner
-import toys
+import remembering, toys
 
 torch.set_num_threads(1)
 folder, name, max_updates, kill_at, how = sys.argv[1:]
 
 def simulators():
-    if hasattr(toys, name):
-        return [getattr(toys, name)(seed=seed, n_agents=3) for seed in (3, 4)]
+    for toy in (getattr(toys, name, None), getattr(remembering, name, None)):
+        if toy is not None:
+            return [toy(seed=seed, n_agents=3) for seed in (3, 4)]
     return [registry.make(name, seed=3, n_agents=3)]
 
 settings = {
@@ -154,6 +155,17 @@ def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, how, 
     if how == "lessons":
         assert 1 <= killed["/run/lessons/curriculum/lessons/mass"] < 5
         assert whole["/run/lessons/curriculum/lessons/mass"] == 5
+    assert_equal_states(whole, final_state(tmp_path / "killed"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Cue", "Level"])
+def test_resumed_run_with_memory_equals_the_uninterrupted_run(name, tmp_path):
+    assert run(tmp_path / "whole", name, updates=8, how="memory") == 0
+    assert run(tmp_path / "killed", name, updates=8, kill_at=5, how="memory") == -signal.SIGKILL
+    assert run(tmp_path / "killed", name, updates=8, how="memory resume") == 0
+    whole = final_state(tmp_path / "whole")
+    assert np.abs(whole["/experience/memories"]).max() > 0.01
     assert_equal_states(whole, final_state(tmp_path / "killed"))
 
 

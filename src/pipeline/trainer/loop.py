@@ -192,7 +192,7 @@ class TrainingLoop:
         taken: list[tuple[str, Learner, list[Steps], Decided]] = []
         for qualified in self.workers.behavior_specs:
             learner, steps = self._learner(qualified), self.workers.get_steps(qualified)
-            decided = learner.decide(steps)
+            decided = learner.decide(steps, team=qualified)
             self.workers.set_actions(qualified, decided.actions)
             taken.append((qualified, learner, steps, decided))
         self._take_stats(taken)

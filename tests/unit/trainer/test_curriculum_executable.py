@@ -68,8 +68,10 @@ class Recorder:
         kept = {tag: value for tag, value in values.items() if not tag.startswith("Time/")}
         self.rows.append((step, kept))
 
-    def distributions(self, _, values, step):
-        self.spreads.append((step, {tag: list(many) for tag, many in values.items()}))
+    def distribution(self, _, tag, values, step):
+        if not self.spreads or self.spreads[-1][0] != step:
+            self.spreads.append((step, {}))
+        self.spreads[-1][1][tag] = list(values)
 
     def close(self):
         pass
