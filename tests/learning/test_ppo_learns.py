@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from pipeline.trainer.exporting import publish
 from remembering import Cue, Level
 from toys import Both, Chase, Corridor, Forbidden, Quadrant, Wish
 
@@ -11,6 +10,7 @@ import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.evaluation.episodes import evaluate
 from pipeline.export.policy import OnnxPolicy
+from pipeline.stages.export import publish
 
 pytestmark = pytest.mark.learning
 
