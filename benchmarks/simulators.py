@@ -16,25 +16,30 @@ import numpy as np
 from pipeline.simulators import registry
 
 
-def step_times_us(name: str, n_blocks: int = 100, block: int = 20) -> np.ndarray:
-    """[n_blocks] mean time of a step in each block, episodes' beginnings included."""
-    simulator, policy = registry.make(name, seed=1), registry.expert(name)
-    times = np.zeros((n_blocks, block))
-    ((behavior, (decisions, _)),) = simulator.reset().items()
+def step_times_us(name: str, n_blocks: int = 100, block: int = 20) -> tuple[np.ndarray, float]:
+    """[n_blocks] mean time of a step in each block, episodes' beginnings included.
+
+    Also the mean number of agents that decided at a step.
+    """
+    simulator = registry.make(name, seed=1)
+    policies = {behavior: registry.expert(name, behavior) for behavior in simulator.behavior_specs}
+    times, n_decisions = np.zeros((n_blocks, block)), 0
+    steps = simulator.reset()
     for k in range(times.size):
-        actions = {behavior: policy(decisions)}
+        actions = {behavior: policies[behavior](steps[behavior][0]) for behavior in policies}
+        n_decisions += sum(len(decisions) for decisions, _ in steps.values())
         start = time.perf_counter()
-        decisions, _ = simulator.step(actions)[behavior]
+        steps = simulator.step(actions)
         times.flat[k] = time.perf_counter() - start
     simulator.close()
-    return times.mean(axis=1) * 1e6
+    return times.mean(axis=1) * 1e6, n_decisions / times.size
 
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or registry.NAMES:
-        times = step_times_us(name)
+        times, n_deciding = step_times_us(name)
         quartile, median = np.percentile(times, (25, 50))
-        n_agents = registry.entry(name).n_agents
         sys.stdout.write(
-            f"{name}: {n_agents} agents, {quartile:.0f} us per step (median {median:.0f} us)\n"
+            f"{name}: {n_deciding:.1f} agents, {quartile:.0f} us per step (median {median:.0f} us), "
+            f"{1e6 * n_deciding / quartile:.0f} agent steps/s\n"
         )
