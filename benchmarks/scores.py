@@ -42,7 +42,7 @@ class Scripted:
     def reset(self, seed: int) -> None:
         """Nothing to forget."""
 
-    def act(self, steps: DecisionSteps, deterministic: bool = False) -> ActionTuple:
+    def act(self, steps: DecisionSteps, deterministic: bool = False) -> ActionTuple:  # noqa: ARG002  # of the interface
         """What the expert does."""
         return self._expert(steps)
 
@@ -59,7 +59,7 @@ class Random(Scripted):
         self._spec = spec
         self._rng = seeding.stream(SEED, "random player")
 
-    def act(self, steps: DecisionSteps, deterministic: bool = False) -> ActionTuple:
+    def act(self, steps: DecisionSteps, deterministic: bool = False) -> ActionTuple:  # noqa: ARG002  # of the interface
         """One action per agent."""
         if not steps.action_mask:
             return self._spec.random_action(len(steps), self._rng)

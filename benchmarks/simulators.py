@@ -2,8 +2,9 @@
 
     python benchmarks/simulators.py [NAME ...]
 
-The expert's own time is left out. The lower quartile over blocks of 20 steps is printed beside the
-median, because other work on the machine only ever adds time.
+Agents are those that decide at a step, on average. The expert's own time is left out. The lower
+quartile over blocks of 20 steps is printed beside the median, because other work on the machine
+only ever adds time.
 """
 
 from __future__ import annotations
@@ -40,6 +41,6 @@ if __name__ == "__main__":
         times, n_deciding = step_times_us(name)
         quartile, median = np.percentile(times, (25, 50))
         sys.stdout.write(
-            f"{name}: {n_deciding:.1f} agents, {quartile:.0f} us per step (median {median:.0f} us), "
-            f"{1e6 * n_deciding / quartile:.0f} agent steps/s\n"
+            f"{name}: {n_deciding:.1f} agents, {quartile:.0f} us per step "
+            f"(median {median:.0f} us), {1e6 * n_deciding / quartile:.0f} agent steps/s\n"
         )

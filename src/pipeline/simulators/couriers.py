@@ -88,10 +88,8 @@ class Couriers(Areas):
                 which the mask forbids, is one simulation step of waiting.
         """
         asking = np.flatnonzero(self._asks())
-        chosen = checked(actions[BEHAVIOR].discrete, (len(asking), 1), BEHAVIOR)[:, 0]
-        time = ROADS[self._at[asking], chosen]
-        self._at[asking] = np.where(time > 0, chosen, self._at[asking])
-        self._way[asking] = np.maximum(time, 1)
+        if len(asking):  # else there may be no actions at all
+            self._set_out(asking, checked(actions[BEHAVIOR].discrete, (len(asking), 1), BEHAVIOR))
         self._advance()
         reward = self._deliver()
         over = (self._break == 0) & (self._left == 0)  # seats that are empty keep left at 0
@@ -113,6 +111,12 @@ class Couriers(Areas):
     def _asks(self) -> BoolArray:
         """Bool [seats]: a courier is there and has arrived."""
         return np.asarray((self._break == 0) & (self._way == 0))
+
+    def _set_out(self, rows: AnyArray, action: AnyArray) -> None:
+        chosen = action[:, 0]
+        time = ROADS[self._at[rows], chosen]
+        self._at[rows] = np.where(time > 0, chosen, self._at[rows])
+        self._way[rows] = np.maximum(time, 1)
 
     def _advance(self) -> None:
         """Let time pass until the next thing happens in any seat."""

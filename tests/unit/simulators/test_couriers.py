@@ -91,7 +91,7 @@ def test_after_a_break_another_courier_comes_with_an_id_of_its_own():
     pause = simulator._break.tolist()
     assert terminals.agent_id.tolist() == [0, 1]
     assert all(1 <= one <= couriers.MAX_BREAK for one in pause)
-    decisions, _ = simulator.step(act())[BEHAVIOR]
+    decisions, _ = simulator.step({})[BEHAVIOR]  # nobody was asked
     first = int(np.argmin(pause))
     assert decisions.agent_id[0] == first + 2
     assert decisions.reward[0] == 0.0

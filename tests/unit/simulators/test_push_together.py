@@ -158,7 +158,7 @@ def test_the_experts_always_succeed_and_chance_hardly_ever_does():
     filled = expert[:, 0] < 0
     assert expert[~filled][:, 1] == pytest.approx(2.0)
     assert filled.mean() == pytest.approx(1 / 3, abs=0.03)
-    assert expert[:, 2].mean() < 10
+    assert expert[:, 2].max() < 25
     chance = returns("push_together", episodes=300)[BEHAVIOR]
     assert (chance[:, 1] > 1.0).mean() < 0.02
     assert chance[:, 1].mean() < 0.05

@@ -1,6 +1,7 @@
 """What holds for every simulator whose agents share areas, teams or time."""
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,9 +10,17 @@ from playing import acted, policies, rows_of, trajectory
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import SettingsError
 from pipeline.protocol.simulator import Restorable
+from pipeline.settings import load_run_settings
 from pipeline.simulators import registry
 
-NAMES = ("couriers", "pong", "push_together", "tag")
+CONFIGURATIONS = {
+    "couriers": "ppo/Couriers.yaml",
+    "pong": "ppo/Pong.yaml",
+    "push_together": "poca/PushTogether.yaml",
+    "tag": "ppo/Tag.yaml",
+}
+NAMES = tuple(CONFIGURATIONS)
+CONFIG = Path(__file__).parents[3] / "config"
 SCRIPT = """\
 #!{python}
 import sys
@@ -156,3 +165,13 @@ def test_an_executable_plays_as_the_simulator_does_in_process(name, tmp_path):
                 there.set_actions(behavior, action)
             there.step()
             steps = here.step(acted(steps, by))
+
+
+def test_its_configuration_names_its_behaviors_and_plays_itself_where_there_are_teams(name):
+    behaviors = load_run_settings(CONFIG / CONFIGURATIONS[name]).behaviors
+    qualified = registry.make(name).behavior_specs
+    assert set(behaviors) == {one.partition("?")[0] for one in qualified}
+    teams = {one.partition("team=")[2] for one in qualified}
+    for settings in behaviors.values():
+        assert (settings.self_play is not None) == (len(teams) > 1)
+        assert settings.trainer_type == CONFIGURATIONS[name].partition("/")[0]

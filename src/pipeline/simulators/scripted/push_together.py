@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pipeline.protocol.steps import DecisionSteps
 
 _NOTHING, _UP, _DOWN, _LEFT, _RIGHT = range(5)
+_MIDDLE_ROW = (game.ROWS - 1) // 2
 
 
 def expert(steps: DecisionSteps) -> ActionTuple:
@@ -26,11 +27,21 @@ def expert(steps: DecisionSteps) -> ActionTuple:
     block = cell[:, 1] + np.rint(game.SCALE * obs[:, 2]).astype(np.int64)
     to_pit = np.rint(game.SCALE * obs[:, 3:5]).astype(np.int64)
     mates = obs[:, 6:].reshape(-1, game.TEAM - 1, 3)
-    theirs = np.rint(to_pit[:, None] - game.SCALE * mates[..., 1:])
-    distance = np.abs(theirs).sum(axis=2) + 100.0 * (mates[..., 0] == 0)
-    fills = (obs[:, 5] > 0) & (np.abs(to_pit).sum(axis=1) <= distance.min(axis=1))
+    theirs = cell[:, None] + np.rint(game.SCALE * mates[..., 1:]).astype(np.int64)
+    pit = cell + to_pit
+    way = _way(theirs, block[:, None], pit[:, None]) + 100 * (mates[..., 0] == 0)
+    fills = (obs[:, 5] > 0) & (_way(cell, block, pit) <= way.min(axis=1))
     action = np.where(fills, _to_pit(cell, block, to_pit), _to_block(cell, block))
     return ActionTuple(discrete=action[:, None])
+
+
+def _way(cell: AnyArray, block: AnyArray, pit: AnyArray) -> AnyArray:
+    """[...] moves that `_to_pit` takes from `cell` [..., 2]; every one leaves one less."""
+    offset = np.abs(pit - cell)
+    edge = np.where(cell[..., 0] <= _MIDDLE_ROW, 0, game.ROWS - 1)
+    around = np.abs(cell[..., 0] - edge) + np.abs(pit[..., 0] - edge)
+    must_leave = _on_rail(cell) & (cell[..., 1] < block)
+    return np.asarray(np.where(must_leave, around, offset[..., 0]) + offset[..., 1])
 
 
 def _to_pit(cell: AnyArray, block: AnyArray, to_pit: AnyArray) -> AnyArray:
@@ -51,8 +62,8 @@ def _to_block(cell: AnyArray, block: AnyArray) -> AnyArray:
 
 
 def _to_edge(cell: AnyArray) -> AnyArray:
-    return np.where(cell[:, 0] <= (game.ROWS - 1) // 2, _UP, _DOWN)
+    return np.where(cell[:, 0] <= _MIDDLE_ROW, _UP, _DOWN)
 
 
 def _on_rail(cell: AnyArray) -> AnyArray:
-    return (cell[:, 0] >= game.FIRST_ROW) & (cell[:, 0] <= game.LAST_ROW)
+    return (cell[..., 0] >= game.FIRST_ROW) & (cell[..., 0] <= game.LAST_ROW)
