@@ -27,8 +27,12 @@ MAX_STEP = 100
 """Decisions that the runner must survive."""
 HUNTER_SPEED, RUNNER_SPEED = 0.06, 0.08
 """Per decision; the field is 2 wide and 2 high."""
+FULL_SPEED = 0.25
+"""Length of an action from which on its agent moves at its full speed."""
 REACH = 0.15
 """Distance at which a hunter has caught the runner."""
+LEAST_X = 0.2
+"""Distance from the middle line at which everybody begins, at least."""
 OBS_SIZE = 7
 
 
@@ -64,13 +68,13 @@ class Tag(Areas):
         """Move everybody at the same time.
 
         Args:
-            actions: float32 [N, 2] of each behavior: wanted velocity in x and y as a share of the
-                speed; longer vectors than 1 are shortened to 1.
+            actions: float32 [N, 2] of each behavior: direction in x and y. Vectors of `FULL_SPEED`
+                and longer are full speed, shorter ones as much less as they are shorter.
         """
         hunters = checked(actions[HUNTER].continuous, (N_HUNTERS * self._n_areas, 2), HUNTER)
         runners = checked(actions[RUNNER].continuous, (self._n_areas, 2), RUNNER)
-        self._place[:, :N_HUNTERS] += HUNTER_SPEED * _within_disc(hunters).reshape(-1, N_HUNTERS, 2)
-        self._place[:, N_HUNTERS] += RUNNER_SPEED * _within_disc(runners)
+        self._place[:, :N_HUNTERS] += HUNTER_SPEED * _velocity(hunters).reshape(-1, N_HUNTERS, 2)
+        self._place[:, N_HUNTERS] += RUNNER_SPEED * _velocity(runners)
         np.clip(self._place, -1.0, 1.0, out=self._place)
         self._n_steps += 1
         gap = self._place[:, :N_HUNTERS] - self._place[:, N_HUNTERS:]
@@ -112,7 +116,7 @@ class Tag(Areas):
         """Put the runner on one side and the hunters on the other."""
         for area in areas.tolist():
             rng = self._rngs[area]
-            x, y = rng.uniform((0.2, -1.0), (1.0, 1.0), (PER_AREA, 2)).T
+            x, y = rng.uniform((LEAST_X, -1.0), (1.0, 1.0), (PER_AREA, 2)).T
             side = 1.0 if rng.random() < 0.5 else -1.0
             self._place[area, :, 0] = side * x
             self._place[area, :, 1] = y
@@ -147,7 +151,7 @@ class Tag(Areas):
         return obs.reshape(-1, OBS_SIZE), ids.astype(np.int32), groups.astype(np.int32)
 
 
-def _within_disc(action: AnyArray) -> FloatArray:
-    """[N, 2] actions, shortened to length 1 where they are longer."""
+def _velocity(action: AnyArray) -> FloatArray:
+    """[N, 2] shares of the full speed, of length 1 at most."""
     length = np.sqrt((action * action).sum(axis=1, keepdims=True))
-    return np.asarray(action / np.maximum(length, 1.0), dtype=np.float32)
+    return np.asarray(action / np.maximum(length, FULL_SPEED), dtype=np.float32)

@@ -25,7 +25,7 @@ def placed(*places):
 
 def test_everybody_moves_at_its_own_speed_and_no_faster():
     simulator = placed((-0.5, 0.0), (-0.5, 0.5), (0.5, 0.0))
-    simulator.step(act((1, 0), (3, 4), (0, 0.5)))
+    simulator.step(act((0.25, 0), (3, 4), (0, 0.125)))
     assert simulator._place[0] == pytest.approx(
         np.array([(-0.44, 0.0), (-0.464, 0.548), (0.5, 0.04)]), abs=1e-6
     )
@@ -109,5 +109,5 @@ def test_scripted_players_beat_chance_and_fight_among_themselves():
 
     assert hunters_win(HUNTER) > 0.95
     assert hunters_win(RUNNER) < 0.02
-    assert hunters_win() < 0.1
+    assert hunters_win() < 0.2
     assert 0.25 < hunters_win(HUNTER, RUNNER) < 0.75
