@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
+import os
 import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import __version__
+from pipeline.commands.learn_options import add_options
+from pipeline.commands.parsing import Parser
 from pipeline.errors import Interrupted, PipelineError, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _EPILOG = """\
 the whole pipeline
@@ -25,8 +29,12 @@ the whole pipeline
 
 one thing at a time
   pipeline env build balance_ball -o build/balance_ball
+  pipeline env fetch URL --sha256 DIGEST
+  pipeline env build gymnasium:CartPole-v1 -o build/cartpole --copies 8
   pipeline learn config/ppo/3DBall.yaml --env build/balance_ball --run-id first
   pipeline evaluate results/export/balance_ball_ppo/seed1/3DBall.onnx --env build/balance_ball
+  pipeline config check old/trainer_config.yaml
+  pipeline config upgrade old/trainer_config.yaml old/curricula -o config/new.yaml
   pipeline demo record balance_ball -o data/demos/mine.demo --episodes 20
   pipeline demo info data/demos/mine.demo
   pipeline onnx check results/export/balance_ball_ppo/seed1/3DBall.onnx
@@ -38,18 +46,41 @@ one thing at a time
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""
     arguments = _parser().parse_args(argv)
-    level = logging.DEBUG if arguments.debug else logging.INFO
-    logging.basicConfig(level=level, format="[%(levelname)s] %(message)s")
     work: Callable[[argparse.Namespace], str | None] = arguments.work
-    try:
-        text = work(arguments)
-    except (PipelineError, OSError, KeyboardInterrupt) as error:
-        if arguments.debug:
-            traceback.print_exception(error)
-        return _report(error)
+    with _log_on_the_console(debug=arguments.debug):
+        try:
+            text = work(arguments)
+        except (PipelineError, OSError, KeyboardInterrupt) as error:
+            if arguments.debug:
+                traceback.print_exception(error)
+            return _report(error)
     if text:
-        print(text)
+        _print(text)
     return 0
+
+
+def _print(text: str) -> None:
+    """Print to standard output, whose reader may have gone, as `head` does."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def _log_on_the_console(*, debug: bool) -> Iterator[None]:
+    """Show what a user follows, or with `debug` everything of ours with its time and place."""
+    detailed = "%(asctime)s %(levelname)s [%(filename)s:%(lineno)d] %(message)s"
+    logging.basicConfig(
+        level=logging.INFO, format=detailed if debug else "[%(levelname)s] %(message)s"
+    )
+    ours = logging.getLogger("pipeline")
+    before = ours.level
+    ours.setLevel(logging.DEBUG if debug else before)
+    try:
+        yield
+    finally:
+        ours.setLevel(before)
 
 
 def _report(error: BaseException) -> int:
@@ -64,7 +95,7 @@ def _report(error: BaseException) -> int:
 def _parser() -> argparse.ArgumentParser:
     debug = argparse.ArgumentParser(add_help=False)
     debug.add_argument("--debug", action="store_true", help="detailed log, and tracebacks")
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = Parser(
         prog="pipeline",
         description="From an environment to a trained, exported, evaluated and compared agent.",
         epilog=_EPILOG,
@@ -72,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pipeline {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_plan, _sync, _env, _demo, _learn, _evaluate, _onnx, _ui):
+    for add in (_plan, _sync, _env, _demo, _config, _learn, _evaluate, _onnx, _ui):
         add(commands, debug)
     return parser
 
@@ -96,8 +127,10 @@ def _plan(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) 
     def work(arguments: argparse.Namespace) -> str:
         from pipeline.settings.params import load_params
         from pipeline.settings.plan import RUNS_FILE, check_plan, write_plan
+        from pipeline.stages.bridged import check_ids
 
         params = load_params(Path("params.yaml"))
+        check_ids(params)
         if arguments.check:
             check_plan(params)
             return f"{RUNS_FILE} is up to date."
@@ -126,23 +159,79 @@ def _sync(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) 
 
 def _env(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
     def build(arguments: argparse.Namespace) -> str:
-        from pipeline.simulators.pack import pack
+        from pipeline.commands.env import build
 
-        target = pack(arguments.name, arguments.output)
-        return f"Wrote {target}. Train in it: pipeline learn CONFIG --env {target}"
+        return build(
+            arguments.name,
+            arguments.output,
+            copies=arguments.copies,
+            kwargs=arguments.arg,
+            options=arguments.option,
+        )
 
-    def names(arguments: argparse.Namespace) -> str:  # noqa: ARG001  # every command takes them
-        from pipeline.simulators import registry
+    def names(arguments: argparse.Namespace) -> str:
+        from pipeline.commands.env import list_environments
 
-        return "\n".join(f"{name:16} {registry.entry(name).summary}" for name in registry.NAMES)
+        return list_environments(arguments.manifest)
 
-    inner = _command(commands, debug, "env", "build environments").add_subparsers(
+    inner = _command(commands, debug, "env", "build, list and fetch environments").add_subparsers(
         metavar="COMMAND", required=True
     )
-    made = _command(inner, debug, "build", "pack a built-in simulator into an executable", build)
-    made.add_argument("name", help="one that `pipeline env list` shows")
+    made = _command(inner, debug, "build", "pack an environment into an executable", build)
+    text = "one that `pipeline env list` shows, gymnasium:ID or pettingzoo:ID"
+    made.add_argument("name", help=text)
     made.add_argument("-o", "--output", required=True, type=Path, help="the executable to write")
-    _command(inner, debug, "list", "list the built-in simulators", names)
+    made.add_argument("--copies", type=int, default=None, help="environments in one process")
+    for flag, text in (
+        ("--arg", "keyword argument of the environment; may be repeated"),
+        ("--option", "option of the bridge, such as teams=index; may be repeated"),
+    ):
+        made.add_argument(flag, action="append", default=[], metavar="KEY=VALUE", help=text)
+    made = _command(inner, debug, "list", "list the environments that are known by name", names)
+    _manifest(made)
+    _env_fetch(inner, debug)
+
+
+def _env_fetch(inner: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
+    def work(arguments: argparse.Namespace) -> str:
+        from pipeline.commands.env import fetch_environment
+        from pipeline.envs.archives import Limits
+
+        return fetch_environment(
+            arguments.environment,
+            manifests=arguments.manifest,
+            sha256=arguments.sha256,
+            platform=arguments.platform,
+            executable=arguments.executable,
+            limits=Limits(
+                max_bytes=int(arguments.max_unpacked_gb * 1e9), max_ratio=arguments.max_ratio
+            ),
+        )
+
+    text = "fetch an environment's archive into the cache, and print its executable's path"
+    made = _command(inner, debug, "fetch", text, work)
+    made.add_argument("environment", metavar="NAME|URL", help="of a manifest, or of an archive")
+    _manifest(made)
+    made.add_argument("--sha256", default=None, help="of the archive; without it, it is only said")
+    made.add_argument(
+        "--platform",
+        choices=("linux", "darwin", "windows"),
+        default=None,
+        help="the system that the executable is for; default: this one",
+    )
+    made.add_argument("--executable", default=None, help="path in the archive; default: the only")
+    made.add_argument("--max-unpacked-gb", type=float, default=16.0, help="default: %(default)s")
+    made.add_argument("--max-ratio", type=float, default=100.0, help="default: %(default)s")
+
+
+def _manifest(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--manifest",
+        action="append",
+        default=[],
+        metavar="FILE|URL",
+        help="a registry manifest in ML-Agents' format; may be given several times",
+    )
 
 
 def _demo(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
@@ -169,32 +258,42 @@ def _demo(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) 
     made.add_argument("--seed", type=int, default=0, help="default: %(default)s")
 
 
+def _config(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
+    def check(arguments: argparse.Namespace) -> str:
+        from pipeline.commands.config import check
+
+        return check(arguments.file, curriculum=arguments.curriculum, sampler=arguments.sampler)
+
+    def upgrade(arguments: argparse.Namespace) -> str:
+        from pipeline.commands.config import upgrade
+
+        return upgrade(arguments.old, arguments.output, force=arguments.force)
+
+    inner = _command(commands, debug, "config", "look at trainer configurations, and upgrade them")
+    parts = inner.add_subparsers(metavar="COMMAND", required=True)
+    text = "say what a configuration of any ML-Agents generation means, as YAML"
+    made = _command(parts, debug, "check", text, check)
+    made.add_argument("file", type=Path, help="trainer configuration, or a curriculum or sampler")
+    made.add_argument("--curriculum", type=Path, help="YAML, JSON, or a folder of <Behavior>.json")
+    made.add_argument("--sampler", type=Path, help="sampler file")
+    made = _command(
+        parts, debug, "upgrade", "write an old configuration in today's format", upgrade
+    )
+    made.add_argument(
+        "old", nargs="+", type=Path, help="trainer configuration, curriculum, sampler: some of them"
+    )
+    made.add_argument("-o", "--output", required=True, type=Path, help="the file to write")
+    made.add_argument("--force", action="store_true", help="replace that file")
+
+
 def _learn(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
     def work(arguments: argparse.Namespace) -> str:
         from pipeline.commands.learn import learn
 
         return learn(arguments)
 
-    text = "train in one executable with one trainer configuration"
-    made = _command(commands, debug, "learn", text, work)
-    made.add_argument("config", type=Path, help="trainer configuration in ML-Agents' format")
-    made.add_argument("--env", type=Path, help="executable; the Unity Editor when not given")
-    made.add_argument(
-        "--run-id", default=None, help="name of the run and of its folder; default: ppo"
-    )
-    made.add_argument("--results-dir", type=Path, default=None, help="default: results")
-    made.add_argument("--seed", type=int, default=None, help="default: drawn, and printed")
-    made.add_argument("--num-envs", type=int, default=None, help="environments side by side")
-    made.add_argument("--base-port", type=int, default=None, help="default: free ports")
-    made.add_argument("--timeout-wait", type=int, default=None, help="seconds; default: 60")
-    made.add_argument("--no-graphics", action="store_true", help="run without a display")
-    made.add_argument("--torch-device", default=None, help="cpu, cuda, cuda:0, ...")
-    again = made.add_mutually_exclusive_group()
-    again.add_argument("--resume", action="store_true", help="continue the run of this id")
-    again.add_argument("--force", action="store_true", help="replace the run of this id")
-    made.add_argument(
-        "--env-args", nargs=argparse.REMAINDER, default=[], help="the rest goes to the executable"
-    )
+    text = "train in an executable or in the Unity Editor"
+    add_options(_command(commands, debug, "learn", text, work))
 
 
 def _evaluate(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above

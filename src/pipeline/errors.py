@@ -34,6 +34,10 @@ class TrainingError(PipelineError):
     """Training cannot go on, for example after a non-finite value."""
 
 
+class FetchError(PipelineError):
+    """An environment from outside cannot be fetched, checked, unpacked or built."""
+
+
 class StageError(PipelineError):
     """A stage of the DAG cannot start or finish."""
 
@@ -96,12 +100,16 @@ class UnityPolicyException(UnityException):
 class UnityWorkerInUseException(UnityException):
     """The port that an environment's worker needs is taken."""
 
-    def __init__(self, worker_id: int, port: int | None = None) -> None:
+    def __init__(
+        self, worker_id: int, port: int | None = None, *, remedy: str | None = None
+    ) -> None:
         where = f" (port {port})" if port is not None else ""
+        remedy = remedy or (
+            "Close the environment that holds it, or use a different worker number or --base-port."
+        )
         super().__init__(
             f"Couldn't start socket communication because worker number {worker_id}{where} is "
-            "still in use. Close the environment that holds it, or use a different worker number "
-            "or --base-port."
+            f"still in use. {remedy}"
         )
         self.worker_id = worker_id
         self.port = port

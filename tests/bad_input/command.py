@@ -50,7 +50,8 @@ class Done:
         errors = [line for line in lines if line.startswith("error: ")]
         assert len(errors) == 1, self.err
         assert lines[-1] == errors[0], self.err
-        assert all(line.startswith(("[INFO] ", "[WARNING] ")) for line in lines[:-1]), self.err
+        told = ("[INFO] ", "[WARNING] ", "\t")  # after a tab: a dump of settings goes on
+        assert all(line.startswith(told) for line in lines[:-1]), self.err
         assert self.code == 2
         return errors[0].removeprefix("error: ")
 

@@ -64,11 +64,6 @@ def test_a_configuration_that_is_a_folder_or_not_text(place):
             "behaviors.Echo.trainer_type: '{untrainable}' cannot be trained yet",
         ),
         (
-            "num_layers: 1}",
-            "num_layers: 1, memory: {sequence_length: 8}}",
-            "behaviors.Echo.network_settings.memory: recurrent policies cannot be trained yet",
-        ),
-        (
             "    max_steps: 240",
             "    reward_signals: {curiosity: {strength: 0.1}}\n    max_steps: 240",
             "behaviors.Echo.reward_signals.curiosity: this reward signal cannot be trained with",
@@ -95,7 +90,7 @@ def test_a_device_that_is_not_there_is_refused_before_the_environment_starts(pla
     env = place.program(TOUCHES)
     before = place.files()
     error = place.learn(env, "--torch-device", "warp").error
-    assert error.startswith("torch_settings.device: 'warp' cannot be used here")
+    assert error.startswith("--torch-device: 'warp' cannot be used here")
     assert place.files() == before
 
 
@@ -139,4 +134,35 @@ def test_results_that_cannot_be_written(place):
     before = place.files()
     assert "results" in place.learn(place.fake()).error
     before[str(place.folder / "fake")] = (place.folder / "fake").read_bytes()
+    assert place.files() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--num-envs 0", "--num-envs: must be at least 1, got 0"),
+        ("--seed often", "--seed: needs a whole number, got 'often'"),
+        ("--resume --force", "--resume and --force contradict each other"),
+        ("--inference --force", "--inference and --force contradict each other"),
+        ("--initialize-from gone", "Could not initialize from results/gone."),
+        ("--num-envs 3 --base-port 65534", "--base-port: 3 environments from port 65534 on"),
+        ("--no-grafics", "unrecognized arguments: --no-grafics"),
+        ("--width", "argument --width: expected one argument"),
+        ("--re", "ambiguous option: --re could match"),
+    ],
+)
+def test_bad_options_are_one_line_and_start_nothing(place, options, expected):
+    place.config()
+    env = place.program(TOUCHES)
+    before = place.files()
+    arguments = ["learn", "config.yaml", "--env", str(env), *options.split()]
+    assert place.pipeline(*arguments).error.startswith(expected)
+    assert place.files() == before
+
+
+def test_several_environments_without_an_executable(place):
+    place.config()
+    before = place.files()
+    error = place.pipeline("learn", "config.yaml", "--num-envs", "2").error
+    assert error.startswith("--num-envs: num_envs must be 1 if env_path is not set, got 2.")
     assert place.files() == before

@@ -97,8 +97,15 @@ def test_an_earlier_run_is_replaced_only_when_the_new_one_starts(place, trained)
     assert place.files() == before
     done = place.learn(env, "--force")
     assert done.code == 0, done.err
-    assert place.files() != before
-    assert not list((place.folder / "results").glob(".*"))
+    assert "The earlier run of this id is kept in results/run.1." in done.err
+    results = place.folder / "results"
+    assert sorted(path.name for path in results.iterdir()) == ["run", "run.1"]
+    after = place.files()
+    for path, content in before.items():
+        if path.startswith(str(results / "run/")):
+            assert after[path.replace("/results/run/", "/results/run.1/")] == content
+    assert place.learn(env, "--force").code == 0
+    assert sorted(path.name for path in results.iterdir()) == ["run", "run.1", "run.2"]
 
 
 @pytest.mark.parametrize("command", ["learn", "evaluate"])

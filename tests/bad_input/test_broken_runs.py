@@ -151,6 +151,7 @@ def test_a_signal_saves_and_says_how_to_go_on(place, number, code):
     assert process.returncode == code
     assert errors[-1].startswith("interrupted: stopped by a signal at step ")
     assert "of Echo; the state is saved in results/run; to continue, give the " in errors[-1]
+    assert (place.folder / "results/run/run_logs/timers.json").is_file()
     step = load_checkpoint(place.folder / "results/run/Echo/checkpoint.pt")["learner"]["step"]
     if number != signal.SIGINT:  # resuming is the same after either
         return

@@ -6,12 +6,16 @@ import os
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 from pipeline.errors import ExportError
 from pipeline.export.contract import check_model
+from pipeline.export.description import Dense, Lstm, PolicyGraph
+from pipeline.export.graph import build_model
 from pipeline.export.layout import describe
-from pipeline.export.policy import OnnxPolicy
+from pipeline.export.policy import OnnxPolicy, create_session
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.protocol.steps import DecisionSteps
 
@@ -195,6 +199,59 @@ def test_recurrent_model_is_reproducible_with_a_seed(models):
         return [(a.continuous.tolist(), a.discrete.tolist()) for a in actions]
 
     assert trace(1) == trace(1) != trace(2)
+
+
+def test_hallway_rebuilt_from_its_weights_remembers_and_prefers_the_same(models):
+    """Gate order, memory layout and body: 12 steps with each model's own memory carried on."""
+    theirs = onnx.load(models / "Hallway.onnx")
+    spec = SPECS["Hallway"]
+    ours = build_model(described(theirs, spec))
+    assert check_model(ours, spec) == []
+    (gemm,) = [node for node in theirs.graph.node if "branches.0.weight" in " ".join(node.input)]
+    logits = (gemm.output[0], "branch.0.out")
+    sessions = [
+        create_session(model, 0, [name]) for model, name in zip((theirs, ours), logits, strict=True)
+    ]
+    memories = [np.zeros((5, 1, 128), dtype=np.float32)] * 2
+    for step in range(12):
+        seen = {f"obs_{i}": o for i, o in enumerate(random_steps(spec, 5, seed=step).obs)}
+        seen["action_masks"] = np.ones((5, 5), dtype=np.float32)
+        results = [
+            session.run([name, "recurrent_out"], seen | {"recurrent_in": memory})
+            for session, name, memory in zip(sessions, logits, memories, strict=True)
+        ]
+        np.testing.assert_allclose(results[0][0], results[1][0], atol=1e-4)
+        memories = [memory for _, memory in results]
+        np.testing.assert_allclose(*memories, atol=1e-5)
+    assert np.abs(memories[0]).max() > 0.5
+
+
+def described(model, spec):
+    """Hallway's weights as a description; its LSTM's in the order that torch has."""
+    weights = {w.name: numpy_helper.to_array(w) for w in model.graph.initializer}
+
+    def dense(name):
+        return Dense(weight=weights[f"{name}.weight"], bias=weights[f"{name}.bias"])
+
+    def gates(rows):
+        enter, leave, keep, value = np.split(rows, 4)
+        return np.concatenate([enter, keep, value, leave])
+
+    (lstm,) = [node for node in model.graph.node if node.op_type == "LSTM"]
+    from_x, from_h, biases = (weights[name][0] for name in lstm.input[1:4])
+    body = "network_body._body_endoder.seq_layers"
+    return PolicyGraph(
+        spec=spec,
+        encoders=(None, None),
+        layers=(dense(f"{body}.0"), dense(f"{body}.2")),
+        memory=Lstm(
+            input_weight=gates(from_x),
+            recurrent_weight=gates(from_h),
+            input_bias=gates(biases[:256]),
+            recurrent_bias=gates(biases[256:]),
+        ),
+        branches=(dense("action_model._discrete_distribution.branches.0"),),
+    )
 
 
 def test_model_without_deterministic_actions_says_so(models):

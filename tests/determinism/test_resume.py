@@ -25,14 +25,15 @@ import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.simulators import registry
 from pipeline.trainer.learner import Learner
-import toys
+import remembering, toys
 
 torch.set_num_threads(1)
 folder, name, max_updates, kill_at, how = sys.argv[1:]
 
 def simulators():
-    if hasattr(toys, name):
-        return [getattr(toys, name)(seed=seed, n_agents=3) for seed in (3, 4)]
+    for toy in (getattr(toys, name, None), getattr(remembering, name, None)):
+        if toy is not None:
+            return [toy(seed=seed, n_agents=3) for seed in (3, 4)]
     return [registry.make(name, seed=3, n_agents=3)]
 
 settings = {
@@ -46,6 +47,27 @@ settings = {
 }
 if "memory" in how:
     settings["network_settings"]["memory"] = {"sequence_length": 4, "memory_size": 8}
+
+parameters = None
+if "lessons" in how:
+    def lesson(number, value, **criteria):
+        base = {"measure": "progress", "behavior": "3DBall", "threshold": 0.001 * number}
+        last = {"completion_criteria": base | criteria} if number < 6 else {}
+        return {"name": f"l{number}", "value": value} | last
+
+    def sampler(low):
+        return {"sampler_type": "uniform", "sampler_parameters": {"min_value": low, "max_value": 9}}
+
+    parameters = {
+        "gravity": {"curriculum": [lesson(n, sampler(n / 2)) for n in range(1, 7)]},
+        "mass": {"curriculum": [lesson(n, 0.5 + n / 4, require_reset=True) for n in range(1, 7)]},
+        "scale": {
+            "curriculum": [
+                lesson(1, sampler(0.4), measure="reward", threshold=-1.0, min_lesson_length=9),
+                lesson(6, 1.0),
+            ]
+        },
+    }
 
 learn, n_updates = Learner.learn, 0
 
@@ -64,7 +86,7 @@ names = (names | {"push_together": ["PushTogether"]}).get(name, ["Toy"])
 try:
     pipeline.train(
         [InProcessEnvironment(one) for one in simulators()],
-        {"behaviors": dict.fromkeys(names, settings)},
+        {"behaviors": dict.fromkeys(names, settings), "environment_parameters": parameters},
         seed=5,
         run_dir=Path(folder),
         resume="resume" in how,
@@ -111,19 +133,42 @@ def assert_equal_states(one: dict, two: dict) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    ["Chase", "Both", "Forbidden", "balance_ball", "grid_world", "couriers", "push_together"],
+    ("name", "how"),
+    [
+        ("Chase", ""),
+        ("Both", ""),
+        ("Forbidden", ""),
+        ("balance_ball", ""),
+        ("grid_world", ""),
+        ("balance_ball", "lessons"),
+        ("couriers", ""),
+        ("push_together", ""),
+    ],
 )
-def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, tmp_path):
-    assert run(tmp_path / "whole", name, updates=8) == 0
-    assert run(tmp_path / "killed", name, updates=8, kill_at=5) == -signal.SIGKILL
+def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, how, tmp_path):
+    assert run(tmp_path / "whole", name, updates=8, how=how) == 0
+    assert run(tmp_path / "killed", name, updates=8, kill_at=5, how=how) == -signal.SIGKILL
     killed = final_state(tmp_path / "killed")
     assert killed["/learner/n_updates"] == 4
-    assert run(tmp_path / "killed", name, updates=8, how="resume") == 0
+    assert run(tmp_path / "killed", name, updates=8, how=f"{how} resume") == 0
     whole = final_state(tmp_path / "whole")
     assert whole["/learner/n_updates"] == 8
     assert any(key.startswith("/experience/open") for key in whole)
     assert len([key for key in whole if isinstance(whole[key], np.ndarray)]) > 30
+    if how == "lessons":
+        assert 1 <= killed["/run/lessons/curriculum/lessons/mass"] < 5
+        assert whole["/run/lessons/curriculum/lessons/mass"] == 5
+    assert_equal_states(whole, final_state(tmp_path / "killed"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Cue", "Level"])
+def test_resumed_run_with_memory_equals_the_uninterrupted_run(name, tmp_path):
+    assert run(tmp_path / "whole", name, updates=8, how="memory") == 0
+    assert run(tmp_path / "killed", name, updates=8, kill_at=5, how="memory") == -signal.SIGKILL
+    assert run(tmp_path / "killed", name, updates=8, how="memory resume") == 0
+    whole = final_state(tmp_path / "whole")
+    assert np.abs(whole["/experience/memories"]).max() > 0.01
     assert_equal_states(whole, final_state(tmp_path / "killed"))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from remembering import Cue
 from toys import Both, Chase, Crowd, Quadrant, Wish
 
 import pipeline
@@ -19,9 +20,9 @@ from pipeline.protocol.demo import DemoWriter
 from pipeline.settings import load_run_settings
 from pipeline.simulators import registry
 from pipeline.simulators.pack import pack
+from pipeline.stages.export import publish
 from pipeline.tracking.csvfile import CsvSink
 from pipeline.trainer import pretrain
-from pipeline.trainer.exporting import publish
 from pipeline.trainer.result import outcome
 
 WAIT_S = 300
@@ -110,6 +111,19 @@ def test_same_seed_gives_the_same_checkpoints_onnx_files_and_metrics(name, tmp_p
     assert [file for file in telling if other[0][file] in one[0].values()] == []
 
 
+def test_same_seed_gives_the_same_policy_with_memory(tmp_path):
+    network = settings()["behaviors"]["Toy"]["network_settings"]
+    memory = {"sequence_length": 3, "memory_size": 8}
+    configuration = settings(network_settings={**network, "memory": memory})
+    one, two, other = (
+        trained(tmp_path / label, lambda: [Cue(seed=3), Cue(seed=4)], configuration, seed=seed)
+        for label, seed in (("one", 5), ("two", 5), ("other", 6))
+    )
+    assert one == two
+    for file in ("Toy/checkpoint.pt", "export/Toy.onnx", "progress.csv"):
+        assert one[0][file] != other[0][file]
+
+
 def test_neither_global_streams_nor_threads_change_a_run(tmp_path):
     runs = []
     for label in ("one", "two"):
@@ -150,7 +164,7 @@ RUN = """
 import json, sys
 from pathlib import Path
 import pipeline, torch
-from pipeline.trainer.exporting import publish
+from pipeline.stages.export import publish
 from pipeline.tracking.csvfile import CsvSink
 from pipeline.trainer.result import outcome
 

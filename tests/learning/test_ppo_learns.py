@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from pipeline.trainer.exporting import publish
+from remembering import Cue, Level
 from toys import Both, Chase, Corridor, Forbidden, Quadrant, Wish
 
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.evaluation.episodes import evaluate
+from pipeline.export.policy import OnnxPolicy
 
 pytestmark = pytest.mark.learning
 
@@ -60,3 +64,38 @@ def test_a_policy_that_learned_nothing_is_far_from_the_stated_return(name, tmp_p
     ).behaviors["Toy"]
     assert result.n_updates == 0
     assert result.mean_reward < wanted - 0.4
+
+
+MEMORY = {"memory": {"sequence_length": 8, "memory_size": 32}}
+# Agent steps, the return that must be reached with memory, and the one that none reaches without:
+# guessing is worth 0.25 in `Cue`, and the best constant answer 0.6 in `Level`.
+REMEMBERING = {"discrete": (Cue, 16_000, 0.9, 0.45), "continuous": (Level, 30_000, 0.82, 0.66)}
+
+
+def remembering(name, seed, folder, network):
+    toy, max_steps, _, _ = REMEMBERING[name]
+    configuration = settings(max_steps, {"hyperparameters": {"batch_size": 128}})
+    configuration["behaviors"]["Toy"]["hyperparameters"]["learning_rate"] = 3e-3
+    configuration["behaviors"]["Toy"]["network_settings"] |= {"num_layers": 1, **network}
+    return pipeline.train(
+        InProcessEnvironment(toy(seed=seed)), configuration, seed=seed, run_dir=folder
+    ).behaviors["Toy"]
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_ppo_with_memory_answers_what_it_saw_steps_ago(name, seed, tmp_path):
+    toy, _, wanted, _ = REMEMBERING[name]
+    result = remembering(name, seed, tmp_path, MEMORY)
+    assert result.mean_reward >= wanted
+    publish(result.checkpoint, tmp_path)
+    exported = OnnxPolicy(tmp_path / "Toy.onnx")
+    with InProcessEnvironment(toy(seed=seed + 100)) as environment:
+        episodes = evaluate(environment, {"Toy": exported}, episodes=200, seed=seed)
+    assert sum(one.episode_return for one in episodes) / len(episodes) >= wanted
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_the_same_task_stays_at_chance_without_memory(name, seed, tmp_path):
+    result = remembering(name, seed, tmp_path, {})
+    assert result.n_updates > 10
+    assert result.mean_reward < REMEMBERING[name][3]

@@ -66,11 +66,13 @@ class Toy:
 
     def state_dict(self):
         arrays = {name: value for name, value in vars(self).items() if type(value) is np.ndarray}
-        return {"rng": self.rng.bit_generator.state, **{k: v.copy() for k, v in arrays.items()}}
+        plain = {"rng": self.rng.bit_generator.state, "parameters": dict(self.parameters)}
+        return {**plain, **{k: v.copy() for k, v in arrays.items()}}
 
     def load_state_dict(self, state):
         self.rng.bit_generator.state = state["rng"]
-        for name in state.keys() - {"rng"}:
+        self.parameters = dict(state["parameters"])
+        for name in state.keys() - {"rng", "parameters"}:
             setattr(self, name, state[name].copy())
 
     def begin(self, rows):

@@ -23,7 +23,8 @@ def test_help_teaches_by_example(capsys):
 
 
 COMMANDS = (
-    "plan, sync, env build, env list, demo info, demo record, learn, evaluate, onnx check, ui"
+    "plan, sync, env build, env list, env fetch, demo info, demo record, config check, config "
+    "upgrade, learn, evaluate, onnx check, ui"
 )
 
 

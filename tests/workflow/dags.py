@@ -34,7 +34,7 @@ def dvc_nodes(root: Path) -> list[Node]:
                 else:
                     deps.add(dep.def_path)
             outs = {out.def_path for out in stage.outs}
-            nodes.append(Node(stage.addressing, outs, deps, params, plain_command(stage.cmd)))
+            nodes.append(Node(stage.name, outs, deps, params, plain_command(stage.cmd)))
     return nodes
 
 

@@ -68,6 +68,11 @@ DRIFTS = {
 
 
 @pytest.mark.slow
+def test_a_copy_without_drift_has_no_difference(project: Path):
+    assert differences(dvc_nodes(project), snakemake_nodes(project), project) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("drift", DRIFTS)
 def test_a_drift_between_the_engines_is_caught(drift: str, project: Path):
     name, pattern, new = DRIFTS[drift]

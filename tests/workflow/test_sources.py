@@ -54,7 +54,7 @@ def test_stages_that_use_torch_declare_the_runtime():
 
 
 def test_the_env_stage_depends_on_the_installed_versions():
-    for name in ("env", "env_path"):
+    for name in ("env", "env_path", "env_unity"):
         assert "constraints.txt" in declared(name)["deps"]
 
 

@@ -54,8 +54,13 @@ def sources(stage, *packages):
     paths = [
         Path("src/pipeline", name) for name in (*BASE, *packages, f"stages/{stage}.py")
     ]
-    found = [f"workflow/scripts/{stage}.py"]
-    for path in paths:
+    return sorted([f"workflow/scripts/{stage}.py", *spelled_out(*paths)])
+
+
+def spelled_out(*paths):
+    """Files, and the files in folders."""
+    found = []
+    for path in map(Path, paths):
         inside = path.rglob("*") if path.is_dir() else [path]
         found += [
             str(file)
@@ -98,7 +103,8 @@ def deliverables():
         *each("evaluate", f"results/evaluate/{place}/metrics.json"),
         *(
             f"build/env/{name}"
-            for name in (*RUNS["environments"], *RUNS["path_environments"])
+            for table in ("environments", "path_environments", "unity_environments")
+            for name in RUNS[table]
         ),
         *(f"data/demos/{name}.demo" for name in RUNS["demonstrations"]),
     ]

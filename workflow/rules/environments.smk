@@ -1,8 +1,27 @@
 # Environments, and demonstrations recorded in them.
+MAKING = (
+    "arrays.py",
+    "envs/__init__.py",
+    "envs/archive_entries.py",
+    "envs/archives.py",
+    "envs/download.py",
+    "envs/fetch.py",
+    "envs/launch.py",
+    "envs/programs.py",
+    "envs/progress.py",
+    "envs/unity_build.py",
+    "protocol",
+    "settings",
+    "simulators",
+    "stages/bridged.py",
+    "stages/external.py",
+)
+
+
 rule env:
     input:
         "constraints.txt",
-        sources("env", "arrays.py", "protocol", "settings", "simulators"),
+        sources("env", *MAKING),
     output:
         directory("build/env/{name}"),
     log:
@@ -15,7 +34,7 @@ rule env:
     params:
         watched=watched("environments.{name}"),
     message:
-        "Pack the environment {wildcards.name}"
+        "Make the environment {wildcards.name}"
     shell:
         "python workflow/scripts/env.py {wildcards.name} > {log} 2>&1"
 
@@ -23,8 +42,8 @@ rule env:
 rule env_path:
     input:
         "constraints.txt",
-        lambda wildcards: RUNS["path_environments"][wildcards.name]["path"],
-        sources("env", "arrays.py", "protocol", "settings", "simulators"),
+        lambda wildcards: spelled_out(RUNS["path_environments"][wildcards.name]["path"]),
+        sources("env", *MAKING),
     output:
         directory("build/env/{name}"),
     log:
@@ -38,6 +57,33 @@ rule env_path:
         watched=watched("environments.{name}"),
     message:
         "Take the build of the environment {wildcards.name}"
+    shell:
+        "python workflow/scripts/env.py {wildcards.name} > {log} 2>&1"
+
+
+rule env_unity:
+    input:
+        "constraints.txt",
+        lambda wildcards: spelled_out(
+            *(
+                RUNS["unity_environments"][wildcards.name][part]
+                for part in ("assets", "packages", "settings")
+            )
+        ),
+        sources("env", *MAKING),
+    output:
+        directory("build/env/{name}"),
+    log:
+        "logs/env/{name}.log",
+    benchmark:
+        "logs/env/{name}.tsv"
+    wildcard_constraints:
+        name=one_of(RUNS["unity_environments"]),
+    threads: 1
+    params:
+        watched=watched("environments.{name}"),
+    message:
+        "Build the Unity project of the environment {wildcards.name}"
     shell:
         "python workflow/scripts/env.py {wildcards.name} > {log} 2>&1"
 

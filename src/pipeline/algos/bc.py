@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from pipeline import seeding
 from pipeline.algos.policy import tensors
+from pipeline.algos.recurrence import forgetful_recall, minibatches
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
 from pipeline.data.demonstrations import ExpertRows, load_expert_rows
+from pipeline.data.sequences import cut, rows_of
 from pipeline.nets.distributions import ACTION_RANGE
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pipeline.algos.policy import Policy
+    from pipeline.arrays import AnyArray
+    from pipeline.nets.memory import Recall
     from pipeline.settings.schema import TrainerSettings
 
 DEFAULT_EPOCHS = 3
@@ -64,7 +68,7 @@ class BehavioralCloning:
 
     Args:
         policy: the policy that learns.
-        rows: what to imitate.
+        rows: what to imitate; their episodes too when the policy has memory.
         batch_size: rows of a minibatch.
         num_epoch: passes over the samples of one update.
         samples_per_update: rows used by one update, 0 for all.
@@ -90,9 +94,18 @@ class BehavioralCloning:
         self.obs = tensors(rows.obs, device)
         self.continuous, discrete = tensors([rows.continuous, rows.discrete], device)
         self.discrete = discrete.long()
-        self.batch_size = min(batch_size, len(rows))
+        self.recall, sequence_length = None, 1
+        if policy.settings.memory is not None:
+            sequence_length = policy.settings.memory.sequence_length
+            self.recall = forgetful_recall(
+                _lengths(rows), sequence_length, policy.memory_size, device
+            )
+        # from here on a unit is a row, or with memory a sequence
+        self.n_units = len(rows) if self.recall is None else len(self.recall.lengths)
+        self.batch_size = max(min(batch_size, len(rows)) // sequence_length, 1)
         self.num_epoch = num_epoch
-        self.samples_per_update = samples_per_update or len(rows)
+        units = samples_per_update // sequence_length
+        self.units_per_update = max(units, 1) if samples_per_update else self.n_units
         self.learning_rate = learning_rate
         self.steps = steps
         self.stream = seeding.stream(seed, "cloning")
@@ -133,27 +146,33 @@ class BehavioralCloning:
             group["lr"] = rate
         with torch.no_grad():
             obs = self.policy.normalizers(self.obs)
-        losses = [self._learn(obs, rows) for _ in range(self.num_epoch) for rows in self._batches()]
+        losses = [
+            self._learn(obs, rows, recall)
+            for _ in range(self.num_epoch)
+            for rows, recall in self._batches()
+        ]
         return float(torch.stack(losses).mean())
 
-    def _batches(self) -> Iterator[Tensor]:
-        n_rows = len(self.continuous)
-        order = torch.from_numpy(self.stream.permutation(n_rows)).to(self.continuous.device)
-        n_batches = max(min(n_rows, self.samples_per_update) // self.batch_size, 1)
-        for start in range(0, n_batches * self.batch_size, self.batch_size):
-            yield order[start : start + self.batch_size]
+    def _batches(self) -> Iterator[tuple[Tensor, Recall | None]]:
+        n_batches = max(min(self.n_units, self.units_per_update) // self.batch_size, 1)
+        order = self.stream.permutation(self.n_units)[: n_batches * self.batch_size]
+        rows, sizes, recalls = minibatches(self.recall, order, self.batch_size)
+        index = torch.from_numpy(rows).to(self.continuous.device)
+        yield from zip(torch.split(index, sizes), recalls, strict=True)
 
-    def _learn(self, obs: Sequence[Tensor], rows: Tensor) -> Tensor:
-        loss = self.loss(obs, rows)
+    def _learn(self, obs: Sequence[Tensor], rows: Tensor, recall: Recall | None) -> Tensor:
+        loss = self.loss(obs, rows, recall)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.optimizer.step()
         return loss.detach()
 
-    def loss(self, obs: Sequence[Tensor], rows: Tensor | slice) -> Tensor:
-        """Imitation loss on the given rows of normalised observations."""
+    def loss(
+        self, obs: Sequence[Tensor], rows: Tensor | slice, recall: Recall | None = None
+    ) -> Tensor:
+        """Imitation loss on the given rows of normalised observations, which form `recall`."""
         heads = self.policy.actor.heads
-        hidden = self.policy.actor([values[rows] for values in obs])
+        hidden = self.policy.actor([values[rows] for values in obs], recall)
         mu: nn.Module | None = heads.mu
         return imitation_loss(
             mu=None if mu is None else mu(hidden),
@@ -165,7 +184,7 @@ class BehavioralCloning:
     @torch.no_grad()
     def measure(self) -> float:
         """Imitation loss on all rows, without learning."""
-        return float(self.loss(self.policy.normalizers(self.obs), slice(None)))
+        return float(self.loss(self.policy.normalizers(self.obs), slice(None), self.recall))
 
     def observe(self) -> None:
         """Take the demonstrations' observations into the policy's normalisers."""
@@ -186,17 +205,37 @@ class BehavioralCloning:
 
 
 def hold_out(
-    rows: ExpertRows, fraction: float, rng: np.random.Generator
+    rows: ExpertRows, fraction: float, rng: np.random.Generator, *, sequence_length: int = 0
 ) -> tuple[ExpertRows, ExpertRows]:
-    """Split into rows to learn from and rows to check on, the latter `fraction` of all."""
-    order = rng.permutation(len(rows))
-    n_check = int(len(rows) * fraction)
+    """Split into rows to learn from and rows to check on, the latter `fraction` of all.
 
-    def take(index: np.ndarray[Any, np.dtype[np.int64]]) -> ExpertRows:
-        return ExpertRows(
-            obs=[values[index] for values in rows.obs],
-            continuous=rows.continuous[index],
-            discrete=rows.discrete[index],
-        )
+    With a `sequence_length` whole sequences are held out, for policies with memory.
+    """
+    if not sequence_length:
+        order = rng.permutation(len(rows))
+        n_check = int(len(rows) * fraction)
+        return _taken(rows, order[n_check:]), _taken(rows, order[:n_check])
+    sequences = cut(_lengths(rows), sequence_length)
+    order = rng.permutation(len(sequences))
+    n_check = int(len(sequences) * fraction)
+
+    def take(chosen: AnyArray) -> ExpertRows:
+        lengths = sequences.lengths[chosen]
+        return _taken(rows, rows_of(sequences.starts[chosen], lengths), lengths)
 
     return take(order[n_check:]), take(order[:n_check])
+
+
+def _taken(rows: ExpertRows, index: AnyArray, lengths: AnyArray | None = None) -> ExpertRows:
+    return ExpertRows(
+        obs=[values[index] for values in rows.obs],
+        continuous=rows.continuous[index],
+        discrete=rows.discrete[index],
+        lengths=lengths,
+    )
+
+
+def _lengths(rows: ExpertRows) -> AnyArray:
+    if rows.lengths is None:
+        raise ValueError("these rows do not say which episode they are of")
+    return rows.lengths

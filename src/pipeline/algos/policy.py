@@ -36,6 +36,8 @@ class Decision:
     """[N, ...] what learning needs to remember, by field name."""
     entropy: float
     """Mean entropy of the policy at these observations."""
+    memory: FloatArray | None = None
+    """[N, M] what the agents remember from now on; None without memory."""
 
 
 class Policy(nn.Module):
@@ -48,12 +50,18 @@ class Policy(nn.Module):
         self.normalizers = Normalizers(spec.observation_specs, enabled=settings.normalize)
         self.actor = Actor(spec, settings)
 
+    @property
+    def memory_size(self) -> int:
+        """Numbers that an agent remembers; 0 without a recurrent layer."""
+        return 0 if self.actor.memory is None else self.actor.memory.memory_size
+
     @torch.inference_mode()
     def act(
         self,
         obs: Sequence[FloatArray],
         action_mask: Sequence[BoolArray] | None,
         generator: torch.Generator,
+        memory: FloatArray | None = None,
     ) -> Decision:
         """Decide for N agents.
 
@@ -61,15 +69,22 @@ class Policy(nn.Module):
             obs: [N, *shape] per observation.
             action_mask: bool [N, branch] per branch, True where forbidden; None allows everything.
             generator: the stream that actions are drawn from.
+            memory: [N, M] what the agents remember, zeros at the start of an episode; None without
+                a recurrent layer.
 
         Raises:
             UnityPolicyException: The network's output is not finite.
         """
         device = generator.device
-        inputs = tensors(obs, device)
+        inputs = self.normalizers(tensors(obs, device))
         allowed = None if action_mask is None else ~np.concatenate(action_mask, axis=1)
+        remembered: Tensor | None = None
+        if memory is None:
+            hidden = self.actor(inputs)
+        else:
+            hidden, remembered = self.actor.step(inputs, tensors([memory], device)[0])
         sample = self.actor.heads.sample(
-            self.actor(self.normalizers(inputs)),
+            hidden,
             None if allowed is None else torch.from_numpy(allowed).to(device),
             generator,
             deterministic=self.settings.deterministic,
@@ -86,7 +101,12 @@ class Policy(nn.Module):
         if self.spec.action_spec.discrete_size:
             rows["allowed"] = True if allowed is None else allowed  # type: ignore[assignment]  # a scalar fills the field
         action = ActionTuple(to_environment(sample.continuous).cpu().numpy(), rows["discrete"])
-        return Decision(action=action, rows=rows, entropy=float(sample.entropy.mean()))
+        return Decision(
+            action=action,
+            rows=rows,
+            entropy=float(sample.entropy.mean()),
+            memory=None if remembered is None else remembered.cpu().numpy(),
+        )
 
 
 def rollout_fields(spec: BehaviorSpec) -> dict[str, Field]:

@@ -9,7 +9,7 @@ detail with its reason.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,21 +17,25 @@ import torch
 from torch import Tensor
 
 from pipeline import seeding
+from pipeline.algos.batch import Batch
 from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.policy import Policy, generator_for, rollout_fields, seeded_weights, tensors
+from pipeline.algos.recurrence import stored_recall, values_in_sequence
 from pipeline.algos.returns import generalized_advantages
 from pipeline.algos.schedules import BETA_FLOOR, EPSILON_FLOOR, LEARNING_RATE_FLOOR, scheduled
+from pipeline.data.rollout import Field
 from pipeline.errors import SettingsError, TrainingError
 from pipeline.nets.actor_critic import Critic
 from pipeline.nets.optimizer import FlatAdam
 from pipeline.nets.weights import load_matching
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from pipeline.algos.policy import Decision
     from pipeline.arrays import BoolArray, FloatArray
-    from pipeline.data.rollout import Field, Rollout
+    from pipeline.data.rollout import Rollout
+    from pipeline.nets.memory import Recall
     from pipeline.protocol.specs import BehaviorSpec
     from pipeline.settings.schema import PPOSettings, TrainerSettings
 
@@ -87,53 +91,6 @@ def value_loss(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
-    """Rows to learn from: R of them for a whole rollout, B for a minibatch."""
-
-    obs: list[Tensor]
-    """[R, *shape] per observation, normalised."""
-    continuous: Tensor
-    """[R, A] as drawn."""
-    discrete: Tensor
-    """int64 [R, branches]."""
-    allowed: Tensor | None
-    """bool [R, sum of branch sizes]."""
-    log_prob: Tensor
-    """[R, A + branches] when the actions were taken."""
-    advantage: Tensor
-    """[R, 1], normalised."""
-    value: Tensor
-    """[R, S] when the rollout was complete."""
-    returns: Tensor
-    """[R, S]."""
-
-    def minibatches(self, order: Tensor, size: int) -> Iterator[Batch]:
-        """The rows in the given order, `size` at a time; a rest that fills no minibatch is left."""
-
-        def pieces(values: Tensor) -> Sequence[Tensor]:
-            return torch.split(values[order], size)[: len(order) // size]
-
-        obs = zip(*(pieces(values) for values in self.obs), strict=True)
-        n = len(order) // size
-        allowed = [None] * n if self.allowed is None else pieces(self.allowed)
-        rest = (self.continuous, self.discrete, self.log_prob)
-        targets = (self.advantage, self.value, self.returns)
-        columns = [pieces(values) for values in (*rest, *targets)]
-        for seen, mask, *row in zip(obs, allowed, *columns, strict=True):
-            continuous, discrete, log_prob, advantage, value, returns = row
-            yield Batch(
-                obs=list(seen),
-                continuous=continuous,
-                discrete=discrete,
-                allowed=mask,
-                log_prob=log_prob,
-                advantage=advantage,
-                value=value,
-                returns=returns,
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Learned:
     """What one gradient step found."""
 
@@ -168,24 +125,50 @@ class PPO:
                 spec,
                 settings.network_settings,
                 list(self.signals),
-                shared=self.policy.actor.body if shared else None,
+                shared=self.policy.actor if shared else None,
             ).to(device)
         self.parameters = [*self.policy.parameters(), *self.critic.parameters()]
         self.optimizer = FlatAdam(self.parameters, learning_rate=self.hyperparameters.learning_rate)
         self.action_stream = generator_for(seed, device, "actions")
         self.minibatch_stream = seeding.stream(seed, "minibatches")
         self.gamma = np.array([s.gamma for s in self.signals.values()], dtype=np.float32)
+        memory = settings.network_settings.memory
+        self.sequence_length = 1 if memory is None else memory.sequence_length
         self.strength = np.array([s.strength for s in self.signals.values()], dtype=np.float32)
         self.cloning = BehavioralCloning.from_settings(self.policy, settings, seed=seed)
 
     @property
     def fields(self) -> dict[str, Field]:
         """What each row of experience holds."""
-        return rollout_fields(self.spec)
+        fields = rollout_fields(self.spec)
+        if self.memory_size:
+            fields["memory"] = Field(shape=(self.memory_size,), every=self.sequence_length)
+        return fields
 
-    def act(self, obs: Sequence[FloatArray], mask: Sequence[BoolArray] | None) -> Decision:
-        """Decide for N agents; see `Policy.act`."""
-        return self.policy.act(obs, mask, self.action_stream)
+    @property
+    def memory_size(self) -> int:
+        """Numbers that an agent remembers: the actor's, then those of a critic with its own."""
+        memories = (self.policy.actor.memory, self.critic.memory)
+        return sum(memory.memory_size for memory in memories if memory is not None)
+
+    def act(
+        self,
+        obs: Sequence[FloatArray],
+        mask: Sequence[BoolArray] | None,
+        memory: FloatArray | None = None,
+    ) -> Decision:
+        """Decide for N agents; see `Policy.act`. With memory [N, M] the critic reads along."""
+        if memory is None:
+            return self.policy.act(obs, mask, self.action_stream)
+        n = self.policy.memory_size
+        decision = self.policy.act(obs, mask, self.action_stream, memory[:, :n])
+        later = decision.memory
+        if self.critic.memory is not None and later is not None:
+            with torch.inference_mode():
+                inputs = self.policy.normalizers(tensors(obs, self.device))
+                own = self.critic.step(inputs, tensors([memory[:, n:]], self.device)[0])
+            later = np.concatenate((later, own.cpu().numpy()), axis=1)
+        return replace(decision, rows={**decision.rows, "memory": memory}, memory=later)
 
     def observe(self, obs: Sequence[FloatArray]) -> None:
         """Take the observations [B, *shape] of closed trajectories into the normalisers."""
@@ -221,12 +204,11 @@ class PPO:
         if h.clip_value:
             clip = epsilon * batch.returns.std(0, correction=0).clamp_min(1e-6)
         learned: list[Learned] = []
-        size = min(h.batch_size, rollout.n_rows)
+        size = max(h.batch_size // self.sequence_length, 1)
         for _ in range(h.num_epoch):
-            order = torch.from_numpy(self.minibatch_stream.permutation(rollout.n_rows))
             learned += [
                 self._learn(minibatch, epsilon=epsilon, beta=beta, clip=clip)
-                for minibatch in batch.minibatches(order.to(self.device), size)
+                for minibatch in batch.minibatches(self.minibatch_stream, size)
             ]
         loss_pi, loss_v = torch.stack([one.losses for one in learned]).mean(0).tolist()
         if not np.isfinite(loss_pi + loss_v):
@@ -234,7 +216,7 @@ class PPO:
                 f"step {step}: the PPO loss is not finite (policy {loss_pi}, value {loss_v}); "
                 "lower learning_rate or the reward's scale"
             )
-        last_epoch = torch.cat([one.log_ratio for one in learned[-(rollout.n_rows // size) :]])
+        last_epoch = torch.cat([one.log_ratio for one in learned[-len(learned) // h.num_epoch :]])
         change = last_epoch.exp() - 1.0
         stats = {
             "Losses/Policy Loss": abs(loss_pi),
@@ -256,8 +238,9 @@ class PPO:
     def _learn(self, batch: Batch, *, epsilon: float, beta: float, clip: Tensor) -> Learned:
         """One gradient step on a minibatch."""
         self.optimizer.zero_gradients()
-        hidden = self.policy.actor(batch.obs)
-        value = self.critic(batch.obs, hidden)
+        own, critics = self._recalls(batch.recall)
+        hidden = self.policy.actor(batch.obs, own)
+        value = self.critic(batch.obs, hidden, critics)
         log_prob, entropy = self.policy.actor.heads.evaluate(
             hidden, batch.continuous, batch.discrete, batch.allowed
         )
@@ -288,8 +271,15 @@ class PPO:
         n_obs = len(self.spec.observation_specs)
         obs = self.policy.normalizers(tensors([f[f"obs_{i}"] for i in range(n_obs)], self.device))
         next_obs = self.policy.normalizers(tensors(rollout.next_obs, self.device))
-        value = self._values(obs)
-        bootstrap = self._values(next_obs) * ~rollout.terminated[:, None]
+        recall = stored_recall(rollout, self.sequence_length, self.device)
+        if recall is None:
+            value, following = self._values(obs), self._values(next_obs)
+        else:
+            value, following = (
+                found.cpu().numpy()
+                for found in values_in_sequence(self._value, obs, next_obs, rollout, recall=recall)
+            )
+        bootstrap = following * ~rollout.terminated[:, None]
         rewards = f["reward"][:, None] * self.strength
         advantages = generalized_advantages(
             rewards=rewards,
@@ -313,6 +303,7 @@ class PPO:
             advantage=torch.from_numpy(normalized).to(self.device),
             value=torch.from_numpy(value).to(self.device),
             returns=torch.from_numpy(advantages + value).to(self.device),
+            recall=recall,
         )
 
     def _values(self, obs: Sequence[Tensor], chunk: int = 4096) -> FloatArray:
@@ -320,10 +311,19 @@ class PPO:
         parts = []
         for start in range(0, len(obs[0]), chunk):
             piece = [values[start : start + chunk] for values in obs]
-            hidden = self.policy.actor(piece) if self.critic.body is None else piece[0]
-            parts.append(self.critic(piece, hidden))
+            parts.append(self._value(piece))
         result: FloatArray = torch.cat(parts).cpu().numpy()
         return result
+
+    def _value(self, obs: list[Tensor], recall: Recall | None = None) -> Tensor:
+        own, critics = self._recalls(recall)
+        hidden = self.policy.actor(obs, own) if self.critic.body is None else obs[0]
+        value: Tensor = self.critic(obs, hidden, critics)
+        return value
+
+    def _recalls(self, recall: Recall | None) -> tuple[Recall | None, Recall | None]:
+        """The actor's part of the memories, and the critic's."""
+        return (None, None) if recall is None else recall.split(self.policy.memory_size)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that continues training, as tensors and plain values."""

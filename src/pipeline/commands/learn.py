@@ -1,44 +1,41 @@
-"""`pipeline learn`: train in one executable with one trainer configuration."""
+"""`pipeline learn`: train in one executable, or in the Unity Editor, with one configuration."""
 
 from __future__ import annotations
 
+import logging
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pipeline import files
+from pipeline import __version__, files
+from pipeline.commands.learn_settings import flags_named, plan_of
 from pipeline.commands.run_folder import RunFolder, folder_of, run_folder
 from pipeline.envs.launch import find_executable
 from pipeline.errors import Interrupted
 from pipeline.settings import dump_yaml, load_run_settings, to_mapping
 from pipeline.stages import process
-from pipeline.tracking.console import ConsoleSink
+from pipeline.stages.export import publish
+from pipeline.tracking.console import ConsoleSink, hyperparameters_text
 from pipeline.tracking.csvfile import CsvSink
 from pipeline.tracking.tensorboard import TensorBoardSink
-from pipeline.trainer.exporting import publish
+from pipeline.tracking.timers import TimersSink, run_metadata
+from pipeline.tracking.updates import UpdatesCsvSink
+from pipeline.trainer.first_weights import first_weights
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
+    from pipeline.commands.learn_settings import Plan
     from pipeline.settings import RunSettings
+    from pipeline.tracking.base import Sink
     from pipeline.trainer import TrainResult
 
+_log = logging.getLogger(__name__)
+
 CONFIGURATION = "configuration.yaml"
-_OVERRIDES = {
-    "env": "env_settings.env_path",
-    "num_envs": "env_settings.num_envs",
-    "base_port": "env_settings.base_port",
-    "timeout_wait": "env_settings.timeout_wait",
-    "seed": "env_settings.seed",
-    "env_args": "env_settings.env_args",
-    "no_graphics": "engine_settings.no_graphics",
-    "run_id": "checkpoint_settings.run_id",
-    "results_dir": "checkpoint_settings.results_dir",
-    "resume": "checkpoint_settings.resume",
-    "force": "checkpoint_settings.force",
-    "torch_device": "torch_settings.device",
-}
+LOGS = "run_logs"
+_TRAINER = f"pipeline {__version__}"
 
 
 def learn(arguments: argparse.Namespace) -> str:
@@ -48,32 +45,51 @@ def learn(arguments: argparse.Namespace) -> str:
         PipelineError: The configuration or the environment cannot be used, or a signal stopped
             the run after its state was saved.
     """
-    settings = _settings(arguments)
+    plan = plan_of(arguments)
+    if plan.settings.debug:
+        logging.getLogger("pipeline").setLevel(logging.DEBUG)
+    with flags_named(plan.flags):
+        return "\n".join(_run(plan, plan.run(number)) for number in range(plan.n_runs))
+
+
+def _run(plan: Plan, settings: RunSettings) -> str:
     checkpoint = settings.checkpoint_settings
     run_dir = folder_of(Path(checkpoint.results_dir), checkpoint.run_id)
     seed = _seed(settings, run_dir)
     settings = settings.with_seed(seed)
+    weights = first_weights(settings)
     with (
         process.signals(),
         run_folder(run_dir, resume=checkpoint.resume, force=checkpoint.force) as folder,
     ):
-        result = _train(settings, seed, folder, arguments)
-        files.write_json(run_dir / "run_logs" / "seconds.json", dict(result.seconds))
-        for one in result.behaviors.values():
-            publish(one.checkpoint, run_dir)
+        timers = TimersSink(run_dir / LOGS / "timers.json", metadata=run_metadata(trainer=_TRAINER))
+        result = _train(plan, settings, seed, folder, weights, timers)
+        if not _only_watched(settings):
+            files.write_json(run_dir / LOGS / "seconds.json", dict(result.seconds))
+            n_updates = sum(one.n_updates for one in result.behaviors.values())
+            timers.finish(result.seconds, n_updates=n_updates)
     return _told(settings, seed, run_dir, result)
+
+
+def _only_watched(settings: RunSettings) -> bool:
+    """Whether an earlier run is shown, whose records stay as they are."""
+    asked = settings.checkpoint_settings
+    return asked.inference and asked.resume
 
 
 def _told(settings: RunSettings, seed: int, run_dir: Path, result: TrainResult) -> str:
     """Where everything is, and what to do next."""
-    lines = [f"Trained with seed {seed}; everything is in {run_dir}."]
+    inference = settings.checkpoint_settings.inference
+    verb = "Played" if inference else "Trained"
+    lines = [f"{verb} with seed {seed}; everything is in {run_dir}."]
     for name, one in result.behaviors.items():
         mean = "no episode ended" if one.mean_reward is None else f"{one.mean_reward:.3f}"
         lines.append(f"  {name}: {one.steps} steps, mean reward {mean}")
-        lines.append(f"    policy for Unity: {run_dir / name}.onnx")
-        lines.append(f"    checkpoint:       {one.checkpoint}")
+        if not inference:
+            lines.append(f"    policy for Unity: {run_dir / name}.onnx")
+            lines.append(f"    checkpoint:       {one.checkpoint}")
     lines.append(f"Time: {_split(result.seconds)}")
-    if env := settings.env_settings.env_path:
+    if not inference and (env := settings.env_settings.env_path):
         first = run_dir / f"{next(iter(result.behaviors))}.onnx"
         lines.append(f"Play it: pipeline evaluate {first} --env {env}")
     return "\n".join(lines)
@@ -97,51 +113,77 @@ def _split(seconds: Mapping[str, float]) -> str:
     return f"{total:.1f} s: " + ", ".join(f"{name} {value / total:.0%}" for name, value in ordered)
 
 
-def _settings(arguments: argparse.Namespace) -> RunSettings:
-    given = {key: getattr(arguments, name) for name, key in _OVERRIDES.items()}
-    chosen = {key: value for key, value in given.items() if value not in (None, False, [])}
-    return load_run_settings(
-        arguments.config,
-        overrides={k: str(v) if isinstance(v, Path) else v for k, v in chosen.items()},
-        overrides_from="command line",
-    )
-
-
 def _train(
-    settings: RunSettings, seed: int, folder: RunFolder, arguments: argparse.Namespace
+    plan: Plan,
+    settings: RunSettings,
+    seed: int,
+    folder: RunFolder,
+    weights: Mapping[str, Path],
+    timers: TimersSink,
 ) -> TrainResult:
-    if settings.env_settings.env_path is not None:
-        find_executable(settings.env_settings.env_path)  # a slip is named before slow imports
+    env, checkpoint = settings.env_settings, settings.checkpoint_settings
+    if env.env_path is not None:
+        find_executable(env.env_path)  # a slip is named before slow imports
+    elif env.env_args:
+        _log.warning("--env-args is ignored: the Unity Editor takes no arguments.")
     from pipeline import trainer
 
     run_dir = folder.path
-    limits = {name: one.max_steps for name, one in settings.behaviors.items()}
 
     def on_start() -> None:
-        files.write_whole(run_dir / CONFIGURATION, dump_yaml(to_mapping(settings)))
+        versions = run_metadata(trainer=_TRAINER)
+        _log.info(
+            "Version information: %s, Communicator API %s, PyTorch %s",
+            versions["trainer"],
+            versions["communication_protocol_version"],
+            versions["pytorch_version"],
+        )
+        if not _only_watched(settings):
+            files.write_whole(run_dir / CONFIGURATION, dump_yaml(to_mapping(settings)))
         folder.start()
+        timers.start()
 
     try:
         return trainer.train(
-            None if (path := settings.env_settings.env_path) is None else Path(path),
+            None if env.env_path is None else Path(env.env_path),
             settings,
             seed=seed,
             run_dir=run_dir,
-            num_envs=settings.env_settings.num_envs,
-            env_args=tuple(settings.env_settings.env_args or ()),
-            resume=settings.checkpoint_settings.resume,
+            num_envs=env.num_envs,
+            env_args=tuple(env.env_args or ()),
+            resume=checkpoint.resume,
+            init_from={name: folder.now(path) for name, path in weights.items()},
             device=settings.torch_settings.device,
-            sinks=[
-                ConsoleSink(max_steps=limits),
-                CsvSink(run_dir / "progress.csv"),
-                TensorBoardSink(run_dir),
-            ],
-            base_port=arguments.base_port,
-            log_folder=run_dir / "run_logs",
+            sinks=_sinks(settings, run_dir, timers),
+            base_port=plan.base_port,
+            log_folder=run_dir / LOGS,
             on_start=on_start,
+            inference=checkpoint.inference,
+            exporter=publish,
+            starting_lesson=plan.starting_lesson or 0,
         )
     except Interrupted as error:
-        if not folder.started:
+        if not folder.started or checkpoint.inference:
             raise
         again = f"{error}; to continue, give the same command with --resume"
         raise Interrupted(again, exit_code=error.exit_code) from error
+
+
+def _sinks(settings: RunSettings, run_dir: Path, timers: TimersSink) -> list[Sink]:
+    limits = {name: one.max_steps for name, one in settings.behaviors.items()}
+    if _only_watched(settings):
+        return [ConsoleSink(max_steps=limits)]
+    described: dict[str, Any] = to_mapping(settings)["behaviors"]
+    sinks: list[Sink] = [
+        ConsoleSink(max_steps=limits),
+        CsvSink(run_dir / "progress.csv"),
+        TensorBoardSink(
+            run_dir,
+            hyperparameters={name: hyperparameters_text(one) for name, one in described.items()},
+            keep_earlier=settings.checkpoint_settings.resume,
+        ),
+        timers,
+    ]
+    if settings.debug:
+        sinks.append(UpdatesCsvSink(run_dir / LOGS))
+    return sinks

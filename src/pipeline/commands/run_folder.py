@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,6 +14,8 @@ from pipeline.errors import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+_log = logging.getLogger(__name__)
 
 
 def folder_of(results: Path, run_id: str) -> Path:
@@ -34,22 +38,29 @@ class RunFolder:
 
     path: Path
     replaced: Path | None = None
-    """Where an earlier run lies until this one starts."""
+    """Where an earlier run of the same name lies now."""
     started: bool = False
 
     def start(self) -> None:
         """Keep what is written from now on."""
         self.started = True
         if self.replaced is not None:
-            shutil.rmtree(self.replaced, ignore_errors=True)
+            _log.info("The earlier run of this id is kept in %s.", self.replaced)
+
+    def now(self, path: Path) -> Path:
+        """Where a file lies that lay at `path` before the earlier run was moved."""
+        if self.replaced is None or not path.is_relative_to(self.path):
+            return path
+        return self.replaced / path.relative_to(self.path)
 
 
 @contextlib.contextmanager
 def run_folder(folder: Path, *, resume: bool, force: bool) -> Iterator[RunFolder]:
     """Make the folder for the block, which calls `start` as soon as the run has started.
 
-    Until then an earlier run that `force` replaces is kept aside. When the block ends before, the
-    earlier run is put back, or what was made is deleted.
+    An earlier run that `force` replaces is moved to the first free one of `<folder>.1`,
+    `<folder>.2`, ... and never deleted. When the block ends before the run has started, it is put
+    back, or what was made is deleted.
 
     Raises:
         SettingsError: There is an earlier run and neither `resume` nor `force`, or none to resume.
@@ -57,9 +68,8 @@ def run_folder(folder: Path, *, resume: bool, force: bool) -> Iterator[RunFolder
     used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     _check(folder, used=used, resume=resume, force=force)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    aside = folder.with_name(f".{folder.name}.replaced") if used and force else None
+    aside = _free_name(folder) if used and force and not resume else None
     if aside is not None:
-        shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
     run = RunFolder(folder, replaced=aside)
     try:
@@ -68,6 +78,11 @@ def run_folder(folder: Path, *, resume: bool, force: bool) -> Iterator[RunFolder
     finally:
         if not run.started and not resume:
             _undo(folder, made, aside)
+
+
+def _free_name(folder: Path) -> Path:
+    names = (folder.with_name(f"{folder.name}.{number}") for number in itertools.count(1))
+    return next(path for path in names if not path.exists())
 
 
 def _check(folder: Path, *, used: bool, resume: bool, force: bool) -> None:

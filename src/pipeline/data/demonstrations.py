@@ -14,7 +14,7 @@ from pipeline.protocol.demo import Demonstration, read_demo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.arrays import FloatArray, IntArray
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
     from pipeline.protocol.specs import BehaviorSpec
 
 
@@ -28,6 +28,8 @@ class ExpertRows:
     """[R, A] in the environment's range -1..1."""
     discrete: IntArray
     """int32 [R, branches]."""
+    lengths: AnyArray | None = None
+    """int64 [E] rows of each episode, one after another; None where rows are in no such order."""
 
     def __len__(self) -> int:
         return len(self.continuous)
@@ -72,12 +74,23 @@ def load_expert_rows(paths: Sequence[Path | str], spec: BehaviorSpec) -> ExpertR
         ],
         continuous=np.concatenate([d.continuous[keep] for d, keep in parts]),
         discrete=np.concatenate([d.discrete[keep] for d, keep in parts]),
+        lengths=np.concatenate([_episode_lengths(d.done) for d, _ in parts]),
     )
     if len(rows) == 0:
         raise DemonstrationError(
             f"{', '.join(map(str, paths))}: no step holds an action to learn from"
         )
     return rows
+
+
+def _episode_lengths(done: BoolArray) -> AnyArray:
+    """Rows of each episode that has any; a row that closes an episode is none, nor is a file's end.
+
+    Args:
+        done: [P] whether the pair closes an episode.
+    """
+    counts = np.bincount(np.cumsum(done)[~done])
+    return counts[counts > 0]
 
 
 def _check_fits(file: Path, demonstration: Demonstration, spec: BehaviorSpec) -> None:

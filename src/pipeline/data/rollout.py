@@ -25,6 +25,8 @@ class Field:
 
     shape: tuple[int, ...]
     dtype: type = np.float32
+    every: int = 0
+    """Kept only at rows 0, every, 2 every, ... of a trajectory, beside its rows; 0: in each row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +46,9 @@ class Rollout:
     """[K] whether the task ended, so that nothing follows the last row."""
     next_obs: list[FloatArray]
     """[K, *shape] observation after each trajectory's last row, per observation."""
+    memory: FloatArray | None = None
+    """[K, sequences, M] memory before each sequence that a trajectory of full length is cut into;
+    in a shorter trajectory the later ones mean nothing. None without memory."""
 
     @property
     def n_rows(self) -> int:
@@ -161,6 +166,7 @@ class Trajectories:
         self, fields: Mapping[str, Field], *, n_obs: int, horizon: int, capacity: int
     ) -> None:
         self.fields = {**fields, "reward": Field(shape=())}
+        self._sparse = {name: spec for name, spec in fields.items() if spec.every}
         self.n_obs = n_obs
         self.horizon = horizon
         self._open = {name: self._block(spec, 0) for name, spec in self.fields.items()}
@@ -168,12 +174,17 @@ class Trajectories:
         self._waiting = np.zeros(0, dtype=np.bool_)
         self._episode_return = np.zeros(0, dtype=np.float64)
         self._episode_length = np.zeros(0, dtype=np.int64)
-        self._rows = Grown(self.fields, capacity)
+        dense = {name: spec for name, spec in self.fields.items() if not spec.every}
+        self._rows = Grown(dense, capacity)
         self._ends = Grown(
             {
                 "length": Field(shape=(), dtype=np.int64),
                 "terminated": Field(shape=(), dtype=np.bool_),
                 **{f"obs_{i}": fields[f"obs_{i}"] for i in range(n_obs)},
+                **{
+                    name: Field(shape=self._open[name].shape[1:], dtype=spec.dtype)
+                    for name, spec in self._sparse.items()
+                },
             },
             64,
         )
@@ -209,7 +220,10 @@ class Trajectories:
         """
         at = self._cursor[slots]
         for name, values in rows.items():
-            self._open[name][slots, at] = values
+            if name in self._sparse:
+                self._decide_sparse(name, slots, at, values)
+            else:
+                self._open[name][slots, at] = values
         self._waiting[slots] = True
 
     def outcome(
@@ -269,6 +283,7 @@ class Trajectories:
             lengths=lengths,
             terminated=ends["terminated"],
             next_obs=[ends[f"obs_{i}"] for i in range(self.n_obs)],
+            memory=ends.get("memory"),
         )
 
     def clear_closed(self) -> None:
@@ -323,16 +338,24 @@ class Trajectories:
         n_rows = int(lengths.sum())
         offsets = np.arange(n_rows) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         where = np.repeat(slots, lengths), offsets
-        rows = {name: block[where] for name, block in self._open.items()}
+        rows = {name: self._open[name][where] for name in self._rows.arrays}
         self._rows.append(n_rows, rows)
         ends: dict[str, AnyArray] = {"length": lengths, "terminated": terminated}
         ends.update({f"obs_{i}": values for i, values in enumerate(obs)})
+        ends.update({name: self._open[name][slots] for name in self._sparse})
         self._ends.append(len(slots), ends)
         self._cursor[slots] = 0
         return Closed(obs=[rows[f"obs_{i}"] for i in range(self.n_obs)], n_rows=n_rows)
 
+    def _decide_sparse(self, name: str, slots: AnyArray, at: AnyArray, values: AnyArray) -> None:
+        number, rest = np.divmod(at, self._sparse[name].every)
+        kept = rest == 0
+        if kept.any():
+            self._open[name][slots[kept], number[kept]] = values[kept]
+
     def _block(self, spec: Field, n_slots: int) -> AnyArray:
-        return np.zeros((n_slots, self.horizon, *spec.shape), dtype=spec.dtype)
+        n_rows = -(-self.horizon // spec.every) if spec.every else self.horizon
+        return np.zeros((n_slots, n_rows, *spec.shape), dtype=spec.dtype)
 
 
 def _copies(arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:

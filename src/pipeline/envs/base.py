@@ -15,8 +15,13 @@ if TYPE_CHECKING:
     from typing import Self
 
     from pipeline.arrays import AnyArray
+    from pipeline.envs.side_channels import StatsAggregationMethod
+    from pipeline.protocol.parameters import Sampler
     from pipeline.protocol.specs import ActionTuple, BehaviorSpec
     from pipeline.protocol.steps import Steps
+
+    Stats = dict[str, list[tuple[float, StatsAggregationMethod]]]
+    """Values of each statistic since it was last taken, and how they become one."""
 
 
 class BaseEnv(ABC):
@@ -99,6 +104,17 @@ class SplitEnv(Protocol):
 
     def reset_wait(self) -> None:
         """Second half of `reset`."""
+
+
+@runtime_checkable
+class ControlledEnv(Protocol):
+    """An environment that takes parameters and reports statistics beside its steps."""
+
+    def set_parameter(self, name: str, value: float | Sampler) -> bool:
+        """Set an environment parameter with the next step or reset; False if it cannot."""
+
+    def take_stats(self) -> Stats:
+        """What the environment has reported since the last call."""
 
 
 class StoredStepsEnv(BaseEnv):

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pipeline.envs.base import StoredStepsEnv, closed_error
+from pipeline.envs.side_channels import StatsAggregationMethod
+from pipeline.protocol.parameters import Controls, Sampler
 from pipeline.protocol.simulator import Restorable
 from pipeline.protocol.specs import ActionTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pipeline.envs.base import Stats
     from pipeline.protocol.simulator import Simulator
     from pipeline.protocol.steps import Steps
 
@@ -22,6 +28,7 @@ class InProcessEnvironment(StoredStepsEnv):
         """Take ownership of `simulator`; `close` closes it."""
         super().__init__()
         self._simulator = simulator
+        self._controls = Controls(simulator)
         self._is_reset = False
         self._loaded = True
         self._restored: dict[str, ActionTuple] | None = None
@@ -32,6 +39,7 @@ class InProcessEnvironment(StoredStepsEnv):
         self._actions.clear()
         self._restored = None
         self._is_reset = True
+        self._controls.draw()
         self._update(self._simulator.reset())
 
     def step(self) -> None:
@@ -40,13 +48,29 @@ class InProcessEnvironment(StoredStepsEnv):
         if not self._is_reset:
             self.reset()
             return
+        self._controls.draw()
         restored, self._restored = self._restored, None
         actions = self._take_actions() if restored is None else restored
         self._update(self._simulator.step(actions))
 
-    def set_parameter(self, name: str, value: float) -> None:
-        """Set an environment parameter, from the next reading on."""
-        self._simulator.set_parameter(name, value)
+    def set_parameter(self, name: str, value: float | Sampler) -> bool:
+        """Set an environment parameter, from the next reading on; True.
+
+        Numbers are rounded to float32, as they are on their way to an executable.
+        """
+        if isinstance(value, Sampler):
+            rounded = tuple(float(np.float32(number)) for number in value.values)
+            self._controls.set_sampler(name, replace(value, values=rounded))
+        else:
+            self._controls.set_value(name, float(np.float32(value)))
+        return True
+
+    def take_stats(self) -> Stats:
+        """What the simulator has reported since the last call, by name."""
+        stats: Stats = {}
+        for name, value, method in self._controls.take_stats():
+            stats.setdefault(name, []).append((value, StatsAggregationMethod(method)))
+        return stats
 
     def state_dict(self) -> dict[str, Any] | None:
         """Everything that the next step depends on, the set actions included.
@@ -59,6 +83,7 @@ class InProcessEnvironment(StoredStepsEnv):
         self._actions = dict(actions)
         return {
             "simulator": self._simulator.state_dict(),
+            "controls": self._controls.state_dict(),
             "behaviors": list(self._specs),
             "actions": {
                 name: {"continuous": action.continuous, "discrete": action.discrete}
@@ -77,6 +102,7 @@ class InProcessEnvironment(StoredStepsEnv):
             super().load_state_dict(state)
             return
         self._simulator.load_state_dict(state["simulator"])
+        self._controls.load_state_dict(state["controls"])
         specs = self._simulator.behavior_specs
         self._specs.update({name: specs[name] for name in state["behaviors"]})
         self._restored = {

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,10 +22,13 @@ from pipeline.errors import UnityEnvironmentException
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+_log = logging.getLogger(__name__)
+
 _EXTENSIONS = (".app", ".exe", ".x86_64", ".x86")
 _PR_SET_PDEATHSIG = 1
 _TAIL_LINES, _TAIL_BYTES = 20, 4096
 _OUTPUT_LIMIT_BYTES = 1 << 20
+_STANDARD_ERROR = 2
 
 
 def find_executable(file_name: str | Path) -> Path:
@@ -87,6 +92,7 @@ class EnvironmentProcess:
     """One running environment. It ends with this process, however this process ends (Linux).
 
     What it prints goes to an unnamed temporary file, for error messages; `trim` keeps it small.
+    While this module logs at DEBUG level, it goes to our standard error instead.
     """
 
     def __init__(self, command: Sequence[str], *, log: Path | None = None) -> None:
@@ -101,16 +107,18 @@ class EnvironmentProcess:
         """
         self._log = log
         self._output = _appended_file()
+        self._shown = _log.isEnabledFor(logging.DEBUG)
+        _log.debug("starting %s", shlex.join(command))
         posix = os.name == "posix"
         try:
             self._process = subprocess.Popen(  # noqa: S603  # the user chose the executable
                 list(command),
                 stdin=subprocess.DEVNULL,
-                stdout=self._output,
+                stdout=_STANDARD_ERROR if self._shown else self._output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PIPELINE_PYTHON": sys.executable},
                 start_new_session=posix,
-                preexec_fn=_die_with_parent(os.getpid()),  # noqa: PLW1509  # calls only prctl
+                preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509  # calls only prctl
             )
         except OSError as error:
             self._output.close()
@@ -152,7 +160,7 @@ class EnvironmentProcess:
         if not text and not self._output.closed:
             text, source = _last_lines(self._output), "output"
         if not text:
-            return " It printed nothing."
+            return " What it printed is above." if self._shown else " It printed nothing."
         return f" The last lines of its {source}:\n{text}"
 
     def close(self, wait_s: float) -> None:
@@ -177,7 +185,7 @@ class EnvironmentProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def _die_with_parent(parent: int) -> Callable[[], None] | None:
+def die_with_parent(parent: int) -> Callable[[], None] | None:
     """What a child runs first, so that the kernel ends it when its parent dies, even by kill -9.
 
     The kernel watches the thread that started the child, so only the main thread may ask for it.

@@ -16,6 +16,7 @@ from pipeline.errors import (
     UnitySideChannelException,
 )
 from pipeline.protocol import side_channels as wire
+from pipeline.protocol.parameters import MULTI_RANGE, Sampler
 from pipeline.protocol.side_channels import IncomingMessage, OutgoingMessage
 
 if TYPE_CHECKING:
@@ -58,6 +59,10 @@ class SideChannelManager:
                     f"{channel.channel_id}."
                 )
             self._channels[channel.channel_id] = channel
+
+    def get(self, channel_id: uuid.UUID) -> SideChannel | None:
+        """The channel of this id."""
+        return self._channels.get(channel_id)
 
     def outgoing(self) -> bytes:
         """The bytes of all queued messages, in the order of registration; empties the queues."""
@@ -198,12 +203,25 @@ class EnvironmentParametersChannel(_SendOnlyChannel):
         msg.write_float32_list([end for interval in intervals for end in interval])
         self.queue_message_to_send(msg)
 
+    def set_parameter(self, key: str, value: float | Sampler) -> None:
+        """Fix a parameter, or draw it from a sampler."""
+        if not isinstance(value, Sampler):
+            self.set_float_parameter(key, value)
+            return
+        msg = self._sampler(key, value.seed, value.kind)
+        if value.kind == MULTI_RANGE:
+            msg.write_float32_list(value.values)
+        else:
+            for number in value.values:
+                msg.write_float32(number)
+        self.queue_message_to_send(msg)
+
     @staticmethod
     def _sampler(key: str, seed: int, kind: int) -> OutgoingMessage:
         msg = OutgoingMessage()
         msg.write_string(key)
         msg.write_int32(1)
-        msg.write_int32(seed)
+        msg.write_int32((seed + 2**31) % 2**32 - 2**31)
         msg.write_int32(kind)
         return msg
 

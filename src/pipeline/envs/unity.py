@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING
 
 from pipeline.envs import launch
 from pipeline.envs.base import StoredStepsEnv, closed_error
-from pipeline.envs.side_channels import SideChannelManager
-from pipeline.errors import UnityEnvironmentException
+from pipeline.envs.side_channels import (
+    EnvironmentParametersChannel,
+    SideChannelManager,
+    StatsSideChannel,
+)
+from pipeline.errors import UnityEnvironmentException, UnityWorkerInUseException
+from pipeline.protocol import side_channels as wire
 from pipeline.protocol.codec import actions_bytes, behavior_spec_from, decode_steps
 from pipeline.protocol.generated.messages import (
     RESET,
@@ -26,16 +31,24 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from pipeline.envs.base import Stats
     from pipeline.envs.side_channels import SideChannel
     from pipeline.protocol.generated.messages import (
         UnityOutputProto,
         UnityRLInitializationOutputProto,
     )
+    from pipeline.protocol.grpc_server import GrpcServer
+    from pipeline.protocol.parameters import Sampler
+    from pipeline.protocol.server import Server
 
 _log = logging.getLogger(__name__)
 
 _HANG_UP_S, _HURRY_S = 1.0, 0.2
 _TRIM_EVERY = 256
+_EDITOR_PORT_TAKEN = (
+    "The Unity Editor calls on this port only: end the other program that waits for it, such as "
+    "another training without an executable."
+)
 
 _CAPABILITIES = UnityRLCapabilitiesProto(
     baseRLCapabilities=True,
@@ -124,12 +137,7 @@ class UnityEnvironment(StoredStepsEnv):
         self._loaded = True
         self._failed = False
         executable = None if file_name is None else launch.find_executable(file_name)
-        self._server = open_server(
-            _port(executable, base_port, worker_id),
-            worker_id=worker_id,
-            host=host,
-            transport=transport,
-        )
+        self._server = _listening(executable, base_port, worker_id, host, transport)
         self.port = self._server.port
         atexit.register(self._shut_down, 0.0)
         try:
@@ -235,6 +243,23 @@ class UnityEnvironment(StoredStepsEnv):
         """Second half of `step`."""
         self._wait()
 
+    def set_parameter(self, name: str, value: float | Sampler) -> bool:
+        """Set an environment parameter with the next step or reset.
+
+        Returns:
+            False if there is no `EnvironmentParametersChannel` among the side channels.
+        """
+        channel = self._channels.get(wire.ENVIRONMENT_PARAMETERS)
+        if not isinstance(channel, EnvironmentParametersChannel):
+            return False
+        channel.set_parameter(name, value)
+        return True
+
+    def take_stats(self) -> Stats:
+        """What came over a `StatsSideChannel` since the last call, by name."""
+        channel = self._channels.get(wire.STATS)
+        return channel.get_and_reset_stats() if isinstance(channel, StatsSideChannel) else {}
+
     def close(self) -> None:
         """Tell the environment to stop, wait for it up to the time-out, then kill it.
 
@@ -317,6 +342,22 @@ class UnityEnvironment(StoredStepsEnv):
         self._server.close(_HANG_UP_S if wait_s else _HURRY_S)
         if self._process is not None:
             self._process.close(wait_s)
+
+
+def _listening(
+    executable: Path | None,
+    base_port: int | None,
+    worker_id: int,
+    host: str | None,
+    transport: str | None,
+) -> Server | GrpcServer:
+    port = _port(executable, base_port, worker_id)
+    try:
+        return open_server(port, worker_id=worker_id, host=host, transport=transport)
+    except UnityWorkerInUseException as error:
+        if executable is not None:
+            raise
+        raise UnityWorkerInUseException(worker_id, error.port, remedy=_EDITOR_PORT_TAKEN) from error
 
 
 def _port(executable: Path | None, base_port: int | None, worker_id: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from pipeline.envs.base import SplitEnv
+from pipeline.envs.base import ControlledEnv, SplitEnv
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import UnityActionException
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from pipeline.envs.base import BaseEnv
+    from pipeline.envs.base import BaseEnv, Stats
     from pipeline.envs.side_channels import SideChannel
+    from pipeline.protocol.parameters import Sampler
     from pipeline.protocol.specs import ActionTuple, BehaviorSpec
     from pipeline.protocol.steps import Steps
 
@@ -35,6 +36,7 @@ class WorkerSet:
             raise ValueError("a worker set needs at least one environment")
         self.envs = tuple(envs)
         self._split = [env for env in envs if isinstance(env, SplitEnv)]
+        self._controlled = [env if isinstance(env, ControlledEnv) else None for env in envs]
         self._whole = [env for env in envs if not isinstance(env, SplitEnv)]
 
     def __len__(self) -> int:
@@ -80,6 +82,21 @@ class WorkerSet:
         """
         for env, state in zip(self.envs, states, strict=True):
             env.load_state_dict(state)
+
+    def set_parameter(self, name: str, value: float | Sampler) -> bool:
+        """Set an environment parameter of every worker, with the next step or reset.
+
+        Samplers get the same seed everywhere. To be called between two steps.
+
+        Returns:
+            False if a worker cannot be sent parameters.
+        """
+        sent = [env is not None and env.set_parameter(name, value) for env in self._controlled]
+        return all(sent)
+
+    def take_stats(self) -> list[Stats]:
+        """The statistics that each worker has reported since the last call."""
+        return [{} if env is None else env.take_stats() for env in self._controlled]
 
     @property
     def codec_seconds(self) -> float:

@@ -66,12 +66,18 @@ class GraphBuilder:
         self, operator: str, inputs: Sequence[str], output: str | None = None, /, **attributes: Any
     ) -> str:
         """Append one operator; its output is named after it and its position unless `output`."""
+        output = output or f"{operator.lower()}_{len(self._nodes)}"
+        self.nodes(operator, inputs, [output], **attributes)
+        return output
+
+    def nodes(
+        self, operator: str, inputs: Sequence[str], outputs: Sequence[str], /, **attributes: Any
+    ) -> None:
+        """Append one operator with several outputs, named `outputs`."""
         from onnx import helper
 
         name = f"{operator.lower()}_{len(self._nodes)}"
-        output = output or name
-        self._nodes.append(helper.make_node(operator, inputs, [output], name=name, **attributes))
-        return output
+        self._nodes.append(helper.make_node(operator, inputs, outputs, name=name, **attributes))
 
     def weight(self, value: AnyArray, name: str, shape: Sequence[int]) -> str:
         """Store a trained array after checking its shape and that every value is finite.

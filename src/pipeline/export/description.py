@@ -123,6 +123,25 @@ class HyperLayer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Lstm:
+    """A recurrent layer; gates in the order input, forget, cell, output, H rows each."""
+
+    input_weight: FloatArray
+    """[4 H, in]."""
+    recurrent_weight: FloatArray
+    """[4 H, H]."""
+    input_bias: FloatArray
+    """[4 H]."""
+    recurrent_bias: FloatArray
+    """[4 H]."""
+
+    @property
+    def memory_size(self) -> int:
+        """Numbers of memory: H of hidden state, then H of cell state."""
+        return 2 * int(self.recurrent_weight.shape[1])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ContinuousHead:
     """A Gaussian over the continuous actions."""
 
@@ -146,12 +165,17 @@ class PolicyGraph:
     """The body, each layer followed by Swish."""
     hyper: HyperLayer | None = None
     """Goal-conditioned last layer of the body, after `layers`."""
+    memory: Lstm | None = None
+    """Recurrent layer after the body, or None."""
     continuous: ContinuousHead | None = None
     """Present when the behavior has continuous actions."""
     branches: tuple[Dense, ...] = ()
     """Body features to logits, one per discrete branch."""
-    memory_size: int = 0
-    """Numbers of recurrent memory; only 0 can be exported."""
+
+    @property
+    def memory_size(self) -> int:
+        """Numbers of recurrent memory; 0 without."""
+        return 0 if self.memory is None else self.memory.memory_size
 
     @property
     def goals(self) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from pipeline.errors import ExportError
 from pipeline.export.builder import GraphBuilder
 from pipeline.export.heads import continuous_head, discrete_heads
 from pipeline.export.observations import encode_observations
+from pipeline.export.recurrent import recurrent_layer
 
 if TYPE_CHECKING:
     import onnx
@@ -35,12 +36,17 @@ def build_model(graph: PolicyGraph) -> onnx.ModelProto:
     builder = GraphBuilder()
     features = encode_observations(builder, graph)
     body, size = _body(builder, graph, features)
+    recurrent_out = None
+    if graph.memory is not None:
+        body, size, recurrent_out = recurrent_layer(builder, body, size, graph.memory)
     builder.constant_output("version_number", np.array([VERSION_NUMBER], dtype=np.float32))
     builder.constant_output("memory_size", np.array([graph.memory_size], dtype=np.float32))
     if graph.continuous is not None:
         continuous_head(builder, body, size, graph.continuous)
     if graph.branches:
         discrete_heads(builder, body, size, graph.branches)
+    if recurrent_out is not None:
+        builder.output(recurrent_out, np.float32, ("batch", 1, graph.memory_size))
     return builder.model("policy")
 
 
@@ -51,11 +57,6 @@ def model_bytes(model: onnx.ModelProto) -> bytes:
 
 def _check_actions(graph: PolicyGraph) -> None:
     action = graph.spec.action_spec
-    if graph.memory_size > 0:
-        raise ExportError(
-            f"export: network_settings.memory (memory_size {graph.memory_size}) cannot be exported;"
-            " train without memory"
-        )
     sizes = tuple(len(branch.weight) for branch in graph.branches)
     if sizes != action.discrete_branches:
         raise ExportError(

@@ -26,6 +26,12 @@ TOLERANCE = 1e-5
 MASK_DRAWS = 1000
 _BATCH_SIZES = (1, 7)
 _CHUNK = 125
+CONTINUOUS = "deterministic_continuous_actions"
+RECURRENT_IN, RECURRENT_OUT = "recurrent_in", "recurrent_out"
+_FLOATS = {
+    CONTINUOUS: "the trained policy's action",
+    RECURRENT_OUT: "what the trained policy remembers",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -40,6 +46,9 @@ class Recording:
     """[N, branches] most probable choices; None without discrete actions."""
     action_masks: FloatArray | None = None
     """[N, Σ branch sizes], 1 = allowed; None allows everything."""
+    memory: FloatArray | None = None
+    """[N + 1, M] of a recurrent policy, the rows then being successive steps of one agent: zeros,
+    what it remembers after the first row, and so on; None without memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +71,8 @@ class ExportReport:
     """Recorded observations that were compared."""
     max_continuous_error: float
     """Largest difference to the trained policy; 0.0 without continuous actions."""
+    max_memory_error: float
+    """Largest difference to what the trained policy remembers; 0.0 without memory."""
     discrete_ties: int
     """Choices that differ because two logits are equal within the tolerance."""
 
@@ -75,7 +86,8 @@ def publish(graph: PolicyGraph, target: Path, *, recording: Recording) -> Export
 
     The file must keep the loader's contract and our own stricter rules, give the trained policy's
     deterministic actions on every recorded observation whatever the batch size, and never choose a
-    forbidden action.
+    forbidden action. A recurrent one must also do so step by step, with the memory that it returned
+    the step before.
 
     Args:
         graph: the trained policy.
@@ -96,7 +108,7 @@ def publish(graph: PolicyGraph, target: Path, *, recording: Recording) -> Export
             listed = "; ".join(str(finding) for finding in findings)
             raise ExportError(f"{target}: the exported model breaks the ONNX contract: {listed}")
         check = _Check(graph, temporary, target, recording)
-        error, ties = check.same_actions()
+        ties = check.same_actions()
         check.masks_hold()
         digest = files.sha256_of(temporary)
     return ExportReport(
@@ -107,7 +119,8 @@ def publish(graph: PolicyGraph, target: Path, *, recording: Recording) -> Export
         inputs=_listed(description.inputs),
         outputs=_listed(description.outputs),
         rows=check.n_rows,
-        max_continuous_error=error,
+        max_continuous_error=check.errors[CONTINUOUS],
+        max_memory_error=check.errors[RECURRENT_OUT],
         discrete_ties=ties,
     )
 
@@ -122,21 +135,45 @@ class _Check:
         self._expected = _expected(graph, recording, len(self._feeds["obs_0"]))
         self.n_rows = len(self._feeds["obs_0"])
         self._logits = [f"branch.{index}.out" for index in range(len(self._branches))]
+        self.errors = dict.fromkeys(_FLOATS, 0.0)
         self._session = create_session(load(path), 0, self._logits)
 
-    def same_actions(self) -> tuple[float, int]:
-        """Largest continuous error and number of ties, over every batch size."""
-        worst, ties = 0.0, 0
+    def same_actions(self) -> int:
+        """Compare every row in every batch size, and all as one agent's; gives the ties."""
+        ties = 0
         for rows, is_first_pass in self._batches():
             feeds = {name: values[rows] for name, values in self._feeds.items()}
-            names = [*self._expected, *self._logits]
-            result = dict(zip(names, self._session.run(names, feeds), strict=True))
-            if "deterministic_continuous_actions" in self._expected:
-                worst = max(worst, self._continuous_error(result, rows))
-            if "deterministic_discrete_actions" in self._expected:
-                found = self._discrete_ties(result, rows, feeds["action_masks"])
-                ties += found if is_first_pass else 0
-        return worst, ties
+            found = self._compare(self._run(feeds), rows, feeds)
+            ties += found if is_first_pass else 0
+        if RECURRENT_IN in self._feeds:
+            self._carry_on()
+        return ties
+
+    def _carry_on(self) -> None:
+        """Step by step from no memory, with the memory that the model itself returned."""
+        memory = np.zeros_like(self._feeds[RECURRENT_IN][:1])
+        for row in range(self.n_rows):
+            feeds = {name: values[row : row + 1] for name, values in self._feeds.items()}
+            feeds[RECURRENT_IN] = memory
+            result = self._run(feeds)
+            self._compare(result, np.array([row]), feeds)
+            memory = result[RECURRENT_OUT]
+
+    def _run(self, feeds: dict[str, AnyArray]) -> dict[str, AnyArray]:
+        names = [*self._expected, *self._logits]
+        return dict(zip(names, self._session.run(names, feeds), strict=True))
+
+    def _compare(
+        self, result: dict[str, AnyArray], rows: AnyArray, feeds: dict[str, AnyArray]
+    ) -> int:
+        """Refuse what differs from the trained policy; notes the errors and gives the ties."""
+        for name, what in _FLOATS.items():
+            if name in self._expected:
+                error = self._float_error(name, result, rows, what)
+                self.errors[name] = max(self.errors[name], error)
+        if "deterministic_discrete_actions" not in self._expected:
+            return 0
+        return self._discrete_ties(result, rows, feeds["action_masks"])
 
     def masks_hold(self) -> None:
         """With one action allowed per branch, that one is always chosen."""
@@ -176,22 +213,18 @@ class _Check:
             for start in range(0, min(self.n_rows, 8 * size), size):
                 yield np.arange(start, start + size) % self.n_rows, False
 
-    def _continuous_error(self, result: dict[str, AnyArray], rows: AnyArray) -> float:
-        name = "deterministic_continuous_actions"
-        expected = self._expected[name][rows]
-        error = np.abs(result[name] - expected)
+    def _float_error(
+        self, name: str, result: dict[str, AnyArray], rows: AnyArray, what: str
+    ) -> float:
+        expected = self._expected[name][rows].reshape(len(rows), -1)
+        found = result[name].reshape(len(rows), -1)
+        error = np.abs(found - expected)
         limit = TOLERANCE * np.maximum(1.0, np.abs(expected))
         wrong = np.argwhere(~(error <= limit))
         if len(wrong):
             row, column = wrong[0]
-            self._fail(
-                name,
-                int(rows[row]),
-                int(column),
-                result[name][row, column],
-                expected[row, column],
-                "the trained policy's action",
-            )
+            values = found[row, column], expected[row, column]
+            self._fail(name, int(rows[row]), int(column), *values, what)
         return float(error.max())
 
     def _discrete_ties(self, result: dict[str, AnyArray], rows: AnyArray, masks: FloatArray) -> int:
@@ -240,7 +273,21 @@ def _feeds(graph: PolicyGraph, recording: Recording) -> dict[str, AnyArray]:
         rows = n_rows.pop()
         masks = np.ones((rows, size)) if recording.action_masks is None else recording.action_masks
         feeds["action_masks"] = _matrix("action_masks", masks, rows, size).astype(np.float32)
+    if graph.memory_size:
+        feeds[RECURRENT_IN] = _memories(graph, recording)[:-1]
     return feeds
+
+
+def _memories(graph: PolicyGraph, recording: Recording) -> FloatArray:
+    """[N + 1, 1, M] of a recurrent policy's recording."""
+    shape = (len(recording.obs[0]) + 1, graph.memory_size)
+    if recording.memory is None or recording.memory.shape != shape:
+        found = "nothing" if recording.memory is None else list(recording.memory.shape)
+        raise ExportError(
+            f"export: recorded memory is {found}, wanted {list(shape)}; record the trained policy "
+            "step by step"
+        )
+    return np.asarray(recording.memory, dtype=np.float32)[:, None]
 
 
 def _expected(graph: PolicyGraph, recording: Recording, n_rows: int) -> dict[str, AnyArray]:
@@ -249,11 +296,14 @@ def _expected(graph: PolicyGraph, recording: Recording, n_rows: int) -> dict[str
         "continuous": (recording.continuous, action.continuous_size),
         "discrete": (recording.discrete, action.discrete_size),
     }
-    return {
+    expected = {
         f"deterministic_{kind}_actions": _matrix(kind, values, n_rows, size)
         for kind, (values, size) in parts.items()
         if size
     }
+    if graph.memory_size:
+        expected[RECURRENT_OUT] = _memories(graph, recording)[1:]
+    return expected
 
 
 def _matrix(name: str, values: AnyArray | None, n_rows: int, size: int) -> AnyArray:

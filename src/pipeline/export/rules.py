@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.export.contract import check_model
 from pipeline.export.findings import error
-from pipeline.export.layout import inputs, load, outputs, read_constants
+from pipeline.export.layout import TensorInfo, describe, inputs, load, outputs, read_constants
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,6 +67,7 @@ _CONSTANTS = (
     "discrete_action_output_shape",
 )
 _ACTION_TYPES = {"continuous_actions": "float32", "discrete_actions": "int64"}
+_MEMORIES = ("recurrent_in", "recurrent_out")
 
 
 def publishing_findings(source: onnx.ModelProto | Path | str, spec: BehaviorSpec) -> list[Finding]:
@@ -80,6 +81,7 @@ def publishing_findings(source: onnx.ModelProto | Path | str, spec: BehaviorSpec
     findings += _file_rules(model)
     findings += _tensor_rules(model)
     findings += _graph_rules(model)
+    findings += _memory_rules(model)
     return list(dict.fromkeys(findings))
 
 
@@ -120,6 +122,19 @@ def _tensor_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     for name, value in read_constants(model).items():
         if name in _CONSTANTS and str(value.dtype) != "float32":
             yield error("publish-constant", f"constant {name} is {value.dtype}, not float32")
+
+
+def _memory_rules(model: onnx.ModelProto) -> Iterator[Finding]:
+    """Shape and type of what a recurrent model takes and gives; neither without memory."""
+    size = describe(model).memory_size
+    wanted = TensorInfo(dtype="float32", shape=(BATCH_AXIS, 1, size))
+    for name, declared in zip(_MEMORIES, (inputs(model), outputs(model)), strict=True):
+        found = declared.get(name)
+        if size > 0 and found is not None and found != wanted:
+            message = f"{name} is {found.dtype} {list(found.shape)}, not float32 [batch, 1, {size}]"
+            yield error("publish-memory", message)
+        if size == 0 and found is not None:
+            yield error("publish-memory", f"there is {name}, but memory_size is 0")
 
 
 def _graph_rules(model: onnx.ModelProto) -> Iterator[Finding]:

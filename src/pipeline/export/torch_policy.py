@@ -13,6 +13,7 @@ from pipeline.export.description import (
     Conv,
     Dense,
     HyperLayer,
+    Lstm,
     Normalizer,
     PolicyGraph,
     convolutional_encoder,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pipeline.arrays import FloatArray
     from pipeline.export.description import ObservationEncoder, VisualEncoder
     from pipeline.nets import body
+    from pipeline.nets.memory import Memory
 
 
 def describe_policy(policy: Policy) -> PolicyGraph:
@@ -48,6 +50,7 @@ def describe_policy(policy: Policy) -> PolicyGraph:
         encoders=tuple(_encoder(policy, i) for i in range(len(policy.spec.observation_specs))),
         layers=tuple(_dense(layer) for layer in actor.body.dense.layers),
         hyper=None if hyper is None else _hyper(hyper),
+        memory=None if actor.memory is None else _lstm(actor.memory),
         continuous=continuous,
         branches=tuple(_dense(branch) for branch in heads.branches),
     )
@@ -59,12 +62,19 @@ def record(
 ) -> Recording:
     """What the policy does, deterministically, on given observations.
 
+    With memory the observations are taken as the successive ones of one agent that begins anew.
+
     Args:
         policy: on the CPU.
         obs: [N, *shape] per observation.
         action_masks: [N, sum of branch sizes], 1 = allowed; None allows everything.
     """
-    hidden = policy.actor(policy.normalizers(tensors(obs, torch.device("cpu"))))
+    inputs = policy.normalizers(tensors(obs, torch.device("cpu")))
+    memory = None
+    if policy.memory_size:
+        hidden, memory = _carried(policy, inputs)
+    else:
+        hidden = policy.actor(inputs)
     allowed = None if action_masks is None else torch.from_numpy(action_masks > 0)
     sample = policy.actor.heads.sample(hidden, allowed, torch.Generator(), deterministic=True)
     actions = policy.spec.action_spec
@@ -73,7 +83,19 @@ def record(
         continuous=to_environment(sample.continuous).numpy() if actions.continuous_size else None,
         discrete=sample.discrete.numpy().astype(np.int32) if actions.discrete_size else None,
         action_masks=action_masks,
+        memory=None if memory is None else memory.numpy(),
     )
+
+
+def _carried(policy: Policy, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Hidden vectors [N, H] and memories [N + 1, M] of one agent's N steps, taken one by one."""
+    memory = torch.zeros(1, policy.memory_size)
+    outputs, memories = [], [memory]
+    for row in range(len(obs[0])):
+        hidden, memory = policy.actor.step([values[row : row + 1] for values in obs], memory)
+        outputs.append(hidden)
+        memories.append(memory)
+    return torch.cat(outputs), torch.cat(memories)
 
 
 def _encoder(policy: Policy, index: int) -> ObservationEncoder:
@@ -113,6 +135,16 @@ def _hyper(layer: body.HyperLayer) -> HyperLayer:
         generator=_dense(layer.weights),
         bias=_array(layer.bias),
         layout="in_out",
+    )
+
+
+def _lstm(memory: Memory) -> Lstm:
+    lstm = memory.lstm.state_dict()
+    return Lstm(
+        input_weight=_array(lstm["weight_ih_l0"]),
+        recurrent_weight=_array(lstm["weight_hh_l0"]),
+        input_bias=_array(lstm["bias_ih_l0"]),
+        recurrent_bias=_array(lstm["bias_hh_l0"]),
     )
 
 

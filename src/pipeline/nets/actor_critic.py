@@ -19,10 +19,12 @@ from pipeline.nets.distributions import (
     split_branches,
 )
 from pipeline.nets.layers import linear, xavier
+from pipeline.nets.memory import memory_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pipeline.nets.memory import Memory, Recall
     from pipeline.protocol.specs import ActionSpec, BehaviorSpec
     from pipeline.settings.schema import NetworkSettings
 
@@ -127,21 +129,29 @@ def _sum(terms: Sequence[Tensor]) -> Tensor:
 
 
 class Actor(nn.Module):
-    """The policy: a body and its action heads. Observations come normalised."""
+    """The policy: a body, a recurrent layer if asked for, and action heads.
+
+    Observations come normalised.
+    """
 
     def __init__(self, spec: BehaviorSpec, settings: NetworkSettings) -> None:
         super().__init__()
         self.body = Body(spec.observation_specs, settings)
-        self.heads = ActionHeads(self.body.output_size, spec.action_spec)
+        self.memory = memory_for(settings, self.body.output_size)
+        self.output_size = (self.memory or self.body).output_size
+        self.heads = ActionHeads(self.output_size, spec.action_spec)
 
-    def forward(self, obs: Sequence[Tensor]) -> Tensor:
-        """Hidden vectors [B, hidden_units]."""
-        hidden: Tensor = self.body(obs)
-        return hidden
+    def forward(self, obs: Sequence[Tensor], recall: Recall | None = None) -> Tensor:
+        """Hidden vectors [B, H]; a recurrent actor needs `recall`, and sequences as its rows."""
+        return _remembering(self.body(obs), self.memory, recall)
+
+    def step(self, obs: Sequence[Tensor], memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden vectors [N, H] and new memory [N, M] of agents with memory [N, M]."""
+        return _recurrent(self.memory).step(self.body(obs), memory)
 
 
 class Critic(nn.Module):
-    """Values of each reward signal, from its own body or from the actor's hidden vectors."""
+    """Values of each reward signal, from its own networks or from the actor's hidden vectors."""
 
     def __init__(
         self,
@@ -149,17 +159,49 @@ class Critic(nn.Module):
         settings: NetworkSettings,
         signals: Sequence[str],
         *,
-        shared: Body | None = None,
+        shared: Actor | None = None,
     ) -> None:
         super().__init__()
         self.signals = tuple(signals)
-        self.body = None if shared is not None else Body(spec.observation_specs, settings)
-        width = (shared or self.body).output_size  # type: ignore[union-attr]  # one of them is there
+        self.body = self.memory = None
+        if shared is not None:
+            width = shared.output_size
+        else:
+            self.body = Body(spec.observation_specs, settings)
+            self.memory = memory_for(settings, self.body.output_size)
+            width = (self.memory or self.body).output_size
         self.heads = xavier(width, len(self.signals))
         for row in range(len(self.signals)):
             nn.init.xavier_uniform_(self.heads.weight.data[row : row + 1])
 
-    def forward(self, obs: Sequence[Tensor], hidden: Tensor) -> Tensor:
+    def forward(
+        self, obs: Sequence[Tensor], hidden: Tensor, recall: Recall | None = None
+    ) -> Tensor:
         """Values [B, signals]; `hidden` is the actor's, used when the body is shared."""
-        values: Tensor = self.heads(hidden if self.body is None else self.body(obs))
+        if self.body is not None:
+            hidden = _remembering(self.body(obs), self.memory, recall)
+        values: Tensor = self.heads(hidden)
         return values
+
+    def step(self, obs: Sequence[Tensor], memory: Tensor) -> Tensor:
+        """New memory [N, M] of agents with memory [N, M]; only for a critic with its own."""
+        body = self.body
+        if body is None:
+            raise ValueError("a critic that shares the actor's body has no memory of its own")
+        return _recurrent(self.memory).step(body(obs), memory)[1]
+
+
+def _remembering(features: Tensor, memory: Memory | None, recall: Recall | None) -> Tensor:
+    """Features [B, F], through the recurrent layer where there is one."""
+    if memory is None:
+        return features
+    if recall is None:
+        raise ValueError("a recurrent network needs to know its sequences and their memories")
+    remembered: Tensor = memory(features, recall)
+    return remembered
+
+
+def _recurrent(memory: Memory | None) -> Memory:
+    if memory is None:
+        raise ValueError("the network has no recurrent layer")
+    return memory

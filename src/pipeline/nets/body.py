@@ -95,7 +95,7 @@ class Body(nn.Module):
 
     Vector observations enter as they are, visual ones through their encoder; all are concatenated
     and pass the dense layers. With a goal signal and `goal_conditioning_type: hyper` the last of
-    those layers is a `HyperLayer`.
+    those layers is a `HyperLayer`. A recurrent layer is not part of it: `nets.memory` has that.
 
     Raises:
         SettingsError: An observation or a setting cannot be used.
@@ -103,7 +103,6 @@ class Body(nn.Module):
 
     def __init__(self, specs: Sequence[ObservationSpec], settings: NetworkSettings) -> None:
         super().__init__()
-        refuse_memory(settings)
         hidden = settings.hidden_units
         self.encoders = nn.ModuleDict()
         n_in = 0
@@ -148,12 +147,3 @@ class Body(nn.Module):
             goal = torch.cat([parts[i] for i in self.goals], dim=1)
             hidden = self.hyper(hidden, goal)
         return hidden
-
-
-def refuse_memory(settings: NetworkSettings) -> None:
-    """Raise SettingsError when a recurrent layer is asked for."""
-    if settings.memory is not None:
-        raise SettingsError(
-            "network_settings.memory: recurrent policies cannot be trained yet; remove the "
-            "memory section"
-        )

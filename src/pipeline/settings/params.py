@@ -17,6 +17,7 @@ from pipeline.settings.reader import (
 from pipeline.settings.run_file import load_run_settings, to_mapping
 from pipeline.settings.schema.kinds import Count, CountOrZero, Positive
 from pipeline.settings.schema.run import RunSettings
+from pipeline.settings.source import EnvironmentParams
 from pipeline.settings.yaml_file import read_yaml
 
 STAGES = ("pretrain", "train", "export", "evaluate")
@@ -36,30 +37,6 @@ class RuntimeParams:
     """Threads of each process; a part of the result, since sums round differently."""
     device: str = "cpu"
     """`cpu`, `cuda`, `cuda:0`, ..."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EnvironmentParams:
-    """`environments.<name>`: where an environment comes from."""
-
-    source: Literal["builtin", "path"]
-    """`builtin`: one of our simulators; `path`: a build that is already there."""
-    name: str | None = None
-    """For `builtin`, the simulator; null for the one called as the environment is here."""
-    path: str | None = None
-    """For `path`, the executable or build folder, relative to params.yaml."""
-    args: tuple[str, ...] = ()
-    """Arguments for the executable."""
-
-    def __post_init__(self) -> None:
-        """Refuse a key that belongs to another source."""
-        if self.source == "path" and self.path is None:
-            raise ContradictionError("path", "the source 'path' needs to know where the build is")
-        for key, value, owner in (("path", self.path, "path"), ("name", self.name, "builtin")):
-            if value is not None and self.source != owner:
-                raise ContradictionError(
-                    key, f"belongs to the source {owner!r}, but the source is {self.source!r}"
-                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import StageError
 from pipeline.files import fingerprint, write_whole
+from pipeline.settings.external_sources import PathSource, UnitySource
 from pipeline.settings.run_file import to_mapping
 from pipeline.settings.yaml_file import dump_yaml
 
@@ -33,8 +34,9 @@ def plan(params: Params) -> dict[str, Any]:
     """The runs of each stage, under the one top-level key that DVC merges with params.yaml's.
 
     Returns:
-        `{"runs": tables}`, where `environments` and `path_environments` (builds that are already
-        there, and watched) and `demonstrations` are by name, and `pretrain`, `train_from_scratch`,
+        `{"runs": tables}`, where `environments`, `path_environments` (builds that are already
+        there, and watched), `unity_environments` (Unity projects, whose sources are watched) and
+        `demonstrations` are by name, and `pretrain`, `train_from_scratch`,
         `train_pretrained`, `export` and `evaluate` by `<experiment>-<seed>`, each entry with
         experiment, seed, environment, trainer, and demonstrations where it has any; those of
         `pretrain` have a digest of the networks too, which is all they take from the trainer file.
@@ -45,6 +47,7 @@ def plan(params: Params) -> dict[str, Any]:
     tables: dict[str, dict[str, Any]] = {
         "environments": {},
         "path_environments": {},
+        "unity_environments": {},
         "demonstrations": {},
         "pretrain": {},
         "train_from_scratch": {},
@@ -53,11 +56,16 @@ def plan(params: Params) -> dict[str, Any]:
         "evaluate": {},
     }
     for name, environment in params.environments.items():
-        entry = {"source": environment.source}
-        if environment.path is None:
-            tables["environments"][name] = entry
+        entry: dict[str, Any] = {"source": environment.source}
+        if isinstance(environment, PathSource):
+            path = environment.found(params.path.parent)
+            tables["path_environments"][name] = entry | {"path": path}
+        elif isinstance(environment, UnitySource):
+            keys = ("assets", "packages", "settings")
+            watched = dict(zip(keys, environment.watched, strict=True))
+            tables["unity_environments"][name] = entry | watched
         else:
-            tables["path_environments"][name] = entry | {"path": environment.path}
+            tables["environments"][name] = entry
     for name, demonstration in params.demonstrations.items():
         tables["demonstrations"][name] = {"environment": demonstration.environment}
     for name, experiment in params.experiments.items():

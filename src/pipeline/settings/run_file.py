@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.settings.nodes import Node, fail, from_plain, join, merge, undotted
+from pipeline.settings.inheritance import behavior_over, expanded, without_deprecated
+from pipeline.settings.legacy import Family, kind_of, read_document, to_present
+from pipeline.settings.nodes import Node, fail, join, merge, undotted
 from pipeline.settings.reader import (
     entries_of,
-    read,
     read_dataclass,
     setting_hints,
     shown,
     suggestion,
     to_map,
 )
-from pipeline.settings.schema import HYPERPARAMETERS, RunSettings, TrainerSettings
-from pipeline.settings.yaml_file import read_yaml
+from pipeline.settings.schema import RunSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
+
+    from pipeline.settings.legacy import Present
 
 _log = logging.getLogger(__name__)
 
@@ -36,23 +38,31 @@ def load_run_settings(
     overrides: Mapping[str, object] | None = None,
     overrides_from: str = "overrides",
     env_path_follows: bool = False,
+    curriculum: Path | str | None = None,
+    sampler: Path | str | None = None,
 ) -> RunSettings:
     """The settings that a configuration file describes, with overrides on top.
 
+    A file of an older ML-Agents is brought to the present format first; one line of the log says
+    so, and one each tells what is no longer possible.
+
     Args:
-        path: an ML-Agents trainer configuration; None for the defaults.
+        path: an ML-Agents trainer configuration of any age; None for the defaults.
         overrides: a nested map, or one with dotted keys (`behaviors.Walker.max_steps`), that is
             merged over the file before anything is checked.
         overrides_from: how errors name the place of the overrides.
         env_path_follows: whether the caller adds the environment later, so that several of them
             may be asked for without `env_settings.env_path`.
+        curriculum: a curriculum of before 0.18, as YAML, JSON or a folder of `<Behavior>.json`;
+            its parameters are used instead of those of the file.
+        sampler: a sampler file of before 0.18; its parameters are used instead of all others.
 
     Raises:
         SettingsError: The file cannot be read, or something in it is not as it must be. The message
             is one line with file, line, key and remedy.
     """
-    document = Node({}, "the defaults") if path is None else read_yaml(path)
-    entries_of(document, "")
+    present = read_present(path, curriculum=curriculum, sampler=sampler)
+    document = present.document
     if overrides:
         over = undotted(overrides, overrides_from)
         if path is not None:
@@ -61,7 +71,36 @@ def load_run_settings(
     settings = structure(document)
     if not env_path_follows:
         _check_number_of_environments(document, settings)
-    return replace(settings, from_file=path is not None)
+    _tell(present, path)
+    return replace(settings, from_file=path is not None, refused=present.refused)
+
+
+def read_present(
+    path: Path | str | None,
+    *,
+    curriculum: Path | str | None = None,
+    sampler: Path | str | None = None,
+) -> Present:
+    """The document that describes a run, brought to the present format; nothing is typed yet.
+
+    Args:
+        path: as for `load_run_settings`.
+        curriculum: as for `load_run_settings`.
+        sampler: as for `load_run_settings`.
+
+    Raises:
+        SettingsError: A file cannot be read, holds nothing, or cannot be brought to the present
+            format.
+    """
+    document = Node({}, "the defaults") if path is None else read_document(Path(path))
+    if path is not None:
+        _refuse_nothing(document)
+        _refuse_other_kinds(document)
+    return to_present(
+        document,
+        curriculum=None if curriculum is None else Path(curriculum),
+        sampler=None if sampler is None else Path(sampler),
+    )
 
 
 def structure(document: Node) -> RunSettings:
@@ -73,12 +112,12 @@ def structure(document: Node) -> RunSettings:
     entries = dict(entries_of(document, ""))
     default = entries.get("default_settings")
     if default is not None and default.value is not None:
-        entries["default_settings"] = default = _without_deprecated(default, "default_settings")
-        default = _expanded(default, "default_settings")
+        entries["default_settings"] = default = without_deprecated(default, "default_settings")
+        default = expanded(default, "default_settings")
     if "behaviors" in entries:
         behaviors = entries["behaviors"]
         items = {
-            name: _behavior(item, join("behaviors", name), default)
+            name: behavior_over(item, join("behaviors", name), default)
             for name, item in entries_of(behaviors, "behaviors").items()
         }
         entries["behaviors"] = replace(behaviors, value=items)
@@ -98,93 +137,42 @@ def to_mapping(settings: RunSettings) -> dict[str, Any]:
             for key in setting_hints(type(behavior.hyperparameters)):
                 if key in used and key not in written:
                     written[key] = getattr(behavior.hyperparameters, key)
+            # So would a reward signal that only they have.
+            signals = mapping["behaviors"][name]["reward_signals"]
+            for signal in settings.default_settings.reward_signals:
+                signals.setdefault(signal, None)
     return mapping
 
 
-def _expanded(default: Node, path: str) -> Node:
-    """`default_settings` with every default filled in, and lines where something was written."""
-    settings = read(TrainerSettings, default, path)
-    full = merge(from_plain(to_map(settings), default.source, default.line), default)
-    return replace(full, value={**full.value, _WRITTEN: default})
+def _refuse_nothing(document: Node) -> None:
+    """An empty file is a slip: its behaviors would be trained with other settings than meant."""
+    entries = entries_of(document, "")
+    if not entries:
+        raise fail(document, "", "holds no settings; leave the file out to train with the defaults")
+    behaviors = entries.get("behaviors")
+    if behaviors is not None and behaviors.value == {} and "default_settings" not in entries:
+        text = "lists no behavior, and there are no default_settings; nothing could be trained"
+        raise fail(behaviors, "behaviors", text)
 
 
-_WRITTEN = "(as written)"
-"""Where `_expanded` keeps what the user wrote; taken out before anything is checked."""
+def _refuse_other_kinds(document: Node) -> None:
+    kind = kind_of(document)
+    if kind != "trainer":
+        text = f"this is a {kind} file, and not a trainer configuration; give it as --{kind}"
+        raise fail(document, "", text)
 
 
-def _behavior(node: Node, path: str, default: Node | None) -> Node:
-    """A behavior's map over the default's.
-
-    When the trainer types differ, only those hyperparameters are inherited which were written in
-    `default_settings` and which the behavior's trainer has: the filled-in numbers of another
-    algorithm are nobody's choice.
-    """
-    node = _without_deprecated(node, path)
-    if default is None or default.value is None:
-        return node
-    base = dict(default.value)
-    written = base.pop(_WRITTEN)
-    kind = node.value.get("trainer_type", base["trainer_type"])
-    if kind.value != base["trainer_type"].value and kind.text in HYPERPARAMETERS:
-        given = written.value.get("hyperparameters", Node({}, default.source))
-        known = setting_hints(HYPERPARAMETERS[kind.text])
-        kept = {key: item for key, item in given.value.items() if key in known}
-        base["hyperparameters"] = replace(given, value=kept)
-    return merge(replace(default, value=base), node)
-
-
-def _without_deprecated(node: Node, path: str) -> Node:
-    """A behavior's map without the keys that are accepted but no longer used, with a warning."""
-    entries = dict(entries_of(node, path))
-    if "framework" in entries:
-        _warn(entries.pop("framework"), path, "Framework option was deprecated but was specified")
-    for key in ("network_settings", "reward_signals"):
-        if key in entries and isinstance(entries[key].value, dict):
-            entries[key] = (_signals if key == "reward_signals" else _network)(
-                entries[key], join(path, key)
-            )
-    return replace(node, value=entries)
-
-
-def _network(node: Node, path: str) -> Node:
-    entries = dict(node.value)
-    if "conditioning_type" in entries:
-        _warn(
-            entries.pop("conditioning_type"),
-            join(path, "conditioning_type"),
-            "is ignored; the key is called 'goal_conditioning_type'",
+def _tell(present: Present, path: Path | str | None) -> None:
+    """Log what a user of an old file should know, once it is clear that it can be used."""
+    if present.family is not Family.PRESENT:
+        _log.info(
+            "%s: the format is that of %s; `pipeline config upgrade` writes it as today's.",
+            path,
+            present.family.value,
         )
-    return replace(node, value=entries)
-
-
-def _signals(node: Node, path: str) -> Node:
-    return replace(
-        node,
-        value={
-            name: _signal(item, join(path, name), has_encoding=name != "extrinsic")
-            for name, item in node.value.items()
-        },
-    )
-
-
-def _signal(node: Node, path: str, *, has_encoding: bool) -> Node:
-    if not isinstance(node.value, dict):
-        return node
-    entries = dict(node.value)
-    network = entries.get("network_settings")
-    if network is not None and isinstance(network.value, dict):
-        entries["network_settings"] = _network(network, join(path, "network_settings"))
-    if has_encoding and "encoding_size" in entries:
-        size = entries.pop("encoding_size")
-        _warn(
-            size,
-            join(path, "encoding_size"),
-            "'encoding_size' was deprecated for RewardSignals. Please use network_settings."
-            + (" It is ignored beside network_settings" if network is not None else ""),
-        )
-        if network is None:
-            entries["network_settings"] = replace(size, value={"hidden_units": size})
-    return replace(node, value=entries)
+    for change in present.changes.made:
+        if change.warns:
+            _log.warning("%s", change)
 
 
 def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:

@@ -88,6 +88,15 @@ def read_yaml(path: Path | str, *, what: str = "Config file") -> Node:
         SettingsError: The file is missing, unreadable, not UTF-8 or not YAML, has a key twice, or
             uses a tag.
     """
+    return parse_yaml(read_text(path, what=what), source=str(path))
+
+
+def read_text(path: Path | str, *, what: str = "Config file") -> str:
+    """The text of a settings file, without a byte order mark.
+
+    Raises:
+        SettingsError: The file is missing, unreadable or not UTF-8.
+    """
     path = Path(path)
     try:
         data = path.read_bytes()
@@ -96,14 +105,13 @@ def read_yaml(path: Path | str, *, what: str = "Config file") -> Node:
     except OSError as error:
         raise SettingsError(f"{path}: {what} cannot be read: {error.strerror}.") from error
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise SettingsError(
             f"{path}:{line}: {what} is not UTF-8 (byte 0x{data[error.start]:02x}). "
             "Save it with the encoding UTF-8."
         ) from error
-    return parse_yaml(text, source=str(path))
 
 
 def parse_yaml(text: str, *, source: str) -> Node:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.errors import SettingsError
+from pipeline.protocol.parameters import Parameters
 from pipeline.seeding import stream
-from pipeline.simulators.parameters import Parameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,15 +19,16 @@ An environment for a trainer that speaks the ML-Agents protocol: it connects to 
 starts it. Options may be written with one dash or two; others are ignored, as by a Unity player.
 
   --mlagents-port PORT   port on localhost where the trainer listens
-  --num-agents N         agents in this process, before the trainer's num_areas multiplies them
-                         ({n_agents} unless given)
+  --num-agents N         {counted} in this process, before the trainer's num_areas
+                         multiplies them ({n_agents} unless given)
   --connect-timeout S    seconds to wait for the trainer to listen (30 unless given)
   -logFile FILE          write log lines to FILE instead of the standard error
   -nographics -batchmode accepted; there are no graphics
+  --describe             print what the agents observe and do, and end
   --help                 print this and end
 """
 _VALUED = ("mlagents-port", "num-agents", "connect-timeout", "logfile")
-_FLAGS = ("nographics", "batchmode", "help")
+_FLAGS = ("nographics", "batchmode", "describe", "help")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +43,8 @@ class PlayerArguments:
     """Longest wait for the trainer to listen."""
     log_file: str | None = None
     """File for log lines; None for the standard error."""
+    describe: bool = False
+    """Whether only the description is wanted."""
     help: bool = False
     """Whether only the usage is wanted."""
     ignored: tuple[str, ...] = field(default=())
@@ -77,6 +80,7 @@ def parse(argv: Sequence[str]) -> PlayerArguments:
         n_agents=n_agents,
         connect_timeout_s=_seconds(values.get("connect-timeout", "30")),
         log_file=values.get("logfile"),
+        describe="describe" in values,
         help="help" in values,
         ignored=tuple(ignored),
     )

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.errors import SettingsError
+from pipeline.protocol.parameters import Parameters
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.seeding import stream
-from pipeline.simulators.parameters import Parameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING
 
 from pipeline.errors import UnityCommunicationException, UnityTimeOutException
 from pipeline.protocol import side_channels, wire
@@ -21,7 +21,7 @@ from pipeline.protocol.generated.messages import (
     UnityRLInitializationOutputProto,
 )
 from pipeline.protocol.http2 import Channel
-from pipeline.simulators.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Parameters, Sampler
+from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Controls, Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -44,22 +44,6 @@ OK, END = 200, 400
 _RETRY_S, _GOODBYE_S, _HELLO_S = 0.05, 2.0, 120.0
 _STATUS_OK = wire.delimited(1, b"\x08" + wire.varint(OK))
 _STATUS_END = wire.delimited(1, b"\x08" + wire.varint(END))
-
-
-@runtime_checkable
-class HasParameters(Protocol):
-    """A simulator that reads its parameters afresh whenever an episode begins."""
-
-    parameters: Parameters
-
-
-@runtime_checkable
-class HasStats(Protocol):
-    """A simulator that reports statistics to the trainer."""
-
-    def stats(self) -> Iterable[tuple[str, float, int]]:
-        """Name, value and aggregation (0 average, 1 most recent, 2 sum, 3 histogram) since last."""
-        ...
 
 
 def converse(
@@ -152,11 +136,7 @@ class Session:
         self._specs = dict(simulator.behavior_specs)
         self._announced: set[str] = set()
         self._steps: Mapping[str, Steps] | None = None
-        own = isinstance(simulator, HasParameters)
-        self._parameters = cast("HasParameters", simulator).parameters if own else Parameters()
-        self._stats = simulator.stats if isinstance(simulator, HasStats) else None
-        self._samplers: set[str] = set()
-        self._draws_for_simulator = not own
+        self._controls = Controls(simulator)
 
     def run(self, exchange: Exchange) -> None:
         """Answer commands until the trainer ends the conversation."""
@@ -171,7 +151,7 @@ class Session:
             reply = exchange(self._advance(command))
 
     def _advance(self, command: UnityRLInputProto) -> bytes:
-        self._draw_samplers()
+        self._controls.draw()
         if command.command == RESET or self._steps is None:
             self._steps = self._simulator.reset()
         else:
@@ -208,8 +188,8 @@ class Session:
                 self._announced.add(name)
                 new.brain_parameters.append(brain_parameters(name, self._specs[name]))
             entries += _nested(2, [wire.delimited(1, name.encode()), _head(2, len(body)), body])
-        if self._stats is not None:
-            entries.append(wire.delimited(3, _stats_frames(self._stats())))
+        if stats := self._controls.take_stats():
+            entries.append(wire.delimited(3, _stats_frames(stats)))
         output = _nested(1, entries)
         if new.brain_parameters:
             output.append(wire.delimited(2, new.SerializeToString()))
@@ -228,8 +208,7 @@ class Session:
     def _hear_parameter(self, message: side_channels.IncomingMessage) -> None:
         name = message.read_string()
         if message.read_int32() == 0:
-            self._samplers.discard(name)
-            self._simulator.set_parameter(name, message.read_float32())
+            self._controls.set_value(name, message.read_float32())
             return
         seed, kind = message.read_int32(), message.read_int32()
         if kind == MULTI_RANGE:
@@ -239,14 +218,8 @@ class Session:
         else:
             _log.warning("Parameter '%s': sampler kind %d is unknown; ignored.", name, kind)
             return
-        self._parameters.set_sampler(name, Sampler(kind=kind, values=tuple(values), seed=seed))
-        self._samplers.add(name)
-
-    def _draw_samplers(self) -> None:
-        """Draw for a simulator that only takes numbers, before each step or reset."""
-        if self._draws_for_simulator:
-            for name in sorted(self._samplers):
-                self._simulator.set_parameter(name, self._parameters.read(name, 0.0))
+        sampler = Sampler(kind=kind, values=tuple(values), seed=seed)
+        self._controls.set_sampler(name, sampler)
 
 
 def _hello() -> bytes:

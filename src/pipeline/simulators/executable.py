@@ -26,10 +26,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) -> int:
-    """Run the built-in simulator called `name` as an environment.
+    """Run the simulator called `name` as an environment.
 
     Args:
-        name: one of `registry.NAMES`.
+        name: one of `registry.NAMES` or `registry.BRIDGES`.
         argv: arguments after the program's own name.
         options: keywords for the simulator, fixed when the executable was built.
 
@@ -39,17 +39,22 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
     """
     own = registry.entry(name)
     chosen = {"n_agents": own.n_agents, **(options or {})}
-    usage = arguments.USAGE.format(program=name, summary=own.summary, n_agents=chosen["n_agents"])
+    shown = str(chosen.get("id", name))
+    usage = arguments.USAGE.format(
+        program=shown, summary=own.summary, counted=own.counted, n_agents=chosen["n_agents"]
+    )
     try:
         parsed = arguments.parse(argv)
     except PipelineError as error:
-        sys.stderr.write(f"{name}: {error}\n\n{usage}")
+        sys.stderr.write(f"{shown}: {error}\n\n{usage}")
         return 2
     if parsed.help:
         sys.stdout.write(usage)
         return 0
+    if parsed.describe:
+        return _describe(name, parsed, chosen)
     if parsed.port is None:
-        sys.stderr.write(f"{name}: --mlagents-port is missing.\n\n{usage}")
+        sys.stderr.write(f"{shown}: --mlagents-port is missing.\n\n{usage}")
         return 2
     _set_up_log(parsed.log_file)
     if parsed.ignored:
@@ -58,9 +63,27 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
     return _run(name, parsed, chosen)
 
 
+def _describe(name: str, parsed: arguments.PlayerArguments, options: dict[str, Any]) -> int:
+    """Begin an episode, and print what came of it."""
+    from pipeline.simulators.describing import description
+
+    n_agents = parsed.n_agents or options.pop("n_agents")
+    options.pop("n_agents", None)
+    try:
+        simulator = registry.make(name, n_agents=n_agents, **options)
+        text = description(simulator)
+        simulator.close()
+    except PipelineError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.write(text)
+    return 0
+
+
 def _run(name: str, parsed: arguments.PlayerArguments, options: dict[str, Any]) -> int:
     from pipeline.simulators import client
 
+    shown = options.get("id", name)
     per_area = options.pop("n_agents")
     per_area = parsed.n_agents or per_area
     try:
@@ -70,7 +93,7 @@ def _run(name: str, parsed: arguments.PlayerArguments, options: dict[str, Any]) 
             connect_timeout_s=parsed.connect_timeout_s,
         )
     except PipelineError as error:
-        _log.error("%s: %s", name, error)  # the message says all a user needs
+        _log.error("%s: %s", shown, error)  # the message says all a user needs
         return 1 if isinstance(error, UnityException) else 2
     return 0
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.protocol.parameters import Parameters
 from pipeline.protocol.specs import (
     ActionSpec,
     ActionTuple,
@@ -20,7 +21,6 @@ from pipeline.protocol.specs import (
 )
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.seeding import stream
-from pipeline.simulators.parameters import Parameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,9 +23,11 @@ from pipeline.files import whole
 from pipeline.simulators import launcher, registry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 _BASE = ("numpy", "protobuf")
+_LEAN = frozenset({"mujoco", "mujoco-core", "numpy", "protobuf"})
+"""Distributions of which much is known to be unneeded; of others only tests are left out."""
 _UNNEEDED = frozenset({"glfw", "mujoco-studio", "pyopengl"})
 """Distributions that others name as required but import only for pictures."""
 _PACKAGE = ("__init__.py", "arrays.py", "errors.py", "files.py", "seeding.py")
@@ -34,18 +36,19 @@ _SKIPPED_FOLDERS = frozenset(
     {"__pycache__", "doc", "docs", "f2py", "include", "introspect", "plugin", "proto", "sysid"}
     | {"test", "testdata", "testing", "tests", "usd", "_examples", "distutils", "cmake"}
 )
+_SKIPPED_ANYWHERE = frozenset({"__pycache__", "test", "testing", "tests"})
 _SKIPPED_FILES = ("*.a", "*.c", "*.h", "*.pxd", "*.pyc", "*.pyi", "*.pyx", "*_test.py", "*_tests.*")
 _SKIPPED_PARTS = ("_simulate.*", "_render_filament.*", "_batch.*")
-_KEPT_METADATA = ("METADATA", "LICEN[CS]E*", "NOTICE*", "COPYING*")
+_KEPT_METADATA = ("METADATA", "entry_points.txt", "LICEN[CS]E*", "NOTICE*", "COPYING*")
 _COMPRESSION = 6
 """Of 71 MB of libraries: level 1 27 MB in 1 s, 6 24 MB in 2.3 s, 9 24 MB in 6 s."""
 
 
 def pack(simulator_name: str, target: Path | str, **options: Any) -> Path:
-    """Write the executable of a built-in simulator to `target`.
+    """Write the executable of a simulator to `target`.
 
     Args:
-        simulator_name: one of `registry.NAMES`.
+        simulator_name: one of `registry.NAMES`, or of `registry.BRIDGES` with the option `id`.
         target: the file to write; its folder is made if needed.
         options: keywords for the simulator, fixed in the executable; JSON values. `n_agents` is the
             number of agents unless the command line says otherwise.
@@ -55,30 +58,55 @@ def pack(simulator_name: str, target: Path | str, **options: Any) -> Path:
 
     Raises:
         SettingsError: There is no simulator of that name, or it lacks an option.
-        StageError: A distribution that it needs is not installed.
+        StageError: A distribution that it needs is not installed, or what is packed does not run.
     """
     entry = registry.entry(simulator_name)
     registry.check_options(simulator_name, options)
+    target = Path(target)
+    if not entry.bridge:
+        _write(target, simulator_name, simulator_name, options, entry.distributions, {})
+        return target
+    from pipeline.simulators.bridges import needs
+
+    found = needs.needs_of(simulator_name, options)
+    env_id = str(options["id"])
+    wanted = (*entry.distributions, *found.distributions)
+    _write(target, simulator_name, env_id, options, wanted, found.files)
+    try:
+        needs.verify(target, env_id)
+    except StageError:
+        target.unlink()
+        raise
+    return target
+
+
+def _write(
+    target: Path,
+    simulator: str,
+    title: str,
+    options: dict[str, Any],
+    distributions: Iterable[str],
+    files: Mapping[str, Path],
+) -> None:
     content = dict(_package_files())
-    for name in sorted(_closure((*_BASE, *entry.distributions))):
+    for name in sorted(_closure((*_BASE, *distributions))):
         content.update(_distribution_files(name))
-    described = {"options": options, "simulator": simulator_name}
+    content |= {f"lib/{name}": file.read_bytes() for name, file in files.items()}
+    described = {"options": options, "simulator": simulator}
     content["executable.json"] = json.dumps(described, sort_keys=True).encode()
     content["__main__.py"] = launcher.MAIN.encode()
     digest = _digest(content)
     content["DIGEST"] = digest.encode()
-    target = Path(target)
     with whole(target) as temporary:
-        temporary.write_bytes(_script(simulator_name, digest) + _archive(content))
+        temporary.write_bytes(_script(title, digest) + _archive(content))
     target.chmod(0o755)
-    return target
 
 
 def _script(name: str, digest: str) -> bytes:
     major, minor = sys.version_info[:2]
     machine = platform.machine()
     text = launcher.SHELL.format(
-        name=name,
+        name=re.sub(r"[^\w.:/-]", "-", name),
         digest=digest,
         python=f"python{major}.{minor}",
         tag=f'("{sys.implementation.cache_tag}{sys.abiflags}", "{sys.platform}", "{machine}")',
@@ -117,19 +145,38 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _closure(names: Iterable[str]) -> set[str]:
-    """`names` and what they require, without extras and without what is only for pictures."""
-    found: set[str] = set()
-    waiting = list(names)
+    """`names` and what they require, without extras and without what is only for pictures.
+
+    Raises:
+        StageError: One of `names` is not installed. What they require may be missing, as it may be
+            installed under another name.
+    """
+    found = {_normal(name) for name in names}
+    for name in found:
+        _distribution(name)
+    waiting = sorted(found)
     while waiting:
-        name = waiting.pop()
-        if name in found or name in _UNNEEDED:
-            continue
-        found.add(name)
-        for requirement in _distribution(name).requires or ():
+        for requirement in _distribution(waiting.pop()).requires or ():
             required = re.match(r"[\w.-]+", requirement)
-            if required and ";" not in requirement:
-                waiting.append(re.sub(r"[-_.]+", "-", required[0]).lower())
+            if not required or ";" in requirement:
+                continue
+            name = _normal(required[0])
+            if name not in found | _UNNEEDED and _installed(name):
+                found.add(name)
+                waiting.append(name)
     return found
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _installed(name: str) -> bool:
+    try:
+        importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _distribution(name: str) -> importlib.metadata.Distribution:
@@ -148,15 +195,16 @@ def _distribution_files(name: str) -> Iterator[tuple[str, bytes]]:
     if distribution.files is None:
         raise StageError(f"the distribution '{name}' has no list of its files; reinstall it.")
     for file in distribution.files:
-        if _is_needed(PurePosixPath(file)):
+        if _is_needed(PurePosixPath(file), lean=name in _LEAN):
             yield f"lib/{file.as_posix()}", Path(str(file.locate())).read_bytes()
 
 
-def _is_needed(path: PurePosixPath) -> bool:
+def _is_needed(path: PurePosixPath, *, lean: bool) -> bool:
     if ".." in path.parts or path.is_absolute():
         return False
     if path.parts[0].endswith(".dist-info"):
         return any(fnmatch(path.name, pattern) for pattern in _KEPT_METADATA)
-    if _SKIPPED_FOLDERS.intersection(path.parts[:-1]):
+    if (_SKIPPED_FOLDERS if lean else _SKIPPED_ANYWHERE).intersection(path.parts[:-1]):
         return False
-    return not any(fnmatch(path.name, pattern) for pattern in _SKIPPED_FILES + _SKIPPED_PARTS)
+    patterns = _SKIPPED_FILES + _SKIPPED_PARTS if lean else ("*.pyc", "*.pyi")
+    return not any(fnmatch(path.name, pattern) for pattern in patterns)

@@ -1,4 +1,4 @@
-"""The built-in simulators by name: how to make each, what it needs, and who can play it."""
+"""The simulators by name: how to make each, what it needs, and who can play it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,17 @@ class Entry:
     """What the task is, in one line."""
     factory: str
     """`module:class`; it takes `seed`, `n_agents` and the options by keyword."""
-    expert: str | Mapping[str, str]
-    """`module:function` of its scripted expert, or of each behavior's, by name without team."""
+    expert: str | Mapping[str, str] | None = None
+    """`module:function` of its scripted expert, or of each behavior's, by name without team; None
+    without one."""
     n_agents: int
     """Agents per process unless told otherwise."""
+    counted: str = "agents"
+    """What `n_agents` counts."""
     distributions: tuple[str, ...]
     """Installed distributions that it needs besides those of every executable."""
+    bridge: bool = False
+    """Whether it runs an environment of others, which needs more than the above."""
 
 
 _ENTRIES = {
@@ -84,8 +89,29 @@ _ENTRIES |= {
     ),
 }
 
+_BRIDGES = {
+    "gymnasium": Entry(
+        summary="an environment that is registered with Gymnasium, in several copies",
+        factory="pipeline.simulators.bridges.gymnasium_bridge:GymnasiumSimulator",
+        n_agents=16,
+        counted="copies of the environment, with one agent each,",
+        distributions=("gymnasium",),
+        bridge=True,
+    ),
+    "pettingzoo": Entry(
+        summary="an environment of PettingZoo, in several copies",
+        factory="pipeline.simulators.bridges.pettingzoo_bridge:PettingZooSimulator",
+        n_agents=4,
+        counted="copies of the environment, each with all its agents,",
+        distributions=("gymnasium", "pettingzoo"),
+        bridge=True,
+    ),
+}
+
 NAMES = tuple(_ENTRIES)
 """Names of the built-in simulators."""
+BRIDGES = tuple(_BRIDGES)
+"""Names of the simulators that run environments of others, told by the option `id`."""
 
 
 def entry(name: str) -> Entry:
@@ -94,16 +120,17 @@ def entry(name: str) -> Entry:
     Raises:
         SettingsError: There is no simulator of that name.
     """
-    if name not in _ENTRIES:
+    found = _ENTRIES.get(name) or _BRIDGES.get(name)
+    if found is None:
         raise SettingsError(f"unknown simulator '{name}'; choose one of {', '.join(NAMES)}.")
-    return _ENTRIES[name]
+    return found
 
 
 def make(name: str, *, seed: int = 0, n_agents: int | None = None, **options: Any) -> Simulator:
-    """A built-in simulator, ready for `reset`.
+    """A simulator, ready for `reset`.
 
     Args:
-        name: one of `NAMES`.
+        name: one of `NAMES` or `BRIDGES`.
         seed: seed of everything random in it.
         n_agents: agents in it; the simulator's own number if None.
         options: further keywords of the simulator.
@@ -123,12 +150,17 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
     """Refuse options that the simulator called `name` does not take.
 
     Raises:
-        SettingsError: An option is unknown.
+        SettingsError: An option is unknown, or one that must be given is missing.
     """
-    known = sorted(inspect.signature(_load(entry(name).factory)).parameters)
+    known = inspect.signature(_load(entry(name).factory)).parameters
     for option in options:
         if option not in known:
-            raise SettingsError(f"{name}: unknown option '{option}'; it takes {', '.join(known)}.")
+            raise SettingsError(
+                f"{name}: unknown option '{option}'; it takes {', '.join(sorted(known))}."
+            )
+    for option, parameter in known.items():
+        if parameter.default is parameter.empty and option not in options:
+            raise SettingsError(f"{name}: the option '{option}' is missing.")
 
 
 def expert(name: str, behavior: str | None = None) -> Expert:
@@ -142,6 +174,8 @@ def expert(name: str, behavior: str | None = None) -> Expert:
         SettingsError: There is no such simulator, or it has no expert for this behavior.
     """
     found = entry(name).expert
+    if found is None:
+        raise SettingsError(f"{name}: there is no expert for environments that others wrote.")
     if not isinstance(found, str):
         wanted = (behavior or "").partition("?")[0]
         if wanted not in found:

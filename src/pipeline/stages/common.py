@@ -187,7 +187,7 @@ def _digest(job: Job, root: Path, path: Path) -> str:
         within = sorted(p for p in (root / path).rglob("*") if p.is_file())
         seen = [p for p in within if not p.name.startswith(".")]  # Snakemake leaves its own mark
         return files.fingerprint(
-            [[p.relative_to(root).as_posix(), files.sha256_of(p)] for p in seen]
+            [[p.relative_to(root / path).as_posix(), files.sha256_of(p)] for p in seen]
         )
     return files.sha256_of(root / path)
 

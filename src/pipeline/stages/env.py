@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import files
-from pipeline.errors import StageError
+from pipeline.settings.external_sources import ExternalSource
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import check_plan
-from pipeline.stages import common, process
+from pipeline.settings.reader import to_map
+from pipeline.settings.sources import BridgeSource
+from pipeline.stages import bridged, common, external, process
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.settings.params import EnvironmentParams
-
-_PROGRAMS = (".x86_64", ".x86", ".exe", ".app")
+    from pipeline.settings.source import EnvironmentParams
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,67 +32,45 @@ def build(name: str, root: Path) -> None:
     """Make `build/env/<name>`.
 
     Raises:
-        StageError: The plan is out of date, or the build that `path` names cannot be used.
+        PipelineError: The plan is out of date, or the environment cannot be had.
     """
     params = load_params(root / "params.yaml")
     check_plan(params, root / "workflow/runs.yaml")
     environment = common.named(params.environments, name, "environments")
-    inputs = [Path("constraints.txt")]
-    if environment.path is not None:
-        inputs.append(Path(environment.path))
+    inputs = [Path("constraints.txt"), *external.inputs(environment, root)]
     job = common.Job(
         stage="env",
         instance=name,
-        params={"source": environment.source, "name": environment.name, "args": environment.args},
+        params=to_map(environment),
         inputs=tuple(inputs),
         outputs=(Path("build/env") / name,),
     )
     with common.attempt(job, root) as attempt:
-        make(name, environment, attempt.out(name), root)
+        make(name, environment, attempt.out(name), root, attempt.run)
 
 
-def make(name: str, environment: EnvironmentParams, folder: Path, root: Path) -> None:
-    """Put the executable and its description into a new `folder`."""
-    simulator = None
-    if environment.source == "builtin":
+def make(name: str, environment: EnvironmentParams, folder: Path, root: Path, work: Path) -> None:
+    """Put the executable and its description into a new `folder`; keep logs in `work`."""
+    simulator, archive = None, None
+    if isinstance(environment, ExternalSource):
+        program, archive = external.put(name, environment, folder, root, work)
+    elif isinstance(environment, BridgeSource):
+        program = bridged.build(environment, folder / name)
+    else:
         from pipeline.simulators.pack import pack
 
-        simulator = environment.name or name
-        folder.mkdir(parents=True)
+        simulator = getattr(environment, "name", None) or name
         program = pack(simulator, folder / simulator)
-    else:
-        program = _copied(root / str(environment.path), folder)
     files.write_json(
         folder / "environment.json",
         {
+            "name": name,
             "file": program.relative_to(folder).as_posix(),
             "args": list(environment.args),
             "source": environment.source,
             "simulator": simulator,
             "sha256": files.sha256_of(program),
+            "build_sha256": files.sha256_of(folder),
+            "archive_sha256": archive,
         },
     )
-
-
-def _copied(source: Path, folder: Path) -> Path:
-    """Copy a build, and find the program in it."""
-    if not source.exists():
-        raise StageError(f"{source}: there is no build here; correct `path` in params.yaml")
-    if source.is_file():
-        if source.with_name(f"{source.stem}_Data").exists():
-            raise StageError(
-                f"{source}: this program needs the files beside it; let `path` name their folder, "
-                f"{source.parent}"
-            )
-        folder.mkdir(parents=True)
-        return Path(shutil.copy(source, folder / source.name))
-    shutil.copytree(source, folder)
-    found = [p for p in sorted(folder.iterdir()) if p.suffix in _PROGRAMS]
-    found = found or [p for p in sorted(folder.iterdir()) if p.is_file() and os.access(p, os.X_OK)]
-    if len(found) != 1:
-        listed = ", ".join(p.name for p in found) or "none"
-        raise StageError(
-            f"{source}: expected one program in this folder, found {listed}. Keep one that ends in "
-            f"{', '.join(_PROGRAMS)}, or one executable file."
-        )
-    return found[0]

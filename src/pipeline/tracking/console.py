@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from pipeline.tracking import names
 
@@ -36,6 +36,18 @@ def summary_line(behavior: str, values: Mapping[str, float], step: int, *, elaps
     if names.ELO in values:
         parts.append(f"ELO: {values[names.ELO]:.3f}.")
     return start + " ".join(parts)
+
+
+def hyperparameters_text(settings: Mapping[str, Any], depth: int = 0) -> str:
+    """Settings as ML-Agents prints them: a tab, then two spaces for each level."""
+    lines = []
+    for key, value in settings.items():
+        if isinstance(value, dict) and value:
+            lines.append(f"\t{'  ' * depth}{key}:")
+            lines.append(hyperparameters_text(value, depth + 1))
+        else:
+            lines.append(f"\t{'  ' * depth}{key}:\t{value}")
+    return "\n".join(lines)
 
 
 class _Pace:
@@ -82,6 +94,11 @@ class ConsoleSink:
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
 
+    def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
+        """Show the settings that a behavior is trained with."""
+        text = hyperparameters_text(settings)
+        self._say(f"Hyperparameters for behavior name {behavior}:\n{text}")
+
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Show one summary."""
         rate = self._pace.update(behavior, step)
@@ -90,14 +107,17 @@ class ConsoleSink:
         if self._stream.isatty():
             self._show(behavior, values, step, extra)
             return
-        self._stream.write(f"[INFO] {line}{f' {extra}' if extra else ''}\n")
-        self._stream.flush()
+        self._say(f"{line}{f' {extra}' if extra else ''}")
 
     def close(self) -> None:
         """Leave the bars as they stand."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+    def _say(self, line: str) -> None:
+        self._stream.write(f"[INFO] {line}\n")
+        self._stream.flush()
 
     def _speed(self, behavior: str, step: int, rate: float | None) -> str:
         if rate is None:

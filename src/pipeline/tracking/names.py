@@ -15,13 +15,16 @@ ENTROPY = "Policy/Entropy"
 POLICY_LOSS = "Losses/Policy Loss"
 VALUE_LOSS = "Losses/Value Loss"
 REWARD_STD = "Environment/Reward Std"
+LESSON_NUMBER = "Environment/Lesson Number/"
+"""How the tags of lesson numbers begin."""
 IS_TRAINING = "Is Training"
 
 MEANING = {
     REWARD: "mean return of the episodes that ended in the period; environment reward",
     GROUP_REWARD: "mean return of the groups' episodes; environment reward",
     EPISODE_LENGTH: "mean number of decisions in an episode, minus one",
-    "Environment/Lesson Number/<parameter>": "index of the lesson in force",
+    "Environment/Lesson Number/<parameter>": "index of the lesson in force, from 0",
+    "Environment/Parameter/<parameter>": "mean of the values that the environment has read",
     "Policy/<Signal> Reward": "mean episode sum of the signal's reward times its strength",
     "Policy/<Signal> Value Estimate": "mean value that the critic gives (PPO, POCA)",
     "Policy/<Signal> Value": "mean value that the critic gives (SAC)",
@@ -55,6 +58,9 @@ MEANING = {
 
 HIDDEN = frozenset({IS_TRAINING})
 """Facts for the console that are not charted."""
+
+HISTOGRAM = "_hist"
+"""How a tag ends that charts a distribution: `Environment/Cumulative Reward_hist`."""
 
 TIMING = "Time/"
 """How tags of wall times begin: they differ between equal runs, so no tracked file holds them."""

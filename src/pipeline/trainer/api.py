@@ -13,6 +13,7 @@ from pipeline import seeding
 from pipeline.settings import RunSettings, load_run_settings
 from pipeline.tracking.base import Tracker
 from pipeline.trainer.environment import open_workers
+from pipeline.trainer.first_weights import first_weights
 from pipeline.trainer.loop import RESUME_INTERVAL_S, TrainingLoop
 from pipeline.trainer.stopping import stop_on_signal
 from pipeline.trainer.supported import refuse_untrainable, usable_device
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pipeline.envs.base import BaseEnv
     from pipeline.tracking.base import Sink
     from pipeline.trainer.result import TrainResult
+    from pipeline.trainer.saving import Exporter
 
 
 def train(
@@ -38,12 +40,13 @@ def train(
     init_from: Mapping[str, Path] | None = None,
     resume: bool = False,
     inference: bool = False,
-    export: bool = False,
+    exporter: Exporter | None = None,
     device: str | None = "cpu",
     torch_threads: int = 1,
     sinks: Sequence[Sink] = (),
     resume_interval_s: float = RESUME_INTERVAL_S,
     on_start: Callable[[], None] | None = None,
+    starting_lesson: int = 0,
 ) -> TrainResult:
     """Train every behavior of an environment.
 
@@ -59,11 +62,12 @@ def train(
         env_args: additional arguments of the executable.
         base_port: TCP port of the first process; None lets the system choose.
         log_folder: where executables write their logs.
-        init_from: a checkpoint to take the weights from, by behavior.
+        init_from: a checkpoint to take the weights from, by behavior; None takes those that the
+            settings name (`initialize_from`, `init_path`).
         resume: continue from the checkpoints in `run_dir`, where there are any.
         inference: act until a signal comes, and count, but neither learn nor save.
-        export: give each numbered checkpoint its ONNX beside it, and the run its list of both in
-            `run_logs/training_status.json`.
+        exporter: gives each numbered checkpoint its ONNX beside it, and the run its list of both in
+            `run_logs/training_status.json`: `pipeline.stages.export.publish`, or None.
         device: `cpu`, `cuda`, `cuda:0`, ...; None for cuda where there is one.
         torch_threads: threads of torch while training; small networks are slower with more, and
             another number gives other roundings.
@@ -71,6 +75,8 @@ def train(
         resume_interval_s: seconds between refreshes of the checkpoint that a kill resumes from.
         on_start: called once, when the environments have connected and every behavior that they
             show can be trained; nothing but logs is written before.
+        starting_lesson: lesson, counted from 0, where every curriculum begins; one with fewer
+            lessons begins with its last.
 
     Returns:
         Steps, rewards and checkpoints of each behavior, and where the time went.
@@ -83,6 +89,8 @@ def train(
     with closing(Tracker(sinks)) as tracker, _threads(torch_threads):
         run = _settings(settings).with_seed(seed)
         refuse_untrainable(run)
+        if init_from is None:
+            init_from = first_weights(run)
         chosen = usable_device(device)
         workers = open_workers(
             env,
@@ -104,9 +112,10 @@ def train(
                 init_from=init_from,
                 resume=resume,
                 inference=inference,
-                export=export,
+                exporter=exporter,
                 resume_interval_s=resume_interval_s,
                 on_start=on_start,
+                starting_lesson=starting_lesson,
             )
             return loop.run(stop)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
     from pipeline.algos.policy import Decision
-    from pipeline.arrays import AnyArray
+    from pipeline.arrays import AnyArray, FloatArray
     from pipeline.data.rollout import Closed
     from pipeline.protocol.specs import BehaviorSpec
     from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
@@ -75,6 +75,10 @@ class Learner:
         self.record([np.zeros((0, *obs.shape), np.float32) for obs in spec.observation_specs], None)
         self.seconds = {"inference": 0.0, "update": 0.0, "storage": 0.0}
         self.slots = Slots()
+        self.memories: FloatArray | None = None
+        """[n_slots, M] what the agent in each slot remembers; None without memory."""
+        if self.algorithm.memory_size:
+            self.memories = np.zeros((0, self.algorithm.memory_size), dtype=np.float32)
         self.trajectories = Trajectories(
             self.algorithm.fields,
             n_obs=len(spec.observation_specs),
@@ -131,8 +135,13 @@ class Learner:
         self.seconds["update"] += time.perf_counter() - began
         return True
 
-    def decide(self, steps: Sequence[Steps]) -> Decided:
-        """Choose for the deciding agents of every worker, in one batch."""
+    def decide(self, steps: Sequence[Steps], *, team: str = "") -> Decided:
+        """Choose for the deciding agents of every worker, in one batch.
+
+        Args:
+            steps: (decision, terminal) steps of every worker.
+            team: whose agents these are, where several teams share this learner.
+        """
         began = time.perf_counter()
         decisions = [decision for decision, _ in steps]
         counts = [len(decision) for decision in decisions]
@@ -140,7 +149,7 @@ class Learner:
             return Decided([self.spec.action_spec.empty_action(0) for _ in decisions], None)
         obs, masks = _joined(decisions, self.spec.action_spec.discrete_branches)
         try:
-            decision = self.algorithm.act(obs, masks)
+            decision = self.algorithm.act(obs, masks, self._recalled(steps, team))
         except UnityPolicyException as error:
             where = f"behavior {self.name}, step {self.step}"
             raise UnityPolicyException(f"{where}: {error}") from error
@@ -160,11 +169,16 @@ class Learner:
         began = time.perf_counter()
         slots = self._slots_of([decision for decision, _ in steps], team)
         self.trajectories.decide(slots, decided.decision.rows)
+        if self.memories is not None:
+            self.memories[slots] = decided.decision.memory
         self.statistics.add(ENTROPY, decided.decision.entropy)
         if not len(self.recorded["obs"][0]):
             rows = decided.decision.rows
             n_obs = len(self.spec.observation_specs)
-            self.record([rows[f"obs_{i}"] for i in range(n_obs)], rows.get("allowed"))
+            allowed = rows.get("allowed")
+            # one True says it of all rows
+            masks = allowed if isinstance(allowed, np.ndarray) else None
+            self.record([rows[f"obs_{i}"] for i in range(n_obs)], masks)
         self.seconds["storage"] += time.perf_counter() - began
 
     def record(self, obs: Sequence[AnyArray], allowed: AnyArray | None) -> None:
@@ -179,10 +193,14 @@ class Learner:
     def environment_was_reset(self) -> None:
         """Drop unfinished trajectories: their agents begin anew."""
         self.trajectories.drop_open()
+        if self.memories is not None:
+            self.memories[:] = 0.0
 
     def _ended(self, source: Hashable, terminal: TerminalSteps, decision: DecisionSteps) -> None:
         slots = self.slots.ended(source, terminal.agent_id)
-        self.trajectories.reserve(self.slots.n_slots)
+        self._make_room()
+        if self.memories is not None:
+            self.memories[slots] = 0.0
         closed = self.trajectories.outcome(
             slots,
             terminal.reward + terminal.group_reward,
@@ -197,9 +215,27 @@ class Learner:
 
     def _continued(self, source: Hashable, decision: DecisionSteps) -> None:
         slots = self.slots.deciding(source, decision.agent_id)
-        self.trajectories.reserve(self.slots.n_slots)
+        self._make_room()
         reward = decision.reward + decision.group_reward
         self._count(self.trajectories.outcome(slots, reward, decision.obs, ended=False))
+
+    def _make_room(self) -> None:
+        self.trajectories.reserve(self.slots.n_slots)
+        if self.memories is not None and len(self.memories) < self.slots.n_slots:
+            new = np.zeros((2 * self.slots.n_slots, self.memories.shape[1]), dtype=np.float32)
+            new[: len(self.memories)] = self.memories
+            self.memories = new
+
+    def _recalled(self, steps: Sequence[Steps], team: str) -> FloatArray | None:
+        """What the deciding agents remember [N, M]: nothing where an episode begins."""
+        if self.memories is None:
+            return None
+        present = [(decision, ended) for decision, ended in steps if len(decision)]
+        slots = self._slots_of([decision for decision, _ in steps], team)
+        self._make_room()
+        recalled: FloatArray = self.memories[slots]
+        recalled[np.concatenate([np.isin(d.agent_id, ended.agent_id) for d, ended in present])] = 0
+        return recalled
 
     def _count(self, closed: Closed | None) -> None:
         if closed is None:
@@ -250,6 +286,7 @@ class Learner:
             "closed": self.trajectories.closed_state(),
             "open": self.trajectories.open_state(self.slots.n_slots) if with_open else None,
             "slots": self.slots.state_dict() if with_open else None,
+            "memories": self._memories_state() if with_open else None,
         }
 
     def load_experience(self, state: Mapping[str, Any], *, with_open: bool) -> None:
@@ -258,6 +295,12 @@ class Learner:
         if with_open:
             self.slots.load_state_dict(state["slots"])
             self.trajectories.load_open_state(state["open"])
+            if self.memories is not None:
+                self._make_room()
+                self.memories[: self.slots.n_slots] = state["memories"]
+
+    def _memories_state(self) -> FloatArray | None:
+        return None if self.memories is None else self.memories[: self.slots.n_slots].copy()
 
 
 def _joined(

@@ -16,14 +16,17 @@ from pipeline.errors import (
 )
 from pipeline.protocol.codec import NonFiniteError
 from pipeline.tracking import names
+from pipeline.tracking.base import Update
 from pipeline.trainer.learner import Learner
-from pipeline.trainer.restoring import begin_with, restore, restore_workers
+from pipeline.trainer.lessons import Lessons
+from pipeline.trainer.restoring import begin_with, latest_run, restore, restore_workers
 from pipeline.trainer.result import BehaviorResult, TrainResult
+from pipeline.trainer.saved import description
 from pipeline.trainer.saving import RESUME_FILE, Keeper
 from pipeline.trainer.statistics import REWARD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from pipeline.settings.schema import RunSettings
     from pipeline.tracking.base import Tracker
     from pipeline.trainer.learner import Decided
+    from pipeline.trainer.saving import Exporter
     from pipeline.trainer.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
@@ -65,9 +69,10 @@ class TrainingLoop:
         init_from: weights to begin with, by behavior; a checkpoint file each.
         resume: continue from the checkpoints in `run_dir`.
         inference: act and count, but neither learn nor save.
-        export: give each numbered checkpoint its ONNX, and list both.
+        exporter: writes the ONNX of a checkpoint; see `Keeper`.
         resume_interval_s: how often the resume file is refreshed at most.
         on_start: called once, when there is something to train and all of it can be trained.
+        starting_lesson: where the curriculum of every environment parameter begins.
     """
 
     def __init__(
@@ -82,11 +87,15 @@ class TrainingLoop:
         init_from: Mapping[str, Path] | None = None,
         resume: bool = False,
         inference: bool = False,
-        export: bool = False,
+        exporter: Exporter | None = None,
         resume_interval_s: float = RESUME_INTERVAL_S,
         on_start: Callable[[], None] | None = None,
+        starting_lesson: int = 0,
     ) -> None:
         self.workers = workers
+        self.lessons = Lessons(
+            workers, settings.environment_parameters or {}, starting_lesson=starting_lesson
+        )
         self.settings = settings
         self.seed = seed
         self.run_dir = run_dir
@@ -95,7 +104,7 @@ class TrainingLoop:
         self.init_from = init_from or {}
         self.inference = inference
         self.resume_interval_s = resume_interval_s
-        self.keeper = Keeper(run_dir, settings, export=export)
+        self.keeper = Keeper(run_dir, settings, exporter=None if inference else exporter)
         self._saved = self.keeper.saved() if resume else {}
         self._exact = False
         self._due: set[str] = set()
@@ -128,6 +137,7 @@ class TrainingLoop:
                 self._save_due()
                 self._stop_if(should_stop)
                 self._timed(self.workers.step_wait)
+                self._apply_lessons()
         except NonFiniteError as error:
             self._save_learned()
             raise NonFiniteError(f"{error} It came {self._at()}; repair the environment") from error
@@ -146,10 +156,19 @@ class TrainingLoop:
     def _begin(self) -> None:
         """Reset the environments, or take them up exactly where the run was when it was saved."""
         self._exact = restore_workers(self.workers, self._saved)
-        if self._exact:
-            self._timed(self.workers.step_wait)
-        else:
-            self.workers.reset()
+        self.lessons.restore(latest_run(self._saved), exact=self._exact)
+        if not self._exact:
+            self.lessons.begin()
+            return
+        for qualified in self.workers.behavior_specs:
+            self._learner(qualified)
+        self._timed(self.workers.step_wait)
+        self._apply_lessons()
+
+    def _apply_lessons(self) -> None:
+        """Between two steps, begin the lessons that are due."""
+        if self.lessons.apply(self.learners.values()):
+            self.keeper.note_lessons(self.lessons.curriculum.numbers)
 
     def _note_start(self) -> None:
         """Once there is something to train: say so, and which weights to begin with are unused."""
@@ -158,6 +177,7 @@ class TrainingLoop:
         self._started = True
         if self._on_start is not None:
             self._on_start()
+        self.keeper.list_lessons(self.lessons.curriculum.numbers)
         unused = sorted(self.init_from.keys() - self.learners.keys())
         if unused:
             _log.warning(
@@ -172,16 +192,28 @@ class TrainingLoop:
         taken: list[tuple[str, Learner, list[Steps], Decided]] = []
         for qualified in self.workers.behavior_specs:
             learner, steps = self._learner(qualified), self.workers.get_steps(qualified)
-            decided = learner.decide(steps)
+            decided = learner.decide(steps, team=qualified)
             self.workers.set_actions(qualified, decided.actions)
             taken.append((qualified, learner, steps, decided))
+        self._take_stats(taken)
         self._timed(self.workers.step_send)
         for qualified, learner, steps, decided in taken:
             learner.absorb(steps, team=qualified)
             learner.remember(steps, decided, team=qualified)
+        self.lessons.heed(self.learners.values())
+        for _, learner, _, _ in taken:
             while learner.learn():
-                self._due.add(learner.name)
+                self._note_update(learner)
             self._summarize(learner)
+
+    def _take_stats(self, taken: Sequence[tuple[str, Learner, list[Steps], Decided]]) -> None:
+        """Add what each worker has reported to every behavior that has agents in its step."""
+        for worker, stats in enumerate(self.workers.take_stats()):
+            if not stats:
+                continue
+            seen = {one.name: one for _, one, steps, _ in taken if any(map(len, steps[worker]))}
+            for learner in seen.values():
+                learner.statistics.add_environment(stats, with_most_recent=worker == 0)
 
     def _timed(self, stepping: Callable[[], None]) -> None:
         began = time.perf_counter()
@@ -211,11 +243,22 @@ class TrainingLoop:
             _log.info("Resuming training of %s from step %d.", name, learner.step)
         elif name in self.init_from:
             begin_with(learner, self.init_from[name], device=str(self.device))
+        self.tracker.began(name, description(name, spec, self.settings)["settings"])
         self._progress[name] = _Progress(
             next_summary=_next_multiple(learner.step, settings.summary_freq),
             next_checkpoint=_next_multiple(learner.step, settings.checkpoint_interval),
         )
         return learner
+
+    def _note_update(self, learner: Learner) -> None:
+        self._due.add(learner.name)
+        update = Update(
+            step=learner.step,
+            update_s=learner.seconds["update"],
+            n_episodes=learner.statistics.n_episodes,
+            recent_returns=learner.statistics.recent,
+        )
+        self.tracker.updated(learner.name, update)
 
     def _save_due(self) -> None:
         """After a step in which something was learned, save what is due."""
@@ -240,7 +283,8 @@ class TrainingLoop:
 
     def _shared_state(self) -> dict[str, Any]:
         """What all behaviors of the run share."""
-        return {"steps": {name: learner.step for name, learner in self.learners.items()}}
+        steps = {name: learner.step for name, learner in self.learners.items()}
+        return {"steps": steps, "lessons": self.lessons.state_dict()}
 
     def _summarize(self, learner: Learner) -> None:
         progress = self._progress[learner.name]
@@ -250,12 +294,18 @@ class TrainingLoop:
         at = learner.step // frequency * frequency
         progress.next_summary = at + frequency
         spread = learner.statistics.reward_spread()
+        distributions = {REWARD: list(learner.statistics.returns)}
+        distributions.update(learner.statistics.distributions())
         values = learner.statistics.period()
+        values[names.IS_TRAINING] = float(learner.learns and at <= learner.settings.max_steps)
         if REWARD in values:
             values[names.REWARD_STD] = spread
             self.keeper.consider(learner)
+        values.update(self.lessons.metrics())
         values.update(self._time_split(learner))
         self.tracker.metrics(learner.name, values, at)
+        for tag, behind in distributions.items():
+            self.tracker.distribution(learner.name, tag, behind, at)
 
     def _time_split(self, learner: Learner) -> dict[str, float]:
         """Seconds of each part since the last summary."""
@@ -275,7 +325,7 @@ class TrainingLoop:
     def _save_stopped(self) -> None:
         """Save a run that was told to stop, and export what it has learned."""
         self._save_moment()
-        if self.keeper.export:
+        if self.keeper.exporter is not None:
             self._export(list(self.learners.values()))
 
     def _save_learned(self) -> None:
@@ -284,7 +334,7 @@ class TrainingLoop:
         if self.inference or not learned:
             return
         self.keeper.refresh(learned, self._shared_state(), workers=None)
-        if self.keeper.export:
+        if self.keeper.exporter is not None:
             self._export(learned)
 
     def _export(self, learners: list[Learner]) -> None:

@@ -84,7 +84,13 @@ def pretrain(
     except SettingsError as error:
         raise DemonstrationError(f"{file}: it shows the behavior {name}. {error}") from error
     rows = load_expert_rows(demos, spec)
-    taught, checked = hold_out(rows, CHECKED, seeding.stream(seed, "held-out"))
+    memory = chosen_settings.network_settings.memory
+    taught, checked = hold_out(
+        rows,
+        CHECKED,
+        seeding.stream(seed, "held-out"),
+        sequence_length=0 if memory is None else memory.sequence_length,
+    )
     chosen = torch.device(device)
     learner = Learner(name, spec, chosen_settings, seed=seed, device=chosen)
     policy = learner.algorithm.policy

@@ -82,6 +82,12 @@ def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]])
     return True
 
 
+def latest_run(states: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What all behaviors shared when the last of their resume files was written; or nothing."""
+    runs: list[Mapping[str, Any]] = [state.get("run") or {} for state in states.values()]
+    return max(runs, key=lambda run: sum(run.get("steps", {}).values()), default={})
+
+
 def _misfit(path: Path, behavior: str, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"{path}: this checkpoint does not fit the behavior {behavior} as it is now "

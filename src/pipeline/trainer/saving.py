@@ -1,8 +1,8 @@
 """What a run keeps: checkpoints, the best of them, their ONNX files, and the list of them all.
 
 In `<run>/<Behavior>/` stand `checkpoint.pt`, which continues the run; the newest
-`keep_checkpoints` as `<Behavior>-<step>.pt`; and the best so far as `best.pt`. With `export` each
-has its ONNX beside it, the newest also as `<run>/<Behavior>.onnx`, and
+`keep_checkpoints` as `<Behavior>-<step>.pt`; and the best so far as `best.pt`. With an exporter
+each has its ONNX beside it, the newest also as `<run>/<Behavior>.onnx`, and
 `run_logs/training_status.json` lists them.
 """
 
@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.trainer.checkpoints import load_checkpoint, numbered, save_checkpoint, to_saved
-from pipeline.trainer.exporting import publish
 from pipeline.trainer.saved import description
 from pipeline.trainer.status import StatusFile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from pipeline.settings.schema import RunSettings
     from pipeline.trainer.learner import Learner
+
+    Exporter = Callable[..., Any]
 
 _log = logging.getLogger(__name__)
 
@@ -39,13 +40,16 @@ class Keeper:
     Args:
         run_dir: gets a folder for each behavior.
         settings: of the run.
-        export: whether checkpoints get their ONNX beside them, and are listed in a file.
+        exporter: writes the ONNX of a checkpoint, `exporter(checkpoint, folder, label=...)`; None
+            to do without, and without the list.
     """
 
-    def __init__(self, run_dir: Path, settings: RunSettings, *, export: bool = False) -> None:
+    def __init__(
+        self, run_dir: Path, settings: RunSettings, *, exporter: Exporter | None = None
+    ) -> None:
         self.run_dir = run_dir
         self.settings = settings
-        self.export = export
+        self.exporter = exporter
         self.status = StatusFile(run_dir)
         self.best: dict[str, dict[str, Any]] = {}
         self._unsaved_best: dict[str, dict[str, Any]] = {}
@@ -76,10 +80,16 @@ class Keeper:
             "best": self.best[learner.name],
         }
 
-    def forget_best(self) -> None:
-        """Begin anew: rewards are no longer comparable, for example in a new lesson."""
+    def note_lessons(self, lessons: Mapping[str, int]) -> None:
+        """Enter new lessons; rewards of earlier ones are no measure of the best any more."""
         self.best.clear()
         self._unsaved_best.clear()
+        self.list_lessons(lessons)
+
+    def list_lessons(self, lessons: Mapping[str, int]) -> None:
+        """Enter the number of each environment parameter's lesson."""
+        if self.exporter is not None and lessons:
+            self.status.set_lessons(lessons)
 
     def restore_best(self, name: str, state: Mapping[str, Any]) -> None:
         """Take up what a resume file says of the best policy."""
@@ -117,8 +127,8 @@ class Keeper:
         for old in surplus:
             old.unlink(missing_ok=True)
             old.with_suffix(".onnx").unlink(missing_ok=True)
-        if self.export:
-            publish(path, folder, label=f"-{learner.step}")
+        if self.exporter is not None:
+            self.exporter(path, folder, label=f"-{learner.step}")
             _log.info("Exported %s", path.with_suffix(".onnx"))
             recent = learner.statistics.recent
             reward = sum(recent) / len(recent) if recent else None
@@ -135,7 +145,7 @@ class Keeper:
 
     def give_onnx(self, learners: Sequence[Learner]) -> None:
         """Put the newest policies, and the best ones, where users look for them."""
-        if not self.export:
+        if self.exporter is None:
             return
         for learner in learners:
             newest = self._file(learner.name, f"{learner.name}-{learner.step}.onnx")
@@ -168,5 +178,5 @@ class Keeper:
         self._unsaved_best.clear()
 
     def _export_best(self, name: str) -> None:
-        if self._file(name, BEST_FILE).is_file():
-            publish(self._file(name, BEST_FILE), self.run_dir / name, label="-best")
+        if self.exporter is not None and self._file(name, BEST_FILE).is_file():
+            self.exporter(self._file(name, BEST_FILE), self.run_dir / name, label="-best")

@@ -6,8 +6,12 @@ import math
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
+from pipeline.envs.side_channels import StatsAggregationMethod
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from pipeline.envs.base import Stats
 
 # Episodes that the final figures are taken over.
 RECENT_EPISODES = 100
@@ -24,6 +28,10 @@ class Statistics:
     def __init__(self) -> None:
         self._sums: dict[str, float] = defaultdict(float)
         self._counts: dict[str, int] = defaultdict(int)
+        self._totals: dict[str, float] = defaultdict(float)
+        self._latest: dict[str, float] = {}
+        self._distributions: dict[str, list[float]] = defaultdict(list)
+        self._ended: list[float] = []
         self.returns: list[float] = []
         self.recent: deque[float] = deque(maxlen=RECENT_EPISODES)
         self.n_episodes = 0
@@ -42,11 +50,37 @@ class Statistics:
         """Finished episodes; a length counts decisions less one, as ML-Agents' charts do."""
         for total, length in zip(returns, lengths, strict=True):
             self.returns.append(total)
+            self._ended.append(total)
             self.recent.append(total)
             self.n_episodes += 1
             self.add(REWARD, total)
             self.add(EXTRINSIC, total)
             self.add(LENGTH, length - 1)
+
+    def take_ended(self) -> list[float]:
+        """Returns of the episodes that ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def add_environment(self, stats: Stats, *, with_most_recent: bool = True) -> None:
+        """What an environment has reported, each statistic aggregated as it asks.
+
+        Args:
+            stats: values by name.
+            with_most_recent: whether this worker's "most recent" values count; of several workers
+                only the first's do.
+        """
+        for name, values in stats.items():
+            for value, method in values:
+                if method is StatsAggregationMethod.SUM:
+                    self._totals[name] += value
+                elif method is StatsAggregationMethod.MOST_RECENT:
+                    if with_most_recent:
+                        self._latest[name] = value
+                else:
+                    self.add(name, value)
+                if method is StatsAggregationMethod.HISTOGRAM:
+                    self._distributions[name].append(value)
 
     def mean(self, tag: str) -> float | None:
         """This period's mean of `tag`, or None."""
@@ -57,11 +91,17 @@ class Statistics:
         """Standard deviation of this period's episode returns."""
         return spread(self.returns)
 
+    def distributions(self) -> dict[str, list[float]]:
+        """This period's values of the statistics that environments report as histograms."""
+        return {tag: list(values) for tag, values in self._distributions.items()}
+
     def period(self) -> dict[str, float]:
-        """Means of everything in this period; a new period begins."""
+        """What this period came to: means, sums, latest values; a new period begins."""
         values = {tag: self._sums[tag] / self._counts[tag] for tag in self._sums}
-        self._sums.clear()
-        self._counts.clear()
+        values |= self._totals | self._latest
+        for gathered in (self._sums, self._counts, self._totals, self._latest):
+            gathered.clear()
+        self._distributions.clear()
         self.returns.clear()
         return values
 
@@ -70,15 +110,21 @@ class Statistics:
         return {
             "sums": dict(self._sums),
             "counts": dict(self._counts),
+            "totals": dict(self._totals),
+            "latest": dict(self._latest),
+            "distributions": self.distributions(),
             "returns": list(self.returns),
             "recent": list(self.recent),
             "n_episodes": self.n_episodes,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Take up what `state_dict` gave; older files lack what environments reported."""
         self._sums = defaultdict(float, state["sums"])
         self._counts = defaultdict(int, state["counts"])
+        self._totals = defaultdict(float, state.get("totals", {}))
+        self._latest = dict(state.get("latest", {}))
+        self._distributions = defaultdict(list, state.get("distributions", {}))
         self.returns = list(state["returns"])
         self.recent = deque(state["recent"], maxlen=RECENT_EPISODES)
         self.n_episodes = int(state["n_episodes"])

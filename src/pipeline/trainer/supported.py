@@ -8,7 +8,6 @@ import torch
 
 from pipeline.algos.ppo import PPO, supported_signals
 from pipeline.errors import SettingsError
-from pipeline.nets.body import refuse_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,7 +35,6 @@ def algorithm_for(name: str, settings: TrainerSettings) -> Callable[..., PPO]:
         )
     try:
         supported_signals(settings)
-        refuse_memory(settings.network_settings)
     except SettingsError as error:
         raise SettingsError(f"behaviors.{name}.{error}") from error
     return algorithm

@@ -133,3 +133,31 @@ def test_dropping_open_trajectories_leaves_closed_ones():
     storage.drop_open()
     assert storage.outcome(slots, np.ones(2, np.float32), [obs], ended=False) is None
     assert storage.n_closed == 1
+
+
+def test_field_of_every_third_row_is_kept_at_rows_0_3_6_of_each_trajectory():
+    fields = {"obs_0": Field(shape=(1,)), "memory": Field(shape=(2,), every=3)}
+    storage = Trajectories(fields, n_obs=1, horizon=8, capacity=4)
+    storage.reserve(2)
+    lengths = {0: 8, 1: 5}
+    for time in range(8):
+        slots = np.array([slot for slot, length in lengths.items() if time < length])
+        obs = np.full((len(slots), 1), time, np.float32)
+        memory = np.stack([[slot, time] for slot in slots]).astype(np.float32)
+        storage.decide(slots, {"obs_0": obs, "memory": memory})
+        ended = np.array([lengths[slot] == time + 1 and slot == 1 for slot in slots])
+        for over in (True, False):
+            some = ended == over
+            interrupted = np.zeros(int(some.sum()), np.bool_) if over else None
+            zeros = np.zeros(int(some.sum()), np.float32)
+            storage.outcome(slots[some], zeros, [obs[some]], ended=over, interrupted=interrupted)
+    rollout = storage.rollout()
+    assert rollout.lengths.tolist() == [5, 8]
+    assert "memory" not in rollout.fields
+    short, full = rollout.memory
+    assert full.tolist() == [[0, 0], [0, 3], [0, 6]]
+    assert short[:2].tolist() == [[1, 0], [1, 3]]
+
+
+def test_storage_without_such_a_field_has_no_memory():
+    assert _storage().rollout().memory is None

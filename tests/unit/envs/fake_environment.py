@@ -29,10 +29,13 @@ def main() -> None:
     parser.add_argument("--nan-at", type=int, default=1, help="message of mode nan")
     parser.add_argument("--quiet", action="store_true", help="do not echo the side channel")
     parser.add_argument("--wide", action="store_true", help="observations of five numbers")
+    parser.add_argument("--record", type=Path, help="folder for what was received, by port")
     parser.add_argument("-logFile")
     parser.add_argument("-nographics", action="store_true")
     parser.add_argument("-batchmode", action="store_true")
     options = parser.parse_args()
+    if options.record is not None:
+        (options.record / f"{options.mlagents_port}.args").write_text("\n".join(sys.argv[1:]))
     sys.stdout.write("fake environment starts\n")
     if options.mode == "exit":
         sys.stderr.write("cannot find the scene\n")
@@ -65,6 +68,9 @@ def converse(exchange: grpc.UnaryUnaryMultiCallable, options: argparse.Namespace
     if reply.header.status != 200:
         sys.exit(0)
     seed = reply.unity_input.rl_initialization_input.seed
+    if options.record is not None:
+        received = reply.unity_input.rl_initialization_input.SerializeToString()
+        (options.record / f"{options.mlagents_port}.start").write_bytes(received)
     message = m.UnityMessageProto(header={"status": 200})
     number, announced = 0, False
     while True:
@@ -72,6 +78,9 @@ def converse(exchange: grpc.UnaryUnaryMultiCallable, options: argparse.Namespace
         if reply.header.status != 200:
             return
         rl_input = reply.unity_input.rl_input
+        if options.record is not None and rl_input.side_channel:
+            with (options.record / f"{options.mlagents_port}.channels").open("ab") as file:
+                file.write(rl_input.side_channel)
         actions = [
             list(entry.continuous_actions) for entry in rl_input.agent_actions[NAME].value
         ] or [[float(seed), 0.0]] * 3

@@ -11,6 +11,7 @@ from pipeline.export.description import (
     Dense,
     Flatten,
     HyperLayer,
+    Lstm,
     MaxPool,
     Normalizer,
     PolicyGraph,
@@ -37,18 +38,24 @@ VISUAL_SIDES = {
 }
 
 
-def evaluate(graph: PolicyGraph, obs: list, masks=None) -> dict:
-    """Means, spreads, probabilities and best choices in float64, one row at a time."""
+def evaluate(graph: PolicyGraph, obs: list, masks=None, memories=None) -> dict:
+    """Means, spreads, probabilities and best choices in float64, one row at a time.
+
+    With `memories` [N, M] of a recurrent policy also its new ones.
+    """
     rows = [
         _evaluate_row(
-            graph, [o[i].astype(np.float64) for o in obs], None if masks is None else masks[i]
+            graph,
+            [o[i].astype(np.float64) for o in obs],
+            None if masks is None else masks[i],
+            None if memories is None else memories[i].astype(np.float64),
         )
         for i in range(len(obs[0]))
     ]
     return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
 
 
-def _evaluate_row(graph, obs, mask):
+def _evaluate_row(graph, obs, mask, memory):
     features = [_observation(x, e) for x, e in zip(obs, graph.encoders, strict=True)]
     x = np.concatenate(features)
     for layer in graph.layers:
@@ -61,6 +68,8 @@ def _evaluate_row(graph, obs, mask):
         ]
         x = _hyper(graph.hyper, x, np.concatenate(goals))
     result = {}
+    if graph.memory is not None:
+        x, result["memory"] = _lstm(graph.memory, x, memory)
     if graph.continuous is not None:
         result |= _continuous(graph.continuous, x)
     start = 0
@@ -98,6 +107,27 @@ def _dense(layer, x):
         )
         + layer.bias
     )
+
+
+def _lstm(layer, x, memory):
+    """Output and new memory, one unit at a time."""
+    n = len(memory) // 2
+    h, c = memory[:n], memory[n:]
+    new_h, new_c = np.zeros(n), np.zeros(n)
+
+    def gate(number, unit):
+        row = number * n + unit
+        from_x = layer.input_weight[row].astype(np.float64) @ x + layer.input_bias[row]
+        return (
+            from_x + layer.recurrent_weight[row].astype(np.float64) @ h + layer.recurrent_bias[row]
+        )
+
+    for unit in range(n):
+        enter, keep, value, leave = (gate(number, unit) for number in range(4))
+        new_c[unit] = FUNCTIONS["sigmoid"](keep) * c[unit]
+        new_c[unit] += FUNCTIONS["sigmoid"](enter) * np.tanh(value)
+        new_h[unit] = FUNCTIONS["sigmoid"](leave) * np.tanh(new_c[unit])
+    return new_h, np.concatenate((new_h, new_c))
 
 
 def _hyper(layer, x, goal):
@@ -209,6 +239,14 @@ def _resnet(rng, shape, hidden):
     return resnet_encoder(tuple(stacks), dense(rng, channels * height * width, hidden, gain=1.41))
 
 
+def lstm(rng, n_in, n):
+    """A recurrent layer of n units with random weights and biases."""
+    shapes = ((4 * n, n_in), (4 * n, n), (4 * n,), (4 * n,))
+    parts = [rng.normal(0, 0.6, shape).astype(np.float32) for shape in shapes]
+    names = ("input_weight", "recurrent_weight", "input_bias", "recurrent_bias")
+    return Lstm(**dict(zip(names, parts, strict=True)))
+
+
 def policy(
     seed=0,
     *,
@@ -220,8 +258,9 @@ def policy(
     hyper=None,
     normalize=True,
     hidden=16,
+    memory=0,
 ) -> PolicyGraph:
-    """A random policy on two vectors, perhaps an image, and a goal when `hyper` is a layout."""
+    """A random policy on two vectors, perhaps an image, a goal when `hyper` is a layout, memory."""
     rng = np.random.default_rng(seed)
     specs = [ObservationSpec.vector(5), ObservationSpec.vector(3)]
     encoders = [
@@ -246,6 +285,8 @@ def policy(
             layout=hyper,
         )
     width = 7 if hyper else hidden
+    recurrent = lstm(rng, width, memory // 2) if memory else None
+    width = memory // 2 or width
     spread = rng.normal(-0.5, 0.3, (1, continuous)).astype(np.float32)
     head = ContinuousHead(
         mu=dense(rng, width, continuous),
@@ -257,6 +298,7 @@ def policy(
         encoders=tuple(encoders),
         layers=(dense(rng, size, hidden), dense(rng, hidden, hidden)),
         hyper=goal,
+        memory=recurrent,
         continuous=head if continuous else None,
         branches=tuple(dense(rng, width, n) for n in branches),
     )
@@ -274,10 +316,19 @@ def observations(graph, n_rows, seed=1):
     ]
 
 
-def run(model, outputs, obs, masks=None, seed=0):
+def memories(graph, n_rows, seed=2):
+    """Random memories [N, M] of a recurrent policy, else None."""
+    rng = np.random.default_rng(seed)
+    shape = (n_rows, graph.memory_size)
+    return rng.uniform(-1, 1, shape).astype(np.float32) if graph.memory_size else None
+
+
+def run(model, outputs, obs, masks=None, seed=0, memory=None):
     from pipeline.export.policy import create_session
 
     feeds = {f"obs_{i}": o for i, o in enumerate(obs)}
     if masks is not None:
         feeds["action_masks"] = masks
+    if memory is not None:
+        feeds["recurrent_in"] = memory[:, None]
     return dict(zip(outputs, create_session(model, seed).run(outputs, feeds), strict=True))

@@ -235,6 +235,11 @@ def published():
     return build_model(graph), graph.spec
 
 
+def recurrent():
+    graph = reference.policy(continuous=2, memory=6)
+    return build_model(graph), graph.spec
+
+
 def set_opset(candidate):
     candidate.opset_import[0].version = 10
 
@@ -307,3 +312,30 @@ def test_publishing_rule_catches_the_damage(rule, damage):
     assert (rule, "error") in rules(findings)
     # Damage to one thing may also fail ONNX's own checker, but nothing else of ours.
     assert {finding.rule for finding in findings} <= {rule, "publish-checker"}
+
+
+def narrow_the_memory(candidate):
+    for value in (*candidate.graph.input, *candidate.graph.output):
+        if value.name == "recurrent_in":
+            value.type.tensor_type.shape.dim[2].dim_value = 5
+
+
+def fix_its_batch(candidate):
+    for value in candidate.graph.output:
+        if value.name == "recurrent_out":
+            value.type.tensor_type.shape.dim[0].dim_value = 1
+
+
+def deny_it(candidate):
+    weights = candidate.graph.initializer
+    index = next(i for i, w in enumerate(weights) if w.name == "memory_size")
+    zero = np.zeros(1, dtype=np.float32)
+    weights[index].CopyFrom(numpy_helper.from_array(zero, "memory_size"))
+
+
+@pytest.mark.parametrize("damage", [narrow_the_memory, fix_its_batch, deny_it])
+def test_memory_that_does_not_fit_is_caught_before_publishing(damage):
+    candidate, spec = recurrent()
+    assert publishing_findings(candidate, spec) == []
+    damage(candidate)
+    assert ("publish-memory", "error") in rules(publishing_findings(candidate, spec))

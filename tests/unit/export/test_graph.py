@@ -26,6 +26,13 @@ POLICIES = {
     "hybrid": {"continuous": 2, "branches": (2, 3)},
     "goal in_out": {"branches": (4,), "hyper": "in_out"},
     "goal out_in": {"continuous": 2, "branches": (4,), "hyper": "out_in"},
+    "memory continuous": {"continuous": 2, "memory": 6},
+    "memory hybrid with a goal": {
+        "continuous": 1,
+        "branches": (3, 2),
+        "hyper": "in_out",
+        "memory": 10,
+    },
 } | {
     f"visual {kind}": {"continuous": 2, "branches": (3,), "visual": kind}
     for kind in reference.VISUAL_SIDES
@@ -51,10 +58,14 @@ def random_masks(graph, n_rows, seed=3):
 @pytest.mark.parametrize("n_rows", [1, 7])
 def test_deterministic_actions_equal_the_slow_reference(graph, n_rows):
     obs, masks = reference.observations(graph, n_rows), random_masks(graph, n_rows)
-    expected = reference.evaluate(graph, obs, masks)
+    memories = reference.memories(graph, n_rows)
+    expected = reference.evaluate(graph, obs, masks, memories)
     kinds = [kind for kind in ("continuous", "discrete") if kind in expected]
     names = [f"deterministic_{kind}_actions" for kind in kinds]
-    result = reference.run(build_model(graph), names, obs, masks)
+    if memories is not None:
+        kinds, names = [*kinds, "memory"], [*names, "recurrent_out"]
+        expected["memory"] = expected["memory"][:, None]
+    result = reference.run(build_model(graph), names, obs, masks, memory=memories)
     for kind, name in zip(kinds, names, strict=True):
         assert result[name].shape == expected[kind].shape
         np.testing.assert_allclose(result[name], expected[kind], atol=1e-5, rtol=0)
@@ -192,10 +203,33 @@ def test_entities_are_refused_by_name():
         build_model(graph)
 
 
-def test_memory_is_refused():
-    graph = changed(reference.policy(continuous=1), memory_size=128)
-    with pytest.raises(ExportError, match=r"memory.*memory_size 128"):
-        build_model(graph)
+def test_memory_has_the_names_types_and_shapes_of_the_contract():
+    description = describe(build_model(reference.policy(branches=(3,), memory=8)))
+    assert list(description.inputs) == ["obs_0", "obs_1", "recurrent_in", "action_masks"]
+    assert description.memory_size == 8
+    for declared, name in (
+        (description.inputs, "recurrent_in"),
+        (
+            description.outputs,
+            "recurrent_out",
+        ),
+    ):
+        assert (declared[name].dtype, declared[name].shape) == ("float32", ("batch", 1, 8))
+    assert list(description.outputs)[-1] == "recurrent_out"
+
+
+def test_memory_fed_back_equals_the_slow_reference_step_by_step():
+    graph = reference.policy(continuous=2, memory=6)
+    model, obs = build_model(graph), reference.observations(graph, 9)
+    names = ["deterministic_continuous_actions", "recurrent_out"]
+    fast = slow = np.zeros((1, 6), dtype=np.float32)
+    for row in range(9):
+        now = [values[row : row + 1] for values in obs]
+        result = reference.run(model, names, now, memory=fast)
+        expected = reference.evaluate(graph, now, memories=slow)
+        np.testing.assert_allclose(result[names[0]], expected["continuous"], atol=1e-5)
+        fast, slow = result["recurrent_out"][:, 0], expected["memory"]
+    assert np.abs(slow).max() > 0.1
 
 
 def test_weights_that_do_not_fit_are_refused_by_name():

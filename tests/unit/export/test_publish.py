@@ -16,11 +16,28 @@ from . import reference
 
 def record(graph, n_rows=20):
     obs = reference.observations(graph, n_rows)
+    if graph.memory_size:
+        return record_in_sequence(graph, obs)
     expected = reference.evaluate(graph, obs)
     return Recording(
         obs=obs,
         continuous=expected.get("continuous"),
         discrete=expected.get("discrete"),
+    )
+
+
+def record_in_sequence(graph, obs):
+    memory = [np.zeros((1, graph.memory_size))]
+    steps = []
+    for row in range(len(obs[0])):
+        now = [values[row : row + 1] for values in obs]
+        steps.append(reference.evaluate(graph, now, memories=memory[-1]))
+        memory.append(steps[-1]["memory"])
+    kinds = {k: [step[k] for step in steps] for k in ("continuous", "discrete") if k in steps[0]}
+    return Recording(
+        obs=obs,
+        memory=np.concatenate(memory),
+        **{kind: np.concatenate(rows) for kind, rows in kinds.items()},
     )
 
 
@@ -31,6 +48,7 @@ def record(graph, n_rows=20):
         {"branches": (2, 5)},
         {"continuous": 2, "branches": (3,), "squash": True, "conditional": True},
         {"branches": (4,), "hyper": "in_out"},
+        {"continuous": 2, "branches": (4,), "memory": 6},
     ],
 )
 def test_published_policy_runs_and_its_report_repeats(tmp_path, parts):
@@ -137,3 +155,26 @@ def test_infinite_recorded_action_is_a_mismatch(tmp_path):
     recording.continuous[0, 0] = np.nan
     with pytest.raises(ExportError, match="row 0, column 0"):
         publish(graph, tmp_path / "policy.onnx", recording=recording)
+
+
+def test_memory_that_goes_another_way_is_named_and_nothing_remains(tmp_path):
+    graph = reference.policy(continuous=2, memory=6)
+    recording = record(graph)
+    assert publish(graph, tmp_path / "p.onnx", recording=recording).max_memory_error < 1e-5
+    (tmp_path / "p.onnx").unlink()
+    recording.memory[12, 4] += 1e-3
+    with pytest.raises(ExportError, match=r"output recurrent_out, row 11, column 4 is"):
+        publish(graph, tmp_path / "p.onnx", recording=recording)
+    for wrong in (None, recording.memory[:-1], recording.memory[:, 1:]):
+        with pytest.raises(ExportError, match="recorded memory is"):
+            publish(graph, tmp_path / "p.onnx", recording=replace(recording, memory=wrong))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_of_swapped_gates_is_caught(tmp_path):
+    graph = reference.policy(branches=(3, 4), memory=6)
+    lstm = graph.memory
+    gates = np.split(lstm.input_bias, 4)
+    swapped = replace(lstm, input_bias=np.concatenate([gates[1], gates[0], *gates[2:]]))
+    with pytest.raises(ExportError, match="what the trained policy remembers is"):
+        publish(replace(graph, memory=swapped), tmp_path / "p.onnx", recording=record(graph))

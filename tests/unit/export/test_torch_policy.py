@@ -24,6 +24,16 @@ CASES = {
         {"goal_conditioning_type": "none"},
     ),
     "one goal layer": ([VECTOR(2, "", GOAL)], ActionSpec(1, ()), {"num_layers": 1}),
+    "memory": (
+        [VECTOR(6)],
+        ActionSpec(2, (4, 3)),
+        {"normalize": True, "memory": {"memory_size": 10}},
+    ),
+    "memory after a goal layer": (
+        [VECTOR(6), VECTOR(2, "", GOAL)],
+        ActionSpec(0, (5,)),
+        {"memory": {"memory_size": 6}},
+    ),
 } | {
     kind: (
         [ObservationSpec.visual(3, *sides), VECTOR(4)],

@@ -108,7 +108,8 @@ def test_an_unknown_experiment_is_named_with_the_nearest(folder: Path) -> None:
     [
         ("torch_threads", "torch_thread", 2, "runtime: unknown key 'torch_thread' (value 2); did"),
         ("source: builtin", "source: bultin", 6, "environments.ball.source: 'bultin' is not allo"),
-        ("source: path", "source: fetch", 9, "environments.game.source: 'fetch' is not allowed. "),
+        ("source: path", "source: fetsh", 9, "environments.game.source: 'fetsh' is not allowed; "),
+        ("source: path", "source: editor", 9, "environments.game.source: 'editor' waits until som"),
         ("    path: builds/game.x86_64\n", "", 8, "environments.game.path: the source 'path' need"),
         ("name: balance_ball", "path: x", 7, "environments.ball.path: belongs to the source 'path"),
         ("  ball:", "  my.ball:", 5, "environments.my.ball: the name 'my.ball' becomes a folder"),
@@ -179,6 +180,7 @@ def test_the_plan_has_a_run_for_each_seed_of_each_stage(folder: Path) -> None:
         "runs": {
             "environments": {"ball": {"source": "builtin"}},
             "path_environments": {"game": {"source": "path", "path": "builds/game.x86_64"}},
+            "unity_environments": {},
             "demonstrations": {"expert": {"environment": "ball"}},
             "pretrain": {"cloned-1": cloned | {"network": ANY}},
             "train_from_scratch": {

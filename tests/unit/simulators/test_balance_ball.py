@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from pipeline.errors import SettingsError
+from pipeline.protocol.parameters import Sampler
 from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators import registry
 from pipeline.simulators.balance_ball import BEHAVIOR, DECISION_PERIOD, TIME_STEP_S, BalanceBall
-from pipeline.simulators.parameters import Sampler
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.tracking import names
-from pipeline.tracking.base import Sink, Tracker
+from pipeline.tracking.base import Sink, Tracker, Update
 from pipeline.tracking.console import ConsoleSink, duration, summary_line
 from pipeline.tracking.csvfile import CsvSink
 from pipeline.tracking.tensorboard import TensorBoardSink
@@ -181,3 +181,105 @@ def test_tensorboard_gets_the_tags_per_behavior(tmp_path: Path):
     }
     texts = [v for e in found for v in e.summary.value if v.tag.startswith("Hyperparameters")]
     assert b"batch_size: 64" in texts[0].tensor.string_val[0]
+
+
+def test_tensorboard_gets_a_histogram_of_the_returns_behind_a_mean(tmp_path: Path):
+    with Tracker([TensorBoardSink(tmp_path), Recorder()]) as tracker:
+        tracker.distribution("B", names.REWARD, [1.0, 2.0, 2.0, math.nan, 5.0], 1000)
+        tracker.distribution("B", names.REWARD, [], 2000)
+        tracker.distribution("B", names.REWARD, [3.0], 3000)
+    values = [(e.step, v) for e in events(tmp_path / "B") for v in e.summary.value]
+    assert [(step, v.tag) for step, v in values] == [
+        (1000, "Environment/Cumulative Reward_hist"),
+        (3000, "Environment/Cumulative Reward_hist"),
+    ]
+    several, single = (v.histo for _, v in values)
+    assert (several.min, several.max, several.num) == (1.0, 5.0, 4.0)
+    assert (several.sum, several.sum_squares) == (10.0, 34.0)
+    assert list(several.bucket) == [1.0, 2.0, 0.0, 1.0]
+    assert list(several.bucket_limit) == [2.0, 3.0, 4.0, 5.0]
+    assert sum(single.bucket) == single.num == 1.0
+
+
+def test_tensorboard_shows_the_settings_once_as_soon_as_a_behavior_begins(tmp_path: Path):
+    with Tracker([TensorBoardSink(tmp_path, hyperparameters={"B": "from the file"})]) as tracker:
+        tracker.began("B", {"trainer_type": "ppo", "memory": None})
+        tracker.metrics("B", {"a": 1.0}, 5)
+    found = [v for e in events(tmp_path / "B") for v in e.summary.value]
+    texts = [v.tensor.string_val[0] for v in found if v.tag.startswith("Hyperparameters")]
+    assert len(texts) == 1
+    assert b"trainer_type:" in texts[0]
+
+
+def test_event_files_of_an_earlier_run_are_deleted_with_a_warning_unless_it_goes_on(
+    tmp_path: Path, caplog
+):
+    left = tmp_path / "B/events.out.tfevents.1.host"
+    left.parent.mkdir()
+    left.write_bytes(b"")
+    (tmp_path / "B/checkpoint.pt").touch()
+    sink = TensorBoardSink(tmp_path, keep_earlier=True)
+    sink.metrics("B", {"a": 1.0}, 5)
+    sink.close()
+    assert left.exists()
+    sink = TensorBoardSink(tmp_path, keep_earlier=False)
+    with caplog.at_level(logging.WARNING):
+        sink.metrics("B", {"a": 1.0}, 5)
+    sink.metrics("B", {"a": 1.0}, 6)
+    sink.close()
+    assert not left.exists()
+    assert f"Deleting TensorBoard data {left} that was left over" in caplog.text
+    assert (tmp_path / "B/checkpoint.pt").exists()
+    assert [e.step for e in events(tmp_path / "B") if e.summary.value] == [5, 6]
+
+
+def test_console_shows_the_settings_of_a_behavior_as_in_ml_agents():
+    stream = io.StringIO()
+    settings = {"trainer_type": "ppo", "network_settings": {"memory": {"size": 8}, "x": None}}
+    Tracker([ConsoleSink(stream=stream)]).began("B", settings)
+    assert stream.getvalue() == (
+        "[INFO] Hyperparameters for behavior name B:\n"
+        "\ttrainer_type:\tppo\n"
+        "\tnetwork_settings:\n"
+        "\t  memory:\n"
+        "\t    size:\t8\n"
+        "\t  x:\tNone\n"
+    )
+
+
+def test_what_only_some_sinks_take_does_not_trouble_the_others(caplog):
+    class Fails(Recorder):
+        def updated(self, *_: object):
+            raise OSError("disk full")
+
+        began = distribution = updated
+
+    plain, fails = Recorder(), Fails()
+    tracker = Tracker([plain, fails])
+    tracker.began("B", {})
+    tracker.updated("B", Update(step=1, update_s=0.0, n_episodes=0, recent_returns=()))
+    tracker.distribution("B", names.REWARD, [1.0], 5)
+    assert plain.seen == []
+    assert tracker.failures == {"Fails": 3}
+
+
+@pytest.mark.parametrize("values", [[0.5, 1.0, 1.0, 3.5], [2.0], [-1e6, 1e6]])
+def test_tensorboard_gets_histograms_of_all_values(values, tmp_path: Path):
+    sink = TensorBoardSink(tmp_path)
+    sink.distribution("B", "Game/Spread", values, 1000)
+    sink.close()
+    (found,) = [v for e in events(tmp_path / "B") for v in e.summary.value]
+    assert found.tag == "Game/Spread_hist"
+    histogram = found.histo
+    assert (histogram.min, histogram.max, histogram.num) == (min(values), max(values), len(values))
+    assert histogram.sum == sum(values)
+    assert histogram.sum_squares == sum(value * value for value in values)
+    limits = list(histogram.bucket_limit)
+    assert limits == sorted(limits)
+    lower = [-math.inf, *limits]
+    for index, count in enumerate(histogram.bucket):
+        is_last = index == len(limits) - 1
+        inside = [
+            v for v in values if lower[index] <= v < limits[index] or is_last * v == limits[-1]
+        ]
+        assert len(inside) == count

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 
 import psutil
@@ -12,11 +11,21 @@ from toys import Corridor
 import pipeline
 from pipeline.envs.base import StoredStepsEnv
 from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.envs.side_channels import (
+    EnvironmentParametersChannel,
+    SideChannelManager,
+    StatsAggregationMethod,
+    StatsSideChannel,
+)
+from pipeline.envs.workers import WorkerSet
 from pipeline.errors import SettingsError, UnityException
+from pipeline.protocol.parameters import Sampler
 from pipeline.settings import load_run_settings
+from pipeline.simulators import client, registry
 from pipeline.simulators.pack import pack
 from pipeline.trainer import environment
-from pipeline.trainer.environment import open_workers
+from pipeline.trainer.curriculum import Curriculum
+from pipeline.trainer.environment import open_workers, send_parameters
 
 
 def settings_with(parameters):
@@ -29,21 +38,73 @@ def test_one_environment_or_several_become_workers_in_their_order():
     assert open_workers([two, one], settings_with({}), seed=0, num_envs=1).envs == (two, one)
 
 
+UNIFORM = {"sampler_type": "uniform", "sampler_parameters": {"min_value": 0.1, "max_value": 0.7}}
+GAUSSIAN = {"sampler_type": "gaussian", "sampler_parameters": {"mean": 2, "st_dev": 1}}
+RANGES = {
+    "sampler_type": "multirangeuniform",
+    "sampler_parameters": {"intervals": [[7, 10], [15.1, 20]]},
+}
+
+
+def send(environment, parameters):
+    curriculum = Curriculum(settings_with(parameters).environment_parameters)
+    return send_parameters(WorkerSet([environment]), curriculum.values())
+
+
 def test_constants_reach_an_environment_in_this_process():
     toy = Corridor()
-    open_workers(InProcessEnvironment(toy), settings_with({"gravity": 3.5}), seed=0, num_envs=1)
+    assert send(InProcessEnvironment(toy), {"gravity": 3.5}) == set()
     assert toy.parameters == {"gravity": 3.5}
 
 
-def test_sampler_for_an_environment_in_this_process_is_refused():
-    sampler = {"sampler_type": "uniform", "sampler_parameters": {"min_value": 0, "max_value": 1}}
-    with pytest.raises(SettingsError, match=r"environment_parameters\.gravity.*'uniform'"):
-        open_workers(
-            InProcessEnvironment(Corridor()),
-            settings_with({"gravity": sampler}),
-            seed=0,
-            num_envs=1,
-        )
+class Wire(StoredStepsEnv):
+    """An environment that packs messages as `UnityEnvironment` does, and lets a session hear."""
+
+    def __init__(self, simulator):
+        self.channel = EnvironmentParametersChannel()
+        self.session = client.Session(simulator)
+
+    def set_parameter(self, name, value):
+        self.channel.set_parameter(name, value)
+        return True
+
+    def take_stats(self):
+        return {}
+
+    def hear(self):
+        self.session._hear(SideChannelManager([self.channel]).outgoing())
+
+    def step(self):
+        raise AssertionError
+
+    reset = close = step
+
+
+@pytest.mark.parametrize("value", [0.1, UNIFORM, GAUSSIAN, RANGES])
+def test_an_environment_in_this_process_draws_what_an_executable_draws(value):
+    here, there = (registry.make("balance_ball", n_agents=1) for _ in range(2))
+    in_process, wire = InProcessEnvironment(here), Wire(there)
+    assert send(in_process, {"wind": value}) == send(wire, {"wind": value}) == set()
+    wire.hear()
+    drawn = [here.parameters.read("wind", -1.0) for _ in range(50)]
+    assert drawn == [there.parameters.read("wind", -1.0) for _ in range(50)]
+    assert len(set(drawn)) == (1 if value == 0.1 else 50)
+    for simulator in (here, there):
+        simulator.close()
+
+
+def test_an_environment_in_this_process_that_takes_only_numbers_gets_a_draw_for_each_step():
+    toy = Corridor()
+    env = InProcessEnvironment(toy)
+    send(env, {"wind": UNIFORM})
+    drawn = []
+    for advance in (env.reset, env.step, env.step):
+        advance()
+        drawn.append(toy.parameters["wind"])
+    assert len(set(drawn)) == 3
+    reported = env.take_stats()["Environment/Parameter/wind"]
+    assert reported == [(value, StatsAggregationMethod.HISTOGRAM) for value in drawn]
+    assert env.take_stats() == {}
 
 
 class Foreign(StoredStepsEnv):
@@ -55,45 +116,69 @@ class Foreign(StoredStepsEnv):
     reset = close = step
 
 
-def test_parameters_that_cannot_be_sent_are_named_in_a_warning(caplog):
-    with caplog.at_level(logging.WARNING):
-        open_workers(Foreign(), settings_with({"gravity": 3.5}), seed=0, num_envs=1)
-    assert "environment_parameters.gravity is not sent" in caplog.text
+def test_parameters_that_cannot_be_sent_are_told():
+    assert send(Foreign(), {"gravity": 3.5}) == {"gravity"}
 
 
-def test_curriculum_of_several_lessons_is_refused():
-    criteria = {"behavior": "Toy", "threshold": 0.5}
-    lessons = [
-        {"name": "easy", "completion_criteria": criteria, "value": 1.0},
-        {"name": "hard", "value": 2.0},
-    ]
-    with pytest.raises(SettingsError, match=r"environment_parameters\.gravity\.curriculum"):
-        open_workers(
-            InProcessEnvironment(Corridor()),
-            settings_with({"gravity": {"curriculum": lessons}}),
-            seed=0,
-            num_envs=1,
-        )
+def test_a_name_that_cannot_be_sent_is_a_mistake_in_the_settings():
+    with pytest.raises(SettingsError, match=r"environment_parameters\.höhe: .*ASCII"):
+        send(Wire(registry.make("grid_world")), {"höhe": 3.5})
 
 
-def test_every_process_is_told_engine_and_parameters(monkeypatch):
+def test_a_seed_beyond_the_wire_gives_the_same_draws_as_in_this_process():
+    here, there = (registry.make("grid_world") for _ in range(2))
+    sampler = Sampler(kind=0, values=(0.0, 1.0), seed=2**31 + 5)
+    wire = Wire(there)
+    wire.set_parameter("wind", sampler)
+    wire.hear()
+    InProcessEnvironment(here).set_parameter("wind", sampler)
+    assert here.parameters.read("wind", -1.0) == there.parameters.read("wind", -2.0)
+
+
+def test_every_process_is_told_the_engine_and_has_channels_of_its_own(monkeypatch):
     seen = {}
 
     def launch(file_name, n_workers, **options):
         seen.update(options, file_name=file_name, n_workers=n_workers)
 
     monkeypatch.setattr(environment, "launch_workers", launch)
-    sampler = {"sampler_type": "gaussian", "sampler_parameters": {"mean": 2, "st_dev": 1}}
-    settings = settings_with({"gravity": 3.5, "wind": sampler})
+    settings = settings_with({"gravity": 3.5, "wind": GAUSSIAN})
     open_workers("player", settings, seed=7, num_envs=3, env_args=("--x",), base_port=6000)
     assert (seen["file_name"], seen["n_workers"], seen["seed"]) == ("player", 3, 7)
     assert (seen["args"], seen["base_port"]) == (("--x",), 6000)
     channels = seen["side_channels"]
     assert len(channels) == 3
     assert len({id(channel) for worker in channels for channel in worker}) == 9
-    for parameters, engine, _ in channels:
-        assert len(parameters.message_queue) == 2
+    for parameters, engine, stats in channels:
+        assert isinstance(parameters, EnvironmentParametersChannel)
+        assert isinstance(stats, StatsSideChannel)
         assert len(engine.message_queue) > 0
+
+
+@pytest.mark.parametrize(
+    ("start", "engine", "expected"),
+    [
+        (b"\x7fELF", {}, True),
+        (b"\x7fELF", {"no_graphics_monitor": True}, False),
+        (b"#!/bin/sh\n", {}, False),
+        (b"#!/bin/sh\n", {"no_graphics": True}, True),
+    ],
+)
+def test_a_player_runs_headless_where_there_is_no_display(
+    monkeypatch, tmp_path, start, engine, expected
+):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "PIPELINE_GRAPHICS"):
+        monkeypatch.delenv(name, raising=False)
+    seen = {}
+    monkeypatch.setattr(environment, "launch_workers", lambda *_, **options: seen.update(options))
+    player = tmp_path / "Game.x86_64"
+    player.write_bytes(start)
+    settings = load_run_settings(None, overrides={"engine_settings": engine}).with_seed(1)
+    open_workers(tmp_path / "Game", settings, seed=0, num_envs=1)
+    assert seen["no_graphics"] is expected
+    monkeypatch.setenv("DISPLAY", ":0")
+    open_workers(tmp_path / "Game", settings, seed=0, num_envs=1)
+    assert seen["no_graphics"] is engine.get("no_graphics", False)
 
 
 def test_missing_executable_is_named(tmp_path):

@@ -373,6 +373,16 @@ def test_masks_of_one_worker_hold_when_another_worker_has_none(quick):
     assert set(free.discrete[:, 0]) == {0, 1, 2}
 
 
+def test_choices_that_nobody_masks_can_be_remembered(quick):
+    learner = Learner("Toy", CHOICE, quick().behaviors["Toy"], seed=1, device=CPU)
+    steps = [choice_steps(range(3), None)]
+    decided = learner.decide(steps)
+    learner.absorb(steps)
+    learner.remember(steps, decided)
+    assert learner.recorded["allowed"] is None
+    assert len(learner.recorded["obs"][0]) == 3
+
+
 def test_zero_agents_get_zero_actions(quick):
     learner = Learner("Toy", CHOICE, quick().behaviors["Toy"], seed=1, device=CPU)
     steps = [choice_steps([], None), choice_steps([], None)]

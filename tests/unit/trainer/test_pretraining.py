@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from remembering import Cue
 from toys import Both, Chase, Corridor
 
 import pipeline
+from pipeline.algos.bc import BehavioralCloning, hold_out
+from pipeline.algos.policy import Policy
 from pipeline.data.demonstrations import load_expert_rows
 from pipeline.errors import DemonstrationError
 from pipeline.export.torch_policy import record
@@ -160,3 +163,107 @@ def test_cloning_with_demonstrations_of_another_behavior_is_refused(
     settings = quick(behavioral_cloning={"demo_path": str(demo())})
     with pytest.raises(DemonstrationError, match="its actions are"):
         pipeline.train(in_process(Corridor()), settings, seed=1, run_dir=tmp_path / "t")
+
+
+EPISODE = 5
+
+
+@pytest.fixture
+def late(tmp_path):
+    """A demonstration whose expert says at each episode's end what it saw at its beginning."""
+
+    def write(n_episodes=60):
+        rng = np.random.default_rng(0)
+        n_rows = n_episodes * (EPISODE + 1)
+        age = np.arange(n_rows) % (EPISODE + 1)
+        which = np.repeat(rng.integers(0, 4, n_episodes), EPISODE + 1)
+        obs = np.zeros((n_rows, 5), np.float32)
+        obs[np.arange(n_rows), which] = age == 0
+        obs[:, 4] = age == EPISODE - 1
+        chosen = np.where(age == EPISODE - 1, which, 0)[:, None]
+        with DemoWriter(tmp_path / "late.demo", "Toy?team=0", Cue.spec) as writer:
+            writer.append(
+                obs=[obs],
+                actions=ActionTuple(np.zeros((n_rows, 0)), chosen),
+                reward=np.zeros(n_rows, np.float32),
+                done=age == EPISODE,
+                action_mask=[np.zeros((n_rows, 4), bool)],
+            )
+        return tmp_path / "late.demo"
+
+    return write
+
+
+def answers(policy, row=EPISODE - 1):
+    """What the policy would say at the end of an episode after each of the four cues."""
+    found = []
+    for which in range(4):
+        obs = np.zeros((EPISODE, 5), np.float32)
+        obs[0, which] = obs[row, 4] = 1.0
+        found.append(int(record(policy, [obs]).discrete[row, 0]))
+    return found
+
+
+def test_policy_with_memory_is_cloned_from_what_the_expert_saw_earlier(late, quick, tmp_path):
+    network = {"hidden_units": 16, "num_layers": 1}
+    options = {"epochs": 80, "batch_size": 40, "learning_rate": 1e-2}
+    memory = {"memory": {"sequence_length": 8, "memory_size": 32}}
+    with_memory = run([late()], quick(network_settings=network | memory), tmp_path, **options)
+    assert answers(load_policy(with_memory.checkpoint).policy) == [0, 1, 2, 3]
+    assert with_memory.held_out_loss < 0.05
+    without = run([late()], quick(network_settings=network), tmp_path, **options)
+    assert len(set(answers(load_policy(without.checkpoint).policy))) == 1
+    assert without.held_out_loss > 0.15
+
+
+def test_episodes_of_demonstrations_are_told_apart(demo):
+    rows = load_expert_rows([demo(n_rows=25), demo("b.demo", n_rows=7, done_every=1000)], Both.spec)
+    assert rows.lengths.tolist() == [9, 9, 5, 7]
+    assert rows.lengths.sum() == len(rows)
+
+
+def test_sequences_are_held_out_whole_and_batches_are_filled_with_them(late, quick):
+    rows = load_expert_rows([late(20)], Cue.spec)
+    taught, checked = hold_out(rows, 0.25, np.random.default_rng(0), sequence_length=2)
+    for part in (taught, checked):
+        assert part.lengths.sum() == len(part)
+        assert set(part.lengths) == {1, 2}
+    assert len(checked.lengths) == 15 == 20 * 3 // 4
+    network = {"memory": {"sequence_length": 2, "memory_size": 4}}
+    settings = quick(network_settings=network).behaviors["Toy"].network_settings
+    cloning = BehavioralCloning(
+        Policy(Cue.spec, settings), rows, batch_size=9, num_epoch=1, learning_rate=1e-3, seed=1
+    )
+    batches = list(cloning._batches())
+    assert [len(recall.lengths) for _, recall in batches] == [4] * 15
+    for index, recall in batches:
+        assert len(index) == int(recall.lengths.sum())
+        assert not recall.memory.any()
+    assert sorted(torch.cat([index for index, _ in batches]).tolist()) == list(range(100))
+    few = BehavioralCloning(
+        Policy(Cue.spec, settings),
+        rows,
+        batch_size=9,
+        num_epoch=1,
+        learning_rate=1e-3,
+        seed=1,
+        samples_per_update=25,
+    )
+    assert len(list(few._batches())) == 3
+
+
+def test_auxiliary_cloning_teaches_a_policy_with_memory(
+    late, quick, tmp_path, in_process, recorder
+):
+    network = {"hidden_units": 16, "memory": {"sequence_length": 8, "memory_size": 16}}
+    settings = quick(
+        network_settings=network,
+        behavioral_cloning={"demo_path": str(late()), "strength": 10.0},
+        max_steps=1500,
+    )
+    pipeline.train(
+        in_process(Cue(n_agents=4)), settings, seed=1, run_dir=tmp_path / "t", sinks=[recorder]
+    )
+    tag = "Losses/Pretraining Loss"
+    losses = [values[tag] for _, _, values in recorder.rows if tag in values]
+    assert losses[-1] < 0.5 * losses[0]

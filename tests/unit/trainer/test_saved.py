@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from remembering import Cue
 from toys import Both, Chase, Corridor, Quadrant, Wish
 
 import pipeline
@@ -17,8 +18,16 @@ from pipeline.trainer.saved import load_policy, spec_from_mapping, spec_to_mappi
 NETWORK = {"hidden_units": 8, "num_layers": 2, "normalize": True}
 
 
-@pytest.mark.parametrize("toy", [Chase, Corridor, Both, Quadrant, Wish])
-def test_saved_policy_acts_as_the_trained_one(toy, quick, tmp_path, in_process, monkeypatch):
+MEMORY = {"memory": {"sequence_length": 4, "memory_size": 6}}
+
+
+@pytest.mark.parametrize(
+    ("toy", "network"),
+    [*((toy, {}) for toy in (Chase, Corridor, Both, Quadrant, Wish)), (Cue, MEMORY)],
+)
+def test_saved_policy_acts_as_the_trained_one(
+    toy, network, quick, tmp_path, in_process, monkeypatch
+):
     learners = []
     monkeypatch.setattr(
         "pipeline.trainer.loop.Learner",
@@ -28,7 +37,7 @@ def test_saved_policy_acts_as_the_trained_one(toy, quick, tmp_path, in_process, 
 
     result = pipeline.train(
         in_process(toy(n_agents=4)),
-        quick(network_settings=NETWORK, max_steps=300),
+        quick(network_settings=NETWORK | network, max_steps=300),
         seed=1,
         run_dir=tmp_path,
     ).behaviors["Toy"]
@@ -39,7 +48,8 @@ def test_saved_policy_acts_as_the_trained_one(toy, quick, tmp_path, in_process, 
     assert len(saved.recorded_obs[0]) == 32
     trained = record(learners[0].algorithm.policy, saved.recorded_obs, saved.recorded_masks)
     loaded = record(saved.policy, saved.recorded_obs, saved.recorded_masks)
-    for name in ("continuous", "discrete"):
+    assert (loaded.memory is not None) == bool(network)
+    for name in ("continuous", "discrete", "memory"):
         np.testing.assert_array_equal(getattr(trained, name), getattr(loaded, name))
     assert (saved.recorded_masks is None) == (not toy.spec.action_spec.discrete_size)
 

@@ -10,6 +10,7 @@ from toys import Chase, Corridor, Crowd
 import pipeline
 from pipeline.errors import Interrupted, UnityException
 from pipeline.export.policy import OnnxPolicy
+from pipeline.stages.export import publish
 from pipeline.trainer.checkpoints import load_checkpoint
 from pipeline.trainer.saved import load_policy
 from pipeline.trainer.saving import EPISODES_FOR_BEST
@@ -45,7 +46,7 @@ def test_every_numbered_checkpoint_has_its_onnx_and_the_list_names_both(
         quick(keep_checkpoints=2, checkpoint_interval=150, max_steps=700),
         seed=1,
         run_dir=tmp_path,
-        export=True,
+        exporter=publish,
     )
     models = names(tmp_path / "Toy", "Toy-[0-9]*.onnx")
     assert len(models) == 2
@@ -73,7 +74,7 @@ def test_list_goes_on_when_the_run_is_resumed(quick, tmp_path, in_process):
             quick(checkpoint_interval=10_000, max_steps=max_steps),
             seed=1,
             run_dir=tmp_path,
-            export=True,
+            exporter=publish,
             resume=max_steps > 300,
         )
         steps.append(result.behaviors["Toy"].steps)
@@ -84,7 +85,11 @@ def test_damaged_list_is_written_anew(quick, tmp_path, in_process, caplog):
     (tmp_path / "run_logs").mkdir()
     (tmp_path / "run_logs" / "training_status.json").write_text("{")
     pipeline.train(
-        in_process(Corridor(n_agents=4)), quick(max_steps=50), seed=1, run_dir=tmp_path, export=True
+        in_process(Corridor(n_agents=4)),
+        quick(max_steps=50),
+        seed=1,
+        run_dir=tmp_path,
+        exporter=publish,
     )
     assert "training_status.json cannot be read" in caplog.text
     assert len(status_of(tmp_path)["Toy"]["checkpoints"]) == 1
@@ -113,7 +118,7 @@ def test_best_policy_is_that_of_the_best_summary(quick, tmp_path, in_process, re
         seed=1,
         run_dir=tmp_path,
         sinks=[recorder],
-        export=True,
+        exporter=publish,
     )
     best = load_checkpoint(tmp_path / "Toy" / "best.pt")
     last = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
@@ -143,7 +148,7 @@ def test_interrupted_run_is_saved_and_exported(quick, tmp_path, in_process):
             quick(max_steps=10_000),
             seed=1,
             run_dir=tmp_path,
-            export=True,
+            exporter=publish,
         )
     state = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
     assert state["experience"]["closed"]["rows"]["reward"].shape[0] > 0
@@ -164,7 +169,7 @@ def test_failed_environment_leaves_an_exported_policy(quick, tmp_path, in_proces
 
     with pytest.raises(UnityException):
         pipeline.train(
-            in_process(Breaks(n_agents=4)), quick(), seed=1, run_dir=tmp_path, export=True
+            in_process(Breaks(n_agents=4)), quick(), seed=1, run_dir=tmp_path, exporter=publish
         )
     assert (tmp_path / "Toy.onnx").is_file()
     assert load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["environments"] is None

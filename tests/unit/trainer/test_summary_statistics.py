@@ -2,6 +2,7 @@ import statistics
 
 import pytest
 
+from pipeline.envs.side_channels import StatsAggregationMethod as Method
 from pipeline.trainer.statistics import LENGTH, REWARD, Statistics, spread
 
 
@@ -59,3 +60,45 @@ def test_state_is_not_changed_by_what_comes_later():
     numbers.add_episodes([9.0], [3])
     assert state["returns"] == [1.0]
     assert state["recent"] == [1.0]
+
+
+REPORTED = {
+    "Game/Average": [(1.0, Method.AVERAGE), (4.0, Method.AVERAGE)],
+    "Game/Latest": [(7.0, Method.MOST_RECENT), (5.0, Method.MOST_RECENT)],
+    "Game/Sum": [(1.5, Method.SUM), (2.5, Method.SUM)],
+    "Game/Spread": [(1.0, Method.HISTOGRAM), (2.0, Method.HISTOGRAM), (6.0, Method.HISTOGRAM)],
+}
+
+
+def test_what_environments_report_is_aggregated_as_they_ask():
+    numbers = Statistics()
+    numbers.add_environment(REPORTED)
+    assert numbers.distributions() == {"Game/Spread": [1.0, 2.0, 6.0]}
+    expected = {"Game/Average": 2.5, "Game/Latest": 5.0, "Game/Sum": 4.0, "Game/Spread": 3.0}
+    assert numbers.period() == expected
+    assert numbers.period() == numbers.distributions() == {}
+
+
+def test_most_recent_values_of_later_workers_do_not_count():
+    numbers = Statistics()
+    numbers.add_environment(REPORTED)
+    numbers.add_environment({"Game/Latest": [(9.0, Method.MOST_RECENT)]}, with_most_recent=False)
+    assert numbers.period()["Game/Latest"] == 5.0
+
+
+def test_what_environments_report_is_in_the_state():
+    one, two = Statistics(), Statistics()
+    one.add_environment(REPORTED)
+    two.load_state_dict(one.state_dict())
+    for numbers in (one, two):
+        numbers.add_environment(REPORTED)
+    assert two.distributions() == one.distributions()
+    assert two.period() == one.period()
+
+
+def test_ended_episodes_are_taken_once():
+    numbers = Statistics()
+    numbers.add_episodes([1.0, 2.0], [1, 1])
+    numbers.period()
+    assert numbers.take_ended() == [1.0, 2.0]
+    assert numbers.take_ended() == []

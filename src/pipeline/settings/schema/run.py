@@ -113,6 +113,10 @@ class RunSettings:
     """Whether logs are detailed."""
     from_file: bool = field(default=False, compare=False, repr=False, metadata={"internal": True})
     """Whether a file was given, so that a behavior which it does not list is a mistake."""
+    refused: dict[str, str] = field(
+        default_factory=dict, compare=False, repr=False, metadata={"internal": True}
+    )
+    """Behaviors that an old file lists, but which cannot be trained any more, and why."""
 
     def for_behavior(self, name: str) -> TrainerSettings:
         """The settings of a behavior that the environment has.
@@ -121,11 +125,14 @@ class RunSettings:
             name: the behavior's name, with or without `?team=`.
 
         Raises:
-            SettingsError: The file neither lists the behavior nor has default_settings.
+            SettingsError: The file neither lists the behavior nor has default_settings, or it names
+                a trainer for it that is no more.
         """
         plain = name.split("?", maxsplit=1)[0]
         if plain in self.behaviors:
             return self.behaviors[plain]
+        if plain in self.refused:
+            raise SettingsError(self.refused[plain])
         if self.default_settings is not None:
             return self.default_settings
         if self.from_file:

@@ -1,0 +1,59 @@
+"""Rows to learn from, and how they fall into minibatches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from pipeline.algos.recurrence import minibatches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    from torch import Tensor
+
+    from pipeline.nets.memory import Recall
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Rows to learn from: R of them for a whole rollout, B for a minibatch."""
+
+    obs: list[Tensor]
+    """[R, *shape] per observation, normalised."""
+    continuous: Tensor
+    """[R, A] as drawn."""
+    discrete: Tensor
+    """int64 [R, branches]."""
+    log_prob: Tensor
+    """[R, A + branches] when the actions were taken."""
+    advantage: Tensor
+    """[R, 1], normalised."""
+    value: Tensor
+    """[R, S] when the rollout was complete."""
+    returns: Tensor
+    """[R, S]."""
+    allowed: Tensor | None = None
+    """bool [R, sum of branch sizes]."""
+    recall: Recall | None = None
+    """The sequences that the rows form, and their memories; None without memory."""
+
+    def minibatches(self, stream: np.random.Generator, size: int) -> Iterator[Batch]:
+        """The rows in a new order, `size` at a time; a rest that fills no minibatch is left.
+
+        With memory whole sequences change places, and `size` counts sequences.
+        """
+        n = len(self.log_prob) if self.recall is None else len(self.recall.lengths)
+        size = min(size, n)
+        order = stream.permutation(n)[: n // size * size]
+        rows, sizes, recalls = minibatches(self.recall, order, size)
+        index = torch.from_numpy(rows).to(self.log_prob.device)
+        names = ("continuous", "discrete", "log_prob", "advantage", "value", "returns", "allowed")
+        columns = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        pieces = [torch.split(one[index], sizes) for one in (*self.obs, *columns.values())]
+        for recall, *parts in zip(recalls, *pieces, strict=True):
+            obs, rest = parts[: len(self.obs)], parts[len(self.obs) :]
+            yield Batch(obs=obs, recall=recall, **dict(zip(columns, rest, strict=True)))

@@ -1,0 +1,160 @@
+"""`pipeline config`: say what a trainer configuration means, and bring an old one up to date."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline import files
+from pipeline.errors import SettingsError
+from pipeline.settings import dump_yaml, load_run_settings, parse_yaml, to_mapping
+from pipeline.settings.legacy import Family, kind_of, read_document
+from pipeline.settings.reader import entries_of
+from pipeline.settings.rewrite import as_written
+from pipeline.settings.run_file import read_present, structure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pipeline.settings.legacy import Change, Kind, Present
+
+_log = logging.getLogger(__name__)
+
+
+def check(file: Path, *, curriculum: Path | None = None, sampler: Path | None = None) -> str:
+    """The configuration that a file describes, complete, as YAML.
+
+    Args:
+        file: a trainer configuration of any age; or a curriculum or sampler file on its own.
+        curriculum: a curriculum file or folder that belongs to it.
+        sampler: a sampler file that belongs to it.
+
+    Raises:
+        SettingsError: Something in a file is not as it must be, or two are of one kind.
+    """
+    parts = _by_kind([file])
+    named: dict[Kind, Path | None] = {"curriculum": curriculum, "sampler": sampler}
+    for kind, path in named.items():
+        if path is not None and kind in parts:
+            raise SettingsError(f"{path}: {file} is a {kind} file already. Give one of each kind.")
+        if path is not None:
+            parts[kind] = path
+    mapping = to_mapping(
+        load_run_settings(
+            parts.get("trainer"),
+            curriculum=parts.get("curriculum"),
+            sampler=parts.get("sampler"),
+            env_path_follows=True,
+        )
+    )
+    if "trainer" not in parts:
+        mapping = {"environment_parameters": mapping["environment_parameters"]}
+    return dump_yaml(mapping).rstrip("\n")
+
+
+def upgrade(olds: Sequence[Path], new: Path, *, force: bool = False) -> str:
+    """Write a configuration of the present format, and say what was changed.
+
+    Args:
+        olds: a trainer configuration, a curriculum and a sampler file, or some of them, in any
+            order.
+        new: the file to write.
+        force: whether `new` may be replaced.
+
+    Raises:
+        SettingsError: Something in a file is not as it must be, or `new` is there already.
+    """
+    if new.exists() and not force:
+        raise SettingsError(f"{new} exists already. Choose another name, or replace it by --force.")
+    parts = _by_kind(olds)
+    present = read_present(
+        parts.get("trainer"), curriculum=parts.get("curriculum"), sampler=parts.get("sampler")
+    )
+    text = _header(olds, present) + _body(present, new)
+    files.write_whole(new, text)
+    return _told(olds, new, present)
+
+
+def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
+    """Which of the files is what, judged by what it holds."""
+    parts: dict[Kind, Path] = {}
+    for path in paths:
+        kind: Kind = "curriculum"
+        if not path.is_dir():
+            document = read_document(path)
+            entries_of(document, "")
+            kind = kind_of(document)
+        if kind in parts:
+            raise SettingsError(
+                f"{path}: this is a {kind} file, like {parts[kind]}. Give one of each kind."
+            )
+        parts[kind] = path
+    return parts
+
+
+def _body(present: Present, new: Path) -> str:
+    """The new file's values, after proving that they mean what the old ones meant."""
+    original = structure(present.document)
+    with _silence():
+        portable = structure(present.portable)
+        body = dump_yaml(as_written(present.portable, to_mapping(portable)))
+        again = structure(parse_yaml(body, source=str(new)))
+    expected = replace(original, default_settings=None) if present.left_out else original
+    if again != expected:
+        raise SettingsError(
+            f"{new} would not mean the same as what it is made of, so it is not written. "
+            "Please report this with the old file."
+        )
+    return body
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Say nothing twice."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _header(olds: Sequence[Path], present: Present) -> str:
+    names = ", ".join(path.name for path in olds)
+    lines = [f"Written by `pipeline config upgrade` from {names}."]
+    if present.family is not Family.PRESENT:
+        lines.append(f"The format was that of {present.family.value}.")
+    said = [_near(change) for change in present.changes.made if change.warns]
+    if present.left_out:
+        said.append(f"default_settings: left out, since {present.left_out}.")
+    if said:
+        lines += ["Please read:", *(f"  {line}" for line in said)]
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def _near(change: Change) -> str:
+    """A change without the folder of its file."""
+    return str(replace(change, where=Path(change.where).name))
+
+
+def _told(olds: Sequence[Path], new: Path, present: Present) -> str:
+    made = present.changes.made
+    if not made and not present.left_out:
+        return f"Wrote {new}. {olds[0]} is in today's format already; nothing had to be changed."
+    groups = {
+        "Moved:": [change for change in made if change.kind == "moved"],
+        "Without an equal:": [change for change in made if change.kind == "gone"],
+        "Worth knowing:": [change for change in made if change.kind == "note"],
+    }
+    lines = []
+    for title, changes in groups.items():
+        if changes:
+            lines += [title, *(f"  {change}" for change in changes)]
+    if present.left_out:
+        lines.append(f"default_settings are left out, since {present.left_out}.")
+    names = ", ".join(str(path) for path in olds)
+    lines.append(f"Wrote {new}; read again, it gives the same settings as {names}.")
+    return "\n".join(lines)

@@ -1,0 +1,273 @@
+"""From the command line of `pipeline learn` to the settings of its runs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.commands.learn_options import BY_DEST, OPTIONS
+from pipeline.errors import SettingsError
+from pipeline.settings import TrainerSettings, load_run_settings
+from pipeline.settings.nodes import from_plain
+from pipeline.settings.reader import ContradictionError, read, setting_hints
+from pipeline.settings.schema.kinds import Count, CountOrZero
+from pipeline.settings.schema.run import EnvironmentSettings
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Mapping
+
+    from pipeline.settings import RunSettings
+
+_log = logging.getLogger(__name__)
+
+SOURCE = "command line"
+_LAST_PORT = 65535
+_DEFAULT_PORT = EnvironmentSettings().base_port
+
+# An old switch, the present option that says the same, and the value that does not contradict it.
+_SAME = (("cpu", "torch_device", "cpu"), ("slow", "time_scale", 1))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What the command line and the configuration file ask for."""
+
+    settings: RunSettings
+    flags: Mapping[str, str]
+    """The options that were given, by the key of the setting that they change."""
+    base_port: int | None = None
+    """Port of the first environment when someone chose it; None for free ones."""
+    starting_lesson: int | None = None
+    """Lesson that every curriculum starts at, when it was given."""
+    n_runs: int = 1
+    """Runs to make, one after another."""
+
+    def run(self, number: int) -> RunSettings:
+        """The settings of one of the runs, counted from 0."""
+        settings = self.settings
+        if self.n_runs == 1:
+            return settings
+        checkpoint, env = settings.checkpoint_settings, settings.env_settings
+        run_id = f"{checkpoint.run_id}-{number}"
+        there = (Path(checkpoint.results_dir) / run_id).exists()
+        seed = env.seed if env.seed < 0 else env.seed + number
+        return replace(
+            settings,
+            checkpoint_settings=replace(
+                checkpoint, run_id=run_id, resume=checkpoint.resume and there
+            ),
+            env_settings=replace(env, seed=seed),
+        )
+
+
+def plan_of(arguments: argparse.Namespace) -> Plan:
+    """What was asked for, with every contradiction refused.
+
+    Raises:
+        SettingsError: The file cannot be used, or options contradict each other; an error about
+            the value of an option names the option.
+    """
+    given = {dest: value for dest, value in vars(arguments).items() if dest in BY_DEST}
+    _refuse_contradictions(given)
+    for dest in given:
+        if (note := BY_DEST[dest].note) is not None:
+            _log.warning("%s is retired: %s", BY_DEST[dest].flag, note)
+    overrides, flags = _overrides(given)
+    if arguments.debug:
+        overrides["debug"] = True
+    older: dict[str, Any] = {
+        dest: _inside(given, given[dest]) for dest in ("curriculum", "sampler") if dest in given
+    }
+    with flags_named(flags):
+        numbers = _checked_numbers(given)
+        settings = load_run_settings(
+            _inside(given, arguments.config),
+            overrides=overrides,
+            overrides_from=SOURCE,
+            **older,
+        )
+        settings = _moved(_for_every_behavior(settings, given), given)
+    settings = _decided(settings, given)
+    n_runs = numbers.get("num_runs", 1)
+    if n_runs > 1 and settings.env_settings.env_path is None:
+        raise SettingsError(f"--num-runs: {n_runs} runs need an executable; give --env, or 1")
+    return Plan(
+        settings=settings,
+        flags=flags,
+        base_port=_fixed_port(settings, given, numbers.get("worker_id", 0)),
+        starting_lesson=numbers.get("lesson"),
+        n_runs=n_runs,
+    )
+
+
+@contextlib.contextmanager
+def flags_named(flags: Mapping[str, str]) -> Iterator[None]:
+    """In the block, errors about settings that options have changed name the options.
+
+    Args:
+        flags: the options that were given, by key of their setting.
+    """
+    try:
+        yield
+    except SettingsError as error:
+        key, _, message = str(error).removeprefix(f"{SOURCE}: ").partition(": ")
+        if key not in flags:
+            raise
+        raise SettingsError(f"{flags[key]}: {message}") from error
+
+
+def _overrides(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Settings that options change, and which option changes which."""
+    overrides: dict[str, Any] = {}
+    flags: dict[str, str] = {}
+    for option in OPTIONS:  # present ones first
+        if option.dest not in given:
+            continue
+        flags.setdefault(option.key or option.dest, option.flag)
+        if option.key is not None:
+            value = option.value if option.kind == "switch" else given[option.dest]
+            overrides.setdefault(option.key, value)
+    return overrides, flags
+
+
+def _checked_numbers(given: Mapping[str, Any]) -> dict[str, int]:
+    """The options that are numbers without being settings."""
+    kinds = {"worker_id": CountOrZero, "lesson": CountOrZero, "num_runs": Count}
+    return {
+        dest: int(read(kind, from_plain(given[dest], SOURCE), dest))
+        for dest, kind in kinds.items()
+        if dest in given
+    }
+
+
+def _refuse_contradictions(given: Mapping[str, Any]) -> None:
+    """Refuse options that cannot both be meant."""
+    again = next((BY_DEST[dest].flag for dest in ("resume", "load") if dest in given), None)
+    if again is not None and "force" in given:
+        raise SettingsError(f"{again} and --force contradict each other: continue it, or begin it?")
+    if "inference" in given and "force" in given:
+        raise SettingsError(
+            "--inference and --force contradict each other: a new run has learned nothing to show; "
+            "use --resume or --initialize-from"
+        )
+    for old, new, value in _SAME:
+        if old in given and given.get(new, value) != value:
+            raise SettingsError(
+                f"{BY_DEST[old].flag} and {BY_DEST[new].flag} {given[new]} contradict each other; "
+                f"keep {BY_DEST[new].flag}"
+            )
+
+
+def _decided(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
+    """Which of resume, force and initialize_from counts: an option wins over the file."""
+    asked = settings.checkpoint_settings
+    resume, force, source = asked.resume or asked.load_model, asked.force, asked.initialize_from
+    by_option = "resume" in given or "load" in given
+    if resume and force:
+        if not by_option and "force" not in given:
+            raise SettingsError(
+                "checkpoint_settings: resume and force contradict each other; keep one of them"
+            )
+        resume, force = by_option, not by_option
+    if resume and source is not None:
+        if "initialize_from" in given and not by_option:
+            resume, kept, dropped = False, "--initialize-from", "resume in the file"
+        else:
+            source, kept, dropped = None, "resume", "initialize_from"
+        _log.warning("Both cannot be done: %s counts, %s is ignored.", kept, dropped)
+    if asked.inference and not (resume or source or _has_weights(settings)):
+        if force:
+            raise SettingsError(
+                "checkpoint_settings: inference and force contradict each other: a new run has "
+                "learned nothing to show; use resume or initialize_from"
+            )
+        _log.warning(
+            "The networks are untrained: --inference shows a run with --resume or "
+            "--initialize-from."
+        )
+    changed = replace(asked, resume=resume, force=force, initialize_from=source)
+    return replace(settings, checkpoint_settings=changed)
+
+
+def _has_weights(settings: RunSettings) -> bool:
+    return any(one.init_path is not None for one in settings.behaviors.values())
+
+
+def _fixed_port(settings: RunSettings, given: Mapping[str, Any], worker: int) -> int | None:
+    """The first environment's port if someone chose it; the Editor has its own."""
+    env = settings.env_settings
+    chosen = [BY_DEST[dest].flag for dest in ("base_port", "worker_id") if dest in given]
+    if env.env_path is None:
+        for flag in chosen:
+            _log.warning("%s is ignored: the Unity Editor has a port of its own.", flag)
+        return None
+    if not chosen and env.base_port == _DEFAULT_PORT:
+        return None
+    port = env.base_port + worker
+    if port + env.num_envs - 1 > _LAST_PORT:
+        raise SettingsError(
+            f"{chosen[-1] if chosen else 'env_settings.base_port'}: {env.num_envs} environments "
+            f"from port {port} on go beyond {_LAST_PORT}, the last port there is"
+        )
+    return port
+
+
+def _inside(given: Mapping[str, Any], path: str | None) -> Path | None:
+    """A path below the volume of --docker-target-name, when that was given."""
+    if path is None:
+        return None
+    name = given.get("docker_target_name")
+    return Path(path) if name is None else Path("/") / name / path
+
+
+def _moved(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
+    """Executable and results below the volume of --docker-target-name, when that was given."""
+    if "docker_target_name" not in given:
+        return settings
+    env, checkpoint = settings.env_settings, settings.checkpoint_settings
+    path = _inside(given, env.env_path)
+    return replace(
+        settings,
+        env_settings=replace(env, env_path=None if path is None else str(path)),
+        checkpoint_settings=replace(
+            checkpoint, results_dir=str(_inside(given, checkpoint.results_dir))
+        ),
+    )
+
+
+def _for_every_behavior(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
+    """Options that change a setting of all behaviors, also of those that are not listed."""
+    for option in OPTIONS:
+        if option.behavior_key is None or option.dest not in given:
+            continue
+        value = from_plain(given[option.dest], SOURCE)
+        default = settings.default_settings
+        if default is None and not settings.from_file:
+            default = TrainerSettings()
+        try:
+            settings = replace(
+                settings,
+                default_settings=default and _with(default, option.behavior_key, value),
+                behaviors={
+                    name: _with(one, option.behavior_key, value)
+                    for name, one in settings.behaviors.items()
+                },
+            )
+        except ContradictionError as error:
+            raise SettingsError(f"{option.flag}: {error.message}") from error
+        except SettingsError as error:
+            message = str(error).removeprefix(f"{SOURCE}: {option.behavior_key}: ")
+            raise SettingsError(f"{option.flag}: {message}") from error
+    return settings
+
+
+def _with(settings: Any, key: str, value: Any) -> Any:
+    """Settings with the node `value` read for the dotted `key`."""
+    head, _, rest = key.partition(".")
+    if rest:
+        return replace(settings, **{head: _with(getattr(settings, head), rest, value)})
+    return replace(settings, **{head: read(setting_hints(type(settings))[head], value, head)})

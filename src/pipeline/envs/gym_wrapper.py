@@ -1,0 +1,302 @@
+"""An executable with one agent as a Gymnasium environment, for other people's training code."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from pipeline.envs.unity import UnityEnvironment
+from pipeline.errors import UnityException
+from pipeline.protocol.specs import ActionTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pipeline.arrays import AnyArray
+    from pipeline.envs.base import BaseEnv
+    from pipeline.protocol.specs import ActionSpec, BehaviorSpec
+    from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
+
+_log = logging.getLogger(__name__)
+
+# Messages without the agent that are waited out before the environment is called broken.
+_PATIENCE = 10_000
+
+
+class UnityGymException(UnityException):
+    """The environment cannot be seen as one agent's, or is used in the wrong order."""
+
+
+class UnityToGymWrapper(gymnasium.Env[Any, Any]):
+    """One agent of one behavior behind Gymnasium's interface.
+
+    A terminal step of the environment gives `terminated`, or `truncated` where it was interrupted.
+    `info["action_mask"]` is there when the environment masks: int8, 1 = allowed, in the form that
+    `action_space.sample` takes. `last_step` is the DecisionSteps or TerminalSteps itself.
+
+    Args:
+        unity_env: an environment; or the path of an executable, or a function from a seed to an
+            environment. With the latter two `reset(seed=...)` starts the environment anew with that
+            seed; an environment that runs already keeps its own.
+        uint8_visual: images as uint8 from 0 to 255, not as float32 from 0 to 1.
+        flatten_branched: several discrete branches as one Discrete, the last branch fastest.
+        allow_multiple_obs: a tuple of all images, then of all vectors as one; otherwise the first
+            image, or the vectors where there is none.
+        action_space_seed: seed of `action_space.sample`.
+
+    Raises:
+        UnityGymException: There is not exactly one behavior with one agent, or nothing to observe.
+    """
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  # Gymnasium's form
+    reward_range = (-float("inf"), float("inf"))
+
+    def __init__(
+        self,
+        unity_env: Any,
+        *,
+        uint8_visual: bool = False,
+        flatten_branched: bool = False,
+        allow_multiple_obs: bool = False,
+        action_space_seed: int | None = None,
+    ) -> None:
+        self.render_mode = None
+        self._uint8 = uint8_visual
+        self._multiple = allow_multiple_obs
+        self._make = maker(unity_env, "--num-agents", "1")
+        self._env: Any = unity_env if self._make is None else self._make(0)
+        self.last_step: DecisionSteps | TerminalSteps | None = None
+        self._begun: Steps | None = None
+        self._image: AnyArray | None = None
+        self._over = True
+        try:
+            self._env.reset()
+            self.name, self.spec_of_behavior = self._only_behavior()
+            self._begun = self._wait()
+            _check_one(len(self._begun[0]) + len(self._begun[1]))
+            self._layout()
+            self.observation_space = self._observation_space()
+            actions = self.spec_of_behavior.action_spec
+            self._flat = _flattened(actions.discrete_branches) if flatten_branched else None
+            self.action_space = action_space_of(actions, self._flat)
+        except BaseException:
+            self.close()
+            raise
+        self.action_space.seed(action_space_seed)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin a new episode.
+
+        Args:
+            seed: of the environment from now on, where it can be started anew; see the class.
+            options: not used.
+        """
+        super().reset(seed=seed, options=options)
+        if seed is not None and self._make is not None:
+            self._env.close()
+            self._env = self._make(seed)
+            self._begun = None
+        elif seed is not None:
+            _log.warning(
+                "The environment was started with its own seed, which reset(seed=%d) cannot change;"
+                " give the wrapper the executable's path instead.",
+                seed,
+            )
+        if self._begun is None:
+            self._env.reset()
+            self._begun = self._wait()
+        decision, terminal = self._begun
+        self._begun = None
+        _check_one(len(decision) + len(terminal))
+        self._over = False
+        return self._seen(decision), self._info(decision)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Act once: observation, reward, terminated, truncated and info.
+
+        Raises:
+            UnityGymException: The episode has ended, or other agents have appeared.
+        """
+        if self._over:
+            raise UnityGymException(
+                "The episode has ended (or has not begun): call reset() before step()."
+            )
+        self._env.set_actions(self.name, self._action(action))
+        self._env.step()
+        decision, terminal = self._wait()
+        _check_one(len(terminal) or len(decision))
+        if len(terminal):
+            self._over = True
+            interrupted = bool(terminal.interrupted[0])
+            reward = float(terminal.reward[0] + terminal.group_reward[0])
+            self.last_step = terminal
+            return self._seen(terminal), reward, not interrupted, interrupted, {}
+        reward = float(decision.reward[0] + decision.group_reward[0])
+        return self._seen(decision), reward, False, False, self._info(decision)
+
+    def render(self) -> Any:
+        """The first image of the last observation, [height, width, 3] uint8; None without one."""
+        if self._image is None:
+            return None
+        image = np.moveaxis(np.clip(self._image, 0.0, 1.0), 0, -1)
+        coloured = np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image[:, :, :3]
+        return (coloured * 255).astype(np.uint8)
+
+    def close(self) -> None:
+        """Close the environment; a second time does nothing."""
+        env, self._env = self._env, None
+        if env is not None:
+            env.close()
+
+    def _only_behavior(self) -> tuple[str, BehaviorSpec]:
+        specs = self._env.behavior_specs
+        if len(specs) != 1:
+            raise UnityGymException(
+                "There can only be one behavior in a UnityEnvironment if it is wrapped in a gym; "
+                f"it has {len(specs)}: {', '.join(specs) or 'none yet'}."
+            )
+        (name,) = specs
+        return str(name), specs[name]
+
+    def _wait(self) -> Steps:
+        """Steps in which the agent takes part."""
+        for _ in range(_PATIENCE):
+            steps: Steps = self._env.get_steps(self.name)
+            if len(steps[0]) or len(steps[1]):
+                return steps
+            self._env.step()
+        raise UnityGymException(f"{self.name}: no agent asked for a decision in {_PATIENCE} steps.")
+
+    def _layout(self) -> None:
+        specs = self.spec_of_behavior.observation_specs
+        self._images = [i for i, spec in enumerate(specs) if len(spec.shape) == 3]
+        self._vectors = [i for i, spec in enumerate(specs) if len(spec.shape) == 1]
+        if not self._images and not self._vectors:
+            raise UnityGymException("There are no observations provided by the environment.")
+        if not self._multiple and len(self._images) + len(self._vectors) > 1:
+            _log.warning(
+                "The environment has several observations, of which only %s is given; pass "
+                "allow_multiple_obs=True for all of them.",
+                "the first image" if self._images else "the vectors as one",
+            )
+
+    def _observation_space(self) -> spaces.Space[Any]:
+        specs = self.spec_of_behavior.observation_specs
+        size = sum(specs[i].shape[0] for i in self._vectors)
+        vector = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        top, dtype = (255, np.uint8) if self._uint8 else (1.0, np.float32)
+        images = [spaces.Box(0, top, specs[i].shape, dtype) for i in self._images]
+        if self._multiple:
+            return spaces.Tuple([*images, *([vector] if self._vectors else [])])
+        return images[0] if images else vector
+
+    def _seen(self, steps: DecisionSteps | TerminalSteps) -> Any:
+        images = [steps.obs[i][0] for i in self._images]
+        if images:
+            self._image = images[0]
+        if self._uint8:
+            images = [np.rint(np.clip(image, 0, 1) * 255).astype(np.uint8) for image in images]
+        vectors = [steps.obs[i][0] for i in self._vectors]
+        vector = [np.concatenate(vectors)] if vectors else []
+        if self._multiple:
+            return (*images, *vector)
+        return images[0] if images else vector[0]
+
+    def _info(self, decision: DecisionSteps) -> dict[str, Any]:
+        self.last_step = decision
+        info: dict[str, Any] = {}
+        if decision.action_mask is not None:
+            allowed = [(~mask[0]).astype(np.int8) for mask in decision.action_mask]
+            if self._flat is not None:
+                pairs = zip(allowed, self._flat.T, strict=True)
+                allowed = [np.min([mask[column] for mask, column in pairs], axis=0)]
+            info["action_mask"] = allowed[0] if len(allowed) == 1 else tuple(allowed)
+        return info
+
+    def _action(self, action: Any) -> ActionTuple:
+        actions = self.spec_of_behavior.action_spec
+        continuous: Any = np.zeros((1, 0), np.float32)
+        discrete: Any = np.zeros((1, 0), np.int32)
+        parts = action if isinstance(self.action_space, spaces.Tuple) else (action, action)
+        if actions.continuous_size:
+            continuous = np.asarray(parts[0], np.float32).reshape(1, -1)
+        if actions.discrete_size:
+            chosen = np.asarray(parts[1], np.int32)
+            if self._flat is not None:
+                chosen = self._flat[int(chosen)]
+            discrete = chosen.reshape(1, -1)
+        return ActionTuple(continuous, discrete)
+
+
+class UnityToOldGymWrapper(UnityToGymWrapper):
+    """The same with the interface of Gym before 0.26, which `gym_unity` had.
+
+    `reset()` gives the observation alone, `step()` gives observation, reward, done and info, where
+    `info["step"]` is the DecisionSteps or TerminalSteps.
+    """
+
+    def reset(self, **options: Any) -> Any:
+        """Begin a new episode; gives its first observation."""
+        return super().reset(**options)[0]
+
+    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:  # type: ignore[override]  # the old form
+        """Act once: observation, reward, done and info."""
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated or truncated, info | {"step": self.last_step}
+
+
+def maker(source: Any, *args: str) -> Callable[[int], BaseEnv] | None:
+    """A function from a seed to an environment; None for one that runs already.
+
+    Args:
+        source: path of an executable, such a function, or an environment.
+        args: for the executable, which takes what it knows of them.
+    """
+    if isinstance(source, str | Path):
+        return lambda seed: UnityEnvironment(
+            source, seed=seed, no_graphics=True, additional_args=list(args)
+        )
+    return None if hasattr(source, "behavior_specs") else source
+
+
+def _flattened(branches: Sequence[int]) -> AnyArray:
+    """[product of branch sizes, branches] every combination, the last branch fastest."""
+    return np.array(list(itertools.product(*map(range, branches))), dtype=np.int32)
+
+
+def action_space_of(actions: ActionSpec, flat: AnyArray | None = None) -> spaces.Space[Any]:
+    """The space of one agent's actions.
+
+    Args:
+        actions: of the behavior.
+        flat: [product, branches] all combinations, to number them instead of the branches.
+    """
+    continuous = spaces.Box(-1.0, 1.0, (actions.continuous_size,), np.float32)
+    branches = actions.discrete_branches
+    discrete: spaces.Space[Any]
+    if flat is not None and branches:
+        discrete = spaces.Discrete(len(flat))
+    elif len(branches) == 1:
+        discrete = spaces.Discrete(branches[0])
+    else:
+        discrete = spaces.MultiDiscrete(list(branches) or [1])
+    if actions.continuous_size and branches:
+        return spaces.Tuple([continuous, discrete])
+    return discrete if branches else continuous
+
+
+def _check_one(n_agents: int) -> None:
+    if n_agents != 1:
+        raise UnityGymException(
+            f"There can only be one Agent in the environment but {n_agents} were detected. For a "
+            "built-in simulator pass additional_args=['--num-agents', '1']; otherwise use the "
+            "PettingZoo wrappers."
+        )

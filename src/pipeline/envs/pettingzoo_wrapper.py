@@ -1,0 +1,279 @@
+"""An executable with any number of agents as a PettingZoo environment, parallel or turn by turn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+from pettingzoo.utils.conversions import parallel_to_aec_wrapper
+
+from pipeline.envs.gym_wrapper import action_space_of, maker
+from pipeline.errors import UnityException
+from pipeline.protocol.specs import ActionTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from pipeline.envs.base import BaseEnv
+    from pipeline.protocol.specs import BehaviorSpec
+    from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+
+
+class UnityPettingZooException(UnityException):
+    """The wrapper is used in the wrong order, or with an action that does not exist."""
+
+
+class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not typed
+    """All agents act at once; they are called `<behavior>?agent_id=<id>`.
+
+    An agent leaves `agents` with its terminal step and does not come back before `reset`, also when
+    the environment begins a new episode for it at once. An agent that asks for no decision in a
+    step keeps its observation, and `infos[agent]["asked"]` is False: its next action has no effect.
+    Agents that appear later are added to `agents` and `possible_agents`.
+
+    One observation is an array, several are a dict by the sensors' names. With discrete actions it
+    all stands in `{"observation": ..., "action_mask": ...}`, the mask as int8 with 1 = allowed,
+    which `action_space(agent).sample` takes.
+
+    Args:
+        env: an environment; or the path of an executable, or a function from a seed to an
+            environment. With the latter two `reset(seed=...)` starts the environment anew with that
+            seed; an environment that runs already keeps its own.
+        seed: of the environment (path or function), and of the action spaces.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "unity_v1", "render_modes": []}
+    render_mode = None
+
+    def __init__(
+        self, env: BaseEnv | str | Path | Callable[[int], BaseEnv], seed: int | None = None
+    ) -> None:
+        self._make = maker(env)
+        self._seed = seed
+        self._env: Any = None if self._make is not None else env
+        self._who: dict[str, tuple[str, int]] = {}
+        self._specs: dict[str, BehaviorSpec] = {}
+        self._spaces: dict[str, tuple[spaces.Space[Any], spaces.Space[Any]]] = {}
+        self._last: dict[str, Any] = {}
+        self.possible_agents: list[str] = []
+        self.agents: list[str] = []
+        self.reset(seed=seed)
+        self.agents = []
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        """What `agent` sees."""
+        return self._spaces_of(agent)[0]
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        """What `agent` may do; the same object at each call."""
+        return self._spaces_of(agent)[1]
+
+    def reset(
+        self,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,  # noqa: ARG002  # PettingZoo's form
+    ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """Begin new episodes: observations and infos by agent.
+
+        Args:
+            seed: of the environment from now on, where it can be started anew; see the class.
+            options: not used.
+        """
+        if self._make is not None and (self._env is None or seed is not None):
+            if self._env is not None:
+                self._env.close()
+            self._env = self._make(0 if seed is None else seed)
+        self._env.reset()
+        self.agents, self._last = [], {}
+        self._left: set[str] = set()
+        obs: dict[str, Any] = {}
+        infos: dict[str, dict[str, Any]] = {}
+        while not obs:
+            for behavior in self._env.behavior_specs:
+                decision, _ = self._env.get_steps(behavior)
+                self._take(behavior, decision, obs, {}, infos)
+            if not obs:
+                self._env.step()
+        return obs, infos
+
+    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+        """Act once: observations, rewards, terminations, truncations and infos by agent.
+
+        Agents without an action do nothing.
+
+        Raises:
+            UnityPettingZooException: There was no reset, or an action is outside of its space.
+        """
+        if self._env is None or not (self.agents or self._last):
+            raise UnityPettingZooException(
+                "You must reset the environment before you can perform a step"
+            )
+        self._act(actions)
+        self._env.step()
+        alive = list(self.agents)
+        obs: dict[str, Any] = {}
+        infos: dict[str, dict[str, Any]] = {}
+        rewards = dict.fromkeys(alive, 0.0)
+        terminations = dict.fromkeys(alive, False)
+        truncations = dict.fromkeys(alive, False)
+        for behavior in self._env.behavior_specs:
+            decision, terminal = self._env.get_steps(behavior)
+            for row, agent in enumerate(self._names(behavior, terminal)):
+                if agent not in terminations:
+                    continue
+                interrupted = bool(terminal.interrupted[row])
+                terminations[agent], truncations[agent] = not interrupted, interrupted
+                self._note(agent, behavior, terminal, row, obs, rewards, infos)
+                self.agents.remove(agent)
+                self._left.add(agent)
+            self._take(behavior, decision, obs, rewards, infos)
+        for agent in self.agents:
+            terminations.setdefault(agent, False)
+            truncations.setdefault(agent, False)
+        for agent in alive:
+            if agent not in obs:
+                obs[agent], infos[agent] = self._last[agent], {"asked": False}
+        return obs, rewards, terminations, truncations, infos
+
+    def render(self) -> None:
+        """Nothing: rendering is the environment's own."""
+
+    def close(self) -> None:
+        """Close the environment; a second time does nothing."""
+        env, self._env = self._env, None
+        if env is not None:
+            env.close()
+
+    def _take(
+        self,
+        behavior: str,
+        decision: DecisionSteps,
+        obs: dict[str, Any],
+        rewards: dict[str, float],
+        infos: dict[str, dict[str, Any]],
+    ) -> None:
+        """Enter the agents that ask, new ones as well, but none whose episode has ended."""
+        for row, agent in enumerate(self._names(behavior, decision)):
+            if agent in self._left:
+                continue
+            if agent not in self.agents:
+                self.agents = sorted([*self.agents, agent])
+            if agent not in self.possible_agents:
+                self.possible_agents = sorted([*self.possible_agents, agent])
+            self._note(agent, behavior, decision, row, obs, rewards, infos)
+
+    def _note(
+        self,
+        agent: str,
+        behavior: str,
+        steps: DecisionSteps | TerminalSteps,
+        row: int,
+        obs: dict[str, Any],
+        rewards: dict[str, float],
+        infos: dict[str, dict[str, Any]],
+    ) -> None:
+        obs[agent] = self._last[agent] = self._observation(behavior, steps, row)
+        rewards[agent] = float(steps.reward[row] + steps.group_reward[row])
+        infos[agent] = {
+            "behavior_name": behavior,
+            "group_id": int(steps.group_id[row]),
+            "group_reward": float(steps.group_reward[row]),
+            "asked": True,
+        }
+
+    def _observation(self, behavior: str, steps: DecisionSteps | TerminalSteps, row: int) -> Any:
+        parts = [values[row].copy() for values in steps.obs]
+        names = _observation_names(self._specs[behavior])
+        seen = parts[0] if len(parts) == 1 else dict(zip(names, parts, strict=True))
+        branches = self._specs[behavior].action_spec.discrete_branches
+        if not branches:
+            return seen
+        masks = getattr(steps, "action_mask", None)
+        allowed = (
+            [np.ones(size, np.int8) for size in branches]
+            if masks is None
+            else [(~mask[row]).astype(np.int8) for mask in masks]
+        )
+        return {
+            "observation": seen,
+            "action_mask": allowed[0] if len(allowed) == 1 else tuple(allowed),
+        }
+
+    def _names(self, behavior: str, steps: DecisionSteps | TerminalSteps) -> list[str]:
+        if behavior not in self._specs:
+            self._specs[behavior] = self._env.behavior_specs[behavior]
+        names = []
+        for agent_id in steps.agent_id.tolist():
+            name = f"{behavior}?agent_id={agent_id}"
+            self._who[name] = (behavior, agent_id)
+            names.append(name)
+        return names
+
+    def _act(self, actions: Mapping[str, Any]) -> None:
+        for behavior in self._env.behavior_specs:
+            decision, _ = self._env.get_steps(behavior)
+            if not len(decision):
+                continue
+            spec = self._specs[behavior].action_spec
+            together = spec.empty_action(len(decision))
+            continuous, discrete = together.continuous, together.discrete
+            for row, agent in enumerate(self._names(behavior, decision)):
+                action = actions.get(agent)
+                if action is None or agent not in self.agents:
+                    continue
+                if not self.action_space(agent).contains(action):
+                    raise UnityPettingZooException(
+                        f"Invalid action, got {action} for {agent}; it must lie in "
+                        f"{self.action_space(agent)}"
+                    )
+                parts = action if spec.continuous_size and spec.discrete_size else (action, action)
+                if spec.continuous_size:
+                    continuous[row] = parts[0]
+                if spec.discrete_size:
+                    discrete[row] = parts[1]
+            self._env.set_actions(behavior, ActionTuple(continuous, discrete))
+
+    def _spaces_of(self, agent: str) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+        if agent not in self._spaces:
+            spec = self._specs[self._who[agent][0]]
+            parts = [
+                spaces.Box(-np.inf, np.inf, tuple(one.shape), np.float32)
+                for one in spec.observation_specs
+            ]
+            seen: spaces.Space[Any] = parts[0]
+            if len(parts) > 1:
+                seen = spaces.Dict(dict(zip(_observation_names(spec), parts, strict=True)))
+            branches = spec.action_spec.discrete_branches
+            if branches:
+                masks = [spaces.Box(0, 1, (size,), np.int8) for size in branches]
+                mask = masks[0] if len(masks) == 1 else spaces.Tuple(masks)
+                seen = spaces.Dict({"observation": seen, "action_mask": mask})
+            actions = action_space_of(spec.action_spec)
+            if self._seed is not None:
+                actions.seed(self._seed + len(self._spaces))
+            self._spaces[agent] = (seen, actions)
+        return self._spaces[agent]
+
+
+class UnityAECEnv(parallel_to_aec_wrapper):  # type: ignore[misc]  # pettingzoo is not typed
+    """The same, turn by turn: the environment steps when the last agent has acted.
+
+    Takes what `UnityParallelEnv` takes.
+    """
+
+    def __init__(
+        self, env: BaseEnv | str | Path | Callable[[int], BaseEnv], seed: int | None = None
+    ) -> None:
+        super().__init__(UnityParallelEnv(env, seed))
+
+
+def _observation_names(spec: BehaviorSpec) -> list[str]:
+    """The sensors' names, or their numbers where a name is missing or stands twice."""
+    names = [one.name for one in spec.observation_specs]
+    return [
+        name if name and names.count(name) == 1 else f"obs_{index}"
+        for index, name in enumerate(names)
+    ]

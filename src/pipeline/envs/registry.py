@@ -1,0 +1,278 @@
+"""Environments by name: ML-Agents' registry, and the manifests that fill it.
+
+The format has no digests. The digest of an archive is therefore written down when the archive is
+used for the first time, in a lock file beside the manifest, and later archives must have the same.
+`linux_sha256`, `darwin_sha256` and `win_sha256`, an addition of ours, say it from the start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline import files
+from pipeline.envs import download
+from pipeline.envs import fetch as fetching
+from pipeline.envs.archives import Limits
+from pipeline.envs.programs import find_program, this_platform
+from pipeline.errors import FetchError
+from pipeline.settings import parse_yaml, read_yaml
+from pipeline.settings.nodes import Node, fail, join
+from pipeline.settings.reader import entries_of, read_dataclass, shown
+
+if TYPE_CHECKING:
+    from pipeline.envs.unity import UnityEnvironment
+
+_log = logging.getLogger(__name__)
+
+_KEYS = {"linux": "linux", "darwin": "darwin", "windows": "win"}
+_MANIFEST_BYTES = 16 << 20
+_LIMITS = Limits()
+
+
+class MissingBinaryError(FetchError, FileNotFoundError):
+    """An entry has no program for this platform; ML-Agents raises `FileNotFoundError`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Described:
+    """What a manifest says of an entry; the keys are ML-Agents' names and our digests."""
+
+    expected_reward: float = 0.0
+    description: str = ""
+    linux_url: str | None = None
+    darwin_url: str | None = None
+    win_url: str | None = None
+    linux_sha256: str | None = None
+    darwin_sha256: str | None = None
+    win_sha256: str | None = None
+    additional_args: tuple[str, ...] = ()
+
+
+class RemoteRegistryEntry:
+    """An environment behind a URL for each platform.
+
+    Attributes:
+        identifier: its name.
+        expected_reward: mean return of an agent that has learned the task.
+        description: what the task is.
+        urls: by platform (`linux`, `darwin`, `windows`).
+        additional_args: for the executable, after the user's own.
+    """
+
+    def __init__(
+        self,
+        identifier: str,
+        expected_reward: float,
+        description: str,
+        linux_url: str | None = None,
+        darwin_url: str | None = None,
+        win_url: str | None = None,
+        additional_args: list[str] | None = None,
+        *,
+        sha256: Mapping[str, str] | None = None,
+        lock: Path | None = None,
+    ) -> None:
+        """Describe it; nothing is fetched.
+
+        Args:
+            identifier: its name.
+            expected_reward: mean return of an agent that has learned the task.
+            description: what the task is.
+            linux_url: archive for Linux.
+            darwin_url: archive for macOS.
+            win_url: archive for Windows.
+            additional_args: for the executable.
+            sha256: digests of the archives by platform, where they are known.
+            lock: where digests are written down on first use; None for a file in the cache.
+        """
+        self.identifier, self.expected_reward = identifier, expected_reward
+        self.description = description
+        given = {"linux": linux_url, "darwin": darwin_url, "windows": win_url}
+        self.urls = {platform: url for platform, url in given.items() if url}
+        self.additional_args = list(additional_args or ())
+        self._sha256 = dict(sha256 or {})
+        self._lock = lock
+
+    def executable(self, platform: str | None = None, *, limits: Limits = _LIMITS) -> Path:
+        """The program for a platform, this one if None; fetched when it is not cached.
+
+        Raises:
+            FetchError: The archive cannot be fetched, has another digest than before, or holds no
+                program; `MissingBinaryError` when there is none for this platform.
+        """
+        platform = platform or this_platform()
+        url = self.urls.get(platform)
+        if url is None:
+            raise MissingBinaryError(
+                f"The entry {self.identifier} does not contain a valid url for this platform "
+                f"({platform}); it has {', '.join(self.urls) or 'none'}."
+            )
+        sha256 = self._sha256.get(platform) or self._trusted(url, limits)
+        folder = fetching.fetch(url, sha256=sha256, limits=limits)
+        try:
+            return find_program(folder, label=download.public(url), platform=platform)
+        except FetchError as error:
+            raise MissingBinaryError(
+                f"Binary not found, make sure {download.public(url)} is a valid url to a zip "
+                f"folder containing a valid Unity executable ({error})"
+            ) from error
+
+    def make(self, **kwargs: Any) -> UnityEnvironment:
+        """Fetch and launch it.
+
+        Args:
+            kwargs: keywords of `UnityEnvironment`, without `file_name`.
+
+        Raises:
+            FetchError: It cannot be fetched.
+            UnityException: It cannot be launched.
+        """
+        from pipeline.envs.unity import UnityEnvironment
+
+        if "file_name" in kwargs:
+            raise ValueError("the registry knows file_name; do not give it")
+        args = [*(kwargs.pop("additional_args", None) or ()), *self.additional_args]
+        return UnityEnvironment(str(self.executable()), additional_args=args, **kwargs)
+
+    def _trusted(self, url: str, limits: Limits) -> str:
+        """The digest that was written down, or the one that the archive has now."""
+        lock = self._lock or lock_of_url("")
+        key = hashlib.sha256(str(lock.absolute()).encode()).hexdigest()
+        with fetching.locked(f"lock-{key}", str(lock)):
+            known = _read_lock(lock)
+            if url in known:
+                return known[url]
+            found = fetching.digest_of(url, limits=limits)
+            files.write_json(lock, {"sha256": known | {url: found}})
+        _log.warning(
+            "%s: nothing says what this archive must be, so its digest was written to %s on this "
+            "first use; later ones must have the same.",
+            download.public(url),
+            lock,
+        )
+        return found
+
+
+class UnityEnvRegistry(Mapping[str, RemoteRegistryEntry]):
+    """Environments by name; manifests are read when an entry is first asked for."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, RemoteRegistryEntry] = {}
+        self._waiting: list[RemoteRegistryEntry | str] = []
+
+    def register(self, entry: RemoteRegistryEntry) -> None:
+        """Add an entry, in place of one with the same name."""
+        self._waiting.append(entry)
+
+    def register_from_yaml(self, path_to_yaml: str | Path) -> None:
+        """Add the entries of a manifest, a file or a URL, when they are first asked for."""
+        self._waiting.append(str(path_to_yaml))
+
+    def clear(self) -> None:
+        """Forget all entries and manifests."""
+        self._entries.clear()
+        self._waiting.clear()
+
+    def __getitem__(self, identifier: str) -> RemoteRegistryEntry:
+        self._take_in()
+        if identifier not in self._entries:
+            raise KeyError(f"The entry {identifier} is not present in the registry.")
+        return self._entries[identifier]
+
+    def __iter__(self) -> Iterator[str]:
+        self._take_in()
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        self._take_in()
+        return len(self._entries)
+
+    def _take_in(self) -> None:
+        while self._waiting:
+            first = self._waiting[0]
+            found = read_manifest(first) if isinstance(first, str) else [first]
+            self._entries |= {entry.identifier: entry for entry in found}
+            self._waiting.pop(0)  # a manifest that cannot be read is an error every time
+
+
+def read_manifest(path_or_url: str) -> list[RemoteRegistryEntry]:
+    """The entries of a manifest.
+
+    Raises:
+        SettingsError: It is not a manifest.
+        FetchError: It cannot be fetched.
+    """
+    if path_or_url.lower().startswith(("http://", "https://", "file://")):
+        key = hashlib.sha256(path_or_url.encode()).hexdigest()
+        part = fetching.cache_folder() / "downloads" / f"{key}.manifest"
+        with fetching.locked(f"manifest-{key}", download.public(path_or_url)):
+            download.discard(part)
+            download.download(path_or_url, part, most_bytes=_MANIFEST_BYTES)
+            text = part.read_text(encoding="utf-8", errors="replace")
+            download.discard(part)
+        return _entries(
+            parse_yaml(text, source=download.public(path_or_url)), lock_of_url(path_or_url)
+        )
+    lock = Path(path_or_url).absolute()
+    root = read_yaml(path_or_url, what="Registry manifest")
+    return _entries(root, lock.with_name(f"{lock.name}.lock"))
+
+
+def lock_of_url(url: str) -> Path:
+    """Where the digests of a manifest that lies on a server are written down."""
+    name = hashlib.sha256(url.encode()).hexdigest()[:16] if url else "entries"
+    return fetching.cache_folder() / "trusted" / f"{name}.lock"
+
+
+def _entries(root: Node, lock: Path) -> list[RemoteRegistryEntry]:
+    top = entries_of(root, "")
+    if list(top) != ["environments"] or not isinstance(top["environments"].value, list):
+        raise fail(
+            root,
+            "",
+            "a registry manifest has the one key 'environments', a list of maps with one "
+            f"name each, got {shown(root)}",
+        )
+    found = []
+    for index, item in enumerate(top["environments"].value):
+        path = join("environments", index)
+        for name, node in entries_of(item, path).items():
+            found.append(_entry(name, node, join(path, name), lock))
+    return found
+
+
+def _entry(name: str, node: Node, path: str, lock: Path) -> RemoteRegistryEntry:
+    said: _Described = read_dataclass(_Described, node, path)
+    digests = {platform: getattr(said, f"{key}_sha256") for platform, key in _KEYS.items()}
+    return RemoteRegistryEntry(
+        name,
+        said.expected_reward,
+        said.description,
+        said.linux_url,
+        said.darwin_url,
+        said.win_url,
+        list(said.additional_args),
+        sha256={platform: digest for platform, digest in digests.items() if digest},
+        lock=lock,
+    )
+
+
+def _read_lock(path: Path) -> dict[str, str]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise FetchError(
+            f"{path}: is damaged ({error}); restore it from version control"
+        ) from error
+    known = content.get("sha256") if isinstance(content, dict) else None
+    if not isinstance(known, dict):
+        raise FetchError(f"{path}: has no map 'sha256'; restore an earlier version")
+    return {str(url): str(digest) for url, digest in known.items()}

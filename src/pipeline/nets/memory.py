@@ -1,0 +1,91 @@
+"""The recurrent layer of a policy or critic: what an agent remembers from step to step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from pipeline.settings.schema import NetworkSettings
+
+N_GATES = 4
+# torch keeps the gates in the order input, forget, cell, output.
+FORGET_GATE = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recall:
+    """How B rows fall into S sequences, and what was remembered when each began."""
+
+    memory: Tensor
+    """[S, M] memory before each sequence's first row."""
+    lengths: Tensor
+    """int64 [S] rows of each sequence, on the CPU; the rows lie one sequence after another."""
+
+    def split(self, n: int) -> tuple[Recall, Recall]:
+        """The same sequences with the first `n` numbers of memory, and with the others."""
+        memory, others = self.memory[:, :n], self.memory[:, n:]
+        lengths = self.lengths
+        return Recall(memory=memory, lengths=lengths), Recall(memory=others, lengths=lengths)
+
+
+class Memory(nn.Module):
+    """An LSTM of one layer (Hochreiter and Schmidhuber 1997), its state as one memory vector.
+
+    The memory vector [M] is the hidden state followed by the cell state, M/2 numbers each. Each
+    gate's weights are Xavier uniform; biases are 0 but those of the forget gate, which are 1 in
+    both of torch's bias vectors (so that early gradients reach far back: Gers et al. 2000).
+    """
+
+    def __init__(self, n_in: int, memory_size: int) -> None:
+        super().__init__()
+        self.memory_size = memory_size
+        self.output_size = H = memory_size // 2
+        self.lstm = nn.LSTM(n_in, H, batch_first=True)
+        for name, parameter in self.lstm.named_parameters():
+            if name.startswith("weight"):
+                for gate in range(N_GATES):
+                    nn.init.xavier_uniform_(parameter.data[gate * H : (gate + 1) * H])
+            else:
+                nn.init.zeros_(parameter)
+                parameter.data[FORGET_GATE * H : (FORGET_GATE + 1) * H] = 1.0
+        # input weights, recurrent weights, input biases, recurrent biases
+        self._weights = tuple(self.lstm.parameters())
+
+    def forward(self, x: Tensor, recall: Recall) -> Tensor:
+        """Outputs [B, M/2] for rows x [B, n_in] that lie one sequence after another.
+
+        Shorter sequences are padded at their end inside this layer only. What stands there has no
+        effect: an LSTM looks back, never ahead, and outputs of padding are not given out.
+        """
+        n, lengths = len(recall.memory), recall.lengths
+        T = int(lengths.max())
+        state = self._state(recall.memory)
+        if n * T == len(x):
+            y, _ = self.lstm(x.view(n, T, -1), state)
+            whole: Tensor = y.reshape(len(x), -1)
+            return whole
+        rows = (torch.arange(T) < lengths[:, None]).flatten().nonzero().squeeze(1).to(x.device)
+        padded = x.new_zeros(n * T, x.shape[1]).index_copy(0, rows, x)
+        y, _ = self.lstm(padded.view(n, T, -1), state)
+        real: Tensor = y.reshape(n * T, -1)[rows]
+        return real
+
+    def step(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """One step of N agents: x [N, n_in], memory [N, M] to outputs [N, M/2] and new memory."""
+        state = torch.split(memory, self.output_size, dim=1)
+        hidden, cell = torch.lstm_cell(x, state, *self._weights)
+        return hidden, torch.cat((hidden, cell), dim=1)
+
+    def _state(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """[S, M] as torch's hidden and cell state [1, S, M/2]."""
+        hidden, cell = torch.split(memory.unsqueeze(0), self.output_size, dim=2)
+        return hidden.contiguous(), cell.contiguous()
+
+
+def memory_for(settings: NetworkSettings, n_in: int) -> Memory | None:
+    """The recurrent layer that `network_settings.memory` asks for, after features [B, n_in]."""
+    return None if settings.memory is None else Memory(n_in, settings.memory.memory_size)

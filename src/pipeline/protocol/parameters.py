@@ -1,0 +1,192 @@
+"""Environment parameters: a number, or a sampler that is drawn afresh at every reading.
+
+The executable's end of the wire and the environments of this process share what stands here, so
+equal samplers give equal draws in both.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pipeline.protocol.simulator import Simulator
+
+    Stat = tuple[str, float, int]
+
+UNIFORM, GAUSSIAN, MULTI_RANGE = 0, 1, 2
+"""Sampler kinds as the environment-parameters side channel numbers them."""
+READING = "Environment/Parameter/"
+"""How the name of a statistic begins that tells which values of a parameter were read."""
+
+_HISTOGRAM = 3
+_READINGS_KEPT = 100_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampler:
+    """A distribution that a parameter is drawn from."""
+
+    kind: int
+    """0 uniform, 1 Gaussian, 2 uniform over several ranges."""
+    values: tuple[float, ...]
+    """minimum and maximum; mean and standard deviation; or minimum and maximum of each range."""
+    seed: int
+    """Seed of the draws."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in (UNIFORM, GAUSSIAN, MULTI_RANGE):
+            raise ValueError(f"sampler kind {self.kind} is unknown; it must be 0, 1 or 2")
+        if len(self.values) < 2 or len(self.values) % 2:
+            raise ValueError(f"sampler values must come in pairs, got {self.values}")
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """One value of the distribution."""
+        if self.kind == UNIFORM:
+            return float(rng.uniform(self.values[0], self.values[1]))
+        if self.kind == GAUSSIAN:
+            return float(rng.normal(self.values[0], abs(self.values[1])))
+        ranges = np.asarray(self.values, dtype=np.float64).reshape(-1, 2)
+        widths = np.abs(ranges[:, 1] - ranges[:, 0])
+        total = widths.sum()
+        weights = widths / total if total > 0 else np.full(len(ranges), 1 / len(ranges))
+        low, high = ranges[rng.choice(len(ranges), p=weights)]
+        return float(rng.uniform(low, high))
+
+
+class Source:
+    """Gives a sampler's next draw at each call, the same sequence for equal samplers."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+        self.rng = np.random.default_rng(sampler.seed & 0xFFFFFFFF)
+
+    def __call__(self) -> float:
+        """The next draw."""
+        return self.sampler.draw(self.rng)
+
+
+class Parameters:
+    """Named environment parameters, as an environment reads them."""
+
+    __slots__ = ("_readings", "_sources")
+
+    def __init__(self) -> None:
+        self._sources: dict[str, float | Source] = {}
+        self._readings: deque[tuple[str, float]] = deque(maxlen=_READINGS_KEPT)
+
+    def set_value(self, name: str, value: float) -> None:
+        """Give a parameter a fixed value, in place of an earlier value or sampler."""
+        self._sources[name] = float(value)
+
+    def set_sampler(self, name: str, sampler: Sampler) -> None:
+        """Draw a parameter from `sampler` at each reading from now on."""
+        self._sources[name] = Source(sampler)
+
+    def read(self, name: str, default: float) -> float:
+        """The parameter's value, a fresh draw if it has a sampler; `default` if it is not set."""
+        source = self._sources.get(name)
+        if source is None:
+            return default
+        value = source() if isinstance(source, Source) else source
+        self._readings.append((name, value))
+        return value
+
+    def values(self) -> dict[str, float]:
+        """All parameters that are set, by name, each read now."""
+        return {name: self.read(name, 0.0) for name in list(self._sources)}
+
+    def take_readings(self) -> list[tuple[str, float]]:
+        """Name and value of what was read of set parameters since the last call, in order."""
+        readings = list(self._readings)
+        self._readings.clear()
+        return readings
+
+    def state_dict(self) -> dict[str, Any]:
+        """Values, samplers and where their streams are, as plain values."""
+        return {
+            name: {
+                "kind": source.sampler.kind,
+                "values": list(source.sampler.values),
+                "seed": source.sampler.seed,
+                "stream": source.rng.bit_generator.state,
+            }
+            if isinstance(source, Source)
+            else source
+            for name, source in self._sources.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        self._sources = {}
+        for name, saved in state.items():
+            if isinstance(saved, dict):
+                values = tuple(saved["values"])
+                source = Source(Sampler(kind=saved["kind"], values=values, seed=saved["seed"]))
+                source.rng.bit_generator.state = saved["stream"]
+                self._sources[name] = source
+            else:
+                self._sources[name] = float(saved)
+
+
+@runtime_checkable
+class HasStats(Protocol):
+    """A simulator that reports statistics to the trainer."""
+
+    def stats(self) -> Iterable[Stat]:
+        """Name, value and aggregation (0 average, 1 most recent, 2 sum, 3 histogram) since last."""
+        ...
+
+
+class Controls:
+    """A trainer's hold on a simulator beside its steps: parameters in, statistics out.
+
+    A simulator whose attribute `parameters` is a `Parameters` draws for itself, at each reading.
+    """
+
+    def __init__(self, simulator: Simulator) -> None:
+        self._simulator = simulator
+        own = getattr(simulator, "parameters", None)
+        self._parameters = own if isinstance(own, Parameters) else Parameters()
+        self._stats = simulator.stats if isinstance(simulator, HasStats) else None
+        self._draws_for_simulator = own is not self._parameters
+        self._samplers: set[str] = set()
+
+    def set_value(self, name: str, value: float) -> None:
+        """Give a parameter a fixed value, in place of an earlier value or sampler."""
+        self._samplers.discard(name)
+        self._simulator.set_parameter(name, value)
+
+    def set_sampler(self, name: str, sampler: Sampler) -> None:
+        """Draw a parameter from `sampler` from now on, beginning with the sampler's first draw."""
+        self._parameters.set_sampler(name, sampler)
+        self._samplers.add(name)
+
+    def draw(self) -> None:
+        """Draw for a simulator that only takes numbers; to be called before each step or reset."""
+        if self._draws_for_simulator:
+            for name in sorted(self._samplers):
+                self._simulator.set_parameter(name, self._parameters.read(name, 0.0))
+
+    def take_stats(self) -> list[Stat]:
+        """The simulator's own statistics, and every reading of a parameter that was set."""
+        stats = [] if self._stats is None else list(self._stats())
+        readings = self._parameters.take_readings()
+        stats += [(READING + name, value, _HISTOGRAM) for name, value in readings]
+        return stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which parameters are drawn for the simulator, and where their streams are."""
+        own = self._parameters.state_dict() if self._draws_for_simulator else {}
+        return {"drawn": own, "samplers": sorted(self._samplers)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave; the simulator's own state is its own affair."""
+        if self._draws_for_simulator:
+            self._parameters.load_state_dict(state["drawn"])
+        self._samplers = set(state["samplers"])

@@ -1,0 +1,210 @@
+"""Find environments by id, and name those that are near when there is none of that id."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import pkgutil
+import re
+from difflib import get_close_matches
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+APIS = ("auto", "parallel", "aec")
+"""Which of PettingZoo's two interfaces to use; auto: parallel where the environment has it."""
+_MISSING = ("DependencyNotInstalled", "FailedToImport")
+_FAMILIES = (
+    *("pettingzoo.atari", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.sisl"),
+    "mpe2",
+)
+_MOVED = re.compile(r"(?:pettingzoo\.)?mpe\.(?=\w)")
+
+
+def quiet() -> None:
+    """Keep environments that draw and play sounds from opening windows and devices."""
+    for name, value in (
+        ("SDL_VIDEODRIVER", "dummy"),
+        ("SDL_AUDIODRIVER", "dummy"),
+        ("PYGAME_HIDE_SUPPORT_PROMPT", "hide"),
+    ):
+        os.environ.setdefault(name, value)
+
+
+def behavior_name(env_id: str) -> str:
+    """`CartPole-v1` of `CartPole-v1`, `ALE-Pong-v5` of `ale_py:ALE/Pong-v5`."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", env_id.rpartition(":")[2]).strip("-.") or "Environment"
+
+
+def check(source: str, env_id: str) -> None:
+    """Refuse an id that names no environment of `source` (`gymnasium` or `pettingzoo`).
+
+    Raises:
+        SettingsError: There is none; the message names the nearest ones.
+    """
+    if source == "gymnasium":
+        registered(env_id)
+    else:
+        full_name(env_id)
+
+
+def registered(env_id: str) -> str:
+    """The name under which Gymnasium knows `env_id`, of which `module:` has been imported.
+
+    Raises:
+        SettingsError: The module cannot be imported, or Gymnasium knows no such environment.
+    """
+    quiet()
+    import gymnasium
+
+    module, _, name = env_id.rpartition(":")
+    if module:
+        _import(module, env_id)
+    if name not in gymnasium.registry:
+        raise SettingsError(
+            f"Gymnasium has no environment '{env_id}'"
+            f"{_near(name, gymnasium.registry)} For one of a package that is not loaded by itself "
+            "write the package before it, as in 'ale_py:ALE/Pong-v5'."
+        )
+    return name
+
+
+def full_name(env_id: str) -> str:
+    """The environment that `env_id` means, as the path of a module or as `module:family/name-v1`.
+
+    The path may lack `pettingzoo.`, or be written as PettingZoo registers it, `family/name-v1`.
+
+    Raises:
+        SettingsError: There is none.
+    """
+    module, _, key = env_id.rpartition(":")
+    if module:
+        _import(module, env_id)
+        if _makers(key):
+            return env_id
+    wanted = _MOVED.sub("mpe2.", re.sub(r"-v(?=\d+\Z)", "_v", env_id).replace("/", "."))
+    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", wanted):
+        inside = "pettingzoo." + wanted.removeprefix("pettingzoo.")
+        for name in (wanted, inside):
+            if _exists(name) or (name == inside and _makers(name)):
+                return name
+    raise SettingsError(
+        f"PettingZoo has no environment '{env_id}'{_near(wanted, pettingzoo_ids())} An id is the "
+        "path of a module with env or parallel_env, such as 'pettingzoo.classic.tictactoe_v3', or "
+        "'module:id' for one that the module registers."
+    )
+
+
+def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
+    """What makes the PettingZoo environment, and the interface of what it makes.
+
+    Raises:
+        SettingsError: There is no such environment, or it lacks the interface or a dependency.
+    """
+    quiet()
+    if api not in APIS:
+        raise SettingsError(f"{env_id}: api is '{api}'; choose one of {', '.join(APIS)}.")
+    name = full_name(env_id)
+    makers = _makers(name.rpartition(":")[2]) or _makers_in(_import(name, env_id))
+    for kind in ("parallel", "aec") if api == "auto" else (api,):
+        if kind in makers:
+            return makers[kind], kind
+    raise SettingsError(
+        f"{env_id}: it has {' and '.join(makers) or 'neither env nor parallel_env'}, but api is "
+        f"{api}; choose another."
+    )
+
+
+def registry_errors() -> tuple[type[Exception], ...]:
+    """What PettingZoo raises when a registered environment cannot be imported."""
+    if not _exists("pettingzoo.env_registry.exceptions"):  # before PettingZoo 1.27
+        return ()
+    module = importlib.import_module("pettingzoo.env_registry.exceptions")
+    return (module.PettingZooRegistryError,)
+
+
+def _makers(name: str) -> dict[str, Callable[..., Any]]:
+    """What makes a registered environment, by interface; empty where PettingZoo knows none."""
+    quiet()
+    import pettingzoo
+
+    family, _, rest = name.removeprefix("pettingzoo.").rpartition(".")
+    key = f"{family}/{re.sub(r'_v(?=[0-9]+$)', '-v', rest)}" if family else name
+    found: dict[str, Callable[..., Any]] = {}
+    for kind in ("parallel", "aec"):
+        if key in getattr(pettingzoo, f"{kind}_registry", ()):  # PettingZoo 1.27 and later
+            found[kind] = partial(pettingzoo.make, kind, key)
+    return found
+
+
+def _makers_in(module: Any) -> dict[str, Callable[..., Any]]:
+    named = {"parallel": "parallel_env", "aec": "env"}
+    found = {kind: getattr(module, attribute, None) for kind, attribute in named.items()}
+    return {kind: make for kind, make in found.items() if callable(make)}
+
+
+def pettingzoo_ids() -> list[str]:
+    """Environments of PettingZoo and of MPE2, as far as these are installed."""
+    import pettingzoo
+
+    keys = {*getattr(pettingzoo, "aec_registry", ()), *getattr(pettingzoo, "parallel_registry", ())}
+    found = {"pettingzoo." + re.sub(r"-v(?=\d+\Z)", "_v", key).replace("/", ".") for key in keys}
+    for package in _FAMILIES:
+        spec = importlib.util.find_spec(package) if _exists(package) else None
+        inside = pkgutil.iter_modules(spec.submodule_search_locations if spec else [])
+        found |= {f"{package}.{item.name}" for item in inside if re.search(r"_v\d+\Z", item.name)}
+    return sorted(found)
+
+
+def unfit(env_id: str, error: Exception) -> SettingsError:
+    """The error for an environment that could not be made."""
+    reason = " ".join(str(error).split())
+    if isinstance(error, ImportError) or type(error).__name__ in _MISSING:
+        return SettingsError(
+            f"{env_id}: something that it needs is not installed ({reason}); install it, and add "
+            "it to constraints.txt."
+        )
+    return SettingsError(
+        f"{env_id}: cannot be made with these keyword arguments ({type(error).__name__}: {reason});"
+        " correct kwargs."
+    )
+
+
+def _import(module: str, env_id: str) -> Any:
+    if not _exists(module):
+        raise SettingsError(f"{env_id}: there is no module '{module}'; install it, or correct it.")
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise unfit(env_id, error) from error
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # a parent is missing, or cannot be imported
+        return False
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x' or 'y'?`, or a full stop."""
+    stem = _stem(name)
+    by_stem: dict[str, list[str]] = {}
+    for one in known:
+        by_stem.setdefault(_stem(one), []).append(one)
+    near = [
+        one for key in get_close_matches(stem, by_stem, n=2, cutoff=0.7) for one in by_stem[key]
+    ]
+    if not near:
+        return "."
+    return f"; did you mean {' or '.join(repr(one) for one in near[-3:])}?"
+
+
+def _stem(name: str) -> str:
+    """What a name is without its version, family and case."""
+    return re.sub(r"[-_]v\d+\Z", "", re.split(r"[/.]", name)[-1]).lower()

@@ -1,0 +1,168 @@
+"""What an environment of others needs to run: installed distributions, and modules beside them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import SettingsError, StageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_LIMIT_S = 300
+_OWN = Path(__file__).resolve().parents[2]
+_ENVIRONMENT = {"MUJOCO_GL": "disable", "SDL_VIDEODRIVER": "dummy"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needs:
+    """What goes into an executable beside this package."""
+
+    distributions: tuple[str, ...]
+    """Names of installed distributions."""
+    files: Mapping[str, Path]
+    """Single files by their path under the folder of libraries: modules that were imported."""
+
+
+def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
+    """Play the environment in a process of its own and see what it imports.
+
+    Args:
+        name: one of `registry.BRIDGES`.
+        options: the bridge's keywords, JSON values.
+
+    Raises:
+        SettingsError: The environment cannot be made, or cannot be carried.
+        StageError: It fails while it is played, or takes too long.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "modules.json"
+        described = json.dumps({"simulator": name, "options": dict(options)})
+        command = [sys.executable, "-m", f"{__package__}.trace", str(target), described]
+        code, output = run(command, folder)
+        if code == 2:
+            raise SettingsError(output.splitlines()[-1] if output else f"{name}: cannot be made")
+        if code != 0:
+            raise StageError(f"{options.get('id')}: fails while it is played: {_end(output)}")
+        modules = json.loads(target.read_text(encoding="utf-8"))
+    return needs_from(modules)
+
+
+def run(command: list[str], folder: str, **extra: str) -> tuple[int, str]:
+    """Run a command in `folder` with this process' module path; gives exit code and output.
+
+    Raises:
+        StageError: It takes too long.
+    """
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": path, **extra}
+    try:
+        done = subprocess.run(  # noqa: S603  # this interpreter, or what was built just now
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise StageError(f"{command[0]}: did not end within {_LIMIT_S} s.") from None
+    return done.returncode, done.stderr.strip()
+
+
+def verify(executable: Path, env_id: str) -> None:
+    """Let a packed environment begin an episode, with nothing but what was packed.
+
+    Raises:
+        StageError: It cannot.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(executable.resolve()), "--describe"]
+        code, output = run(command, folder, PIPELINE_PYTHON=sys.executable)
+    if code != 0:
+        raise StageError(
+            f"{env_id}: the packed executable does not run by itself ({_end(output)}); an import "
+            "that happens only in it, or a file that no package lists, is missing."
+        )
+
+
+def _end(output: str) -> str:
+    return output.splitlines()[-1] if output else "it printed nothing"
+
+
+def needs_from(imported: Mapping[str, str]) -> Needs:
+    """Distributions that own modules, and the files and packages that nobody owns.
+
+    Args:
+        imported: file of each module by its name; empty for those without one.
+    """
+    owners = importlib.metadata.packages_distributions()
+    contents: dict[str, set[str]] = {}
+    distributions: set[str] = set()
+    files: dict[str, Path] = {}
+    for module, file in imported.items():
+        root = _root_of(module, file)
+        if root is None:
+            continue
+        relative = Path(file).relative_to(root)
+        for name in sorted(set(owners.get(module.partition(".")[0], ()))):
+            if name not in contents:
+                contents[name] = _content(name)
+            if os.path.realpath(file) in contents[name]:
+                distributions.add(name)
+                files[relative.as_posix()] = Path(file)
+                break
+        else:
+            files.update(_loose(root, relative))
+    return Needs(distributions=tuple(sorted(distributions)), files=files)
+
+
+def _root_of(module: str, file: str) -> Path | None:
+    """The folder in which a module's top package lies; None for what need not be packed.
+
+    That is the standard library, this package, and modules that go by another name than their file.
+    """
+    path = Path(file)
+    depth = module.count(".") + (path.stem == "__init__")
+    if not file or len(path.parents) <= depth or _OWN in path.parents:
+        return None
+    root = path.parents[depth]
+    if path.relative_to(root).parts[0].partition(".")[0] != module.partition(".")[0]:
+        return None
+    libraries = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
+    standard = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    if root in libraries or not standard.intersection((root, *root.parents)):
+        return root
+    return None
+
+
+def _content(name: str) -> set[str]:
+    distribution = importlib.metadata.distribution(name)
+    return {os.path.realpath(str(file.locate())) for file in distribution.files or ()}
+
+
+def _loose(root: Path, relative: Path) -> dict[str, Path]:
+    """A module that belongs to no distribution: its file, or the whole folder of its package."""
+    if len(relative.parts) == 1:
+        return {relative.as_posix(): root / relative}
+    folder = root / relative.parts[0]
+    return {
+        file.relative_to(root).as_posix(): file
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and not _is_hidden(file.relative_to(folder)) and file.suffix != ".pyc"
+    }
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") or part == "__pycache__" for part in path.parts)

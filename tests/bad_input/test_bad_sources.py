@@ -1,0 +1,213 @@
+"""Environments from outside that cannot be used: one line, exit code 2, and a clean cache."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from command import ROOT, Done, Place
+from loopback import Site, site
+from made_archives import GAME, digest, zip_link, zipped
+
+BUILD = zipped(GAME)
+BIG = zipped({**GAME, "noise": os.urandom(1 << 20)}, compressed=False)
+
+
+@pytest.fixture
+def web() -> Iterator[Site]:
+    with site() as served:
+        yield served
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shop:
+    """A place with a cache of its own."""
+
+    place: Place
+    cache: Path
+
+    def env(self, *arguments: str) -> Done:
+        return self.place.pipeline("env", *arguments)
+
+    def left(self) -> list[str]:
+        """What lies in the cache, but for locks."""
+        found = [p.relative_to(self.cache).as_posix() for p in self.cache.rglob("*")]
+        return sorted(name for name in found if not name.startswith(("locks", "downloads")) or
+                      name.startswith("downloads/"))  # fmt: skip
+
+
+@pytest.fixture
+def shop(place: Place, tmp_path_factory, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    cache = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("PIPELINE_CACHE", str(cache))
+    return Shop(place=place, cache=cache / "environments")
+
+
+def test_a_wrong_digest(shop, web):
+    url = web.add("game.zip", BUILD)
+    error = shop.env("fetch", url, "--sha256", "0" * 64).error
+    assert f"game.zip: its sha256 is {digest(BUILD)}, but {'0' * 64} was asked for" in error
+    assert shop.left() == []
+
+
+def test_a_missing_digest_is_refused_with_the_one_that_was_found(shop, web):
+    url = web.add("game.zip", BUILD)
+    error = shop.env("fetch", url).error
+    assert f"If you trust it, give --sha256 {digest(BUILD)}" in error
+    assert [name for name in shop.left() if not name.startswith("downloads/")] == []
+    done = shop.env("fetch", url, "--sha256", digest(BUILD))
+    assert done.code == 0, done.err
+    assert Path(done.out.strip()) == shop.cache / digest(BUILD) / "game/Game.x86_64"
+    assert len(web.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (zipped({**GAME, "../evil": b"x"}), "the entry '../evil' leads out of its folder"),
+        (zip_link("evil", "../../etc", GAME), "the link 'evil' leads out of its folder"),
+        (zipped({"/evil": b"x"}), "the entry '/evil' has an absolute name"),
+        (b"<html>not found</html>", "is no zip, tar, tar.gz, tar.bz2 or tar.xz archive"),
+        (BUILD[:-20], "the archive cannot be read"),
+    ],
+)
+def test_an_archive_that_could_do_harm_or_is_none(shop, web, content, message):
+    url = web.add("game.zip", content)
+    error = shop.env("fetch", url, "--sha256", digest(content)).error
+    assert error.startswith(f"{url}: ")
+    assert message in error
+    assert shop.left() == []
+    assert not list(shop.cache.parent.rglob("evil"))
+
+
+def test_a_build_for_another_platform(shop, web):
+    content = zipped({"Game.exe": b"MZ"})
+    url = web.add("game.zip", content)
+    error = shop.env("fetch", url, "--sha256", digest(content)).error
+    assert f"{url}: has a build for windows (Game.exe), but this needs one for linux" in error
+    done = shop.env("fetch", url, "--sha256", digest(content), "--platform", "windows")
+    assert done.out.strip().endswith(f"{digest(content)}/Game.exe")
+
+
+def test_a_download_that_breaks_is_resumed(shop, web):
+    url = web.add("game.zip", BIG)
+    web.drops = [1 << 19]
+    done = shop.env("fetch", url, "--sha256", digest(BIG))
+    assert done.code == 0, done.err
+    assert "failed after 524288 bytes" in done.err
+    assert [asked for _, asked in web.asked] == [None, "bytes=524288-"]
+    assert shop.left()[0] == digest(BIG)
+
+
+@pytest.mark.slow
+def test_a_server_that_always_breaks_is_given_up(shop, web):
+    web.etag = None
+    url = web.add("game.zip", BIG)
+    web.drops = [1 << 18] * 20
+    error = shop.env("fetch", url, "--sha256", digest(BIG)).error
+    assert "failed after 262144 bytes" in error
+    assert "5 times in a row. Check the connection" in error
+    assert shop.left() == []
+
+
+def test_an_unknown_environment_is_told_with_the_nearest_names(shop):
+    shop.place.config("environments:\n  - Basic:\n      linux_url: https://x/b.zip\n", "envs.yaml")
+    error = shop.env("fetch", "Bsic", "--manifest", "envs.yaml").error
+    assert error == (
+        "unknown environment 'Bsic'; did you mean Basic? `pipeline env list` shows the names."
+    )
+    assert "names come from a manifest" in shop.env("fetch", "Basic").error.lower()
+    assert "is built in and needs no fetching" in shop.env("fetch", "grid_world").error
+    assert "belong to a URL" in shop.env("fetch", "Basic", "--sha256", "0" * 64).error
+    assert shop.left() == []
+
+
+def test_a_manifest_that_cannot_be_had(shop, web):
+    assert "no.yaml" in shop.env("list", "--manifest", "no.yaml").error
+    assert "404" in shop.env("list", "--manifest", f"{web.url}/no.yaml").error
+    bad = web.add("bad.yaml", b"environments:\n  - A:\n      url: x\n")
+    assert "bad.yaml:3: environments[0].A: unknown key 'url'" in (
+        shop.env("list", "--manifest", bad).error
+    )
+    assert shop.left() == []
+
+
+def test_the_entries_of_a_manifest_are_listed_and_fetched(shop, web):
+    url = web.add("game.zip", BUILD)
+    entry = f"  - Game:\n      linux_url: {url}\n      description: Find the exit.\n"
+    shop.place.config(f"environments:\n{entry}", "envs.yaml")
+    done = shop.env("list", "--manifest", "envs.yaml")
+    assert "Game             Find the exit. (linux)" in done.out.splitlines()
+    assert done.out.startswith("balance_ball ")
+    done = shop.env("fetch", "Game", "--manifest", "envs.yaml")
+    assert done.out.strip().endswith("/game/Game.x86_64")
+    assert "[WARNING]" in done.err
+    assert "envs.yaml.lock on this first use" in done.err
+    web.add("game.zip", BIG)
+    shutil.rmtree(shop.cache)
+    error = shop.env("fetch", "Game", "--manifest", "envs.yaml").error
+    assert f"but {digest(BUILD)} was asked for" in error
+
+
+@pytest.fixture
+def project(shop: Shop) -> Shop:
+    """A copy of the project, without environments."""
+    folder = shop.place.folder
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in ("src", "workflow"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignore)
+    shutil.copy(ROOT / "constraints.txt", folder)
+    return shop
+
+
+def stage(project: Shop, source: str) -> Done:
+    """The `env` stage of an environment from this source."""
+    (project.place.folder / "params.yaml").write_text(f"environments:\n  game: {{{source}}}\n")
+    done = project.place.pipeline("plan")
+    assert done.code == 0, done.err
+    done = project.place.python("workflow/scripts/env.py", "game")
+    if done.code:
+        assert not (project.place.folder / "build").exists()
+    return done
+
+
+def test_the_stage_says_what_is_wrong_with_an_archive(project, web):
+    url = web.add("game.zip", BUILD)
+    error = stage(project, f"source: fetch, url: '{url}', sha256: {'0' * 64}").error
+    assert f"its sha256 is {digest(BUILD)}" in error
+    error = stage(
+        project, f"source: fetch, url: '{url}', sha256: {digest(BUILD)}, platform: windows"
+    ).error
+    assert error == (
+        "params.yaml: environments.game: is for windows, and this machine runs linux; give the "
+        "'url' and 'sha256' of a build for linux"
+    )
+    error = stage(
+        project, f"source: fetch, url: '{url}', sha256: {digest(BUILD)}, executable: Gmae.x86_64"
+    ).error
+    assert "has no file 'Gmae.x86_64'; its programs are game/Game.x86_64" in error
+
+
+def test_the_stage_says_what_is_wrong_with_a_build_or_a_project(project):
+    folder = project.place.folder
+    error = stage(project, "source: path, path: x").error
+    assert error == "x: does not exist; there is no build here; correct `path` in params.yaml"
+    (folder / "mine").mkdir()
+    (folder / "mine/Game.exe").touch()
+    assert "has a build for windows (Game.exe)" in stage(project, "source: path, path: mine").error
+    (folder / "Assets").mkdir()
+    error = stage(project, "source: unity, project: .").error
+    assert error.startswith("./Packages: does not exist; a Unity project has it; correct `projec")
+    for name in ("Packages", "ProjectSettings"):
+        (folder / name).mkdir()
+    assert "is no Unity project" in stage(project, "source: unity, project: .").error
+
+
+def test_the_editor_is_no_part_of_the_dag(project):
+    (project.place.folder / "params.yaml").write_text("environments: {game: {source: editor}}\n")
+    error = project.place.pipeline("plan").error
+    assert "environments.game.source: 'editor' waits until someone presses Play" in error

@@ -1,0 +1,83 @@
+"""Toys that only a policy with memory can solve."""
+
+from __future__ import annotations
+
+import numpy as np
+from toys import Toy
+
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+
+
+class Waiting(Toy):
+    """What is seen at an episode's first decision must be answered at its last, 3 to 6 later.
+
+    Decisions between the two change nothing and see nothing. `asked` marks the last one.
+    """
+
+    length = 100
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.delay = np.zeros(self.n, dtype=np.int64)
+
+    def begin(self, rows):
+        self.delay[rows] = self.rng.integers(3, 7, len(rows))
+        self.cue(rows)
+
+    def observe(self):
+        is_first, asked = self.age == 0, self.age == self.delay
+        return [np.concatenate((self.shown() * is_first[:, None], asked[:, None]), axis=1)]
+
+    def advance(self, action):
+        asked = self.age == self.delay
+        return np.where(asked, self.worth(action), 0.0), asked
+
+    def cue(self, rows):
+        """Draw what is to be remembered."""
+        raise AssertionError(rows)
+
+    def shown(self):
+        """That, as numbers [N, n]."""
+        raise AssertionError
+
+    def worth(self, action):
+        """How good each agent's answer is [N]."""
+        raise AssertionError(action)
+
+
+class Cue(Waiting):
+    """Memory, discrete: which of four was shown? Best return 1; without memory 0.25."""
+
+    spec = BehaviorSpec([ObservationSpec.vector(5)], ActionSpec.create_discrete([4]))
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.which = np.zeros(self.n, dtype=np.int64)
+
+    def cue(self, rows):
+        self.which[rows] = self.rng.integers(0, 4, len(rows))
+
+    def shown(self):
+        return np.eye(4)[self.which]
+
+    def worth(self, action):
+        return (action.discrete[:, 0] == self.which).astype(float)
+
+
+class Level(Waiting):
+    """Memory, continuous: which of -0.8 to 0.8 was shown? Best return 1; without memory 0.6."""
+
+    spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec.create_continuous(1))
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.x = np.zeros(self.n)
+
+    def cue(self, rows):
+        self.x[rows] = self.rng.uniform(-0.8, 0.8, len(rows))
+
+    def shown(self):
+        return self.x[:, None]
+
+    def worth(self, action):
+        return 1.0 - np.abs(action.continuous[:, 0] - self.x)

@@ -1,0 +1,201 @@
+"""`pipeline learn` from its options to what the environment gets and the run folder holds."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.envs.unity import UnityEnvironment
+from pipeline.protocol import side_channels as wire
+from pipeline.protocol.generated.messages import UnityRLInitializationInputProto
+
+FAKE = Path(__file__).parents[1] / "envs/fake_environment.py"
+
+
+@pytest.fixture
+def editor_port(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A free port in the place of the Editor's own."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    monkeypatch.setattr(UnityEnvironment, "DEFAULT_EDITOR_PORT", port)
+    return port
+
+
+@pytest.fixture
+def editor(editor_port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that calls on that port, as the Editor does when Play is pressed."""
+    command = [sys.executable, str(FAKE), "--mlagents-port", str(editor_port), "--quiet"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:  # noqa: S603  # ours
+        yield process
+        process.kill()
+
+
+def test_options_reach_every_environment(learn, fake, tmp_path):
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    engine = "--width 100 --height 50 --quality-level 3 --time-scale 7.5 --target-frame-rate 30 "
+    engine += "--capture-frame-rate 25 --no-graphics-monitor --num-areas 4 --num-envs 2"
+    env = fake("--record", str(seen))
+    assert learn("--env", env, *engine.split(), "--env-args", "--nan-at", "7") == 0
+    workers = {}
+    for path in seen.glob("*.args"):
+        arguments = path.read_text().split("\n")
+        log = Path(arguments[arguments.index("-logFile") + 1])
+        assert log.parent == tmp_path / "results/ppo/run_logs"
+        assert arguments[-2:] == ["--nan-at", "7"]
+        start = UnityRLInitializationInputProto.FromString(path.with_suffix(".start").read_bytes())
+        assert start.num_areas == 4
+        workers[log.name] = ("-nographics" in arguments, "-batchmode" in arguments, start.seed)
+        sent = wire.unpack(path.with_suffix(".channels").read_bytes())
+        assert [payload for name, payload in sent if name == wire.ENGINE_CONFIGURATION] == [
+            struct.pack("<iii", 0, 100, 50),
+            struct.pack("<ii", 1, 3),
+            struct.pack("<if", 2, 7.5),
+            struct.pack("<ii", 3, 30),
+            struct.pack("<ii", 4, 25),
+        ]
+    shown, hidden = workers["Player-0.log"], workers["Player-1.log"]
+    assert shown[:2] == (False, False)
+    assert hidden[:2] == (True, True)
+    assert hidden[2] == shown[2] + 1
+
+
+def test_no_graphics_is_told_to_the_first_environment_too(learn, fake, tmp_path):
+    env = fake("--record", str(tmp_path))
+    assert learn("--env", env, "--no-graphics") == 0
+    (arguments,) = (path.read_text().split("\n") for path in tmp_path.glob("*.args"))
+    assert "-nographics" in arguments
+    assert "-batchmode" in arguments
+
+
+def test_without_env_the_editor_is_trained_in(learn, editor_port, editor, caplog, capsys, tmp_path):
+    with caplog.at_level(logging.INFO):
+        assert learn("--base-port", "1") == 0
+    assert (
+        f"Listening on port {editor_port}. Start training by pressing the Play button in the "
+        "Unity Editor."
+    ) in caplog.text
+    assert "Connected to Unity environment with package version 3.0.0" in caplog.text
+    assert "Connected new brain: Echo?team=0" in caplog.text
+    assert "--base-port is ignored" in caplog.text
+    assert "Echo: 1" in capsys.readouterr().out  # steps
+    assert (tmp_path / "results/ppo/Echo.onnx").is_file()
+    assert editor.wait(10) == 0  # it was told that training is over
+
+
+def test_the_editors_port_is_5004():
+    assert UnityEnvironment.DEFAULT_EDITOR_PORT == 5004
+
+
+def test_a_taken_port_of_the_editor_is_one_line_with_the_remedy(
+    learn, editor_port, capsys, tmp_path
+):
+    with socket.create_server(("127.0.0.1", editor_port)):
+        assert learn() == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"(port {editor_port}) is still in use" in error
+    assert "end the other program that waits for it" in error
+    assert "--base-port" not in error
+    assert not (tmp_path / "results").exists()
+
+
+def test_debug_shows_what_the_environment_prints_and_how_it_was_started(learn, fake, capfd, caplog):
+    assert learn("--env", fake()) == 0
+    assert "fake environment starts" not in capfd.readouterr().err
+    with caplog.at_level(logging.DEBUG):
+        assert learn("--env", fake(), "--debug", "--run-id", "again") == 0
+    assert "fake environment starts" in capfd.readouterr().err
+    assert "--mlagents-port" in caplog.text
+
+
+def test_debug_in_the_file_does_the_same(learn, fake, capfd, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(path.read_text() + "debug: true\n")
+    assert learn("--env", fake()) == 0
+    assert "fake environment starts" in capfd.readouterr().err
+
+
+def test_a_run_begins_with_the_weights_of_another_and_records_what_was_asked(
+    learn, fake, caplog, tmp_path
+):
+    env = fake()
+    assert learn("--env", env, "--run-id", "old") == 0
+    with caplog.at_level(logging.INFO):
+        assert learn("--env", env, "--run-id", "new", "--initialize-from", "old") == 0
+    assert "Echo begins with the weights of results/old/Echo/checkpoint.pt" in caplog.text
+    written = yaml.safe_load((tmp_path / "results/new/configuration.yaml").read_text())
+    assert written["checkpoint_settings"]["initialize_from"] == "old"
+    assert written["behaviors"]["Echo"]["init_path"] is None
+
+
+def test_a_run_may_be_replaced_by_one_that_begins_with_its_weights(learn, fake, caplog):
+    assert learn("--env", fake()) == 0
+    with caplog.at_level(logging.INFO):
+        assert learn("--env", fake(), "--force", "--initialize-from", "ppo") == 0
+    assert "Echo begins with the weights of results/ppo.1/Echo/checkpoint.pt" in caplog.text
+
+
+def test_a_run_to_begin_with_that_is_not_there_leaves_nothing(learn, fake, capsys, tmp_path):
+    assert learn("--env", fake(), "--initialize-from", "old") == 2
+    assert "Could not initialize from results/old." in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+
+
+def test_several_runs_follow_each_other(learn, fake, capsys, tmp_path):
+    assert learn("--env", fake(), "--num-runs", "2", "--run-id", "x") == 0
+    told = capsys.readouterr().out
+    for number in (0, 1):
+        assert f"everything is in results/x-{number}" in told
+        written = yaml.safe_load((tmp_path / f"results/x-{number}/configuration.yaml").read_text())
+        assert written["env_settings"]["seed"] == 1 + number
+
+
+def test_timers_say_where_the_time_went(learn, fake, tmp_path):
+    assert learn("--env", fake()) == 0
+    tree = json.loads((tmp_path / "results/ppo/run_logs/timers.json").read_text())
+    seconds = json.loads((tmp_path / "results/ppo/run_logs/seconds.json").read_text())
+    learning = tree["children"]["TrainerController.start_learning"]
+    assert learning["total"] == seconds["total"]
+    assert learning["children"]["_update_policy"]["total"] == seconds["update"]
+    assert learning["children"]["_update_policy"]["count"] > 1
+    assert tree["total"] >= learning["total"]
+    assert tree["gauges"]["Echo.Environment.CumulativeReward.mean"]["count"] == 2
+    assert tree["metadata"]["timer_format_version"] == "0.1.0"
+    assert all(isinstance(value, str) for value in tree["metadata"].values())
+
+
+def test_timers_are_written_when_the_environment_dies(learn, fake, tmp_path):
+    assert learn("--env", fake("--mode", "die")) == 2
+    tree = json.loads((tmp_path / "results/ppo/run_logs/timers.json").read_text())
+    assert tree["children"]["TrainerController.start_learning"]["total"] > 0
+
+
+def test_inference_and_lesson_reach_the_trainer(learn, fake, monkeypatch, capsys):
+    from pipeline import trainer
+
+    def train(*arguments, inference, starting_lesson, exporter, **more):
+        raise KeyboardInterrupt(f"{inference} {starting_lesson} {exporter is not None}")
+
+    monkeypatch.setattr(trainer, "train", train)
+    assert learn("--env", fake(), "--lesson", "3", "--inference") == 130
+    assert "True 3 True" in capsys.readouterr().err
+    assert learn("--env", fake()) == 130
+    assert "False 0 True" in capsys.readouterr().err
+
+
+def test_tensorboard_has_the_settings_of_a_run(learn, fake, tmp_path):
+    assert learn("--env", fake()) == 0
+    (events,) = (tmp_path / "results/ppo/Echo").glob("events.out.tfevents.*")
+    content = events.read_bytes()
+    assert b"Hyperparameters" in content
+    assert b"batch_size:\t16" in content

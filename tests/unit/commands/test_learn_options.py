@@ -1,0 +1,367 @@
+"""Every option that `mlagents-learn` has or had is accepted, and lands in its setting."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import cli
+from pipeline.commands import learn_settings
+from pipeline.commands.learn_options import OPTIONS
+from pipeline.commands.learn_settings import Plan, plan_of
+from pipeline.errors import SettingsError
+
+CONFIG = """\
+default_settings: {trainer_type: ppo}
+behaviors:
+  Rover: {max_steps: 1000}
+  Drone: {max_steps: 2000}
+env_settings: {env_path: Game, num_envs: 4, seed: 7, base_port: 6000}
+engine_settings: {time_scale: 10, no_graphics: false}
+checkpoint_settings: {run_id: from-the-file}
+"""
+
+PRESENT: dict[str, tuple[list[str], str, Any]] = {
+    "--env": (["Other"], "env_settings.env_path", "Other"),
+    "--resume": ([], "checkpoint_settings.resume", True),
+    "--force": ([], "checkpoint_settings.force", True),
+    "--run-id": (["007"], "checkpoint_settings.run_id", "007"),
+    "--initialize-from": (["old"], "checkpoint_settings.initialize_from", "old"),
+    "--inference": ([], "checkpoint_settings.inference", True),
+    "--deterministic": ([], "behaviors.Rover.network_settings.deterministic", True),
+    "--seed": (["12"], "env_settings.seed", 12),
+    "--base-port": (["7000"], "env_settings.base_port", 7000),
+    "--num-envs": (["1"], "env_settings.num_envs", 1),
+    "--num-areas": (["3"], "env_settings.num_areas", 3),
+    "--env-args": (["--level", "7", "--seed"], "env_settings.env_args", ("--level", "7", "--seed")),
+    "--max-lifetime-restarts": (["-1"], "env_settings.max_lifetime_restarts", -1),
+    "--restarts-rate-limit-n": (["5"], "env_settings.restarts_rate_limit_n", 5),
+    "--restarts-rate-limit-period-s": (["9"], "env_settings.restarts_rate_limit_period_s", 9),
+    "--timeout-wait": (["30"], "env_settings.timeout_wait", 30),
+    "--results-dir": (["out"], "checkpoint_settings.results_dir", "out"),
+    "--debug": ([], "debug", True),
+    "--width": (["100"], "engine_settings.width", 100),
+    "--height": (["50"], "engine_settings.height", 50),
+    "--quality-level": (["0"], "engine_settings.quality_level", 0),
+    "--time-scale": (["1.5"], "engine_settings.time_scale", 1.5),
+    "--target-frame-rate": (["30"], "engine_settings.target_frame_rate", 30),
+    "--capture-frame-rate": (["0"], "engine_settings.capture_frame_rate", 0),
+    "--no-graphics": ([], "engine_settings.no_graphics", True),
+    "--no-graphics-monitor": ([], "engine_settings.no_graphics_monitor", True),
+    "--torch-device": (["cuda:0"], "torch_settings.device", "cuda:0"),
+}
+RETIRED: dict[str, tuple[list[str], str | None, Any]] = {
+    "--load": ([], "checkpoint_settings.resume", True),
+    "--train": ([], "checkpoint_settings.train_model", True),
+    "--torch": ([], None, None),
+    "--tensorflow": ([], None, None),
+    "--keep-checkpoints": (["9"], "behaviors.Drone.keep_checkpoints", 9),
+    "--save-freq": (["300"], "behaviors.Drone.checkpoint_interval", 300),
+    "--slow": ([], "engine_settings.time_scale", 1.0),
+    "--cpu": ([], "torch_settings.device", "cpu"),
+    "--multi-gpu": ([], None, None),
+    "--docker-target-name": (["vol"], "env_settings.env_path", "/vol/Game"),
+    "--lesson": (["2"], None, None),
+    "--num-runs": (["3"], None, None),
+    "--worker-id": (["2"], None, None),
+    "--curriculum": (["lessons.yaml"], None, None),
+    "--sampler": (["sampler.yaml"], None, None),
+}
+"""What each gets, the setting that it changes, and what that is then."""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    return cli._parser().parse_args(["learn", *arguments])
+
+
+def plan(*arguments: str | Path) -> Plan:
+    return plan_of(parsed(*map(str, arguments)))
+
+
+def at(value: Any, key: str) -> Any:
+    for part in key.split("."):
+        value = value[part] if isinstance(value, dict) else getattr(value, part)
+    return value
+
+
+def test_the_table_has_every_option_there_ever_was_and_no_other():
+    listed = {option.flag for option in OPTIONS}
+    assert listed | {"--debug"} == PRESENT.keys() | RETIRED.keys()
+    assert {option.flag for option in OPTIONS if option.note} == RETIRED.keys()
+
+
+@pytest.mark.parametrize("flag", PRESENT)
+def test_a_present_option_wins_over_the_file_without_a_word(flag, config, caplog):
+    values, key, expected = PRESENT[flag]
+    before = at(plan(config).settings, key)
+    caplog.clear()
+    after = at(plan(config, flag, *values).settings, key)
+    assert after == expected != before
+    assert not [r for r in caplog.records if "retired" in r.message]
+
+
+@pytest.mark.parametrize("flag", RETIRED)
+def test_a_retired_option_still_works_and_one_line_names_the_present_way(
+    flag, config, caplog, monkeypatch
+):
+    values, key, expected = RETIRED[flag]
+    real = learn_settings.load_run_settings
+
+    def load(path, *, curriculum=None, sampler=None, **more):
+        return real(config, **more)  # wherever --docker-target-name moves it
+
+    monkeypatch.setattr(learn_settings, "load_run_settings", load)
+    with caplog.at_level(logging.WARNING):
+        settings = plan(config, flag, *values).settings
+    notes = [r.message for r in caplog.records if "retired" in r.message]
+    assert len(notes) == 1
+    assert notes[0].startswith(f"{flag} is retired: ")
+    assert "\n" not in notes[0]
+    if key is not None:
+        assert at(settings, key) == expected
+
+
+@pytest.mark.parametrize("flag", ["--keep-checkpoints", "--save-freq", "--deterministic"])
+def test_settings_of_all_behaviors_reach_those_that_are_not_listed(flag, config):
+    key = {
+        "--keep-checkpoints": "keep_checkpoints",
+        "--save-freq": "checkpoint_interval",
+        "--deterministic": "network_settings.deterministic",
+    }[flag]
+    values = [] if flag == "--deterministic" else ["33"]
+    expected = 33 if values else True
+    settings = plan(config, flag, *values).settings
+    for name in ("Rover", "Drone", "Unlisted"):
+        assert at(settings.for_behavior(name), key) == expected
+    assert settings.for_behavior("Drone").max_steps == 2000
+    assert at(plan(flag, *values).settings.for_behavior("Any"), key) == expected
+
+
+def test_older_files_are_handed_on_under_the_docker_volume(config, monkeypatch):
+    seen: dict[str, Any] = {}
+    real = learn_settings.load_run_settings
+
+    def load(path, *, curriculum, sampler, **more):
+        seen.update(path=path, curriculum=curriculum, sampler=sampler)
+        return real(config, **more)
+
+    monkeypatch.setattr(learn_settings, "load_run_settings", load)
+    arguments = ["c.yaml", "--curriculum", "l.yaml", "--sampler", "/abs/s.yaml"]
+    settings = plan(*arguments, "--docker-target-name", "vol").settings
+    assert seen == {
+        "path": Path("/vol/c.yaml"),
+        "curriculum": Path("/vol/l.yaml"),
+        "sampler": Path("/abs/s.yaml"),
+    }
+    assert settings.checkpoint_settings.results_dir == "/vol/results"
+
+
+def test_curriculum_and_sampler_are_not_passed_unless_given(config, monkeypatch):
+    def load(path, *, overrides, overrides_from):
+        raise SettingsError("as expected")
+
+    monkeypatch.setattr(learn_settings, "load_run_settings", load)
+    with pytest.raises(SettingsError, match="as expected"):
+        plan(config)
+
+
+def test_without_a_configuration_every_behavior_gets_the_defaults():
+    settings = plan("--env", "Game").settings
+    assert not settings.behaviors
+    assert settings.for_behavior("Any").trainer_type == "ppo"
+
+
+def test_the_port_is_the_systems_choice_unless_somebody_chose_one(config, tmp_path):
+    assert plan(config).base_port == 6000
+    assert plan(config, "--base-port", "5005").base_port == 5005
+    assert plan(config, "--worker-id", "3").base_port == 6003
+    assert plan(config, "--base-port", "7000", "--worker-id", "3").base_port == 7003
+    assert plan("--env", "Game").base_port is None
+    assert plan("--env", "Game", "--worker-id", "0").base_port == 5005
+
+
+def test_the_editor_ignores_the_base_port(caplog):
+    assert plan("--base-port", "7000").base_port is None
+    assert "--base-port is ignored" in caplog.text
+
+
+def test_several_runs_have_names_and_seeds_of_their_own(config, tmp_path):
+    several = plan(config, "--num-runs", "3", "--results-dir", tmp_path, "--run-id", "x")
+    runs = [several.run(number) for number in range(several.n_runs)]
+    assert [one.checkpoint_settings.run_id for one in runs] == ["x-0", "x-1", "x-2"]
+    assert [one.env_settings.seed for one in runs] == [7, 8, 9]
+    drawn = plan(config, "--num-runs", "2", "--seed", "-1").run(1)
+    assert drawn.env_settings.seed == -1
+    only = plan(config, "--num-runs", "1", "--run-id", "x").run(0)
+    assert only.checkpoint_settings.run_id == "x"
+
+
+def test_several_runs_are_resumed_where_they_had_begun(config, tmp_path):
+    (tmp_path / "x-0").mkdir()
+    several = plan(
+        config, "--num-runs", "2", "--results-dir", tmp_path, "--run-id", "x", "--resume"
+    )
+    assert [several.run(k).checkpoint_settings.resume for k in range(2)] == [True, False]
+
+
+def test_the_starting_lesson_is_told_when_it_was_given(config):
+    assert plan(config, "--lesson", "2").starting_lesson == 2
+    assert plan(config).starting_lesson is None
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "resumes", "source"),
+    [
+        ("resume: true, initialize_from: a", [], True, None),
+        ("resume: true", ["--initialize-from", "b"], False, "b"),
+        ("initialize_from: a", ["--resume"], True, None),
+        ("initialize_from: a", ["--load"], True, None),
+        ("run_id: x", ["--resume", "--initialize-from", "b"], True, None),
+        ("load_model: true, initialize_from: a", [], True, None),
+    ],
+)
+def test_an_option_wins_over_the_file_and_resume_over_initialize_from(
+    tmp_path, caplog, file, options, resumes, source
+):
+    path = tmp_path / "config.yaml"
+    path.write_text(f"checkpoint_settings: {{{file}}}\n")
+    decided = plan(path, *options).settings.checkpoint_settings
+    assert (decided.resume, decided.initialize_from) == (resumes, source)
+    assert "Both cannot be done" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("file", "option", "expected"),
+    [
+        ("resume: true", "--force", (False, True)),
+        ("load_model: true", "--force", (False, True)),
+        ("force: true", "--resume", (True, False)),
+    ],
+)
+def test_resume_or_force_as_an_option_wins_over_the_file(tmp_path, file, option, expected):
+    path = tmp_path / "config.yaml"
+    path.write_text(f"checkpoint_settings: {{{file}}}\n")
+    decided = plan(path, option).settings.checkpoint_settings
+    assert (decided.resume, decided.force) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--num-envs", "0"], "--num-envs: must be at least 1, got 0"),
+        (["--num-envs", "many"], "--num-envs: needs a whole number, got 'many'"),
+        (["--num-envs", "1.5"], "--num-envs: needs a whole number, got 1.5"),
+        (["--time-scale", "nan"], "--time-scale: needs a number, got nan"),
+        (["--base-port", "70000"], "--base-port: must be at most 65535, got 70000"),
+        (["--base-port", "65534"], "--base-port: 4 environments from port 65534 on go beyond"),
+        (["--keep-checkpoints", "x"], "--keep-checkpoints: needs a whole number, got 'x'"),
+        (["--save-freq", "0"], "--save-freq: must be at least 1, got 0"),
+        (["--lesson", "-1"], "--lesson: must be at least 0, got -1"),
+        (["--num-runs", "0"], "--num-runs: must be at least 1, got 0"),
+        (["--worker-id", "x"], "--worker-id: needs a whole number, got 'x'"),
+        (["--resume", "--force"], "--resume and --force contradict each other"),
+        (["--load", "--force"], "--load and --force contradict each other"),
+        (["--inference", "--force"], "--inference and --force contradict each other"),
+        (["--cpu", "--torch-device", "cuda"], "--cpu and --torch-device cuda contradict"),
+        (["--slow", "--time-scale", "5"], "--slow and --time-scale 5 contradict each other"),
+    ],
+)
+def test_a_bad_option_is_named_as_it_was_typed(config, options, message):
+    with pytest.raises(SettingsError) as caught:
+        plan(config, *options)
+    assert str(caught.value).startswith(message)
+
+
+def test_several_environments_need_an_executable():
+    with pytest.raises(SettingsError, match=r"^--num-envs: num_envs must be 1 if env_path"):
+        plan("--num-envs", "2")
+    with pytest.raises(SettingsError, match=r"^--num-runs: 2 runs need an executable"):
+        plan("--num-runs", "2")
+
+
+def test_a_mistake_in_the_file_is_still_placed_there(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("env_settings:\n  num_envs: 0\n")
+    with pytest.raises(SettingsError, match=r"config\.yaml:2: env_settings\.num_envs: must be"):
+        plan(path, "--seed", "1")
+
+
+def test_keeping_no_checkpoints_contradicts_even_ones(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("behaviors: {A: {even_checkpoints: true}}\n")
+    with pytest.raises(SettingsError, match=r"^--keep-checkpoints: with even_checkpoints"):
+        plan(path, "--keep-checkpoints", "0")
+
+
+@pytest.mark.parametrize(
+    ("short", "dest"),
+    [("--w", "width"), ("--c", "capture_frame_rate"), ("--torch-d", "torch_device")],
+)
+def test_abbreviations_mean_present_options_first(short, dest):
+    assert vars(parsed(short, "5"))[dest] in (5, "5")
+    assert vars(parsed("--sl"))["slow"] is True
+
+
+def test_an_ambiguous_abbreviation_is_one_line(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parsed("--re")
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ambiguous option: --re could match")
+    assert error.count("\n") == 1
+
+
+def test_an_unknown_option_is_one_line(capsys):
+    with pytest.raises(SystemExit):
+        parsed("--run_id", "x")
+    error = capsys.readouterr().err
+    assert error.startswith("error: unrecognized arguments: --run_id")
+    assert error.count("\n") == 1
+
+
+def test_version_exits_at_once(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parsed("--version")
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("pipeline ")
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit):
+        parsed("--help")
+    text = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "wins over the configuration file",
+        "results/<run-id>/",
+        "pipeline learn config/ppo/3DBall.yaml",
+        "press Play in the Unity Editor",
+        "retired:",
+        *PRESENT,
+        *RETIRED,
+    ):
+        assert words in text
+
+
+def test_the_page_about_the_command_has_every_option():
+    text = (Path(__file__).parents[3] / "docs/learn.md").read_text()
+    assert [flag for flag in (*PRESENT, *RETIRED) if f"`{flag}" not in text] == []
+
+
+def test_inference_without_weights_is_warned_about(config, caplog):
+    plan(config, "--inference")
+    assert "The networks are untrained" in caplog.text
+    caplog.clear()
+    plan(config, "--inference", "--resume")
+    plan(config, "--inference", "--initialize-from", "old")
+    assert "untrained" not in caplog.text

@@ -1,0 +1,38 @@
+"""Files of older formats, written for one test each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline.settings import load_run_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pipeline.settings import RunSettings
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[..., Path]:
+    """Write a file, by default `old.yaml`."""
+
+    def write(text: str, name: str = "old.yaml") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def loaded(written: Callable[..., Path]) -> Callable[..., RunSettings]:
+    """The settings of a trainer configuration, perhaps with a curriculum and a sampler file."""
+
+    def load(text: str, **paths: Path) -> RunSettings:
+        return load_run_settings(written(text), **paths)
+
+    return load

@@ -1,0 +1,365 @@
+"""Flat files of 0.3 to 0.16: each section means what it meant to the program of its time."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from pipeline.errors import SettingsError
+from pipeline.settings import dump_yaml, parse_yaml, to_mapping
+from pipeline.settings.run_file import structure
+from pipeline.settings.schema import (
+    BehavioralCloningSettings,
+    CuriositySettings,
+    ExtrinsicSettings,
+    GAILSettings,
+    MemorySettings,
+    NetworkSettings,
+    PPOSettings,
+    SACSettings,
+    SelfPlaySettings,
+    TrainerSettings,
+)
+
+PPO = """\
+default:
+  trainer: ppo
+  batch_size: 1000
+  beta: 4.0e-3
+  buffer_size: 10000
+  epsilon: 0.3
+  hidden_units: 100
+  lambd: 0.9
+  learning_rate: 2.0e-4
+  learning_rate_schedule: linear
+  max_steps: 5.0e4
+  memory_size: 256
+  normalize: true
+  num_epoch: 4
+  num_layers: 3
+  time_horizon: 60
+  sequence_length: 32
+  summary_freq: 1000
+  use_recurrent: false
+  vis_encode_type: resnet
+  reward_signals:
+    extrinsic:
+      strength: 2.0
+      gamma: 0.98
+"""
+SAC = """\
+Agent:
+  trainer: sac
+  batch_size: 100
+  buffer_size: 5000
+  buffer_init_steps: 10
+  hidden_units: 64
+  init_entcoef: 0.5
+  learning_rate: 1.0e-3
+  max_steps: 5e3
+  normalize: false
+  num_layers: 1
+  time_horizon: 32
+  summary_freq: 500
+  tau: 0.01
+  use_recurrent: no
+"""
+EARLY = """\
+Brain:
+  trainer: ppo
+  batch_size: 64
+  beta: 1.0e-2
+  buffer_size: 640
+  epsilon: 0.2
+  gamma: 0.97
+  hidden_units: 32
+  lambd: 0.95
+  learning_rate: 3.0e-4
+  max_steps: 5.0e4
+  normalize: false
+  num_epoch: 3
+  num_layers: 2
+  time_horizon: 64
+  summary_freq: 1000
+  use_recurrent: false
+"""
+
+
+def warnings(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_every_value_of_the_default_section_arrives(loaded, caplog):
+    expected = TrainerSettings(
+        trainer_type="ppo",
+        hyperparameters=PPOSettings(
+            batch_size=1000,
+            beta=4e-3,
+            buffer_size=10000,
+            epsilon=0.3,
+            lambd=0.9,
+            learning_rate=2e-4,
+            num_epoch=4,
+        ),
+        network_settings=NetworkSettings(
+            hidden_units=100, normalize=True, num_layers=3, vis_encode_type="resnet"
+        ),
+        max_steps=50000,
+        time_horizon=60,
+        summary_freq=1000,
+        reward_signals={"extrinsic": ExtrinsicSettings(strength=2.0, gamma=0.98)},
+    )
+    settings = loaded(PPO)
+    assert settings.default_settings == expected
+    assert settings.for_behavior("NeverListed") == expected
+    assert warnings(caplog) == []
+
+
+def test_the_age_of_a_file_is_told_in_one_line(loaded, caplog):
+    caplog.set_level(logging.INFO)
+    loaded(PPO)
+    assert len(caplog.messages) == 1
+    assert "old.yaml: the format is that of ML-Agents 0.3 to 0.16" in caplog.messages[0]
+    assert "`pipeline config upgrade`" in caplog.messages[0]
+
+
+def test_a_section_takes_what_it_does_not_say_from_the_default_section(loaded):
+    behavior = loaded(PPO + "Agent: {batch_size: 20, hidden_units: 7}\n").behaviors["Agent"]
+    default = loaded(PPO).default_settings
+    assert behavior.hyperparameters.batch_size == 20
+    assert behavior.hyperparameters.beta == default.hyperparameters.beta
+    assert behavior.network_settings == NetworkSettings(
+        hidden_units=7, normalize=True, num_layers=3, vis_encode_type="resnet"
+    )
+    assert behavior.reward_signals == default.reward_signals
+    assert behavior.max_steps == 50000
+
+
+def test_reward_signals_of_a_section_replace_those_of_the_default_section(loaded):
+    text = PPO + "Agent:\n  reward_signals:\n    curiosity: {strength: 0.1, encoding_size: 16}\n"
+    expected = {
+        "curiosity": CuriositySettings(
+            strength=0.1, network_settings=NetworkSettings(hidden_units=16)
+        )
+    }
+    settings = loaded(text)
+    assert settings.behaviors["Agent"].reward_signals == expected
+    again = structure(parse_yaml(dump_yaml(to_mapping(settings)), source="again"))
+    assert again == settings
+
+
+def test_a_replaced_signal_does_not_keep_the_default_sections_numbers(loaded):
+    text = PPO + "Agent:\n  reward_signals:\n    extrinsic: {gamma: 0.5}\n"
+    signals = loaded(text).behaviors["Agent"].reward_signals
+    assert signals == {"extrinsic": ExtrinsicSettings(strength=1.0, gamma=0.5)}
+
+
+def test_cloning_of_a_section_replaces_that_of_the_default_section(loaded):
+    default = PPO + "  behavioral_cloning: {demo_path: a.demo, strength: 0.5, batch_size: 32}\n"
+    text = default + "Agent:\n  behavioral_cloning: {demo_path: b.demo}\n"
+    expected = BehavioralCloningSettings(demo_path="b.demo")
+    assert loaded(text).behaviors["Agent"].behavioral_cloning == expected
+
+
+def test_recurrence_is_turned_on_and_off_by_section(loaded):
+    on = PPO.replace("use_recurrent: false", "use_recurrent: true")
+    memory = MemorySettings(sequence_length=32, memory_size=256)
+    settings = loaded(on + "Plain: {use_recurrent: false}\nSmall: {memory_size: 16}\n")
+    assert settings.default_settings.network_settings.memory == memory
+    assert settings.behaviors["Plain"].network_settings.memory is None
+    assert settings.behaviors["Small"].network_settings.memory == MemorySettings(
+        sequence_length=32, memory_size=16
+    )
+    settings = loaded(PPO + "Wise: {use_recurrent: true}\n")
+    assert settings.behaviors["Wise"].network_settings.memory == memory
+    assert settings.default_settings.network_settings.memory is None
+
+
+def test_a_name_stands_for_another_section(loaded):
+    text = PPO + "A: B\nB: C\nC: {batch_size: 20}\nD: default\n"
+    settings = loaded(text)
+    assert settings.behaviors["A"] == settings.behaviors["C"]
+    assert settings.behaviors["B"].hyperparameters.batch_size == 20
+    assert settings.behaviors["D"] == settings.default_settings
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("A: B\nB: A\n", "A -> B -> A goes in a circle"),
+        ("A: Bee\nBees: {batch_size: 1}\n", "no section 'Bee'; did you mean 'Bees'?"),
+        ("A: 5\n", "needs a map of settings, or the name of another section, got 5"),
+    ],
+)
+def test_a_name_that_stands_for_nothing_is_refused(loaded, text, message):
+    with pytest.raises(SettingsError) as caught:
+        loaded(PPO + text)
+    assert message in str(caught.value)
+
+
+def test_a_sac_section_under_ppo_defaults_takes_the_keys_that_sac_has(loaded, caplog):
+    settings = loaded(
+        PPO + "Agent: {trainer: sac, tau: 0.02, buffer_init_steps: 5, init_entcoef: 1}\n"
+    )
+    assert settings.behaviors["Agent"].hyperparameters == SACSettings(
+        batch_size=1000,
+        buffer_size=10000,
+        learning_rate=2e-4,
+        learning_rate_schedule="linear",
+        tau=0.02,
+        buffer_init_steps=5,
+    )
+    assert warnings(caplog) == []
+
+
+def test_updates_of_sac_are_counted_in_steps(loaded, caplog):
+    text = SAC + "  num_update: 4\n  train_interval: 2\n"
+    text += "  reward_signals: {extrinsic: {gamma: 0.9}, reward_signal_num_update: 8}\n"
+    hyperparameters = loaded(text).behaviors["Agent"].hyperparameters
+    assert hyperparameters.steps_per_update == 0.5
+    assert hyperparameters.reward_signal_steps_per_update == 0.25
+    assert any("multiply it by the number of agents" in line for line in warnings(caplog))
+
+
+def test_sac_of_0_16_says_steps_itself(loaded, caplog):
+    text = SAC + "  steps_per_update: 10\n  num_update: 3\n"
+    text += "  reward_signals: {extrinsic: {}, reward_signal_steps_per_update: 5}\n"
+    hyperparameters = loaded(text).behaviors["Agent"].hyperparameters
+    assert hyperparameters.steps_per_update == 10
+    assert hyperparameters.reward_signal_steps_per_update == 5
+    assert warnings(caplog) == []
+    alone = loaded(SAC + "  steps_per_update: 10\n").behaviors["Agent"].hyperparameters
+    assert alone.reward_signal_steps_per_update == 10
+
+
+def test_gamma_of_the_first_versions_is_that_of_the_extrinsic_reward(loaded):
+    signals = loaded(EARLY).behaviors["Brain"].reward_signals
+    assert signals == {"extrinsic": ExtrinsicSettings(gamma=0.97)}
+
+
+def test_curiosity_of_the_first_versions_is_a_reward_signal(loaded):
+    more = "  use_curiosity: true\n  curiosity_strength: 0.01\n  curiosity_enc_size: 48\n"
+    assert loaded(EARLY + more).behaviors["Brain"].reward_signals == {
+        "extrinsic": ExtrinsicSettings(gamma=0.97),
+        "curiosity": CuriositySettings(
+            strength=0.01, gamma=0.97, network_settings=NetworkSettings(hidden_units=48)
+        ),
+    }
+    off = loaded(EARLY + more.replace("true", "false")).behaviors["Brain"]
+    assert list(off.reward_signals) == ["extrinsic"]
+    bare = loaded(EARLY.replace("  gamma: 0.97\n", "") + "  use_curiosity: on\n").behaviors["Brain"]
+    assert bare.reward_signals == {
+        "extrinsic": ExtrinsicSettings(),
+        "curiosity": CuriositySettings(),
+    }
+
+
+def test_gail_without_an_encoding_size_is_as_wide_as_it_was(loaded):
+    signals = "  reward_signals: {extrinsic: {}, gail: {demo_path: a.demo, use_vail: yes}}\n"
+    gail = loaded(SAC + signals).behaviors["Agent"].reward_signals["gail"]
+    assert gail == GAILSettings(
+        demo_path="a.demo", use_vail=True, network_settings=NetworkSettings(hidden_units=64)
+    )
+
+
+def test_beta_and_epsilon_fall_when_the_learning_rate_does_not(loaded):
+    text = PPO.replace("learning_rate_schedule: linear", "learning_rate_schedule: constant")
+    hyperparameters = loaded(text).default_settings.hyperparameters
+    assert hyperparameters.learning_rate_schedule == "constant"
+    assert hyperparameters.beta_schedule == "linear"
+    assert hyperparameters.epsilon_schedule == "linear"
+
+
+def test_pretraining_is_behavioral_cloning(loaded):
+    more = "  pretraining: {demo_path: a.demo, strength: 0.5, steps: 100}\n"
+    expected = BehavioralCloningSettings(demo_path="a.demo", strength=0.5, steps=100)
+    assert loaded(SAC + more).behaviors["Agent"].behavioral_cloning == expected
+
+
+def test_self_play_has_the_names_and_the_default_of_its_time(loaded):
+    more = "  self_play: {window: 5, play_against_current_self_ratio: 0.25, save_steps: 1000}\n"
+    expected = SelfPlaySettings(
+        window=5,
+        play_against_latest_model_ratio=0.25,
+        save_steps=1000,
+        team_change=5000,
+        swap_steps=20000,
+    )
+    assert loaded(SAC + more).behaviors["Agent"].self_play == expected
+
+
+def test_an_unknown_key_is_named_with_its_line_and_the_nearest_known_one(loaded, caplog):
+    loaded(PPO + "Agent:\n  bufer_size: 5\n")
+    (line,) = warnings(caplog)
+    assert "old.yaml:26: Agent.bufer_size: unknown key 'bufer_size' is ignored, as it was" in line
+    assert "did you mean 'buffer_size'?" in line
+
+
+def test_missing_required_keys_are_named_and_have_todays_defaults(loaded, caplog):
+    settings = loaded("Agent: {trainer: ppo, batch_size: 20, hidden_units: 7, max_steps: 5}\n")
+    assert settings.behaviors["Agent"].hyperparameters == PPOSettings(batch_size=20)
+    (line,) = warnings(caplog)
+    assert "keys that the ppo trainer needed are missing: buffer_size, learning_rate" in line
+
+
+def test_a_section_without_a_trainer_is_refused(loaded):
+    with pytest.raises(SettingsError, match=r"old.yaml:1: A: the 'trainer' key must be set here"):
+        loaded("A: {batch_size: 20, hidden_units: 7}\n")
+
+
+def test_an_unknown_trainer_is_refused(loaded):
+    with pytest.raises(SettingsError, match=r"old.yaml:1: A.trainer: 'poo' is not allowed"):
+        loaded("A: {trainer: poo}\n")
+
+
+def test_a_value_that_is_not_allowed_is_placed_in_the_old_file(loaded):
+    with pytest.raises(SettingsError) as caught:
+        loaded(PPO + "Agent:\n  batch_size: 20\n  time_horizon: often\n")
+    expected = "old.yaml:27: behaviors.Agent.time_horizon: needs a whole number, got 'often'"
+    assert expected in str(caught.value)
+
+
+def test_a_sequence_longer_than_a_batch_is_refused_with_recurrence(loaded):
+    with pytest.raises(SettingsError, match=r"old.yaml:17: .*less than or equal to batch_size"):
+        loaded(PPO + "Agent: {use_recurrent: true, batch_size: 20}\n")
+
+
+def test_an_override_reaches_behaviors_of_a_flat_file(written):
+    from pipeline.settings import load_run_settings
+
+    path = written(PPO + "Agent: {batch_size: 20}\n")
+    overrides = {"behaviors.Agent.max_steps": 7, "default_settings.time_horizon": 9}
+    settings = load_run_settings(path, overrides=overrides)
+    assert settings.behaviors["Agent"].max_steps == 7
+    assert settings.behaviors["Agent"].time_horizon == 9
+    with pytest.raises(SettingsError, match="has no behavior 'Agemt'"):
+        load_run_settings(path, overrides={"behaviors.Agemt.max_steps": 7})
+
+
+def test_flat_sections_below_behaviors_are_read_too(loaded, caplog):
+    inner = "".join(f"  {line}\n" for line in (PPO + "Agent: {batch_size: 20}").splitlines())
+    caplog.set_level(logging.INFO)
+    settings = loaded("behaviors:\n" + inner + "env_settings: {seed: 3}\n")
+    assert "ML-Agents 0.16 to 0.17" in caplog.messages[0]
+    assert settings.env_settings.seed == 3
+    flat = loaded(PPO + "Agent: {batch_size: 20}\n")
+    assert settings.default_settings == flat.default_settings
+    assert settings.behaviors == flat.behaviors
+
+
+def test_a_present_behavior_among_flat_ones_stays_as_it_is(loaded):
+    text = (
+        "behaviors:\n  Old: {trainer: ppo, batch_size: 20}\n"
+        "  New: {trainer_type: sac, hyperparameters: {tau: 0.5}}\n"
+    )
+    settings = loaded(text)
+    assert settings.behaviors["Old"].hyperparameters.batch_size == 20
+    assert settings.behaviors["New"].hyperparameters == SACSettings(tau=0.5)
+
+
+def test_a_slip_in_a_present_file_is_not_taken_for_an_old_format(loaded):
+    with pytest.raises(SettingsError, match="did you mean 'trainer_type'"):
+        loaded("behaviors: {A: {trainer: ppo, network_settings: {num_layers: 1}}}\n")
+    with pytest.raises(SettingsError, match="it belongs under 'hyperparameters'"):
+        loaded("behaviors: {A: {batch_size: 5}}\n")

@@ -1,0 +1,80 @@
+"""Trainers that only imitated: with a demonstration they are cloning, without one no more."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from pipeline.errors import SettingsError
+from pipeline.settings.schema import BehavioralCloningSettings, PPOSettings
+
+PPO = """\
+default:
+  trainer: ppo
+  batch_size: 1024
+  beta: 5.0e-3
+  buffer_size: 10240
+  epsilon: 0.2
+  hidden_units: 128
+  lambd: 0.95
+  learning_rate: 3.0e-4
+  max_steps: 5.0e4
+  normalize: false
+  num_epoch: 3
+  num_layers: 2
+  time_horizon: 64
+  summary_freq: 1000
+  use_recurrent: false
+"""
+
+
+def warnings(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("trainer", ["offline_bc", "online_bc", "imitation"])
+def test_a_trainer_that_imitated_becomes_ppo_with_cloning(loaded, caplog, trainer):
+    text = (
+        f"Student:\n  trainer: {trainer}\n  batch_size: 48\n  batches_per_epoch: 5\n"
+        "  demo_path: a.demo\n  hidden_units: 96\n  learning_rate: 1.0e-3\n  max_steps: 5e4\n"
+        "  brain_to_imitate: Teacher\n"
+    )
+    student = loaded(text).behaviors["Student"]
+    assert student.trainer_type == "ppo"
+    assert student.behavioral_cloning == BehavioralCloningSettings(
+        demo_path="a.demo", batch_size=48
+    )
+    assert student.hyperparameters == PPOSettings(learning_rate=1e-3)
+    assert student.network_settings.hidden_units == 96
+    assert any("the environment's reward as well" in line for line in warnings(caplog))
+
+
+IMITATION = "Student:\n  trainer: online_bc\n  brain_to_imitate: Teacher\n  batch_size: 16\n"
+
+
+def test_a_section_without_a_demonstration_does_not_keep_the_others_from_training(loaded, caplog):
+    settings = loaded(PPO + IMITATION + "Agent: {batch_size: 20}\n")
+    assert list(settings.behaviors) == ["Agent"]
+    (line,) = warnings(caplog)
+    assert "old.yaml:18: Student.trainer: the trainer 'online_bc' is no more" in line
+    with pytest.raises(SettingsError, match=r"old.yaml:18: Student.trainer: .*Record one"):
+        settings.for_behavior("Student?team=0")
+    assert settings.for_behavior("Other") == settings.default_settings
+
+
+def test_a_file_of_nothing_but_imitation_without_a_demonstration_is_refused(loaded):
+    with pytest.raises(SettingsError) as caught:
+        loaded(IMITATION)
+    assert "old.yaml:2: Student.trainer: the trainer 'online_bc' is no more" in str(caught.value)
+    assert "behavioral_cloning: {demo_path: ...}; or remove this section." in str(caught.value)
+
+
+def test_an_imitating_default_section_serves_the_sections_with_a_demonstration(loaded, caplog):
+    text = "default: {trainer: offline_bc, hidden_units: 96}\nA: {demo_path: a.demo}\n"
+    settings = loaded(text)
+    assert settings.default_settings is None
+    assert settings.behaviors["A"].network_settings.hidden_units == 96
+    assert any(
+        "behaviors that are not listed cannot be trained" in line for line in warnings(caplog)
+    )

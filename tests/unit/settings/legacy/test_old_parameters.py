@@ -1,0 +1,236 @@
+"""Curricula and samplers that stood in files, folders or sections of their own."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from pipeline.errors import SettingsError
+from pipeline.settings import load_run_settings
+from pipeline.settings.schema import (
+    CompletionCriteria,
+    ConstantSampler,
+    EnvironmentParameter,
+    GaussianSampler,
+    Lesson,
+    MultiRangeUniformSampler,
+    UniformSampler,
+)
+
+TRAINER = "behaviors: {Walker: {}, Jumper: {}}\n"
+CURRICULUM = {
+    "measure": "progress",
+    "thresholds": [0.1, 0.3],
+    "min_lesson_length": 100,
+    "signal_smoothing": True,
+    "parameters": {"height": [0.0, 4.0, 6.0], "gap": [1, 2, 3]},
+}
+
+
+def lessons(values: list[float], behavior: str = "Walker", **changed: object) -> object:
+    fields = {"min_lesson_length": 100, "signal_smoothing": True, **changed}
+    made = [
+        Lesson(
+            name=f"Lesson{index}",
+            value=ConstantSampler(value=value),
+            completion_criteria=CompletionCriteria(
+                measure="progress",
+                behavior=behavior,
+                threshold=CURRICULUM["thresholds"][index],
+                require_reset=True,
+                **fields,
+            )
+            if index < 2
+            else None,
+        )
+        for index, value in enumerate(values)
+    ]
+    return EnvironmentParameter(curriculum=tuple(made))
+
+
+EXPECTED = {"height": lessons([0.0, 4.0, 6.0]), "gap": lessons([1.0, 2.0, 3.0])}
+
+
+@pytest.fixture
+def single(written):
+    return written(json.dumps(CURRICULUM, indent="\t"), "Walker.json")
+
+
+def test_a_json_file_with_tabs_is_the_curriculum_of_the_behavior_it_is_named_after(loaded, single):
+    assert loaded(TRAINER, curriculum=single).environment_parameters == EXPECTED
+
+
+def test_a_folder_holds_a_file_for_each_behavior(loaded, written):
+    written(json.dumps(CURRICULUM), "all/Walker.json")
+    second = CURRICULUM | {"parameters": {"speed": [1, 2, 3]}}
+    folder = written(json.dumps(second), "all/Jumper.json").parent
+    written("", "all/Jumper.json.meta")
+    written("", "all/.hidden")
+    parameters = loaded(TRAINER, curriculum=folder).environment_parameters
+    assert parameters == EXPECTED | {"speed": lessons([1.0, 2.0, 3.0], "Jumper")}
+
+
+def test_a_yaml_file_is_keyed_by_behavior(loaded, written):
+    path = written(json.dumps({"Walker": CURRICULUM}), "walk.yaml")
+    assert loaded(TRAINER, curriculum=path).environment_parameters == EXPECTED
+
+
+def test_a_section_of_0_17_is_read_like_the_file(loaded, caplog):
+    caplog.set_level(logging.INFO)
+    text = TRAINER + "curriculum: " + json.dumps({"Walker": CURRICULUM}) + "\n"
+    assert loaded(text).environment_parameters == EXPECTED
+    assert "the format is that of ML-Agents 0.17" in caplog.messages[0]
+
+
+def test_a_curriculum_inside_of_a_flat_behavior_is_that_behaviors(loaded):
+    text = "behaviors: {Walker: {trainer: ppo, curriculum: " + json.dumps(CURRICULUM) + "}}\n"
+    assert loaded(text).environment_parameters == EXPECTED
+
+
+def test_a_curriculum_of_the_whole_environment_belongs_to_the_only_behavior(loaded, written):
+    path = written(json.dumps(CURRICULUM), "lesson-plan.json")
+    parameters = loaded("behaviors: {Walker: {}}\n", curriculum=path).environment_parameters
+    assert parameters == EXPECTED
+    with pytest.raises(SettingsError, match=r"after it: Walker.json or Jumper.json"):
+        loaded(TRAINER, curriculum=path)
+
+
+def test_missing_fields_have_the_values_of_their_time(loaded, written):
+    short = {key: CURRICULUM[key] for key in ("measure", "thresholds", "parameters")}
+    path = written(json.dumps(short), "Walker.json")
+    height = loaded(TRAINER, curriculum=path).environment_parameters["height"]
+    assert height == lessons([0.0, 4.0, 6.0], min_lesson_length=1, signal_smoothing=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"measure": "luck"}, ":2: Walker.measure: 'luck' is not allowed"),
+        ({"thresholds": 0.5}, ":3: Walker.thresholds: needs a list of numbers, got 0.5"),
+        ({"thresholds": [0.1]}, "height: needs 2 values, one more than there are thresholds"),
+        ({"thresholds": [0.1, "high"]}, "Walker.thresholds[1]: needs a number, got 'high'"),
+        ({"thresholds": [0.1, 3]}, "threshold: must be in [0, 1] for the measure progress"),
+        ({"min_lesson_length": -1}, "min_lesson_length: must be at least 0, got -1"),
+        ({"signal_smoothing": "maybe"}, "signal_smoothing: needs true or false, got 'maybe'"),
+        ({"parameters": [1, 2]}, "Walker.parameters: needs a map of keys to values"),
+        ({"parameters": {"p": [1, "a", 2]}}, "Walker.parameters.p[1]: needs a number, got 'a'"),
+    ],
+)
+def test_a_mistake_in_a_curriculum_is_placed(loaded, written, change, message):
+    path = written(json.dumps(CURRICULUM | change, indent=1), "Walker.json")
+    with pytest.raises(SettingsError) as caught:
+        loaded(TRAINER, curriculum=path)
+    assert str(caught.value).startswith(f"{path}:")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["measure", "thresholds", "parameters"])
+def test_a_missing_field_is_named_with_what_stands_there_instead(loaded, written, field):
+    broken = {key + "x" * (key == field): value for key, value in CURRICULUM.items()}
+    path = written(json.dumps(broken), "Walker.json")
+    with pytest.raises(SettingsError) as caught:
+        loaded(TRAINER, curriculum=path)
+    assert f"needs the key {field!r} (there is '{field}x')" in str(caught.value)
+
+
+def test_broken_json_is_placed(loaded, written):
+    path = written('{\n "measure": "reward",\n}', "Walker.json")
+    with pytest.raises(SettingsError) as caught:
+        loaded(TRAINER, curriculum=path)
+    assert str(caught.value).startswith(f"{path}:3: cannot be read as JSON: ")
+    twice = written('{\n "measure": "reward",\n "measure": "progress"}', "Walker.json")
+    with pytest.raises(SettingsError, match=r":3: .*'measure' is written twice, first in line 2"):
+        loaded(TRAINER, curriculum=twice)
+    with pytest.raises(SettingsError, match="NaN is not a number"):
+        loaded(TRAINER, curriculum=written('{"measure": NaN}', "Walker.json"))
+
+
+def test_a_folder_with_something_else_or_nothing_is_refused(loaded, written, tmp_path):
+    folder = written("x", "some/notes.txt").parent
+    with pytest.raises(SettingsError, match=r"notes.txt: a folder of curricula holds only"):
+        loaded(TRAINER, curriculum=folder)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(SettingsError, match=r"holds no <Behavior>.json file"):
+        loaded(TRAINER, curriculum=tmp_path / "none")
+
+
+SAMPLERS = """\
+resampling-interval: 5000
+mass: {sampler-type: "uniform", min_value: 0.5, max_value: 10}
+gravity: {sampler-type: "multirange_uniform", intervals: [[7, 10], [15, 20]]}
+scale: {sampler-type: "gaussian", mean: 2, st_dev: 0.3}
+"""
+DRAWN = {
+    "mass": UniformSampler(min_value=0.5, max_value=10.0),
+    "gravity": MultiRangeUniformSampler(intervals=((7.0, 10.0), (15.0, 20.0))),
+    "scale": GaussianSampler(mean=2.0, st_dev=0.3),
+}
+
+
+def drawn(settings) -> dict[str, object]:
+    return {
+        name: item.curriculum[0].value for name, item in settings.environment_parameters.items()
+    }
+
+
+def test_a_sampler_file_becomes_environment_parameters(loaded, written):
+    assert drawn(loaded(TRAINER, sampler=written(SAMPLERS, "s.yaml"))) == DRAWN
+
+
+def test_parameter_randomization_of_0_17_is_read_like_the_file(loaded):
+    inner = "".join(f"  {line}\n" for line in SAMPLERS.splitlines())
+    assert drawn(loaded(TRAINER + "parameter_randomization:\n" + inner)) == DRAWN
+    later = "  mass: {sampler_type: uniform, sampler_parameters: {min_value: 0.5, max_value: 10}}\n"
+    settings = loaded(TRAINER + "parameter_randomization:\n" + later)
+    assert drawn(settings) == {"mass": DRAWN["mass"]}
+
+
+def test_a_sampler_wins_over_a_curriculum_and_both_over_the_file(loaded, written, caplog, single):
+    text = TRAINER + "environment_parameters: {height: 1.0, gap: 2.0, mass: 3.0, other: 4.0}\n"
+    path = written("height: {sampler-type: uniform, min_value: 5, max_value: 6}\n", "s.yaml")
+    parameters = loaded(text, curriculum=single, sampler=path).environment_parameters
+    assert parameters["gap"] == EXPECTED["gap"]
+    assert parameters["height"].curriculum[0].value == UniformSampler(min_value=5.0, max_value=6.0)
+    assert parameters["mass"].curriculum[0].value == ConstantSampler(value=3.0)
+    assert list(parameters) == ["height", "gap", "mass", "other"]
+    assert len(caplog.messages) == 3
+    assert all("is also defined in" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("5000", "0", ":1: resampling-interval: must be at least 1, got 0"),
+        ("5000", "often", ":1: resampling-interval: needs a whole number, got 'often'"),
+        ('"uniform"', '"normal"', ":2: mass.sampler-type: 'normal' is not allowed"),
+        ('sampler-type: "uniform", ', "", ":2: mass: does not contain sampler-type"),
+        (", max_value: 10", "", ":2: mass: the sampler uniform needs the key 'max_value'"),
+        ("max_value", "max", ":2: mass: unknown key 'max' (value 10); did you mean 'max_value'?"),
+        ("10}", "0.1}", "mass.sampler_parameters.min_value: must not exceed max_value (0.1)"),
+        ("[7, 10]", "[7]", "intervals[0]: needs 2 values, got 1"),
+        ("mean: 2", "mean: high", "scale.sampler_parameters.mean: needs a number, got 'high'"),
+    ],
+)
+def test_a_mistake_in_a_sampler_file_is_placed(loaded, written, old, new, message):
+    assert old in SAMPLERS
+    path = written(SAMPLERS.replace(old, new, 1), "s.yaml")
+    with pytest.raises(SettingsError) as caught:
+        loaded(TRAINER, sampler=path)
+    assert str(caught.value).startswith(f"{path}:")
+    assert message in str(caught.value)
+
+
+def test_a_file_of_another_kind_is_sent_to_its_own_option(loaded, written, single):
+    samplers = written(SAMPLERS, "s.yaml")
+    with pytest.raises(SettingsError, match="a sampler file, and not a curriculum file"):
+        loaded(TRAINER, curriculum=samplers)
+    with pytest.raises(SettingsError, match="a curriculum, and not a sampler file"):
+        loaded(TRAINER, sampler=single)
+    with pytest.raises(SettingsError, match="a trainer configuration, and not a sampler file"):
+        loaded(TRAINER, sampler=written(TRAINER, "t.yaml"))
+    with pytest.raises(SettingsError, match="this is a sampler file, and not a trainer"):
+        load_run_settings(samplers)
+    with pytest.raises(SettingsError, match="give it as --curriculum"):
+        load_run_settings(single)

@@ -1,0 +1,189 @@
+"""Environments of others as executables, over the wire: what they send is what they are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.envs.unity import UnityEnvironment
+from pipeline.errors import SettingsError, StageError
+from pipeline.simulators import registry
+from pipeline.simulators.pack import pack
+
+pytestmark = pytest.mark.slow
+
+CARTPOLE = ("gymnasium", {"id": "CartPole-v1", "n_agents": 3})
+TICTACTOE = (
+    "pettingzoo",
+    {"id": "pettingzoo.classic.tictactoe_v3", "n_agents": 2, "teams": "index"},
+)
+TAG = ("pettingzoo", {"id": "mpe2.simple_tag_v3", "n_agents": 2})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """Unpack into a folder of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIPELINE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    made = {}
+
+    def build(name, options):
+        key = options["id"]
+        if key not in made:
+            made[key] = pack(name, tmp_path_factory.mktemp("built") / "environment", **options)
+        return made[key]
+
+    return build
+
+
+@pytest.mark.parametrize("wanted", [CARTPOLE, TICTACTOE, TAG], ids=lambda w: w[1]["id"])
+def test_an_executable_sends_what_the_environment_does_here(built, wanted):
+    name, options = wanted
+    here = InProcessEnvironment(registry.make(name, seed=11, **options))
+    rng = np.random.default_rng(2)
+    n_ended = 0
+    with UnityEnvironment(built(*wanted), seed=11, no_graphics=True) as there:
+        for env in (here, there):
+            env.reset()
+        for _ in range(150):
+            assert sorted(there.behavior_specs) == sorted(here.behavior_specs)
+            for behavior, spec in here.behavior_specs.items():
+                assert there.behavior_specs[behavior].action_spec == spec.action_spec
+                for one, other in zip(
+                    here.get_steps(behavior), there.get_steps(behavior), strict=True
+                ):
+                    assert one.agent_id.tolist() == other.agent_id.tolist()
+                    assert np.array_equal(one.reward, other.reward)
+                    for x, y in zip(one.obs, other.obs, strict=True):
+                        assert np.array_equal(x, y)
+                decisions, terminals = here.get_steps(behavior)
+                n_ended += len(terminals)
+                masks = there.get_steps(behavior)[0].action_mask
+                if decisions.action_mask is None:  # the wire's reader then allows everything
+                    assert not any(mask.any() for mask in masks or ())
+                else:
+                    for mine, theirs in zip(decisions.action_mask, masks or (), strict=True):
+                        assert np.array_equal(mine, theirs)
+                action = spec.action_spec.random_action(len(decisions), rng)
+                for env in (here, there):
+                    env.set_actions(behavior, action)
+            for env in (here, there):
+                env.step()
+    here.close()
+    assert n_ended > 5
+
+
+def test_two_builds_are_the_same_bytes_and_hold_no_path_of_the_machine(built, tmp_path):
+    first = built(*CARTPOLE)
+    again = pack("gymnasium", tmp_path / "again", **CARTPOLE[1])
+    assert again.read_bytes() == first.read_bytes()
+    other = pack("gymnasium", tmp_path / "other", id="CartPole-v1", n_agents=4)
+    assert other.read_bytes() != first.read_bytes()
+    with zipfile.ZipFile(first) as archive:
+        names = archive.namelist()
+        assert sys.prefix.encode() not in archive.read("executable.json")
+    assert "lib/gymnasium/envs/classic_control/cartpole.py" in names
+    assert not any(name.startswith(("lib/torch/", "lib/grpc/", "lib/mujoco/")) for name in names)
+
+
+def test_an_executable_needs_nothing_but_python_and_describes_itself(built, tmp_path):
+    done = subprocess.run(  # noqa: S603  # what the test built
+        [str(built(*TAG)), "--describe", "--num-agents", "1"],
+        env={
+            "PIPELINE_PYTHON": sys.executable,
+            "PIPELINE_CACHE": os.environ["PIPELINE_CACHE"],
+            "PATH": "/usr/bin:/bin",
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == (
+        "adversary?team=0: 3 agents ask for a decision first\n"
+        "  observes  observation: vector 16\n"
+        "  acts      branches of (5,) choices\n"
+        "\n"
+        "agent?team=0: 1 agents ask for a decision first\n"
+        "  observes  observation: vector 14\n"
+        "  acts      branches of (5,) choices\n"
+    )
+
+
+OWN = """
+import gymnasium
+from own_games.rules import LENGTH
+
+class Own(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.n = 0
+        return self.observation_space.sample() * 0, {}
+
+    def step(self, action):
+        self.n += 1
+        if FAILS:
+            raise RuntimeError("the physics broke")
+        return self.observation_space.sample() * 0, 1.0, self.n == LENGTH, False, {}
+
+gymnasium.register("Own-v0", entry_point=Own)
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    def write(fails):
+        folder = tmp_path / "own_games"
+        folder.mkdir()
+        (folder / "__init__.py").write_text(OWN.replace("FAILS", str(fails)))
+        (folder / "rules.py").write_text("LENGTH = 3\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+    return write
+
+
+def test_an_environment_of_one_s_own_folder_is_packed_with_it(own_module, tmp_path, monkeypatch):
+    own_module(fails=False)
+    target = pack("gymnasium", tmp_path / "built" / "own", id="own_games:Own-v0", n_agents=1)
+    with zipfile.ZipFile(target) as archive:
+        names = {name for name in archive.namelist() if "own_games" in name}
+    assert names == {"lib/own_games/__init__.py", "lib/own_games/rules.py"}
+    with UnityEnvironment(target, no_graphics=True) as env:
+        env.reset()
+        for _ in range(3):
+            env.step()
+        assert len(env.get_steps("Own-v0?team=0")[1]) == 1
+
+
+def test_an_environment_that_fails_while_it_is_played_is_not_packed(own_module, tmp_path):
+    own_module(fails=True)
+    with pytest.raises(StageError, match=r"own_games:Own-v0: fails .*the physics broke"):
+        pack("gymnasium", tmp_path / "own", id="own_games:Own-v0")
+    assert not (tmp_path / "own").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"id": "CartPol-v1"}, "'CartPole-v1'"),
+        ({}, "gymnasium: the option 'id' is missing"),
+        ({"id": "CartPole-v1", "teams": "index"}, "gymnasium: unknown option 'teams'"),
+    ],
+)
+def test_what_cannot_be_packed_is_refused_and_nothing_is_written(options, said, tmp_path):
+    with pytest.raises(SettingsError, match=said):
+        pack("gymnasium", tmp_path / "env", **options)
+    assert list(tmp_path.iterdir()) == []

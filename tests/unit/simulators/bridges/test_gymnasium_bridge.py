@@ -1,0 +1,198 @@
+import gymnasium
+import numpy as np
+import pytest
+from bridge_toys import wire_of
+from gymnasium import spaces
+
+from pipeline.errors import SettingsError
+from pipeline.protocol.specs import ActionTuple
+from pipeline.seeding import derive
+from pipeline.simulators.bridges import naming
+from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
+
+
+def only(steps):
+    ((_, found),) = steps.items()
+    return found
+
+
+def stepped(simulator, continuous=None, discrete=None):
+    (name,) = simulator.behavior_specs
+    return only(simulator.step({name: ActionTuple(continuous, discrete)}))
+
+
+def zeros(simulator, n_agents):
+    (spec,) = simulator.behavior_specs.values()
+    action = spec.action_spec.empty_action(n_agents)
+    return stepped(simulator, action.continuous, action.discrete)
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+def test_copies_play_as_the_environments_do_by_themselves(name):
+    simulator = GymnasiumSimulator(id=name, n_agents=3, seed=7)
+    alone = [gymnasium.make(name) for _ in range(3)]
+    seen = [env.reset(seed=derive(7, "gymnasium", k))[0] for k, env in enumerate(alone)]
+    decisions, _ = only(simulator.reset())
+    n_ended = 0
+    for _ in range(250):
+        assert np.array_equal(decisions.obs[0], np.float32(seen))
+        actions = [env.action_space.sample() for env in alone]
+        wires = [wire_of(env.action_space, a) for env, a in zip(alone, actions, strict=True)]
+        decisions, terminals = stepped(
+            simulator,
+            np.array([c for c, _ in wires], dtype=np.float32).reshape(3, -1),
+            np.array([d for _, d in wires], dtype=np.int32).reshape(3, -1),
+        )
+        for k, env in enumerate(alone):
+            seen[k], reward, terminated, truncated, _ = env.step(actions[k])
+            if terminated or truncated:
+                n_ended += 1
+                last = terminals[k]
+                assert np.array_equal(last.obs[0], np.float32(seen[k]))
+                assert last.interrupted == (not terminated)
+                assert last.reward == pytest.approx(reward, rel=1e-6)
+                assert decisions[k].reward == 0.0
+                seen[k], _ = env.reset()
+            else:
+                assert k not in terminals
+                assert decisions[k].reward == pytest.approx(reward, rel=1e-6)
+    assert n_ended >= 3
+    simulator.close()
+
+
+def test_the_behavior_is_called_like_the_environment():
+    simulator = GymnasiumSimulator(id="test/Recorder-v0", n_agents=2)
+    assert list(simulator.behavior_specs) == ["test-Recorder-v0?team=0"]
+    assert naming.behavior_name("ale_py:ALE/Pong-v5") == "ALE-Pong-v5"
+
+
+@pytest.mark.parametrize(
+    ("ends", "interrupted"), [("terminated", False), ("truncated", True), ("both", False)]
+)
+def test_a_truncated_episode_is_interrupted_and_a_terminated_one_is_not(ends, interrupted):
+    simulator = GymnasiumSimulator(id="test/Recorder-v0", kwargs={"ends": ends, "length": 2})
+    simulator.reset()
+    _, terminals = zeros(simulator, 1)
+    assert len(terminals) == 0
+    decisions, terminals = zeros(simulator, 1)
+    assert terminals.interrupted.tolist() == [interrupted]
+    assert terminals.reward.tolist() == [2.0]
+    assert decisions.agent_id.tolist() == [0]
+    assert decisions.reward.tolist() == [0.0]
+
+
+def test_the_last_observation_is_the_episode_s_own_although_the_array_is_used_again():
+    simulator = GymnasiumSimulator(id="test/Counter-v0", n_agents=2, kwargs={"length": 3})
+    simulator.reset()
+    zeros(simulator, 2)
+    zeros(simulator, 2)
+    decisions, terminals = zeros(simulator, 2)
+    assert terminals.obs[0].tolist() == [[3.0], [3.0]]
+    assert terminals.interrupted.tolist() == [True, True]
+    assert decisions.obs[0].tolist() == [[0.0], [0.0]]
+
+
+def test_sampled_actions_reach_the_environment_and_its_observations_come_back():
+    tree = spaces.Dict({"go": spaces.Box(-2, 2, (2,)), "gear": spaces.Discrete(3, start=1)})
+    seen = spaces.Dict({"pose": spaces.Box(-1, 1, (3,)), "level": spaces.Discrete(4)})
+    simulator = GymnasiumSimulator(
+        id="test/Recorder-v0",
+        kwargs={"observation_space": seen, "action_space": tree, "length": 10},
+    )
+    env = simulator._envs[0].unwrapped
+    decisions, _ = only(simulator.reset())
+    for _ in range(5):
+        level, pose = decisions.obs
+        assert np.array_equal(pose[0], env.observations[-1]["pose"])
+        assert level[0].argmax() == env.observations[-1]["level"]
+        action = tree.sample()
+        continuous, discrete = wire_of(tree, action)
+        decisions, _ = stepped(simulator, [continuous], [discrete])
+        assert env.actions[-1]["gear"] == action["gear"]
+        assert env.actions[-1]["go"] == pytest.approx(action["go"], abs=1e-6)
+
+
+def test_a_mask_in_info_becomes_the_action_mask():
+    simulator = GymnasiumSimulator(id="test/Counter-v0", n_agents=2)
+    decisions, _ = only(simulator.reset())
+    for n in range(6):
+        first, second = decisions.action_mask
+        odd = n % 4 % 2 == 1
+        assert first.tolist() == [[False, False]] * 2
+        assert second.tolist() == [[False, odd, False]] * 2
+        decisions, _ = zeros(simulator, 2)
+
+
+def test_taxi_s_own_mask_arrives():
+    simulator = GymnasiumSimulator(id="Taxi-v4", n_agents=1, seed=3)
+    decisions, _ = only(simulator.reset())
+    info = gymnasium.make("Taxi-v4").reset(seed=derive(3, "gymnasium", 0))[1]
+    assert 0 < info["action_mask"].sum() < 6
+    assert decisions.action_mask[0].tolist() == [(info["action_mask"] == 0).tolist()]
+    assert decisions.obs[0].shape == (1, 500)
+
+
+def test_an_environment_without_masks_sends_none():
+    decisions, _ = only(GymnasiumSimulator(id="CartPole-v1").reset())
+    assert decisions.action_mask is None
+
+
+def test_the_same_seed_gives_the_same_copies_and_copies_differ():
+    first, again, other = (
+        only(GymnasiumSimulator(id="CartPole-v1", n_agents=2, seed=s).reset())[0].obs[0]
+        for s in (1, 1, 2)
+    )
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert not np.array_equal(first[0], first[1])
+
+
+def test_environment_parameters_are_the_options_of_the_next_resets():
+    simulator = GymnasiumSimulator(id="test/Recorder-v0", kwargs={"length": 1})
+    env = simulator._envs[0].unwrapped
+    simulator.reset()
+    simulator.set_parameter("wind", 0.5)
+    zeros(simulator, 1)
+    assert env.options == [None, {"wind": 0.5}]
+
+
+def test_an_action_for_each_copy_is_needed():
+    simulator = GymnasiumSimulator(id="CartPole-v1", n_agents=2)
+    simulator.reset()
+    with pytest.raises(ValueError, match="zip"):
+        zeros(simulator, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"id": "CartPol-v1"}, r"no environment 'CartPol-v1'; did you mean .*'CartPole-v1'"),
+        ({"id": "CartPole"}, r"no environment 'CartPole'; did you mean .*'CartPole-v1'"),
+        ({"id": "CartPole-v7"}, "'CartPole-v1'"),
+        ({"id": "no_such_module:CartPole-v1"}, "there is no module 'no_such_module'; install it"),
+        ({"id": "CartPole-v1", "kwargs": {"foo": 3}}, "kwargs.*'foo'.*; correct kwargs"),
+        ({"id": "CartPole-v1", "kwargs": {"render_mode": "human"}}, "render_mode cannot be set"),
+        (
+            {"id": "test/Recorder-v0", "kwargs": {"observation_space": spaces.Text(3)}},
+            "test/Recorder-v0: the observation 'observation' is a Text space",
+        ),
+    ],
+)
+def test_what_cannot_be_made_is_refused_in_one_line(options, said):
+    with pytest.raises(SettingsError, match=said) as refused:
+        GymnasiumSimulator(**options)
+    assert "\n" not in str(refused.value)
+    assert refused.value.exit_code == 2
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    def broken():
+        raise ImportError("No module named 'box3d'")
+
+    monkeypatch.setitem(
+        gymnasium.registry,
+        "test/Broken-v0",
+        gymnasium.envs.registration.EnvSpec("test/Broken-v0", entry_point=broken),
+    )
+    with pytest.raises(SettingsError, match=r"needs is not installed .*'box3d'.*constraints.txt"):
+        GymnasiumSimulator(id="test/Broken-v0")

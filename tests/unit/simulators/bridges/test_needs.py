@@ -1,0 +1,52 @@
+import json
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+import pipeline
+from pipeline.errors import StageError
+from pipeline.simulators.bridges import needs
+
+
+def test_modules_of_a_distribution_stand_for_it():
+    core = sys.modules["gymnasium.core"].__file__
+    found = needs.needs_from({"gymnasium.core": core, "numpy": np.__file__})
+    assert found.distributions == ("gymnasium", "numpy")
+    assert found.files["gymnasium/core.py"] == Path(core)
+    assert gymnasium.__file__ not in map(str, found.files.values())
+
+
+def test_the_standard_library_and_this_package_are_left_out():
+    own = {
+        "pipeline": pipeline.__file__,
+        "pipeline.errors": sys.modules["pipeline.errors"].__file__,
+    }
+    standard = {"json": json.__file__, "json.decoder": json.decoder.__file__, "sys": ""}
+    assert needs.needs_from(own | standard | {"os.path": "/usr/lib/python3/posixpath.py"}) == (
+        needs.Needs(distributions=(), files={})
+    )
+
+
+def test_a_package_of_no_distribution_is_taken_whole_wherever_it_lies(tmp_path):
+    names = ("a/__init__.py", "a/b/c.py", "a/data/x.txt", "a/.git/y", "a/__pycache__/z.pyc", "s.py")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = needs.needs_from(
+        {"a.b.c": str(tmp_path / "a/b/c.py"), "s": str(tmp_path / "s.py")},
+    )
+    assert found.distributions == ()
+    assert set(found.files) == {"a/__init__.py", "a/b/c.py", "a/data/x.txt", "s.py"}
+
+
+def test_a_packed_environment_that_cannot_begin_is_refused(tmp_path):
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho 'No module named x' >&2\nexit 1\n")
+    program.chmod(0o755)
+    with pytest.raises(
+        StageError, match=r"toy-v0: .* does not run by itself \(No module named x\)"
+    ):
+        needs.verify(program, "toy-v0")

@@ -1,0 +1,328 @@
+import sys
+
+import bridge_toys
+import numpy as np
+import pettingzoo
+import pytest
+from gymnasium import spaces
+
+from pipeline.errors import SettingsError, UnityEnvironmentException
+from pipeline.protocol.specs import ActionTuple
+from pipeline.seeding import stream
+from pipeline.simulators.bridges import naming
+from pipeline.simulators.bridges.pettingzoo_bridge import PettingZooSimulator
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Makes a module of environments out of the toys."""
+
+    def make(**creators):
+        made = type(sys)("toy_games_v0")
+        made.__spec__ = __import__("importlib.machinery").machinery.ModuleSpec("toy_games_v0", None)
+        for name, creator in creators.items():
+            setattr(made, name, creator)
+        monkeypatch.setitem(sys.modules, "toy_games_v0", made)
+        return "toy_games_v0"
+
+    return make
+
+
+def choose(simulator, steps, discrete):
+    """Everyone who asks does `discrete`: a number, or one for each behavior."""
+    chosen = {}
+    for name, (decisions, _) in steps.items():
+        one = discrete[name] if isinstance(discrete, dict) else discrete
+        chosen[name] = ActionTuple(discrete=np.full((len(decisions), 1), one, dtype=np.int32))
+    return simulator.step(chosen)
+
+
+def asking(steps):
+    return [(n, agent) for n, (decisions, _) in steps.items() for agent in decisions]
+
+
+def ended(steps):
+    return {
+        agent: (name, terminals[agent].interrupted, terminals[agent].reward)
+        for name, (_, terminals) in steps.items()
+        for agent in terminals
+    }
+
+
+def test_agents_of_one_kind_share_a_behavior_and_ids_count_through_copies(module):
+    simulator = PettingZooSimulator(id=module(parallel_env=bridge_toys.Dying), n_agents=2)
+    assert {n: s.observation_specs[0].shape for n, s in simulator.behavior_specs.items()} == {
+        "bug?team=0": (2,),
+        "bird?team=0": (3,),
+    }
+    steps = simulator.reset()
+    assert asking(steps) == [
+        *(("bug?team=0", k) for k in (0, 1, 3, 4)),
+        *(("bird?team=0", k) for k in (2, 5)),
+    ]
+
+
+def test_agents_that_die_early_end_while_the_others_go_on(module):
+    simulator = PettingZooSimulator(id=module(parallel_env=bridge_toys.Dying))
+    env = simulator._games[0].env
+    steps = simulator.reset()
+    seen = []
+    for _ in range(5):
+        steps = choose(simulator, steps, {"bug?team=0": 0, "bird?team=0": 2})
+        seen.append(([agent for _, agent in asking(steps)], ended(steps)))
+    assert seen == [
+        ([0, 1, 2], {}),
+        ([1, 2], {0: ("bug?team=0", False, 2.0)}),
+        ([1, 2], {}),
+        ([2], {1: ("bug?team=0", False, 5.0)}),
+        ([0, 1, 2], {2: ("bird?team=0", True, 7.0)}),  # cut short, and all begin anew
+    ]
+    assert steps["bird?team=0"][1].obs[0].tolist() == [[5.0] * 3]
+    assert steps["bird?team=0"][0].obs[0].tolist() == [[0.0] * 3]
+    assert env.taken == []
+    choose(simulator, steps, {"bug?team=0": 1, "bird?team=0": 2})
+    assert env.taken == [{"bug_0": 6, "bug_1": 6, "bird_0": 7}]  # Discrete that starts at 5
+
+
+def test_only_the_agent_whose_turn_it_is_asks_and_gets_what_it_gained_since(module):
+    simulator = PettingZooSimulator(id=module(env=bridge_toys.Turns))
+    assert list(simulator.behavior_specs) == ["a?team=0", "b?team=0", "c?team=0"]
+    steps = simulator.reset()
+    turns = []
+    for _ in range(8):
+        ((behavior, agent),) = asking(steps)
+        turns.append((behavior[0], agent, steps[behavior][0][agent].reward, ended(steps)))
+        steps = choose(simulator, steps, 3)
+    # a gives b 1, c 10; b gives c 1, a 10; c gives a 1, b 10.
+    assert turns[:5] == [
+        ("a", 0, 0.0, {}),
+        ("b", 1, 1.0, {}),
+        ("c", 2, 11.0, {}),
+        ("a", 0, 11.0, {}),
+        ("b", 1, 11.0, {}),
+    ]
+    # b's fifth turn kills it: it ends with what it gained since, and c asks at once.
+    assert turns[5] == ("c", 2, 11.0, {1: ("b?team=0", False, 0.0)})
+    # c's turn gives a 1; a's gives c 10; then time is up for both, and a begins anew.
+    assert turns[6] == ("a", 0, 11.0, {})
+    assert turns[7] == ("a", 0, 0.0, {0: ("a?team=0", True, 0.0), 2: ("c?team=0", True, 10.0)})
+
+
+def test_the_mask_beside_the_observation_becomes_the_action_mask(module):
+    simulator = PettingZooSimulator(id=module(env=bridge_toys.Turns))
+    steps = simulator.reset()
+    for k in range(3):
+        ((behavior, _),) = asking(steps)
+        decisions = steps[behavior][0]
+        assert decisions.action_mask[0].tolist() == [[i == k for i in range(4)]]
+        assert decisions.obs[0].tolist() == [[float(k)]]
+        steps = choose(simulator, steps, 3)
+
+
+def play(simulator, steps, moves):
+    for move in moves:
+        steps = choose(simulator, steps, move)
+    return steps
+
+
+def test_a_game_of_tic_tac_toe_is_won_and_lost_and_the_next_begins_at_once():
+    simulator = PettingZooSimulator(id="pettingzoo.classic.tictactoe_v3", teams="index")
+    steps = simulator.reset()
+    assert list(simulator.behavior_specs) == ["player?team=0", "player?team=1"]
+    order = []
+    for move in (0, 3, 1, 4):
+        ((behavior, agent),) = asking(steps)
+        order.append((behavior, agent))
+        assert ended(steps) == {}
+        steps = choose(simulator, steps, move)
+    assert order == [("player?team=0", 0), ("player?team=1", 1)] * 2
+    decisions, _ = steps["player?team=0"]
+    assert np.flatnonzero(decisions.action_mask[0][0]).tolist() == [0, 1, 3, 4]
+    steps = choose(simulator, steps, 2)
+    assert ended(steps) == {0: ("player?team=0", False, 1.0), 1: ("player?team=1", False, -1.0)}
+    assert asking(steps) == [("player?team=0", 0)]
+    assert not steps["player?team=0"][0].obs[0].any()
+
+
+@pytest.mark.parametrize(("api", "n_asking"), [("auto", 4), ("aec", 1)])
+def test_either_interface_of_a_parallel_environment_can_be_used(api, n_asking):
+    simulator = PettingZooSimulator(id="mpe2.simple_tag_v3", api=api)
+    assert len(asking(simulator.reset())) == n_asking
+
+
+def test_a_parallel_environment_plays_as_it_does_by_itself():
+    from mpe2 import simple_tag_v3
+
+    simulator = PettingZooSimulator(id="mpe.simple_tag_v3", n_agents=2, seed=5)
+    assert list(simulator.behavior_specs) == ["adversary?team=0", "agent?team=0"]
+    alone = [simple_tag_v3.parallel_env() for _ in range(2)]
+    rngs = [stream(5, "pettingzoo", k) for k in range(2)]
+    pairs = zip(alone, rngs, strict=True)
+    seen = [env.reset(seed=int(rng.integers(2**31)))[0] for env, rng in pairs]
+    names = alone[0].possible_agents
+    steps = simulator.reset()
+    rng = np.random.default_rng(1)
+    for _ in range(60):
+        chosen = {k: int(rng.integers(5)) for k in range(8)}
+        found = {agent: steps[name][0][agent] for name, agent in asking(steps)}
+        for copy in range(2):
+            for k, agent in enumerate(names):
+                assert np.array_equal(found[4 * copy + k].obs[0], np.float32(seen[copy][agent]))
+        steps = simulator.step(
+            {
+                name: ActionTuple(discrete=np.array([[chosen[a]] for a in decisions]))
+                for name, (decisions, _) in steps.items()
+            }
+        )
+        for copy, env in enumerate(alone):
+            actions = {agent: chosen[4 * copy + k] for k, agent in enumerate(names)}
+            seen[copy], rewards, _, truncated, _ = env.step(actions)
+            for k, agent in enumerate(names):
+                name = f"{agent.partition('_')[0]}?team=0"
+                part = steps[name][1] if truncated[agent] else steps[name][0]
+                assert part[4 * copy + k].reward == pytest.approx(rewards[agent], rel=1e-5)
+            if not env.agents:
+                seen[copy], _ = env.reset(seed=int(rngs[copy].integers(2**31)))
+
+
+def test_teams_can_be_given_by_name_and_by_kind(module):
+    name = module(parallel_env=bridge_toys.Dying)
+    simulator = PettingZooSimulator(id=name, teams={"bug_1": 2, "bird": 1})
+    assert list(simulator.behavior_specs) == ["bug?team=0", "bug?team=2", "bird?team=1"]
+
+
+def test_agents_of_one_name_but_different_spaces_have_behaviors_of_their_own(module):
+    class Unlike(bridge_toys.Dying):
+        def action_space(self, agent):
+            return spaces.Discrete(4 if agent == "bug_1" else 3, start=5)
+
+    simulator = PettingZooSimulator(id=module(parallel_env=Unlike))
+    assert list(simulator.behavior_specs) == ["bug?team=0", "bug_1?team=0", "bird?team=0"]
+
+
+def test_a_group_shares_the_mean_and_each_keeps_the_rest(module):
+    name = module(parallel_env=bridge_toys.Dying)
+    simulator = PettingZooSimulator(id=name, n_agents=2, groups="all")
+    steps = choose(simulator, simulator.reset(), 0)
+    bugs, birds = steps["bug?team=0"][0], steps["bird?team=0"][0]
+    assert bugs.group_id.tolist() == [1, 1, 2, 2]
+    assert birds.group_id.tolist() == [1, 2]
+    assert bugs.group_reward.tolist() == [2.0] * 4  # of 1, 2 and 3
+    assert bugs.reward.tolist() == [-1.0, 0.0] * 2
+    assert birds.reward.tolist() == [1.0] * 2
+    simulator = PettingZooSimulator(id=name, n_agents=2, groups="behavior")
+    steps = choose(simulator, simulator.reset(), 0)
+    assert steps["bug?team=0"][0].group_id.tolist() == [1, 1, 3, 3]
+    assert steps["bird?team=0"][0].group_id.tolist() == [2, 4]
+    assert steps["bug?team=0"][0].group_reward.tolist() == [1.5] * 4
+    assert steps["bird?team=0"][0].reward.tolist() == [0.0] * 2
+
+
+def test_the_reward_of_an_agent_that_observes_nothing_comes_with_its_next_observation(module):
+    class Blinking(bridge_toys.Dying):
+        def step(self, actions):
+            observed, rewards, *rest = super().step(actions)
+            if self.n == 1:
+                del observed["bird_0"]
+            return observed, {a: rewards[a] for a in rewards}, *rest
+
+    simulator = PettingZooSimulator(id=module(parallel_env=Blinking))
+    steps = choose(simulator, simulator.reset(), 0)
+    assert [agent for _, agent in asking(steps)] == [0, 1]
+    steps = choose(simulator, steps, 0)
+    assert steps["bird?team=0"][0][2].reward == 3.0 + 4.0
+
+
+def test_environment_parameters_are_the_options_of_the_next_resets(module):
+    simulator = PettingZooSimulator(id=module(parallel_env=bridge_toys.Dying))
+    simulator.set_parameter("wind", 2.0)
+    simulator.reset()
+    assert simulator._games[0].env.options == {"wind": 2.0}
+
+
+def test_an_agent_that_vanishes_is_an_error(module):
+    class Vanishing(bridge_toys.Dying):
+        def step(self, actions):
+            observed, *rest = super().step(actions)
+            observed.pop("bug_0")
+            self.agents.remove("bug_0")
+            return observed, *rest
+
+    simulator = PettingZooSimulator(id=module(parallel_env=Vanishing))
+    steps = simulator.reset()
+    with pytest.raises(UnityEnvironmentException, match="'bug_0' has left without a last obs"):
+        choose(simulator, steps, 0)
+
+
+class NoAgents(bridge_toys.Dying):
+    possible_agents = ()
+
+
+class Texts(bridge_toys.Dying):
+    def observation_space(self, agent):  # noqa: ARG002  # the interface has it
+        return spaces.Text(3)
+
+
+@pytest.mark.parametrize(
+    ("creators", "options", "said"),
+    [
+        ({}, {}, "it has neither env nor parallel_env, but api is auto"),
+        ({"env": bridge_toys.Turns}, {"api": "parallel"}, "it has aec, but api is parallel"),
+        ({"env": bridge_toys.Turns}, {"api": "both"}, "api is 'both'; choose one of auto"),
+        ({"env": bridge_toys.Turns}, {"groups": "all"}, "its agents act in turns"),
+        ({"parallel_env": bridge_toys.Dying}, {"groups": "some"}, "choose one of none, all"),
+        ({"parallel_env": bridge_toys.Dying}, {"teams": {"cat": 1}}, "for each of bug_0, bug_1"),
+        ({"parallel_env": bridge_toys.Dying}, {"teams": {"bug": -1}}, "teams.bug_0 is -1"),
+        ({"parallel_env": bridge_toys.Dying}, {"kwargs": {"x": 1}}, "correct kwargs"),
+        ({"parallel_env": NoAgents}, {}, "has no possible_agents"),
+        ({"parallel_env": Texts}, {}, "agent bug_0: the observation 'observation' is a Text space"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_in_one_line(module, creators, options, said):
+    with pytest.raises(SettingsError, match=said) as refused:
+        PettingZooSimulator(id=module(**creators), **options)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["pettingzoo.classic.tictactoe_v3", "classic.tictactoe_v3", "classic/tictactoe-v3"],
+)
+def test_an_id_may_be_written_short_and_as_pettingzoo_registers_it(written):
+    assert naming.full_name(written) == "pettingzoo.classic.tictactoe_v3"
+
+
+def test_environments_that_moved_are_found_where_they_are():
+    assert naming.full_name("pettingzoo.mpe.simple_tag_v3") == "mpe2.simple_tag_v3"
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("classic.tictacto_v3", "did you mean 'pettingzoo.classic.tictactoe_v3'"),
+        ("tictactoe_v2", "did you mean 'pettingzoo.classic.tictactoe_v3'"),
+        ("simple_tags_v3", "did you mean 'mpe2.simple_tag_v3'"),
+        ("..", r"no environment '\.\.'\. An id is the path of a module"),
+    ],
+)
+def test_an_unknown_id_is_answered_with_the_nearest(written, said):
+    with pytest.raises(SettingsError, match=said):
+        naming.check("pettingzoo", written)
+
+
+def test_what_is_not_installed_is_named():
+    pettingzoo.register("aec", "test/broken-v0", entry_point="no_such_module:env")
+    try:
+        with pytest.raises(SettingsError, match=r"not installed .*no_such_module.*constraints.txt"):
+            PettingZooSimulator(id="bridge_toys:test/broken-v0")
+    finally:
+        del pettingzoo.aec_registry["test/broken-v0"]
+
+
+def test_an_environment_that_a_module_registers_is_found():
+    pettingzoo.register("parallel", "test/dying-v0", entry_point=bridge_toys.Dying)
+    try:
+        simulator = PettingZooSimulator(id="bridge_toys:test/dying-v0")
+        assert len(asking(simulator.reset())) == 3
+    finally:
+        del pettingzoo.parallel_registry["test/dying-v0"]

@@ -1,0 +1,213 @@
+import numpy as np
+import pytest
+from bridge_toys import numbers_of, wire_of
+from gymnasium import spaces
+
+from pipeline.errors import SettingsError, UnityEnvironmentException, UnityObservationException
+from pipeline.protocol.specs import ActionTuple
+from pipeline.simulators.bridges.actions import Actions
+from pipeline.simulators.bridges.observations import Observations
+
+ACTION_SPACES = {
+    "box": spaces.Box(np.float32([-2, 0, 5]), np.float32([2, 0.5, 9])),
+    "box of rank 2": spaces.Box(-1, 1, (2, 3)),
+    "box of whole numbers": spaces.Box(-3, 6, (4,), dtype=np.int32),
+    "discrete": spaces.Discrete(5),
+    "discrete with start": spaces.Discrete(4, start=-1),
+    "multi-discrete": spaces.MultiDiscrete([3, 2, 7]),
+    "multi-discrete of rank 2 with start": spaces.MultiDiscrete(
+        [[2, 3], [4, 5]], start=[[1, 0], [2, 7]]
+    ),
+    "multi-binary": spaces.MultiBinary([2, 3]),
+    "map": spaces.Dict(
+        {
+            "steer": spaces.Box(-1, 1, (2,)),
+            "gear": spaces.Discrete(3),
+            "fire": spaces.MultiBinary(1),
+        }
+    ),
+    "nested": spaces.Tuple(
+        (spaces.Discrete(2), spaces.Dict({"x": spaces.Box(0, 1, ()), "y": spaces.Discrete(3)}))
+    ),
+}
+OBSERVATION_SPACES = {
+    "box": spaces.Box(-np.inf, np.inf, (3,), dtype=np.float64),
+    "one number": spaces.Box(-5, 5, ()),
+    "matrix": spaces.Box(-1, 1, (3, 4)),
+    "board": spaces.Box(0, 1, (3, 3, 2), dtype=np.int8),
+    "rank 4": spaces.Box(-1, 1, (2, 2, 2, 2)),
+    "discrete": spaces.Discrete(6, start=2),
+    "multi-discrete": spaces.MultiDiscrete([3, 4], start=[0, 1]),
+    "multi-binary": spaces.MultiBinary([2, 2]),
+    "nested": spaces.Dict(
+        {
+            "b": spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (2,)))),
+            "a": spaces.Dict({"deep": spaces.MultiBinary(2)}),
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ACTION_SPACES)
+def test_an_action_that_is_written_for_the_wire_arrives_as_it_was(name):
+    space = ACTION_SPACES[name]
+    space.seed(3)
+    codec = Actions(space, where="toy")
+    samples = [space.sample() for _ in range(50)]
+    wires = [wire_of(space, sample) for sample in samples]
+    native = codec.native(
+        ActionTuple(
+            np.array([c for c, _ in wires], dtype=np.float32).reshape(50, -1),
+            np.array([d for _, d in wires], dtype=np.int32).reshape(50, -1),
+        )
+    )
+    for sample, arrived in zip(samples, native, strict=True):
+        assert space.contains(arrived)
+        flat, again = spaces.flatten(space, sample), spaces.flatten(space, arrived)
+        assert again == pytest.approx(flat, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ACTION_SPACES)
+def test_actions_beyond_the_ends_stay_in_the_space(name):
+    space = ACTION_SPACES[name]
+    codec = Actions(space, where="toy")
+    for value in (-7.0, -1.0, 1.0, 7.0):
+        continuous = np.full((1, codec.spec.continuous_size), value, dtype=np.float32)
+        last = np.array([codec.spec.discrete_branches], dtype=np.int32) - 1
+        (action,) = codec.native(ActionTuple(continuous, last))
+        assert space.contains(action)
+
+
+def test_branches_and_continuous_actions_stand_in_the_order_of_the_tree():
+    spec = Actions(ACTION_SPACES["map"], where="toy").spec
+    assert (spec.continuous_size, spec.discrete_branches) == (2, (2, 3))  # fire, gear, steer
+    spec = Actions(ACTION_SPACES["nested"], where="toy").spec
+    assert (spec.continuous_size, spec.discrete_branches) == (1, (2, 3))
+
+
+def test_an_unbounded_action_is_refused_unless_its_scale_is_given():
+    space = spaces.Box(np.float32([-1, -np.inf, 0]), np.float32([1, np.inf, np.inf]))
+    with pytest.raises(SettingsError, match="toy: the action 'action' has no finite bounds in dim"):
+        Actions(space, where="toy")
+    codec = Actions(space, where="toy", scale=4.0)
+    given = np.array([[0.5, -0.5, 0.5], [1, 1, -1]], dtype=np.float32)
+    native = codec.native(ActionTuple(given))
+    assert np.array_equal(native, [[0.5, -2.0, 2.0], [1.0, 4.0, 0.0]])
+
+
+@pytest.mark.parametrize("name", OBSERVATION_SPACES)
+def test_an_observation_arrives_as_it_was(name):
+    space = OBSERVATION_SPACES[name]
+    space.seed(4)
+    codec = Observations(space, where="toy")
+    samples = [space.sample() for _ in range(20)]
+    arrays = codec.empty(20)
+    for row, sample in enumerate(samples):
+        codec.put(arrays, row, sample)
+    for row, sample in enumerate(samples):
+        expected = numbers_of(space, sample)
+        assert [array[row].ravel().tolist() for array in arrays] == [
+            np.float32(numbers).tolist() for numbers in expected
+        ]
+    assert [array.dtype for array in arrays] == [np.float32] * len(arrays)
+
+
+def test_leaves_are_named_by_their_path():
+    codec = Observations(OBSERVATION_SPACES["nested"], where="toy")
+    assert [(spec.name, spec.shape) for spec in codec.specs] == [
+        ("a/deep", (2,)),
+        ("b/0", (3,)),
+        ("b/1", (2,)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "expected"),
+    [
+        ((40, 30, 3), (2, 0, 1), (3, 40, 30)),
+        ((4, 84, 84), (0, 1, 2), (4, 84, 84)),
+        ((84, 84), None, (1, 84, 84)),
+    ],
+)
+def test_bytes_of_an_image_become_channels_first_between_0_and_1(shape, axes, expected):
+    space = spaces.Box(0, 255, shape, dtype=np.uint8)
+    space.seed(1)
+    codec = Observations(space, where="toy")
+    assert codec.specs[0].shape == expected
+    image = space.sample()
+    (array,) = arrays = codec.empty(1)
+    codec.put(arrays, 0, image)
+    moved = image[None] if axes is None else image.transpose(axes)
+    assert np.array_equal(array[0], moved.astype(np.float32) / np.float32(255))
+
+
+def test_small_images_are_vectors_unless_told_otherwise():
+    space = spaces.Box(0, 255, (7, 7, 3), dtype=np.uint8)
+    assert Observations(space, where="toy").specs[0].shape == (147,)
+    assert Observations(space, where="toy", visual="always").specs[0].shape == (3, 7, 7)
+    large = spaces.Box(0, 1, (20, 30, 3))
+    assert Observations(large, where="toy").specs[0].shape == (3, 20, 30)
+    assert Observations(large, where="toy", visual="never").specs[0].shape == (1800,)
+    with pytest.raises(SettingsError, match="toy: visual is 'maybe'; choose one of auto"):
+        Observations(space, where="toy", visual="maybe")
+
+
+REFUSED = {
+    "Text": spaces.Text(5),
+    "Sequence": spaces.Sequence(spaces.Discrete(2)),
+    "Graph": spaces.Graph(spaces.Box(0, 1, (2,)), None),
+    "OneOf": spaces.OneOf((spaces.Discrete(2), spaces.Box(0, 1, (2,)))),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_space_that_cannot_be_carried_is_refused_by_its_name(name):
+    tree = spaces.Dict({"fine": spaces.Discrete(2), "bag": spaces.Tuple((REFUSED[name],))})
+    for codec, kind in ((Observations, "observation"), (Actions, "action")):
+        with pytest.raises(SettingsError) as refused:
+            codec(tree, where="toy")
+        assert f"toy: the {kind} 'bag/0' is a {name} space, which" in str(refused.value)
+        assert "\n" not in str(refused.value)
+
+
+def test_a_space_without_numbers_is_refused():
+    with pytest.raises(SettingsError, match=r"'nothing' is Box.* has no numbers"):
+        Observations(spaces.Dict({"nothing": spaces.Box(0, 1, (0,))}), where="toy")
+    with pytest.raises(SettingsError, match="has no action"):
+        Actions(spaces.Dict({}), where="toy")
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (spaces.Box(0, 1, (3,)), np.zeros(4)),
+        (spaces.Discrete(3, start=1), 0),
+        (spaces.Dict({"a": spaces.Discrete(2)}), {"b": 1}),
+    ],
+)
+def test_an_observation_outside_of_its_space_is_named(space, value):
+    codec = Observations(space, where="toy")
+    with pytest.raises(UnityObservationException, match=r"toy: the observation '.*' does not fit"):
+        codec.put(codec.empty(1), 0, value)
+
+
+def test_a_mask_forbids_what_is_zero_in_it():
+    codec = Actions(spaces.MultiDiscrete([2, 3]), where="toy")
+    split = (np.array([1, 0]), np.array([0, 1, 1], dtype=np.int8))
+    for mask in (split, np.concatenate(split)):
+        assert codec.forbidden(mask).tolist() == [False, True, True, False, False]
+    first, second = codec.masks(np.array([[False, True, True, False, False]]))
+    assert first.tolist() == [[False, True]]
+    assert second.tolist() == [[True, False, False]]
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        (np.ones(4), "has 4 entries, but the discrete actions have 5 choices"),
+        (np.array([1, 1, 0, 0, 0]), "forbids every choice of the discrete action 1"),
+    ],
+)
+def test_a_mask_that_cannot_be_meant_is_an_error(mask, said):
+    with pytest.raises(UnityEnvironmentException, match=said):
+        Actions(spaces.MultiDiscrete([2, 3]), where="toy").forbidden(mask)

@@ -1,0 +1,177 @@
+"""`pipeline config`: what it shows, what it writes, and what it says about changes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pipeline import cli
+from pipeline.settings import load_run_settings, parse_yaml, read_yaml
+from pipeline.settings.nodes import to_plain
+
+FLAT = """\
+default:
+  trainer: ppo
+  batch_size: 64
+  buffer_size: 640
+  max_steps: 5.0e4
+  memory_size: 256
+  use_recurrent: false
+  reward_signals:
+    extrinsic: {strength: 1.0, gamma: 0.99}
+Walker:
+  batch_size: 128
+  burn_in_ratio: 0.5
+"""
+CURRICULUM = {"measure": "reward", "thresholds": [1.5], "parameters": {"gap": [1, 2]}}
+SAMPLER = "resampling-interval: 10\nmass: {sampler-type: uniform, min_value: 1, max_value: 2}\n"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.yaml").write_text(FLAT)
+    (tmp_path / "Walker.json").write_text(json.dumps(CURRICULUM))
+    (tmp_path / "sampler.yaml").write_text(SAMPLER)
+    return tmp_path
+
+
+def run(capsys, *arguments: str) -> str:
+    assert cli.main(["config", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_check_shows_the_whole_configuration(here, capsys):
+    shown = to_plain(parse_yaml(run(capsys, "check", "old.yaml"), source="shown"))
+    assert shown["behaviors"]["Walker"]["hyperparameters"]["batch_size"] == 128
+    assert shown["behaviors"]["Walker"]["hyperparameters"]["num_epoch"] == 3
+    assert shown["engine_settings"]["time_scale"] == 20
+    assert shown["environment_parameters"] is None
+
+
+def test_check_adds_a_curriculum_and_a_sampler_file(here, capsys):
+    arguments = ["check", "old.yaml", "--curriculum", "Walker.json", "--sampler", "sampler.yaml"]
+    shown = to_plain(parse_yaml(run(capsys, *arguments), source="shown"))
+    assert list(shown["environment_parameters"]) == ["gap", "mass"]
+
+
+@pytest.mark.parametrize(("file", "name"), [("Walker.json", "gap"), ("sampler.yaml", "mass")])
+def test_check_shows_what_a_curriculum_or_a_sampler_file_becomes(here, capsys, file, name):
+    shown = to_plain(parse_yaml(run(capsys, "check", file), source="shown"))
+    assert list(shown) == ["environment_parameters"]
+    assert list(shown["environment_parameters"]) == [name]
+
+
+def test_check_lets_the_command_line_name_the_executable(here, capsys):
+    (here / "many.yaml").write_text("behaviors: {A: {}}\nenv_settings: {num_envs: 4}\n")
+    assert "num_envs: 4" in run(capsys, "check", "many.yaml")
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_upgrade_takes_the_files_in_any_order(here, capsys, turned):
+    olds = ["old.yaml", "Walker.json", "sampler.yaml"]
+    run(capsys, "upgrade", *(reversed(olds) if turned else olds), "-o", "new.yaml")
+    expected = load_run_settings("old.yaml", curriculum="Walker.json", sampler="sampler.yaml")
+    assert load_run_settings("new.yaml") == expected
+
+
+def test_upgrade_writes_what_was_said_and_no_more(here, capsys):
+    run(capsys, "upgrade", "old.yaml", "Walker.json", "sampler.yaml", "-o", "new.yaml")
+    lesson = {"measure": "reward", "behavior": "Walker", "threshold": 1.5, "require_reset": True}
+    assert to_plain(read_yaml("new.yaml")) == {
+        "default_settings": {
+            "trainer_type": "ppo",
+            "hyperparameters": {"batch_size": 64, "buffer_size": 640},
+            "max_steps": 50000,
+            "reward_signals": {"extrinsic": {"strength": 1.0, "gamma": 0.99}},
+        },
+        "behaviors": {"Walker": {"hyperparameters": {"batch_size": 128}}},
+        "environment_parameters": {
+            "gap": {
+                "curriculum": [
+                    {
+                        "name": "Lesson0",
+                        "completion_criteria": lesson
+                        | {"min_lesson_length": 1, "signal_smoothing": False},
+                        "value": 1.0,
+                    },
+                    {"name": "Lesson1", "value": 2.0},
+                ]
+            },
+            "mass": {
+                "sampler_type": "uniform",
+                "sampler_parameters": {"min_value": 1.0, "max_value": 2.0},
+            },
+        },
+    }
+
+
+def test_upgrade_tells_every_change_with_its_line(here, capsys):
+    said = run(capsys, "upgrade", "old.yaml", "sampler.yaml", "-o", "new.yaml").splitlines()
+    moved, gone = said.index("Moved:"), said.index("Without an equal:")
+    assert "  old.yaml:2: default.trainer -> default_settings.trainer_type" in said[moved:gone]
+    place = "behaviors.Walker.hyperparameters.batch_size"
+    assert f"  old.yaml:11: Walker.batch_size -> {place}" in said[moved:gone]
+    assert any(line.startswith("  old.yaml:6: default.memory_size: ") for line in said[gone:])
+    assert any(line.startswith("  old.yaml:12: Walker.burn_in_ratio: ") for line in said[gone:])
+    assert any(line.startswith("  sampler.yaml:1: resampling-interval: ") for line in said[gone:])
+    assert said[-1].startswith("Wrote new.yaml; read again, it gives the same settings")
+
+
+def test_the_new_file_says_what_it_comes_from_and_what_to_mind(here, capsys):
+    run(capsys, "upgrade", "old.yaml", "-o", "new.yaml")
+    header = [line for line in (here / "new.yaml").read_text().splitlines() if line[0] == "#"]
+    assert header[0] == "# Written by `pipeline config upgrade` from old.yaml."
+    assert "ML-Agents 0.3 to 0.16" in header[1]
+    assert any("Walker.burn_in_ratio: no equal any more" in line for line in header)
+
+
+def test_upgrade_replaces_a_file_only_by_force(here, capsys):
+    (here / "new.yaml").write_text("precious: 1\n")
+    assert cli.main(["config", "upgrade", "old.yaml", "-o", "new.yaml"]) == 2
+    assert capsys.readouterr().err.startswith("error: new.yaml exists already.")
+    assert (here / "new.yaml").read_text() == "precious: 1\n"
+    run(capsys, "upgrade", "old.yaml", "-o", "new.yaml", "--force")
+    assert load_run_settings("new.yaml") == load_run_settings("old.yaml")
+
+
+def test_a_file_may_be_upgraded_in_its_place(here, capsys):
+    before = load_run_settings("old.yaml")
+    run(capsys, "upgrade", "old.yaml", "-o", "old.yaml", "--force")
+    assert load_run_settings("old.yaml") == before
+    again = run(capsys, "upgrade", "old.yaml", "-o", "again.yaml")
+    assert again.startswith("Wrote again.yaml. old.yaml is in today's format already")
+    assert to_plain(read_yaml("again.yaml")) == to_plain(read_yaml("old.yaml"))
+
+
+def test_what_only_we_can_read_is_not_written(here, capsys):
+    text = FLAT + "  reward_signals: {curiosity: {strength: 0.5}}\n"
+    (here / "old.yaml").write_text(text)
+    said = run(capsys, "upgrade", "old.yaml", "-o", "new.yaml")
+    assert "default_settings are left out, since behavior 'Walker'" in said
+    new, old = load_run_settings("new.yaml"), load_run_settings("old.yaml")
+    assert new.default_settings is None
+    assert new.behaviors == old.behaviors
+    assert "null" not in (here / "new.yaml").read_text()
+
+
+def test_text_that_looks_like_a_number_stays_text(here, capsys):
+    (here / "new.yaml").write_text("behaviors: {A: {}}\ncheckpoint_settings: {run_id: 007}\n")
+    run(capsys, "upgrade", "new.yaml", "-o", "newer.yaml")
+    assert load_run_settings("newer.yaml").checkpoint_settings.run_id == "007"
+
+
+def test_deprecated_keys_of_today_are_written_as_their_successors(here, capsys):
+    text = (
+        "behaviors:\n  A:\n    framework: pytorch\n    reward_signals:\n"
+        "      curiosity: {encoding_size: 32}\n"
+        "environment_parameters:\n  mass:\n    sampler_type: multirange_uniform\n"
+        "    sampler_parameters: {intervals: [[1, 2]]}\n"
+    )
+    (here / "a.yaml").write_text(text)
+    run(capsys, "upgrade", "a.yaml", "-o", "b.yaml")
+    written = to_plain(read_yaml("b.yaml"))
+    signal = {"curiosity": {"network_settings": {"hidden_units": 32}}}
+    assert written["behaviors"] == {"A": {"reward_signals": signal}}
+    assert written["environment_parameters"]["mass"]["sampler_type"] == "multirangeuniform"

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.tracking import names
+from pipeline.tracking.base import Tracker, Update
+from pipeline.tracking.timers import TimersSink, run_metadata
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def sink(tmp_path: Path, clock: Clock) -> TimersSink:
+    return TimersSink(tmp_path / "run_logs/timers.json", metadata={"trainer": "us"}, clock=clock)
+
+
+SECONDS = {"environment": 3.0, "wire": 1.0, "inference": 2.0, "storage": 0.5, "update": 1.5}
+
+
+def times(share: float) -> dict[str, float]:
+    return {f"Time/{part}": value * share for part, value in SECONDS.items()}
+
+
+def test_a_run_that_never_starts_writes_nothing(sink):
+    sink.close()
+    assert not sink.path.exists()
+
+
+def test_exact_seconds_make_a_tree_whose_parts_add_up(sink, clock):
+    clock.now = 102.0
+    sink.start()
+    sink.metrics("B", {names.REWARD: 1.0, **times(0.5)}, 10)
+    clock.now = 112.0
+    sink.close()
+    sink.finish(SECONDS | {"total": 9.0}, n_updates=4)
+    clock.now = 500.0
+    sink.close()
+    tree = json.loads(sink.path.read_text())
+    assert (tree["name"], tree["total"], tree["count"], tree["self"]) == ("root", 12.0, 1, 0.0)
+    assert tree["children"]["run_training.setup"] == {"total": 3.0, "count": 1, "self": 3.0}
+    learning = tree["children"]["TrainerController.start_learning"]
+    assert (learning["total"], learning["self"]) == (9.0, 1.0)
+    parts = learning["children"]
+    assert parts["_update_policy"] == {"total": 1.5, "count": 4, "self": 1.5}
+    assert parts["env_step"] == {
+        "total": 4.0,
+        "self": 0.0,
+        "children": {
+            "communicator.exchange": {"total": 3.0, "self": 3.0},
+            "codec": {"total": 1.0, "self": 1.0},
+        },
+    }
+    assert parts["TorchPolicy.evaluate"]["total"] == 2.0
+    assert parts["process_trajectory"]["total"] == 0.5
+
+
+def test_a_run_that_fails_has_the_seconds_of_its_summaries(sink, clock):
+    sink.start()
+    for step in (10, 20):
+        for behavior in ("A", "B"):  # they step together, and learn apart
+            sink.metrics(behavior, times(0.5), step)
+    sink.updated("A", Update(step=20, update_s=1.0, n_episodes=0, recent_returns=()))
+    clock.now = 130.0
+    sink.close()
+    tree = json.loads(sink.path.read_text())
+    parts = tree["children"]["TrainerController.start_learning"]["children"]
+    assert parts["env_step"]["total"] == 4.0
+    assert parts["_update_policy"] == {"total": 3.0, "count": 1, "self": 3.0}
+    assert tree["total"] == 30.0
+
+
+def test_gauges_hold_the_range_of_each_number(sink):
+    for step, reward in enumerate([2.0, -1.0, 0.5]):
+        sink.metrics("B", {names.REWARD: reward, **times(1)}, step)
+    assert sink.tree()["gauges"] == {
+        "B.Environment.CumulativeReward.mean": {"value": 0.5, "min": -1.0, "max": 2.0, "count": 3}
+    }
+
+
+def test_metadata_is_text_with_the_keys_that_readers_know(sink, clock):
+    sink.start()
+    clock.now = 101.9
+    assert sink.tree()["metadata"] == {
+        "timer_format_version": "0.1.0",
+        "start_time_seconds": "100",
+        "trainer": "us",
+        "end_time_seconds": "101",
+    }
+    told = run_metadata(trainer="us")
+    assert told.keys() == {
+        "python_version",
+        "command_line_arguments",
+        "trainer",
+        "mlagents_version",
+        "mlagents_envs_version",
+        "communication_protocol_version",
+        "pytorch_version",
+        "numpy_version",
+    }
+    assert told["communication_protocol_version"] == "1.5.0"
+    assert all(isinstance(value, str) and value != "unknown" for value in told.values())
+
+
+def test_the_tracker_brings_summaries_and_updates(sink):
+    with Tracker([sink]) as tracker:
+        tracker.metrics("B", {names.REWARD: 1.0}, 10)
+        tracker.updated("B", Update(step=10, update_s=1.0, n_episodes=1, recent_returns=[1.0]))
+    tree = json.loads(sink.path.read_text())
+    learning = tree["children"]["TrainerController.start_learning"]
+    assert learning["children"]["_update_policy"]["count"] == 1

@@ -1,0 +1,301 @@
+"""The rules by which lessons follow each other."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pipeline.settings import load_run_settings
+from pipeline.trainer.curriculum import Change, Curriculum, in_words
+
+
+def parameters(**curricula):
+    """`environment_parameters`; a list is a curriculum of values and the criteria between them."""
+    written = {
+        name: {"curriculum": lessons(*one)} if isinstance(one, list) else one
+        for name, one in curricula.items()
+    }
+    return (
+        load_run_settings(None, overrides={"environment_parameters": written})
+        .with_seed(7)
+        .environment_parameters
+    )
+
+
+def lessons(*items):
+    """`1.0, {criteria}, 2.0` as the lessons of a file."""
+    made = []
+    for index, value in enumerate(items[::2]):
+        lesson = {"name": f"lesson{index}", "value": value}
+        if 2 * index + 1 < len(items):
+            lesson["completion_criteria"] = {"behavior": "B"} | items[2 * index + 1]
+        made.append(lesson)
+    return made
+
+
+def played(curriculum, *steps):
+    """The step number, from 1, at which each lesson began: (step, parameters, must_reset).
+
+    A step is the returns of the episodes that ended at it, or (returns, progress) of behavior B.
+    """
+    changes = []
+    for number, step in enumerate(steps, start=1):
+        returns, progress = step if isinstance(step, tuple) else (step, 0.0)
+        curriculum.observe("B", returns=returns, step=round(100 * progress), max_steps=100)
+        change = curriculum.advance()
+        if change.parameters:
+            changes.append((number, *change.parameters, change.must_reset))
+    return changes
+
+
+PLAIN = {"threshold": 1.0, "signal_smoothing": False}
+SMOOTH = {"threshold": 1.0, "signal_smoothing": True}
+
+RULES = {
+    "a reward above the threshold": (PLAIN, [[0.5], [1.5]], [2]),
+    "a reward equal to the threshold is not above it": (PLAIN, [[1.0], [1.0]], []),
+    "no episode, no reward, even with a negative threshold": (
+        PLAIN | {"threshold": -5.0},
+        [[], [], [-1.0]],
+        [3],
+    ),
+    "without min_lesson_length only the last episode counts": (PLAIN, [[9.0, 0.0], [0.0]], []),
+    "fewer episodes than min_lesson_length": (
+        PLAIN | {"min_lesson_length": 3},
+        [[5.0], [5.0], [], [5.0]],
+        [4],
+    ),
+    "the mean is taken over the last min_lesson_length episodes": (
+        PLAIN | {"min_lesson_length": 2},
+        # means 0, 1, 1, 1.5
+        [[0.0, 0.0], [2.0], [0.0], [3.0]],
+        [4],
+    ),
+    "episodes that end at one step are one measure": (
+        PLAIN | {"min_lesson_length": 3},
+        [[0.0, 9.0, 0.0]],
+        [1],
+    ),
+    "a smoothed reward lags": (
+        SMOOTH,
+        # 0, then .25 * 0 + .75 * 1.2 = .9, then .25 * .9 + .75 * 1.2 = 1.125
+        [[0.0], [1.2], [1.2]],
+        [3],
+    ),
+    "a smoothed reward is smoothed once for each step with an episode, not while nothing ends": (
+        SMOOTH,
+        [[0.0], [1.2], [], [], [], [1.2]],
+        [6],
+    ),
+    "smoothing begins at the first mean, so that a negative reward is not flattered": (
+        SMOOTH | {"threshold": -1.0},
+        # beginning at 0 gives -0.9 at once
+        [[-1.2], [-1.2]],
+        [],
+    ),
+    "smoothing begins when there are min_lesson_length episodes": (
+        SMOOTH | {"min_lesson_length": 2},
+        # the first measure is the mean 1.1 of both
+        [[0.0], [2.2]],
+        [2],
+    ),
+    "progress above the threshold": (
+        {"measure": "progress", "threshold": 0.5},
+        [([], 0.4), ([], 0.5), ([], 0.51)],
+        [3],
+    ),
+    "progress waits for min_lesson_length as well": (
+        {"measure": "progress", "threshold": 0.5, "min_lesson_length": 2},
+        [([], 0.6), ([1.0], 0.7), ([1.0], 0.8)],
+        [3],
+    ),
+    "progress is not smoothed": (
+        {"measure": "progress", "threshold": 0.5, "signal_smoothing": True},
+        [([1.0], 0.1), ([1.0], 0.52)],
+        [2],
+    ),
+    "a return that is not a number is no episode": (PLAIN, [[float("nan")], [2.0]], [2]),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rule(rule):
+    criteria, steps, expected = RULES[rule]
+    curriculum = Curriculum(parameters(p=[0.0, criteria, 1.0]))
+    assert [step for step, *_ in played(curriculum, *steps)] == expected
+    assert curriculum.numbers == {"p": len(expected)}
+    assert curriculum.is_over == bool(expected)
+
+
+def test_one_lesson_at_a_time_and_the_last_never_ends():
+    curriculum = Curriculum(parameters(p=[1.0, PLAIN, 2.0, PLAIN, 3.0]))
+    assert played(curriculum, [5.0], [5.0], [5.0], [5.0]) == [(1, "p", False), (2, "p", False)]
+    assert curriculum.values()["p"].value == 3.0
+    assert curriculum.is_over
+
+
+def test_a_change_empties_every_buffer_and_every_smoothed_measure():
+    quick = PLAIN | {"min_lesson_length": 2}
+    slow = SMOOTH | {"threshold": 1.5, "min_lesson_length": 3}
+    curriculum = Curriculum(parameters(p=[1.0, quick, 2.0], q=[1.0, slow, 2.0]))
+    steps = [[1.2, 1.2, 1.2], [9.0], [9.0], [9.0]]
+    # p moves at step 1; q needs three episodes since then, and 1.2 counts no more
+    assert played(curriculum, *steps) == [(1, "p", False), (4, "q", False)]
+
+
+def test_buffers_of_other_behaviors_are_emptied_too():
+    other = {"behavior": "Other", "threshold": 0.0, "min_lesson_length": 2}
+    curriculum = Curriculum(parameters(p=[1.0, PLAIN, 2.0], q=[1.0, other, 2.0]))
+    curriculum.observe("Other", returns=[1.0], step=0, max_steps=1)
+    curriculum.observe("B", returns=[5.0], step=0, max_steps=1)
+    assert curriculum.advance() == Change(parameters=("p",))
+    curriculum.observe("Other", returns=[1.0], step=0, max_steps=1)
+    assert curriculum.advance() == Change()
+    curriculum.observe("Other", returns=[1.0], step=0, max_steps=1)
+    assert curriculum.advance() == Change(parameters=("q",))
+
+
+def test_the_buffer_is_as_long_as_the_longest_lesson_that_measures_the_behavior():
+    short = PLAIN | {"min_lesson_length": 1}
+    long = PLAIN | {"min_lesson_length": 4, "threshold": 2.0}
+    curriculum = Curriculum(parameters(p=[1.0, short, 2.0], q=[1.0, long, 2.0]))
+    # p looks at the mean over four episodes, not over the one that it asks for
+    steps = [[0.0], [0.0], [0.0], [3.0], [3.0]]
+    assert played(curriculum, *steps) == [(5, "p", False)]
+
+
+def test_parameters_move_independently_and_together():
+    criteria = {"measure": "progress", "threshold": 0.2}
+    later = {"measure": "progress", "threshold": 0.6}
+    curriculum = Curriculum(
+        parameters(p=[1.0, criteria, 2.0, later, 3.0], q=[1.0, later, 2.0], r=4.5)
+    )
+    assert played(curriculum, ([], 0.1), ([], 0.3), ([], 0.5), ([], 0.7)) == [
+        (2, "p", False),
+        (4, "p", "q", False),
+    ]
+    assert curriculum.numbers == {"p": 2, "q": 1, "r": 0}
+
+
+def test_require_reset_is_that_of_the_lesson_that_is_over():
+    curriculum = Curriculum(parameters(p=[1.0, PLAIN | {"require_reset": True}, 2.0, PLAIN, 3.0]))
+    assert played(curriculum, [5.0], [5.0]) == [(1, "p", True), (2, "p", False)]
+
+
+def test_one_of_two_that_asks_for_a_reset_is_enough():
+    with_reset = PLAIN | {"require_reset": True}
+    curriculum = Curriculum(parameters(p=[1.0, PLAIN, 2.0], q=[1.0, with_reset, 2.0]))
+    assert played(curriculum, [5.0]) == [(1, "p", "q", True)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "numbers"),
+    [(0, [0, 0]), (1, [1, 0]), (2, [2, 0]), (9, [2, 0]), (-3, [0, 0])],
+)
+def test_starting_lesson_is_clamped_for_each_parameter(asked, numbers):
+    curriculum = Curriculum(
+        parameters(p=[1.0, PLAIN, 2.0, PLAIN, 3.0], q=0.5), starting_lesson=asked
+    )
+    assert list(curriculum.numbers.values()) == numbers
+
+
+def test_behaviors_that_lessons_still_wait_for():
+    other = PLAIN | {"behavior": "Other"}
+    curriculum = Curriculum(parameters(p=[1.0, PLAIN, 2.0, other, 3.0], q=[1.0, other, 2.0], r=1.0))
+    assert curriculum.measured() == {"B": ["p"], "Other": ["p", "q"]}
+    assert Curriculum(parameters(p=[1.0, PLAIN, 2.0]), starting_lesson=1).measured() == {}
+
+
+def test_a_behavior_that_nothing_measures_is_passed_over():
+    curriculum = Curriculum(parameters(p=[1.0, PLAIN, 2.0]))
+    curriculum.observe("Else", returns=[9.0], step=1, max_steps=1)
+    assert curriculum.advance() == Change()
+
+
+MIDDLE = {
+    "plain": [1.0, PLAIN | {"min_lesson_length": 3}, 2.0, PLAIN | {"min_lesson_length": 2}, 3.0],
+    "smoothed": [1.0, SMOOTH | {"min_lesson_length": 2}, 2.0, SMOOTH, 3.0],
+    "progress": [1.0, {"measure": "progress", "threshold": 0.3, "min_lesson_length": 2}, 2.0],
+}
+STEPS = [
+    ([0.4], 0.1),
+    ([], 0.2),
+    ([0.8, 0.9], 0.3),
+    ([1.15], 0.4),
+    ([1.2], 0.5),
+    ([1.3, 1.1], 0.6),
+    ([1.3], 0.7),
+    ([1.2], 0.8),
+]
+
+
+@pytest.mark.parametrize("name", MIDDLE)
+@pytest.mark.parametrize("cut", range(len(STEPS)))
+def test_resumed_in_the_middle_of_a_lesson_equals_uninterrupted(name, cut):
+    described = parameters(p=MIDDLE[name])
+    whole = Curriculum(described)
+    expected = played(whole, *STEPS)
+    assert expected
+    first, second = Curriculum(described), Curriculum(described)
+    before = played(first, *STEPS[:cut])
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    after = [(step + cut, *rest) for step, *rest in played(second, *STEPS[cut:])]
+    assert before + after == expected
+    assert second.state_dict() == whole.state_dict()
+
+
+def test_state_is_not_changed_by_what_comes_later():
+    curriculum = Curriculum(parameters(p=MIDDLE["smoothed"]))
+    played(curriculum, [0.1, 0.2])
+    state = curriculum.state_dict()
+    kept = json.dumps(state)
+    played(curriculum, [5.0], [5.0], [5.0])
+    assert json.dumps(state) == kept
+
+
+def test_lesson_numbers_alone_can_be_taken_up():
+    curriculum = Curriculum(parameters(p=MIDDLE["plain"], q=1.0))
+    curriculum.load_state_dict({"lessons": {"p": 1}})
+    assert curriculum.numbers == {"p": 1, "q": 0}
+    assert played(curriculum, [5.0], [5.0]) == [(2, "p", False)]
+
+
+def test_state_of_another_configuration_is_clamped_and_measures_begin_anew():
+    longer, shorter = (
+        parameters(p=MIDDLE["plain"], gone=1.0),
+        parameters(p=[1.0, PLAIN | {"min_lesson_length": 3}, 2.0], new=[1.0, PLAIN, 2.0]),
+    )
+    before = Curriculum(longer, starting_lesson=2)
+    after = Curriculum(shorter)
+    after.load_state_dict(before.state_dict())
+    assert after.numbers == {"p": 1, "new": 0}
+    assert after.state_dict()["returns"] == {"B": []}
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (1.5, "Float: value=1.5"),
+        (
+            {
+                "sampler_type": "uniform",
+                "sampler_parameters": {"min_value": 0.5, "max_value": 10},
+            },
+            "Uniform sampler: min=0.5, max=10.0",
+        ),
+        (
+            {"sampler_type": "gaussian", "sampler_parameters": {"mean": 2, "st_dev": 0.3}},
+            "Gaussian sampler: mean=2.0, stddev=0.3",
+        ),
+        (
+            {
+                "sampler_type": "multirangeuniform",
+                "sampler_parameters": {"intervals": [[7, 10], [15, 20]]},
+            },
+            "MultiRangeUniform sampler: intervals=[(7.0, 10.0), (15.0, 20.0)]",
+        ),
+    ],
+)
+def test_values_read_as_in_the_console_of_mlagents(value, words):
+    assert in_words(Curriculum(parameters(p=value)).values()["p"]) == words

@@ -1,0 +1,153 @@
+"""A curriculum on a real executable: console, charts and environment agree on the lessons."""
+
+from __future__ import annotations
+
+import logging
+from itertools import pairwise
+
+import pytest
+
+import pipeline
+from pipeline.settings import load_run_settings
+from pipeline.simulators.pack import pack
+from pipeline.tracking.tensorboard import TensorBoardSink
+
+BALL = "3DBall"
+SETTINGS = {
+    "behaviors": {
+        BALL: {
+            "trainer_type": "ppo",
+            "hyperparameters": {"batch_size": 64, "buffer_size": 512, "num_epoch": 1},
+            "network_settings": {"hidden_units": 8, "num_layers": 1},
+            "max_steps": 6000,
+            "time_horizon": 64,
+            "summary_freq": 500,
+        }
+    },
+    "environment_parameters": {
+        "gravity": {
+            "curriculum": [
+                {
+                    "name": "moon",
+                    "completion_criteria": {
+                        "behavior": BALL,
+                        "threshold": 0.5,
+                        "min_lesson_length": 30,
+                    },
+                    "value": 1.625,
+                },
+                {
+                    "name": "earth",
+                    "completion_criteria": {
+                        "behavior": BALL,
+                        "measure": "progress",
+                        "threshold": 0.6,
+                        "require_reset": True,
+                    },
+                    "value": 9.8125,
+                },
+                {"name": "jupiter", "value": 24.75},
+            ]
+        },
+        "mass": {
+            "sampler_type": "uniform",
+            "sampler_parameters": {"min_value": 0.5, "max_value": 2.0},
+        },
+    },
+}
+VALUES = [1.625, 9.8125, 24.75]
+
+
+class Recorder:
+    """Keeps the metrics but the timings, and the distributions."""
+
+    def __init__(self) -> None:
+        self.rows, self.spreads = [], []
+
+    def metrics(self, _, values, step):
+        kept = {tag: value for tag, value in values.items() if not tag.startswith("Time/")}
+        self.rows.append((step, kept))
+
+    def distribution(self, _, tag, values, step):
+        if not self.spreads or self.spreads[-1][0] != step:
+            self.spreads.append((step, {}))
+        self.spreads[-1][1][tag] = list(values)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def executable(tmp_path_factory):
+    return pack("balance_ball", tmp_path_factory.mktemp("built") / "balance_ball")
+
+
+@pytest.fixture
+def trained(executable, tmp_path, monkeypatch):
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
+
+    def run(label, *, seed=1, **options):
+        recorder = Recorder()
+        pipeline.train(
+            executable,
+            load_run_settings(None, overrides=SETTINGS),
+            seed=seed,
+            run_dir=tmp_path / label,
+            num_envs=2,
+            sinks=[recorder, TensorBoardSink(tmp_path / label)],
+            **options,
+        )
+        return recorder
+
+    return run
+
+
+def scalars(folder, tag):
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    return [
+        value.simple_value
+        for path in folder.glob("events.out.tfevents.*")
+        for event in LegacyEventFileLoader(str(path)).Load()
+        for value in event.summary.value
+        if value.tag == tag
+    ]
+
+
+@pytest.mark.slow
+def test_lessons_advance_in_console_charts_and_environment(trained, tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        recorder = trained("run")
+    lines = [r.getMessage() for r in caplog.records if "Parameter 'gravity'" in r.getMessage()]
+    assert lines == [
+        f"Parameter 'gravity' is in lesson '{name}' and has value 'Float: value={value}'."
+        for name, value in zip(("moon", "earth", "jupiter"), VALUES, strict=True)
+    ]
+    charted = [row["Environment/Lesson Number/gravity"] for _, row in recorder.rows]
+    assert charted == sorted(charted)
+    assert set(charted) == {0.0, 1.0, 2.0}
+    assert scalars(tmp_path / "run" / BALL, "Environment/Lesson Number/gravity") == charted
+    read = [spread["Environment/Parameter/gravity"] for _, spread in recorder.spreads]
+    assert len(read) == len(charted) >= 10
+    # what the two executables read in the period up to each summary is what the lessons say: that
+    # of the summary, and where a lesson began in the period, the one before
+    for values, (before, now) in zip(read, pairwise([0.0, *charted]), strict=True):
+        assert set(values) <= {VALUES[int(before)], VALUES[int(now)]}
+    assert set(read[0]) == {VALUES[0]}
+    assert set(read[-1]) == {VALUES[2]}
+    masses = [m for _, spread in recorder.spreads for m in spread["Environment/Parameter/mass"]]
+    assert 0.5 <= min(masses) < 0.6 < 1.9 < max(masses) <= 2.0
+
+
+@pytest.mark.slow
+def test_same_seed_gives_the_same_lessons_at_the_same_steps(trained):
+    one, two, other = trained("one"), trained("two"), trained("other", seed=2)
+    assert (one.rows, one.spreads) == (two.rows, two.spreads)
+    assert one.rows != other.rows
+
+
+@pytest.mark.slow
+def test_starting_lesson_reaches_the_executable(trained):
+    recorder = trained("late", starting_lesson=2)
+    gravity = {v for _, spread in recorder.spreads for v in spread["Environment/Parameter/gravity"]}
+    assert gravity == {24.75}

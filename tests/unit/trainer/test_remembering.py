@@ -1,0 +1,322 @@
+"""What agents remember while they act, and what is learned from it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from remembering import Cue, Level
+
+import pipeline
+from pipeline.algos.recurrence import stored_recall, values_in_sequence
+from pipeline.nets.memory import Recall
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.trainer.learner import Learner
+
+CPU = torch.device("cpu")
+SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, (3,)))
+MEMORY = {"hidden_units": 8, "num_layers": 1, "memory": {"sequence_length": 3, "memory_size": 6}}
+
+
+def learner_of(quick, spec=SPEC, *, shared=False, network=MEMORY, **changes):
+    numbers = {"batch_size": 32, "buffer_size": 4096, "num_epoch": 1, "shared_critic": shared}
+    settings = quick(network_settings=network, hyperparameters=numbers, **changes)
+    return Learner("Toy", spec, settings.behaviors["Toy"], seed=1, device=CPU)
+
+
+def steps_of(ids, ended=(), *, time=0, interrupted=False):
+    """One worker's steps; what an agent sees depends on its id and the time only."""
+
+    def seen(agents):
+        return [np.array([[a, np.sin(time + a)] for a in agents], np.float32).reshape(-1, 2)]
+
+    def zeros(n):
+        return np.zeros(n, np.float32), np.zeros(n, np.int32)
+
+    reward, group = zeros(len(ids))
+    last, last_group = zeros(len(ended))
+    return (
+        DecisionSteps(seen(ids), reward, np.array(ids, np.int32), None, group, reward),
+        TerminalSteps(
+            seen(ended),
+            last,
+            np.full(len(ended), interrupted),
+            np.array(ended, np.int32),
+            last_group,
+            last,
+        ),
+    )
+
+
+def play(learner, steps, *, team=""):
+    decided = learner.decide(steps, team=team)
+    learner.absorb(steps, team=team)
+    learner.remember(steps, decided, team=team)
+    return decided
+
+
+def memory_of(learner, agent, *, worker=0, team=""):
+    slot = learner.slots._slots[(team, worker), agent]
+    return learner.memories[slot].copy()
+
+
+def alone(quick, agent, times):
+    """Memory of an agent that acts at `times` with nobody else there."""
+    learner = learner_of(quick)
+    for time in times:
+        play(learner, [steps_of([agent], time=time)])
+    return memory_of(learner, agent)
+
+
+def test_agents_that_come_and_go_remember_what_each_would_alone(quick):
+    learner = learner_of(quick)
+    play(learner, [steps_of([1, 2], time=0)])
+    play(learner, [steps_of([2], time=1)])
+    play(learner, [steps_of([3, 1, 2], time=2)])
+    times = {1: (0, 2), 2: (0, 1, 2), 3: (2,)}
+    found = {agent: memory_of(learner, agent) for agent in times}
+    for agent, when in times.items():
+        np.testing.assert_allclose(found[agent], alone(quick, agent, when), atol=1e-6)
+    assert np.abs(found[1] - found[2]).max() > 1e-3
+
+
+def test_same_ids_in_other_workers_and_teams_have_memories_of_their_own(quick):
+    learner = learner_of(quick)
+    play(learner, [steps_of([1], time=0), steps_of([1], time=5)], team="a")
+    play(learner, [steps_of([1], time=7), steps_of([], time=0)], team="b")
+    play(learner, [steps_of([1], time=1), steps_of([1], time=6)], team="a")
+    places = {("a", 0): (0, 1), ("a", 1): (5, 6), ("b", 0): (7,)}
+    for (team, worker), times in places.items():
+        found = memory_of(learner, 1, worker=worker, team=team)
+        np.testing.assert_allclose(found, alone(quick, 1, times), atol=1e-6)
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+@pytest.mark.parametrize("pause", [0, 2])
+def test_memory_is_gone_when_the_episode_ends(quick, interrupted, pause):
+    learner = learner_of(quick)
+    play(learner, [steps_of([1, 2], time=0)])
+    play(learner, [steps_of([1, 2], time=1)])
+    goes_on = [1] if pause == 0 else []
+    play(learner, [steps_of([*goes_on, 2], ended=[1], time=2, interrupted=interrupted)])
+    for time in range(3, 3 + pause):
+        play(learner, [steps_of([2], time=time)])
+    if pause:
+        play(learner, [steps_of([1, 2], time=2 + pause)])
+    begun = alone(quick, 1, [2 + pause])
+    np.testing.assert_allclose(memory_of(learner, 1), begun, atol=1e-6)
+    kept = alone(quick, 2, [0, 1, 2, *range(3, 3 + pause), *([2 + pause] if pause else [])])
+    np.testing.assert_allclose(memory_of(learner, 2), kept, atol=1e-6)
+
+
+def test_next_agent_in_a_freed_slot_remembers_nothing(quick):
+    learner = learner_of(quick)
+    for time in range(3):
+        play(learner, [steps_of([1], time=time)])
+    slot = learner.slots._slots[("", 0), 1]
+    play(learner, [steps_of([], ended=[1], time=3)])
+    assert not learner.memories[slot].any()
+    play(learner, [steps_of([9], time=4)])
+    assert learner.slots._slots[("", 0), 9] == slot
+    np.testing.assert_allclose(memory_of(learner, 9), alone(quick, 9, [4]), atol=1e-6)
+
+
+def test_reset_of_the_environment_drops_all_memories(quick):
+    learner = learner_of(quick)
+    play(learner, [steps_of([1, 2], time=0)])
+    assert learner.memories.any()
+    learner.environment_was_reset()
+    assert not learner.memories.any()
+
+
+def test_memories_go_on_from_a_saved_experience(quick):
+    one, two = learner_of(quick), learner_of(quick)
+    for time in range(4):
+        play(one, [steps_of([4, 2], time=time)])
+    two.load_state_dict(copy.deepcopy(one.state_dict()))
+    two.load_experience(one.experience(with_open=True), with_open=True)
+    for learner in (one, two):
+        # as the loop does, without saying whose: there is one team
+        decided = learner.decide([steps_of([2, 4], time=4)])
+        assert decided.decision.rows["memory"].any(axis=1).all()
+        learner.absorb([steps_of([2, 4], time=4)])
+        learner.remember([steps_of([2, 4], time=4)], decided)
+    np.testing.assert_array_equal(memory_of(one, 4), memory_of(two, 4))
+
+
+def test_policies_without_memory_store_none(quick):
+    learner = learner_of(quick, network={"hidden_units": 8, "num_layers": 1})
+    play(learner, [steps_of([1], time=0)])
+    assert learner.memories is None
+    assert learner.algorithm.memory_size == 0
+    assert "memory" not in learner.algorithm.fields
+    assert learner.experience(with_open=True)["memories"] is None
+
+
+def collected(quick, *, toy=Cue, shared=False, n_steps=40, horizon=8, agents=5):
+    """A learner that has played, each decision with what its critic said then, by trajectory."""
+    learner = learner_of(quick, toy.spec, shared=shared, time_horizon=horizon)
+    algorithm, game = learner.algorithm, toy(n_agents=agents, seed=2)
+    steps, said = list(game.reset().values()), {agent: [] for agent in range(agents)}
+    closed: list[list[float]] = []
+    for _ in range(n_steps):
+        decided = learner.decide(steps, team="")
+        ((decision, terminal),) = steps
+        for agent in terminal.agent_id:
+            closed.append([*said[agent], np.nan])
+            said[agent] = []
+        values = critics_word(algorithm, decision.obs, decided.decision.rows["memory"])
+        for agent in decision.agent_id:
+            if len(said[agent]) == horizon:
+                closed.append([*said[agent], values[agent]])
+                said[agent] = []
+            said[agent].append(values[agent])
+        learner.absorb(steps)
+        learner.remember(steps, decided)
+        steps = list(game.step({"Toy?team=0": decided.actions[0]}).values())
+    return learner, closed
+
+
+@torch.no_grad()
+def critics_word(algorithm, obs, memory):
+    """The critic's values [N] of single steps from the memories that were stored."""
+    inputs = [torch.from_numpy(values) for values in obs]
+    ones = torch.ones(len(memory), dtype=torch.int64)
+    return algorithm._value(inputs, Recall(memory=torch.from_numpy(memory), lengths=ones))[:, 0]
+
+
+CASES = [(Cue, False), (Level, False), (Cue, True)]
+
+
+@pytest.mark.parametrize(("toy", "shared"), CASES)
+def test_update_sees_the_log_probs_and_values_of_acting(quick, toy, shared):
+    learner, closed = collected(quick, toy=toy, shared=shared, horizon=4)
+    algorithm, rollout = learner.algorithm, learner.trajectories.rollout()
+    lengths = rollout.lengths.tolist()
+    assert len(lengths) == len(closed) > 20
+    assert max(lengths) == 4 > algorithm.sequence_length
+    assert min(lengths) < 3
+    with torch.no_grad():
+        batch = algorithm._batch(rollout)
+        own, _ = algorithm._recalls(batch.recall)
+        hidden = algorithm.policy.actor(batch.obs, own)
+        log_prob, _ = algorithm.policy.actor.heads.evaluate(
+            hidden, batch.continuous, batch.discrete, batch.allowed
+        )
+        torch.testing.assert_close(log_prob, batch.log_prob, atol=2e-6, rtol=0)
+        obs = [torch.from_numpy(rollout.fields["obs_0"])]
+        recall = stored_recall(rollout, algorithm.sequence_length, CPU)
+        following = values_in_sequence(
+            algorithm._value,
+            obs,
+            [torch.from_numpy(rollout.next_obs[0])],
+            rollout,
+            recall=recall,
+        )[1]
+    # trajectories that close at one step may stand in another order
+    found = []
+    for start, length, after in zip(rollout.starts, lengths, following[:, 0], strict=True):
+        values = batch.value[start : start + length, 0].tolist()
+        found.append((*values, float(after)))
+    expected = [tuple(map(float, values)) for values in closed]
+    for values in expected:
+        nearest = min(found, key=lambda other: distance(other, values))
+        assert distance(nearest, values) < 2e-6
+        found.remove(nearest)
+    assert any(not np.isnan(values[-1]) for values in expected)
+
+
+def distance(one, other):
+    """Largest difference of two trajectories' values; one that the task ended has no bootstrap."""
+    if len(one) != len(other):
+        return np.inf
+    return np.nanmax(np.abs(np.subtract(one, other)))
+
+
+def test_act_and_update_disagree_when_the_memory_is_not_the_stored_one(quick):
+    learner, _ = collected(quick)
+    algorithm, rollout = learner.algorithm, learner.trajectories.rollout()
+    rollout.memory[:] = 0.0
+    with torch.no_grad():
+        batch = algorithm._batch(rollout)
+        hidden = algorithm.policy.actor(batch.obs, algorithm._recalls(batch.recall)[0])
+        heads = algorithm.policy.actor.heads
+        log_prob, _ = heads.evaluate(hidden, batch.continuous, batch.discrete, batch.allowed)
+    assert float((log_prob - batch.log_prob).abs().max()) > 1e-4
+
+
+def test_what_stands_in_the_padding_does_not_change_what_is_learned(quick, monkeypatch):
+    learner, _ = collected(quick)
+    state = copy.deepcopy(learner.algorithm.state_dict())
+    zeros, results = torch.Tensor.new_zeros, []
+    for fill in (0.0, 100.0):
+        learner.algorithm.load_state_dict(copy.deepcopy(state))
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                torch.Tensor, "new_zeros", lambda s, *shape, fill=fill: zeros(s, *shape) + fill
+            )
+            learner.algorithm.update(learner.trajectories.rollout(), step=0)
+        results.append([p.detach().clone() for p in learner.algorithm.parameters])
+    before = [*state["policy"].values(), *state["critic"].values()]
+    assert not all(torch.equal(a, b) for a, b in zip(results[0], before, strict=False))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_minibatches_hold_whole_sequences_with_their_memories(quick):
+    learner, _ = collected(quick, n_steps=60)
+    algorithm, rollout = learner.algorithm, learner.trajectories.rollout()
+    batch = algorithm._batch(rollout)
+    numbered = torch.arange(rollout.n_rows)[:, None]
+    batch = replace(batch, value=numbered)  # so that every row can be told from the others
+    lengths = batch.recall.lengths.tolist()
+    memories = dict(zip(map(key, numbered.split(lengths)), batch.recall.memory, strict=True))
+    size, found = 7, []
+    minibatches = list(batch.minibatches(np.random.default_rng(0), size))
+    assert len(minibatches) == len(lengths) // size > 3
+    for one in minibatches:
+        assert len(one.recall.lengths) == size
+        assert torch.equal(one.log_prob, batch.log_prob[one.value[:, 0]])
+        rows = one.value.split(one.recall.lengths.tolist())
+        for sequence, memory in zip(rows, one.recall.memory, strict=True):
+            assert torch.equal(memories[key(sequence)], memory)
+            found.append(key(sequence))
+    assert len(set(found)) == len(found)
+    assert found != list(memories)[: len(found)]
+
+
+def key(rows):
+    return tuple(rows.flatten().tolist())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_update_changes_every_weight_of_both_recurrent_layers(quick, shared):
+    learner, _ = collected(quick, shared=shared, n_steps=60)
+    algorithm = learner.algorithm
+    assert algorithm.memory_size == (6 if shared else 12)
+    before = {name: p.detach().clone() for name, p in named(algorithm)}
+    stats = algorithm.update(learner.trajectories.rollout(), step=0)
+    assert all(np.isfinite(value) for value in stats.values())
+    assert [name for name, p in named(algorithm) if torch.equal(before[name], p)] == []
+    assert any(name.startswith("critic.memory") for name in before) is not shared
+
+
+def named(algorithm):
+    for label, network in (("policy", algorithm.policy), ("critic", algorithm.critic)):
+        for name, parameter in network.named_parameters():
+            yield f"{label}.{name}", parameter
+
+
+def test_sequence_longer_than_the_horizon_and_batch_of_one_sequence_can_be_trained(
+    quick, tmp_path, in_process
+):
+    network = {"hidden_units": 8, "num_layers": 1, "normalize": True}
+    settings = quick(
+        network_settings={**network, "memory": {"sequence_length": 32, "memory_size": 4}},
+        time_horizon=5,
+    )
+    result = pipeline.train(in_process(Level(n_agents=3)), settings, seed=1, run_dir=tmp_path)
+    assert result.behaviors["Toy"].n_updates > 1

@@ -1,0 +1,207 @@
+"""Environments from outside in the DAG: the same for both engines, and good to train in."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dags import differences, dvc_nodes, snakemake_nodes
+from loopback import Site, site
+from made_archives import digest
+from project import commit, run
+
+from pipeline.simulators.pack import pack
+
+EXPERIMENT = """\
+experiments:
+  small:
+    environment: {environment}
+    trainer: config/ppo/3DBall.yaml
+    overrides:
+      behaviors.3DBall.max_steps: 600
+      behaviors.3DBall.summary_freq: 200
+      behaviors.3DBall.hyperparameters.buffer_size: 200
+      behaviors.3DBall.hyperparameters.batch_size: 50
+    seeds:
+      - 1
+    stages:
+      - train
+"""
+EDITOR = """\
+#!{python}
+import pathlib, shutil, sys
+value = lambda name: sys.argv[sys.argv.index(name) + 1]
+print("Unity Editor version:    2022.3.10f1")
+shutil.copy("{player}", value("-pipelineOutput") + ".x86_64")
+"""
+
+
+@pytest.fixture(scope="module")
+def player(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A packed simulator."""
+    return pack("balance_ball", tmp_path_factory.mktemp("player") / "ball")
+
+
+@pytest.fixture
+def web() -> Iterator[Site]:
+    with site() as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def archive_of(player: Path, tmp_path: Path) -> bytes:
+    """A zip archive, as a game team would upload it, without permissions."""
+    path = tmp_path / "ball.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("Ball/Ball.x86_64"), player.read_bytes())
+        archive.writestr(zipfile.ZipInfo("Ball/readme.txt"), b"A ball.\n")
+    return path.read_bytes()
+
+
+def unity_project(folder: Path) -> Path:
+    for name in ("Assets", "Packages", "ProjectSettings"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "some.asset").write_text(name)
+    version = folder / "ProjectSettings/ProjectVersion.txt"
+    version.write_text("m_EditorVersion: 2022.3.10f1\n")
+    (folder / "Library").mkdir()
+    (folder / "Library/changes.with.every.build").touch()
+    return folder
+
+
+def described(project: Path, name: str) -> dict:
+    return json.loads((project / "build/env" / name / "environment.json").read_text())
+
+
+def train(project: Path) -> dict:
+    run(project, sys.executable, "workflow/scripts/train.py", "small", "--seed", "1")
+    return json.loads((project / "results/train/small/seed1/metrics.json").read_text())
+
+
+def set_up(project: Path, name: str, source: str) -> None:
+    text = f"environments:\n  {name}:\n{source}{EXPERIMENT.format(environment=name)}"
+    (project / "params.yaml").write_text(text)
+    run(project, sys.executable, "-m", "pipeline.cli", "plan")
+
+
+@pytest.mark.slow
+def test_a_fetched_simulator_trains(project, web, player, tmp_path, cache):
+    content = archive_of(player, tmp_path)
+    url = web.add("ball.zip", content)
+    set_up(project, "ball", f"    source: fetch\n    url: {url}\n    sha256: {digest(content)}\n")
+    for _ in range(2):
+        run(project, sys.executable, "workflow/scripts/env.py", "ball")
+    assert len(web.asked) == 1
+    ball = described(project, "ball")
+    assert ball == {
+        "name": "ball",
+        "file": "player/Ball/Ball.x86_64",
+        "args": [],
+        "source": "fetch",
+        "simulator": None,
+        "sha256": digest(player.read_bytes()),
+        "build_sha256": ball["build_sha256"],
+        "archive_sha256": digest(content),
+    }
+    assert train(project)["3DBall"]["steps"] >= 600
+
+
+@pytest.mark.slow
+def test_a_project_built_by_an_editor_trains(project, player, tmp_path, monkeypatch):
+    editor = tmp_path / "Unity"
+    editor.write_text(EDITOR.format(python=sys.executable, player=player))
+    editor.chmod(0o755)
+    monkeypatch.setenv("PIPELINE_UNITY_EDITOR", str(editor))
+    unity_project(tmp_path / "My Game")
+    set_up(project, "ball", '    source: unity\n    project: "../My Game"\n')
+    run(project, sys.executable, "workflow/scripts/env.py", "ball")
+    assert described(project, "ball")["file"] == "player/ball.x86_64"
+    assert train(project)["3DBall"]["steps"] >= 600
+
+
+SOURCES = """\
+environments:
+  fetched:
+    source: fetch
+    url: https://example.org/game.zip
+    sha256: {digest}
+  folder:
+    source: path
+    path: builds/folder
+  file:
+    source: path
+    path: builds/file
+  game:
+    source: unity
+    project: game
+"""
+
+
+def with_every_source(project: Path) -> Path:
+    unity_project(project / "game")
+    (project / "builds/folder/data").mkdir(parents=True)
+    for name in ("folder/Game.x86_64", "folder/data/level", "file.x86_64"):
+        (project / "builds" / name).write_text("#!/bin/sh\n")
+    (project / "params.yaml").write_text(SOURCES.format(digest="0" * 64) + "experiments: {}\n")
+    run(project, sys.executable, "-m", "pipeline.cli", "plan")
+    commit(project, "every source")
+    return project
+
+
+@pytest.mark.slow
+def test_both_engines_describe_every_source_alike(project):
+    root = with_every_source(project)
+    dvc, snakemake = (
+        [node for node in nodes if node.name.startswith("env")]
+        for nodes in (dvc_nodes(root), snakemake_nodes(root))
+    )
+    names = {"env@fetched", "env_path@folder", "env_path@file", "env_unity@game"}
+    assert names == {node.name for node in dvc}
+    assert differences(dvc, snakemake, root) == []
+    watched = {
+        node.name: {dep for dep in node.deps if dep.startswith(("builds/", "game/"))}
+        for node in snakemake
+    }
+    assert watched["env_path@folder"] == {"builds/folder/Game.x86_64", "builds/folder/data/level"}
+    assert watched["env_path@file"] == {"builds/file.x86_64"}
+    assert len(watched["env_unity@game"]) == 4
+    assert not any("Library" in dep for dep in watched["env_unity@game"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["dvc", "snakemake"])
+def test_a_changed_build_is_taken_again_and_an_unchanged_one_is_not(project, engine):
+    build = project / "builds/mine"
+    (build / "data").mkdir(parents=True)
+    (build / "Game.x86_64").write_text("#!/bin/sh\n")
+    (build / "data/level").write_text("one")
+    (project / "params.yaml").write_text(
+        "environments:\n  mine:\n    source: path\n    path: builds/mine\nexperiments: {}\n"
+    )
+    run(project, sys.executable, "-m", "pipeline.cli", "plan")
+    target = ["env_path@mine"] if engine == "dvc" else ["build/env/mine"]
+    command = ["dvc", "repro"] if engine == "dvc" else ["snakemake", "--cores", "1"]
+    digests = []
+    for text in ("one", "two", "two"):
+        if (build / "data/level").read_text() != text:
+            (build / "data/level").write_text(text)
+        before = sorted(_stamps(project))
+        run(project, *command, *target)
+        digests.append(described(project, "mine")["build_sha256"])
+        changed = before != sorted(_stamps(project))
+    assert digests[0] != digests[1] == digests[2]
+    assert not changed
+
+
+def _stamps(project: Path) -> list[tuple[str, int]]:
+    found = (project / "results/.work/env").rglob("stage.json")
+    return [(str(path), path.stat().st_mtime_ns) for path in found]
