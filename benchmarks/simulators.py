@@ -14,8 +14,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -54,7 +55,7 @@ def allowed(decisions: DecisionSteps, spec: ActionSpec, rng: np.random.Generator
 
 def step_times_us(
     env: BaseEnv,
-    policy: Any = None,
+    policy: Callable[[str], Callable[[DecisionSteps], ActionTuple]] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     n_blocks: int = 100,
     block: int = 20,
@@ -71,7 +72,11 @@ def step_times_us(
             decisions, _ = env.get_steps(behavior)
             n_decisions += len(decisions)
             if len(decisions):
-                acting = policy(decisions) if policy else allowed(decisions, spec.action_spec, rng)
+                acting = (
+                    policy(behavior)(decisions)
+                    if policy
+                    else allowed(decisions, spec.action_spec, rng)
+                )
                 env.set_actions(behavior, acting)
         start = clock()
         env.step()
@@ -88,7 +93,7 @@ def main() -> None:
     arguments = parser.parse_args()
     clock = time.process_time if arguments.cpu else time.perf_counter
     for name in arguments.names:
-        policy = registry.expert(name) if name in registry.NAMES else None
+        policy = partial(registry.expert, name) if name in registry.NAMES else None
         with opened(name, arguments.copies) as env:
             times, n_agents = step_times_us(env, policy, clock)
         quartile, median = np.percentile(times, (25, 50))

@@ -81,7 +81,8 @@ def counted(self):
     return learned
 
 Learner.learn = counted
-names = {"balance_ball": ["3DBall"], "grid_world": ["GridWorld"]}.get(name, ["Toy"])
+names = {"balance_ball": ["3DBall"], "grid_world": ["GridWorld"], "couriers": ["Couriers"]}
+names = (names | {"push_together": ["PushTogether"]}).get(name, ["Toy"])
 try:
     pipeline.train(
         [InProcessEnvironment(one) for one in simulators()],
@@ -140,6 +141,8 @@ def assert_equal_states(one: dict, two: dict) -> None:
         ("balance_ball", ""),
         ("grid_world", ""),
         ("balance_ball", "lessons"),
+        ("couriers", ""),
+        ("push_together", ""),
     ],
 )
 def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, how, tmp_path):

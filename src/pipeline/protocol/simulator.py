@@ -33,7 +33,10 @@ class Simulator(Protocol):
         ...
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
-        """Apply one action per agent of the last decision steps, in the same order."""
+        """Apply one action per agent of the last decision steps, in the same order.
+
+        A behavior of which no agent had asked may be absent from `actions`.
+        """
         ...
 
     def set_parameter(self, name: str, value: float) -> None:

@@ -27,8 +27,9 @@ class Entry:
     """What the task is, in one line."""
     factory: str
     """`module:class`; it takes `seed`, `n_agents` and the options by keyword."""
-    expert: str | None = None
-    """`module:function` of its scripted expert; None without one."""
+    expert: str | Mapping[str, str] | None = None
+    """`module:function` of its scripted expert, or of each behavior's, by name without team; None
+    without one."""
     n_agents: int
     """Agents per process unless told otherwise."""
     counted: str = "agents"
@@ -52,6 +53,38 @@ _ENTRIES = {
         factory="pipeline.simulators.grid_world:GridWorld",
         expert="pipeline.simulators.experts:grid_world_path",
         n_agents=16,
+        distributions=(),
+    ),
+}
+
+_SCRIPTED = "pipeline.simulators.scripted"
+_ENTRIES |= {
+    "couriers": Entry(
+        summary="carry parcels through a town (decisions that last, agents that come and go)",
+        factory="pipeline.simulators.couriers:Couriers",
+        expert=f"{_SCRIPTED}.couriers:expert",
+        n_agents=64,
+        distributions=(),
+    ),
+    "pong": Entry(
+        summary="return the ball: one against one (symmetric self-play, as Tennis)",
+        factory="pipeline.simulators.pong:Pong",
+        expert=f"{_SCRIPTED}.pong:opponent",
+        n_agents=32,
+        distributions=(),
+    ),
+    "push_together": Entry(
+        summary="push a block that one alone cannot (group rewards, as Cooperative Push Block)",
+        factory="pipeline.simulators.push_together:PushTogether",
+        expert=f"{_SCRIPTED}.push_together:expert",
+        n_agents=48,
+        distributions=(),
+    ),
+    "tag": Entry(
+        summary="two hunters chase a faster runner (asymmetric self-play, two behaviors)",
+        factory="pipeline.simulators.tag:Tag",
+        expert={"Hunter": f"{_SCRIPTED}.tag:hunter", "Runner": f"{_SCRIPTED}.tag:runner"},
+        n_agents=24,
         distributions=(),
     ),
 }
@@ -130,15 +163,27 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
             raise SettingsError(f"{name}: the option '{option}' is missing.")
 
 
-def expert(name: str) -> Expert:
-    """The scripted policy that solves the simulator called `name`.
+def expert(name: str, behavior: str | None = None) -> Expert:
+    """The scripted policy that plays the simulator called `name` well.
+
+    Args:
+        name: one of `NAMES`.
+        behavior: who is played, with or without team; needed where behaviors differ.
 
     Raises:
-        SettingsError: It has none.
+        SettingsError: There is no such simulator, or it has no expert for this behavior.
     """
     found = entry(name).expert
     if found is None:
         raise SettingsError(f"{name}: there is no expert for environments that others wrote.")
+    if not isinstance(found, str):
+        wanted = (behavior or "").partition("?")[0]
+        if wanted not in found:
+            raise SettingsError(
+                f"{name}: there is no expert for the behavior '{wanted}'; there is one each for "
+                f"{', '.join(found)}."
+            )
+        found = found[wanted]
     return cast("Expert", _load(found))
 
 

@@ -1,0 +1,164 @@
+"""Two paddles and a ball: one point of a game that both sides see alike.
+
+Shaped like the symmetric examples of Unity's self-play (Tennis, Soccer Twos). Both teams play one
+behavior; each sees the court as if its own paddle were on the left, so one policy plays both sides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.simulators.areas import Areas, checked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray
+    from pipeline.protocol.steps import Steps
+
+BEHAVIORS = ("Pong?team=0", "Pong?team=1")
+"""Of the left and of the right paddle."""
+MAX_STEP = 400
+"""Decisions after which a point is a draw."""
+HALF_PADDLE = 0.2
+PADDLE_SPEED = 0.06
+"""Per decision; the court is 2 wide and 2 high."""
+SERVE_SPEED, SPEED_UP, MAX_SPEED = 0.08, 1.1, 0.25
+"""Of the ball along x: at first, factor of each return, at most."""
+SLOPE = 1.0
+"""Ball speed along y for one along x, when the paddle's very end returns it."""
+
+_DIRECTIONS = np.array([0.0, 1.0, -1.0], dtype=np.float32)
+_MIRROR = np.array([-1.0, 1.0, -1.0, 1.0], dtype=np.float32)
+_SCALE = np.array([1.0, 1.0, MAX_SPEED, MAX_SPEED], dtype=np.float32)
+
+
+class Pong(Areas):
+    """Areas with a ball and two paddles each.
+
+    Args:
+        seed: seed of the serves; area i has a random stream of its own.
+        n_agents: number of paddles, two per area.
+    """
+
+    def __init__(self, *, seed: int = 0, n_agents: int = 32) -> None:
+        super().__init__("pong", seed=seed, n_agents=n_agents, per_area=2)
+        spec = BehaviorSpec(
+            [ObservationSpec.vector(6, "VectorSensor_size6")],
+            ActionSpec.create_discrete([len(_DIRECTIONS)]),
+        )
+        self._specs = dict.fromkeys(BEHAVIORS, spec)
+        self._ball = self._keep("ball", (4,), np.float32)
+        self._paddle = self._keep("paddle", (2,), np.float32)
+        self._n_steps = self._keep("n_steps", ())
+        self._areas = np.arange(self._n_areas)
+        self._no_group = np.zeros(self._n_areas, dtype=np.int32)
+        self._no_reward = np.zeros(self._n_areas, dtype=np.float32)
+        first = 2 * np.arange(self._n_areas, dtype=np.int32)
+        self._agent_id = (first, first + np.int32(1))
+
+    @property
+    def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
+        """One behavior, played by two teams."""
+        return self._specs
+
+    def reset(self) -> Mapping[str, Steps]:
+        """Serve in every area."""
+        self._begin(self._areas)
+        return self._steps(None)
+
+    def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
+        """Move the paddles, then the ball.
+
+        Args:
+            actions: for each team int32 [areas, 1] of 0 nothing, 1 up, 2 down.
+        """
+        for team, name in enumerate(BEHAVIORS):
+            chosen = checked(actions[name].discrete, (self._n_areas, 1), name)[:, 0]
+            self._paddle[:, team] += PADDLE_SPEED * _DIRECTIONS[chosen]
+        np.clip(self._paddle, HALF_PADDLE - 1.0, 1.0 - HALF_PADDLE, out=self._paddle)
+        missed = self._fly()
+        self._n_steps += 1
+        lost = np.asarray(missed.any(axis=1))
+        ended = np.asarray(lost | (self._n_steps >= MAX_STEP))
+        if not ended.any():
+            return self._steps(None)
+        rows = np.flatnonzero(ended)
+        won = missed[rows, 1].astype(np.float32) - missed[rows, 0]
+        terminals = [
+            TerminalSteps(
+                obs=[self._observe(team)[rows]],
+                reward=won if team == 0 else -won,
+                interrupted=~lost[rows],
+                agent_id=self._agent_id[team][rows],
+                group_id=self._no_group[rows],
+                group_reward=self._no_reward[rows],
+            )
+            for team in range(2)
+        ]
+        self._begin(rows)
+        return self._steps(terminals)
+
+    def _fly(self) -> BoolArray:
+        """Advance the ball by one decision; bool [areas, 2] of the teams that missed it."""
+        ball = self._ball
+        arrives = np.abs(ball[:, 0] + ball[:, 2]) >= 1.0
+        travel = np.where(arrives, (1.0 - np.abs(ball[:, 0])) / np.abs(ball[:, 2]), 1.0)
+        ball[:, :2] += ball[:, 2:] * travel[:, None]
+        _bounce(ball)
+        side = (ball[:, 2] > 0).astype(np.int64)
+        offset = (ball[:, 1] - self._paddle[self._areas, side]) / HALF_PADDLE
+        returned = arrives & (np.abs(offset) <= 1.0)
+        if returned.any():
+            speed = np.minimum(np.abs(ball[:, 2]) * SPEED_UP, MAX_SPEED)
+            back = np.stack((-np.sign(ball[:, 2]) * speed, SLOPE * offset * speed), axis=1)
+            np.copyto(ball[:, 2:], back.astype(np.float32), where=returned[:, None])
+        missed = np.zeros((self._n_areas, 2), dtype=np.bool_)
+        missed[self._areas, side] = arrives & ~returned
+        return missed
+
+    def _begin(self, rows: AnyArray) -> None:
+        """Serve from the middle line to either side."""
+        for row in rows.tolist():
+            y, slope, side = self._rngs[row].uniform((-0.5, -0.5, -1.0), (0.5, 0.5, 1.0))
+            vx = SERVE_SPEED if side > 0 else -SERVE_SPEED
+            self._ball[row] = (0.0, y, vx, slope * SERVE_SPEED)
+        self._paddle[rows] = 0.0
+        self._n_steps[rows] = 0
+
+    def _steps(self, terminals: list[TerminalSteps] | None) -> dict[str, Steps]:
+        return {
+            name: (
+                DecisionSteps(
+                    [self._observe(team)],
+                    self._no_reward,
+                    self._agent_id[team],
+                    [np.zeros((self._n_areas, len(_DIRECTIONS)), dtype=np.bool_)],
+                    self._no_group,
+                    self._no_reward,
+                ),
+                TerminalSteps.empty(self._specs[name]) if terminals is None else terminals[team],
+            )
+            for team, name in enumerate(BEHAVIORS)
+        }
+
+    def _observe(self, team: int) -> FloatArray:
+        """Float32 [areas, 6]: own and other paddle, ball x and y, its speed; own side at x = -1."""
+        obs = np.empty((self._n_areas, 6), dtype=np.float32)
+        obs[:, :2] = self._paddle if team == 0 else self._paddle[:, ::-1]
+        obs[:, 2:] = self._ball / _SCALE
+        if team == 1:
+            obs[:, 2:] *= _MIRROR
+        return obs
+
+
+def _bounce(ball: AnyArray) -> None:
+    """Reflect balls [N, 4] that went through the upper or the lower wall."""
+    over = np.abs(ball[:, 1]) > 1.0
+    inside = np.copysign(2.0, ball[:, 1]) - ball[:, 1]
+    ball[:, 1] = np.where(over, inside, ball[:, 1])
+    ball[:, 3] = np.where(over, -ball[:, 3], ball[:, 3])

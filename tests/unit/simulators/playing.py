@@ -1,0 +1,79 @@
+"""Episodes of built-in simulators for tests: who plays, what was returned, and what was seen."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from pipeline.protocol.specs import ActionTuple
+from pipeline.simulators import registry
+
+
+def uniform(spec, rng):
+    """A policy that chooses among what is allowed, each alike."""
+
+    def act(decisions):
+        action = spec.action_spec.random_action(len(decisions), rng)
+        if not decisions.action_mask:
+            return action
+        draws = [np.where(mask, -1.0, rng.random(mask.shape)) for mask in decisions.action_mask]
+        return ActionTuple(discrete=np.stack([draw.argmax(axis=1) for draw in draws], axis=1))
+
+    return act
+
+
+def policies(name, simulator, *, scripted=(), seed=0):
+    """A policy per behavior: the expert of those in `scripted`, a uniform one for the others."""
+    rng = np.random.default_rng(seed)
+    return {
+        behavior: registry.expert(name, behavior) if behavior in scripted else uniform(spec, rng)
+        for behavior, spec in simulator.behavior_specs.items()
+    }
+
+
+def acted(steps, by):
+    return {name: by[name](decisions) for name, (decisions, _) in steps.items()}
+
+
+def returns(name, *scripted, episodes, seed=0):
+    """Per behavior [n, 4]: own and group return, decisions and interrupted of every agent."""
+    simulator = registry.make(name, seed=seed)
+    by = policies(name, simulator, scripted=scripted)
+    steps = simulator.reset()
+    running = defaultdict(lambda: np.zeros(3))
+    ended = {behavior: [] for behavior in steps}
+    while True:
+        for behavior, (decisions, terminals) in steps.items():
+            for row, agent in enumerate(terminals.agent_id.tolist()):
+                running[agent] += (terminals.reward[row], terminals.group_reward[row], 0)
+                ended[behavior].append((*running.pop(agent), terminals.interrupted[row]))
+            for row, agent in enumerate(decisions.agent_id.tolist()):
+                running[agent] += (decisions.reward[row], decisions.group_reward[row], 1)
+        if min(map(len, ended.values())) >= episodes:
+            return {behavior: np.array(rows, dtype=float) for behavior, rows in ended.items()}
+        steps = simulator.step(acted(steps, by))
+
+
+def rows_of(steps):
+    """Everything that a step says, one array per agent and kind of step."""
+    rows = []
+    for behavior, (decisions, terminals) in steps.items():
+        for one in (decisions, terminals):
+            if not len(one):
+                continue
+            columns = [*one.obs, one.reward, one.agent_id, one.group_id, one.group_reward]
+            columns += [one.interrupted] if one is terminals else one.action_mask or []
+            flat = [column.reshape(len(one), -1).astype(np.float64) for column in columns]
+            rows.append((behavior, type(one).__name__, np.concatenate(flat, axis=1).tolist()))
+    return rows
+
+
+def trajectory(simulator, by, n_steps, steps=None):
+    """What `n_steps` steps say, after `steps` or from a reset, and the last of them."""
+    steps = simulator.reset() if steps is None else steps
+    seen = [rows_of(steps)]
+    for _ in range(n_steps):
+        steps = simulator.step(acted(steps, by))
+        seen.append(rows_of(steps))
+    return seen, steps
