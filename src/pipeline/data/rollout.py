@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
+
+
+_ALL = slice(None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +130,14 @@ class Slots:
             if slot is not None:
                 self._free.append(slot)
         self._last.pop(source, None)
+
+    def forget(self, gone: Callable[[Hashable], bool]) -> IntArray:
+        """Give back the slots of all agents whose source is `gone`; says which [K]."""
+        keys = [key for key in self._slots if gone(key[0])]
+        freed = [self._slots.pop(key) for key in keys]
+        self._free.extend(freed)
+        self._last = {source: known for source, known in self._last.items() if not gone(source)}
+        return np.array(freed, dtype=np.intp)
 
     def state_dict(self) -> dict[str, Any]:
         """Who has which slot, as plain values."""
@@ -291,12 +302,12 @@ class Trajectories:
         self._rows.used = 0
         self._ends.used = 0
 
-    def drop_open(self) -> None:
-        """Forget the open trajectories, as after a reset of the environment."""
-        self._cursor[:] = 0
-        self._waiting[:] = False
-        self._episode_return[:] = 0.0
-        self._episode_length[:] = 0
+    def drop_open(self, slots: AnyArray | slice = _ALL) -> None:
+        """Forget the open trajectories of `slots`, as after a reset of their environment."""
+        self._cursor[slots] = 0
+        self._waiting[slots] = False
+        self._episode_return[slots] = 0.0
+        self._episode_length[slots] = 0
 
     def closed_state(self) -> dict[str, Any]:
         """Copies of the closed rows, and of where their trajectories end."""

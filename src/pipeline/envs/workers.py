@@ -2,54 +2,91 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from pipeline.envs.base import ControlledEnv, SplitEnv
+from pipeline.envs.restarts import RestartBudget, RestartLimits
 from pipeline.envs.unity import UnityEnvironment
-from pipeline.errors import UnityActionException
+from pipeline.errors import (
+    UnityActionException,
+    UnityCommunicationException,
+    UnityCommunicatorStoppedException,
+    UnityEnvironmentException,
+    UnityTimeOutException,
+)
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
     from typing import Self
 
     from pipeline.envs.base import BaseEnv, Stats
     from pipeline.envs.side_channels import SideChannel
+    from pipeline.errors import UnityException
     from pipeline.protocol.parameters import Sampler
     from pipeline.protocol.specs import ActionTuple, BehaviorSpec
     from pipeline.protocol.steps import Steps
 
 
+_log = logging.getLogger(__name__)
+
+# A process that died, hangs, or has left the conversation.
+_RESTARTABLE = (
+    UnityCommunicationException,
+    UnityCommunicatorStoppedException,
+    UnityEnvironmentException,
+    UnityTimeOutException,
+)
+
+
 class WorkerSet:
     """Environments that step together; those in processes of their own do so at the same time.
+
+    One that fails in a step or a reset is started again alone where `relaunch` and the budget allow
+    it; `take_restarted` says which. Its agents begin anew, the other workers' go on.
+
+    Args:
+        envs: the environments, worker by worker; `close` closes them all.
+        relaunch: makes the environment of a worker again, given its number and that of the
+            restart, from 1; None to let failures pass.
+        budget: how often.
 
     Attributes:
         envs: the environments, worker by worker.
     """
 
-    def __init__(self, envs: Sequence[BaseEnv]) -> None:
-        """Take ownership of `envs`; `close` closes them all."""
+    def __init__(
+        self,
+        envs: Sequence[BaseEnv],
+        *,
+        relaunch: Callable[[int, int], BaseEnv] | None = None,
+        budget: RestartBudget | None = None,
+    ) -> None:
         if not envs:
             raise ValueError("a worker set needs at least one environment")
-        self.envs = tuple(envs)
-        self._split = [env for env in envs if isinstance(env, SplitEnv)]
-        self._controlled = [env if isinstance(env, ControlledEnv) else None for env in envs]
-        self._whole = [env for env in envs if not isinstance(env, SplitEnv)]
+        self.envs = list(envs)
+        self._split = [k for k, env in enumerate(envs) if isinstance(env, SplitEnv)]
+        self._whole = [k for k, env in enumerate(envs) if not isinstance(env, SplitEnv)]
+        self._relaunch = relaunch
+        self._budget = budget or RestartBudget(RestartLimits())
+        self._restarted: set[int] = set()
+        self._done: set[int] = set()
+        self._parameters: dict[str, float | Sampler] = {}
+        self._codec_seconds = 0.0
 
     def __len__(self) -> int:
         return len(self.envs)
 
     def reset(self) -> None:
         """Begin a new episode for every agent of every worker."""
-        for env in self._split:
-            env.reset_send()
-        for whole in self._whole:
-            whole.reset()
-        for env in self._split:
-            env.reset_wait()
+        self._each(self._split, lambda env: env.reset_send())
+        self._each(self._whole, lambda env: env.reset())
+        self._each(self._split, lambda env: env.reset_wait())
+        self._done.clear()
 
     def step(self) -> None:
         """Send every worker's actions, then wait for every worker."""
@@ -58,15 +95,65 @@ class WorkerSet:
 
     def step_send(self) -> None:
         """First half of `step`: workers in processes of their own begin to work."""
-        for env in self._split:
-            env.step_send()
+        self._each(self._split, lambda env: env.step_send())
 
     def step_wait(self) -> None:
         """Second half of `step`: every worker is done with it."""
-        for whole in self._whole:
-            whole.step()
-        for env in self._split:
-            env.step_wait()
+        self._each(self._whole, lambda env: env.step())
+        self._each(self._split, lambda env: env.step_wait())
+        self._done.clear()
+
+    def take_restarted(self) -> list[int]:
+        """Workers that were started again since the last call, in order; their agents are new."""
+        restarted, self._restarted = sorted(self._restarted), set()
+        return restarted
+
+    def _each(self, workers: Sequence[int], half: Callable[[Any], None]) -> None:
+        """Let workers do half a step; one that fails has done both when it runs again."""
+        for worker in workers:
+            if worker in self._done:
+                continue
+            try:
+                half(self.envs[worker])
+            except _RESTARTABLE as error:
+                if self._relaunch is None:
+                    raise
+                self._restart(worker, error, self._relaunch)
+
+    def _restart(
+        self, worker: int, error: UnityException, relaunch: Callable[[int, int], BaseEnv]
+    ) -> None:
+        """Start a worker again until it runs or the budget is spent."""
+        self._codec_seconds += self.envs[worker].codec_seconds
+        while True:
+            refusal = self._budget.refusal(worker)
+            if refusal is not None:
+                raise type(error)(
+                    f"{error} Worker {worker} exceeded the allowed number of restarts: {refusal}."
+                ) from error
+            number = self._budget.spend(worker)
+            _log.warning(
+                "Restarting worker[%d] after '%s' (restart %d). Its unfinished episodes are "
+                "dropped, the other workers go on; the run cannot be repeated exactly any more.",
+                worker,
+                error,
+                number,
+            )
+            try:
+                self._begin(worker, relaunch(worker, number))
+            except _RESTARTABLE as again:
+                error = again
+            else:
+                return
+
+    def _begin(self, worker: int, env: BaseEnv) -> None:
+        self.envs[worker] = env
+        if isinstance(env, ControlledEnv):
+            for name, value in self._parameters.items():
+                env.set_parameter(name, value)
+        env.reset()
+        self._restarted.add(worker)
+        self._done.add(worker)
 
     def state_dict(self) -> list[dict[str, Any]] | None:
         """What `load_state_dict` takes up; None when a worker cannot be restored."""
@@ -91,17 +178,20 @@ class WorkerSet:
         Returns:
             False if a worker cannot be sent parameters.
         """
-        sent = [env is not None and env.set_parameter(name, value) for env in self._controlled]
+        self._parameters[name] = value
+        sent = [
+            isinstance(env, ControlledEnv) and env.set_parameter(name, value) for env in self.envs
+        ]
         return all(sent)
 
     def take_stats(self) -> list[Stats]:
         """The statistics that each worker has reported since the last call."""
-        return [{} if env is None else env.take_stats() for env in self._controlled]
+        return [env.take_stats() if isinstance(env, ControlledEnv) else {} for env in self.envs]
 
     @property
     def codec_seconds(self) -> float:
         """Time spent so far on turning messages into arrays and back."""
-        return sum(env.codec_seconds for env in self.envs)
+        return self._codec_seconds + sum(env.codec_seconds for env in self.envs)
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
@@ -173,53 +263,58 @@ def launch_workers(
     seed: int,
     base_port: int | None = None,
     args: Sequence[str] = (),
-    side_channels: Sequence[Sequence[SideChannel]] | None = None,
+    side_channels: Callable[[], Sequence[SideChannel]] | None = None,
     log_folder: str | Path | None = None,
     no_graphics: bool = False,
     no_graphics_monitor: bool = False,
     timeout_wait: float = 60,
     num_areas: int = 1,
+    restarts: RestartLimits | None = None,
 ) -> WorkerSet:
     """Start `n_workers` processes at the same time; worker k gets the seed `seed` + k.
 
     Args:
         file_name: executable; None waits for the Unity Editor, with one worker.
         n_workers: number of processes.
-        seed: of worker 0.
+        seed: of worker 0; its n-th restart gets `seed` + n * `n_workers`, and so on.
         base_port: TCP port of worker 0; None lets the system choose each.
         args: additional arguments for every process.
-        side_channels: for each worker its channels.
+        side_channels: makes the channels of one worker.
         log_folder: where the players write their logs.
         no_graphics: run without a display.
         no_graphics_monitor: the same, except for worker 0.
         timeout_wait: seconds to wait for each message.
         num_areas: training areas per process, if the environment replicates them.
+        restarts: how often a worker that fails is started again; None for never.
 
     Raises:
         UnityException: A worker could not be started; then all are closed.
     """
+
+    def make(worker: int, restart: int) -> UnityEnvironment:
+        return UnityEnvironment(
+            file_name,
+            worker_id=worker,
+            base_port=base_port,
+            seed=seed + worker + n_workers * restart,
+            no_graphics=no_graphics,
+            no_graphics_monitor=no_graphics_monitor,
+            timeout_wait=timeout_wait,
+            additional_args=args,
+            side_channels=side_channels() if side_channels else (),
+            log_folder=log_folder,
+            num_areas=num_areas,
+            connect=restart > 0,
+        )
+
     with ExitStack() as stack:
-        envs = [
-            stack.enter_context(
-                UnityEnvironment(
-                    file_name,
-                    worker_id=worker,
-                    base_port=base_port,
-                    seed=seed + worker,
-                    no_graphics=no_graphics,
-                    no_graphics_monitor=no_graphics_monitor,
-                    timeout_wait=timeout_wait,
-                    additional_args=args,
-                    side_channels=side_channels[worker] if side_channels else (),
-                    log_folder=log_folder,
-                    num_areas=num_areas,
-                    connect=False,
-                )
-            )
-            for worker in range(n_workers)
-        ]
+        envs = [stack.enter_context(make(worker, 0)) for worker in range(n_workers)]
         for env in envs:
             env.connect()
-        workers = WorkerSet(envs)
+        workers = WorkerSet(
+            envs,
+            relaunch=None if restarts is None else make,
+            budget=None if restarts is None else RestartBudget(restarts),
+        )
         stack.pop_all()
     return workers

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pipeline.envs.base import BaseEnv
 from pipeline.envs.launch import find_executable
 from pipeline.envs.programs import runs_headless
+from pipeline.envs.restarts import RestartLimits
 from pipeline.envs.side_channels import (
     EngineConfigurationChannel,
     EnvironmentParametersChannel,
@@ -27,6 +28,7 @@ from pipeline.settings.schema.parameters import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pipeline.envs.side_channels import SideChannel
     from pipeline.settings.schema import RunSettings
     from pipeline.settings.schema.parameters import Sampler
 
@@ -42,6 +44,8 @@ def open_workers(
     log_folder: Path | None = None,
 ) -> WorkerSet:
     """The workers of a run, connected; processes are told the engine's settings.
+
+    A process that fails is started again alone, as often as `env_settings` allows.
 
     Environment parameters are sent with each reset: see `trainer.lessons`.
 
@@ -60,9 +64,9 @@ def open_workers(
     if environment is not None and not isinstance(environment, str | Path):
         environments = [environment] if isinstance(environment, BaseEnv) else environment
         return WorkerSet(environments)
-    engine = settings.engine_settings
-    channels = []
-    for _ in range(num_envs):
+    engine, limits = settings.engine_settings, settings.env_settings
+
+    def channels() -> list[SideChannel]:
         configuration = EngineConfigurationChannel()
         configuration.set_configuration_parameters(
             width=engine.width,
@@ -72,7 +76,8 @@ def open_workers(
             target_frame_rate=engine.target_frame_rate,
             capture_frame_rate=engine.capture_frame_rate,
         )
-        channels.append([EnvironmentParametersChannel(), configuration, StatsSideChannel()])
+        return [EnvironmentParametersChannel(), configuration, StatsSideChannel()]
+
     return launch_workers(
         environment,
         num_envs,
@@ -83,8 +88,13 @@ def open_workers(
         log_folder=None if log_folder is None else str(log_folder.resolve()),
         no_graphics=engine.no_graphics or _headless(environment, engine.no_graphics_monitor),
         no_graphics_monitor=engine.no_graphics_monitor,
-        timeout_wait=settings.env_settings.timeout_wait,
-        num_areas=settings.env_settings.num_areas,
+        timeout_wait=limits.timeout_wait,
+        num_areas=limits.num_areas,
+        restarts=RestartLimits(
+            max_lifetime_restarts=limits.max_lifetime_restarts,
+            restarts_rate_limit_n=limits.restarts_rate_limit_n,
+            restarts_rate_limit_period_s=limits.restarts_rate_limit_period_s,
+        ),
     )
 
 

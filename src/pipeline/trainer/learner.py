@@ -191,10 +191,18 @@ class Learner:
         }
 
     def environment_was_reset(self) -> None:
-        """Drop unfinished trajectories: their agents begin anew."""
+        """Drop unfinished trajectories: their agents begin anew, or are others."""
+        self.slots.forget(lambda _: True)
         self.trajectories.drop_open()
         if self.memories is not None:
             self.memories[:] = 0.0
+
+    def worker_was_restarted(self, worker: int) -> None:
+        """Drop the unfinished trajectories of one worker: its agents are others now."""
+        slots = self.slots.forget(lambda source: source[1] == worker)  # type: ignore[index]  # (team, worker)
+        self.trajectories.drop_open(slots)
+        if self.memories is not None:
+            self.memories[slots] = 0.0
 
     def _ended(self, source: Hashable, terminal: TerminalSteps, decision: DecisionSteps) -> None:
         slots = self.slots.ended(source, terminal.agent_id)

@@ -137,6 +137,7 @@ class TrainingLoop:
                 self._save_due()
                 self._stop_if(should_stop)
                 self._timed(self.workers.step_wait)
+                self._note_restarts()
                 self._apply_lessons()
         except NonFiniteError as error:
             self._save_learned()
@@ -164,6 +165,11 @@ class TrainingLoop:
             self._learner(qualified)
         self._timed(self.workers.step_wait)
         self._apply_lessons()
+
+    def _note_restarts(self) -> None:
+        for worker in self.workers.take_restarted():
+            for learner in self.learners.values():
+                learner.worker_was_restarted(worker)
 
     def _apply_lessons(self) -> None:
         """Between two steps, begin the lessons that are due."""

@@ -1,0 +1,169 @@
+"""Workers that fail are started again, alone and within a budget."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+
+import numpy as np
+import pytest
+from toys import Chase
+
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.envs.restarts import RestartBudget, RestartLimits
+from pipeline.envs.workers import WorkerSet, launch_workers
+from pipeline.errors import (
+    UnityActionException,
+    UnityCommunicatorStoppedException,
+    UnityTimeOutException,
+)
+from pipeline.simulators.pack import pack
+
+NAME = "3DBall?team=0"
+
+
+def play(workers, n_steps):
+    for _ in range(n_steps):
+        workers.step()
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_budget_counts_in_all_and_within_the_period_for_each_worker():
+    clock = Clock()
+    limits = RestartLimits(
+        max_lifetime_restarts=3, restarts_rate_limit_n=2, restarts_rate_limit_period_s=10
+    )
+    budget = RestartBudget(limits, clock=clock)
+    assert [budget.spend(0), budget.spend(0)] == [1, 2]
+    assert "2 of 2 in 10 s" in str(budget.refusal(0))
+    assert budget.refusal(1) is None
+    clock.now = 10.5
+    assert budget.refusal(0) is None
+    budget.spend(0)
+    clock.now = 100.0
+    assert "3 of 3 in all" in str(budget.refusal(0))
+
+
+@pytest.mark.parametrize(
+    ("limits", "refused"),
+    [
+        (RestartLimits(max_lifetime_restarts=-1, restarts_rate_limit_n=-1), False),
+        (RestartLimits(max_lifetime_restarts=0), True),
+        (RestartLimits(restarts_rate_limit_n=0), True),
+    ],
+)
+def test_minus_one_is_any_number_and_none_is_none(limits, refused):
+    budget = RestartBudget(limits)
+    for _ in range(50 if not refused else 0):
+        budget.spend(0)
+    assert (budget.refusal(0) is not None) is refused
+
+
+class Fails(InProcessEnvironment):
+    """Raises at one of its steps."""
+
+    def __init__(self, at, error) -> None:
+        super().__init__(Chase(n_agents=2))
+        self.left, self.error = at, error
+
+    def step(self):
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        super().step()
+
+
+def in_process(error, *, limits=None, again=lambda: InProcessEnvironment(Chase(n_agents=2))):
+    made = []
+
+    def relaunch(worker, number):
+        made.append((worker, number))
+        return again()
+
+    envs = [InProcessEnvironment(Chase(n_agents=2)), Fails(3, error)]
+    budget = RestartBudget(limits or RestartLimits())
+    return WorkerSet(envs, relaunch=relaunch, budget=budget), made
+
+
+def test_only_the_failed_worker_begins_anew_and_has_the_parameters(caplog):
+    workers, made = in_process(UnityTimeOutException("no answer in 60 s"))
+    workers.set_parameter("wind", 2.5)
+    workers.reset()
+    first = workers.envs[0]
+    ages = []
+    for _ in range(4):
+        workers.step()
+        ages.append([int(env._simulator.age[0]) for env in workers.envs])
+        restarted = workers.take_restarted()
+        assert restarted == ([1] if len(ages) == 3 else [])
+    assert ages == [[1, 1], [2, 2], [3, 0], [4, 1]]
+    assert made == [(1, 1)]
+    assert workers.envs[0] is first
+    assert workers.envs[1]._simulator.parameters == {"wind": 2.5}
+    (line,) = [r.getMessage() for r in caplog.records]
+    assert line.startswith("Restarting worker[1] after 'no answer in 60 s' (restart 1).")
+
+
+def test_beyond_the_budget_the_failure_passes_with_its_reason():
+    again = lambda: Fails(1, UnityCommunicatorStoppedException("gone again"))  # noqa: E731
+    workers, made = in_process(UnityCommunicatorStoppedException("gone"), again=again)
+    workers.reset()
+    with pytest.raises(
+        UnityCommunicatorStoppedException,
+        match=r"gone again Worker 1 exceeded the allowed number of restarts: 1 of 1 in 60 s",
+    ):
+        play(workers, 6)
+    assert made == [(1, 1)]
+
+
+def test_a_restart_that_fails_counts_too():
+    def again():
+        raise UnityTimeOutException("did not start")
+
+    limits = RestartLimits(max_lifetime_restarts=4, restarts_rate_limit_n=-1)
+    workers, made = in_process(UnityTimeOutException("hung"), limits=limits, again=again)
+    workers.reset()
+    with pytest.raises(UnityTimeOutException, match=r"did not start .* 4 of 4 in all"):
+        play(workers, 4)
+    assert [number for _, number in made] == [1, 2, 3, 4]
+
+
+def test_a_callers_mistake_is_no_reason_to_restart():
+    workers, made = in_process(UnityActionException("wrong shape"))
+    workers.reset()
+    with pytest.raises(UnityActionException, match="wrong shape"):
+        play(workers, 4)
+    assert made == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_killed_or_hung_process_is_replaced_and_the_others_go_on(how, tmp_path, caplog):
+    build = pack("balance_ball", tmp_path / "balance_ball", n_agents=2)
+    limits = RestartLimits(restarts_rate_limit_n=-1)
+    with (
+        caplog.at_level(logging.WARNING),
+        launch_workers(build, 3, seed=5, timeout_wait=3, restarts=limits) as workers,
+    ):
+        workers.reset()
+        play(workers, 5)
+        pid = workers.envs[1]._process.pid
+        others = [workers.envs[k]._process.pid for k in (0, 2)]
+        os.kill(pid, how)
+        workers.step()
+        assert workers.take_restarted() == [1]
+        assert [workers.envs[k]._process.pid for k in (0, 2)] == others
+        assert workers.envs[1]._process.pid != pid
+        play(workers, 5)
+        seen = [decision.obs[0] for decision, _ in workers.get_steps(NAME)]
+        assert all(np.isfinite(obs).all() and len(obs) == 2 for obs in seen)
+    assert "Restarting worker[1]" in caplog.text
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
