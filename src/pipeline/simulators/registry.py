@@ -28,7 +28,7 @@ class Entry:
     factory: str
     """`module:class`; it takes `seed`, `n_agents` and the options by keyword."""
     expert: str
-    """`module:function` of its scripted expert."""
+    """`module:function` of its scripted expert, or `module:class` of one that remembers."""
     n_agents: int
     """Agents per process unless told otherwise."""
     distributions: tuple[str, ...]
@@ -47,6 +47,34 @@ _ENTRIES = {
         summary="reach the wanted one of two goals (image, goal signal, masks, as GridWorld)",
         factory="pipeline.simulators.grid_world:GridWorld",
         expert="pipeline.simulators.experts:grid_world_path",
+        n_agents=16,
+        distributions=(),
+    ),
+    "hallway": Entry(
+        summary="remember a cue to choose the right goal (memory, as Unity's Hallway)",
+        factory="pipeline.simulators.hallway:Hallway",
+        expert="pipeline.simulators.area_experts:HallwayExpert",
+        n_agents=16,
+        distributions=(),
+    ),
+    "pyramids": Entry(
+        summary="press a switch far away, then find the goal (sparse reward, as Unity's Pyramids)",
+        factory="pipeline.simulators.pyramids:Pyramids",
+        expert="pipeline.simulators.area_experts:pyramids_tour",
+        n_agents=16,
+        distributions=(),
+    ),
+    "sorter": Entry(
+        summary="visit numbered tiles in rising order (list of entities, as Unity's Sorter)",
+        factory="pipeline.simulators.sorter:Sorter",
+        expert="pipeline.simulators.area_experts:sorter_rounds",
+        n_agents=16,
+        distributions=(),
+    ),
+    "collector": Entry(
+        summary="gather good food, avoid bad food (hybrid actions, as Unity's Food Collector)",
+        factory="pipeline.simulators.collector:Collector",
+        expert="pipeline.simulators.area_experts:collector_hunt",
         n_agents=16,
         distributions=(),
     ),
@@ -100,8 +128,9 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def expert(name: str) -> Expert:
-    """The scripted policy that solves the simulator called `name`."""
-    return cast("Expert", _load(entry(name).expert))
+    """The scripted policy that solves the simulator called `name`, without memories yet."""
+    found = _load(entry(name).expert)
+    return cast("Expert", found() if inspect.isclass(found) else found)
 
 
 def _load(reference: str) -> Any:
