@@ -36,5 +36,6 @@ if __name__ == "__main__":
         quartile, median = np.percentile(times, (25, 50))
         n_agents = registry.entry(name).n_agents
         sys.stdout.write(
-            f"{name}: {n_agents} agents, {quartile:.0f} us per step (median {median:.0f} us)\n"
+            f"{name}: {n_agents} agents, {quartile:.0f} us per step (median {median:.0f} us), "
+            f"{n_agents / quartile * 1e6:,.0f} agent steps/s\n"
         )

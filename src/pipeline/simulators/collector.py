@@ -12,11 +12,11 @@ import numpy as np
 
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.simulators import rays
-from pipeline.simulators.areas import Areas, between
+from pipeline.simulators.solo import SoloAreas, between
 
 if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.simulators.areas import Rows
+    from pipeline.simulators.solo import Rows
 
 BEHAVIOR = "FoodCollector?team=0"
 MAX_STEP = 300
@@ -43,7 +43,7 @@ _VALUE = np.array([1] * N_GOOD + [-1] * N_BAD, dtype=np.float32)
 _RADII = np.full(_N_FOOD, 0.5, dtype=np.float32)
 
 
-class Collector(Areas):
+class Collector(SoloAreas):
     """N independent fields with one agent each.
 
     Args:

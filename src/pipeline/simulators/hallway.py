@@ -13,11 +13,11 @@ import numpy as np
 
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.simulators import rays
-from pipeline.simulators.areas import Areas, between
+from pipeline.simulators.solo import SoloAreas, between
 
 if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.simulators.areas import Rows
+    from pipeline.simulators.solo import Rows
 
 BEHAVIOR = "Hallway?team=0"
 MAX_STEP = 150
@@ -43,7 +43,7 @@ _MOVES = np.array([0, 1, -1, 0, 0], dtype=np.float32) * SPEED
 _TURNS = np.array([0, 0, 0, 1, -1])
 
 
-class Hallway(Areas):
+class Hallway(SoloAreas):
     """N independent hallways with one agent each.
 
     Args:

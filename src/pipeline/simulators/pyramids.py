@@ -12,11 +12,11 @@ import numpy as np
 
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.simulators import rays
-from pipeline.simulators.areas import Areas
+from pipeline.simulators.solo import SoloAreas
 
 if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.simulators.areas import Rows
+    from pipeline.simulators.solo import Rows
 
 BEHAVIOR = "Pyramids?team=0"
 MAX_STEP = 500
@@ -57,7 +57,7 @@ _TAGS = np.array([WALL] * 5 + [SWITCH_OFF, SWITCH_ON, GOAL] + [PYRAMID] * _N_ROO
 _OFF, _ON, _GOAL, _PYRAMIDS = 0, 1, 2, slice(3, None)
 
 
-class Pyramids(Areas):
+class Pyramids(SoloAreas):
     """N independent rings of rooms with one agent each.
 
     Args:

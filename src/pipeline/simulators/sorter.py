@@ -12,11 +12,11 @@ import numpy as np
 from pipeline.errors import SettingsError
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.simulators import rays
-from pipeline.simulators.areas import Areas
+from pipeline.simulators.solo import SoloAreas
 
 if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.simulators.areas import Rows
+    from pipeline.simulators.solo import Rows
 
 BEHAVIOR = "Sorter?team=0"
 MAX_STEP = 1000
@@ -41,7 +41,7 @@ _SIGNS = np.array([0, 1, -1])
 _NUMBERS = np.eye(MAX_TILES, dtype=np.float32)
 
 
-class Sorter(Areas):
+class Sorter(SoloAreas):
     """N independent circles of tiles with one agent each.
 
     Args:

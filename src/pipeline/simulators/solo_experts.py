@@ -1,4 +1,4 @@
-"""Scripted policies for the simulators built on `areas`; each sees only what an agent sees."""
+"""Scripted policies for the simulators built on `solo`; each sees only what an agent sees."""
 
 from __future__ import annotations
 

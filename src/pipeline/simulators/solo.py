@@ -1,7 +1,7 @@
 """What simulators of many separate areas with one agent each have in common.
 
-A simulator built on `Areas` says how an episode begins, what a step does and what is seen, each for
-all areas at once. Random numbers are drawn only when an episode begins, each area from its own
+A simulator built on `SoloAreas` says how an episode begins, what a step does and what is seen, each
+for all areas at once. Random numbers are drawn only when an episode begins, each area from its own
 stream, so what an area does depends neither on the number of areas nor on the other ones.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ALL = slice(None)
 
 
-class Areas(ABC):
+class SoloAreas(ABC):
     """N independent areas with one agent each, advanced together.
 
     Args:

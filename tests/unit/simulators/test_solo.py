@@ -1,4 +1,4 @@
-"""What every simulator built on `Areas` promises, whatever its task is."""
+"""What every simulator built on `SoloAreas` promises, whatever its task is."""
 
 from __future__ import annotations
 
