@@ -59,7 +59,8 @@ def counted(self):
     return learned
 
 Learner.learn = counted
-names = {"balance_ball": ["3DBall"], "grid_world": ["GridWorld"]}.get(name, ["Toy"])
+names = {"balance_ball": "3DBall", "grid_world": "GridWorld", "collector": "FoodCollector"}
+names = [names.get(name, "Toy")]
 try:
     pipeline.train(
         [InProcessEnvironment(one) for one in simulators()],
@@ -109,7 +110,9 @@ def assert_equal_states(one: dict, two: dict) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Chase", "Both", "Forbidden", "balance_ball", "grid_world"])
+@pytest.mark.parametrize(
+    "name", ["Chase", "Both", "Forbidden", "balance_ball", "grid_world", "collector"]
+)
 def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, tmp_path):
     assert run(tmp_path / "whole", name, updates=8) == 0
     assert run(tmp_path / "killed", name, updates=8, kill_at=5) == -signal.SIGKILL

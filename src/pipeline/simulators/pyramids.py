@@ -193,11 +193,9 @@ def slide(*, along: FloatArray, across: FloatArray, change: FloatArray) -> Float
 def _to_walls(position: FloatArray, direction: FloatArray) -> FloatArray:
     """[N, R, 5] distance to the outer wall, and to both inner lines of each axis but at doors."""
     outer = rays.to_walls(origin=position, direction=direction, low=0.0, high=SIDE)
-    distances = [outer]
-    for axis in (0, 1):
-        distance = (_LINES - position[:, axis, None, None]) / direction[:, :, axis, None]
-        across = position[:, 1 - axis, None, None] + distance * direction[:, :, 1 - axis, None]
-        beside = np.abs(np.abs(across - _MIDDLE) - _TO_DOOR)
-        blocked = (distance > 0.0) & (beside > HALF_DOOR)
-        distances.append(np.where(blocked, distance, np.float32(np.inf)).astype(np.float32))
-    return np.concatenate(distances, axis=2)
+    distance = (_LINES - position[:, None, :, None]) / direction[..., None]
+    across = position[:, None, ::-1, None] + distance * direction[:, :, ::-1, None]
+    beside = np.abs(np.abs(across - _MIDDLE) - _TO_DOOR)
+    blocked = (distance > 0.0) & (beside > HALF_DOOR)
+    inner = np.where(blocked, distance, np.float32(np.inf)).reshape(*direction.shape[:2], 4)
+    return np.concatenate([outer, inner], axis=2)
