@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipeline.simulators.solo import Rows
 
 BEHAVIOR = "Sorter?team=0"
-MAX_STEP = 1000
+MAX_STEP = 500
 """Decisions after which an episode is interrupted."""
 MAX_TILES = 20
 """Most tiles, places for tiles, and the numbers that tiles may have."""

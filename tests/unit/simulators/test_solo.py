@@ -16,7 +16,7 @@ from pipeline.simulators.pack import pack
 from pipeline.simulators.parameters import Sampler
 
 NAMES = ("hallway", "pyramids", "sorter", "collector")
-MAX_STEP = {"hallway": 150, "pyramids": 500, "sorter": 1000, "collector": 300}
+MAX_STEP = {"hallway": 150, "pyramids": 500, "sorter": 500, "collector": 300}
 WAIT_S = 30
 
 

@@ -95,7 +95,7 @@ def test_the_sorters_expert_visits_every_tile():
     played = first_episodes("sorter", registry.expert("sorter"), 256)
     assert played.terminated.all()
     assert played.returns.min() > 0.9
-    assert played.returns.mean() == pytest.approx(10.35, abs=0.8)
+    assert played.returns.mean() == pytest.approx(10.2, abs=0.8)
     few = first_episodes("sorter", registry.expert("sorter"), parameters=[("num_tiles", 2.0)])
     assert few.returns.mean() == pytest.approx(1.5, abs=0.15)
 
