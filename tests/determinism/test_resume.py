@@ -81,8 +81,9 @@ def counted(self):
     return learned
 
 Learner.learn = counted
-names = {"balance_ball": ["3DBall"], "grid_world": ["GridWorld"], "couriers": ["Couriers"]}
-names = (names | {"push_together": ["PushTogether"]}).get(name, ["Toy"])
+names = {"balance_ball": "3DBall", "grid_world": "GridWorld", "collector": "FoodCollector"}
+names |= {"couriers": "Couriers", "push_together": "PushTogether"}
+names = [names.get(name, "Toy")]
 try:
     pipeline.train(
         [InProcessEnvironment(one) for one in simulators()],
@@ -141,6 +142,7 @@ def assert_equal_states(one: dict, two: dict) -> None:
         ("balance_ball", ""),
         ("grid_world", ""),
         ("balance_ball", "lessons"),
+        ("collector", ""),
         ("couriers", ""),
         ("push_together", ""),
     ],

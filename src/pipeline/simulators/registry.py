@@ -28,8 +28,8 @@ class Entry:
     factory: str
     """`module:class`; it takes `seed`, `n_agents` and the options by keyword."""
     expert: str | Mapping[str, str] | None = None
-    """`module:function` of its scripted expert, or of each behavior's, by name without team; None
-    without one."""
+    """`module:function` of its scripted expert, or `module:class` of one that remembers; or those
+    of each behavior, by name without team; None without one."""
     n_agents: int
     """Agents per process unless told otherwise."""
     counted: str = "agents"
@@ -52,6 +52,34 @@ _ENTRIES = {
         summary="reach the wanted one of two goals (image, goal signal, masks, as GridWorld)",
         factory="pipeline.simulators.grid_world:GridWorld",
         expert="pipeline.simulators.experts:grid_world_path",
+        n_agents=16,
+        distributions=(),
+    ),
+    "hallway": Entry(
+        summary="remember a cue to choose the right goal (memory, as Unity's Hallway)",
+        factory="pipeline.simulators.hallway:Hallway",
+        expert="pipeline.simulators.solo_experts:HallwayExpert",
+        n_agents=16,
+        distributions=(),
+    ),
+    "pyramids": Entry(
+        summary="press a switch far away, then find the goal (sparse reward, as Unity's Pyramids)",
+        factory="pipeline.simulators.pyramids:Pyramids",
+        expert="pipeline.simulators.solo_experts:pyramids_tour",
+        n_agents=16,
+        distributions=(),
+    ),
+    "sorter": Entry(
+        summary="visit numbered tiles in rising order (list of entities, as Unity's Sorter)",
+        factory="pipeline.simulators.sorter:Sorter",
+        expert="pipeline.simulators.solo_experts:sorter_rounds",
+        n_agents=16,
+        distributions=(),
+    ),
+    "collector": Entry(
+        summary="gather good food, avoid bad food (hybrid actions, as Unity's Food Collector)",
+        factory="pipeline.simulators.collector:Collector",
+        expert="pipeline.simulators.solo_experts:collector_hunt",
         n_agents=16,
         distributions=(),
     ),
@@ -164,7 +192,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def expert(name: str, behavior: str | None = None) -> Expert:
-    """The scripted policy that plays the simulator called `name` well.
+    """The scripted policy that plays the simulator called `name` well, without memories yet.
 
     Args:
         name: one of `NAMES`.
@@ -184,7 +212,8 @@ def expert(name: str, behavior: str | None = None) -> Expert:
                 f"{', '.join(found)}."
             )
         found = found[wanted]
-    return cast("Expert", _load(found))
+    loaded = _load(found)
+    return cast("Expert", loaded() if inspect.isclass(loaded) else loaded)
 
 
 def _load(reference: str) -> Any:

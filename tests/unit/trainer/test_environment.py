@@ -35,7 +35,7 @@ def settings_with(parameters):
 def test_one_environment_or_several_become_workers_in_their_order():
     one, two = (InProcessEnvironment(Corridor()) for _ in range(2))
     assert open_workers(one, settings_with({}), seed=0, num_envs=1).envs == [one]
-    assert open_workers([two, one], settings_with({}), seed=0, num_envs=1).envs == (two, one)
+    assert open_workers([two, one], settings_with({}), seed=0, num_envs=1).envs == [two, one]
 
 
 UNIFORM = {"sampler_type": "uniform", "sampler_parameters": {"min_value": 0.1, "max_value": 0.7}}

@@ -1,0 +1,149 @@
+"""A cue at the beginning of a hallway says which goal at its end is right, as in Unity's Hallway.
+
+The cue stands in a small room. Who walks out of it is put on one and the same spot of the corridor,
+looking ahead, and the door closes: nothing that can be seen from there on depends on the cue, so a
+policy without memory can only guess.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.simulators import rays
+from pipeline.simulators.solo import SoloAreas, between
+
+if TYPE_CHECKING:
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray
+    from pipeline.simulators.solo import Rows
+
+BEHAVIOR = "Hallway?team=0"
+MAX_STEP = 150
+"""Decisions after which an episode is interrupted."""
+HALF_WIDTH, ROOM_END, CORRIDOR_END = 4.0, -6.0, 12.0
+"""Walls are at x = -4 and 4, z = -6 and 12; the door of the room is at z = 0."""
+TURN_DEGREES, N_HEADINGS = 20, 18
+WALL, SYMBOL_O, SYMBOL_X, GOAL_O, GOAL_X = range(5)
+RAY_DEGREES = rays.spread(3, 60.0)
+RAY_LENGTH = 20.0
+SPEED = 1.0
+START_Z = 0.5
+"""Where the corridor begins for everyone, at x = 0 and heading 0."""
+
+_RIGHT_REWARD, _WRONG_REWARD = 1.0, -0.1
+_MARGIN, _SYMBOL_Z, _GOAL_X, _GOAL_Z = 0.5, -1.5, 2.5, CORRIDOR_END - 1.0
+_RADIUS = np.array([1.2, 1.2, 1.5, 1.5, 0.9, 0.9], dtype=np.float32)
+_TAGS = np.array([WALL, SYMBOL_O, SYMBOL_X, GOAL_O, GOAL_X, SYMBOL_O, SYMBOL_X])
+_HEADINGS = np.arange(N_HEADINGS) * TURN_DEGREES
+_FORWARD = rays.directions(_HEADINGS)
+_RAYS = rays.directions(_HEADINGS[:, None] + RAY_DEGREES)
+_MOVES = np.array([0, 1, -1, 0, 0], dtype=np.float32) * SPEED
+_TURNS = np.array([0, 0, 0, 1, -1])
+
+
+class Hallway(SoloAreas):
+    """N independent hallways with one agent each.
+
+    Args:
+        seed: seed of the episodes' beginnings; area i has a random stream of its own.
+        n_agents: number of areas.
+        cue_at_end: hang the symbol between the goals as well. Then no memory is needed, which
+            shows what of a policy's failure is due to its memory.
+    """
+
+    def __init__(self, *, seed: int = 0, n_agents: int = 16, cue_at_end: bool = False) -> None:
+        size = len(RAY_DEGREES) * 7
+        super().__init__(
+            name="hallway",
+            behavior=BEHAVIOR,
+            spec=BehaviorSpec(
+                [
+                    ObservationSpec.vector(size, "RayPerceptionSensor"),
+                    ObservationSpec.vector(3, "VectorSensor_size3"),
+                ],
+                ActionSpec.create_discrete([5]),
+            ),
+            max_step=MAX_STEP,
+            n_draws=6,
+            seed=seed,
+            n_agents=n_agents,
+        )
+        self._cue_at_end = cue_at_end
+        self._position = np.zeros((n_agents, 2), dtype=np.float32)
+        self._heading = np.zeros(n_agents, dtype=np.int64)
+        self._is_past = np.zeros(n_agents, dtype=np.bool_)
+        self._cue = np.zeros(n_agents, dtype=np.int64)
+        self._things = np.zeros((n_agents, 6, 2), dtype=np.float32)
+
+    def _place(self, rows: AnyArray, uniform: AnyArray) -> None:
+        k = np.arange(len(rows))
+        self._position[rows, 0] = between(uniform[:, 0], -2.0, 2.0)
+        self._position[rows, 1] = between(uniform[:, 1], -5.0, -3.5)
+        self._heading[rows] = (uniform[:, 2] * N_HEADINGS).astype(np.int64)
+        self._is_past[rows] = False
+        self._cue[rows] = cue = (uniform[:, 3] * 2).astype(np.int64)
+        things = np.full((len(rows), 6, 2), rays.HIDDEN, dtype=np.float32)
+        things[k, cue, 0] = between(uniform[:, 4], -1.5, 1.5)
+        things[k, cue, 1] = _SYMBOL_Z
+        side = np.where(uniform[:, 5] < 0.5, -_GOAL_X, _GOAL_X)
+        things[:, 2, 0], things[:, 3, 0] = side, -side
+        things[:, 2:4, 1] = _GOAL_Z
+        if self._cue_at_end:
+            things[k, 4 + cue] = (0.0, CORRIDOR_END)
+        self._things[rows] = things
+
+    def _advance(self, action: ActionTuple) -> tuple[FloatArray, BoolArray]:
+        """Turn or move: 0 nothing, 1 forward, 2 back, 3 turn right, 4 turn left."""
+        choice = action.discrete[:, 0]
+        self._heading += _TURNS[choice]
+        self._heading %= N_HEADINGS
+        position = self._position
+        position += _MOVES[choice][:, None] * _FORWARD[self._heading]
+        np.clip(position[:, 0], _MARGIN - HALF_WIDTH, HALF_WIDTH - _MARGIN, out=position[:, 0])
+        low = np.where(self._is_past, _MARGIN, ROOM_END + _MARGIN)
+        np.clip(position[:, 1], low, CORRIDOR_END - _MARGIN, out=position[:, 1])
+        self._pass_door((position[:, 1] >= 0.0) & ~self._is_past)
+        offset = self._things[:, 2:4] - position[:, None]
+        touched = (offset * offset).sum(axis=2) < _RADIUS[2] ** 2
+        right = touched[self._agent_id, self._cue]
+        reached = touched.any(axis=1)
+        goal = np.where(right, _RIGHT_REWARD, np.where(reached, _WRONG_REWARD, 0.0))
+        return (goal - 1.0 / MAX_STEP).astype(np.float32), reached
+
+    def _pass_door(self, passing: BoolArray) -> None:
+        """Put those who leave the room on the corridor's first spot, and close the door."""
+        if passing.any():
+            self._is_past |= passing
+            self._position[passing] = (0.0, START_Z)
+            self._heading[passing] = 0
+            self._things[passing, :2] = rays.HIDDEN
+
+    def _observe(self, rows: Rows) -> list[FloatArray]:
+        position, heading = self._position[rows], self._heading[rows]
+        past, direction = self._is_past[rows], _RAYS[heading]
+        low = np.empty((len(position), 1, 2), dtype=np.float32)
+        low[:, 0, 0], low[:, 0, 1] = -HALF_WIDTH, np.where(past, 0.0, ROOM_END)
+        high = np.array([HALF_WIDTH, CORRIDOR_END], dtype=np.float32)
+        walls = rays.to_walls(origin=position, direction=direction, low=low, high=high)
+        n_things = 6 if self._cue_at_end else 4
+        things = rays.to_circles(
+            origin=position,
+            direction=direction,
+            centre=self._things[rows, :n_things],
+            radius=_RADIUS[:n_things],
+        )
+        seen = np.concatenate([walls, things], axis=2)
+        own = np.empty((len(position), 3), dtype=np.float32)
+        own[:, :2], own[:, 2] = _FORWARD[heading], past
+        return [rays.encode(distance=seen, tag=_TAGS, n_tags=5, length=RAY_LENGTH), own]
+
+    def _arrays(self) -> dict[str, AnyArray]:
+        return {
+            "position": self._position,
+            "heading": self._heading,
+            "is_past": self._is_past,
+            "cue": self._cue,
+            "things": self._things,
+        }
