@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _log_on_the_console(debug=arguments.debug):
         try:
             text = work(arguments)
-        except (PipelineError, OSError, KeyboardInterrupt) as error:
+        except (PipelineError, OSError, KeyboardInterrupt, ModuleNotFoundError) as error:
             if arguments.debug:
                 traceback.print_exception(error)
             return _report(error)
@@ -88,8 +88,24 @@ def _report(error: BaseException) -> int:
     if isinstance(error, Interrupted | KeyboardInterrupt):
         print(f"interrupted: {one_line(error) or 'stopped by Ctrl+C'}", file=sys.stderr)
         return int(getattr(error, "exit_code", 130))
+    if isinstance(error, ModuleNotFoundError):
+        return _missing(error)
     print(f"error: {one_line(error)}", file=sys.stderr)
     return int(getattr(error, "exit_code", PipelineError.exit_code))
+
+
+def _missing(error: ModuleNotFoundError) -> int:
+    """Say which part of the installation lacks a package; a module of ours is a bug of ours."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "pipeline"):
+        raise error
+    extra = "envs" if package in ("gymnasium", "pettingzoo") else "train"
+    print(
+        f"error: this needs the package {package}, which is not installed; install the whole: "
+        f"pip install 'rl-pipeline[{extra}]', or in a checkout: pip install -e '.[{extra}]'",
+        file=sys.stderr,
+    )
+    return PipelineError.exit_code
 
 
 def _parser() -> argparse.ArgumentParser:

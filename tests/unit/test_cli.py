@@ -134,3 +134,27 @@ def test_learn_refuses_a_used_run_id_and_a_missing_one(tmp_path, capsys):
     assert "Previous data from this run ID was found." in capsys.readouterr().err
     assert cli.main([*start, "--run-id", "new", "--resume"]) == 2
     assert "was not found" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("package", "extra"), [("torch", "train"), ("gymnasium", "envs")])
+def test_a_package_that_is_not_installed_is_named_with_its_extra(
+    package, extra, monkeypatch, capsys
+):
+    def build(*_, **__):
+        raise ModuleNotFoundError(f"No module named '{package}.nn'", name=f"{package}.nn")
+
+    monkeypatch.setattr("pipeline.commands.env.build", build)
+    assert cli.main(["env", "build", "balance_ball", "-o", "x"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert f"package {package}," in told
+    assert f"rl-pipeline[{extra}]" in told
+
+
+def test_a_missing_module_of_ours_is_not_blamed_on_the_installation(monkeypatch):
+    def build(*_, **__):
+        raise ModuleNotFoundError("No module named 'pipeline.x'", name="pipeline.x")
+
+    monkeypatch.setattr("pipeline.commands.env.build", build)
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["env", "build", "balance_ball", "-o", "x"])
