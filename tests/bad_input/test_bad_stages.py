@@ -66,7 +66,7 @@ def test_training_goes_on_when_mlflow_cannot_be_reached(project):
     variables = {"PIPELINE_MLFLOW": "on", "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}"}
     done = project.python(*stage, **variables)
     assert done.code == 0, done.err
-    warnings = [line for line in done.err.splitlines() if not line.startswith("[INFO]")]
+    warnings = [line for line in done.err.splitlines() if not line.startswith(("[INFO]", "\t"))]
     assert len(warnings) == 1, done.err
     assert warnings[0].startswith("[WARNING] MLflow is not being written (")
     assert "Check MLFLOW_TRACKING_URI" in warnings[0]

@@ -111,8 +111,11 @@ def test_numbers_that_are_none_from_the_start_leave_nothing(place):
 
 
 def test_an_environment_that_dies_while_it_trains_is_named_with_its_signal(place):
-    error = place.learn(place.fake("--mode", "die")).error
-    assert "SIGKILL" in error
+    done = place.learn(place.fake("--mode", "die"))
+    assert "SIGKILL" in done.error
+    assert "exceeded the allowed number of restarts, 1 of 1 in 60 s" in done.error
+    (warning,) = [line for line in done.err.splitlines() if line.startswith("[WARNING]")]
+    assert "Restarting worker[0] after 'Environment shut down" in warning
 
 
 def test_a_run_is_not_resumed_with_networks_of_another_size(place, trained):

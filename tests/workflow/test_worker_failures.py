@@ -87,7 +87,7 @@ def test_beyond_the_budget_the_run_stops_with_its_state_saved(learn, tmp_path):
     code, told = learn([r"Step: 3000\.", r"Step: 5000\."])
     assert code == 2, told
     (error,) = [line for line in told.splitlines() if line.startswith("error:")]
-    assert "Worker 3 exceeded the allowed number of restarts: 1 of 1 in 60 s" in error
+    assert "Worker 3 exceeded the allowed number of restarts, 1 of 1 in 60 s" in error
     assert "Traceback" not in told
     run = tmp_path / "results/ppo"
     step = load_checkpoint(run / "3DBall/checkpoint.pt")["learner"]["step"]

@@ -15,6 +15,7 @@ from pipeline.errors import (
     UnityCommunicatorStoppedException,
     UnityEnvironmentException,
     UnityTimeOutException,
+    one_line,
 )
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
@@ -129,14 +130,15 @@ class WorkerSet:
             refusal = self._budget.refusal(worker)
             if refusal is not None:
                 raise type(error)(
-                    f"{error} Worker {worker} exceeded the allowed number of restarts: {refusal}."
+                    f"Worker {worker} exceeded the allowed number of restarts, {refusal}, after: "
+                    f"{error}"
                 ) from error
             number = self._budget.spend(worker)
             _log.warning(
                 "Restarting worker[%d] after '%s' (restart %d). Its unfinished episodes are "
                 "dropped, the other workers go on; the run cannot be repeated exactly any more.",
                 worker,
-                error,
+                one_line(error),
                 number,
             )
             try:

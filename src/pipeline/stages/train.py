@@ -87,6 +87,7 @@ def _train(
             num_envs=settings.env_settings.num_envs,
             env_args=build.args,
             init_from=started_from,
+            whole_weights=True,
             log_folder=attempt.run / "logs",
             resume=attempt.resumed,
             device=runtime.device,

@@ -38,6 +38,7 @@ def train(
     base_port: int | None = None,
     log_folder: Path | None = None,
     init_from: Mapping[str, Path] | None = None,
+    whole_weights: bool = False,
     resume: bool = False,
     inference: bool = False,
     exporter: Exporter | None = None,
@@ -64,6 +65,7 @@ def train(
         log_folder: where executables write their logs.
         init_from: a checkpoint to take the weights from, by behavior; None takes those that the
             settings name (`initialize_from`, `init_path`).
+        whole_weights: refuse weights of which a tensor does not fit, instead of naming it.
         resume: continue from the checkpoints in `run_dir`, where there are any.
         inference: act until a signal comes, and count, but neither learn nor save.
         exporter: gives each numbered checkpoint its ONNX beside it, and the run its list of both in
@@ -110,6 +112,7 @@ def train(
                 device=chosen,
                 tracker=tracker,
                 init_from=init_from,
+                whole_weights=whole_weights,
                 resume=resume,
                 inference=inference,
                 exporter=exporter,

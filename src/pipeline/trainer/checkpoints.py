@@ -32,11 +32,16 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     try:
         write_whole(path, buffer.getvalue())
     except OSError as error:
-        raise CheckpointError(
-            f"{path}: the checkpoint of {len(buffer.getvalue())} bytes cannot be written "
-            f"({error.strerror or error}); the last good one is kept. Free space or choose another "
-            "--results-dir, then resume"
-        ) from error
+        what = f"the checkpoint of {len(buffer.getvalue())} bytes"
+        raise not_written(path, what, error) from error
+
+
+def not_written(path: Path, what: str, error: OSError) -> CheckpointError:
+    """The error for a file of a run that cannot be written."""
+    return CheckpointError(
+        f"{path}: {what} cannot be written ({error.strerror or error}); the last good one is kept. "
+        "Free space or choose another --results-dir, then resume"
+    )
 
 
 def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:

@@ -67,6 +67,7 @@ class TrainingLoop:
         device: where networks live.
         tracker: where summaries go.
         init_from: weights to begin with, by behavior; a checkpoint file each.
+        whole_weights: refuse weights of which a tensor does not fit.
         resume: continue from the checkpoints in `run_dir`.
         inference: act and count, but neither learn nor save.
         exporter: writes the ONNX of a checkpoint; see `Keeper`.
@@ -85,6 +86,7 @@ class TrainingLoop:
         device: torch.device,
         tracker: Tracker,
         init_from: Mapping[str, Path] | None = None,
+        whole_weights: bool = False,
         resume: bool = False,
         inference: bool = False,
         exporter: Exporter | None = None,
@@ -102,6 +104,7 @@ class TrainingLoop:
         self.device = device
         self.tracker = tracker
         self.init_from = init_from or {}
+        self.whole_weights = whole_weights
         self.inference = inference
         self.resume_interval_s = resume_interval_s
         self.keeper = Keeper(run_dir, settings, exporter=None if inference else exporter)
@@ -248,7 +251,12 @@ class TrainingLoop:
             self.keeper.restore_best(name, saved)
             _log.info("Resuming training of %s from step %d.", name, learner.step)
         elif name in self.init_from:
-            begin_with(learner, self.init_from[name], device=str(self.device))
+            begin_with(
+                learner,
+                self.init_from[name],
+                device=str(self.device),
+                whole=self.whole_weights,
+            )
         self.tracker.began(name, description(name, spec, self.settings)["settings"])
         self._progress[name] = _Progress(
             next_summary=_next_multiple(learner.step, settings.summary_freq),

@@ -39,11 +39,17 @@ def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bo
         raise _misfit(path, learner.name, error) from error
 
 
-def begin_with(learner: Learner, path: Path, *, device: str) -> None:
+def begin_with(learner: Learner, path: Path, *, device: str, whole: bool = False) -> None:
     """Take over the weights in a checkpoint, and say which tensors did not fit.
 
+    Args:
+        learner: as the settings and the environment make it.
+        path: of the checkpoint.
+        device: where tensors are read to.
+        whole: whether a tensor that does not fit is an error.
+
     Raises:
-        CheckpointError: The file cannot be read, or holds nothing that fits.
+        CheckpointError: The file cannot be read, or does not hold what fits.
     """
     state = load_checkpoint(path, device=device)
     try:
@@ -51,6 +57,8 @@ def begin_with(learner: Learner, path: Path, *, device: str) -> None:
         left, n_loaded = learner.algorithm.load_weights(algorithm)
     except _MISFITS as error:
         raise _misfit(path, learner.name, error) from error
+    if whole and left:
+        raise _misfit(path, learner.name, ValueError("; ".join(left)))
     if not n_loaded:
         raise CheckpointError(
             f"{path}: none of its tensors fits the behavior {learner.name}: {'; '.join(left)}"

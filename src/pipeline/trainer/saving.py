@@ -10,15 +10,22 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
-from pipeline.trainer.checkpoints import load_checkpoint, numbered, save_checkpoint, to_saved
+from pipeline.trainer.checkpoints import (
+    load_checkpoint,
+    not_written,
+    numbered,
+    save_checkpoint,
+    to_saved,
+)
 from pipeline.trainer.saved import description
 from pipeline.trainer.status import StatusFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pipeline.settings.schema import RunSettings
@@ -128,11 +135,13 @@ class Keeper:
             old.unlink(missing_ok=True)
             old.with_suffix(".onnx").unlink(missing_ok=True)
         if self.exporter is not None:
-            self.exporter(path, folder, label=f"-{learner.step}")
+            with _written(path.with_suffix(".onnx"), "the exported policy"):
+                self.exporter(path, folder, label=f"-{learner.step}")
             _log.info("Exported %s", path.with_suffix(".onnx"))
             recent = learner.statistics.recent
             reward = sum(recent) / len(recent) if recent else None
-            self.status.add(learner.name, path, step=learner.step, reward=reward)
+            with _written(self.status.path, "the list of checkpoints"):
+                self.status.add(learner.name, path, step=learner.step, reward=reward)
         return path
 
     def finish(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
@@ -150,7 +159,8 @@ class Keeper:
         for learner in learners:
             newest = self._file(learner.name, f"{learner.name}-{learner.step}.onnx")
             target = self.run_dir / f"{learner.name}.onnx"
-            files.write_whole(target, newest.read_bytes())
+            with _written(target, "the exported policy"):
+                files.write_whole(target, newest.read_bytes())
             _log.info("Copied %s to %s.", newest, target)
             self._export_best(learner.name)
 
@@ -179,4 +189,15 @@ class Keeper:
 
     def _export_best(self, name: str) -> None:
         if self.exporter is not None and self._file(name, BEST_FILE).is_file():
-            self.exporter(self._file(name, BEST_FILE), self.run_dir / name, label="-best")
+            target = self._file(name, f"{name}-best.onnx")
+            with _written(target, "the best policy"):
+                self.exporter(self._file(name, BEST_FILE), target.parent, label="-best")
+
+
+@contextmanager
+def _written(path: Path, what: str) -> Iterator[None]:
+    """Say which file cannot be written, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise not_written(path, what, error) from error

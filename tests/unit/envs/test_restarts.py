@@ -117,7 +117,7 @@ def test_beyond_the_budget_the_failure_passes_with_its_reason():
     workers.reset()
     with pytest.raises(
         UnityCommunicatorStoppedException,
-        match=r"gone again Worker 1 exceeded the allowed number of restarts: 1 of 1 in 60 s",
+        match=r"Worker 1 exceeded the allowed number of restarts, 1 of 1 in 60 s.*: gone again",
     ):
         play(workers, 6)
     assert made == [(1, 1)]
@@ -130,7 +130,7 @@ def test_a_restart_that_fails_counts_too():
     limits = RestartLimits(max_lifetime_restarts=4, restarts_rate_limit_n=-1)
     workers, made = in_process(UnityTimeOutException("hung"), limits=limits, again=again)
     workers.reset()
-    with pytest.raises(UnityTimeOutException, match=r"did not start .* 4 of 4 in all"):
+    with pytest.raises(UnityTimeOutException, match=r"4 of 4 in all .*: did not start"):
         play(workers, 4)
     assert [number for _, number in made] == [1, 2, 3, 4]
 
