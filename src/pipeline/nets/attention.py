@@ -94,16 +94,15 @@ class EntityEncoder(nn.Module):
         size = self.output_size = EMBEDDING_SIZE
         self.own = normal_linear(own_size, size, size) if own_size else None
         self.own_width = size if own_size else 0
-        self.embeddings = nn.ModuleList(
-            normal_linear(self.own_width + n, size, size) for n in entity_sizes
-        )
+        self._layers = [normal_linear(self.own_width + n, size, size) for n in entity_sizes]
+        self.embeddings = nn.ModuleList(self._layers)
         self.attention = ResidualSelfAttention(size)
 
     def forward(self, own: Tensor | None, observations: Sequence[Tensor]) -> Tensor:
         """Own encodings [B, own_size], or None, and entities [B, N_i, F_i], to [B, 128]."""
         code = None if own is None or self.own is None else nn.functional.silu(self.own(own))
         embedded, paddings = [], []
-        for layer, entities in zip(self.embeddings, observations, strict=True):
+        for layer, entities in zip(self._layers, observations, strict=True):
             padding = is_padding(entities)
             if entities.device.type == "cpu":  # elsewhere to ask how many would be to wait
                 n = _columns_in_use(padding)
@@ -113,7 +112,7 @@ class EntityEncoder(nn.Module):
         result: Tensor = self.attention(torch.cat(embedded, dim=1), torch.cat(paddings, dim=1))
         return result
 
-    def _embed(self, layer: nn.Module, code: Tensor | None, entities: Tensor) -> Tensor:
+    def _embed(self, layer: nn.Linear, code: Tensor | None, entities: Tensor) -> Tensor:
         """Swish(W [code, entity] + b) [B, N, 128], the code's part computed once per agent."""
         weight, bias, k = layer.weight, layer.bias, self.own_width
         x = nn.functional.linear(entities, weight[:, k:], bias)
