@@ -281,7 +281,7 @@ def test_sorter_rebuilt_from_its_weights_prefers_the_same(models, n_tiles):
     ):
         found.append(create_session(model, 0, logits).run([actions, *logits], feeds))
     for one, two in zip(*found, strict=True):
-        np.testing.assert_allclose(one, two, atol=2e-4)
+        np.testing.assert_allclose(one, two, atol=1e-5)
     spread = np.concatenate(found[0][1:]).std(axis=0)
     assert spread.max() > 0.05
 
@@ -316,7 +316,7 @@ def test_torch_network_with_the_weights_of_sorter_prefers_the_same(models):
         hidden = actor([torch.from_numpy(o) for o in obs])
         found = [branch(hidden).numpy() for branch in actor.heads.branches]
     for one, two in zip(expected, found, strict=True):
-        np.testing.assert_allclose(one, two, atol=2e-4)
+        np.testing.assert_allclose(one, two, atol=1e-5)
 
 
 ROLES = {"fc_q": "query", "fc_k": "key", "fc_v": "value", "fc_out": "out"}
