@@ -8,16 +8,25 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import numpy_helper
 
 from pipeline.errors import ExportError
 from pipeline.export.contract import check_model
-from pipeline.export.description import Dense, Lstm, PolicyGraph
+from pipeline.export.description import (
+    Attention,
+    Dense,
+    EntityEmbedding,
+    Lstm,
+    PolicyGraph,
+)
 from pipeline.export.graph import build_model
 from pipeline.export.layout import describe
 from pipeline.export.policy import OnnxPolicy, create_session
+from pipeline.nets.actor_critic import Actor
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.protocol.steps import DecisionSteps
+from pipeline.settings.schema import NetworkSettings
 
 pytestmark = pytest.mark.fixtures
 
@@ -251,6 +260,99 @@ def described(model, spec):
             recurrent_bias=gates(biases[256:]),
         ),
         branches=(dense("action_model._discrete_distribution.branches.0"),),
+    )
+
+
+@pytest.mark.parametrize("n_tiles", [0, 1, 7, 20])
+def test_sorter_rebuilt_from_its_weights_prefers_the_same(models, n_tiles):
+    """Padding, embeddings, heads, scale and mean of attention: the logits of all branches."""
+    theirs = onnx.load(models / "Sorter.onnx")
+    spec = SPECS["Sorter"]
+    ours = build_model(sorter_described(theirs, spec))
+    assert check_model(ours, spec) == []
+    feeds = {f"obs_{i}": o for i, o in enumerate(random_steps(spec, 5, seed=n_tiles).obs)}
+    feeds["obs_0"][:, n_tiles:] = 0.0
+    feeds["action_masks"] = np.ones((5, 9), dtype=np.float32)
+    actions = "deterministic_discrete_actions"
+    found = []
+    for model, logits in (
+        (theirs, logits_of(theirs)),
+        (ours, [f"branch.{i}.out" for i in (0, 1, 2)]),
+    ):
+        found.append(create_session(model, 0, logits).run([actions, *logits], feeds))
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-5)
+    spread = np.concatenate(found[0][1:]).std(axis=0)
+    assert spread.max() > 0.05
+
+
+def test_torch_network_with_the_weights_of_sorter_prefers_the_same(models):
+    theirs = onnx.load(models / "Sorter.onnx")
+    spec, graph = SPECS["Sorter"], sorter_described(theirs, SPECS["Sorter"])
+    actor = Actor(spec, NetworkSettings(hidden_units=128, num_layers=2))
+    attention = actor.body.attention
+    described = graph.attention
+    pairs = [
+        (attention.own, described.own),
+        (attention.embeddings[0], graph.encoders[0].dense),
+        *((getattr(attention.attention, n), getattr(described, n)) for n in ROLES.values()),
+        *zip(actor.body.dense.layers, graph.layers, strict=True),
+        *zip(actor.heads.branches, graph.branches, strict=True),
+    ]
+    assert sum(p.numel() for p in actor.parameters()) == sum(
+        d.weight.size + d.bias.size for _, d in pairs
+    )
+    with torch.no_grad():
+        for layer, dense in pairs:
+            layer.weight.copy_(torch.tensor(dense.weight))
+            layer.bias.copy_(torch.tensor(dense.bias))
+    obs = random_steps(spec, 21, seed=3).obs
+    obs[0][np.arange(20) >= np.arange(21)[:, None]] = 0.0
+    feeds = {f"obs_{i}": o for i, o in enumerate(obs)}
+    feeds["action_masks"] = np.ones((21, 9), dtype=np.float32)
+    logits = logits_of(theirs)
+    expected = create_session(theirs, 0, logits).run(logits, feeds)
+    with torch.inference_mode():
+        hidden = actor([torch.from_numpy(o) for o in obs])
+        found = [branch(hidden).numpy() for branch in actor.heads.branches]
+    for one, two in zip(expected, found, strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-5)
+
+
+ROLES = {"fc_q": "query", "fc_k": "key", "fc_v": "value", "fc_out": "out"}
+
+
+def logits_of(model):
+    """The tensors that the three branches of Sorter give."""
+    return [n.output[0] for n in model.graph.node if ".branches." in " ".join(n.input)]
+
+
+def sorter_described(model, spec):
+    """Sorter's weights as a description; those of products with lists have no name of their own."""
+    weights = {w.name: numpy_helper.to_array(w) for w in model.graph.initializer}
+    products = {n.output[0]: n.input[1] for n in model.graph.node if n.op_type == "MatMul"}
+    biases = {n.input[0]: n.input[1] for n in model.graph.node if n.op_type == "Add"}
+
+    def dense(name):
+        bias = weights[f"{name}.bias"]
+        if f"{name}.weight" in weights:
+            return Dense(weight=weights[f"{name}.weight"], bias=bias)
+        return Dense(weight=weights[products[biases[f"{name}.bias"]]].T, bias=bias)
+
+    body = "network_body._body_endoder.seq_layers"
+    encoder = "network_body.observation_encoder"
+    embedding = dense(f"{encoder}.processors.0.self_ent_encoder.seq_layers.0")
+    return PolicyGraph(
+        spec=spec,
+        encoders=(EntityEmbedding(dense=embedding), None, None),
+        attention=Attention(
+            own=dense(f"{encoder}.x_self_encoder.seq_layers.0"),
+            **{ours: dense(f"{encoder}.rsa.{theirs}") for theirs, ours in ROLES.items()},
+        ),
+        layers=(dense(f"{body}.0"), dense(f"{body}.2")),
+        branches=tuple(
+            dense(f"action_model._discrete_distribution.branches.{i}") for i in range(3)
+        ),
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from crowds import LargestPlace
 from remembering import Cue
 from toys import Both, Chase, Crowd, Quadrant, Wish
 
@@ -85,6 +86,7 @@ ENVIRONMENTS = {
     "hybrid, two workers": lambda: [Both(seed=seed, n_agents=3) for seed in (1, 2)],
     "visual": lambda: [Quadrant(seed=3, n_agents=4)],
     "goal signal": lambda: [Wish(seed=3, n_agents=4)],
+    "entities": lambda: [LargestPlace(seed=3, n_agents=4)],
     "balance_ball": lambda: [registry.make("balance_ball", seed=3, n_agents=4)],
     "two behaviors, agents that come and go": lambda: [Crowd(seed=seed) for seed in (1, 2)],
 }

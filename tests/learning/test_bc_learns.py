@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from crowds import LargestName
 
 from pipeline.algos.policy import generator_for
 from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.evaluation.episodes import evaluate
+from pipeline.export.policy import OnnxPolicy
+from pipeline.protocol.demo import DemoWriter
+from pipeline.protocol.specs import ActionTuple
 from pipeline.settings import load_run_settings
 from pipeline.simulators import registry
 from pipeline.stages.demos import write_episodes
+from pipeline.stages.export import publish
 from pipeline.trainer import pretrain
 from pipeline.trainer.saved import load_policy
 
@@ -62,3 +68,34 @@ def test_cloned_policy_keeps_the_ball_at_least_four_fifths_as_long_as_the_expert
     taught_by = episodes(expert, seed=seed + 100)
     assert episodes(cloned, seed=seed + 100) >= 0.8 * taught_by
     assert episodes(untaught, seed=seed + 100) < 0.2 * taught_by
+
+
+def test_cloned_policy_finds_the_largest_of_a_changing_number_of_entities(seed, tmp_path):
+    """From a demonstration to an exported policy; best return 4, any name that is there 1.8."""
+    with DemoWriter(tmp_path / "expert.demo", "Toy?team=0", LargestName.spec) as writer:
+        toy = LargestName(seed=seed, n_agents=4000)
+        ((decision, _),) = toy.reset().values()
+        entities = decision.obs[0]
+        largest = entities[:, :, 0].argmax(axis=1)
+        name = entities[np.arange(len(entities)), largest, 1:].argmax(axis=1)
+        writer.append(
+            obs=[entities],
+            actions=ActionTuple(discrete=name[:, None]),
+            reward=np.ones(len(name), dtype=np.float32),
+            done=np.zeros(len(name), dtype=np.bool_),
+        )
+    network = {"hidden_units": 32, "num_layers": 2}
+    result = pretrain(
+        [tmp_path / "expert.demo"],
+        load_run_settings(None, overrides={"behaviors": {"Toy": {"network_settings": network}}}),
+        seed=seed,
+        run_dir=tmp_path,
+        epochs=10,
+        batch_size=64,
+        learning_rate=1e-3,
+    )
+    publish(result.checkpoint, tmp_path)
+    with InProcessEnvironment(LargestName(seed=seed + 100)) as environment:
+        policies = {"Toy": OnnxPolicy(tmp_path / "Toy.onnx")}
+        played = evaluate(environment, policies, episodes=200, seed=seed)
+    assert sum(one.episode_return for one in played) / len(played) >= 3.6

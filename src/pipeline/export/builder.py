@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import onnx
 
-    from pipeline.arrays import AnyArray
+    from pipeline.arrays import AnyArray, FloatArray
     from pipeline.export.description import ActivationName, Dense
 
 OPSET = 9
@@ -85,6 +85,15 @@ class GraphBuilder:
         Raises:
             ExportError: The shape is not `shape`, or a value is NaN or infinite.
         """
+        return self.constant(self.checked(value, name, shape), name)
+
+    @staticmethod
+    def checked(value: AnyArray, name: str, shape: Sequence[int]) -> FloatArray:
+        """A trained array as float32, refused as `weight` does.
+
+        Raises:
+            ExportError: The shape is not `shape`, or a value is NaN or infinite.
+        """
         array = np.asarray(value, dtype=np.float32)
         if array.shape != tuple(shape):
             raise ExportError(
@@ -96,7 +105,7 @@ class GraphBuilder:
                 f"export: {name} holds {int((~np.isfinite(array)).sum())} values that are not "
                 "finite; export an earlier checkpoint and lower the learning rate"
             )
-        return self.constant(array, name)
+        return array
 
     def dense(self, x: str, size: int, layer: Dense, name: str) -> tuple[str, int]:
         """[batch, size] → [batch, out]; gives the tensor, called `<name>.out`, and out."""
@@ -114,7 +123,7 @@ class GraphBuilder:
         return self.node(name.capitalize(), [x])
 
     def concat(self, parts: Sequence[str], output: str | None = None) -> str:
-        """Join [batch, n_i] tensors along their last axis."""
+        """Join [batch, n_i] tensors, or [batch, n_i, m] ones, along their second axis."""
         if len(parts) == 1 and output is None:
             return parts[0]
         return self.node("Concat", parts, output, axis=1)

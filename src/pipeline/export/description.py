@@ -98,8 +98,42 @@ class VisualEncoder:
     """Applied in order; the result must have rank 2."""
 
 
-ObservationEncoder = Normalizer | VisualEncoder | None
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EntityEmbedding:
+    """How each entity of a variable-length observation [entities, numbers] enters `Attention`."""
+
+    dense: Dense
+    """On the agent's own code, if it has one, followed by the entity's numbers; then Swish."""
+
+
+ObservationEncoder = Normalizer | VisualEncoder | EntityEmbedding | None
 """How one observation enters the body; None passes a rank-1 observation through."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Attention:
+    """From the embedded entities of all variable-length observations to one vector.
+
+    embeddings → layer normalisation → x; every entity takes from all by queries, keys and values
+    in heads, scores divided by √size; `out` of that + x → layer normalisation → mean over entities.
+    """
+
+    own: Dense | None
+    """On the encoded observations of fixed size, then Swish: the agent's own code; None without."""
+    query: Dense
+    """[size, size], as the next three."""
+    key: Dense
+    value: Dense
+    out: Dense
+    n_heads: int = 4
+    """Equal parts of the embedding that attend separately."""
+    epsilon: float = 1e-5
+    """Added to the variance in the layer normalisations."""
+
+    @property
+    def size(self) -> int:
+        """Numbers of an embedding, and of the result."""
+        return len(self.out.weight)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -163,6 +197,8 @@ class PolicyGraph:
     """One per observation."""
     layers: tuple[Dense, ...]
     """The body, each layer followed by Swish."""
+    attention: Attention | None = None
+    """Present when there are variable-length observations; follows the others' features."""
     hyper: HyperLayer | None = None
     """Goal-conditioned last layer of the body, after `layers`."""
     memory: Lstm | None = None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.errors import ExportError
+from pipeline.export.attention import attend, layer_norm
 from pipeline.export.builder import GraphBuilder
 from pipeline.export.heads import continuous_head, discrete_heads
 from pipeline.export.observations import encode_observations
@@ -74,10 +75,13 @@ def _check_actions(graph: PolicyGraph) -> None:
 
 
 def _body(
-    builder: GraphBuilder, graph: PolicyGraph, features: list[tuple[str, int]]
+    builder: GraphBuilder, graph: PolicyGraph, features: dict[int, tuple[str, int]]
 ) -> tuple[str, int]:
-    x = builder.concat([name for name, _ in features])
-    size = sum(width for _, width in features)
+    parts = list(features.values())
+    if len(features) < len(graph.encoders):
+        parts.append(attend(builder, graph, parts))
+    x = builder.concat([name for name, _ in parts])
+    size = sum(width for _, width in parts)
     for index, layer in enumerate(graph.layers):
         x, size = builder.dense(x, size, layer, f"body.{index}")
         x = builder.activation(x, "swish")
@@ -87,6 +91,11 @@ def _body(
         raise ExportError(
             "export: goal_conditioning_type is hyper, but no observation is a goal signal; "
             "describe the policy without a goal-conditioned layer"
+        )
+    if not features.keys() >= set(graph.goals):
+        raise ExportError(
+            "export: a variable-length observation cannot be the goal of a goal-conditioned layer; "
+            "describe the policy with the spec it was trained on"
         )
     goals = [features[index] for index in graph.goals]
     goal = builder.concat([name for name, _ in goals])
@@ -100,7 +109,7 @@ def _hyper_layer(
     for index, dense in enumerate(layer.encoder):
         goal, goal_size = builder.dense(goal, goal_size, dense, f"goal.{index}")
         goal = builder.activation(goal, "swish")
-    goal = _layer_norm(builder, goal, layer.epsilon)
+    goal = layer_norm(builder, goal, layer.epsilon, axis=1)
     out = len(layer.bias)
     flat, generated = builder.dense(goal, goal_size, layer.generator, "goal.generator")
     if generated != size * out:
@@ -117,13 +126,3 @@ def _hyper_layer(
     bias = builder.weight(layer.bias, "goal.bias", (out,))
     y = builder.node("Add", [builder.node("Squeeze", [product], axes=[axis]), bias])
     return builder.activation(y, "swish"), out
-
-
-def _layer_norm(builder: GraphBuilder, x: str, epsilon: float) -> str:
-    """(x - mean) / √(variance + epsilon) over the last axis."""
-    mean = builder.node("ReduceMean", [x], axes=[1], keepdims=1)
-    centered = builder.node("Sub", [x, mean])
-    square = builder.node("Mul", [centered, centered])
-    variance = builder.node("ReduceMean", [square], axes=[1], keepdims=1)
-    shifted = builder.node("Add", [variance, builder.scalar(epsilon)])
-    return builder.node("Div", [centered, builder.node("Sqrt", [shifted])])

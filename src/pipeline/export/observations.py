@@ -12,6 +12,7 @@ from pipeline.export.description import (
     Activation,
     Conv,
     Dense,
+    EntityEmbedding,
     Flatten,
     MaxPool,
     Normalizer,
@@ -24,14 +25,19 @@ if TYPE_CHECKING:
     from pipeline.export.builder import GraphBuilder
     from pipeline.export.description import PolicyGraph
 
-_VECTOR, _VISUAL = 1, 3
+_VECTOR, _ENTITIES, _VISUAL = 1, 2, 3
+_WANTED = {
+    _VECTOR: "a Normalizer or None",
+    _ENTITIES: "an EntityEmbedding",
+    _VISUAL: "a VisualEncoder",
+}
 
 
-def encode_observations(builder: GraphBuilder, graph: PolicyGraph) -> list[tuple[str, int]]:
-    """Declare the inputs `obs_i` and encode each one.
+def encode_observations(builder: GraphBuilder, graph: PolicyGraph) -> dict[int, tuple[str, int]]:
+    """Declare the inputs `obs_i` and encode those of fixed size.
 
     Returns:
-        Per observation the tensor [batch, n] and n.
+        By their number the tensor [batch, n] and n.
 
     Raises:
         ExportError: An observation cannot be exported, or its encoder does not fit it.
@@ -44,33 +50,33 @@ def encode_observations(builder: GraphBuilder, graph: PolicyGraph) -> list[tuple
             f"export: {len(graph.encoders)} encoders for {len(specs)} observations; give one each "
             "(None for a plain vector)"
         )
-    features = []
+    features = {}
     for index, (obs, encoder) in enumerate(zip(specs, graph.encoders, strict=True)):
         where = f"obs_{index}" + (f" ({obs.name})" if obs.name else "")
         _check_rank(where, obs.shape, encoder)
         name = builder.input(f"obs_{index}", obs.shape)
         if isinstance(encoder, Normalizer):
-            features.append((_normalize(builder, name, encoder, obs.shape[0]), obs.shape[0]))
+            features[index] = _normalize(builder, name, encoder, obs.shape[0]), obs.shape[0]
         elif isinstance(encoder, VisualEncoder):
-            features.append(_encode_image(builder, name, encoder, obs.shape))
-        else:
-            features.append((name, obs.shape[0]))
+            features[index] = _encode_image(builder, name, encoder, obs.shape)
+        elif encoder is None:
+            features[index] = name, obs.shape[0]
     return features
 
 
 def _check_rank(where: str, shape: tuple[int, ...], encoder: object) -> None:
     rank = len(shape)
-    if rank not in (_VECTOR, _VISUAL):
-        kind = "a variable-length observation (attention)" if rank == 2 else f"of rank {rank}"
+    if rank not in _WANTED:
         raise ExportError(
-            f"export: observation {where} with shape {list(shape)} is {kind}, which cannot be "
-            "exported; use vector (rank 1) and visual (rank 3) observations"
+            f"export: observation {where} with shape {list(shape)} is of rank {rank}, which cannot "
+            "be exported; use vectors (rank 1), lists of entities (rank 2) and images (rank 3)"
         )
-    if isinstance(encoder, VisualEncoder) != (rank == _VISUAL):
+    fitting = {EntityEmbedding: _ENTITIES, VisualEncoder: _VISUAL}
+    if fitting.get(type(encoder), _VECTOR) != rank:
         found = "none" if encoder is None else type(encoder).__name__
-        wanted = "a VisualEncoder" if rank == _VISUAL else "a Normalizer or None"
         raise ExportError(
-            f"export: observation {where} with shape {list(shape)} needs {wanted}, found {found}"
+            f"export: observation {where} with shape {list(shape)} needs {_WANTED[rank]}, found "
+            f"{found}"
         )
 
 

@@ -9,9 +9,11 @@ import torch
 
 from pipeline.algos.policy import tensors
 from pipeline.export.description import (
+    Attention,
     ContinuousHead,
     Conv,
     Dense,
+    EntityEmbedding,
     HyperLayer,
     Lstm,
     Normalizer,
@@ -20,6 +22,7 @@ from pipeline.export.description import (
     resnet_encoder,
 )
 from pipeline.export.publish import Recording
+from pipeline.nets.attention import N_HEADS
 from pipeline.nets.distributions import to_environment
 from pipeline.nets.layers import RunningNormalizer
 from pipeline.nets.vision import ConvolutionEncoder, ResidualBlock, ResnetEncoder
@@ -33,13 +36,14 @@ if TYPE_CHECKING:
     from pipeline.arrays import FloatArray
     from pipeline.export.description import ObservationEncoder, VisualEncoder
     from pipeline.nets import body
+    from pipeline.nets.attention import EntityEncoder
     from pipeline.nets.memory import Memory
 
 
 def describe_policy(policy: Policy) -> PolicyGraph:
     """The policy's weights and normalisers as plain arrays, copied."""
     actor = policy.actor
-    hyper = actor.body.hyper
+    hyper, attention = actor.body.hyper, actor.body.attention
     heads = actor.heads
     continuous = None
     if heads.mu is not None and heads.log_sigma is not None:
@@ -49,6 +53,7 @@ def describe_policy(policy: Policy) -> PolicyGraph:
         spec=policy.spec,
         encoders=tuple(_encoder(policy, i) for i in range(len(policy.spec.observation_specs))),
         layers=tuple(_dense(layer) for layer in actor.body.dense.layers),
+        attention=None if attention is None else _attention(attention),
         hyper=None if hyper is None else _hyper(hyper),
         memory=None if actor.memory is None else _lstm(actor.memory),
         continuous=continuous,
@@ -100,8 +105,12 @@ def _carried(policy: Policy, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 def _encoder(policy: Policy, index: int) -> ObservationEncoder:
     key = str(index)
-    if key in policy.actor.body.encoders:
-        return _visual(policy.actor.body.encoders[key])
+    body = policy.actor.body
+    if body.attention is not None and index in body.entities:
+        layer = body.attention.embeddings[body.entities.index(index)]
+        return EntityEmbedding(dense=_dense(layer))
+    if key in body.encoders:
+        return _visual(body.encoders[key])
     if key not in policy.normalizers.by_observation:
         return None
     normalizer = policy.normalizers.by_observation[key]
@@ -127,6 +136,18 @@ def _visual(encoder: nn.Module) -> VisualEncoder:
         for stage, convolution in enumerate(encoder.convolutions)
     )
     return resnet_encoder(stacks, _dense(encoder.dense))
+
+
+def _attention(encoder: EntityEncoder) -> Attention:
+    attention = encoder.attention
+    return Attention(
+        own=None if encoder.own is None else _dense(encoder.own),
+        query=_dense(attention.query),
+        key=_dense(attention.key),
+        value=_dense(attention.value),
+        out=_dense(attention.out),
+        n_heads=N_HEADS,
+    )
 
 
 def _hyper(layer: body.HyperLayer) -> HyperLayer:

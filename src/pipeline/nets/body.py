@@ -9,18 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.errors import SettingsError
+from pipeline.nets.attention import EntityEncoder
 from pipeline.nets.layers import DenseSwish, RunningNormalizer
 from pipeline.nets.vision import visual_encoder
-from pipeline.protocol.specs import ObservationSpec, ObservationType
+from pipeline.protocol.specs import DimensionProperty, ObservationSpec, ObservationType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from pipeline.settings.schema import NetworkSettings
 
 
 # Up to this many distinct goals in a batch share their generated weights.
 FEW_GOALS = 8
+# Dimension properties of a variable-length observation [entities, numbers].
+ENTITIES = (DimensionProperty.VARIABLE_SIZE, DimensionProperty.NONE)
 
 
 class Normalizers(nn.Module):
@@ -93,9 +96,10 @@ class HyperLayer(nn.Module):
 class Body(nn.Module):
     """Encodes observations, already normalised, into [B, hidden_units].
 
-    Vector observations enter as they are, visual ones through their encoder; all are concatenated
-    and pass the dense layers. With a goal signal and `goal_conditioning_type: hyper` the last of
-    those layers is a `HyperLayer`. A recurrent layer is not part of it: `nets.memory` has that.
+    Vector observations enter as they are, visual ones through their encoder, and all lists of
+    entities as one vector through attention; these are concatenated, that of attention last, and
+    pass the dense layers. With a goal signal and `goal_conditioning_type: hyper` the last of those
+    layers is a `HyperLayer`. A recurrent layer is not part of it: `nets.memory` has that.
 
     Raises:
         SettingsError: An observation or a setting cannot be used.
@@ -105,29 +109,33 @@ class Body(nn.Module):
         super().__init__()
         hidden = settings.hidden_units
         self.encoders = nn.ModuleDict()
-        n_in = 0
+        self.entities: list[int] = []
         self.goals: list[int] = []
+        widths: dict[int, int] = {}
         for index, spec in enumerate(specs):
             if len(spec.shape) == 3:
                 self.encoders[str(index)] = visual_encoder(
                     str(settings.vis_encode_type), spec.shape, hidden
                 )
-                n_in += hidden
+                widths[index] = hidden
             elif len(spec.shape) == 1:
-                n_in += spec.shape[0]
+                widths[index] = spec.shape[0]
             else:
-                raise SettingsError(
-                    f"observation {index} ({spec.name or 'unnamed'}) of shape {spec.shape}: "
-                    "variable-length observations cannot be trained on yet"
-                )
+                _refuse_unless_entities(index, spec)
+                self.entities.append(index)
             if spec.observation_type == ObservationType.GOAL_SIGNAL:
                 self.goals.append(index)
+        hyper = bool(self.goals) and str(settings.goal_conditioning_type) == "hyper"
+        if hyper:
+            _refuse_goals_of_variable_length(specs, [i for i in self.goals if i in self.entities])
+        n_in = sum(widths.values())
+        self.attention = None
+        if self.entities:
+            self.attention = EntityEncoder(n_in, [specs[i].shape[1] for i in self.entities])
+            n_in += self.attention.output_size
         if n_in == 0:
             raise SettingsError("the behavior has no observations that a network could take")
-        hyper = bool(self.goals) and str(settings.goal_conditioning_type) == "hyper"
-        goal_size = sum(
-            hidden if len(specs[i].shape) == 3 else specs[i].shape[0] for i in self.goals
-        )
+        goal_size = sum(widths[i] for i in self.goals) if hyper else 0
         n_plain = settings.num_layers - 1 if hyper else settings.num_layers
         self.dense = DenseSwish(n_in, hidden, n_plain)
         self.hyper = (
@@ -141,9 +149,42 @@ class Body(nn.Module):
             self.encoders[str(i)](values) if str(i) in self.encoders else values
             for i, values in enumerate(obs)
         ]
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        if self.attention is None:
+            joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        else:
+            joined = self._with_entities(parts, self.attention)
         hidden: Tensor = self.dense(joined)
         if self.hyper is not None:
             goal = torch.cat([parts[i] for i in self.goals], dim=1)
             hidden = self.hyper(hidden, goal)
         return hidden
+
+    def _with_entities(self, parts: Sequence[Tensor], attention: EntityEncoder) -> Tensor:
+        """The parts of fixed size side by side [B, own], then what attention makes of the rest."""
+        fixed = [values for i, values in enumerate(parts) if i not in self.entities]
+        own = torch.cat(fixed, dim=1) if fixed else None
+        crowd: Tensor = attention(own, [parts[i] for i in self.entities])
+        return crowd if own is None else torch.cat((own, crowd), dim=1)
+
+
+def _refuse_unless_entities(index: int, spec: ObservationSpec) -> None:
+    """Of ranks other than 1 and 3 only a list of entities has a network."""
+    if len(spec.shape) == 2 and tuple(spec.dimension_property) == ENTITIES:
+        return
+    flags = [DimensionProperty(flag).name for flag in spec.dimension_property]
+    raise SettingsError(
+        f"observation {index} ({spec.name or 'unnamed'}): Unsupported Sensor with specs shape "
+        f"{tuple(spec.shape)} and dimension properties {flags}; send a vector (rank 1), an image "
+        "(rank 3), or a list of entities [most, numbers] with VARIABLE_SIZE and NONE"
+    )
+
+
+def _refuse_goals_of_variable_length(
+    specs: Sequence[ObservationSpec], goals: Iterable[int]
+) -> None:
+    for index in goals:
+        raise SettingsError(
+            f"observation {index} ({specs[index].name or 'unnamed'}): a variable-length one "
+            "cannot be a goal signal; send the goal as a vector, or set "
+            "network_settings.goal_conditioning_type: none"
+        )

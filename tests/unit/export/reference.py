@@ -6,9 +6,11 @@ import numpy as np
 
 from pipeline.export.description import (
     Activation,
+    Attention,
     ContinuousHead,
     Conv,
     Dense,
+    EntityEmbedding,
     Flatten,
     HyperLayer,
     Lstm,
@@ -57,7 +59,10 @@ def evaluate(graph: PolicyGraph, obs: list, masks=None, memories=None) -> dict:
 
 def _evaluate_row(graph, obs, mask, memory):
     features = [_observation(x, e) for x, e in zip(obs, graph.encoders, strict=True)]
-    x = np.concatenate(features)
+    fixed = [f for f, e in zip(features, graph.encoders, strict=True) if not is_list(e)]
+    x = np.concatenate([*fixed, np.zeros(0)])
+    if graph.attention is not None:
+        x = np.concatenate((x, _attention(graph, x, obs)))
     for layer in graph.layers:
         x = FUNCTIONS["swish"](_dense(layer, x))
     if graph.hyper is not None:
@@ -130,11 +135,44 @@ def _lstm(layer, x, memory):
     return new_h, np.concatenate((new_h, new_c))
 
 
+def _attention(graph, own, obs):
+    """One entity at a time, those that are padding left out."""
+    attention = graph.attention
+    code = np.zeros(0) if attention.own is None else FUNCTIONS["swish"](_dense(attention.own, own))
+    embedded = []
+    for entities, embedding in zip(obs, graph.encoders, strict=True):
+        for entity in entities if is_list(embedding) else ():
+            if (entity**2).sum() >= 0.01:
+                joined = np.concatenate((code, entity))
+                embedded.append(_norm(FUNCTIONS["swish"](_dense(embedding.dense, joined))))
+    if not embedded:
+        return np.zeros(attention.size)
+    queries, keys, values = (
+        [_dense(layer, x) for x in embedded]
+        for layer in (attention.query, attention.key, attention.value)
+    )
+    total = np.zeros(attention.size)
+    for x, query in zip(embedded, queries, strict=True):
+        taken = []
+        for part in np.split(np.arange(attention.size), attention.n_heads):
+            p = np.exp([query[part] @ key[part] / np.sqrt(attention.size) for key in keys])
+            taken.append(sum(s * v[part] for s, v in zip(p / p.sum(), values, strict=True)))
+        total += _norm(_dense(attention.out, np.concatenate(taken)) + x)
+    return total / (len(embedded) + 1e-7)
+
+
+def is_list(encoder):
+    return isinstance(encoder, EntityEmbedding)
+
+
+def _norm(x):
+    return (x - x.mean()) / np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
+
+
 def _hyper(layer, x, goal):
     for dense in layer.encoder:
         goal = FUNCTIONS["swish"](_dense(dense, goal))
-    goal = (goal - goal.mean()) / np.sqrt(((goal - goal.mean()) ** 2).mean() + 1e-5)
-    flat = _dense(layer.generator, goal)
+    flat = _dense(layer.generator, _norm(goal))
     n, m = len(x), len(layer.bias)
     y = np.zeros(m)
     for i in range(n):
@@ -144,7 +182,7 @@ def _hyper(layer, x, goal):
 
 
 def _observation(x, encoder):
-    if encoder is None:
+    if encoder is None or is_list(encoder):
         return x
     if isinstance(encoder, Normalizer):
         return np.clip((x - encoder.mean) / encoder.std, -5, 5)
@@ -259,8 +297,12 @@ def policy(
     normalize=True,
     hidden=16,
     memory=0,
+    entities=(),
 ) -> PolicyGraph:
-    """A random policy on two vectors, perhaps an image, a goal when `hyper` is a layout, memory."""
+    """A random policy on two vectors, perhaps an image, a goal when `hyper` is a layout, memory.
+
+    `entities` are the shapes of variable-length observations, the first of which comes first.
+    """
     rng = np.random.default_rng(seed)
     specs = [ObservationSpec.vector(5), ObservationSpec.vector(3)]
     encoders = [
@@ -284,6 +326,14 @@ def policy(
             bias=rng.normal(0, 0.3, 7).astype(np.float32),
             layout=hyper,
         )
+    attention = None
+    if entities:
+        attention = _random_attention(rng, size)
+        for index, shape in enumerate(entities):
+            specs.insert(2 * index, ObservationSpec.entities(*shape))
+            embedding = EntityEmbedding(dense=dense(rng, 12 + shape[1], 12, gain=2.0))
+            encoders.insert(2 * index, embedding)
+        size += 12
     width = 7 if hyper else hidden
     recurrent = lstm(rng, width, memory // 2) if memory else None
     width = memory // 2 or width
@@ -297,6 +347,7 @@ def policy(
         spec=BehaviorSpec(specs, ActionSpec(continuous, tuple(branches))),
         encoders=tuple(encoders),
         layers=(dense(rng, size, hidden), dense(rng, hidden, hidden)),
+        attention=attention,
         hyper=goal,
         memory=recurrent,
         continuous=head if continuous else None,
@@ -304,16 +355,25 @@ def policy(
     )
 
 
+def _random_attention(rng, own_size, size=12):
+    layers = {name: dense(rng, size, size, gain=2.0) for name in ("query", "key", "value", "out")}
+    return Attention(own=dense(rng, own_size, size), n_heads=3, **layers)
+
+
 def observations(graph, n_rows, seed=1):
+    """Random ones; of entities there is one less in each row than in the row before."""
     rng = np.random.default_rng(seed)
-    return [
-        (
-            rng.random((n_rows, *o.shape))
-            if len(o.shape) == 3
-            else rng.normal(0, 3, (n_rows, *o.shape))
-        ).astype(np.float32)
+    values = [
+        rng.random((n_rows, *o.shape))
+        if len(o.shape) == 3
+        else rng.normal(0, 3, (n_rows, *o.shape))
         for o in graph.spec.observation_specs
     ]
+    for entities in (values for values in values if values.ndim == 3):
+        most = entities.shape[1]
+        used = (most - np.arange(n_rows)) % (most + 1)
+        entities[np.arange(most) >= used[:, None]] = 0.0
+    return [one.astype(np.float32) for one in values]
 
 
 def memories(graph, n_rows, seed=2):

@@ -12,7 +12,7 @@ from pipeline.export.description import Dense
 from pipeline.export.graph import build_model, model_bytes
 from pipeline.export.layout import describe
 from pipeline.export.rules import publishing_findings
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 
 from . import reference
 
@@ -32,6 +32,15 @@ POLICIES = {
         "branches": (3, 2),
         "hyper": "in_out",
         "memory": 10,
+    },
+    "entities": {"branches": (3,), "entities": ((4, 3),)},
+    "two lists of entities, a goal and memory": {
+        "continuous": 2,
+        "branches": (4,),
+        "entities": ((4, 3), (6, 2)),
+        "visual": "match3",
+        "hyper": "in_out",
+        "memory": 6,
     },
 } | {
     f"visual {kind}": {"continuous": 2, "branches": (3,), "visual": kind}
@@ -195,11 +204,52 @@ def changed(graph, **changes):
     return replace(graph, **changes)
 
 
-def test_entities_are_refused_by_name():
+def test_entities_have_the_name_type_and_shape_of_the_contract():
+    graph = reference.policy(branches=(3,), entities=((4, 3),))
+    declared = describe(build_model(graph)).inputs
+    assert list(declared) == ["obs_0", "obs_1", "obs_2", "action_masks"]
+    assert (declared["obs_0"].dtype, declared["obs_0"].shape) == ("float32", ("batch", 4, 3))
+    assert {n.op_type for n in build_model(graph).graph.node} >= {"Pow", "ReduceSum", "Less"}
+
+
+def test_entities_without_matching_layers_are_refused_by_name():
+    graph = reference.policy(branches=(3,), entities=((4, 3),))
+    with pytest.raises(ExportError, match=r"variable-length .* needs attention, found none"):
+        build_model(changed(graph, attention=None))
+    with pytest.raises(ExportError, match=r"obs_0 with shape \[4, 3\] needs an EntityEmbedding"):
+        build_model(changed(graph, encoders=(None, None, None)))
+    with pytest.raises(ExportError, match=r"obs_1 .* needs a Normalizer or None, found Entity"):
+        build_model(changed(graph, encoders=(graph.encoders[0],) * 3))
+    with pytest.raises(ExportError, match="5 heads cannot share 12 numbers"):
+        build_model(changed(graph, attention=replace(graph.attention, n_heads=5)))
+    with pytest.raises(ExportError, match="attention has none of the layers on the agent's own"):
+        build_model(changed(graph, attention=replace(graph.attention, own=None)))
+    with pytest.raises(ExportError, match=r"obs_0\.embedding has shape \[12, 15\], but \[12, 16\]"):
+        build_model(
+            changed(
+                graph,
+                spec=BehaviorSpec(
+                    [ObservationSpec.entities(4, 4), *graph.spec.observation_specs[1:]],
+                    graph.spec.action_spec,
+                ),
+            )
+        )
+
+
+def test_a_list_of_entities_is_refused_as_the_goal_of_a_conditioned_layer():
+    graph = reference.policy(branches=(3,), entities=((4, 3),), hyper="in_out")
+    specs = list(graph.spec.observation_specs)
+    specs[0] = specs[0]._replace(observation_type=ObservationType.GOAL_SIGNAL)
+    with pytest.raises(ExportError, match="cannot be the goal of a goal-conditioned layer"):
+        build_model(changed(graph, spec=BehaviorSpec(specs, graph.spec.action_spec)))
+
+
+def test_a_rank_without_a_network_is_refused_by_name():
     graph = reference.policy(continuous=1)
-    specs = [ObservationSpec.vector(5), ObservationSpec.entities(20, 3, "Enemies")]
+    flags = graph.spec.observation_specs[0].dimension_property * 4
+    specs = [ObservationSpec.vector(5), ObservationSpec((2, 3, 4, 5), flags, name="Cube")]
     graph = changed(graph, spec=BehaviorSpec(specs, ActionSpec(1, ())))
-    with pytest.raises(ExportError, match=r"obs_1 \(Enemies\).*variable-length"):
+    with pytest.raises(ExportError, match=r"obs_1 \(Cube\).*of rank 4"):
         build_model(graph)
 
 

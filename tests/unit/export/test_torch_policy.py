@@ -13,6 +13,7 @@ from pipeline.settings import load_run_settings
 from .reference import VISUAL_SIDES
 
 VECTOR, GOAL = ObservationSpec.vector, ObservationType.GOAL_SIGNAL
+LIST = ObservationSpec.entities
 CASES = {
     "continuous": ([VECTOR(6), VECTOR(3)], ActionSpec(3, ()), {"normalize": True}),
     "discrete": ([VECTOR(6)], ActionSpec(0, (3, 2)), {}),
@@ -33,6 +34,17 @@ CASES = {
         [VECTOR(6), VECTOR(2, "", GOAL)],
         ActionSpec(0, (5,)),
         {"memory": {"memory_size": 6}},
+    ),
+    "entities": (
+        [LIST(6, 5, "crowd"), VECTOR(4)],
+        ActionSpec(0, (3, 2)),
+        {"normalize": True},
+    ),
+    "nothing but entities": ([LIST(6, 5)], ActionSpec(2, ()), {}),
+    "two lists, an image, a goal layer and memory": (
+        [VECTOR(3), LIST(6, 5), ObservationSpec.visual(3, 20, 20), LIST(3, 2), VECTOR(2, "", GOAL)],
+        ActionSpec(2, (3,)),
+        {"normalize": True, "hidden_units": 16, "memory": {"memory_size": 6}},
     ),
 } | {
     kind: (
@@ -58,7 +70,11 @@ def make(obs, actions, network):
 
 def rows(obs, n_rows, seed=0):
     rng = np.random.default_rng(seed)
-    return [rng.normal(1, 2, (n_rows, *o.shape)).astype(np.float32) for o in obs]
+    values = [rng.normal(1, 2, (n_rows, *o.shape)).astype(np.float32) for o in obs]
+    for one in (one for one in values if one.ndim == 3):
+        most = one.shape[1]
+        one[np.arange(most) >= rng.integers(0, most + 1, (n_rows, 1))] = 0.0
+    return values
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -104,11 +104,6 @@ def test_goal_signal_conditions_the_last_layer_unless_told_otherwise():
     assert conditioned(obs).shape == plain(obs).shape == (4, 16)
 
 
-def test_variable_length_observations_are_refused_by_name():
-    with pytest.raises(SettingsError, match=r"observation 0 \(crowd\) of shape"):
-        Body([ObservationSpec.entities(5, 3, "crowd")], NetworkSettings())
-
-
 def test_flat_adam_steps_as_adam_over_separate_parameters():
     torch.manual_seed(0)
     one = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))

@@ -1,0 +1,215 @@
+"""Variable-length observations: attention against a slow version, and what must not matter."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.errors import SettingsError
+from pipeline.nets.attention import EntityEncoder, ResidualSelfAttention, is_padding
+from pipeline.nets.body import Body
+from pipeline.protocol.specs import DimensionProperty, ObservationSpec, ObservationType
+from pipeline.settings.schema import NetworkSettings
+
+ENTITIES, VECTOR = ObservationSpec.entities, ObservationSpec.vector
+SMALL = NetworkSettings(hidden_units=16)
+
+
+def encoder(own_size, entity_sizes, seed=0):
+    """Weights large enough that attention is far from uniform, and biases that are not 0."""
+    torch.manual_seed(seed)
+    made = EntityEncoder(own_size, entity_sizes)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(4.0).add_(0.1 * torch.randn_like(parameter))
+    return made
+
+
+def crowd(counts, most, size, seed=1):
+    """[B, most, size] with the stated number of entities per row, then zeros."""
+    rng = np.random.default_rng(seed)
+    values = rng.normal(0, 1, (len(counts), most, size))
+    values[np.arange(most) >= np.array(counts)[:, None]] = 0.0
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def slowly(made, own, observations):
+    """The same from the formulas: float64, one agent and one entity at a time, no padding rows."""
+    weights = {name: p.detach().double().numpy() for name, p in made.named_parameters()}
+
+    def dense(name, x):
+        return weights[f"{name}.weight"] @ x + weights[f"{name}.bias"]
+
+    rows = []
+    for agent in range(len(observations[0])):
+        code = np.zeros(0)
+        if own is not None:
+            code = swish(dense("own", own[agent].double().numpy()))
+        entities = [
+            norm(swish(dense(f"embeddings.{number}", np.concatenate((code, entity)))))
+            for number, values in enumerate(observations)
+            for entity in values[agent].double().numpy()
+            if (entity**2).sum() >= 0.01
+        ]
+        total = np.zeros(128)
+        for x in entities:
+            total += norm(dense("attention.out", seen_by(x, entities, dense)) + x)
+        rows.append(total / (len(entities) + 1e-7))
+    return np.array(rows)
+
+
+def seen_by(x, entities, dense):
+    """What the four heads of entity x take from all entities, side by side [128]."""
+    seen = np.zeros(128)
+    for head in range(4):
+        part = slice(32 * head, 32 * head + 32)
+        query = dense("attention.query", x)[part]
+        keys = [dense("attention.key", other)[part] for other in entities]
+        p = np.exp([query @ key / math.sqrt(128) for key in keys])
+        for share, other in zip(p / p.sum(), entities, strict=True):
+            seen[part] += share * dense("attention.value", other)[part]
+    return seen
+
+
+def swish(x):
+    return x / (1 + np.exp(-x))
+
+
+def norm(x):
+    return (x - x.mean()) / np.sqrt(x.var() + 1e-5)
+
+
+CASES = {
+    "own numbers": (3, [5], [[0, 1, 4, 6]]),
+    "entities only": (0, [5], [[2, 6, 0, 1]]),
+    "two lists": (3, [5, 2], [[0, 1, 4, 0], [3, 0, 7, 0]]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_attention_equals_the_slow_version(name):
+    own_size, sizes, counts = CASES[name]
+    made = encoder(own_size, sizes)
+    own = torch.randn(4, own_size) if own_size else None
+    observations = [crowd(c, 8, n, seed=n) for c, n in zip(counts, sizes, strict=True)]
+    found = made(own, observations).detach().numpy()
+    np.testing.assert_allclose(found, slowly(made, own, observations), atol=2e-5)
+    assert np.abs(found[2] - found[1]).max() > 0.1
+
+
+@pytest.mark.parametrize("counts", [[0, 3, 20], [0, 0, 0], [1, 2, 3]])
+def test_unused_rows_change_nothing_whether_computed_or_left_out(counts, monkeypatch):
+    """Elsewhere than on the CPU, and in exported models, all rows are computed."""
+    made, own, values = encoder(4, [6]), torch.randn(3, 4), crowd(counts, 20, 6)
+    short = made(own, [values])
+    longer = made(own, [torch.cat((values, torch.zeros(3, 15, 6)), dim=1)])
+    torch.testing.assert_close(longer, short, atol=1e-6, rtol=1e-5)
+    monkeypatch.setattr("pipeline.nets.attention._columns_in_use", lambda padding: len(padding[0]))
+    torch.testing.assert_close(made(own, [values]), short, atol=1e-6, rtol=1e-5)
+
+
+def test_order_of_entities_and_where_unused_rows_lie_do_not_matter():
+    made, own, values = encoder(4, [6]), torch.randn(5, 4), crowd([0, 1, 5, 9, 12], 12, 6)
+    expected = made(own, [values])
+    for seed in range(3):
+        order = torch.randperm(12, generator=torch.Generator().manual_seed(seed))
+        torch.testing.assert_close(made(own, [values[:, order]]), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_an_entity_below_the_threshold_is_an_unused_row():
+    values = torch.tensor([[[0.09, 0.0], [0.0, -0.11], [0.08, 0.08], [0.0, 0.0]]])
+    assert is_padding(values).tolist() == [[True, False, False, True]]
+
+
+def test_no_entity_at_all_gives_zeros_and_finite_gradients():
+    made = encoder(4, [6])
+    own = torch.randn(2, 4, requires_grad=True)
+    result = made(own, [torch.zeros(2, 7, 6)])
+    assert result.abs().max() == 0.0
+    (result.sum() + own.sum()).backward()
+    assert all(torch.isfinite(p.grad).all() for p in made.parameters())
+
+
+def test_gradients_reach_every_weight_and_every_entity_but_no_unused_row():
+    made = encoder(4, [6, 2])
+    lists = [crowd([3, 5], 8, 6).requires_grad_(), crowd([2, 0], 4, 2).requires_grad_()]
+    y = made(torch.randn(2, 4), lists)
+    (y * torch.randn_like(y)).sum().backward()
+    for name, parameter in made.named_parameters():
+        # a key's bias adds the same to all scores of a query, so softmax takes it out
+        assert name == "attention.key.bias" or parameter.grad.abs().max() > 1e-6, name
+    for values in lists:
+        reached = values.grad.abs().sum(-1) > 0
+        assert torch.equal(reached, ~is_padding(values.detach()))
+
+
+def test_gradients_equal_numerical_ones():
+    torch.manual_seed(0)
+    made = ResidualSelfAttention(8).double()
+    padding = torch.tensor([[False, False, True], [True, True, True]])
+    x = torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda values: made(values, padding), (x,))
+
+
+def test_initial_weights_have_the_stated_deviation_and_no_bias():
+    torch.manual_seed(0)
+    made = EntityEncoder(10, [23, 5])
+    for name, parameter in made.named_parameters():
+        if name.endswith("bias"):
+            assert float(parameter.detach().abs().max()) == 0.0
+        else:
+            wanted = math.sqrt(0.125 / 128)
+            assert float(parameter.detach().std()) == pytest.approx(wanted, rel=0.05), name
+
+
+def test_body_takes_lists_beside_vectors_images_and_goals_and_gives_hidden_units():
+    goal = VECTOR(2, "goal", ObservationType.GOAL_SIGNAL)
+    specs = [ENTITIES(6, 5), VECTOR(3), ObservationSpec.visual(3, 20, 20), goal, ENTITIES(4, 2)]
+    body = Body(specs, SMALL)
+    assert body.hyper is not None
+    obs = [
+        crowd([2, 6], 6, 5),
+        torch.randn(2, 3),
+        torch.rand(2, 3, 20, 20),
+        torch.eye(2),
+        crowd([0, 3], 4, 2),
+    ]
+    before = body(obs)
+    assert before.shape == (2, 16)
+    for index in range(len(obs)):
+        other = [values.clone() for values in obs]
+        other[index] = other[index].flip(-1)
+        assert (body(other) - before).abs().max() > 1e-6, index
+
+
+def test_body_joins_what_is_fixed_and_then_what_attention_gives():
+    body = Body([ENTITIES(6, 5), VECTOR(3)], NetworkSettings(num_layers=0))
+    own, values = torch.randn(2, 3), crowd([2, 6], 6, 5)
+    found = body([values, own])
+    assert found.shape == (2, body.output_size) == (2, 131)
+    torch.testing.assert_close(found[:, :3], own)
+    torch.testing.assert_close(found[:, 3:], body.attention(own, [values]))
+
+
+def test_body_works_with_nothing_but_a_list():
+    assert Body([ENTITIES(6, 5)], SMALL)([crowd([0, 6], 6, 5)]).shape == (2, 16)
+
+
+def test_a_goal_of_variable_length_is_refused_by_name_unless_it_is_only_an_input():
+    specs = [VECTOR(3), ENTITIES(6, 5, "wishes")._replace(observation_type=1)]
+    with pytest.raises(SettingsError, match=r"observation 1 \(wishes\).*goal_conditioning_type"):
+        Body(specs, SMALL)
+    body = Body(specs, NetworkSettings(hidden_units=16, goal_conditioning_type="none"))
+    assert body([torch.randn(2, 3), crowd([1, 2], 6, 5)]).shape == (2, 16)
+
+
+@pytest.mark.parametrize(
+    ("shape", "flags"), [((4, 5), (0, 0)), ((4, 5), (1, 4)), ((4, 5, 6, 7), (1, 2, 2, 2)), ((), ())]
+)
+def test_other_ranks_and_properties_are_refused_by_name(shape, flags):
+    spec = ObservationSpec(shape, tuple(map(DimensionProperty, flags)), name="grid")
+    with pytest.raises(SettingsError, match=r"observation 1 \(grid\): Unsupported Sensor with"):
+        Body([VECTOR(3), spec], SMALL)
