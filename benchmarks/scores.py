@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from pipeline.evaluation.episodes import Policy
+    from pipeline.protocol.simulator import Simulator
     from pipeline.protocol.specs import ActionSpec, ActionTuple
     from pipeline.protocol.steps import DecisionSteps
 
@@ -96,18 +97,20 @@ class Score:
         )
 
 
-def made(name: str, **options: Any) -> InProcessEnvironment:
+def made(name: str, **options: Any) -> Simulator:
     """The simulator or bridged environment called `name`."""
     source, _, env_id = name.partition(":")
     chosen = {"id": env_id, **options} if env_id else options
-    return InProcessEnvironment(registry.make(source, seed=SEED, **chosen))
+    return registry.make(source, seed=SEED, **chosen)
 
 
 def action_specs(name: str, **options: Any) -> dict[str, ActionSpec]:
     """What the agents of each behavior do, by its qualified name."""
-    with made(name, **options) as env:
-        env.reset()
-        return {behavior: spec.action_spec for behavior, spec in env.behavior_specs.items()}
+    simulator = made(name, **options)
+    try:
+        return {one: spec.action_spec for one, spec in simulator.behavior_specs.items()}
+    finally:
+        simulator.close()
 
 
 def play(name: str, kinds: Mapping[str, str], n_episodes: int, **options: Any) -> list[Score]:
@@ -117,7 +120,7 @@ def play(name: str, kinds: Mapping[str, str], n_episodes: int, **options: Any) -
         behavior: Scripted(name, behavior) if kind == Scripted.kind else Random(specs[behavior])
         for behavior, kind in kinds.items()
     }
-    with made(name, **options) as env:
+    with InProcessEnvironment(made(name, **options)) as env:
         played = evaluate(env, players, episodes=n_episodes, seed=SEED)
     scores = []
     for behavior, kind in kinds.items():
