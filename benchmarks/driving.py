@@ -138,6 +138,7 @@ def _end_those_left(mark: str) -> int:
     for process in alive:
         with contextlib.suppress(psutil.Error):
             process.kill()
+    psutil.wait_procs(alive, timeout=1.0)
     return len(alive)
 
 
