@@ -78,7 +78,7 @@ def train(program: str, config: Path, env: Path, *, seed: int, folder: Path) -> 
         command = [sys.executable, "-m", "pipeline.cli", "learn", *common]
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     else:
-        command = [peer_command(), *common, "--base-port", str(_free_port())]
+        command = [peer_command(), *common, "--base-port", str(free_port())]
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     began = time.perf_counter()
     done = subprocess.run(  # noqa: S603  # the two programs that are compared
@@ -97,7 +97,8 @@ def train(program: str, config: Path, env: Path, *, seed: int, folder: Path) -> 
     )
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

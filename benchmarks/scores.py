@@ -1,10 +1,12 @@
-"""Mean returns in the built-in simulators of scripted and of uniformly random players.
+"""Returns of scripted and of uniformly random players.
 
     python benchmarks/scores.py [NAME ...] [--episodes N]
 
-A line for each way to give the behaviors' agents to either player. A return is the sum of an
-agent's own and of its group's rewards, as `pipeline evaluate` counts it; `won` is the share of
-agents whose return is positive. Random players choose among what the mask allows.
+NAME is a built-in simulator, all of them if none is named, or `gymnasium:ID` or `pettingzoo:ID`,
+which have no scripted player. A line for each behavior and each way to give the behaviors' agents
+to either player. A return is the sum of an agent's own and of its group's rewards, as `pipeline
+evaluate` counts it, and the episodes are those that it counts; +- is the standard error, `won` the
+share of agents whose return is positive. Random players choose among what the mask allows.
 """
 
 from __future__ import annotations
@@ -12,27 +14,30 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from simulators import allowed
 
 from pipeline import seeding
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.evaluation.episodes import evaluate
-from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from pipeline.protocol.specs import ActionSpec
+    from pipeline.evaluation.episodes import Policy
+    from pipeline.protocol.simulator import Simulator
+    from pipeline.protocol.specs import ActionSpec, ActionTuple
     from pipeline.protocol.steps import DecisionSteps
 
 SEED = 1
 
 
 class Scripted:
-    """The simulator's expert for one behavior."""
+    """The simulator's expert for one behavior, with the memories that it makes itself."""
 
     kind = "scripted"
 
@@ -40,17 +45,17 @@ class Scripted:
         self._expert = registry.expert(name, behavior)
 
     def reset(self, seed: int) -> None:
-        """Nothing to forget."""
+        """Begins without memories as it is."""
 
     def act(self, steps: DecisionSteps, deterministic: bool = False) -> ActionTuple:  # noqa: ARG002  # of the interface
         """What the expert does."""
         return self._expert(steps)
 
     def end(self, agent_ids: Iterable[int]) -> None:
-        """Nothing to forget."""
+        """Experts see for themselves where an episode begins."""
 
 
-class Random(Scripted):
+class Random:
     """Uniform over the allowed actions."""
 
     kind = "random"
@@ -59,42 +64,96 @@ class Random(Scripted):
         self._spec = spec
         self._rng = seeding.stream(SEED, "random player")
 
+    def reset(self, seed: int) -> None:
+        """Its stream goes on."""
+
     def act(self, steps: DecisionSteps, deterministic: bool = False) -> ActionTuple:  # noqa: ARG002  # of the interface
         """One action per agent."""
-        if not steps.action_mask:
-            return self._spec.random_action(len(steps), self._rng)
-        draws = [np.where(mask, -1.0, self._rng.random(mask.shape)) for mask in steps.action_mask]
-        return ActionTuple(discrete=np.stack([draw.argmax(axis=1) for draw in draws], axis=1))
+        return allowed(steps, self._spec, self._rng)
+
+    def end(self, agent_ids: Iterable[int]) -> None:
+        """Nothing to forget."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What the agents of one behavior reached."""
+
+    behavior: str
+    kind: str
+    mean: float
+    error: float
+    low: float
+    high: float
+    won: float
+    length: float
+    interrupted: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.behavior:20} {self.kind:8}  return {self.mean:8.3f} +- {self.error:.3f} "
+            f"({self.low:.3f} to {self.high:.3f})  won {self.won:.3f}  "
+            f"decisions {self.length:6.1f}  interrupted {self.interrupted:.3f}"
+        )
+
+
+def made(name: str, **options: Any) -> Simulator:
+    """The simulator or bridged environment called `name`."""
+    source, _, env_id = name.partition(":")
+    chosen = {"id": env_id, **options} if env_id else options
+    return registry.make(source, seed=SEED, **chosen)
+
+
+def action_specs(name: str, **options: Any) -> dict[str, ActionSpec]:
+    """What the agents of each behavior do, by its qualified name."""
+    simulator = made(name, **options)
+    try:
+        return {one: spec.action_spec for one, spec in simulator.behavior_specs.items()}
+    finally:
+        simulator.close()
+
+
+def play(name: str, kinds: Mapping[str, str], n_episodes: int, **options: Any) -> list[Score]:
+    """Scores of players of `kinds`, "scripted" or "random" for each behavior."""
+    specs = action_specs(name, **options)
+    players: dict[str, Policy] = {
+        behavior: Scripted(name, behavior) if kind == Scripted.kind else Random(specs[behavior])
+        for behavior, kind in kinds.items()
+    }
+    with InProcessEnvironment(made(name, **options)) as env:
+        played = evaluate(env, players, episodes=n_episodes, seed=SEED)
+    scores = []
+    for behavior, kind in kinds.items():
+        own = [one for one in played if one.behavior == behavior]
+        returns = np.array([one.episode_return for one in own])
+        scores.append(
+            Score(
+                behavior=behavior,
+                kind=kind,
+                mean=float(returns.mean()),
+                error=float(returns.std() / np.sqrt(len(returns))),
+                low=float(returns.min()),
+                high=float(returns.max()),
+                won=float((returns > 0).mean()),
+                length=float(np.mean([one.length for one in own])),
+                interrupted=float(np.mean([one.interrupted for one in own])),
+            )
+        )
+    return scores
 
 
 def report(name: str, n_episodes: int) -> None:
-    """Print the lines of one simulator."""
-    with InProcessEnvironment(registry.make(name, seed=SEED)) as env:
-        env.reset()
-        specs = dict(env.behavior_specs)
-    kinds = itertools.product((Scripted, Random), repeat=len(specs))
-    for chosen in kinds:
-        players = {
-            behavior: Scripted(name, behavior) if kind is Scripted else Random(spec.action_spec)
-            for (behavior, spec), kind in zip(specs.items(), chosen, strict=True)
-        }
-        with InProcessEnvironment(registry.make(name, seed=SEED)) as env:
-            played = evaluate(env, players, episodes=n_episodes, seed=SEED)
-        for behavior, player in players.items():
-            own = [one for one in played if one.behavior == behavior]
-            returns = np.array([one.episode_return for one in own])
-            error = returns.std() / np.sqrt(len(returns))
-            sys.stdout.write(
-                f"{behavior:20} {player.kind:8}  return {returns.mean():7.3f} +- {error:.3f}  "
-                f"won {np.mean(returns > 0):.3f}  "
-                f"decisions {np.mean([one.length for one in own]):6.1f}  "
-                f"interrupted {np.mean([one.interrupted for one in own]):.3f}\n"
-            )
-        sys.stdout.write("\n" if len(specs) > 1 else "")
+    """Print the lines of one environment."""
+    behaviors = list(action_specs(name))
+    kinds = (Scripted.kind, Random.kind) if name in registry.NAMES else (Random.kind,)
+    for chosen in itertools.product(kinds, repeat=len(behaviors)):
+        for score in play(name, dict(zip(behaviors, chosen, strict=True)), n_episodes):
+            sys.stdout.write(f"{score}\n")
+        sys.stdout.write("\n" if len(behaviors) > 1 else "")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="all simulators if none is named")
     parser.add_argument("--episodes", type=int, default=600, help="of each behavior")
     arguments = parser.parse_args()

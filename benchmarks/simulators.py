@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,7 +93,7 @@ def main() -> None:
     arguments = parser.parse_args()
     clock = time.process_time if arguments.cpu else time.perf_counter
     for name in arguments.names:
-        policy = partial(registry.expert, name) if name in registry.NAMES else None
+        policy = cache(partial(registry.expert, name)) if name in registry.NAMES else None
         with opened(name, arguments.copies) as env:
             times, n_agents = step_times_us(env, policy, clock)
         quartile, median = np.percentile(times, (25, 50))

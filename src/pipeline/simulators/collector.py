@@ -12,11 +12,11 @@ import numpy as np
 
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.simulators import rays
-from pipeline.simulators.solo import SoloAreas, between
+from pipeline.simulators.areas import SoloAreas, between
 
 if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.simulators.solo import Rows
+    from pipeline.simulators.areas import Rows
 
 BEHAVIOR = "FoodCollector?team=0"
 MAX_STEP = 300
@@ -67,13 +67,13 @@ class Collector(SoloAreas):
             seed=seed,
             n_agents=n_agents,
         )
-        self._position = np.zeros((n_agents, 2), dtype=np.float32)
-        self._velocity = np.zeros((n_agents, 2), dtype=np.float32)
-        self._degrees = np.zeros(n_agents)
-        self._food = np.zeros((n_agents, _N_FOOD, 2), dtype=np.float32)
-        self._recharge = np.zeros(n_agents, dtype=np.int64)
-        self._places = np.zeros((n_agents, _N_PLACES, 2), dtype=np.float32)
-        self._n_placed = np.zeros(n_agents, dtype=np.int64)
+        self._position = self._keep("position", (2,), np.float32)
+        self._velocity = self._keep("velocity", (2,), np.float32)
+        self._degrees = self._keep("degrees", (), np.float64)
+        self._food = self._keep("food", (_N_FOOD, 2), np.float32)
+        self._recharge = self._keep("recharge", ())
+        self._places = self._keep("places", (_N_PLACES, 2), np.float32)
+        self._n_placed = self._keep("n_placed", ())
 
     def _place(self, rows: AnyArray, uniform: AnyArray) -> None:
         """Scatter agent and food; where eaten food comes again is drawn beforehand, too."""
@@ -145,17 +145,6 @@ class Collector(SoloAreas):
         own[:, 1] = (velocity * forward).sum(axis=1)
         own[:, 2] = self._recharge[rows] == 0
         return [rays.encode(distance=seen, tag=_TAGS, n_tags=3, length=RAY_LENGTH), own]
-
-    def _arrays(self) -> dict[str, AnyArray]:
-        return {
-            "position": self._position,
-            "velocity": self._velocity,
-            "degrees": self._degrees,
-            "food": self._food,
-            "recharge": self._recharge,
-            "places": self._places,
-            "n_placed": self._n_placed,
-        }
 
 
 def _to_right(forward: FloatArray) -> FloatArray:

@@ -13,11 +13,11 @@ import numpy as np
 
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.simulators import rays
-from pipeline.simulators.solo import SoloAreas, between
+from pipeline.simulators.areas import SoloAreas, between
 
 if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.simulators.solo import Rows
+    from pipeline.simulators.areas import Rows
 
 BEHAVIOR = "Hallway?team=0"
 MAX_STEP = 150
@@ -71,11 +71,11 @@ class Hallway(SoloAreas):
             n_agents=n_agents,
         )
         self._cue_at_end = cue_at_end
-        self._position = np.zeros((n_agents, 2), dtype=np.float32)
-        self._heading = np.zeros(n_agents, dtype=np.int64)
-        self._is_past = np.zeros(n_agents, dtype=np.bool_)
-        self._cue = np.zeros(n_agents, dtype=np.int64)
-        self._things = np.zeros((n_agents, 6, 2), dtype=np.float32)
+        self._position = self._keep("position", (2,), np.float32)
+        self._heading = self._keep("heading", ())
+        self._is_past = self._keep("is_past", (), np.bool_)
+        self._cue = self._keep("cue", ())
+        self._things = self._keep("things", (6, 2), np.float32)
 
     def _place(self, rows: AnyArray, uniform: AnyArray) -> None:
         k = np.arange(len(rows))
@@ -138,12 +138,3 @@ class Hallway(SoloAreas):
         own = np.empty((len(position), 3), dtype=np.float32)
         own[:, :2], own[:, 2] = _FORWARD[heading], past
         return [rays.encode(distance=seen, tag=_TAGS, n_tags=5, length=RAY_LENGTH), own]
-
-    def _arrays(self) -> dict[str, AnyArray]:
-        return {
-            "position": self._position,
-            "heading": self._heading,
-            "is_past": self._is_past,
-            "cue": self._cue,
-            "things": self._things,
-        }

@@ -12,11 +12,11 @@ import numpy as np
 
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.simulators import rays
-from pipeline.simulators.solo import SoloAreas
+from pipeline.simulators.areas import SoloAreas
 
 if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.simulators.solo import Rows
+    from pipeline.simulators.areas import Rows
 
 BEHAVIOR = "Pyramids?team=0"
 MAX_STEP = 500
@@ -82,12 +82,12 @@ class Pyramids(SoloAreas):
             seed=seed,
             n_agents=n_agents,
         )
-        self._position = np.zeros((n_agents, 2), dtype=np.float32)
-        self._heading = np.zeros(n_agents, dtype=np.int64)
-        self._is_on = np.zeros(n_agents, dtype=np.bool_)
-        self._switch = np.zeros((n_agents, 2), dtype=np.float32)
-        self._goal = np.zeros((n_agents, 2), dtype=np.float32)
-        self._things = np.zeros((n_agents, 3 + _N_ROOMS, 2), dtype=np.float32)
+        self._position = self._keep("position", (2,), np.float32)
+        self._heading = self._keep("heading", ())
+        self._is_on = self._keep("is_on", (), np.bool_)
+        self._switch = self._keep("switch", (2,), np.float32)
+        self._goal = self._keep("goal", (2,), np.float32)
+        self._things = self._keep("things", (3 + _N_ROOMS, 2), np.float32)
 
     def _place(self, rows: AnyArray, uniform: AnyArray) -> None:
         """Agent in a room, switch two rooms away or farther, goal three from the switch."""
@@ -156,16 +156,6 @@ class Pyramids(SoloAreas):
         own[:, :2], own[:, 2:4] = position / np.float32(SIDE / 2) - 1.0, _FORWARD[heading]
         own[:, 4] = self._is_on[rows]
         return [rays.encode(distance=seen, tag=_TAGS, n_tags=5, length=RAY_LENGTH), own]
-
-    def _arrays(self) -> dict[str, AnyArray]:
-        return {
-            "position": self._position,
-            "heading": self._heading,
-            "is_on": self._is_on,
-            "switch": self._switch,
-            "goal": self._goal,
-            "things": self._things,
-        }
 
 
 def slide(*, along: FloatArray, across: FloatArray, change: FloatArray) -> FloatArray:

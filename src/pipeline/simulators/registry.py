@@ -40,78 +40,76 @@ class Entry:
     """Whether it runs an environment of others, which needs more than the above."""
 
 
+_EXPERTS = "pipeline.simulators.experts"
+
 _ENTRIES = {
     "balance_ball": Entry(
         summary="keep a ball on a tilting platform (continuous control, as Unity's 3DBall)",
         factory="pipeline.simulators.balance_ball:BalanceBall",
-        expert="pipeline.simulators.experts:balance_ball",
+        expert=f"{_EXPERTS}.balance_ball:expert",
         n_agents=12,
         distributions=("mujoco",),
     ),
     "grid_world": Entry(
         summary="reach the wanted one of two goals (image, goal signal, masks, as GridWorld)",
         factory="pipeline.simulators.grid_world:GridWorld",
-        expert="pipeline.simulators.experts:grid_world_path",
+        expert=f"{_EXPERTS}.grid_world:expert",
         n_agents=16,
         distributions=(),
     ),
     "hallway": Entry(
         summary="remember a cue to choose the right goal (memory, as Unity's Hallway)",
         factory="pipeline.simulators.hallway:Hallway",
-        expert="pipeline.simulators.solo_experts:HallwayExpert",
+        expert=f"{_EXPERTS}.hallway:HallwayExpert",
         n_agents=16,
         distributions=(),
     ),
     "pyramids": Entry(
         summary="press a switch far away, then find the goal (sparse reward, as Unity's Pyramids)",
         factory="pipeline.simulators.pyramids:Pyramids",
-        expert="pipeline.simulators.solo_experts:pyramids_tour",
+        expert=f"{_EXPERTS}.pyramids:expert",
         n_agents=16,
         distributions=(),
     ),
     "sorter": Entry(
         summary="visit numbered tiles in rising order (list of entities, as Unity's Sorter)",
         factory="pipeline.simulators.sorter:Sorter",
-        expert="pipeline.simulators.solo_experts:sorter_rounds",
+        expert=f"{_EXPERTS}.sorter:expert",
         n_agents=16,
         distributions=(),
     ),
     "collector": Entry(
         summary="gather good food, avoid bad food (hybrid actions, as Unity's Food Collector)",
         factory="pipeline.simulators.collector:Collector",
-        expert="pipeline.simulators.solo_experts:collector_hunt",
+        expert=f"{_EXPERTS}.collector:expert",
         n_agents=16,
         distributions=(),
     ),
-}
-
-_SCRIPTED = "pipeline.simulators.scripted"
-_ENTRIES |= {
     "couriers": Entry(
         summary="carry parcels through a town (decisions that last, agents that come and go)",
         factory="pipeline.simulators.couriers:Couriers",
-        expert=f"{_SCRIPTED}.couriers:expert",
+        expert=f"{_EXPERTS}.couriers:expert",
         n_agents=64,
         distributions=(),
     ),
     "pong": Entry(
         summary="return the ball: one against one (symmetric self-play, as Tennis)",
         factory="pipeline.simulators.pong:Pong",
-        expert=f"{_SCRIPTED}.pong:opponent",
+        expert=f"{_EXPERTS}.pong:expert",
         n_agents=32,
         distributions=(),
     ),
     "push_together": Entry(
         summary="push a block that one alone cannot (group rewards, as Cooperative Push Block)",
         factory="pipeline.simulators.push_together:PushTogether",
-        expert=f"{_SCRIPTED}.push_together:expert",
+        expert=f"{_EXPERTS}.push_together:expert",
         n_agents=48,
         distributions=(),
     ),
     "tag": Entry(
         summary="two hunters chase a faster runner (asymmetric self-play, two behaviors)",
         factory="pipeline.simulators.tag:Tag",
-        expert={"Hunter": f"{_SCRIPTED}.tag:hunter", "Runner": f"{_SCRIPTED}.tag:runner"},
+        expert={"Hunter": f"{_EXPERTS}.tag:hunter", "Runner": f"{_EXPERTS}.tag:runner"},
         n_agents=24,
         distributions=(),
     ),

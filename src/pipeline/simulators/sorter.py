@@ -12,11 +12,11 @@ import numpy as np
 from pipeline.errors import SettingsError
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.simulators import rays
-from pipeline.simulators.solo import SoloAreas
+from pipeline.simulators.areas import SoloAreas
 
 if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.simulators.solo import Rows
+    from pipeline.simulators.areas import Rows
 
 BEHAVIOR = "Sorter?team=0"
 MAX_STEP = 500
@@ -65,11 +65,11 @@ class Sorter(SoloAreas):
             seed=seed,
             n_agents=n_agents,
         )
-        self._position = np.zeros((n_agents, 2), dtype=np.float32)
-        self._heading = np.zeros(n_agents, dtype=np.int64)
-        self._number = np.zeros((n_agents, MAX_TILES), dtype=np.int64)
-        self._waits = np.zeros((n_agents, MAX_TILES), dtype=np.bool_)
-        self._entities = np.zeros((n_agents, MAX_TILES, _VISITED + 1), dtype=np.float32)
+        self._position = self._keep("position", (2,), np.float32)
+        self._heading = self._keep("heading", ())
+        self._number = self._keep("number", (MAX_TILES,))
+        self._waits = self._keep("waits", (MAX_TILES,), np.bool_)
+        self._entities = self._keep("entities", (MAX_TILES, _VISITED + 1), np.float32)
 
     def _place(self, rows: AnyArray, uniform: AnyArray) -> None:
         """Spread 1 to `num_tiles` tiles with different numbers over different places."""
@@ -127,12 +127,3 @@ class Sorter(SoloAreas):
         own[:, :2] = self._position[rows] / np.float32(RADIUS)
         own[:, 2:] = _FORWARD[self._heading[rows]]
         return [self._entities[rows].copy(), own]
-
-    def _arrays(self) -> dict[str, AnyArray]:
-        return {
-            "position": self._position,
-            "heading": self._heading,
-            "number": self._number,
-            "waits": self._waits,
-            "entities": self._entities,
-        }

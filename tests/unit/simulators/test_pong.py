@@ -5,8 +5,8 @@ from playing import acted, policies, returns
 from pipeline.protocol.specs import ActionTuple
 from pipeline.protocol.steps import DecisionSteps
 from pipeline.simulators import pong, registry
+from pipeline.simulators.experts.pong import folded
 from pipeline.simulators.pong import BEHAVIORS, Pong
-from pipeline.simulators.scripted.pong import folded
 
 LEFT, RIGHT = BEHAVIORS
 STAY, UP, DOWN = 0, 1, 2

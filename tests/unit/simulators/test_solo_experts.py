@@ -10,7 +10,7 @@ import pytest
 from pipeline.commands.demo import record
 from pipeline.protocol.demo import read_demo
 from pipeline.simulators import registry
-from pipeline.simulators.solo_experts import HallwayExpert
+from pipeline.simulators.experts.hallway import HallwayExpert
 
 
 @dataclass

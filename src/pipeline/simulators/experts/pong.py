@@ -17,7 +17,7 @@ _AIM = 0.7
 _STAY, _UP, _DOWN = 0, 1, 2
 
 
-def opponent(steps: DecisionSteps) -> ActionTuple:
+def expert(steps: DecisionSteps) -> ActionTuple:
     """Go where the ball will arrive; wait in the middle while it flies away."""
     own, other, x, y, vx, vy = steps.obs[0].T
     comes = vx < 0

@@ -1,4 +1,4 @@
-"""Scripted policies that solve the built-in simulators, for demonstrations and as a yardstick."""
+"""A walker that reads the picture."""
 
 from __future__ import annotations
 
@@ -7,35 +7,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.protocol.specs import ActionTuple
-from pipeline.simulators import grid_world
+from pipeline.simulators import grid_world as game
 
 if TYPE_CHECKING:
     from pipeline.arrays import AnyArray
     from pipeline.protocol.steps import DecisionSteps
 
-_GAIN, _DAMPING = 0.1, 0.15
-_MAX_TILT, _TURN_PER_DECISION = 0.5, np.radians(10.0)
 
-
-def balance_ball(steps: DecisionSteps) -> ActionTuple:
-    """Tilt the platform against the ball's offset and velocity (a PD controller).
-
-    About z, a positive tilt rolls the ball towards -x; about x, one rolls it towards +z.
-    """
-    obs = steps.obs[0]
-    wanted = _GAIN * obs[:, [2, 4]] + _DAMPING * obs[:, [5, 7]]
-    wanted = np.clip(wanted * (1.0, -1.0), -_MAX_TILT, _MAX_TILT)
-    tilt = 2.0 * obs[:, :2]
-    return ActionTuple(continuous=np.clip((wanted - tilt) / _TURN_PER_DECISION, -1.0, 1.0))
-
-
-def grid_world_path(steps: DecisionSteps) -> ActionTuple:
+def expert(steps: DecisionSteps) -> ActionTuple:
     """Move along a shortest path to the wanted goal that does not touch the other one."""
     agent, plus, ex = (_find(steps.obs[0], c) for c in (2, 1, 0))
     wants_plus = steps.obs[1].argmax(axis=1)[:, None] == 0
     wanted, other = np.where(wants_plus, plus, ex), np.where(wants_plus, ex, plus)
-    target = agent[:, None] + grid_world.MOVES
-    inside = ((target >= 0) & (target < grid_world.SIZE)).all(axis=2)
+    target = agent[:, None] + game.MOVES
+    inside = ((target >= 0) & (target < game.SIZE)).all(axis=2)
     open_ = inside & (target != other[:, None]).any(axis=2)
     offset = np.abs(target - wanted[:, None])
     # Nearer first; of two equally near cells the one farther from a shared row or column, so that
@@ -47,6 +32,6 @@ def grid_world_path(steps: DecisionSteps) -> ActionTuple:
 
 def _find(image: AnyArray, channel: int) -> AnyArray:
     """[N, 2] row and column of the cell with the most of a colour, of images [N, 3, 20, 20]."""
-    size, cell = grid_world.SIZE, grid_world.CELL
+    size, cell = game.SIZE, game.CELL
     cells = image[:, channel].reshape(-1, size, cell, size, cell).sum(axis=(2, 4))
     return np.stack(np.divmod(cells.reshape(len(image), -1).argmax(axis=1), size), axis=1)

@@ -1,0 +1,65 @@
+"""The configurations with which the reference trains on every executable."""
+
+from __future__ import annotations
+
+import catalogue
+import interoperability
+import pytest
+import yaml
+
+from pipeline.settings import load_run_settings
+
+
+def small(name, config=None, demo="expert.demo"):
+    (listed,) = catalogue.chosen([name])
+    return interoperability.settings(listed, config, 2000, demo)
+
+
+# Box2D cannot be imported where warnings are errors: its import then ends the interpreter.
+IN_PROCESS = [one for one in catalogue.ALL if "LunarLander" not in one.name]
+IN_PROCESS = [one for one in IN_PROCESS if "CarRacing" not in one.name]
+
+
+@pytest.mark.parametrize("listed", IN_PROCESS, ids=lambda one: one.name)
+def test_configurations_name_the_behaviors_and_update_within_their_steps(listed, tmp_path):
+    qualified = interoperability.scores.action_specs(listed.name, **listed.options)
+    for config in listed.configs or (None,):
+        content = interoperability.settings(listed, config, 2000, tmp_path / "expert.demo")
+        assert set(content["behaviors"]) == {one.partition("?")[0] for one in qualified}
+        file = tmp_path / "trainer.yaml"
+        file.write_text(yaml.safe_dump(content))
+        for behavior in load_run_settings(file).behaviors.values():
+            assert behavior.max_steps == 2000
+            assert behavior.hyperparameters.buffer_size == 512
+
+
+def test_teams_play_themselves_also_without_a_configuration_of_their_own():
+    content = small("pettingzoo:classic.tictactoe_v3")
+    assert content["behaviors"]["player"]["self_play"]["team_change"] == 500
+    assert "self_play" not in small("gymnasium:Taxi-v4")["behaviors"]["Taxi-v4"]
+
+
+def test_demonstrations_are_those_that_are_given():
+    behavior = small("pyramids", "imitation/Pyramids.yaml")["behaviors"]["Pyramids"]
+    assert behavior["behavioral_cloning"]["demo_path"] == "expert.demo"
+    assert behavior["reward_signals"]["gail"]["demo_path"] == "expert.demo"
+    assert "demo_path" not in behavior["reward_signals"]["extrinsic"]
+
+
+def test_a_run_without_a_model_or_with_too_few_steps_is_not_well():
+    run = interoperability.Run(behaviors=("A", "B"), code=0, steps={"A": 2000, "B": 2001})
+    run.onnx = ("A",)
+    assert not run.is_well(2000)
+    run.onnx = ("A", "B")
+    assert run.is_well(2000)
+    assert not run.is_well(2001)
+    run.code = 1
+    assert not run.is_well(2000)
+
+
+def test_updates_are_counted_at_any_depth_of_the_timers():
+    leaf = {"TorchPPOOptimizer.update": {"count": 3}}
+    tree = {
+        "children": {"a": {"count": 1, "children": leaf}, "TorchSACOptimizer.update": {"count": 2}}
+    }
+    assert interoperability._updates(tree) == 5

@@ -1,0 +1,155 @@
+"""The routine behind the table of environments, and what it says of executables that misbehave."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import catalogue
+import driving
+import environments
+import psutil
+import pytest
+
+from pipeline.simulators import registry
+
+N_STEPS = 80
+PROGRAM = """\
+#!{python}
+import sys
+sys.path[:0] = {path!r}
+from pipeline.simulators.executable import main
+from pipeline.simulators.grid_world import GridWorld
+{code}
+"""
+RAISES = """
+step, n_steps = GridWorld.step, 0
+
+def failing(self, actions):
+    global n_steps
+    n_steps += 1
+    if n_steps == 50:
+        raise RuntimeError("the physics broke")
+    return step(self, actions)
+
+GridWorld.step = failing
+sys.exit(main("grid_world", sys.argv[1:]))
+"""
+DOES_NOT_END = """
+import time
+main("grid_world", sys.argv[1:])
+while True:
+    time.sleep(60)
+"""
+LEAVES_A_CHILD = """
+import subprocess
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+open({file!r}, "w").write(str(child.pid))
+sys.exit(main("grid_world", sys.argv[1:]))
+"""
+WELL = 'sys.exit(main("grid_world", sys.argv[1:]))'
+NEVER_CALLS = 'sys.exit("no licence")'
+
+
+@pytest.fixture
+def program(tmp_path):
+    def write(code):
+        file = tmp_path / "environment"
+        file.write_text(PROGRAM.format(python=sys.executable, path=sys.path, code=code))
+        file.chmod(0o755)
+        return file
+
+    return write
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hallway", "tag", "gymnasium:CartPole-v1"])
+def test_an_environment_that_does_all_that_it_must_has_no_failures(name, tmp_path):
+    (listed,) = catalogue.chosen([name])
+    outcome = environments.run(listed, tmp_path, n_steps=N_STEPS)
+    assert outcome.failures == []
+    assert outcome.n_steps == N_STEPS
+    assert outcome.agent_rate > outcome.env_rate > 0.0
+    cells = environments.row(listed, outcome, {"random": "0.1"})
+    assert cells[2:7] == ["yes", str(N_STEPS), "3", "yes", "yes"]
+
+
+@pytest.mark.slow
+def test_a_simulator_that_raises_is_reported_with_the_steps_it_took(program):
+    outcome = driving.drive(program(RAISES), n_steps=N_STEPS)
+    assert "took 49 of 80 steps" in outcome.failures
+    assert "did not end by itself" in outcome.failures
+    assert "exited" in outcome.problem or "shut down" in outcome.problem
+    assert outcome.problem in outcome.failures
+    cells = environments.row(catalogue.ALL[0], outcome, {})
+    assert cells[2:7] == ["yes", "**49**", "2", "**no**", "yes"]
+
+
+@pytest.mark.slow
+def test_a_process_that_does_not_end_is_reported_and_killed(program):
+    outcome = driving.drive(program(DOES_NOT_END), n_steps=N_STEPS, timeout_s=15.0)
+    assert outcome.failures == ["did not end by itself"]
+    assert environments.row(catalogue.ALL[0], outcome, {})[5] == "**no**"
+
+
+@pytest.mark.slow
+def test_a_child_that_is_left_is_found_though_it_has_another_parent_now(program, tmp_path):
+    file = tmp_path / "pid"
+    outcome = driving.drive(program(LEAVES_A_CHILD.format(file=str(file))), n_steps=N_STEPS)
+    assert outcome.failures == ["left 1 processes"]
+    assert not lives(int(file.read_text()))
+
+
+@pytest.mark.slow
+def test_a_program_that_never_calls_is_reported_as_not_started(program):
+    outcome = driving.drive(program(NEVER_CALLS), n_steps=N_STEPS)
+    assert outcome.failures[0] == "did not start"
+    assert outcome.n_steps == 0
+
+
+@pytest.mark.slow
+def test_the_command_fails_when_an_environment_does(program, monkeypatch, capsys):
+    monkeypatch.setattr(catalogue.Listed, "build", lambda _self, _folder: program(RAISES))
+    monkeypatch.setattr(sys, "argv", ["environments.py", "grid_world", "--steps", str(N_STEPS)])
+    monkeypatch.setattr(environments, "score", lambda _listed, _kind: "")
+    assert environments.main() == 1
+    assert "grid_world: took 49 of 80 steps" in capsys.readouterr().out
+
+
+def test_what_cannot_be_packed_has_not_started(tmp_path):
+    listed = catalogue.Listed(name="gymnasium:CartPol-v1", exercises="")
+    outcome = environments.run(listed, tmp_path, n_steps=N_STEPS)
+    assert outcome.failures[0] == "did not start"
+    assert "CartPole-v1" in outcome.problem
+
+
+def test_every_built_in_simulator_is_listed_with_its_page_and_configuration():
+    assert {one.name for one in catalogue.BUILT_IN} == set(registry.NAMES)
+    root = Path(__file__).parents[2]
+    for listed in catalogue.ALL:
+        assert (root / "docs/environments" / listed.page).is_file()
+        assert all((root / "config" / file).is_file() for file in listed.configs)
+
+
+def test_the_page_has_a_row_for_every_environment():
+    text = environments.PAGE.read_text(encoding="utf-8")
+    shown = text.partition("environments: begin")[2].partition("environments: end")[0]
+    for listed in catalogue.ALL:
+        assert f"| [{listed.env_id or listed.name}]({listed.page}) |" in shown
+
+
+def test_a_table_replaces_the_one_between_its_markers(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- a: begin -->\nold\n<!-- a: end -->\nafter\n")
+    environments.put(page, "a", "new\n")
+    environments.put(page, "a", "newer\n")
+    assert page.read_text() == "before\n<!-- a: begin -->\nnewer\n<!-- a: end -->\nafter\n"
+    with pytest.raises(ValueError, match="markers called 'b'"):
+        environments.put(page, "b", "new\n")
+
+
+def lives(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
