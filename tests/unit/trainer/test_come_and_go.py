@@ -9,9 +9,11 @@ import torch
 from pipeline.data.slots import LONG
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
+from pipeline.errors import UnityObservationException
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.simulators import registry
+from pipeline.trainer.api import train
 from pipeline.trainer.learner import Learner
 
 
@@ -138,3 +140,40 @@ def test_the_second_end_of_an_agent_in_one_message_counts_for_nothing(quick):
     assert learner.step == 1
     assert learner.statistics.n_episodes == 1
     assert learner.trajectories.rollout().fields["reward"].tolist() == [3.0]
+
+
+class Teams:
+    """One agent in each of two teams, which do not observe the same."""
+
+    def __init__(self):
+        one, other = (
+            BehaviorSpec([ObservationSpec.vector(size)], ActionSpec(1, ())) for size in (2, 3)
+        )
+        self.behavior_specs = {"Toy?team=0": one, "Toy?team=1": other}
+
+    def reset(self):
+        steps = {}
+        for agent, (name, spec) in enumerate(self.behavior_specs.items()):
+            obs = np.zeros((1, *spec.observation_specs[0].shape), np.float32)
+            none, group = np.zeros(1, np.float32), np.zeros(1, np.int32)
+            ids = np.full(1, agent, np.int32)
+            decision = DecisionSteps([obs], none, ids, None, group, none)
+            steps[name] = decision, TerminalSteps.empty(spec)
+        return steps
+
+    def step(self, actions):
+        return self.reset()
+
+    def set_parameter(self, name, value):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_teams_of_one_behavior_that_observe_differently_are_refused_by_name(quick, tmp_path):
+    with pytest.raises(
+        UnityObservationException,
+        match=r"^behavior Toy: the team of Toy\?team=1 sends obs.* \(3,\)",
+    ):
+        train(InProcessEnvironment(Teams()), quick(), seed=1, run_dir=tmp_path)
