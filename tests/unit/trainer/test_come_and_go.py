@@ -161,7 +161,7 @@ class Teams:
             steps[name] = decision, TerminalSteps.empty(spec)
         return steps
 
-    def step(self, actions):
+    def step(self, _actions):
         return self.reset()
 
     def set_parameter(self, name, value):
