@@ -1,9 +1,9 @@
 """Trajectories of many agents, written by slot and closed into one contiguous rollout.
 
-Every live (source, agent) has a slot. A decision writes one row at [slot, cursor]; the reward comes
-with the agent's next message and completes that row. A trajectory closes when the agent's episode
-ends or after `time_horizon` rows; its rows then move, for all that close at once, to the end of the
-rollout, where an update reads them as contiguous arrays.
+Every live agent has a slot (see `data.slots`). A decision writes one row at [slot, cursor]; the
+reward comes with the agent's next message and completes that row. A trajectory closes when the
+agent's episode ends or after `time_horizon` rows; its rows then move, for all that close at once,
+to the end of the rollout, where an update reads them as contiguous arrays.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
 
@@ -98,78 +98,6 @@ class Grown:
         return {name: array[: self.used] for name, array in self.arrays.items()}
 
 
-class Slots:
-    """Which slot each live (source, agent) has; a source's unchanged agents are not looked up.
-
-    A source is where agents come from: a worker, and the team they play for.
-    """
-
-    def __init__(self) -> None:
-        self._slots: dict[tuple[Hashable, int], int] = {}
-        self._free: list[int] = []
-        self._last: dict[Hashable, tuple[IntArray, AnyArray]] = {}
-        self.n_slots = 0
-
-    def deciding(self, source: Hashable, agent_ids: IntArray) -> AnyArray:
-        """Slots [N] of agents [N] that ask for a decision, new ones where an agent has none."""
-        known = self._last.get(source)
-        if known is not None and np.array_equal(known[0], agent_ids):
-            return known[1]
-        slots = self._look_up(source, agent_ids)
-        self._last[source] = (agent_ids.copy(), slots)
-        return slots
-
-    def ended(self, source: Hashable, agent_ids: IntArray) -> AnyArray:
-        """Slots [N] of agents [N] whose episode has ended."""
-        return self._look_up(source, agent_ids)
-
-    def release(self, source: Hashable, agent_ids: Sequence[int]) -> None:
-        """Give back the slots of agents that are gone for good."""
-        for agent in agent_ids:
-            slot = self._slots.pop((source, agent), None)
-            if slot is not None:
-                self._free.append(slot)
-        self._last.pop(source, None)
-
-    def forget(self, gone: Callable[[Hashable], bool]) -> IntArray:
-        """Give back the slots of all agents whose source is `gone`; says which [K]."""
-        keys = [key for key in self._slots if gone(key[0])]
-        freed = [self._slots.pop(key) for key in keys]
-        self._free.extend(freed)
-        self._last = {source: known for source, known in self._last.items() if not gone(source)}
-        return np.array(freed, dtype=np.intp)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Who has which slot, as plain values."""
-        taken = [(source, agent, slot) for (source, agent), slot in self._slots.items()]
-        return {"taken": taken, "free": list(self._free), "n_slots": self.n_slots}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
-        self._slots = {(source, agent): slot for source, agent, slot in state["taken"]}
-        self._free = list(state["free"])
-        self._last = {}
-        self.n_slots = int(state["n_slots"])
-
-    def _look_up(self, source: Hashable, agent_ids: IntArray) -> AnyArray:
-        return np.fromiter(
-            (self._slot((source, agent)) for agent in agent_ids.tolist()),
-            dtype=np.intp,
-            count=len(agent_ids),
-        )
-
-    def _slot(self, key: tuple[Hashable, int]) -> int:
-        slot = self._slots.get(key)
-        if slot is None:
-            if self._free:
-                slot = self._free.pop()
-            else:
-                slot = self.n_slots
-                self.n_slots += 1
-            self._slots[key] = slot
-        return slot
-
-
 class Trajectories:
     """Open trajectories by slot, and the rollout of closed ones."""
 
@@ -211,9 +139,11 @@ class Trajectories:
         if n_slots <= n_old:
             return
         n = max(n_slots, 2 * n_old)
+        longest = int(self._cursor.max(initial=0)) + 1
         for name, spec in self.fields.items():
             block = self._block(spec, n)
-            block[:n_old] = self._open[name]
+            used = -(-longest // self._every(name))  # untouched rows take no memory
+            block[:n_old, :used] = self._open[name][:, :used]
             self._open[name] = block
         self._cursor = np.concatenate((self._cursor, np.zeros(n - n_old, dtype=np.intp)))
         self._waiting = np.concatenate((self._waiting, np.zeros(n - n_old, dtype=np.bool_)))
@@ -323,7 +253,7 @@ class Trajectories:
     def open_state(self, n_slots: int) -> dict[str, Any]:
         """Copies of the open trajectories of slots 0 to `n_slots` - 1."""
         return {
-            "rows": _copies({name: block[:n_slots] for name, block in self._open.items()}),
+            "rows": {name: self._open_rows(name, n_slots) for name in self._open},
             "slots": _copies({name: values[:n_slots] for name, values in self._slot_arrays()}),
         }
 
@@ -335,6 +265,16 @@ class Trajectories:
             block[:n_slots] = state["rows"][name]
         for name, values in self._slot_arrays():
             values[:n_slots] = state["slots"][name]
+
+    def _open_rows(self, name: str, n_slots: int) -> AnyArray:
+        """[n_slots, rows, ...] copy of a field, zeros in rows that no open trajectory has."""
+        rows = self._open[name][:n_slots].copy()
+        n_used = -(-(self._cursor[:n_slots] + self._waiting[:n_slots]) // self._every(name))
+        rows[np.arange(rows.shape[1]) >= n_used[:, None]] = 0
+        return rows
+
+    def _every(self, name: str) -> int:
+        return self.fields[name].every or 1
 
     def _slot_arrays(self) -> list[tuple[str, AnyArray]]:
         return [

@@ -52,6 +52,7 @@ class SideChannelManager:
 
     def __init__(self, channels: Sequence[SideChannel] = ()) -> None:
         self._channels: dict[uuid.UUID, SideChannel] = {}
+        self._unknown: set[uuid.UUID] = set()
         for channel in channels:
             if channel.channel_id in self._channels:
                 raise UnityEnvironmentException(
@@ -74,13 +75,18 @@ class SideChannelManager:
         return wire.pack(frames)
 
     def deliver(self, data: bytes) -> None:
-        """Hand what the environment sent to the channels."""
+        """Hand what the environment sent to the channels; for unknown ones, warn once of each."""
         for channel_id, payload in wire.unpack(data) if data else ():
             channel = self._channels.get(channel_id)
             if channel is None:
-                _log.warning("Unknown side channel data received. Channel type: %s.", channel_id)
+                self._note_unknown(channel_id)
             else:
                 channel.on_message_received(IncomingMessage(payload))
+
+    def _note_unknown(self, channel_id: uuid.UUID) -> None:
+        if channel_id not in self._unknown:
+            self._unknown.add(channel_id)
+            _log.warning("Unknown side channel data received. Channel type: %s.", channel_id)
 
 
 class _SendOnlyChannel(SideChannel):

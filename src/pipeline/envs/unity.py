@@ -24,6 +24,7 @@ from pipeline.protocol.generated.messages import (
     UnityRLCapabilitiesProto,
 )
 from pipeline.protocol.server import OK
+from pipeline.protocol.specs import refuse_other_spec
 from pipeline.protocol.transport import open_server
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ class UnityEnvironment(StoredStepsEnv):
         self._seed, self._num_areas = seed, num_areas
         self._process: launch.EnvironmentProcess | None = None
         self._n_waits = 0
+        self._unannounced: set[str] = set()
         self._is_reset = False
         self._loaded = True
         self._failed = False
@@ -320,8 +322,16 @@ class UnityEnvironment(StoredStepsEnv):
         for brain in output.rl_initialization_output.brain_parameters:
             name = brain.brain_name
             if name in infos and len(infos[name].value):
-                self._specs[name] = behavior_spec_from(brain, infos[name].value[0])
+                spec = behavior_spec_from(brain, infos[name].value[0])
+                if name in self._specs:
+                    refuse_other_spec(name, self._specs[name], spec, "a later announcement")
+                    continue
+                self._specs[name] = spec
                 _log.info("Connected new brain: %s", name)
+        for name in infos:
+            if name not in self._specs and name not in self._unannounced:
+                self._unannounced.add(name)
+                _log.warning("Agents of %s are ignored: the behavior is not announced.", name)
         for name, spec in self._specs.items():
             if name in infos:
                 self._steps[name] = decode_steps(infos[name].value, spec, name)

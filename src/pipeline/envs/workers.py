@@ -17,6 +17,7 @@ from pipeline.errors import (
     UnityTimeOutException,
     one_line,
 )
+from pipeline.protocol.specs import refuse_other_spec
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 if TYPE_CHECKING:
@@ -78,6 +79,9 @@ class WorkerSet:
         self._done: set[int] = set()
         self._parameters: dict[str, float | Sampler] = {}
         self._codec_seconds = 0.0
+        self._n_known: list[int] = []
+        self._specs: dict[str, BehaviorSpec] = {}
+        self._first_specs: dict[str, BehaviorSpec] = {}
 
     def __len__(self) -> int:
         return len(self.envs)
@@ -154,6 +158,7 @@ class WorkerSet:
             for name, value in self._parameters.items():
                 env.set_parameter(name, value)
         env.reset()
+        self._n_known = []
         self._restarted.add(worker)
         self._done.add(worker)
 
@@ -197,11 +202,24 @@ class WorkerSet:
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
-        """Behaviors that any worker knows, each as its first worker specified it."""
+        """Behaviors that any worker knows, each as its first worker specified it.
+
+        Raises:
+            UnityObservationException: Two workers specify a behavior differently.
+        """
+        n_known = [len(env.behavior_specs) for env in self.envs]
+        if n_known != self._n_known:
+            self._specs = self._compared()
+            self._n_known = n_known
+        return self._specs
+
+    def _compared(self) -> dict[str, BehaviorSpec]:
         specs: dict[str, BehaviorSpec] = {}
-        for env in self.envs:
+        for worker, env in enumerate(self.envs):
             for name, spec in env.behavior_specs.items():
-                specs.setdefault(name, spec)
+                first = self._first_specs.setdefault(name, spec)
+                refuse_other_spec(name, first, spec, f"worker {worker}")
+                specs.setdefault(name, first)
         return specs
 
     def get_steps(self, behavior_name: str) -> list[Steps]:
@@ -249,9 +267,9 @@ class WorkerSet:
                 stack.push(env)
 
     def _spec(self, behavior_name: str) -> BehaviorSpec:
-        for env in self.envs:
-            if behavior_name in env.behavior_specs:
-                return env.behavior_specs[behavior_name]
+        spec = self.behavior_specs.get(behavior_name)
+        if spec is not None:
+            return spec
         raise UnityActionException(
             f"The group {behavior_name} does not correspond to an existing agent group in any of "
             f"{len(self.envs)} environments; they have {sorted(self.behavior_specs)}"

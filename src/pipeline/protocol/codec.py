@@ -14,6 +14,7 @@ from pipeline.protocol.decoding import (
 from pipeline.protocol.encoding import (
     actions_bytes,
     brain_parameters,
+    compressed_steps_bytes,
     encode_actions,
     encode_steps,
     steps_bytes,
@@ -24,6 +25,7 @@ __all__ = [
     "actions_bytes",
     "behavior_spec_from",
     "brain_parameters",
+    "compressed_steps_bytes",
     "decode_actions",
     "decode_steps",
     "encode_actions",

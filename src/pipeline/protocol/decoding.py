@@ -21,6 +21,8 @@ from pipeline.protocol.specs import (
     DimensionProperty,
     ObservationSpec,
     ObservationType,
+    note_other_names,
+    other_order,
 )
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
@@ -148,20 +150,45 @@ def _decode_observations(
             f"Agent with id={info.id} of behavior {name!r} sent {len(info.observations)} "
             f"observations; the behavior has {count}."
         )
-    out = []
+    out, as_announced = [], True
     for index, obs_spec in enumerate(spec.observation_specs):
         column = [row[index] for row in rows]
-        values = _decode_floats(column, obs_spec)
-        if values is None:
+        decoded = _decode_floats(column, obs_spec)
+        if decoded is None:
             values = _decode_slowly(column, index, infos, obs_spec)
+            as_announced &= all(message.name == obs_spec.name for message in column)
+        else:
+            values, named = decoded
+            as_announced &= named
         if len(obs_spec.shape) != 3:  # images are not checked, as in ML-Agents
             _check_finite(values, "observations", f"{name}, observation {index} {obs_spec.name!r}")
         out.append(values)
+    if not as_announced:
+        _check_order(infos, spec, name)
     return out
 
 
-def _decode_floats(column: Sequence[ObservationProto], spec: ObservationSpec) -> FloatArray | None:
-    """float32 [N, *shape] if all are uncompressed and of the right size, else None."""
+def _check_order(infos: Sequence[AgentInfoProto], spec: BehaviorSpec, name: str) -> None:
+    """Raise if an agent sends the observations of `spec` in another order, going by their names."""
+    names = [obs.name for obs in spec.observation_specs]
+    for info in infos:
+        sent = [message.name for message in info.observations]
+        if other_order(names, sent):
+            raise _ObservationError(
+                f"Agent with id={info.id} of behavior {name!r} sent its observations in the order "
+                f"{sent}; the behavior has the order {names}, which must be that of all its agents."
+            )
+        if sent != names:
+            note_other_names(name, str(names), str(sent))
+
+
+def _decode_floats(
+    column: Sequence[ObservationProto], spec: ObservationSpec
+) -> tuple[FloatArray, bool] | None:
+    """float32 [N, *shape] if all are uncompressed and of the right size, else None.
+
+    With it comes whether all have the name of `spec`; an empty one in `spec` stands for any.
+    """
     last = len(spec.shape) == 3 and channels_last(column[0])
     shape = _wire_shape(spec.shape) if last else spec.shape
     chunks = [message.SerializeToString() for message in column]
@@ -175,7 +202,9 @@ def _decode_floats(column: Sequence[ObservationProto], spec: ObservationSpec) ->
     if not (table[:, :start] == np.frombuffer(header, dtype=np.uint8)).all():
         return None
     values = wire.float_rows(table, start, shape)
-    return np.ascontiguousarray(values.transpose(0, 3, 1, 2)) if last else values
+    end = np.frombuffer(wire.observation_name(spec.name), dtype=np.uint8)
+    named = bool((table[:, width - len(end) :] == end).all())
+    return np.ascontiguousarray(values.transpose(0, 3, 1, 2)) if last else values, named
 
 
 def _decode_slowly(

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipeline.protocol import wire
 from pipeline.protocol.generated.messages import (
+    PNG,
     BrainParametersProto,
     UnityRLInputProto,
     UnityRLOutputProto,
     continuous,
     discrete,
 )
+from pipeline.protocol.png import encode_png
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,6 +132,21 @@ def steps_bytes(decision: DecisionSteps, terminal: TerminalSteps, spec: Behavior
         group_reward=decision.group_reward,
         action_mask=decision.action_mask,
     )
+
+
+def compressed_steps_bytes(
+    decision: DecisionSteps, terminal: TerminalSteps, spec: BehaviorSpec, max_channels: int
+) -> bytes:
+    """`steps_bytes` with PNGs in place of images of up to `max_channels` channels."""
+    message = encode_steps(decision, terminal, spec)
+    for index, obs_spec in enumerate(spec.observation_specs):
+        if len(obs_spec.shape) != 3 or obs_spec.shape[0] > max_channels:
+            continue
+        images = chain(terminal.obs[index], decision.obs[index])
+        for info, image in zip(message.value, images, strict=True):
+            info.observations[index].compression_type = PNG
+            info.observations[index].compressed_data = encode_png(image)
+    return message.SerializeToString()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, FloatArray
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_LEVEL = 1
+"""Of compression: the fastest."""
 
 
 def decode_png(data: bytes, shape: tuple[int, int, int], mapping: Sequence[int] = ()) -> FloatArray:
@@ -51,6 +55,41 @@ def decode_png(data: bytes, shape: tuple[int, int, int], mapping: Sequence[int] 
             f"a compressed observation has {len(out)} channels where its shape {shape} says {count}"
         )
     return np.divide(out, np.float32(255), out=out)
+
+
+def encode_png(values: FloatArray) -> bytes:
+    """An observation as PNGs, one after the other, as Unity's sensors write it.
+
+    Args:
+        values: [C, H, W] in 0..1; what is no multiple of 1/255 is rounded to one.
+
+    Returns:
+        One gray image for a single channel, else images of three channels each, the last one filled
+        up with zeros. They need no channel mapping.
+    """
+    channels, height, width = values.shape
+    pixels = np.rint(np.clip(values, 0.0, 1.0) * 255).astype(np.uint8)
+    if channels > 1:
+        missing = -channels % 3
+        pixels = np.concatenate((pixels, np.zeros((missing, height, width), np.uint8)))
+    per_image = 1 if channels == 1 else 3
+    images = pixels.reshape(-1, per_image, height, width).transpose(0, 2, 3, 1)
+    return b"".join(_written(image) for image in images)
+
+
+def _written(image: AnyArray) -> bytes:
+    """A PNG of uint8 [H, W, 1 or 3], after the PNG specification (third edition), section 5."""
+    height, width, channels = image.shape
+    head = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
+    lines = np.zeros((height, 1 + width * channels), dtype=np.uint8)  # each begins with filter 0
+    lines[:, 1:] = image.reshape(height, -1)
+    data = zlib.compress(lines.tobytes(), _LEVEL)
+    return SIGNATURE + _chunk(b"IHDR", head) + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    check = zlib.crc32(kind + data)
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", check)
 
 
 def _parts(data: bytes) -> list[bytes]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from pipeline.errors import UnityObservationException
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipeline.arrays import AnyArray, FloatArray, IntArray
+
+_log = logging.getLogger(__name__)
 
 
 class DimensionProperty(IntFlag):
@@ -165,3 +171,67 @@ class BehaviorSpec(NamedTuple):
 
     observation_specs: list[ObservationSpec]
     action_spec: ActionSpec
+
+
+def refuse_other_spec(name: str, ours: BehaviorSpec, theirs: BehaviorSpec, where: str) -> None:
+    """Raise unless agents of `theirs` can be treated as agents of `ours`, names of sensors aside.
+
+    Args:
+        name: of the behavior.
+        ours: as it was announced first.
+        theirs: as it was announced later.
+        where: by whom, for the error.
+
+    Raises:
+        UnityObservationException: They differ.
+    """
+    if ours == theirs:
+        return
+    difference = _difference(ours, theirs)
+    if difference is not None:
+        raise UnityObservationException(
+            f"behavior {name}: {where} {difference}; all agents of a behavior must observe and do "
+            "the same, so give those others a behavior name of their own"
+        )
+    names, other = ([obs.name for obs in one.observation_specs] for one in (ours, theirs))
+    note_other_names(name, str(names), str(other))
+
+
+def _difference(ours: BehaviorSpec, theirs: BehaviorSpec) -> str | None:
+    if ours.action_spec != theirs.action_spec:
+        return f"takes the actions ({theirs.action_spec}), the others ({ours.action_spec})"
+    one, two = ours.observation_specs, theirs.observation_specs
+    names, other_names = [obs.name for obs in one], [obs.name for obs in two]
+    if other_order(names, other_names):
+        return f"sends the observations in the order {other_names}, the others {names}"
+    if len(one) != len(two):
+        return f"sends {len(two)} observations {other_names}, the others {len(one)} {names}"
+    for index, (left, right) in enumerate(zip(one, two, strict=True)):
+        if left._replace(name="") != right._replace(name=""):
+            return (
+                f"sends observation {index} {right.name!r} as {_described(right)}, the others "
+                f"{left.name!r} as {_described(left)}"
+            )
+    return None
+
+
+def _described(obs: ObservationSpec) -> str:
+    properties = [int(one) for one in obs.dimension_property]
+    return f"shape {obs.shape}, properties {properties}, {obs.observation_type.name}"
+
+
+def other_order(names: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether these are the same names, but not at the same places."""
+    return list(names) != list(other) and sorted(names) == sorted(other)
+
+
+@lru_cache(maxsize=256)
+def note_other_names(behavior: str, names: str, other: str) -> None:
+    """Warn, once for each, that agents of a behavior have the same sensors under other names."""
+    _log.warning(
+        "Behavior %s: an agent calls its observations %s, the first one %s. They are taken to mean "
+        "the same, because their shapes agree; check it.",
+        behavior,
+        other,
+        names,
+    )

@@ -88,6 +88,12 @@ def observation_header(shape: tuple[int, ...]) -> bytes:
 
 
 @lru_cache(maxsize=256)
+def observation_name(name: str) -> bytes:
+    """The end of an ObservationProto of this name."""
+    return delimited(8, name.encode()) if name else b""
+
+
+@lru_cache(maxsize=256)
 def observation_template(spec: ObservationSpec) -> tuple[bytes, int]:
     """An ObservationProto of zeros that fits `spec`, and where its floats begin."""
     header = observation_header(spec.shape)
@@ -96,6 +102,4 @@ def observation_template(spec: ObservationSpec) -> tuple[bytes, int]:
         out += delimited(6, b"".join(varint(int(p)) for p in spec.dimension_property))
     if spec.observation_type:
         out += varint(7 << 3) + varint(int(spec.observation_type))
-    if spec.name:
-        out += delimited(8, spec.name.encode())
-    return out, len(header)
+    return out + observation_name(spec.name), len(header)

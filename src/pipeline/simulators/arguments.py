@@ -21,6 +21,8 @@ starts it. Options may be written with one dash or two; others are ignored, as b
   --mlagents-port PORT   port on localhost where the trainer listens
   --num-agents N         {counted} in this process, before the trainer's num_areas
                          multiplies them ({n_agents} unless given)
+  --compress             send images as PNG, as a Unity player does: less to send, more to do;
+                         numbers are rounded to multiples of 1/255
   --connect-timeout S    seconds to wait for the trainer to listen (30 unless given)
   -logFile FILE          write log lines to FILE instead of the standard error
   -nographics -batchmode accepted; there are no graphics
@@ -28,7 +30,7 @@ starts it. Options may be written with one dash or two; others are ignored, as b
   --help                 print this and end
 """
 _VALUED = ("mlagents-port", "num-agents", "connect-timeout", "logfile")
-_FLAGS = ("nographics", "batchmode", "describe", "help")
+_FLAGS = ("nographics", "batchmode", "compress", "describe", "help")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +43,8 @@ class PlayerArguments:
     """Agents of one area; None for the simulator's own number."""
     connect_timeout_s: float = 30.0
     """Longest wait for the trainer to listen."""
+    compress: bool = False
+    """Whether images are sent as PNG."""
     log_file: str | None = None
     """File for log lines; None for the standard error."""
     describe: bool = False
@@ -79,6 +83,7 @@ def parse(argv: Sequence[str]) -> PlayerArguments:
         port=_whole(values, "mlagents-port", 1, 65535),
         n_agents=n_agents,
         connect_timeout_s=_seconds(values.get("connect-timeout", "30")),
+        compress="compress" in values,
         log_file=values.get("logfile"),
         describe="describe" in values,
         help="help" in values,

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import UnityCommunicationException, UnityTimeOutException
 from pipeline.protocol import side_channels, wire
-from pipeline.protocol.codec import brain_parameters, decode_actions, steps_bytes
+from pipeline.protocol.codec import (
+    brain_parameters,
+    compressed_steps_bytes,
+    decode_actions,
+    steps_bytes,
+)
 from pipeline.protocol.generated.messages import (
     QUIT,
     RESET,
@@ -28,8 +33,8 @@ if TYPE_CHECKING:
 
     from pipeline.protocol.generated.messages import UnityRLInputProto
     from pipeline.protocol.simulator import Simulator
-    from pipeline.protocol.specs import ActionTuple
-    from pipeline.protocol.steps import Steps
+    from pipeline.protocol.specs import ActionTuple, BehaviorSpec
+    from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 
     Exchange = Callable[..., UnityMessageProto]
 
@@ -40,6 +45,7 @@ COMMUNICATION_VERSION = "1.5.0"
 PACKAGE_VERSION = "3.0.0"
 """Of the Unity package whose conventions are followed; major 3 means images are channels first."""
 OK, END = 200, 400
+_ANY_NUMBER = 2**31
 
 _RETRY_S, _GOODBYE_S, _HELLO_S = 0.05, 2.0, 120.0
 _STATUS_OK = wire.delimited(1, b"\x08" + wire.varint(OK))
@@ -47,7 +53,11 @@ _STATUS_END = wire.delimited(1, b"\x08" + wire.varint(END))
 
 
 def converse(
-    make: Callable[[int, int], Simulator], *, port: int, connect_timeout_s: float = 30.0
+    make: Callable[[int, int], Simulator],
+    *,
+    port: int,
+    connect_timeout_s: float = 30.0,
+    compress: bool = False,
 ) -> None:
     """Be the environment of the trainer on localhost:`port` until one of them ends it.
 
@@ -55,6 +65,8 @@ def converse(
         make: gives the simulator for a seed and a number of areas, both told by the trainer.
         port: where the trainer listens.
         connect_timeout_s: longest wait for it to listen.
+        compress: send images as PNG. Those of more than three channels need several PNGs in one
+            observation, so they stay numbers if the trainer does not say that it takes that.
 
     Raises:
         UnityTimeOutException: Nothing listens on the port, or it does not answer.
@@ -75,7 +87,9 @@ def converse(
             start.package_version,
             start.communication_version,
         )
-        _play(make, start.seed, max(1, start.num_areas), exchange)
+        several = start.capabilities.concatenatedPngObservations
+        channels = (_ANY_NUMBER if several else 3) if compress else 0
+        _play(make, start.seed, max(1, start.num_areas), exchange, channels)
     except TimeoutError as error:
         raise UnityTimeOutException(
             f"what listens on localhost:{port} did not answer within {_HELLO_S:g} s; check that "
@@ -105,12 +119,16 @@ def _connect(port: int, timeout_s: float) -> Channel:
 
 
 def _play(
-    make: Callable[[int, int], Simulator], seed: int, num_areas: int, exchange: Exchange
+    make: Callable[[int, int], Simulator],
+    seed: int,
+    num_areas: int,
+    exchange: Exchange,
+    compressed_channels: int,
 ) -> None:
     try:
         simulator = make(seed, num_areas)
         try:
-            Session(simulator).run(exchange)
+            Session(simulator, compressed_channels).run(exchange)
         finally:
             simulator.close()
     except ConnectionError:
@@ -129,11 +147,17 @@ def _say_goodbye(exchange: Exchange) -> None:
 
 
 class Session:
-    """One simulator's part of the conversation after the handshake."""
+    """One simulator's part of the conversation after the handshake.
 
-    def __init__(self, simulator: Simulator) -> None:
+    Args:
+        simulator: what is talked about.
+        compressed_channels: images of up to so many channels are sent as PNG.
+    """
+
+    def __init__(self, simulator: Simulator, compressed_channels: int = 0) -> None:
         self._simulator = simulator
         self._specs = dict(simulator.behavior_specs)
+        self._compressed_channels = compressed_channels
         self._announced: set[str] = set()
         self._steps: Mapping[str, Steps] | None = None
         self._controls = Controls(simulator)
@@ -183,7 +207,7 @@ class Session:
         entries = []
         new = UnityRLInitializationOutputProto()
         for name, (decisions, terminals) in steps.items():
-            body = steps_bytes(decisions, terminals, self._specs[name])
+            body = self._body(decisions, terminals, self._specs[name])
             if body and name not in self._announced:
                 self._announced.add(name)
                 new.brain_parameters.append(brain_parameters(name, self._specs[name]))
@@ -194,6 +218,14 @@ class Session:
         if new.brain_parameters:
             output.append(wire.delimited(2, new.SerializeToString()))
         return b"".join([_STATUS_OK, *_nested(2, output)])
+
+    def _body(
+        self, decisions: DecisionSteps, terminals: TerminalSteps, spec: BehaviorSpec
+    ) -> bytes:
+        images = [obs.shape for obs in spec.observation_specs if len(obs.shape) == 3]
+        if any(shape[0] <= self._compressed_channels for shape in images):
+            return compressed_steps_bytes(decisions, terminals, spec, self._compressed_channels)
+        return steps_bytes(decisions, terminals, spec)
 
     def _hear(self, data: bytes) -> None:
         """Apply the side-channel messages that came with a command; those not for us are left."""

@@ -91,6 +91,7 @@ def _run(name: str, parsed: arguments.PlayerArguments, options: dict[str, Any]) 
             partial(_make, name, per_area, options),
             port=parsed.port or 0,
             connect_timeout_s=parsed.connect_timeout_s,
+            compress=parsed.compress,
         )
     except PipelineError as error:
         _log.error("%s: %s", shown, error)  # the message says all a user needs

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from pipeline.data.rollout import Slots, Trajectories
+from pipeline.data.rollout import Trajectories
+from pipeline.data.slots import LONG, Slots
 from pipeline.errors import TrainingError, UnityPolicyException
 from pipeline.protocol.specs import ActionTuple
+from pipeline.protocol.steps import TerminalSteps
 from pipeline.trainer.statistics import ENTROPY, Statistics
 from pipeline.trainer.supported import algorithm_for
 
@@ -21,8 +24,10 @@ if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, FloatArray
     from pipeline.data.rollout import Closed
     from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
+    from pipeline.protocol.steps import DecisionSteps, Steps
     from pipeline.settings.schema import TrainerSettings
+
+_log = logging.getLogger(__name__)
 
 # Observations kept beside the policy, for comparing its export with it.
 RECORDED_ROWS = 32
@@ -75,6 +80,7 @@ class Learner:
         self.record([np.zeros((0, *obs.shape), np.float32) for obs in spec.observation_specs], None)
         self.seconds = {"inference": 0.0, "update": 0.0, "storage": 0.0}
         self.slots = Slots()
+        self._told_of_vanished = False
         self.memories: FloatArray | None = None
         """[n_slots, M] what the agent in each slot remembers; None without memory."""
         if self.algorithm.memory_size:
@@ -99,6 +105,7 @@ class Learner:
             team: whose agents these are, where several teams share this learner.
         """
         began = time.perf_counter()
+        self._drop_vanished(self.slots.tick())
         terminals = [
             (worker, terminal) for worker, (_, terminal) in enumerate(steps) if len(terminal)
         ]
@@ -199,12 +206,31 @@ class Learner:
 
     def worker_was_restarted(self, worker: int) -> None:
         """Drop the unfinished trajectories of one worker: its agents are others now."""
-        slots = self.slots.forget(lambda source: source[1] == worker)  # type: ignore[index]  # (team, worker)
+        self._drop(self.slots.forget(lambda source: source[1] == worker))  # type: ignore[index]  # (team, worker)
+
+    def _drop_vanished(self, slots: AnyArray) -> None:
+        if len(slots) and not self._told_of_vanished:
+            self._told_of_vanished = True
+            _log.warning(
+                "%d agents of %s have vanished without the end of an episode: nothing was heard of "
+                "them for %d messages. What they had not finished is not learned from; let the "
+                "environment end the episode of an agent that it removes.",
+                len(slots),
+                self.name,
+                LONG,
+            )
+        self._drop(slots)
+
+    def _drop(self, slots: AnyArray) -> None:
+        """Forget what agents in these slots have not finished: nothing more will come of them."""
+        if not len(slots):
+            return
         self.trajectories.drop_open(slots)
         if self.memories is not None:
             self.memories[slots] = 0.0
 
     def _ended(self, source: Hashable, terminal: TerminalSteps, decision: DecisionSteps) -> None:
+        terminal = _first_of_each(terminal)
         slots = self.slots.ended(source, terminal.agent_id)
         self._make_room()
         if self.memories is not None:
@@ -219,7 +245,7 @@ class Learner:
         self._count(closed)
         gone = np.setdiff1d(terminal.agent_id, decision.agent_id)
         if len(gone):
-            self.slots.release(source, gone.tolist())
+            self.slots.release(source, gone)
 
     def _continued(self, source: Hashable, decision: DecisionSteps) -> None:
         slots = self.slots.deciding(source, decision.agent_id)
@@ -309,6 +335,22 @@ class Learner:
 
     def _memories_state(self) -> FloatArray | None:
         return None if self.memories is None else self.memories[: self.slots.n_slots].copy()
+
+
+def _first_of_each(terminal: TerminalSteps) -> TerminalSteps:
+    """Each agent's first end in a message: a later one is of an episode without any decision."""
+    _, first = np.unique(terminal.agent_id, return_index=True)
+    if len(first) == len(terminal):
+        return terminal
+    rows = np.sort(first)
+    return TerminalSteps(
+        [values[rows] for values in terminal.obs],
+        terminal.reward[rows],
+        terminal.interrupted[rows],
+        terminal.agent_id[rows],
+        terminal.group_id[rows],
+        terminal.group_reward[rows],
+    )
 
 
 def _joined(

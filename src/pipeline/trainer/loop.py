@@ -15,6 +15,7 @@ from pipeline.errors import (
     UnityPolicyException,
 )
 from pipeline.protocol.codec import NonFiniteError
+from pipeline.protocol.specs import refuse_other_spec
 from pipeline.tracking import names
 from pipeline.tracking.base import Update
 from pipeline.trainer.learner import Learner
@@ -114,6 +115,7 @@ class TrainingLoop:
         self._on_start = on_start
         self._started = False
         self.learners: dict[str, Learner] = {}
+        self._learner_of: dict[str, Learner] = {}
         self._progress: dict[str, _Progress] = {}
         self._stepping_s = 0.0
         self._reported: dict[str, dict[str, float]] = {}
@@ -233,10 +235,14 @@ class TrainingLoop:
         return bool(self.learners) and all(one.finished for one in self.learners.values())
 
     def _learner(self, qualified: str) -> Learner:
-        name = qualified.partition("?")[0]
-        learner = self.learners.get(name)
+        learner = self._learner_of.get(qualified)
         if learner is None:
-            learner = self.learners[name] = self._new_learner(name, qualified)
+            name = qualified.partition("?")[0]
+            if name not in self.learners:
+                self.learners[name] = self._new_learner(name, qualified)
+            learner = self._learner_of[qualified] = self.learners[name]
+            spec = self.workers.behavior_specs[qualified]
+            refuse_other_spec(name, learner.spec, spec, f"the team of {qualified}")
         return learner
 
     def _new_learner(self, name: str, qualified: str) -> Learner:

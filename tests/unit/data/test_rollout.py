@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.rollout import Field, Slots, Trajectories
+from pipeline.data.rollout import Field, Trajectories
+from pipeline.data.slots import Slots
 
 HORIZON = 4
 

@@ -99,9 +99,20 @@ def converse(exchange: grpc.UnaryUnaryMultiCallable, options: argparse.Namespace
             brain.brain_name = NAME
             brain.action_spec.num_continuous_actions = 2
             announced = True
-        if mode == "nan" and number == options.nan_at:
-            infos = message.unity_output.rl_output.agentInfos[NAME].value
-            infos[1].observations[0].float_data.data[2] = float("nan")
+        spoil(message.unity_output, number, options)
+
+
+def spoil(output: m.UnityOutputProto, number: int, options: argparse.Namespace) -> None:
+    """Make of a message what the mode says."""
+    if options.mode == "changed" and number == 2:
+        brain = output.rl_initialization_output.brain_parameters.add()
+        brain.brain_name = NAME
+        brain.action_spec.num_continuous_actions = 3
+    if options.mode == "unannounced":
+        add(output.rl_output.agentInfos["Stranger?team=0"].value, 9, number, [0.0, 0.0])
+    if options.mode == "nan" and number == options.nan_at:
+        infos = output.rl_output.agentInfos[NAME].value
+        infos[1].observations[0].float_data.data[2] = float("nan")
 
 
 def observe(

@@ -11,6 +11,7 @@ from pipeline.envs.side_channels import (
     EngineConfigurationChannel,
     EnvironmentParametersChannel,
     FloatPropertiesChannel,
+    RawBytesChannel,
     SideChannelManager,
     StatsAggregationMethod,
     StatsSideChannel,
@@ -89,7 +90,20 @@ def test_channels_that_only_send_refuse_what_they_get(kind):
         SideChannelManager([channel]).deliver(data)
 
 
-def test_unknown_channel_is_a_warning(caplog):
+def test_unknown_channel_is_one_warning_and_the_others_get_theirs(caplog):
+    raw = RawBytesChannel(uuid.UUID(int=7))
+    manager = SideChannelManager([raw])
+    frames = [(uuid.UUID(int=5), b"x"), (uuid.UUID(int=7), b"\0y"), (uuid.UUID(int=6), b"")]
     with caplog.at_level(logging.WARNING):
-        SideChannelManager().deliver(wire.pack([(uuid.UUID(int=5), b"")]))
-    assert "Channel type: 00000000-0000-0000-0000-000000000005" in caplog.text
+        for _ in range(3):
+            manager.deliver(wire.pack(frames))
+    assert [record.message for record in caplog.records] == [
+        f"Unknown side channel data received. Channel type: 00000000-0000-0000-0000-00000000000{n}."
+        for n in (5, 6)
+    ]
+    assert raw.get_and_clear_received_messages() == [b"\0y"] * 3
+
+
+def test_training_analytics_that_come_are_ignored_like_any_unknown_channel(caplog):
+    SideChannelManager().deliver(wire.pack([(wire.TRAINING_ANALYTICS, b"any")]))
+    assert str(wire.TRAINING_ANALYTICS) in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from pipeline.errors import (
     UnityCommunicationException,
     UnityCommunicatorStoppedException,
     UnityEnvironmentException,
+    UnityObservationException,
     UnityTimeOutException,
     UnityWorkerInUseException,
 )
@@ -178,6 +180,27 @@ def test_observation_that_is_not_a_number_is_refused_with_its_place(fake: Path):
         env.reset()
         with pytest.raises(NonFiniteError, match=r"NaN values.*Echo\?team=0, observation 0 'echo'"):
             env.step()
+
+
+def test_behavior_announced_again_with_another_specification_is_refused_by_name(fake: Path):
+    with UnityEnvironment(fake, **mode("changed")) as env:
+        env.reset()
+        env.step()
+        with pytest.raises(UnityObservationException, match=rf"^behavior {re.escape(NAME)}: a lat"):
+            env.step()
+
+
+def test_agents_of_a_behavior_that_is_not_announced_are_ignored_with_one_warning(
+    fake: Path, caplog
+):
+    with UnityEnvironment(fake, **mode("unannounced")) as env:
+        env.reset()
+        for _ in range(3):
+            env.step()
+        assert list(env.behavior_specs) == [NAME]
+        assert len(env.get_steps(NAME)[0]) == 3
+    warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warned == ["Agents of Stranger?team=0 are ignored: the behavior is not announced."]
 
 
 def test_port_in_use_is_reported_with_the_worker(fake: Path):

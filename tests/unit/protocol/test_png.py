@@ -9,7 +9,7 @@ from PIL import Image
 from pipeline.errors import UnityObservationException
 from pipeline.protocol.codec import behavior_spec_from, decode_steps
 from pipeline.protocol.generated import messages as m
-from pipeline.protocol.png import decode_png
+from pipeline.protocol.png import decode_png, encode_png
 
 
 def png(image: np.ndarray) -> bytes:
@@ -85,3 +85,58 @@ def test_compressed_observations_are_decoded_in_both_orders(images, properties):
     spec = behavior_spec_from(m.BrainParametersProto(), info)
     decision, _ = decode_steps([info], spec)
     np.testing.assert_array_equal(decision.obs[0][0], first(images, 3))
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 7])
+def test_what_is_written_is_read_without_a_mapping(channels):
+    rng = np.random.default_rng(channels)
+    values = (rng.integers(0, 256, (channels, 4, 5)) / np.float32(255)).astype(np.float32)
+    data = encode_png(values)
+    assert data.count(b"IHDR") == (1 if channels == 1 else -(-channels // 3))
+    np.testing.assert_array_equal(decode_png(data, values.shape), values)
+
+
+def test_what_a_png_cannot_hold_is_rounded_and_clipped():
+    values = np.array([[[-1.0, 0.3, 2.0]]], np.float32)
+    expected = np.array([[[0.0, 76 / 255, 1.0]]], np.float32)
+    np.testing.assert_allclose(decode_png(encode_png(values), (1, 1, 3)), expected, rtol=1e-6)
+
+
+def agent_with(data: bytes, shape: tuple[int, ...], mapping: list[int]) -> m.AgentInfoProto:
+    info = m.AgentInfoProto(id=9)
+    info.observations.add(
+        shape=shape,
+        dimension_properties=[1, 2, 2],
+        compression_type=m.PNG,
+        compressed_data=data,
+        compressed_channel_mapping=mapping,
+    )
+    return info
+
+
+@pytest.mark.parametrize("n_stacked", [2, 3])
+def test_stacked_gray_cameras_come_out_oldest_first(images, n_stacked):
+    gray = np.random.default_rng(1).integers(0, 256, (n_stacked, 4, 5)).astype(np.uint8)
+    data = b"".join(png(one) for one in gray)
+    mapping = np.repeat(np.arange(n_stacked), 3).tolist()
+    info = agent_with(data, (n_stacked, 4, 5), mapping)
+    decision, _ = decode_steps([info], behavior_spec_from(m.BrainParametersProto(), info))
+    np.testing.assert_array_equal(decision.obs[0][0], gray / np.float32(255))
+
+
+def test_stacked_padded_sensor_drops_its_padding(images):
+    both = np.concatenate([images[0], images[1]], axis=2).transpose(2, 0, 1)
+    mapping = [0, 1, -1, 2, 3, -1]
+    info = agent_with(png(images[0]) + png(images[1]), (4, 4, 5), mapping)
+    decision, _ = decode_steps([info], behavior_spec_from(m.BrainParametersProto(), info))
+    np.testing.assert_array_equal(decision.obs[0][0], both[[0, 1, 3, 4]] / np.float32(255))
+
+
+def test_wrong_mapping_is_one_line_with_agent_and_observation(images):
+    info = agent_with(png(images[0]), (3, 4, 5), [0, 1])
+    with pytest.raises(UnityObservationException) as caught:
+        decode_steps([info], behavior_spec_from(m.BrainParametersProto(), info))
+    assert str(caught.value) == (
+        "Observation at index=0 for agent with id=9 didn't match the ObservationSpec: a compressed "
+        "observation has 3 channels, but its channel mapping [0, 1] is for 2"
+    )

@@ -8,7 +8,7 @@ from pipeline.errors import UnityCommunicationException, UnityTimeOutException
 from pipeline.protocol import side_channels
 from pipeline.protocol.codec import actions_bytes
 from pipeline.protocol.generated.messages import QUIT, RESET, UnityMessageProto
-from pipeline.protocol.specs import ActionTuple
+from pipeline.protocol.specs import ActionTuple, ObservationSpec
 from pipeline.simulators import balance_ball, client, grid_world, registry
 
 
@@ -214,8 +214,8 @@ def test_quit_is_answered_with_a_goodbye():
 def converse(trainer):
     """`client.converse` with the trainer, beside the test; gives its future."""
     with ThreadPoolExecutor(1) as pool:
-        yield lambda make: pool.submit(
-            client.converse, make, port=trainer.port, connect_timeout_s=20
+        yield lambda make, **more: pool.submit(
+            client.converse, make, port=trainer.port, connect_timeout_s=20, **more
         )
         trainer.end()
 
@@ -239,6 +239,50 @@ def test_the_handshake_says_version_3_and_every_capability_and_hears_seed_and_ar
     assert heard == [(77, 3)]
     assert (hello.package_version, hello.communication_version) == ("3.0.0", "1.5.0")
     assert len(hello.capabilities.ListFields()) == 7
+
+
+class Cameras(grid_world.GridWorld):
+    """A grid world whose agents see their image twice as well, as six channels."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        spec = self._specs[grid_world.BEHAVIOR]
+        pixels = grid_world.SIZE * grid_world.CELL
+        spec.observation_specs.append(ObservationSpec.visual(6, pixels, pixels, "Stacked"))
+
+    def _observe(self, rows):
+        image, goal = super()._observe(rows)
+        return [image, goal, np.concatenate((image, image), axis=1)]
+
+
+@pytest.mark.parametrize(("several", "compressed"), [(True, [1, 0, 1]), (False, [1, 0, 0])])
+def test_images_go_as_png_where_the_trainer_takes_it_and_mean_the_same(
+    several, compressed, trainer, converse, monkeypatch
+):
+    answer = command()
+    answer.unity_input.rl_initialization_input.capabilities.concatenatedPngObservations = several
+    conversation = converse(lambda *_: Cameras(seed=3, n_agents=4), compress=True)
+    trainer.hear()
+    trainer.say(answer)
+    trainer.hear()
+    sent, hear = [], trainer.hear
+    monkeypatch.setattr(trainer, "hear", lambda: sent.append(hear()) or sent[-1])
+    here = Cameras(seed=3, n_agents=4)
+    expected, (decisions, _) = here.reset()[grid_world.BEHAVIOR], trainer.reset()
+    for _ in range(grid_world.MAX_STEP):
+        actions = ActionTuple(discrete=decisions.action_mask[0].argmin(axis=1)[:, None])
+        expected = here.step({grid_world.BEHAVIOR: actions})[grid_world.BEHAVIOR]
+        (decisions, terminals) = trainer.step(actions)
+        for got, known in zip((decisions, terminals), expected, strict=True):
+            assert got.agent_id.tolist() == known.agent_id.tolist()
+            for there, locally in zip(got.obs, known.obs, strict=True):
+                np.testing.assert_array_equal(there, locally)
+    assert len(terminals) == 4
+    for message in sent:
+        for info in message.unity_output.rl_output.agentInfos[grid_world.BEHAVIOR].value:
+            assert [obs.compression_type for obs in info.observations] == compressed
+    trainer.end()
+    assert conversation.exception(30) is None
 
 
 def test_a_trainer_that_goes_away_is_an_error(trainer, converse):

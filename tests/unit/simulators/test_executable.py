@@ -9,6 +9,8 @@ def test_a_player_s_arguments_are_understood_with_either_dash(dash):
     words = f"{dash}nographics {dash}batchmode {dash}mlagents-port 7105 {dash}logFile /a/b.log"
     parsed = arguments.parse(words.split())
     assert (parsed.port, parsed.log_file, parsed.ignored) == (7105, "/a/b.log", ())
+    assert not parsed.compress
+    assert arguments.parse([f"{dash}compress"]).compress
 
 
 def test_unknown_arguments_are_kept_as_ignored():

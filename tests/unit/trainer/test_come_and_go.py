@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.data.slots import LONG
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
+from pipeline.errors import UnityObservationException
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.simulators import registry
+from pipeline.trainer.api import train
 from pipeline.trainer.learner import Learner
 
 
@@ -48,3 +53,127 @@ def test_every_decision_becomes_one_row_and_no_slot_is_lost(name, behavior, n_ag
     rollout = trajectories.rollout()
     assert rollout.terminated.sum() >= n_agents
     assert np.isfinite(rollout.fields["reward"]).all()
+
+
+def steps_of(agents, ended=(), reward=1.0):
+    """One message of a worker: who asks, and who has ended."""
+
+    def of(ids):
+        n = len(ids)
+        numbers = np.full(n, reward, np.float32), np.array(ids, np.int32)
+        return [np.full((n, 2), 0.5, np.float32)], *numbers, np.zeros(n, np.int32)
+
+    obs, rewards, ids, group = of(agents)
+    decision = DecisionSteps(obs, rewards, ids, None, group, np.zeros(len(ids), np.float32))
+    obs, rewards, ids, group = of(ended)
+    none = np.zeros(len(ids), np.float32)
+    return decision, TerminalSteps(obs, rewards, np.zeros(len(ids), np.bool_), ids, group, none)
+
+
+def learner_of(quick, **changes):
+    settings = quick("Toy", **({"max_steps": 100_000} | changes)).for_behavior("Toy")
+    spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
+    return Learner("Toy", spec, settings, seed=1, device=torch.device("cpu"))
+
+
+def play(learner, *workers):
+    decided = learner.decide(workers)
+    learner.absorb(workers)
+    learner.remember(workers, decided)
+    learner.trajectories.clear_closed()
+
+
+def test_agents_that_vanish_without_an_end_leave_room_for_others(quick, caplog):
+    learner = learner_of(quick, time_horizon=64)
+    vanishing = []
+    for message in range(5000):
+        play(learner, steps_of([0, *range(10 + 4 * message, 14 + 4 * message)]))
+        vanishing.append(learner.slots.n_slots)
+    assert learner.slots.n_slots <= 8 * (LONG + 10)
+    assert vanishing[2500] == vanishing[-1]
+    assert [r.message.partition(" agents")[2] for r in caplog.records] == [
+        " of Toy have vanished without the end of an episode: nothing was heard of them for 1000 "
+        "messages. What they had not finished is not learned from; let the environment end the "
+        "episode of an agent that it removes."
+    ]
+    assert learner.step == 5000 // 64 * 64  # of the agent that stays; it lost nothing
+
+
+def test_an_agent_that_comes_back_after_long_begins_a_new_trajectory(quick):
+    memory = {"memory": {"sequence_length": 4, "memory_size": 8}}
+    learner = learner_of(quick, network_settings=memory | {"hidden_units": 8, "num_layers": 1})
+    play(learner, steps_of([0]))
+    play(learner, steps_of([0]))
+    remembered = learner.memories[0].copy()
+    assert remembered.any()
+    for message in range(2 * LONG + 200):
+        play(learner, steps_of(range(10 + message, 14 + message)))
+    before = learner.step
+    play(learner, steps_of([0], ended=[0]))
+    assert learner.step == before
+    (slot,) = learner.slots.ended(("", 0), np.array([0], np.int32))
+    fresh = learner_of(quick, network_settings=memory | {"hidden_units": 8, "num_layers": 1})
+    play(fresh, steps_of([0]))
+    np.testing.assert_allclose(learner.memories[slot], fresh.memories[0], rtol=1e-5)
+
+
+def test_messages_without_any_agent_change_nothing(quick):
+    with_pauses, without = learner_of(quick), learner_of(quick)
+    nobody = steps_of([])
+    for _ in range(40):
+        for learner in (with_pauses, without):
+            play(learner, steps_of([1, 2]), nobody)
+        play(with_pauses, nobody, nobody)
+    assert with_pauses.step == without.step == 2 * 39 // 16 * 16
+    for left, right in zip(
+        with_pauses.trajectories.open_state(2)["rows"].values(),
+        without.trajectories.open_state(2)["rows"].values(),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_the_second_end_of_an_agent_in_one_message_counts_for_nothing(quick):
+    learner = learner_of(quick)
+    play(learner, steps_of([1, 2]))
+    learner.absorb([steps_of([1], ended=[1, 1], reward=3.0)])
+    assert learner.step == 1
+    assert learner.statistics.n_episodes == 1
+    assert learner.trajectories.rollout().fields["reward"].tolist() == [3.0]
+
+
+class Teams:
+    """One agent in each of two teams, which do not observe the same."""
+
+    def __init__(self):
+        one, other = (
+            BehaviorSpec([ObservationSpec.vector(size)], ActionSpec(1, ())) for size in (2, 3)
+        )
+        self.behavior_specs = {"Toy?team=0": one, "Toy?team=1": other}
+
+    def reset(self):
+        steps = {}
+        for agent, (name, spec) in enumerate(self.behavior_specs.items()):
+            obs = np.zeros((1, *spec.observation_specs[0].shape), np.float32)
+            none, group = np.zeros(1, np.float32), np.zeros(1, np.int32)
+            ids = np.full(1, agent, np.int32)
+            decision = DecisionSteps([obs], none, ids, None, group, none)
+            steps[name] = decision, TerminalSteps.empty(spec)
+        return steps
+
+    def step(self, _actions):
+        return self.reset()
+
+    def set_parameter(self, name, value):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_teams_of_one_behavior_that_observe_differently_are_refused_by_name(quick, tmp_path):
+    with pytest.raises(
+        UnityObservationException,
+        match=r"^behavior Toy: the team of Toy\?team=1 sends obs.* \(3,\)",
+    ):
+        train(InProcessEnvironment(Teams()), quick(), seed=1, run_dir=tmp_path)

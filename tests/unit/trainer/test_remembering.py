@@ -59,9 +59,13 @@ def play(learner, steps, *, team=""):
     return decided
 
 
+def slot_of(learner, agent, *, worker=0, team=""):
+    (slot,) = learner.slots.ended((team, worker), np.array([agent]))
+    return slot
+
+
 def memory_of(learner, agent, *, worker=0, team=""):
-    slot = learner.slots._slots[(team, worker), agent]
-    return learner.memories[slot].copy()
+    return learner.memories[slot_of(learner, agent, worker=worker, team=team)].copy()
 
 
 def alone(quick, agent, times):
@@ -117,11 +121,11 @@ def test_next_agent_in_a_freed_slot_remembers_nothing(quick):
     learner = learner_of(quick)
     for time in range(3):
         play(learner, [steps_of([1], time=time)])
-    slot = learner.slots._slots[("", 0), 1]
+    slot = slot_of(learner, 1)
     play(learner, [steps_of([], ended=[1], time=3)])
     assert not learner.memories[slot].any()
     play(learner, [steps_of([9], time=4)])
-    assert learner.slots._slots[("", 0), 9] == slot
+    assert slot_of(learner, 9) == slot
     np.testing.assert_allclose(memory_of(learner, 9), alone(quick, 9, [4]), atol=1e-6)
 
 

@@ -1,0 +1,187 @@
+"""Which row of the preallocated arrays each live agent has, found without a loop over agents."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.errors import UnityEnvironmentException
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    from pipeline.arrays import AnyArray, BoolArray, IntArray
+
+LONG = 1000
+"""Messages without a word after which an agent may be taken for gone."""
+FEW = 64
+"""Slots that are never looked through."""
+
+
+class Slots:
+    """Which slot each live (source, agent) has; a source's unchanged agents are not looked up.
+
+    A source is where agents come from: a worker, and the team they play for. Its agents are kept as
+    a sorted array of ids beside the array of their slots.
+
+    Agents may vanish without the end of an episode. So each slot notes when its agent was last
+    heard of, and `sweep` gives back those of agents that have been silent for long, which is looked
+    for only when the number of taken slots has doubled since the last time.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[IntArray, AnyArray]] = {}
+        self._free: list[int] = []
+        self._last: dict[Hashable, tuple[IntArray, AnyArray]] = {}
+        self._heard = np.zeros(0, dtype=np.int64)  # by slot: the clock when its agent last sent
+        self._clock = 0
+        self._n_swept = 0  # slots that were taken after the last sweep
+        self.n_slots = 0
+
+    @property
+    def n_taken(self) -> int:
+        """Slots that an agent has."""
+        return self.n_slots - len(self._free)
+
+    def deciding(self, source: Hashable, agent_ids: IntArray) -> AnyArray:
+        """Slots [N] of agents [N] that ask for a decision, new ones where an agent has none.
+
+        Raises:
+            UnityEnvironmentException: An agent asks twice.
+        """
+        known = self._last.get(source)
+        if known is not None and np.array_equal(known[0], agent_ids):
+            slots = known[1]
+        else:
+            slots = self._look_up(source, agent_ids)
+            _refuse_twice(source, agent_ids)
+            self._last[source] = (agent_ids.copy(), slots)
+        self._heard[slots] = self._clock
+        return slots
+
+    def ended(self, source: Hashable, agent_ids: IntArray) -> AnyArray:
+        """Slots [N] of agents [N] whose episode has ended."""
+        slots = self._look_up(source, agent_ids)
+        self._heard[slots] = self._clock
+        return slots
+
+    def release(self, source: Hashable, agent_ids: AnyArray | Sequence[int]) -> None:
+        """Give back the slots of agents that are gone for good."""
+        ids, _ = self._of(source)
+        gone = np.isin(ids, np.asarray(agent_ids, dtype=np.int64))
+        self._keep(source, ~gone)
+        self._last.pop(source, None)
+
+    def forget(self, gone: Callable[[Hashable], bool]) -> AnyArray:
+        """Give back the slots of all agents whose source is `gone`; says which [K]."""
+        freed = []
+        for source in [source for source in self._known if gone(source)]:
+            freed.append(self._keep(source, np.zeros(len(self._of(source)[0]), dtype=np.bool_)))
+            del self._known[source]
+        self._last = {source: known for source, known in self._last.items() if not gone(source)}
+        return _joined(freed)
+
+    def tick(self) -> AnyArray:
+        """Let the clock go on by one message; gives back the slots of silent agents, says which."""
+        self._clock += 1
+        if self.n_taken < 2 * max(self._n_swept, FEW):
+            return _joined([])
+        since = self._clock - LONG
+        freed = [
+            self._keep(source, self._heard[slots] > since)
+            for source, (_, slots) in self._known.items()
+        ]
+        self._n_swept = self.n_taken
+        self._last.clear()
+        return _joined(freed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Who has which slot, as plain values and arrays."""
+        return {
+            "taken": [
+                {"source": source, "ids": ids.copy(), "slots": slots.copy()}
+                for source, (ids, slots) in self._known.items()
+            ],
+            "free": list(self._free),
+            "n_slots": self.n_slots,
+            "heard": self._heard[: self.n_slots].copy(),
+            "clock": self._clock,
+            "n_swept": self._n_swept,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        self._known = {one["source"]: (one["ids"], one["slots"]) for one in state["taken"]}
+        self._free = list(state["free"])
+        self._last = {}
+        self._heard = state["heard"].copy()
+        self._clock = int(state["clock"])
+        self._n_swept = int(state["n_swept"])
+        self.n_slots = int(state["n_slots"])
+
+    def _of(self, source: Hashable) -> tuple[IntArray, AnyArray]:
+        """Sorted ids [K] of the source's agents, and their slots [K]."""
+        known = self._known.get(source)
+        if known is None:
+            known = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.intp)
+            self._known[source] = known
+        return known
+
+    def _keep(self, source: Hashable, kept: BoolArray) -> AnyArray:
+        """Give back the slots of all of a source's agents but those `kept` [K]; says which."""
+        ids, slots = self._of(source)
+        freed: AnyArray = slots[~kept]
+        if len(freed):
+            self._known[source] = ids[kept], slots[kept]
+            self._free.extend(freed.tolist())
+        return freed
+
+    def _look_up(self, source: Hashable, agent_ids: IntArray) -> AnyArray:
+        ids, slots = self._of(source)
+        new = agent_ids
+        if len(ids):
+            at = np.minimum(np.searchsorted(ids, agent_ids), len(ids) - 1)
+            found = ids[at] == agent_ids
+            if found.all():
+                return slots[at]
+            new = agent_ids[~found]
+        self._add(source, new)
+        ids, slots = self._of(source)
+        return slots[np.searchsorted(ids, agent_ids)]
+
+    def _add(self, source: Hashable, agent_ids: IntArray) -> None:
+        """Give each of these agents, who have none, a slot; they may be named several times."""
+        ids, slots = self._of(source)
+        new, first = np.unique(agent_ids, return_index=True)
+        added = np.empty(len(new), dtype=np.intp)
+        added[np.argsort(first)] = self._take(len(new))
+        at = np.searchsorted(ids, new)
+        self._known[source] = np.insert(ids, at, new), np.insert(slots, at, added)
+
+    def _take(self, n: int) -> list[int]:
+        """`n` slots: those given back last, then new ones."""
+        n_old = min(n, len(self._free))
+        taken = self._free[len(self._free) - n_old :][::-1]
+        del self._free[len(self._free) - n_old :]
+        taken += range(self.n_slots, self.n_slots + n - n_old)
+        self.n_slots += n - n_old
+        if self.n_slots > len(self._heard):
+            heard = np.zeros(2 * self.n_slots, dtype=np.int64)
+            heard[: len(self._heard)] = self._heard
+            self._heard = heard
+        return taken
+
+
+def _refuse_twice(source: Hashable, agent_ids: IntArray) -> None:
+    ids = np.sort(agent_ids)
+    twice = np.flatnonzero(ids[1:] == ids[:-1])
+    if len(twice):
+        raise UnityEnvironmentException(
+            f"agent {ids[twice[0]]} of {source} asks for two decisions in one message; an "
+            "environment must give each of its agents an id of its own"
+        )
+
+
+def _joined(parts: Sequence[AnyArray]) -> AnyArray:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.intp)

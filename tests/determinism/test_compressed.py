@@ -1,0 +1,53 @@
+"""Images that come as PNG are the same images: a run learns the same from them, bit by bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.simulators.pack import pack
+from pipeline.trainer.api import train
+from pipeline.trainer.checkpoints import load_checkpoint
+
+SETTINGS = {
+    "trainer_type": "ppo",
+    "hyperparameters": {"batch_size": 32, "buffer_size": 256, "num_epoch": 2},
+    "network_settings": {"hidden_units": 16, "num_layers": 1},
+    "max_steps": 1500,
+    "time_horizon": 5,
+    "summary_freq": 1000,
+}
+
+
+@pytest.mark.slow
+def test_run_with_compressed_images_equals_the_run_with_numbers(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
+    environment = pack("grid_world", tmp_path / "grid_world")
+    weights = []
+    for args in ([], ["--compress"]):
+        result = train(
+            environment,
+            {"behaviors": {"GridWorld": SETTINGS}},
+            seed=3,
+            run_dir=tmp_path / "-".join(["run", *args]),
+            env_args=args,
+            log_folder=tmp_path / "logs",
+        )
+        one = result.behaviors["GridWorld"]
+        assert one.n_updates >= 5
+        weights.append(load_checkpoint(one.checkpoint)["learner"]["algorithm"])
+        assert "Ignored" not in (tmp_path / "logs" / "Player-0.log").read_text()
+    left, right = (dict(arrays(one)) for one in weights)
+    assert len(left) > 10
+    assert left.keys() == right.keys()
+    assert [key for key in left if not np.array_equal(left[key], right[key])] == []
+
+
+def arrays(value, path=""):
+    """Every array of a state, by its place."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from arrays(item, f"{path}/{key}")
+    elif isinstance(value, torch.Tensor):
+        yield path, value.numpy()

@@ -1,0 +1,119 @@
+"""Slots against a dictionary per agent, and what becomes of agents that vanish."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.data.slots import FEW, LONG, Slots
+from pipeline.errors import UnityEnvironmentException
+
+
+class ByDictionary:
+    """The same, one agent at a time."""
+
+    def __init__(self):
+        self.slots, self.free, self.n_slots = {}, [], 0
+
+    def look_up(self, source, ids):
+        for agent in ids:
+            if (source, agent) not in self.slots:
+                if self.free:
+                    self.slots[source, agent] = self.free.pop()
+                else:
+                    self.slots[source, agent] = self.n_slots
+                    self.n_slots += 1
+        return [self.slots[source, agent] for agent in ids]
+
+    def release(self, source, ids):
+        gone = sorted(agent for agent in set(ids) if (source, agent) in self.slots)
+        self.free += [self.slots.pop((source, agent)) for agent in gone]
+
+
+def ids(*agents):
+    return np.array(agents, dtype=np.int32)
+
+
+AGENTS = st.lists(st.integers(-3, 12), unique=True, max_size=8)
+MOVES = st.lists(st.tuples(st.sampled_from("deg"), st.sampled_from("ab"), AGENTS), max_size=30)
+
+
+@settings(deadline=None)
+@given(moves=MOVES)
+def test_every_agent_gets_the_slot_that_a_dictionary_would_give_it(moves):
+    fast, slow = Slots(), ByDictionary()
+    for move, source, agents in moves:
+        if move == "g":
+            fast.release(source, agents)
+            slow.release(source, agents)
+            continue
+        look_up = fast.deciding if move == "d" else fast.ended
+        assert look_up(source, ids(*agents)).tolist() == slow.look_up(source, agents)
+        assert fast.n_slots == slow.n_slots
+        assert fast.n_taken == len(slow.slots)
+
+
+def test_an_agent_that_ends_twice_in_a_message_has_one_slot():
+    slots = Slots()
+    assert slots.ended("w", ids(7, 3, 7)).tolist() == [0, 1, 0]
+
+
+def test_an_agent_that_asks_twice_in_a_message_is_refused_by_id_and_source():
+    slots = Slots()
+    with pytest.raises(UnityEnvironmentException, match=r"^agent 7 of \('A\?team=0', 2\) asks for"):
+        slots.deciding(("A?team=0", 2), ids(7, 3, 7))
+
+
+def vanishing(slots, n_messages, *, each=4, first=0):
+    """Two agents stay, `each` new ones come with every message and are never heard of again."""
+    freed, most = [], 0
+    for message in range(first, first + n_messages):
+        freed += slots.tick().tolist()
+        new = np.arange(each) + 100 + message * each
+        slots.deciding("w", np.concatenate((ids(1, 2), new)))
+        most = max(most, slots.n_taken)
+    return freed, most
+
+
+def test_slots_of_agents_that_vanish_are_bounded():
+    slots = Slots()
+    freed, most = vanishing(slots, 10_000)
+    assert most <= 2 * 4 * (LONG + 10)
+    assert slots.n_slots == most
+    assert len(freed) > 30_000
+
+
+def test_agents_that_are_heard_of_keep_their_slots_and_silent_ones_begin_anew():
+    slots = Slots()
+    before = slots.deciding("w", ids(1, 2)).tolist()
+    (silent,) = slots.deciding("other", ids(1)).tolist()
+    freed, _ = vanishing(slots, 4 * LONG)
+    assert slots.deciding("w", ids(1, 2)).tolist() == before
+    assert silent in freed
+    assert not set(before) & set(freed)
+    (again,) = slots.deciding("other", ids(1)).tolist()
+    assert again not in slots.deciding("w", np.arange(100, 200, dtype=np.int32))
+
+
+def test_agents_that_only_pause_keep_their_slots_while_no_others_come():
+    slots = Slots()
+    before = slots.deciding("w", np.arange(3 * FEW, dtype=np.int32)).tolist()
+    slots.tick()
+    for _ in range(3 * LONG):
+        assert len(slots.tick()) == 0
+    assert slots.deciding("w", np.arange(3 * FEW, dtype=np.int32)).tolist() == before
+
+
+def test_slots_go_on_from_a_saved_state_as_they_would_have_anyway():
+    slots, resumed = Slots(), Slots()
+    vanishing(slots, 1500)
+    slots.release("w", [2])
+    resumed.load_state_dict(slots.state_dict())
+    one, two = (vanishing(each, 3000, first=1500) for each in (slots, resumed))
+    assert one == two
+    for left, right in zip(slots.state_dict()["taken"], resumed.state_dict()["taken"], strict=True):
+        assert left["source"] == right["source"]
+        np.testing.assert_array_equal(left["ids"], right["ids"])
+        np.testing.assert_array_equal(left["slots"], right["slots"])
