@@ -65,7 +65,8 @@ def test_only_the_restarted_workers_open_trajectories_are_dropped(quick, memory)
                 learner.worker_was_restarted(worker)
                 begun = again.observe()[0].astype(np.float32)
                 if learner.memories is not None:
-                    live = {slot for _, _, slot in learner.slots.state_dict()["taken"]}
+                    taken = learner.slots.state_dict()["taken"]
+                    live = {slot for one in taken for slot in one["slots"].tolist()}
                     free = sorted(set(range(learner.slots.n_slots)) - live)
                     assert len(free) == 3
                     assert not learner.memories[free].any()
