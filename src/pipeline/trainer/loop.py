@@ -25,6 +25,7 @@ from pipeline.trainer.result import BehaviorResult, TrainResult
 from pipeline.trainer.saved import description
 from pipeline.trainer.saving import RESUME_FILE, Keeper
 from pipeline.trainer.statistics import REWARD
+from pipeline.trainer.timing import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -117,8 +118,7 @@ class TrainingLoop:
         self.learners: dict[str, Learner] = {}
         self._learner_of: dict[str, Learner] = {}
         self._progress: dict[str, _Progress] = {}
-        self._stepping_s = 0.0
-        self._reported: dict[str, dict[str, float]] = {}
+        self.stopwatch = Stopwatch(workers)
 
     def run(self, should_stop: StopRequest) -> TrainResult:
         """Train until every behavior has its `max_steps`; without learning, until told to stop.
@@ -131,7 +131,6 @@ class TrainingLoop:
             PipelineError: The environment, a setting or the training failed; what was learned is
                 saved, unless it is what failed.
         """
-        began = time.perf_counter()
         try:
             self._begin()
             while True:
@@ -141,7 +140,7 @@ class TrainingLoop:
                     break
                 self._save_due()
                 self._stop_if(should_stop)
-                self._timed(self.workers.step_wait)
+                self.stopwatch.timed(self.workers.step_wait)
                 self._note_restarts()
                 self._apply_lessons()
         except NonFiniteError as error:
@@ -157,7 +156,7 @@ class TrainingLoop:
             raise
         if not self.inference:
             self.keeper.finish(list(self.learners.values()), self._shared_state())
-        return self._result(time.perf_counter() - began)
+        return self._result()
 
     def _begin(self) -> None:
         """Reset the environments, or take them up exactly where the run was when it was saved."""
@@ -168,7 +167,7 @@ class TrainingLoop:
             return
         for qualified in self.workers.behavior_specs:
             self._learner(qualified)
-        self._timed(self.workers.step_wait)
+        self.stopwatch.timed(self.workers.step_wait)
         self._apply_lessons()
 
     def _note_restarts(self) -> None:
@@ -207,7 +206,7 @@ class TrainingLoop:
             self.workers.set_actions(qualified, decided.actions)
             taken.append((qualified, learner, steps, decided))
         self._take_stats(taken)
-        self._timed(self.workers.step_send)
+        self.stopwatch.timed(self.workers.step_send)
         for qualified, learner, steps, decided in taken:
             learner.absorb(steps, team=qualified)
             learner.remember(steps, decided, team=qualified)
@@ -225,11 +224,6 @@ class TrainingLoop:
             seen = {one.name: one for _, one, steps, _ in taken if any(map(len, steps[worker]))}
             for learner in seen.values():
                 learner.statistics.add_environment(stats, with_most_recent=worker == 0)
-
-    def _timed(self, stepping: Callable[[], None]) -> None:
-        began = time.perf_counter()
-        stepping()
-        self._stepping_s += time.perf_counter() - began
 
     def _finished(self) -> bool:
         return bool(self.learners) and all(one.finished for one in self.learners.values())
@@ -322,25 +316,10 @@ class TrainingLoop:
             values[names.REWARD_STD] = spread
             self.keeper.consider(learner)
         values.update(self.lessons.metrics())
-        values.update(self._time_split(learner))
+        values.update(self.stopwatch.since_last(learner))
         self.tracker.metrics(learner.name, values, at)
         for tag, behind in distributions.items():
             self.tracker.distribution(learner.name, tag, behind, at)
-
-    def _time_split(self, learner: Learner) -> dict[str, float]:
-        """Seconds of each part since the last summary."""
-        now = self._seconds(learner)
-        before = self._reported.get(learner.name, {})
-        self._reported[learner.name] = now
-        return {f"Time/{part}": value - before.get(part, 0.0) for part, value in now.items()}
-
-    def _seconds(self, learner: Learner) -> dict[str, float]:
-        wire = self.workers.codec_seconds
-        return {
-            "environment": max(self._stepping_s - wire, 0.0),
-            "wire": wire,
-            **learner.seconds,
-        }
 
     def _save_stopped(self) -> None:
         """Save a run that was told to stop, and export what it has learned."""
@@ -374,12 +353,9 @@ class TrainingLoop:
         steps = ", ".join(f"at step {one.step} of {name}" for name, one in self.learners.items())
         return steps or "before the first step"
 
-    def _result(self, total_s: float) -> TrainResult:
-        seconds: dict[str, float] = {"total": total_s}
+    def _result(self) -> TrainResult:
         behaviors = {}
         for name, learner in self.learners.items():
-            for part, value in learner.seconds.items():
-                seconds[part] = seconds.get(part, 0.0) + value
             recent = learner.statistics.recent
             behaviors[name] = BehaviorResult(
                 steps=learner.step,
@@ -388,8 +364,7 @@ class TrainingLoop:
                 mean_reward=sum(recent) / len(recent) if recent else None,
                 checkpoint=self.run_dir / name / RESUME_FILE,
             )
-        seconds["wire"] = self.workers.codec_seconds
-        seconds["environment"] = max(self._stepping_s - seconds["wire"], 0.0)
+        seconds = self.stopwatch.seconds(self.learners.values())
         return TrainResult(behaviors=behaviors, seconds=seconds)
 
 
