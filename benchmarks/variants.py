@@ -1,10 +1,11 @@
 """Learning curves of our PPO with one setting changed, in process, over seeds.
 
-    python benchmarks/variants.py KEY=VALUE [KEY=VALUE ...] [--seeds 1 2 3] [--steps 300000]
-        [--simulator balance_ball] [--config config/ppo/3DBall.yaml]
+    python benchmarks/variants.py [KEY=VALUE ...] [--seeds 1 2 3] [--steps 300000]
+        [--simulator balance_ball] [--config config/ppo/3DBall.yaml] [--parameters NAME=NUMBER ...]
 
 KEY is a key of the behavior, such as hyperparameters.clip_value. The unchanged configuration is
-always the first row. Schedules end at --steps.
+always the first row. Schedules end at --steps. NAME is an environment parameter, for all rows; it
+takes the place of the configuration's lessons.
 """
 
 from __future__ import annotations
@@ -46,15 +47,19 @@ class Curve:
 def main() -> None:
     """Train each variant with each seed and print mean rewards by step."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("changes", nargs="+")
+    parser.add_argument("changes", nargs="*")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--simulator", default="balance_ball")
     parser.add_argument("--config", type=Path, default=ROOT / "config/ppo/3DBall.yaml")
     parser.add_argument("--steps", type=int, default=300_000)
+    parser.add_argument("--parameters", nargs="+", default=[])
     options = parser.parse_args()
     behavior = next(iter(load_run_settings(options.config).behaviors))
     for change in ["", *options.changes]:
-        overrides = {f"behaviors.{behavior}.max_steps": options.steps}
+        overrides: dict[str, object] = {f"behaviors.{behavior}.max_steps": options.steps}
+        for parameter in options.parameters:
+            name, _, number = parameter.partition("=")
+            overrides[f"environment_parameters.{name}"] = float(number)
         if change:
             key, _, value = change.partition("=")
             overrides[f"behaviors.{behavior}.{key}"] = yaml.safe_load(value)
@@ -67,7 +72,7 @@ def main() -> None:
                 pipeline.train(environment, settings, seed=seed, run_dir=folder, sinks=[curve])
             for step, reward in curve.rewards.items():
                 rows[step].append(reward)
-        cells = (f"{s // 1000}k {sum(r) / len(r):.1f}" for s, r in sorted(rows.items()))
+        cells = (f"{s // 1000}k {sum(r) / len(r):.2f}" for s, r in sorted(rows.items()))
         sys.stdout.write(f"{change or 'as configured'}: {'  '.join(cells)}\n")
 
 

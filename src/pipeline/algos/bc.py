@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from pipeline.settings.schema import TrainerSettings
 
 DEFAULT_EPOCHS = 3
+# Rows that are measured at once.
+CHUNK = 4096
 
 
 def imitation_loss(
@@ -183,8 +185,12 @@ class BehavioralCloning:
 
     @torch.no_grad()
     def measure(self) -> float:
-        """Imitation loss on all rows, without learning."""
-        return float(self.loss(self.policy.normalizers(self.obs), slice(None), self.recall))
+        """Imitation loss on all rows, without learning; in chunks that keep features small."""
+        obs, n = self.policy.normalizers(self.obs), len(self.continuous)
+        if self.recall is not None or n <= CHUNK:
+            return float(self.loss(obs, slice(None), self.recall))
+        chunks = [slice(start, min(start + CHUNK, n)) for start in range(0, n, CHUNK)]
+        return sum(float(self.loss(obs, rows)) * (rows.stop - rows.start) / n for rows in chunks)
 
     def observe(self) -> None:
         """Take the demonstrations' observations into the policy's normalisers."""

@@ -1,9 +1,9 @@
 """Variable-length observations: any number of entities become one vector (attention).
 
 Every entity is embedded together with what the agent knows of itself, the entities look at each
-other (Vaswani et al. 2017, arXiv 1706.03762, with the residual and the layer normalisation of Baker
-et al. 2019, arXiv 1909.07528, section B.5), and their mean is the result. It depends neither on the
-order of the entities nor on how many unused rows follow them.
+other in a residual block, and their mean is the result (the architecture: Baker et al. 2019, arXiv
+1909.07528; attention: Vaswani et al. 2017, arXiv 1706.03762). It depends neither on the order of
+the entities nor on how many unused rows follow them.
 """
 
 from __future__ import annotations

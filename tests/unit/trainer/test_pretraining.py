@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from crowds import LargestName
 from remembering import Cue
 from toys import Both, Chase, Corridor
 
@@ -267,3 +268,35 @@ def test_auxiliary_cloning_teaches_a_policy_with_memory(
     tag = "Losses/Pretraining Loss"
     losses = [values[tag] for _, _, values in recorder.rows if tag in values]
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_measured_loss_of_many_rows_is_that_of_all_at_once(demo, quick, monkeypatch):
+    rows = load_expert_rows([demo()], Both.spec)
+    settings = quick().behaviors["Toy"].network_settings
+    cloning = BehavioralCloning(
+        Policy(Both.spec, settings), rows, batch_size=9, num_epoch=1, learning_rate=1e-3, seed=1
+    )
+    whole = cloning.measure()
+    monkeypatch.setattr("pipeline.algos.bc.CHUNK", 7)
+    assert len(rows) % 7 != 0
+    assert cloning.measure() == pytest.approx(whole, rel=1e-5)
+
+
+def test_lists_of_entities_are_cloned_in_training_too(quick, tmp_path, in_process, recorder):
+    """`behavioral_cloning` beside PPO, with the shapes of a demonstration file."""
+    spec = LargestName.spec
+    ((decision, _),) = LargestName(n_agents=60).reset().values()
+    with DemoWriter(tmp_path / "d.demo", "Toy?team=0", spec) as writer:
+        writer.append(
+            obs=decision.obs,
+            actions=spec.action_spec.empty_action(60),
+            reward=np.ones(60, np.float32),
+            done=np.zeros(60, np.bool_),
+        )
+    settings = quick(behavioral_cloning={"demo_path": str(tmp_path / "d.demo"), "strength": 10.0})
+    pipeline.train(
+        in_process(LargestName(n_agents=4)), settings, seed=1, run_dir=tmp_path, sinks=[recorder]
+    )
+    tag = "Losses/Pretraining Loss"
+    losses = [values[tag] for _, _, values in recorder.rows if tag in values]
+    assert losses[-1] < 0.9 * losses[0]
