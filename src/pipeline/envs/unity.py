@@ -16,7 +16,7 @@ from pipeline.envs.side_channels import (
 )
 from pipeline.errors import UnityEnvironmentException, UnityWorkerInUseException
 from pipeline.protocol import side_channels as wire
-from pipeline.protocol.codec import actions_bytes, behavior_spec_from, decode_steps
+from pipeline.protocol.codec import actions_bytes, behavior_spec_from, decode_list
 from pipeline.protocol.generated.messages import (
     RESET,
     STEP,
@@ -334,7 +334,7 @@ class UnityEnvironment(StoredStepsEnv):
                 _log.warning("Agents of %s are ignored: the behavior is not announced.", name)
         for name, spec in self._specs.items():
             if name in infos:
-                self._steps[name] = decode_steps(infos[name].value, spec, name)
+                self._steps[name] = decode_list(infos[name], spec, name)
             else:
                 self._steps[name] = self._no_agents(name)
         self._channels.deliver(output.rl_output.side_channel)

@@ -5,6 +5,7 @@ The trainer uses `decode_steps`, `behavior_spec_from` and `encode_actions`; a si
 merged into a message in place (`message.MergeFromString`), without an intermediate one.
 """
 
+from pipeline.protocol.bulk import decode_list
 from pipeline.protocol.decoding import (
     NonFiniteError,
     behavior_spec_from,
@@ -27,6 +28,7 @@ __all__ = [
     "brain_parameters",
     "compressed_steps_bytes",
     "decode_actions",
+    "decode_list",
     "decode_steps",
     "encode_actions",
     "encode_steps",

@@ -65,23 +65,31 @@ def decode_steps(infos: Sequence[AgentInfoProto], spec: BehaviorSpec, name: str 
     infos = list(infos)  # a container of messages makes a new object at every access
     agents = decode_infos(infos, spec, name)
     if not agents.done.any():
+        return parted(agents, spec, decode_masks(infos, spec.action_spec))
+    going = [info for info in infos if not info.done]
+    return parted(agents, spec, decode_masks(going, spec.action_spec))
+
+
+def parted(agents: AgentInfos, spec: BehaviorSpec, masks: list[BoolArray] | None) -> Steps:
+    """Those who go on, whose masks are given, and those whose episode has ended."""
+    ended = agents.done
+    if not ended.any():
         decision = DecisionSteps(
             agents.obs,
             agents.reward,
             agents.agent_id,
-            decode_masks(infos, spec.action_spec),
+            masks,
             agents.group_id,
             agents.group_reward,
         )
         return decision, TerminalSteps.empty(spec)
-    ended = agents.done
     going = ~ended
     return (
         DecisionSteps(
             [values[going] for values in agents.obs],
             agents.reward[going],
             agents.agent_id[going],
-            decode_masks([info for info in infos if not info.done], spec.action_spec),
+            masks,
             agents.group_id[going],
             agents.group_reward[going],
         ),
@@ -115,8 +123,8 @@ def decode_infos(infos: Sequence[AgentInfoProto], spec: BehaviorSpec, name: str 
         [[info.reward for info in infos], [info.group_reward for info in infos]], dtype=np.float32
     )
     if not np.isfinite(rewards).all():
-        _check_finite(rewards[0], "rewards", name)
-        _check_finite(rewards[1], "group_rewards", name)
+        check_finite(rewards[0], "rewards", name)
+        check_finite(rewards[1], "group_rewards", name)
     ids = np.array([[info.id for info in infos], [info.group_id for info in infos]], dtype=np.int32)
     return AgentInfos(
         obs=_decode_observations(infos, spec, name),
@@ -129,7 +137,12 @@ def decode_infos(infos: Sequence[AgentInfoProto], spec: BehaviorSpec, name: str 
     )
 
 
-def _check_finite(values: FloatArray, what: str, name: str) -> None:
+def check_observation(values: FloatArray, spec: ObservationSpec, index: int, name: str) -> None:
+    """Raise if any number [N, *shape] of an observation that is no image is not finite."""
+    check_finite(values, "observations", f"{name}, observation {index} {spec.name!r}")
+
+
+def check_finite(values: FloatArray, what: str, name: str) -> None:
     """Raise if any value is not finite."""
     if np.isfinite(values).all():
         return
@@ -161,7 +174,7 @@ def _decode_observations(
             values, named = decoded
             as_announced &= named
         if len(obs_spec.shape) != 3:  # images are not checked, as in ML-Agents
-            _check_finite(values, "observations", f"{name}, observation {index} {obs_spec.name!r}")
+            check_observation(values, obs_spec, index, name)
         out.append(values)
     if not as_announced:
         _check_order(infos, spec, name)
@@ -190,7 +203,7 @@ def _decode_floats(
     With it comes whether all have the name of `spec`; an empty one in `spec` stands for any.
     """
     last = len(spec.shape) == 3 and channels_last(column[0])
-    shape = _wire_shape(spec.shape) if last else spec.shape
+    shape = wire_shape(spec.shape) if last else spec.shape
     chunks = [message.SerializeToString() for message in column]
     n, width = len(chunks), len(chunks[0])
     header = wire.observation_header(shape)
@@ -263,7 +276,8 @@ def channels_last(message: ObservationProto) -> bool:
     return bool(properties[0] & _SPATIAL) and not (len(properties) > 2 and properties[2] & _SPATIAL)
 
 
-def _wire_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+def wire_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """[H, W, C] of [C, H, W]."""
     return (shape[1], shape[2], shape[0])
 
 
@@ -275,7 +289,11 @@ def decode_masks(infos: Sequence[AgentInfoProto], spec: ActionSpec) -> list[Bool
     raw = [bytes(info.action_mask) for info in infos]
     absent = bytes(total)
     joined = b"".join([row if len(row) == total else absent for row in raw])
-    flat = np.frombuffer(joined, dtype=np.bool_).reshape(len(raw), total)
+    return branches(np.frombuffer(joined, dtype=np.bool_).reshape(len(raw), total), spec)
+
+
+def branches(flat: BoolArray, spec: ActionSpec) -> list[BoolArray]:
+    """Per branch bool [N, size] of the masks [N, M] of all."""
     ends = np.cumsum(spec.discrete_branches)[:-1]
     return [branch.copy() for branch in np.split(flat, ends, axis=1)]
 

@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 
 from pipeline.errors import UnityActionException, UnityEnvironmentException
 from pipeline.errors import UnityObservationException as ObservationError
+from pipeline.protocol import bulk
 from pipeline.protocol.codec import (
     NonFiniteError,
     behavior_spec_from,
     brain_parameters,
     decode_actions,
+    decode_list,
     decode_steps,
     encode_actions,
     encode_steps,
@@ -24,7 +26,6 @@ from pipeline.protocol.specs import (
     DimensionProperty,
     ObservationSpec,
     ObservationType,
-    refuse_other_spec,
 )
 from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 
@@ -111,6 +112,89 @@ def assert_same_steps(got: Steps, expected: Steps) -> None:
     else:
         for a, b in zip(*masks, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def in_turn(monkeypatch):
+    """Let lists of any length be decoded together; gives what was left to `decode_steps`."""
+    left = []
+    monkeypatch.setattr(bulk, "MANY", 1)
+    monkeypatch.setattr(bulk, "decode_steps", lambda *args: left.append(1) or decode_steps(*args))
+    return left
+
+
+@settings(deadline=None, max_examples=150)
+@given(SPECS, st.integers(0, 5), st.integers(0, 3), st.integers(0, 99))
+def test_many_agents_are_read_together_as_one_by_one(spec, n, n_ended, seed):
+    steps = sample(spec, n, n_ended, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        left = in_turn(patch)
+        assert_same_steps(decode_list(encode_steps(*steps, spec), spec), steps)
+    assert len(left) == (n + n_ended == 0)
+
+
+def spoiled(spec, spoil):
+    steps = sample(spec, 6, 2, seed=1)
+    message = encode_steps(*steps, spec)
+    spoil(message.value[4])
+    return message
+
+
+def clear_mask(info):
+    del info.action_mask[-1]
+
+
+def turn_off(info):
+    del info.action_mask[:]
+
+
+def unknown_field(info):
+    info.MergeFromString(b"\xc0\x3e\x01")
+
+
+def other_name(info):
+    info.observations[0].name = "an ear"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "n_left"), [(clear_mask, 1), (turn_off, 0), (unknown_field, 1), (other_name, 1)]
+)
+def test_unusual_agents_among_many_are_looked_at_one_by_one(spoil, n_left, monkeypatch):
+    spec = BehaviorSpec([ObservationSpec.vector(3, "an eye")], ActionSpec(0, (2, 130)))
+    message = spoiled(spec, spoil)
+    expected = decode_steps(message.value, spec)
+    left = in_turn(monkeypatch)
+    assert_same_steps(decode_list(message, spec), expected)
+    assert len(left) == n_left
+
+
+@pytest.mark.parametrize("field", ["reward", "group_reward", "observation"])
+def test_values_of_many_that_are_not_finite_are_refused(field, monkeypatch):
+    def spoil(info):
+        if field == "observation":
+            info.observations[0].float_data.data[1] = np.nan
+        else:
+            setattr(info, field, np.nan)
+
+    spec = BehaviorSpec([ObservationSpec.vector(3, "an eye")], ActionSpec(1, ()))
+    message = spoiled(spec, spoil)
+    assert in_turn(monkeypatch) == []
+    with pytest.raises(NonFiniteError, match=r"had NaN values\. \(behavior b"):
+        decode_list(message, spec, "b")
+
+
+@pytest.mark.parametrize("properties", [[1, 2, 2], [2, 2, 1]])
+def test_images_of_many_come_out_channels_first(properties, monkeypatch):
+    infos = m.UnityRLOutputProto.ListAgentInfoProto()
+    for agent in range(3):
+        obs = infos.value.add(id=agent).observations.add(
+            shape=[2, 3, 4], dimension_properties=properties
+        )
+        obs.float_data.data.extend(range(agent, agent + 24))
+    spec = behavior_spec_from(m.BrainParametersProto(), infos.value[0])
+    expected = decode_steps(infos.value, spec)
+    assert in_turn(monkeypatch) == []
+    assert_same_steps(decode_list(infos, spec), expected)
+    assert expected[0].obs[0].shape == (3, *spec.observation_specs[0].shape)
 
 
 @settings(deadline=None, max_examples=60)
@@ -202,86 +286,6 @@ def test_observation_of_another_shape_is_refused_by_agent_and_index(shape, value
     bad.observations.add(shape=shape).float_data.data.extend(values)
     with pytest.raises(ObservationError, match=text):
         decode_steps([good, bad], spec, "b")
-
-
-TWO = BehaviorSpec(
-    [ObservationSpec.vector(2, "eyes"), ObservationSpec.vector(2, "nose")], ActionSpec(1, ())
-)
-
-
-def agent_with(number, *names, shape=(2,)):
-    info = m.AgentInfoProto(id=number)
-    for name in names:
-        one = info.observations.add(shape=shape, dimension_properties=[1], name=name)
-        one.float_data.data.extend([0.5] * int(np.prod(shape)))
-    return info
-
-
-def test_agent_with_observations_in_another_order_is_refused_by_id_and_both_orders():
-    infos = [agent_with(8, "eyes", "nose"), agent_with(9, "nose", "eyes")]
-    expected = (
-        r"^Agent with id=9 of behavior 'b' sent its observations in the order "
-        r"\['nose', 'eyes'\]; the behavior has the order \['eyes', 'nose'\], which must be that of"
-    )
-    with pytest.raises(ObservationError, match=expected):
-        decode_steps(infos, TWO, "b")
-    with pytest.raises(ObservationError, match=expected):
-        decode_steps(infos[1:], TWO, "b")
-
-
-def test_images_in_another_order_are_refused_as_well():
-    spec = BehaviorSpec(
-        [ObservationSpec.visual(1, 2, 2, name) for name in ("left", "right")], ActionSpec(1, ())
-    )
-    with pytest.raises(ObservationError, match=r"in the order \['right', 'left'\]"):
-        decode_steps([agent_with(1, "right", "left", shape=(1, 2, 2))], spec, "b")
-
-
-def test_agent_with_other_names_is_taken_with_one_warning(caplog):
-    infos = [agent_with(8, "eyes", "nose"), agent_with(9, "eyes", "snout")]
-    for _ in range(3):
-        assert len(decode_steps(infos, TWO, "other names")[0]) == 2
-    assert [record.message for record in caplog.records] == [
-        "Behavior other names: an agent calls its observations ['eyes', 'snout'], the first one "
-        "['eyes', 'nose']. They are taken to mean the same, because their shapes agree; check it."
-    ]
-
-
-OTHER_SPECS = [
-    (TWO._replace(action_spec=ActionSpec(0, (3,))), r"takes the actions .*Discrete: \(3,\)"),
-    (
-        TWO._replace(observation_specs=TWO.observation_specs[::-1]),
-        r"in the order \['nose', 'eyes'\], the others \['eyes', 'nose'\]",
-    ),
-    (TWO._replace(observation_specs=TWO.observation_specs[:1]), "sends 1 observations"),
-    (
-        TWO._replace(
-            observation_specs=[TWO.observation_specs[0], ObservationSpec.vector(3, "nose")]
-        ),
-        r"sends observation 1 'nose' as shape \(3,\), .*the others 'nose' as shape \(2,\)",
-    ),
-    (
-        TWO._replace(
-            observation_specs=[
-                ObservationSpec.vector(2, "eyes", ObservationType.GOAL_SIGNAL),
-                TWO.observation_specs[1],
-            ]
-        ),
-        "'eyes' as .*GOAL_SIGNAL, the others .*DEFAULT",
-    ),
-]
-
-
-@pytest.mark.parametrize(("other", "text"), OTHER_SPECS)
-def test_another_specification_of_a_behavior_is_refused_by_what_differs(other, text):
-    with pytest.raises(ObservationError, match=f"^behavior b: worker 1 .*{text}"):
-        refuse_other_spec("b", TWO, other, "worker 1")
-
-
-def test_specifications_that_differ_in_names_only_are_the_same_behavior(caplog):
-    named = [obs._replace(name=f"my {obs.name}") for obs in TWO.observation_specs]
-    refuse_other_spec("named", TWO, TWO._replace(observation_specs=named), "worker 1")
-    assert "Behavior named: an agent calls" in caplog.text
 
 
 def test_agent_with_too_few_observations_is_refused():

@@ -1,0 +1,96 @@
+"""Agents that do not observe what their behavior does: refused, or taken with a warning."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.errors import UnityObservationException as ObservationError
+from pipeline.protocol.codec import decode_steps
+from pipeline.protocol.generated import messages as m
+from pipeline.protocol.specs import (
+    ActionSpec,
+    BehaviorSpec,
+    ObservationSpec,
+    ObservationType,
+    refuse_other_spec,
+)
+
+TWO = BehaviorSpec(
+    [ObservationSpec.vector(2, "eyes"), ObservationSpec.vector(2, "nose")], ActionSpec(1, ())
+)
+
+
+def agent_with(number, *names, shape=(2,)):
+    info = m.AgentInfoProto(id=number)
+    for name in names:
+        one = info.observations.add(shape=shape, dimension_properties=[1], name=name)
+        one.float_data.data.extend([0.5] * int(np.prod(shape)))
+    return info
+
+
+def test_agent_with_observations_in_another_order_is_refused_by_id_and_both_orders():
+    infos = [agent_with(8, "eyes", "nose"), agent_with(9, "nose", "eyes")]
+    expected = (
+        r"^Agent with id=9 of behavior 'b' sent its observations in the order "
+        r"\['nose', 'eyes'\]; the behavior has the order \['eyes', 'nose'\], which must be that of"
+    )
+    with pytest.raises(ObservationError, match=expected):
+        decode_steps(infos, TWO, "b")
+    with pytest.raises(ObservationError, match=expected):
+        decode_steps(infos[1:], TWO, "b")
+
+
+def test_images_in_another_order_are_refused_as_well():
+    spec = BehaviorSpec(
+        [ObservationSpec.visual(1, 2, 2, name) for name in ("left", "right")], ActionSpec(1, ())
+    )
+    with pytest.raises(ObservationError, match=r"in the order \['right', 'left'\]"):
+        decode_steps([agent_with(1, "right", "left", shape=(1, 2, 2))], spec, "b")
+
+
+def test_agent_with_other_names_is_taken_with_one_warning(caplog):
+    infos = [agent_with(8, "eyes", "nose"), agent_with(9, "eyes", "snout")]
+    for _ in range(3):
+        assert len(decode_steps(infos, TWO, "other names")[0]) == 2
+    assert [record.message for record in caplog.records] == [
+        "Behavior other names: an agent calls its observations ['eyes', 'snout'], the first one "
+        "['eyes', 'nose']. They are taken to mean the same, because their shapes agree; check it."
+    ]
+
+
+OTHER_SPECS = [
+    (TWO._replace(action_spec=ActionSpec(0, (3,))), r"takes the actions .*Discrete: \(3,\)"),
+    (
+        TWO._replace(observation_specs=TWO.observation_specs[::-1]),
+        r"in the order \['nose', 'eyes'\], the others \['eyes', 'nose'\]",
+    ),
+    (TWO._replace(observation_specs=TWO.observation_specs[:1]), "sends 1 observations"),
+    (
+        TWO._replace(
+            observation_specs=[TWO.observation_specs[0], ObservationSpec.vector(3, "nose")]
+        ),
+        r"sends observation 1 'nose' as shape \(3,\), .*the others 'nose' as shape \(2,\)",
+    ),
+    (
+        TWO._replace(
+            observation_specs=[
+                ObservationSpec.vector(2, "eyes", ObservationType.GOAL_SIGNAL),
+                TWO.observation_specs[1],
+            ]
+        ),
+        "'eyes' as .*GOAL_SIGNAL, the others .*DEFAULT",
+    ),
+]
+
+
+@pytest.mark.parametrize(("other", "text"), OTHER_SPECS)
+def test_another_specification_of_a_behavior_is_refused_by_what_differs(other, text):
+    with pytest.raises(ObservationError, match=f"^behavior b: worker 1 .*{text}"):
+        refuse_other_spec("b", TWO, other, "worker 1")
+
+
+def test_specifications_that_differ_in_names_only_are_the_same_behavior(caplog):
+    named = [obs._replace(name=f"my {obs.name}") for obs in TWO.observation_specs]
+    refuse_other_spec("named", TWO, TWO._replace(observation_specs=named), "worker 1")
+    assert "Behavior named: an agent calls" in caplog.text

@@ -1,0 +1,39 @@
+"""Memory stays flat however many agents, behaviors, and agents that vanish there are."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "scale.py"
+WAIT_S = 300
+MB = 12
+"""What a process may seem to grow by: more is a leak at these sizes, less is the allocator."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "steps", "sizes"),
+    [
+        ("agents", 500, ["--agents=300"]),
+        ("behaviors", 750, ["--behaviors=6"]),
+        ("vanishing", 5500, ["--agents=12"]),
+    ],
+)
+def test_memory_of_trainer_and_environment_is_flat(case, steps, sizes):
+    words = [f"--case={case}", "--mode=training", f"--steps={steps}", "--json", *sizes]
+    done = subprocess.run(  # noqa: S603  # the benchmark
+        [sys.executable, str(SCRIPT), *words],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    found = json.loads(done.stdout)
+    for process in ("trainer_mb", "environment_mb"):
+        early, late = found[process]
+        assert 20 < late < early + MB, (process, found)
