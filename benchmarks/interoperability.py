@@ -31,7 +31,7 @@ from pipeline.commands.demo import record
 
 LIMIT_S = 900
 _GENERAL = "ppo/CartPole.yaml"
-_SMALL = {"time_horizon": 64, "summary_freq": 500, "checkpoint_interval": 1000}
+_SMALL = {"time_horizon": 16, "summary_freq": 500, "checkpoint_interval": 1000}
 _SMALL_HYPERPARAMETERS = {"batch_size": 64, "buffer_size": 512}
 _SMALL_SELF_PLAY = {"save_steps": 250, "team_change": 500, "swap_steps": 250}
 _HEADER = ("environment", "configuration", "exit code", "steps", "updates", "ONNX", "why not")
@@ -55,9 +55,10 @@ class Run:
     """Last line of its output, if it failed."""
 
     def is_well(self, n_steps: int) -> bool:
-        """Whether it trained all behaviors for `n_steps` and wrote their models."""
+        """Whether it trained all behaviors for `n_steps`, with updates, and wrote their models."""
         done = [self.steps.get(one, 0) >= n_steps for one in self.behaviors]
-        return self.code == 0 and all(done) and set(self.behaviors) <= set(self.onnx)
+        has_models = set(self.behaviors) <= set(self.onnx)
+        return self.code == 0 and self.updates > 0 and all(done) and has_models
 
 
 def settings(listed: Listed, config: str | None, n_steps: int, demo: Path) -> dict[str, Any]:
