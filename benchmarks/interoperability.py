@@ -5,7 +5,7 @@
 The configurations are those in `config/`, with fewer steps and buffers so small that updates happen
 within them; for environments without one, that of CartPole under their behaviors' names. Needs the
 reference: `make peer`, or MLAGENTS_LEARN names the program. The exit code is 1 if a run fails. With
---write, and no NAME, the table goes into docs/environments/README.md.
+--write the table goes into docs/environments/README.md; with NAMEs only their rows do.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from typing import Any
 import scores
 import yaml
 from catalogue import Listed, chosen
-from environments import PAGE, put, table
+from environments import PAGE
 from peer import ROOT, free_port, peer_command
+from tables import put, table
 
 from pipeline.commands.demo import record
 
@@ -156,8 +157,6 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--write", action="store_true", help="the table into its page")
     arguments = parser.parse_args()
-    if arguments.write and arguments.names:
-        parser.error("--write writes the whole table: name no environments")
     peer_command()
     rows, n_failed = [], 0
     with tempfile.TemporaryDirectory() as name:
@@ -174,7 +173,7 @@ def main() -> int:
                 sys.stdout.write(f"{table(_HEADER, rows[-1:]).splitlines()[-1]}\n")
                 sys.stdout.flush()
     if arguments.write:
-        put(PAGE, "interoperability", "\n" + table(_HEADER, rows) + "\n")
+        put(PAGE, "interoperability", _HEADER, rows, n_keys=2, keep=bool(arguments.names))
     sys.stdout.write(f"{len(rows) - n_failed} of {len(rows)} runs trained and wrote their models\n")
     return int(n_failed > 0)
 
