@@ -6,7 +6,7 @@ Each is packed, started without an unpacked cache, played at random within its m
 resets in between, and closed; then nothing of it may be left. The step's time is that of the
 exchange without a trainer: the lower quartile over blocks of 20 steps, because other work on the
 machine only ever adds time. Scores are those of `scores.py`. The exit code is 1 if one fails.
-With --write, and no NAME, the table goes into docs/environments/README.md.
+With --write the table goes into docs/environments/README.md; with NAMEs only their rows do.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 import scores
 from catalogue import ALL, Listed, chosen
 from driving import Outcome, drive
+from tables import put, table
 
 from pipeline.errors import PipelineError
-from pipeline.files import write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "environments" / "README.md"
 _WORKS = ("starts", "steps", "resets", "closes", "none left")
@@ -88,27 +88,6 @@ def row(listed: Listed, outcome: Outcome, reached: Mapping[str, str]) -> list[st
     ]
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def put(page: Path, name: str, content: str) -> None:
-    """Replace what stands in `page` between the markers called `name`.
-
-    Raises:
-        ValueError: A marker is missing.
-    """
-    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
-    text = page.read_text(encoding="utf-8")
-    before, found, rest = text.partition(begin)
-    _, also_found, after = rest.partition(end)
-    if not found or not also_found:
-        raise ValueError(f"{page}: there are no markers called '{name}'")
-    write_whole(page, f"{before}{begin}{content}{end}{after}")
-
-
 def _yes(is_well: bool) -> str:
     return "yes" if is_well else "**no**"
 
@@ -127,8 +106,6 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--write", action="store_true", help="the table into its page")
     arguments = parser.parse_args()
-    if arguments.write and arguments.names:
-        parser.error("--write writes the whole table: name no environments")
     rows, has_failed = [], False
     with tempfile.TemporaryDirectory() as name:
         for listed in chosen(arguments.names):
@@ -141,7 +118,7 @@ def main() -> int:
                 sys.stdout.write(f"  {listed.name}: {failure}\n")
             sys.stdout.flush()
     if arguments.write:
-        put(PAGE, "environments", "\n" + table(_HEADER, rows) + "\n")
+        put(PAGE, "environments", _HEADER, rows, keep=bool(arguments.names))
     sys.stdout.write(f"{len(rows)} of {len(ALL)} environments\n")
     return int(has_failed)
 

@@ -5,7 +5,7 @@
 The configurations are those in `config/`, with fewer steps and buffers so small that updates happen
 within them; for environments without one, that of CartPole under their behaviors' names. Needs the
 reference: `make peer`, or MLAGENTS_LEARN names the program. The exit code is 1 if a run fails. With
---write, and no NAME, the table goes into docs/environments/README.md.
+--write the table goes into docs/environments/README.md; with NAMEs only their rows do.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from typing import Any
 import scores
 import yaml
 from catalogue import Listed, chosen
-from environments import PAGE, put, table
+from environments import PAGE
 from peer import ROOT, free_port, peer_command
+from tables import put, table
 
 from pipeline.commands.demo import record
 
 LIMIT_S = 900
 _GENERAL = "ppo/CartPole.yaml"
-_SMALL = {"time_horizon": 64, "summary_freq": 500, "checkpoint_interval": 1000}
+_SMALL = {"time_horizon": 16, "summary_freq": 500, "checkpoint_interval": 1000}
 _SMALL_HYPERPARAMETERS = {"batch_size": 64, "buffer_size": 512}
 _SMALL_SELF_PLAY = {"save_steps": 250, "team_change": 500, "swap_steps": 250}
 _HEADER = ("environment", "configuration", "exit code", "steps", "updates", "ONNX", "why not")
@@ -55,9 +56,10 @@ class Run:
     """Last line of its output, if it failed."""
 
     def is_well(self, n_steps: int) -> bool:
-        """Whether it trained all behaviors for `n_steps` and wrote their models."""
+        """Whether it trained all behaviors for `n_steps`, with updates, and wrote their models."""
         done = [self.steps.get(one, 0) >= n_steps for one in self.behaviors]
-        return self.code == 0 and all(done) and set(self.behaviors) <= set(self.onnx)
+        has_models = set(self.behaviors) <= set(self.onnx)
+        return self.code == 0 and self.updates > 0 and all(done) and has_models
 
 
 def settings(listed: Listed, config: str | None, n_steps: int, demo: Path) -> dict[str, Any]:
@@ -155,8 +157,6 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--write", action="store_true", help="the table into its page")
     arguments = parser.parse_args()
-    if arguments.write and arguments.names:
-        parser.error("--write writes the whole table: name no environments")
     peer_command()
     rows, n_failed = [], 0
     with tempfile.TemporaryDirectory() as name:
@@ -173,7 +173,7 @@ def main() -> int:
                 sys.stdout.write(f"{table(_HEADER, rows[-1:]).splitlines()[-1]}\n")
                 sys.stdout.flush()
     if arguments.write:
-        put(PAGE, "interoperability", "\n" + table(_HEADER, rows) + "\n")
+        put(PAGE, "interoperability", _HEADER, rows, n_keys=2, keep=bool(arguments.names))
     sys.stdout.write(f"{len(rows) - n_failed} of {len(rows)} runs trained and wrote their models\n")
     return int(n_failed > 0)
 

@@ -46,14 +46,17 @@ def test_demonstrations_are_those_that_are_given():
     assert "demo_path" not in behavior["reward_signals"]["extrinsic"]
 
 
-def test_a_run_without_a_model_or_with_too_few_steps_is_not_well():
+def test_a_run_without_a_model_an_update_or_enough_steps_is_not_well():
     run = interoperability.Run(behaviors=("A", "B"), code=0, steps={"A": 2000, "B": 2001})
+    run.updates = 1
     run.onnx = ("A",)
     assert not run.is_well(2000)
     run.onnx = ("A", "B")
     assert run.is_well(2000)
     assert not run.is_well(2001)
-    run.code = 1
+    run.updates = 0
+    assert not run.is_well(2000)
+    run.updates, run.code = 1, 1
     assert not run.is_well(2000)
 
 

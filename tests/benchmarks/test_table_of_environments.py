@@ -10,6 +10,7 @@ import driving
 import environments
 import psutil
 import pytest
+import tables
 
 from pipeline.simulators import registry
 
@@ -138,14 +139,36 @@ def test_the_page_has_a_row_for_every_environment():
         assert f"| [{listed.env_id or listed.name}]({listed.page}) |" in shown
 
 
-def test_a_table_replaces_the_one_between_its_markers(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- a: begin -->\nold\n<!-- a: end -->\nafter\n")
-    environments.put(page, "a", "new\n")
-    environments.put(page, "a", "newer\n")
-    assert page.read_text() == "before\n<!-- a: begin -->\nnewer\n<!-- a: end -->\nafter\n"
+@pytest.fixture
+def page(tmp_path):
+    file = tmp_path / "page.md"
+    file.write_text("before\n<!-- a: begin -->\nold\n<!-- a: end -->\nafter\n")
+    return file
+
+
+def test_a_table_replaces_the_one_between_its_markers(page):
+    tables.put(page, "a", ["k", "v"], [["one", "1"], ["two", ""]])
+    tables.put(page, "a", ["k", "v"], [["three", "3"]])
+    assert page.read_text() == (
+        "before\n<!-- a: begin -->\n\n| k | v |\n| --- | --- |\n| three | 3 |\n\n"
+        "<!-- a: end -->\nafter\n"
+    )
     with pytest.raises(ValueError, match="markers called 'b'"):
-        environments.put(page, "b", "new\n")
+        tables.put(page, "b", ["k"], [])
+
+
+def test_single_rows_are_replaced_in_their_places(page):
+    header = ["k", "l", "v", "w"]
+    old = [["1", "a", "x", ""], ["1", "b", "", ""], ["2", "", "y", "z"]]
+    tables.put(page, "a", header, old, n_keys=2)
+    new = [["1", "b", "new", ""], ["3", "", "", "last"]]
+    tables.put(page, "a", header, new, n_keys=2, keep=True)
+    assert [line for line in page.read_text().splitlines() if line.startswith("|")][2:] == [
+        "| 1 | a | x |  |",
+        "| 1 | b | new |  |",
+        "| 2 |  | y | z |",
+        "| 3 |  |  | last |",
+    ]
 
 
 def lives(pid):
