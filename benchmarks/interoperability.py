@@ -75,6 +75,7 @@ def settings(listed: Listed, config: str | None, n_steps: int, demo: Path) -> di
     qualified = scores.action_specs(listed.name, **listed.options)
     if config is None:
         (general,) = content["behaviors"].values()
+        general["hyperparameters"]["num_epoch"] = 3
         if len({one.partition("team=")[2] for one in qualified}) > 1:
             general["self_play"] = {}
         names = {one.partition("?")[0] for one in qualified}
