@@ -113,7 +113,7 @@ def train(executable: Path, content: dict[str, Any], folder: Path) -> Run:
                 stderr=output,
                 timeout=LIMIT_S,
                 check=False,
-                preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509  # calls only prctl
+                preexec_fn=die_with_parent(os.getpid()),  # calls only prctl
             ).returncode
         except subprocess.TimeoutExpired:
             run.why = f"did not end within {LIMIT_S} s"
