@@ -29,6 +29,7 @@ from peer import ROOT, free_port, peer_command
 from tables import put, table
 
 from pipeline.commands.demo import record
+from pipeline.envs.launch import die_with_parent
 
 LIMIT_S = 900
 _GENERAL = "ppo/CartPole.yaml"
@@ -105,8 +106,14 @@ def train(executable: Path, content: dict[str, Any], folder: Path) -> Run:
     environment["PIPELINE_PYTHON"] = sys.executable
     with (folder / "output").open("w+") as output:
         try:
-            run.code = subprocess.run(  # noqa: S603  # the reference
-                command, env=environment, stdout=output, stderr=output, timeout=LIMIT_S, check=False
+            run.code = subprocess.run(  # noqa: S603  # the reference, which ends with us
+                command,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                timeout=LIMIT_S,
+                check=False,
+                preexec_fn=die_with_parent(os.getpid()),  # calls only prctl
             ).returncode
         except subprocess.TimeoutExpired:
             run.why = f"did not end within {LIMIT_S} s"
