@@ -154,9 +154,10 @@ class TrainingLoop:
         except PipelineError:
             self._save_learned()
             raise
+        seconds = self.stopwatch.seconds(self.learners.values())  # of training, not of exporting
         if not self.inference:
             self.keeper.finish(list(self.learners.values()), self._shared_state())
-        return self._result()
+        return self._result(seconds)
 
     def _begin(self) -> None:
         """Reset the environments, or take them up exactly where the run was when it was saved."""
@@ -353,7 +354,7 @@ class TrainingLoop:
         steps = ", ".join(f"at step {one.step} of {name}" for name, one in self.learners.items())
         return steps or "before the first step"
 
-    def _result(self) -> TrainResult:
+    def _result(self, seconds: Mapping[str, float]) -> TrainResult:
         behaviors = {}
         for name, learner in self.learners.items():
             recent = learner.statistics.recent
@@ -364,7 +365,6 @@ class TrainingLoop:
                 mean_reward=sum(recent) / len(recent) if recent else None,
                 checkpoint=self.run_dir / name / RESUME_FILE,
             )
-        seconds = self.stopwatch.seconds(self.learners.values())
         return TrainResult(behaviors=behaviors, seconds=seconds)
 
 
