@@ -23,8 +23,9 @@ from pipeline.algos.policy import Policy, generator_for, rollout_fields, seeded_
 from pipeline.algos.recurrence import stored_recall, values_in_sequence
 from pipeline.algos.returns import generalized_advantages
 from pipeline.algos.schedules import BETA_FLOOR, EPSILON_FLOOR, LEARNING_RATE_FLOOR, scheduled
+from pipeline.algos.signals import supported_signals
 from pipeline.data.rollout import Field
-from pipeline.errors import SettingsError, TrainingError
+from pipeline.errors import TrainingError
 from pipeline.nets.actor_critic import Critic
 from pipeline.nets.optimizer import FlatAdam
 from pipeline.nets.weights import load_matching
@@ -360,17 +361,6 @@ class PPO:
             What was not loaded, with reasons, and how many tensors were.
         """
         return load_matching({"policy": self.policy, "critic": self.critic}, state)
-
-
-def supported_signals(settings: TrainerSettings) -> dict[str, Any]:
-    """The behavior's reward signals; SettingsError when one of them cannot be trained with."""
-    unsupported = sorted(set(settings.reward_signals) - {"extrinsic"})
-    if unsupported:
-        raise SettingsError(
-            f"reward_signals.{unsupported[0]}: this reward signal cannot be trained with yet; "
-            "remove it, or keep only: extrinsic"
-        )
-    return dict(settings.reward_signals)
 
 
 def _explained_variance(batch: Batch) -> float:

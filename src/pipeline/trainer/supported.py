@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pipeline.algos.ppo import PPO, supported_signals
+from pipeline.algos.ppo import PPO
+from pipeline.algos.signals import supported_signals
 from pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
