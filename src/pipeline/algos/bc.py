@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipeline import seeding
 from pipeline.algos.policy import tensors
@@ -22,7 +22,6 @@ from pipeline.algos.recurrence import forgetful_recall, minibatches
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
 from pipeline.data.demonstrations import ExpertRows, load_expert_rows
 from pipeline.data.sequences import cut, rows_of
-from pipeline.nets.distributions import ACTION_RANGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,7 +40,7 @@ CHUNK = 4096
 
 def imitation_loss(
     *,
-    mu: Tensor | None,
+    mean: Tensor | None,
     continuous: Tensor,
     branch_log_probs: Sequence[Tensor],
     discrete: Tensor,
@@ -49,14 +48,15 @@ def imitation_loss(
     """Squared error of continuous actions plus mean cross-entropy of the branches.
 
     Args:
-        mu: [B, A] mean of the policy's Gaussian, or None without continuous actions.
+        mean: [B, A] the policy's mean action in the environment's range, or None without
+            continuous actions.
         continuous: [B, A] recorded, in -1..1.
         branch_log_probs: [B, L] of each branch.
         discrete: int64 [B, branches] recorded.
     """
     losses = []
-    if mu is not None:
-        losses.append((mu / ACTION_RANGE - continuous).square().mean())
+    if mean is not None:
+        losses.append((mean - continuous).square().mean())
     if branch_log_probs:
         taken = [
             branch.gather(1, discrete[:, i : i + 1]) for i, branch in enumerate(branch_log_probs)
@@ -175,9 +175,8 @@ class BehavioralCloning:
         """Imitation loss on the given rows of normalised observations, which form `recall`."""
         heads = self.policy.actor.heads
         hidden = self.policy.actor([values[rows] for values in obs], recall)
-        mu: nn.Module | None = heads.mu
         return imitation_loss(
-            mu=None if mu is None else mu(hidden),
+            mean=heads.mean_action(hidden),
             continuous=self.continuous[rows],
             branch_log_probs=heads.branch_log_probs(hidden, None),
             discrete=self.discrete[rows],

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from pipeline import seeding
 from pipeline.data.rollout import Field
 from pipeline.errors import UnityPolicyException
-from pipeline.nets.actor_critic import Actor
+from pipeline.nets.actor_critic import ActionHeads, Actor
 from pipeline.nets.body import Normalizers
-from pipeline.nets.distributions import to_environment
+from pipeline.nets.squashed import SquashedHeads
 from pipeline.protocol.specs import ActionTuple
 
 if TYPE_CHECKING:
@@ -41,14 +41,22 @@ class Decision:
 
 
 class Policy(nn.Module):
-    """Normalisers and actor: everything that acting, and exporting, needs."""
+    """Normalisers and actor: everything that acting, and exporting, needs.
 
-    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings) -> None:
+    Args:
+        spec: what the behavior observes and does.
+        settings: of the network.
+        squash: whether continuous actions are squashed, as SAC's are.
+    """
+
+    def __init__(
+        self, spec: BehaviorSpec, settings: NetworkSettings, *, squash: bool = False
+    ) -> None:
         super().__init__()
         self.spec = spec
         self.settings = settings
         self.normalizers = Normalizers(spec.observation_specs, enabled=settings.normalize)
-        self.actor = Actor(spec, settings)
+        self.actor = Actor(spec, settings, SquashedHeads if squash else ActionHeads)
 
     @property
     def memory_size(self) -> int:
@@ -100,7 +108,8 @@ class Policy(nn.Module):
         rows["discrete"] = sample.discrete.cpu().numpy()
         if self.spec.action_spec.discrete_size:
             rows["allowed"] = True if allowed is None else allowed  # type: ignore[assignment]  # a scalar fills the field
-        action = ActionTuple(to_environment(sample.continuous).cpu().numpy(), rows["discrete"])
+        in_range = self.actor.heads.to_environment(sample.continuous)
+        action = ActionTuple(in_range.cpu().numpy(), rows["discrete"])
         return Decision(
             action=action,
             rows=rows,

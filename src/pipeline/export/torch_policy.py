@@ -23,8 +23,8 @@ from pipeline.export.description import (
 )
 from pipeline.export.publish import Recording
 from pipeline.nets.attention import N_HEADS
-from pipeline.nets.distributions import to_environment
 from pipeline.nets.layers import RunningNormalizer
+from pipeline.nets.squashed import SquashedHeads
 from pipeline.nets.vision import ConvolutionEncoder, ResidualBlock, ResnetEncoder
 
 if TYPE_CHECKING:
@@ -46,7 +46,11 @@ def describe_policy(policy: Policy) -> PolicyGraph:
     hyper, attention = actor.body.hyper, actor.body.attention
     heads = actor.heads
     continuous = None
-    if heads.mu is not None and heads.log_sigma is not None:
+    if heads.mu is not None and isinstance(heads, SquashedHeads) and heads.spread is not None:
+        continuous = ContinuousHead(
+            mu=_dense(heads.mu), log_sigma=_dense(heads.spread), squash=True
+        )
+    elif heads.mu is not None and heads.log_sigma is not None:
         log_sigma = _array(heads.log_sigma).reshape(-1)
         continuous = ContinuousHead(mu=_dense(heads.mu), log_sigma=log_sigma, squash=False)
     return PolicyGraph(
@@ -83,9 +87,10 @@ def record(
     allowed = None if action_masks is None else torch.from_numpy(action_masks > 0)
     sample = policy.actor.heads.sample(hidden, allowed, torch.Generator(), deterministic=True)
     actions = policy.spec.action_spec
+    continuous = policy.actor.heads.to_environment(sample.continuous)
     return Recording(
         obs=obs,
-        continuous=to_environment(sample.continuous).numpy() if actions.continuous_size else None,
+        continuous=continuous.numpy() if actions.continuous_size else None,
         discrete=sample.discrete.numpy().astype(np.int32) if actions.discrete_size else None,
         action_masks=action_masks,
         memory=None if memory is None else memory.numpy(),

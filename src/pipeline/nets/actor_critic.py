@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pipeline.nets.body import Body
 from pipeline.nets.distributions import (
+    ACTION_RANGE,
     HALF_LOG_TAU,
     categorical_entropy,
     gaussian_entropy,
@@ -17,12 +18,13 @@ from pipeline.nets.distributions import (
     masked_log_softmax,
     sample_categorical,
     split_branches,
+    to_environment,
 )
 from pipeline.nets.layers import linear, xavier
 from pipeline.nets.memory import memory_for
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pipeline.nets.memory import Memory, Recall
     from pipeline.protocol.specs import ActionSpec, BehaviorSpec
@@ -47,7 +49,11 @@ class Sample:
 
 
 class ActionHeads(nn.Module):
-    """From hidden vectors to distributions over a behavior's actions."""
+    """From hidden vectors to distributions over a behavior's actions.
+
+    Continuous ones are Gaussian, with the same sigma for every observation; `nets.squashed` has
+    those of SAC.
+    """
 
     def __init__(self, n_in: int, spec: ActionSpec) -> None:
         super().__init__()
@@ -57,6 +63,17 @@ class ActionHeads(nn.Module):
         self.branches = nn.ModuleList(
             linear(n_in, size, gain=LOGITS_GAIN) for size in spec.discrete_branches
         )
+
+    def to_environment(self, continuous: Tensor) -> Tensor:
+        """Continuous actions [B, A] as drawn, in the environment's range -1..1."""
+        return to_environment(continuous)
+
+    def mean_action(self, hidden: Tensor) -> Tensor | None:
+        """[B, A] the most likely continuous action, in the environment's range but not clipped."""
+        if self.mu is None:
+            return None
+        mean: Tensor = self.mu(hidden)
+        return mean / ACTION_RANGE
 
     def branch_log_probs(self, hidden: Tensor, allowed: Tensor | None) -> list[Tensor]:
         """Log probabilities [B, L] of each discrete branch."""
@@ -77,14 +94,11 @@ class ActionHeads(nn.Module):
         """Draw actions, or take the most likely ones."""
         log_probs, entropies = [], []
         continuous = hidden[:, :0]
-        if self.mu is not None and self.log_sigma is not None:
-            mu = self.mu(hidden)
-            noise = torch.zeros_like(mu)
-            if not deterministic:
-                noise.normal_(generator=generator)
-            continuous = torch.addcmul(mu, self.log_sigma.exp(), noise)
-            log_probs.append(noise.square() * -0.5 - (self.log_sigma + HALF_LOG_TAU))
-            entropies.append(gaussian_entropy(self.log_sigma))
+        if self.mu is not None:
+            drawn = self._draw(hidden, generator, deterministic=deterministic)
+            continuous, log_prob, entropy = drawn
+            log_probs.append(log_prob)
+            entropies.append(entropy)
         chosen = []
         for branch in self.branch_log_probs(hidden, allowed):
             index = branch.argmax(-1) if deterministic else sample_categorical(branch, generator)
@@ -103,16 +117,32 @@ class ActionHeads(nn.Module):
             entropy=_sum(entropies),
         )
 
+    def gaussian(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean [B, A] and log sigma [1, A] of continuous actions."""
+        if self.mu is None or self.log_sigma is None:
+            raise ValueError("there are no continuous actions")
+        return self.mu(hidden), self.log_sigma
+
+    def _draw(
+        self, hidden: Tensor, generator: torch.Generator, *, deterministic: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Continuous actions and their log probabilities [B, A], and the entropy [1]."""
+        mu, log_sigma = self.gaussian(hidden)
+        noise = torch.zeros_like(mu)
+        if not deterministic:
+            noise.normal_(generator=generator)
+        log_prob = noise.square() * -0.5 - (log_sigma + HALF_LOG_TAU)
+        return torch.addcmul(mu, log_sigma.exp(), noise), log_prob, gaussian_entropy(log_sigma)
+
     def evaluate(
         self, hidden: Tensor, continuous: Tensor, discrete: Tensor, allowed: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Log probabilities [B, A + branches] of given actions, and the entropy, [B] or [1]."""
         log_probs, entropies = [], []
-        if self.mu is not None and self.log_sigma is not None:
-            log_probs.append(
-                gaussian_log_prob(action=continuous, mu=self.mu(hidden), log_sigma=self.log_sigma)
-            )
-            entropies.append(gaussian_entropy(self.log_sigma))
+        if self.mu is not None:
+            mu, log_sigma = self.gaussian(hidden)
+            log_probs.append(gaussian_log_prob(action=continuous, mu=mu, log_sigma=log_sigma))
+            entropies.append(gaussian_entropy(log_sigma))
         for number, branch in enumerate(self.branch_log_probs(hidden, allowed)):
             log_probs.append(branch.gather(1, discrete[:, number : number + 1]))
             entropies.append(categorical_entropy(branch))
@@ -134,16 +164,21 @@ class Actor(nn.Module):
     Observations come normalised.
     """
 
-    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings) -> None:
+    def __init__(
+        self,
+        spec: BehaviorSpec,
+        settings: NetworkSettings,
+        heads: Callable[[int, ActionSpec], ActionHeads] = ActionHeads,
+    ) -> None:
         super().__init__()
         self.body = Body(spec.observation_specs, settings)
         self.memory = memory_for(settings, self.body.output_size)
         self.output_size = (self.memory or self.body).output_size
-        self.heads = ActionHeads(self.output_size, spec.action_spec)
+        self.heads = heads(self.output_size, spec.action_spec)
 
     def forward(self, obs: Sequence[Tensor], recall: Recall | None = None) -> Tensor:
         """Hidden vectors [B, H]; a recurrent actor needs `recall`, and sequences as its rows."""
-        return _remembering(self.body(obs), self.memory, recall)
+        return remembering(self.body(obs), self.memory, recall)
 
     def step(self, obs: Sequence[Tensor], memory: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden vectors [N, H] and new memory [N, M] of agents with memory [N, M]."""
@@ -179,7 +214,7 @@ class Critic(nn.Module):
     ) -> Tensor:
         """Values [B, signals]; `hidden` is the actor's, used when the body is shared."""
         if self.body is not None:
-            hidden = _remembering(self.body(obs), self.memory, recall)
+            hidden = remembering(self.body(obs), self.memory, recall)
         values: Tensor = self.heads(hidden)
         return values
 
@@ -191,7 +226,7 @@ class Critic(nn.Module):
         return _recurrent(self.memory).step(body(obs), memory)[1]
 
 
-def _remembering(features: Tensor, memory: Memory | None, recall: Recall | None) -> Tensor:
+def remembering(features: Tensor, memory: Memory | None, recall: Recall | None) -> Tensor:
     """Features [B, F], through the recurrent layer where there is one."""
     if memory is None:
         return features

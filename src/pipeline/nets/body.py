@@ -101,11 +101,18 @@ class Body(nn.Module):
     pass the dense layers. With a goal signal and `goal_conditioning_type: hyper` the last of those
     layers is a `HyperLayer`. A recurrent layer is not part of it: `nets.memory` has that.
 
+    Args:
+        specs: of the observations.
+        settings: of the network.
+        n_actions: numbers that the dense layers take beside the observations; see `conclude`.
+
     Raises:
         SettingsError: An observation or a setting cannot be used.
     """
 
-    def __init__(self, specs: Sequence[ObservationSpec], settings: NetworkSettings) -> None:
+    def __init__(
+        self, specs: Sequence[ObservationSpec], settings: NetworkSettings, *, n_actions: int = 0
+    ) -> None:
         super().__init__()
         hidden = settings.hidden_units
         self.encoders = nn.ModuleDict()
@@ -135,6 +142,7 @@ class Body(nn.Module):
             n_in += self.attention.output_size
         if n_in == 0:
             raise SettingsError("the behavior has no observations that a network could take")
+        n_in += n_actions
         goal_size = sum(widths[i] for i in self.goals) if hyper else 0
         n_plain = settings.num_layers - 1 if hyper else settings.num_layers
         self.dense = DenseSwish(n_in, hidden, n_plain)
@@ -145,6 +153,14 @@ class Body(nn.Module):
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
         """Hidden vectors [B, hidden_units] for observations [B, *shape]."""
+        return self.conclude(*self.encode(obs))
+
+    def encode(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """What the dense layers take but for actions [B, n], and the goal where one makes weights.
+
+        Args:
+            obs: [B, *shape] per observation.
+        """
         parts = [
             self.encoders[str(i)](values) if str(i) in self.encoders else values
             for i, values in enumerate(obs)
@@ -153,9 +169,19 @@ class Body(nn.Module):
             joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         else:
             joined = self._with_entities(parts, self.attention)
+        if self.hyper is None:
+            return joined, None
+        return joined, torch.cat([parts[i] for i in self.goals], dim=1)
+
+    def conclude(self, joined: Tensor, goal: Tensor | None) -> Tensor:
+        """Hidden vectors [B, hidden_units] from what `encode` gave, with `n_actions` columns more.
+
+        Args:
+            joined: [B, n + n_actions].
+            goal: [B, goal_size].
+        """
         hidden: Tensor = self.dense(joined)
         if self.hyper is not None:
-            goal = torch.cat([parts[i] for i in self.goals], dim=1)
             hidden = self.hyper(hidden, goal)
         return hidden
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from pipeline.algos.policy import Decision
     from pipeline.arrays import AnyArray, FloatArray
+    from pipeline.data.replay import Replay
     from pipeline.data.rollout import Closed
     from pipeline.protocol.specs import BehaviorSpec
     from pipeline.protocol.steps import DecisionSteps, Steps
@@ -85,12 +86,19 @@ class Learner:
         """[n_slots, M] what the agent in each slot remembers; None without memory."""
         if self.algorithm.memory_size:
             self.memories = np.zeros((0, self.algorithm.memory_size), dtype=np.float32)
+        # a replay keeps them elsewhere
+        n_waiting = 0 if self.replay is not None else settings.hyperparameters.buffer_size
         self.trajectories = Trajectories(
             self.algorithm.fields,
             n_obs=len(spec.observation_specs),
             horizon=settings.time_horizon,
-            capacity=settings.hyperparameters.buffer_size + settings.time_horizon,
+            capacity=n_waiting + settings.time_horizon,
         )
+
+    @property
+    def replay(self) -> Replay | None:
+        """What an algorithm that learns from old experience too has kept of it."""
+        return getattr(self.algorithm, "replay", None)
 
     @property
     def finished(self) -> bool:
@@ -134,6 +142,9 @@ class Learner:
             stats = self.algorithm.update(rollout, step=self.step)
         except TrainingError as error:
             raise TrainingError(f"behavior {self.name}, {error}") from error
+        if not stats:  # kept for later, nothing learned
+            self.trajectories.clear_closed()
+            return False
         obs = [rollout.fields[f"obs_{i}"] for i in range(len(self.spec.observation_specs))]
         self.record(obs, rollout.fields.get("allowed"))
         self.trajectories.clear_closed()

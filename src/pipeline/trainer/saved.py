@@ -64,7 +64,8 @@ def load_policy(path: Path) -> SavedPolicy:
         spec = spec_from_mapping(state["spec"])
         run = load_run_settings(None, overrides={"behaviors": {name: state["settings"]}})
         settings = run.for_behavior(name)
-        policy = Policy(spec, settings.network_settings)
+        squash = str(settings.trainer_type) == "sac"
+        policy = Policy(spec, settings.network_settings, squash=squash)
         policy.load_state_dict(state["learner"]["algorithm"]["policy"])
         step = int(state["learner"]["step"])
         recorded = state["learner"]["recorded"]

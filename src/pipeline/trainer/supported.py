@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING
 import torch
 
 from pipeline.algos.ppo import PPO
+from pipeline.algos.sac import SAC
 from pipeline.algos.signals import supported_signals
 from pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from pipeline.algos.algorithm import Algorithm
     from pipeline.settings.schema import RunSettings, TrainerSettings
 
-ALGORITHMS: Mapping[str, Callable[..., PPO]] = {"ppo": PPO}
+ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {"ppo": PPO, "sac": SAC}
 
 
-def algorithm_for(name: str, settings: TrainerSettings) -> Callable[..., PPO]:
+def algorithm_for(name: str, settings: TrainerSettings) -> Callable[..., Algorithm]:
     """The algorithm that trains a behavior with these settings.
 
     Raises:

@@ -1,0 +1,225 @@
+"""Experience kept for learning from it many times: the newest rows of closed trajectories.
+
+Rows lie in rings. An observation is stored once: trajectories are written one after another, each
+followed by the observation that it ended with, so that what a row led to stands one place further.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.data.sequences import cut, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.arrays import AnyArray, FloatArray
+    from pipeline.data.rollout import Field, Rollout
+
+# Observations that end a trajectory, per row, that there is room for at first.
+_ENDS = 1 / 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampled:
+    """B rows out of a replay, copied."""
+
+    obs: list[FloatArray]
+    """[B, *shape] per observation."""
+    next_obs: list[FloatArray]
+    """[B, *shape] what each row led to."""
+    fields: dict[str, AnyArray]
+    """[B, ...] of every other field, with `reward` and bool `done`: whether nothing follows."""
+    lengths: AnyArray
+    """int64 [S] rows of each sequence; the rows lie sequence after sequence."""
+    memory: FloatArray | None
+    """[S, M] memory before each sequence; None without memory."""
+
+
+class Replay:
+    """The newest `capacity` rows, in arrays allocated once.
+
+    The oldest rows make room for new ones. With memory, what is sampled are whole sequences, and a
+    sequence of which a row is gone is gone.
+
+    Args:
+        fields: of a row, as in `Trajectories`; `memory` is one of them where there is memory.
+        n_obs: observations among them, `obs_0` and so on.
+        capacity: rows.
+        sequence_length: rows of a sequence; 1 without memory.
+    """
+
+    def __init__(
+        self, fields: Mapping[str, Field], *, n_obs: int, capacity: int, sequence_length: int = 1
+    ) -> None:
+        self.capacity = capacity
+        self.sequence_length = sequence_length
+        self.n_obs = n_obs
+        self._names = [f"obs_{i}" for i in range(n_obs)]
+        n_places = capacity + int(capacity * _ENDS) + 1
+        self._obs: dict[str, AnyArray] = {
+            name: np.zeros((n_places, *fields[name].shape), fields[name].dtype)
+            for name in self._names
+        }
+        self._rows: dict[str, AnyArray] = {
+            name: np.zeros((capacity, *field.shape), field.dtype)
+            for name, field in fields.items()
+            if name not in self._obs and name != "memory"
+        }
+        self._rows["reward"] = np.zeros(capacity, np.float32)
+        self._rows["done"] = np.zeros(capacity, np.bool_)
+        # where a row's observation stands, counted from the first that ever came
+        self._place = np.zeros(capacity, np.int64)
+        self._memory = None
+        if "memory" in fields:
+            self._memory = np.zeros((capacity, *fields["memory"].shape), np.float32)
+            self._start = np.zeros(capacity, np.int64)
+            self._length = np.zeros(capacity, np.int64)
+        # all that ever came; the newest of them are here
+        self.n_added = 0
+        self._n_places = 0
+        self._n_sequences = self._first_sequence = 0
+
+    def __len__(self) -> int:
+        """Rows that can be sampled from."""
+        return min(self.n_added, self.capacity)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether what is sampled are sequences with memories."""
+        return self._memory is not None
+
+    def add(self, rollout: Rollout) -> None:
+        """Take in closed trajectories; of more rows than there is room for, the last."""
+        lengths = rollout.lengths.astype(np.int64)
+        n_rows, n_ends = rollout.n_rows, len(lengths)
+        if n_rows == 0:
+            return
+        trajectory = np.repeat(np.arange(n_ends), lengths)
+        row_places = self._n_places + np.arange(n_rows) + trajectory
+        end_places = self._n_places + np.cumsum(lengths + 1) - 1
+        done = np.zeros(n_rows, np.bool_)
+        done[np.cumsum(lengths) - 1] = rollout.terminated
+        kept = slice(max(n_rows - self.capacity, 0), n_rows)
+        at = (self.n_added + np.arange(n_rows)[kept]) % self.capacity
+        for name, stored in self._rows.items():
+            stored[at] = (done if name == "done" else rollout.fields[name])[kept]
+        self._place[at] = row_places[kept]
+        self._remember(rollout)
+        self.n_added += n_rows
+        self._n_places += n_rows + n_ends
+        self._make_room(n_rows + n_ends)
+        size = len(self._obs["obs_0"])
+        places = row_places[kept] % size
+        last = end_places >= row_places[kept][0]
+        for i, (name, stored) in enumerate(self._obs.items()):
+            stored[places] = rollout.fields[name][kept]
+            stored[end_places[last] % size] = rollout.next_obs[i][last]
+
+    def sample(self, rng: np.random.Generator, n_rows: int) -> Sampled:
+        """Rows drawn uniformly, with replacement; with memory `n_rows` in whole sequences.
+
+        Args:
+            rng: the stream they are drawn from.
+            n_rows: rows, or with memory rows of full sequences.
+        """
+        if self._memory is None:
+            rows = self.n_added - 1 - rng.integers(0, len(self), n_rows)
+            return self._read(rows, np.ones(n_rows, np.int64), None)
+        n = max(n_rows // self.sequence_length, 1)
+        chosen = rng.integers(self._first_sequence, self._n_sequences, n) % self.capacity
+        lengths = self._length[chosen]
+        rows = rows_of(self._start[chosen], lengths)
+        return self._read(rows, lengths, self._memory[chosen])
+
+    def _read(self, rows: AnyArray, lengths: AnyArray, memory: AnyArray | None) -> Sampled:
+        at = rows % self.capacity
+        size = len(self._obs["obs_0"])
+        place = self._place[at]
+        now, later = place % size, (place + 1) % size
+        return Sampled(
+            obs=[stored[now] for stored in self._obs.values()],
+            next_obs=[stored[later] for stored in self._obs.values()],
+            fields={name: stored[at] for name, stored in self._rows.items()},
+            lengths=lengths,
+            memory=memory,
+        )
+
+    def _remember(self, rollout: Rollout) -> None:
+        """Note the sequences of a rollout, and forget those that it takes the room of."""
+        if self._memory is None or rollout.memory is None:
+            return
+        new = cut(rollout.lengths, self.sequence_length)
+        oldest = self.n_added + rollout.n_rows - self.capacity
+        n_known = self._n_sequences - self._first_sequence
+        # each that goes has a row at least, so that no more than these can go
+        n_looked = min(n_known, rollout.n_rows + self.sequence_length)
+        looked = (self._first_sequence + np.arange(n_looked)) % self.capacity
+        self._first_sequence += int(np.searchsorted(self._start[looked], oldest))
+        fits = self.n_added + new.starts >= oldest
+        at = (self._n_sequences + np.arange(int(fits.sum()))) % self.capacity
+        self._start[at] = self.n_added + new.starts[fits]
+        self._length[at] = new.lengths[fits]
+        self._memory[at] = rollout.memory[new.trajectory[fits], new.number[fits]]
+        self._n_sequences += len(at)
+
+    def _make_room(self, n_new: int) -> None:
+        """Where episodes are short, their ends need more places than there were at first."""
+        size = len(self._obs["obs_0"])
+        oldest = int(self._place[(self.n_added - len(self)) % self.capacity])
+        n_live = self._n_places - oldest
+        if n_live <= size:
+            return
+        n_known = self._n_places - n_new
+        kept = np.arange(min(oldest, n_known), n_known)
+        bigger = max(n_live, size + size // 2)
+        for name, stored in self._obs.items():
+            grown = np.zeros((bigger, *stored.shape[1:]), stored.dtype)
+            grown[kept % bigger] = stored[kept % size]
+            self._obs[name] = grown
+
+    def state_dict(self) -> dict[str, AnyArray]:
+        """Copies of what is in it, the oldest row first."""
+        oldest = self.n_added - len(self)
+        at = np.arange(oldest, self.n_added) % self.capacity
+        first = int(self._place[at[0]]) if len(at) else self._n_places
+        places = np.arange(first, self._n_places) % len(self._obs["obs_0"])
+        state = {
+            "place": self._place[at] - first,
+            **{name: stored[at] for name, stored in self._rows.items()},
+            **{name: stored[places] for name, stored in self._obs.items()},
+        }
+        if self._memory is not None:
+            known = np.arange(self._first_sequence, self._n_sequences) % self.capacity
+            state["sequence_start"] = self._start[known] - oldest
+            state["sequence_length"] = self._length[known]
+            state["sequence_memory"] = self._memory[known]
+        return state
+
+    def load_state_dict(self, state: Mapping[str, AnyArray]) -> None:
+        """Take up what `state_dict` gave, in place of what is here.
+
+        Raises:
+            KeyError, ValueError: It is of other rows, or of more than there is room for.
+        """
+        n_rows, n_places = len(state["place"]), len(state["obs_0"])
+        if n_rows > self.capacity:
+            raise ValueError(f"it holds {n_rows} rows, and buffer_size is {self.capacity}")
+        self.n_added, self._n_places = n_rows, n_places
+        self._place[:n_rows] = state["place"]
+        for name, stored in self._rows.items():
+            stored[:n_rows] = state[name]
+        size = max(len(self._obs["obs_0"]), n_places)
+        for name, stored in self._obs.items():
+            if size > len(stored):
+                self._obs[name] = np.zeros((size, *stored.shape[1:]), stored.dtype)
+            self._obs[name][:n_places] = state[name]
+        if self._memory is not None:
+            n = len(state["sequence_start"])
+            self._first_sequence, self._n_sequences = 0, n
+            self._start[:n] = state["sequence_start"]
+            self._length[:n] = state["sequence_length"]
+            self._memory[:n] = state["sequence_memory"]

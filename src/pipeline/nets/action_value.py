@@ -1,0 +1,82 @@
+"""Action values: how good it is to do something in a situation, twice over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.nets.actor_critic import remembering
+from pipeline.nets.body import Body
+from pipeline.nets.layers import xavier
+from pipeline.nets.memory import Recall, memory_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.protocol.specs import BehaviorSpec
+    from pipeline.settings.schema import NetworkSettings
+
+
+class ActionValue(nn.Module):
+    """Q(s, a) of each reward signal; with discrete branches a value for each of their choices.
+
+    Args:
+        spec: what the behavior observes and does.
+        settings: of the network.
+        n_signals: reward signals.
+    """
+
+    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, n_signals: int) -> None:
+        super().__init__()
+        actions = spec.action_spec
+        self.n_signals = n_signals
+        self.body = Body(spec.observation_specs, settings, n_actions=actions.continuous_size)
+        self.memory = memory_for(settings, self.body.output_size)
+        width = (self.memory or self.body).output_size
+        self.n_outputs = sum(actions.discrete_branches) or 1
+        self.heads = xavier(width, n_signals * self.n_outputs)
+        for rows in torch.split(self.heads.weight.data, self.n_outputs):
+            nn.init.xavier_uniform_(rows)
+
+    def forward(
+        self, encoded: tuple[Tensor, Tensor | None], continuous: Tensor, recall: Recall | None
+    ) -> Tensor:
+        """Values [B, S, outputs].
+
+        Args:
+            encoded: observations as `body.encode` gives them.
+            continuous: [B, A] actions in -1..1; A may be 0.
+            recall: the sequences that the rows form; None without memory.
+        """
+        joined, goal = encoded
+        hidden = self.body.conclude(torch.cat((joined, continuous), dim=1), goal)
+        if self.memory is not None and recall is not None:
+            # action values remember nothing from before a sequence
+            nothing = joined.new_zeros(len(recall.lengths), self.memory.memory_size)
+            recall = Recall(memory=nothing, lengths=recall.lengths)
+        values: Tensor = self.heads(remembering(hidden, self.memory, recall))
+        return values.view(len(joined), self.n_signals, self.n_outputs)
+
+
+class TwinActionValues(nn.Module):
+    """Two action values that begin differently, of which the smaller is believed.
+
+    Source: Fujimoto et al. 2018, arXiv 1802.09477, section 4.
+    """
+
+    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, n_signals: int) -> None:
+        super().__init__()
+        self.first = ActionValue(spec, settings, n_signals)
+        self.second = ActionValue(spec, settings, n_signals)
+
+    def forward(
+        self, obs: Sequence[Tensor], actions: Sequence[Tensor], recall: Recall | None = None
+    ) -> list[Tensor]:
+        """Values [2, B, S, outputs] for each of `actions` [B, A] at the same observations."""
+        found = []
+        for twin in (self.first, self.second):
+            encoded = twin.body.encode(obs)
+            found.append([twin(encoded, continuous, recall) for continuous in actions])
+        return [torch.stack(pair) for pair in zip(*found, strict=True)]
