@@ -45,6 +45,15 @@ settings = {
     "summary_freq": 90,
     "checkpoint_interval": 300,
 }
+if "sac" in how:
+    settings["trainer_type"] = "sac"
+    settings["hyperparameters"] = {
+        "batch_size": 16,
+        "buffer_size": 90,
+        "buffer_init_steps": 30,
+        "steps_per_update": 4,
+        "save_replay_buffer": "lost" not in how,
+    }
 if "memory" in how:
     settings["network_settings"]["memory"] = {"sequence_length": 4, "memory_size": 8}
 
@@ -172,6 +181,35 @@ def test_resumed_run_with_memory_equals_the_uninterrupted_run(name, tmp_path):
     whole = final_state(tmp_path / "whole")
     assert np.abs(whole["/experience/memories"]).max() > 0.01
     assert_equal_states(whole, final_state(tmp_path / "killed"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [("Chase", "sac"), ("Both", "sac"), ("Forbidden", "sac"), ("Level", "sac memory")],
+)
+def test_resumed_run_with_sac_equals_the_uninterrupted_run(name, how, tmp_path):
+    """Replay, noise and the count of gradient steps included; more rows came than it holds."""
+    assert run(tmp_path / "whole", name, updates=12, how=how) == 0
+    assert run(tmp_path / "killed", name, updates=12, kill_at=7, how=how) == -signal.SIGKILL
+    assert run(tmp_path / "killed", name, updates=12, how=f"{how} resume") == 0
+    whole = final_state(tmp_path / "whole")
+    assert whole["/learner/step"] > 120
+    assert_equal_states(whole, final_state(tmp_path / "killed"))
+    one, two = (next((tmp_path / part).glob("*/replay-*.npz")) for part in ("whole", "killed"))
+    assert one.read_bytes() == two.read_bytes()
+
+
+@pytest.mark.slow
+def test_run_with_sac_whose_replay_is_not_kept_goes_on_with_an_empty_one(tmp_path):
+    how = "sac lost"
+    assert run(tmp_path / "whole", "Chase", updates=12, how=how) == 0
+    assert run(tmp_path / "killed", "Chase", updates=12, kill_at=7, how=how) == -signal.SIGKILL
+    assert run(tmp_path / "killed", "Chase", updates=12, how=f"{how} resume") == 0
+    whole, resumed = final_state(tmp_path / "whole"), final_state(tmp_path / "killed")
+    assert not list(tmp_path.glob("*/*/replay-*.npz"))
+    weights = [key for key in whole if key.startswith("/learner/algorithm/policy/actor")]
+    assert not all(np.array_equal(whole[key], resumed[key]) for key in weights)
 
 
 @pytest.mark.slow

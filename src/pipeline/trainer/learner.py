@@ -101,6 +101,12 @@ class Learner:
         return getattr(self.algorithm, "replay", None)
 
     @property
+    def replay_to_keep(self) -> Replay | None:
+        """The replay where it is to be saved with the run."""
+        keep = getattr(self.settings.hyperparameters, "save_replay_buffer", False)
+        return self.replay if keep else None
+
+    @property
     def finished(self) -> bool:
         """Whether `max_steps` has been reached; one that only acts is never finished."""
         return self.learns and self.step >= self.settings.max_steps

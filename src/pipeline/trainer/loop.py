@@ -279,7 +279,9 @@ class TrainingLoop:
         """After a step in which something was learned, save what is due."""
         if not self._due:
             return
-        late = time.monotonic() - self.keeper.saved_at >= self.resume_interval_s
+        # less often where saving takes long, as with a large replay
+        interval_s = self.resume_interval_s * (1.0 + 2.0 * self.keeper.save_s)
+        late = time.monotonic() - self.keeper.saved_at >= interval_s
         for name in sorted(self._due):
             learner, progress = self.learners[name], self._progress[name]
             if learner.step >= progress.next_checkpoint:

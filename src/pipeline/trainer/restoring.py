@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import CheckpointError
 from pipeline.trainer.checkpoints import from_saved, load_checkpoint, reason_of
+from pipeline.trainer.replays import load_replay
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +38,7 @@ def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bo
             learner.load_experience(from_saved(state["experience"]), with_open=exact)
     except _MISFITS as error:
         raise _misfit(path, learner.name, error) from error
+    load_replay(path.parent, state.get("replay"), learner)
 
 
 def begin_with(learner: Learner, path: Path, *, device: str, whole: bool = False) -> None:

@@ -1,6 +1,7 @@
 """What a run keeps: checkpoints, the best of them, their ONNX files, and the list of them all.
 
-In `<run>/<Behavior>/` stand `checkpoint.pt`, which continues the run; the newest
+In `<run>/<Behavior>/` stand `checkpoint.pt`, which continues the run, and with
+`save_replay_buffer: true` the replay that it names; the newest
 `keep_checkpoints` as `<Behavior>-<step>.pt`; and the best so far as `best.pt`. With an exporter
 each has its ONNX beside it, the newest also as `<run>/<Behavior>.onnx`, and
 `run_logs/training_status.json` lists them.
@@ -21,6 +22,7 @@ from pipeline.trainer.checkpoints import (
     save_checkpoint,
     to_saved,
 )
+from pipeline.trainer.replays import delete_older_replays, save_replay
 from pipeline.trainer.saved import description
 from pipeline.trainer.status import StatusFile
 
@@ -61,6 +63,8 @@ class Keeper:
         self.best: dict[str, dict[str, Any]] = {}
         self._unsaved_best: dict[str, dict[str, Any]] = {}
         self.saved_at = time.monotonic()
+        self.save_s = 0.0
+        """Seconds that the last refresh took."""
 
     def saved(self) -> dict[str, dict[str, Any]]:
         """What the run's resume files hold, by behavior.
@@ -114,16 +118,16 @@ class Keeper:
             workers: the environments' state, None where it cannot be saved; open trajectories
                 are kept with it only.
         """
+        began = time.monotonic()
         self._save_best()
         for learner in learners:
             moment = {
                 "environments": workers,
                 "experience": learner.experience(with_open=workers is not None),
             }
-            save_checkpoint(
-                self._file(learner.name, RESUME_FILE), self._state(learner, run, moment)
-            )
+            self._save_to_resume(learner, self._state(learner, run, moment))
         self.saved_at = time.monotonic()
+        self.save_s = self.saved_at - began
 
     def milestone(self, learner: Learner, run: Mapping[str, Any]) -> Path:
         """Write a numbered checkpoint, and delete those beyond `keep_checkpoints`."""
@@ -149,7 +153,7 @@ class Keeper:
         self._save_best()
         for learner in learners:
             self.milestone(learner, run)
-            save_checkpoint(self._file(learner.name, RESUME_FILE), self._state(learner, run))
+            self._save_to_resume(learner, self._state(learner, run))
         self.give_onnx(learners)
 
     def give_onnx(self, learners: Sequence[Learner]) -> None:
@@ -163,6 +167,13 @@ class Keeper:
                 files.write_whole(target, newest.read_bytes())
             _log.info("Copied %s to %s.", newest, target)
             self._export_best(learner.name)
+
+    def _save_to_resume(self, learner: Learner, state: dict[str, Any]) -> None:
+        """Write the file that the run continues from, and the replay that it names."""
+        path = self._file(learner.name, RESUME_FILE)
+        replay = save_replay(path.parent, learner)
+        save_checkpoint(path, {**state, "replay": replay})
+        delete_older_replays(path.parent, replay)
 
     def _file(self, behavior: str, name: str) -> Path:
         return self.run_dir / behavior / name

@@ -1,0 +1,188 @@
+"""The replay against a slow, obvious version of itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.data.replay import Replay
+from pipeline.data.rollout import Field, Rollout
+
+FIELDS = {
+    "obs_0": Field(shape=(2,)),
+    "obs_1": Field(shape=(1, 2, 2)),
+    "continuous": Field(shape=(1,)),
+    "discrete": Field(shape=(2,), dtype=np.int64),
+}
+L = 3
+
+
+def rollout(lengths, rng, *, memory=False) -> Rollout:
+    """Rows whose numbers are all different."""
+    lengths = np.asarray(lengths)
+    n, k = int(lengths.sum()), len(lengths)
+
+    def numbers(*shape):
+        return rng.random(shape).astype(np.float32)
+
+    pieces = -(-max(lengths.max(), L) // L)
+    return Rollout(
+        fields={
+            "obs_0": numbers(n, 2),
+            "obs_1": numbers(n, 1, 2, 2),
+            "continuous": numbers(n, 1),
+            "discrete": rng.integers(0, 1000, (n, 2)),
+            "reward": numbers(n),
+        },
+        starts=np.cumsum(lengths) - lengths,
+        lengths=lengths,
+        terminated=rng.random(k) < 0.5,
+        next_obs=[numbers(k, 2), numbers(k, 1, 2, 2)],
+        memory=numbers(k, pieces, 4) if memory else None,
+    )
+
+
+class Slow:
+    """Every row with its own copy of what it led to."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.rows: list[tuple] = []
+
+    def add(self, new: Rollout) -> None:
+        for k, (start, length) in enumerate(zip(new.starts, new.lengths, strict=True)):
+            for r in range(start, start + length):
+                last = r == start + length - 1
+                later = [
+                    new.next_obs[i][k] if last else new.fields[f"obs_{i}"][r + 1] for i in (0, 1)
+                ]
+                self.rows.append(
+                    (
+                        *(new.fields[f"obs_{i}"][r] for i in (0, 1)),
+                        *later,
+                        *(new.fields[name][r] for name in ("continuous", "discrete", "reward")),
+                        last and new.terminated[k],
+                    )
+                )
+        self.rows = self.rows[-self.capacity :]
+
+
+def as_rows(sampled) -> list[tuple]:
+    f = sampled.fields
+    columns = [*sampled.obs, *sampled.next_obs]
+    columns += [f[name] for name in ("continuous", "discrete", "reward", "done")]
+    return list(zip(*columns, strict=True))
+
+
+def key(row) -> bytes:
+    return b"".join(np.asarray(part).tobytes() for part in row)
+
+
+def contents(replay: Replay, n: int = 4000) -> set[bytes]:
+    """All that a great many draws find."""
+    return {key(row) for row in as_rows(replay.sample(np.random.default_rng(9), n))}
+
+
+@pytest.mark.parametrize("episodes", [[5, 2, 7], [1, 1, 1, 1, 1, 1, 1, 1, 1], [40]])
+def test_holds_the_newest_rows_with_what_each_led_to(episodes):
+    """Over many rounds: long and short episodes, and more at once than there is room for."""
+    rng = np.random.default_rng(1)
+    replay = Replay(FIELDS, n_obs=2, capacity=25)
+    slow = Slow(25)
+    for number in range(30):
+        lengths = rng.permutation(episodes)[: 1 + number % len(episodes)]
+        new = rollout(lengths, rng)
+        replay.add(new)
+        slow.add(new)
+        assert len(replay) == len(slow.rows)
+        assert contents(replay, 600) == {key(row) for row in slow.rows}
+
+
+def test_an_observation_is_stored_once():
+    replay = Replay({"obs_0": Field(shape=(1000,))}, n_obs=1, capacity=1000)
+    stored = sum(array.nbytes for array in replay._obs.values())
+    assert stored < 1.1 * 1000 * 1000 * 4
+
+
+def test_rows_are_drawn_evenly():
+    replay = Replay(FIELDS, n_obs=2, capacity=20)
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        replay.add(rollout([9, 4], rng))
+    drawn = [key(row) for row in as_rows(replay.sample(rng, 20_000))]
+    counts = np.unique(drawn, return_counts=True)[1]
+    assert len(counts) == 20
+    assert np.abs(counts - 1000).max() < 150  # five standard deviations
+
+
+def test_the_same_stream_draws_the_same_rows():
+    replay = Replay(FIELDS, n_obs=2, capacity=20)
+    replay.add(rollout([9, 4], np.random.default_rng(1)))
+    one, two = (as_rows(replay.sample(np.random.default_rng(4), 50)) for _ in range(2))
+    assert [key(row) for row in one] == [key(row) for row in two]
+
+
+def sequences_of(new: Rollout) -> dict[bytes, tuple[int, bytes]]:
+    """Of each sequence by its first row's number: how long it is, and its memory."""
+    found = {}
+    for k, (start, length) in enumerate(zip(new.starts, new.lengths, strict=True)):
+        for piece, first in enumerate(range(0, length, L)):
+            reward = new.fields["reward"][start + first].tobytes()
+            found[reward] = (min(L, length - first), new.memory[k, piece].tobytes())
+    return found
+
+
+def test_whole_sequences_are_drawn_with_the_memory_that_they_began_with():
+    rng = np.random.default_rng(1)
+    fields = {**FIELDS, "memory": Field(shape=(4,), every=L)}
+    replay = Replay(fields, n_obs=2, capacity=20, sequence_length=L)
+    known, order, sizes = {}, [], []
+    for number in range(25):
+        new = rollout([4, 7, 1, 2][: 1 + number % 4], rng, memory=True)
+        replay.add(new)
+        these = sequences_of(new)
+        known |= these
+        order += list(these)
+        sizes += [size for size, _ in these.values()]
+        # whole ones among the newest 20 rows
+        left = np.cumsum(sizes[::-1]) <= 20
+        expected = set(order[len(order) - int(left.sum()) :])
+        sampled = replay.sample(rng, 600)
+        firsts = np.cumsum(sampled.lengths) - sampled.lengths
+        assert len(sampled.lengths) == 200
+        drawn = set()
+        for first, length, memory in zip(firsts, sampled.lengths, sampled.memory, strict=True):
+            name = sampled.fields["reward"][first].tobytes()
+            assert known[name] == (length, memory.tobytes())
+            drawn.add(name)
+        assert drawn == expected
+
+
+@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("n_rounds", [1, 2, 9])
+def test_a_replay_taken_up_again_draws_and_grows_as_the_one_that_went_on(memory, n_rounds):
+    fields = {**FIELDS, "memory": Field(shape=(4,), every=L)} if memory else FIELDS
+
+    def made():
+        return Replay(fields, n_obs=2, capacity=20, sequence_length=L if memory else 1)
+
+    rng = np.random.default_rng(2)
+    one, two = made(), made()
+    for _ in range(n_rounds):
+        one.add(rollout([1, 3, 1, 5], rng, memory=memory))
+    two.load_state_dict(one.state_dict())
+    for _ in range(5):
+        new = rollout([2, 1, 1, 4], rng, memory=memory)
+        for replay in (one, two):
+            replay.add(new)
+        drawn = [as_rows(replay.sample(np.random.default_rng(5), 90)) for replay in (one, two)]
+        assert [key(row) for row in drawn[0]] == [key(row) for row in drawn[1]]
+    for name, values in one.state_dict().items():
+        np.testing.assert_array_equal(values, two.state_dict()[name])
+
+
+def test_a_saved_replay_with_more_rows_than_there_is_room_for_is_refused():
+    big, small = (Replay(FIELDS, n_obs=2, capacity=n) for n in (20, 10))
+    big.add(rollout([15], np.random.default_rng(1)))
+    with pytest.raises(ValueError, match="15 rows, and buffer_size is 10"):
+        small.load_state_dict(big.state_dict())
