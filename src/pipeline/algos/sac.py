@@ -79,19 +79,19 @@ def taken_value(values: Tensor, discrete: Tensor, branches: Sequence[int]) -> Te
     """Values of what was done, the mean over branches.
 
     Args:
-        values: [T, B, S, outputs] of T twins: one output, or one for each choice of each branch.
+        values: [B, S, outputs]: one output, or one for each choice of each branch.
         discrete: int64 [B, branches] choices.
         branches: sizes of the branches.
 
     Returns:
-        [T, B, S].
+        [B, S].
     """
     if not branches:
         return values.squeeze(-1)
     first = np.cumsum(branches) - np.asarray(branches)
     columns = discrete + torch.from_numpy(first).to(discrete.device)
-    shape = (*values.shape[:3], len(branches))
-    return values.gather(3, columns[None, :, None, :].expand(shape)).mean(-1)
+    shape = (*values.shape[:2], len(branches))
+    return values.gather(2, columns.unsqueeze(1).expand(shape)).mean(-1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -280,6 +280,7 @@ class SAC:
 
     def _learn(self, batch: Minibatch) -> Tensor:
         """One gradient step of all networks from the state before it; gives its statistics."""
+        actions = self.spec.action_spec
         own, critics, nexts = self._recalls(batch)
         with torch.no_grad():
             next_value = self.target(batch.next_obs, batch.next_obs[0], nexts)
@@ -292,18 +293,25 @@ class SAC:
         )
         self.optimizer.zero_gradients()
         fresh = self._fresh(batch, own)
-        values, again = self.twins(batch.obs, [batch.continuous, fresh.continuous], own)
-        taken = taken_value(values, batch.discrete, self.spec.action_spec.discrete_branches)
+        values, again = self.twins(
+            batch.obs,
+            taken=batch.continuous,
+            fresh=fresh.continuous if actions.continuous_size else None,
+            recall=own,
+        )
+        taken = [taken_value(one, batch.discrete, actions.discrete_branches) for one in values]
         value = self.value(batch.obs, batch.obs[0], critics)
-        loss_pi = (fresh.cost - fresh.expected(again[0]).mean(-1)).mean()
+        expected = fresh.expected(again[0])
+        loss_pi = (fresh.cost - expected.mean(-1)).mean()
         with torch.no_grad():
-            soft = fresh.expected(again).amin(0) - fresh.cost.unsqueeze(1)
+            soft = torch.minimum(expected, fresh.expected(again[1])) - fresh.cost.unsqueeze(1)
             loss_v, by_value = squared_error(value, soft)
-            (loss_1, by_1), (loss_2, by_2) = (squared_error(one, y) for one in taken)
+            (loss_1, by_first), (loss_2, by_second) = (squared_error(one, y) for one in taken)
             by_log_alpha = -(fresh.log_prob.mean(0) + self.entropy) * self.share
+        # the policy's loss passes through the first twin, which must not follow it
         torch.autograd.backward(loss_pi, inputs=self.policy_parameters)
         torch.autograd.backward(
-            (value, taken, self.log_alpha), (by_value, torch.stack((by_1, by_2)), by_log_alpha)
+            (value, *taken, self.log_alpha), (by_value, by_first, by_second, by_log_alpha)
         )
         self.optimizer.step(max_norm=self.hyperparameters.max_grad_norm)
         self._follow()

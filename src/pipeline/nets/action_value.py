@@ -72,11 +72,26 @@ class TwinActionValues(nn.Module):
         self.second = ActionValue(spec, settings, n_signals)
 
     def forward(
-        self, obs: Sequence[Tensor], actions: Sequence[Tensor], recall: Recall | None = None
-    ) -> list[Tensor]:
-        """Values [2, B, S, outputs] for each of `actions` [B, A] at the same observations."""
-        found = []
-        for twin in (self.first, self.second):
-            encoded = twin.body.encode(obs)
-            found.append([twin(encoded, continuous, recall) for continuous in actions])
-        return [torch.stack(pair) for pair in zip(*found, strict=True)]
+        self,
+        obs: Sequence[Tensor],
+        *,
+        taken: Tensor,
+        fresh: Tensor | None,
+        recall: Recall | None = None,
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Both twins' values [B, S, outputs] of actions taken, and of fresh ones.
+
+        Args:
+            obs: [B, *shape] per observation, normalised.
+            taken: [B, A] actions in -1..1.
+            fresh: [B, A] others at the same observations; None for the same ones. Of these only
+                the first twin's values have derivatives.
+            recall: the sequences that the rows form; None without memory.
+        """
+        first, second = self.first.body.encode(obs), self.second.body.encode(obs)
+        values = self.first(first, taken, recall), self.second(second, taken, recall)
+        if fresh is None:
+            return values, (values[0].detach(), values[1].detach())
+        again = self.first(first, fresh, recall)
+        with torch.no_grad():
+            return values, (again, self.second(second, fresh, recall))

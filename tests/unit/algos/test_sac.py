@@ -1,0 +1,317 @@
+"""SAC's losses by hand and against automatic derivatives, and its update as a whole."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from test_ppo import rollout
+
+from pipeline.algos.sac import SAC, Fresh, squared_error, taken_value, value_targets
+from pipeline.errors import TrainingError
+from pipeline.nets.squashed import squashed_action
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.settings import load_run_settings
+
+CPU = torch.device("cpu")
+VECTOR = [ObservationSpec.vector(4)]
+SPECS = {
+    "continuous": BehaviorSpec(VECTOR, ActionSpec(2, ())),
+    "discrete": BehaviorSpec(VECTOR, ActionSpec(0, (3, 2))),
+    "hybrid": BehaviorSpec(VECTOR, ActionSpec(2, (3, 2))),
+    "visual": BehaviorSpec([ObservationSpec.visual(3, 20, 20), *VECTOR], ActionSpec(1, ())),
+}
+kinds = pytest.mark.parametrize("kind", SPECS)
+
+
+def trainer_settings(network: dict | None = None, **hyperparameters):
+    base = {
+        "trainer_type": "sac",
+        "hyperparameters": {"batch_size": 16, "buffer_size": 500, **hyperparameters},
+        "network_settings": {"hidden_units": 16, **(network or {})},
+    }
+    return load_run_settings(None, overrides={"behaviors": {"B": base}}).behaviors["B"]
+
+
+def made(kind: str, seed: int = 1, **hyperparameters) -> SAC:
+    return SAC(SPECS[kind], trainer_settings(**hyperparameters), seed=seed, device=CPU)
+
+
+def experience(kind: str, n_rows: int = 128):
+    result = rollout(SPECS[kind], n_rows)
+    result.fields["continuous"] = np.tanh(result.fields["continuous"])
+    return result
+
+
+def test_target_looks_beyond_the_end_only_for_signals_that_ignore_it():
+    target = value_targets(
+        rewards=torch.tensor([[1.0, 2.0], [1.0, 2.0]]),
+        done=torch.tensor([False, True]),
+        next_value=torch.tensor([[10.0, 100.0], [10.0, 100.0]]),
+        gamma=torch.tensor([0.9, 0.5]),
+        ignores_done=torch.tensor([False, True]),
+    )
+    assert target.tolist() == [[10.0, 52.0], [1.0, 52.0]]
+
+
+def test_squared_error_and_its_derivative():
+    value = torch.randn(7, 2, requires_grad=True)
+    target = torch.randn(7, 2)
+    plain = 0.5 * torch.nn.functional.mse_loss(value, target)
+    plain.backward()
+    loss, derivative = squared_error(value.detach(), target)
+    torch.testing.assert_close(loss, plain.detach())
+    torch.testing.assert_close(derivative, value.grad)
+
+
+def test_value_of_choices_taken_is_the_mean_over_branches():
+    values = torch.tensor([[[1.0, 2.0, 3.0, 10.0, 20.0]]])  # branches of 3 and 2
+    assert float(taken_value(values, torch.tensor([[2, 0]]), [3, 2])) == (3.0 + 10.0) / 2
+
+
+def test_expected_value_of_choices_is_exact():
+    fresh = Fresh(
+        continuous=torch.zeros(1, 0),
+        log_prob=torch.zeros(1, 2),
+        cost=torch.zeros(1),
+        probability=torch.tensor([[0.5, 0.5, 0.0, 0.25, 0.75]]),
+        n_branches=2,
+    )
+    values = torch.tensor([[[[1.0, 2.0, 99.0, 10.0, 20.0]]]])
+    assert float(fresh.expected(values)) == pytest.approx(((0.5 + 1.0) + (2.5 + 15.0)) / 2)
+
+
+def test_squashed_density_is_that_of_torchs_transformed_normal():
+    rows = torch.Generator().manual_seed(0)
+    mu, log_sigma, noise = torch.randn(3, 200, 2, generator=rows, dtype=torch.float64)
+    action, log_prob = squashed_action(mu=mu, log_sigma=log_sigma * 0.3, noise=noise)
+    normal = torch.distributions.Normal(mu, (log_sigma * 0.3).exp())
+    bent = torch.distributions.TransformedDistribution(
+        normal, torch.distributions.transforms.TanhTransform(cache_size=1)
+    )
+    u = mu + (log_sigma * 0.3).exp() * noise
+    torch.testing.assert_close(action, u.tanh())
+    expected = normal.log_prob(u) - torch.log1p(-u.tanh().square())
+    inside = u.abs() < 8  # where the plain form is exact enough
+    torch.testing.assert_close(log_prob[inside], expected[inside])
+    torch.testing.assert_close(bent.log_prob(action)[u.abs() < 3], log_prob[u.abs() < 3])
+
+
+def test_squashed_density_is_finite_where_the_action_is_1():
+    action, log_prob = squashed_action(
+        mu=torch.tensor([[40.0]]), log_sigma=torch.tensor([[0.0]]), noise=torch.tensor([[1.0]])
+    )
+    assert float(action) == 1.0
+    assert float(log_prob) == pytest.approx(
+        -0.5 - 0.5 * math.log(2 * math.pi) - 2 * (math.log(2) - 41)
+    )
+
+
+def test_written_derivatives_of_squashing_equal_numerical_ones():
+    rows = torch.Generator().manual_seed(0)
+    mu, log_sigma, noise = torch.randn(3, 5, 2, generator=rows, dtype=torch.float64)
+    mu.requires_grad_()
+    log_sigma.requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda m, s: squashed_action(mu=m, log_sigma=s, noise=noise), (mu, log_sigma)
+    )
+
+
+def slow_losses(algorithm: SAC, batch) -> dict[str, torch.Tensor]:
+    """The five losses branch by branch, as one would write them from the papers."""
+    actions, actor = algorithm.spec.action_spec, algorithm.policy.actor
+    n, n_signals = len(batch.done), len(algorithm.signals.names)
+    hidden = actor(batch.obs)
+    alpha = algorithm.log_alpha.exp()
+    held = alpha.detach()
+    action, soft_cost, alpha_loss = batch.continuous, torch.zeros(n), torch.zeros(())
+    offset = 0
+    if actions.continuous_size:
+        mu, log_sigma = actor.heads.gaussian(hidden)
+        stream = torch.Generator()
+        stream.set_state(algorithm.noise_stream.get_state())
+        noise = torch.empty_like(mu).normal_(generator=stream)
+        u = mu + log_sigma.exp() * noise
+        action = torch.tanh(u)
+        density = torch.distributions.Normal(mu, log_sigma.exp()).log_prob(u)
+        density = (density - torch.log(1 - action.square() + 1e-9)).sum(1)
+        soft_cost = soft_cost + held[0] * density
+        wanted = -float(actions.continuous_size)
+        alpha_loss = alpha_loss - (algorithm.log_alpha[0] * (density.detach() + wanted)).mean()
+        offset = 1
+    q1 = algorithm.twins.first(algorithm.twins.first.body.encode(batch.obs), action, None)
+    q2 = algorithm.twins.second(algorithm.twins.second.body.encode(batch.obs), action, None)
+    expected = [
+        q.squeeze(-1) if not actions.discrete_size else torch.zeros(n, n_signals) for q in (q1, q2)
+    ]
+    logs = actor.heads.branch_log_probs(hidden, batch.allowed)
+    start = 0
+    for b, log_p in enumerate(logs):
+        size, share = log_p.shape[1], 1 / len(logs)
+        p = log_p.exp()
+        for t, q in enumerate((q1, q2)):
+            part = (p[:, None, :] * q[:, :, start : start + size]).sum(-1)
+            expected[t] = expected[t] + share * part
+        inner = (p * log_p).sum(1)
+        soft_cost = soft_cost + share * held[offset + b] * inner
+        wanted = 0.2 * math.log(size)
+        alpha_loss = (
+            alpha_loss
+            - share * (algorithm.log_alpha[offset + b] * (inner.detach() + wanted)).mean()
+        )
+        start += size
+    policy_loss = (soft_cost - expected[0].mean(-1)).mean()
+    v_target = (torch.minimum(*expected) - soft_cost[:, None]).detach()
+    value = algorithm.value(batch.obs, batch.obs[0])
+    with torch.no_grad():
+        following = algorithm.target(batch.next_obs, batch.next_obs[0])
+    y = batch.rewards + algorithm.signals.gamma * following * (~batch.done)[:, None]
+    losses = {"policy": policy_loss, "value": 0.5 * (value - v_target).square().mean()}
+    for name, twin in (("first", algorithm.twins.first), ("second", algorithm.twins.second)):
+        q = twin(twin.body.encode(batch.obs), batch.continuous, None)
+        if actions.discrete_size:
+            parts, start = [], 0
+            for b, size in enumerate(actions.discrete_branches):
+                picked = q[:, :, start : start + size].gather(
+                    2, batch.discrete[:, None, b : b + 1].expand(n, n_signals, 1)
+                )
+                parts.append(picked)
+                start += size
+            q = torch.cat(parts, dim=2).mean(2)
+        else:
+            q = q.squeeze(-1)
+        losses[name] = 0.5 * (y - q).square().mean()
+    losses["alpha"] = alpha_loss
+    return losses
+
+
+@kinds
+def test_gradients_are_those_of_the_five_losses_each_for_its_own_network(kind):
+    algorithm = made(kind, init_entcoef=0.3)
+    algorithm.replay.add(experience(kind))
+    (batch,) = algorithm.samples.minibatches(1)
+    losses = slow_losses(algorithm, batch)
+    owners = {
+        "policy": list(algorithm.policy.parameters()),
+        "value": list(algorithm.value.parameters()),
+        "first": list(algorithm.twins.first.parameters()),
+        "second": list(algorithm.twins.second.parameters()),
+        "alpha": [algorithm.log_alpha],
+    }
+    expected = {
+        name: torch.autograd.grad(losses[name], owners[name], retain_graph=True) for name in losses
+    }
+    found = algorithm._learn(batch)
+    for name, parameters in owners.items():
+        for parameter, gradient in zip(parameters, expected[name], strict=True):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=2e-4, atol=2e-6)
+    named = torch.stack([losses[name] for name in ("policy", "value", "first", "second")])
+    torch.testing.assert_close(found[:4], named.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_target_moves_by_tau():
+    algorithm = made("continuous", tau=0.1)
+    algorithm.replay.add(experience("continuous"))
+    before = copy.deepcopy(algorithm.target.state_dict())
+    (batch,) = algorithm.samples.minibatches(1)
+    algorithm._learn(batch)
+    now = algorithm.value.state_dict()
+    for name, values in algorithm.target.state_dict().items():
+        torch.testing.assert_close(values, 0.9 * before[name] + 0.1 * now[name])
+
+
+def test_temperature_falls_while_the_policy_is_more_random_than_wanted_and_rises_otherwise():
+    for entropy, sign in ((5.0, -1.0), (-5.0, 1.0)):
+        algorithm = made("continuous")
+        algorithm.entropy = torch.tensor([-entropy])  # wanted; a new policy's is in between
+        algorithm.replay.add(experience("continuous"))
+        before = float(algorithm.log_alpha.detach())
+        (batch,) = algorithm.samples.minibatches(1)
+        algorithm._learn(batch)
+        assert np.sign(float(algorithm.log_alpha.detach()) - before) == sign
+
+
+@pytest.mark.parametrize(
+    ("every", "steps"), [(1.0, [40, 80]), (10.0, [40, 100, 333]), (0.25, [40])]
+)
+def test_number_of_gradient_steps_follows_the_schedule(every, steps):
+    algorithm = made("continuous", buffer_init_steps=20, steps_per_update=every)
+    algorithm.replay.add(experience("continuous"))
+    n = 1
+    for step in steps:
+        n_due = algorithm._due(step, n, every)
+        slow = n
+        while (step - 20) / slow > every:
+            slow += 1
+        assert n_due == slow - n
+        n += n_due
+
+
+def test_nothing_is_learned_before_there_are_enough_rows_and_steps():
+    algorithm = made("continuous", buffer_init_steps=100)
+    assert algorithm.update(experience("continuous", 64), step=64) == {}
+    assert len(algorithm.replay) == 64
+    stats = algorithm.update(experience("continuous", 64), step=128)
+    assert algorithm.n_updates == 28
+    assert {"Losses/Q1 Loss", "Policy/Continuous Entropy Coeff", "Policy/Extrinsic Value"} <= set(
+        stats
+    )
+    few = made("continuous", batch_size=100)
+    assert few.update(experience("continuous", 96), step=96) == {}
+
+
+@kinds
+def test_update_from_a_saved_state_equals_going_on(kind):
+    one, two = made(kind, seed=1), made(kind, seed=2)
+    for algorithm in (one, two):
+        algorithm.replay.add(experience(kind))
+    one.update(experience(kind, 32), step=20)
+    two.replay.load_state_dict(one.replay.state_dict())
+    two.load_state_dict(copy.deepcopy(one.state_dict()))
+    for algorithm in (one, two):
+        algorithm.update(experience(kind, 32), step=40)
+    for first, second in zip(one.optimizer.parameters, two.optimizer.parameters, strict=True):
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+@kinds
+def test_actions_are_in_range_and_stored_as_the_environment_gets_them(kind):
+    algorithm = made(kind)
+    rng = np.random.default_rng(0)
+    obs = [
+        rng.normal(size=(50, *o.shape)).astype(np.float32) for o in SPECS[kind].observation_specs
+    ]
+    decision = algorithm.act(obs, None)
+    assert np.abs(decision.action.continuous).max(initial=0.0) <= 1.0
+    np.testing.assert_array_equal(decision.action.continuous, decision.rows["continuous"])
+    assert set(decision.rows) == set(algorithm.fields)
+
+
+def test_not_finite_loss_stops_the_run():
+    algorithm = made("continuous")
+    bad = experience("continuous")
+    bad.fields["reward"][:] = np.inf
+    with pytest.raises(TrainingError, match="step 128: the SAC loss is not finite"):
+        algorithm.update(bad, step=128)
+
+
+def test_memories_after_the_first_row_start_the_next_values():
+    settings = trainer_settings({"memory": {"sequence_length": 4, "memory_size": 8}})
+    algorithm = SAC(SPECS["continuous"], settings, seed=1, device=CPU)
+    new = experience("continuous", 32)
+    memory = np.random.default_rng(3).normal(size=(1, 8, 16)).astype(np.float32)
+    algorithm.replay.add(
+        type(new)(**{**{n: getattr(new, n) for n in new.__slots__}, "memory": memory})
+    )
+    (batch,) = algorithm.samples.minibatches(1)
+    own, critics, following = algorithm._recalls(batch)
+    assert own.memory.shape == critics.memory.shape == (4, 8)
+    for s, first in enumerate((0, 4, 8, 12)):
+        expected = algorithm.value.step(
+            [batch.obs[0][first : first + 1]], critics.memory[s : s + 1]
+        )
+        torch.testing.assert_close(following.memory[s : s + 1], expected.detach())
+    assert np.isfinite(algorithm._learn(batch).numpy()).all()
