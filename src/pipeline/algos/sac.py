@@ -68,11 +68,19 @@ def value_targets(
     return rewards + gamma * next_value.masked_fill(ends, 0.0)
 
 
-def squared_error(value: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Half the mean squared error, and its derivative by `value`, both of one shape."""
-    error = value - target
-    scale = 1.0 / error.numel()
-    return error.square().sum() * (0.5 * scale), error * scale
+def squared_errors(found: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Half the mean squared error of each of K networks.
+
+    Args:
+        found: [K, B, S] values.
+        wanted: [K, B, S] targets.
+
+    Returns:
+        [K], and its derivative [K, B, S] by `found`.
+    """
+    error = found - wanted
+    scale = 1.0 / error[0].numel()
+    return error.square().sum((1, 2)) * (0.5 * scale), error * scale
 
 
 def taken_value(values: Tensor, discrete: Tensor, branches: Sequence[int]) -> Tensor:
@@ -156,6 +164,7 @@ class SAC:
             ],
             learning_rate=self.hyperparameters.learning_rate,
         )
+        self._source, self._target = list(self.value.parameters()), list(self.target.parameters())
         self.policy_parameters = list(self.policy.parameters())
         self.action_stream = generator_for(seed, device, "actions")
         self.noise_stream = generator_for(seed, device, "noise")
@@ -305,18 +314,19 @@ class SAC:
         loss_pi = (fresh.cost - expected.mean(-1)).mean()
         with torch.no_grad():
             soft = torch.minimum(expected, fresh.expected(again[1])) - fresh.cost.unsqueeze(1)
-            loss_v, by_value = squared_error(value, soft)
-            (loss_1, by_first), (loss_2, by_second) = (squared_error(one, y) for one in taken)
+            losses, by_values = squared_errors(
+                torch.stack((value, *taken)), torch.stack((soft, y, y))
+            )
             by_log_alpha = -(fresh.log_prob.mean(0) + self.entropy) * self.share
         # the policy's loss passes through the first twin, which must not follow it
         torch.autograd.backward(loss_pi, inputs=self.policy_parameters)
         torch.autograd.backward(
-            (value, *taken, self.log_alpha), (by_value, by_first, by_second, by_log_alpha)
+            (value, *taken, self.log_alpha), (*by_values.unbind(), by_log_alpha)
         )
         self.optimizer.step(max_norm=self.hyperparameters.max_grad_norm)
-        self._follow()
-        losses = torch.stack((loss_pi.detach(), loss_v, loss_1, loss_2))
-        return torch.cat((losses, value.detach().mean(0)))
+        with torch.no_grad():
+            torch._foreach_lerp_(self._target, self._source, self.hyperparameters.tau)
+        return torch.cat((loss_pi.detach().view(1), losses, value.detach().mean(0)))
 
     def _fresh(self, batch: Minibatch, recall: Recall | None) -> Fresh:
         """What the policy would do at the observations of a minibatch, with gradients."""
@@ -338,13 +348,6 @@ class SAC:
             probability=torch.cat(branches, dim=1).exp() if branches else None,
             n_branches=len(branches),
         )
-
-    @torch.no_grad()
-    def _follow(self) -> None:
-        """Move the target a little towards the value network."""
-        tau = self.hyperparameters.tau
-        for target, value in zip(self.target.parameters(), self.value.parameters(), strict=True):
-            target.lerp_(value, tau)
 
     def _recalls(self, batch: Minibatch) -> tuple[Recall | None, Recall | None, Recall | None]:
         """Memories of the actor, of the value network, and of the latter one row later."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_ppo import rollout
 
-from pipeline.algos.sac import SAC, Fresh, squared_error, taken_value, value_targets
+from pipeline.algos.sac import SAC, Fresh, squared_errors, taken_value, value_targets
 from pipeline.errors import TrainingError
 from pipeline.nets.squashed import squashed_action
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -57,14 +57,14 @@ def test_target_looks_beyond_the_end_only_for_signals_that_ignore_it():
     assert target.tolist() == [[10.0, 52.0], [1.0, 52.0]]
 
 
-def test_squared_error_and_its_derivative():
-    value = torch.randn(7, 2, requires_grad=True)
-    target = torch.randn(7, 2)
-    plain = 0.5 * torch.nn.functional.mse_loss(value, target)
-    plain.backward()
-    loss, derivative = squared_error(value.detach(), target)
-    torch.testing.assert_close(loss, plain.detach())
-    torch.testing.assert_close(derivative, value.grad)
+def test_squared_errors_and_their_derivatives():
+    found = torch.randn(3, 7, 2, requires_grad=True)
+    wanted = torch.randn(3, 7, 2)
+    plain = [0.5 * torch.nn.functional.mse_loss(a, b) for a, b in zip(found, wanted, strict=True)]
+    sum(plain).backward()
+    losses, derivative = squared_errors(found.detach(), wanted)
+    torch.testing.assert_close(losses, torch.stack(plain).detach())
+    torch.testing.assert_close(derivative, found.grad)
 
 
 def test_value_of_choices_taken_is_the_mean_over_branches():
