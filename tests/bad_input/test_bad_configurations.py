@@ -76,7 +76,7 @@ def test_a_configuration_that_is_a_folder_or_not_text(place):
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_the_environment_starts(place, old, new, expected):
-    new, expected = (text.replace("{untrainable}", "sac") for text in (new, expected))
+    new, expected = (text.replace("{untrainable}", "poca") for text in (new, expected))
     assert old in CONFIG
     config = place.config(CONFIG.replace(old, new))
     env = place.program(TOUCHES)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 
@@ -56,11 +57,11 @@ CASES = {
 }
 
 
-def make(obs, actions, network):
+def make(obs, actions, network, *, squash=False):
     torch.manual_seed(0)
     values = {"behaviors": {"B": {"trainer_type": "ppo", "network_settings": network}}}
     settings = load_run_settings(None, overrides=values).for_behavior("B").network_settings
-    policy = Policy(BehaviorSpec(obs, actions), settings)
+    policy = Policy(BehaviorSpec(obs, actions), settings, squash=squash)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -77,10 +78,13 @@ def rows(obs, n_rows, seed=0):
     return values
 
 
+@pytest.mark.parametrize("squash", [False, True], ids=["plain", "squashed"])
 @pytest.mark.parametrize("name", CASES)
-def test_exported_torch_policy_acts_as_it_did(tmp_path, name):
+def test_exported_torch_policy_acts_as_it_did(tmp_path, name, squash):
     obs, actions, network = CASES[name]
-    policy = make(obs, actions, network)
+    if squash and not actions.continuous_size:
+        pytest.skip("there is nothing to squash")
+    policy = make(obs, actions, network, squash=squash)
     values = rows(obs, 40)
     masks = None
     if actions.discrete_size:
@@ -90,6 +94,27 @@ def test_exported_torch_policy_acts_as_it_did(tmp_path, name):
     report = publish(describe_policy(policy), tmp_path / "p.onnx", recording=recording)
     assert report.rows == 40
     assert report.discrete_ties == 0
+
+
+def test_exported_squashed_policy_draws_from_the_trained_distribution(tmp_path):
+    """Mean and spread of the samples before squashing, at one observation."""
+    policy = make([VECTOR(4)], ActionSpec(2, ()), {}, squash=True)
+    (seen,) = rows([VECTOR(4)], 1)
+    publish(
+        describe_policy(policy),
+        tmp_path / "p.onnx",
+        recording=record(policy, [np.repeat(seen, 3, axis=0)]),
+    )
+    session = onnxruntime.InferenceSession(tmp_path / "p.onnx", providers=["CPUExecutionProvider"])
+    (drawn,) = session.run(["continuous_actions"], {"obs_0": np.repeat(seen, 20_000, axis=0)})
+    with torch.no_grad():
+        hidden = policy.actor(policy.normalizers([torch.from_numpy(seen)]))
+        mu, log_sigma = policy.actor.heads.gaussian(hidden)
+    assert np.abs(drawn).max() <= 1.0
+    u = np.arctanh(np.clip(drawn.astype(np.float64), -1 + 1e-7, 1 - 1e-7))
+    sigma = log_sigma.exp().numpy()[0]
+    np.testing.assert_allclose(u.mean(0), mu.numpy()[0], atol=5 * sigma.max() / 20_000**0.5)
+    np.testing.assert_allclose(u.std(0), sigma, rtol=0.03)
 
 
 def test_description_is_a_copy_that_training_does_not_change():
