@@ -55,7 +55,7 @@ test: $(STAMP)
 	python -m pytest
 
 test-learning: $(STAMP)
-	python -m pytest tests/learning --learning-seeds 3
+	python -m pytest tests/learning --learning-seeds 3 --learning-table results/learning.md
 
 check: $(STAMP)
 	ruff check .

@@ -1,12 +1,17 @@
 """How many seeds the learning tests take: `pytest tests/learning --learning-seeds 3`.
 
-Without the option, and so in `make test`, each takes one. `make test-learning` takes three.
+Without the option, and so in `make test`, each takes one. `make test-learning` takes three, and
+writes what each learned as a table.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+
+_FOUND = pytest.StashKey[dict]()
 
 
 def pytest_addoption(parser):
@@ -16,6 +21,13 @@ def pytest_addoption(parser):
         default=1,
         metavar="N",
         help="train every toy with the seeds 1 to N (1; `make test-learning` takes 3)",
+    )
+    parser.addoption(
+        "--learning-table",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="write what was wanted and what each seed reached, as a Markdown table",
     )
 
 
@@ -32,3 +44,29 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def note(request):
+    """Keeps what one seed reached, for the table at the end."""
+
+    def keep(what: str, found: float, *, wanted: float, steps: int) -> None:
+        rows = request.config.stash.setdefault(_FOUND, {})
+        rows.setdefault((what, steps, wanted), []).append(found)
+
+    return keep
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    rows = config.stash.get(_FOUND, {})
+    if not rows:
+        return
+    lines = ["| What | Agent steps | Wanted | Reached, by seed |", "| --- | ---: | ---: | --- |"]
+    for (what, steps, wanted), found in rows.items():
+        reached = " / ".join(f"{one:.2f}" for one in found)
+        lines.append(f"| {what} | {steps:,} | {wanted:g} | {reached} |")
+    terminalreporter.section("what was learned")
+    terminalreporter.write_line("\n".join(lines))
+    file = config.getoption("--learning-table", default=None)
+    if file is not None:
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -40,6 +40,8 @@ class Batch:
     """bool [R, sum of branch sizes]."""
     recall: Recall | None = None
     """The sequences that the rows form, and their memories; None without memory."""
+    index: Tensor | None = None
+    """int64 [B] which rows of the rollout a minibatch has; None for a whole rollout."""
 
     def minibatches(self, stream: np.random.Generator, size: int) -> Iterator[Batch]:
         """The rows in a new order, `size` at a time; a rest that fills no minibatch is left.
@@ -54,6 +56,7 @@ class Batch:
         names = ("continuous", "discrete", "log_prob", "advantage", "value", "returns", "allowed")
         columns = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         pieces = [torch.split(one[index], sizes) for one in (*self.obs, *columns.values())]
-        for recall, *parts in zip(recalls, *pieces, strict=True):
+        indices = torch.split(index, sizes)
+        for recall, own, *parts in zip(recalls, indices, *pieces, strict=True):
             obs, rest = parts[: len(self.obs)], parts[len(self.obs) :]
-            yield Batch(obs=obs, recall=recall, **dict(zip(columns, rest, strict=True)))
+            yield Batch(obs=obs, recall=recall, index=own, **dict(zip(columns, rest, strict=True)))

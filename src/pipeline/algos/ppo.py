@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeline import seeding
 from pipeline.algos.batch import Batch
 from pipeline.algos.bc import BehavioralCloning
+from pipeline.algos.experience import LearnedRewards
 from pipeline.algos.policy import Policy, generator_for, rollout_fields, seeded_weights, tensors
 from pipeline.algos.recurrence import stored_recall, values_in_sequence
 from pipeline.algos.returns import generalized_advantages
 from pipeline.algos.schedules import BETA_FLOOR, EPSILON_FLOOR, LEARNING_RATE_FLOOR, scheduled
-from pipeline.algos.signals import supported_signals
+from pipeline.algos.signals import RewardSignals
 from pipeline.data.rollout import Field
 from pipeline.errors import TrainingError
 from pipeline.nets.actor_critic import Critic
@@ -118,24 +119,29 @@ class PPO:
         self.settings = settings
         self.hyperparameters: PPOSettings = settings.hyperparameters  # type: ignore[assignment]  # checked by trainer_type
         self.device = device
-        self.signals = supported_signals(settings)
+        self.signals = RewardSignals(spec, settings, seed=seed, device=device)
+        self.learned = (
+            LearnedRewards(self.signals, device=device) if self.signals.learning else None
+        )
         shared = self.hyperparameters.shared_critic
         with seeded_weights(seed, "ppo"):
             self.policy = Policy(spec, settings.network_settings).to(device)
             self.critic = Critic(
                 spec,
                 settings.network_settings,
-                list(self.signals),
+                self.signals.names,
                 shared=self.policy.actor if shared else None,
             ).to(device)
         self.parameters = [*self.policy.parameters(), *self.critic.parameters()]
         self.optimizer = FlatAdam(self.parameters, learning_rate=self.hyperparameters.learning_rate)
         self.action_stream = generator_for(seed, device, "actions")
         self.minibatch_stream = seeding.stream(seed, "minibatches")
-        self.gamma = np.array([s.gamma for s in self.signals.values()], dtype=np.float32)
+        self.gamma, self.strength, self.ignores_done = (
+            values.cpu().numpy()
+            for values in (self.signals.gamma, self.signals.strength, self.signals.ignores_done)
+        )
         memory = settings.network_settings.memory
         self.sequence_length = 1 if memory is None else memory.sequence_length
-        self.strength = np.array([s.strength for s in self.signals.values()], dtype=np.float32)
         self.cloning = BehavioralCloning.from_settings(self.policy, settings, seed=seed)
 
     @property
@@ -173,8 +179,10 @@ class PPO:
 
     def observe(self, obs: Sequence[FloatArray]) -> None:
         """Take the observations [B, *shape] of closed trajectories into the normalisers."""
-        if self.policy.normalizers:
-            self.policy.normalizers.update(tensors(obs, self.device))
+        if self.policy.normalizers or self.learned is not None:
+            rows = tensors(obs, self.device)
+            self.policy.normalizers.update(rows)
+            self.signals.observe(rows)
 
     def ready(self, n_rows: int) -> bool:
         """Whether `n_rows` of closed trajectories are enough for an update."""
@@ -207,10 +215,10 @@ class PPO:
         learned: list[Learned] = []
         size = max(h.batch_size // self.sequence_length, 1)
         for _ in range(h.num_epoch):
-            learned += [
-                self._learn(minibatch, epsilon=epsilon, beta=beta, clip=clip)
-                for minibatch in batch.minibatches(self.minibatch_stream, size)
-            ]
+            for minibatch in batch.minibatches(self.minibatch_stream, size):
+                learned.append(self._learn(minibatch, epsilon=epsilon, beta=beta, clip=clip))
+                if self.learned is not None and minibatch.index is not None:
+                    self.learned.learn(minibatch.index)
         loss_pi, loss_v = torch.stack([one.losses for one in learned]).mean(0).tolist()
         if not np.isfinite(loss_pi + loss_v):
             raise TrainingError(
@@ -229,9 +237,11 @@ class PPO:
             "Policy/clip_fraction": float((change.abs() > epsilon).float().mean()),
             "Policy/explained_variance": _explained_variance(batch),
         }
-        for column, signal in enumerate(self.signals):
+        for column, signal in enumerate(self.signals.names):
             name = signal.capitalize()
             stats[f"Policy/{name} Value Estimate"] = float(batch.value[:, column].mean())
+        if self.learned is not None:
+            stats |= self.learned.end(step=step)
         if self.cloning is not None:
             stats["Losses/Pretraining Loss"] = self.cloning.update(step=step)
         return stats
@@ -280,8 +290,11 @@ class PPO:
                 found.cpu().numpy()
                 for found in values_in_sequence(self._value, obs, next_obs, rollout, recall=recall)
             )
-        bootstrap = following * ~rollout.terminated[:, None]
-        rewards = f["reward"][:, None] * self.strength
+        bootstrap = following * (~rollout.terminated[:, None] | self.ignores_done)
+        if self.learned is None:
+            rewards = f["reward"][:, None] * self.strength
+        else:
+            rewards = self.learned.begin(rollout)
         advantages = generalized_advantages(
             rewards=rewards,
             values=value,
@@ -335,6 +348,8 @@ class PPO:
             "action_stream": self.action_stream.get_state(),
             "minibatch_stream": self.minibatch_stream.bit_generator.state,
             "cloning": None if self.cloning is None else self.cloning.state_dict(),
+            "signals": self.signals.state_dict(),
+            "learned": None if self.learned is None else self.learned.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -346,21 +361,29 @@ class PPO:
         self.minibatch_stream.bit_generator.state = state["minibatch_stream"]
         if self.cloning is not None and state["cloning"] is not None:
             self.cloning.load_state_dict(state["cloning"])
+        if self.learned is not None:  # files of before there were such signals have none
+            self.signals.load_state_dict(state["signals"])
+            self.learned.load_state_dict(state["learned"])
+
+    @property
+    def networks(self) -> dict[str, nn.Module]:
+        """All networks, by the names that checkpoints use."""
+        return {"policy": self.policy, "critic": self.critic, **self.signals.modules}
 
     def weights(self) -> dict[str, Any]:
-        """Copies of policy and critic, for `load_weights`."""
+        """Copies of the networks' weights, for `load_weights`."""
         return {
             name: {key: value.clone() for key, value in network.state_dict().items()}
-            for name, network in (("policy", self.policy), ("critic", self.critic))
+            for name, network in self.networks.items()
         }
 
     def load_weights(self, state: dict[str, Any]) -> tuple[list[str], int]:
-        """Take over what fits of another run's policy and, where it has one, critic.
+        """Take over what fits of another run's policy and, where it has them, other networks.
 
         Returns:
             What was not loaded, with reasons, and how many tensors were.
         """
-        return load_matching({"policy": self.policy, "critic": self.critic}, state)
+        return load_matching(self.networks, state)
 
 
 def _explained_variance(batch: Batch) -> float:

@@ -6,15 +6,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pipeline.errors import SettingsError
+from pipeline.algos.curiosity import Curiosity
+from pipeline.algos.gail import GAIL
+from pipeline.algos.rnd import RND
+from pipeline.data.demonstrations import demonstration_files
+from pipeline.errors import DemonstrationError, SettingsError
+from pipeline.settings.schema import GAILSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from pipeline.protocol.specs import BehaviorSpec
     from pipeline.settings.schema import TrainerSettings
+    from pipeline.settings.schema.reward_signals import RewardSignalSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,9 +30,9 @@ class Transitions:
     obs: list[Tensor]
     """[B, *shape] per observation, not normalised: a signal that normalises does so itself."""
     next_obs: list[Tensor]
-    """[B, *shape] what each step led to."""
+    """[B, *shape] what each step led to; may be empty unless `RewardSignals.needs_next_obs`."""
     continuous: Tensor
-    """[B, A] as the algorithm drew them."""
+    """[B, A] in the environment's range -1..1, whatever the algorithm drew."""
     discrete: Tensor
     """int64 [B, branches]."""
     reward: Tensor
@@ -43,6 +49,15 @@ class RewardSignal(Protocol):
 
     ignores_done: bool
     """Whether values look beyond the end of an episode."""
+    needs_next_obs: bool
+    """Whether it looks at what a step led to."""
+
+    @property
+    def modules(self) -> Mapping[str, nn.Module]:
+        """Its networks by the names that checkpoints use."""
+
+    def observe(self, obs: Sequence[Tensor]) -> None:
+        """Take rows [B, *shape] of new experience into its normalisers, each row once."""
 
     def rewards(self, transitions: Transitions) -> Tensor:
         """[B] rewards before `strength`, without gradient."""
@@ -61,6 +76,15 @@ class Extrinsic:
     """The environment's own reward."""
 
     ignores_done = False
+    needs_next_obs = False
+
+    @property
+    def modules(self) -> Mapping[str, nn.Module]:
+        """None."""
+        return {}
+
+    def observe(self, obs: Sequence[Tensor]) -> None:
+        """Nothing to normalise."""
 
     def rewards(self, transitions: Transitions) -> Tensor:
         """[B] the environment's."""
@@ -76,6 +100,14 @@ class Extrinsic:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Nothing to take up."""
+
+
+LEARNED: Mapping[str, Callable[..., RewardSignal]] = {
+    "curiosity": Curiosity,
+    "gail": GAIL,
+    "rnd": RND,
+}
+"""The signals that learn, by their names in settings."""
 
 
 class RewardSignals:
@@ -104,6 +136,10 @@ class RewardSignals:
         self.ignores_done = torch.tensor(
             [one.ignores_done for one in self.by_name.values()], device=device
         )
+        self.learning = any(not isinstance(one, Extrinsic) for one in self.by_name.values())
+        """Whether any of them has something to learn."""
+        self.needs_next_obs = any(one.needs_next_obs for one in self.by_name.values())
+        """Whether any of them looks at what a step led to."""
 
     @property
     def names(self) -> list[str]:
@@ -111,9 +147,14 @@ class RewardSignals:
         return list(self.by_name)
 
     @property
-    def learning(self) -> bool:
-        """Whether any of them has something to learn."""
-        return any(not isinstance(one, Extrinsic) for one in self.by_name.values())
+    def modules(self) -> dict[str, nn.Module]:
+        """All their networks, by the names that checkpoints use."""
+        return {key: one for signal in self.by_name.values() for key, one in signal.modules.items()}
+
+    def observe(self, obs: Sequence[Tensor]) -> None:
+        """Take rows [B, *shape] of new experience into the signals' normalisers, each row once."""
+        for one in self.by_name.values():
+            one.observe(obs)
 
     def rewards(self, transitions: Transitions) -> Tensor:
         """[B, S] rewards of each signal, times its strength."""
@@ -137,29 +178,45 @@ class RewardSignals:
             one.load_state_dict(state[name])
 
 
+def mean_losses(losses: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    """Means by tag of what `RewardSignals.update` gave in each of several minibatches."""
+    if not losses:
+        return {}
+    tags = list(losses[0])
+    means = torch.stack([torch.stack([one[tag] for tag in tags]) for one in losses]).mean(0)
+    return dict(zip(tags, means.tolist(), strict=True))
+
+
 def make(
     name: str,
-    spec: BehaviorSpec,  # noqa: ARG001  # the environment's own reward needs nothing
-    settings: TrainerSettings,  # noqa: ARG001
+    spec: BehaviorSpec,
+    settings: TrainerSettings,
     *,
-    seed: int,  # noqa: ARG001
-    device: torch.device,  # noqa: ARG001
+    seed: int,
+    device: torch.device,
 ) -> RewardSignal:
     """The signal called `name`, as `settings` ask for it."""
+    one: Any = settings.reward_signals[name]
     if name == "extrinsic":
         return Extrinsic()
-    raise SettingsError(
-        f"reward_signals.{name}: this reward signal cannot be trained with yet; "
-        "remove it, or keep only: extrinsic"
-    )
+    try:
+        return LEARNED[name](spec, one, seed=seed, device=device)
+    except SettingsError as error:
+        raise SettingsError(f"reward_signals.{name}: {error}") from error
 
 
-def supported_signals(settings: TrainerSettings) -> dict[str, Any]:
+def supported_signals(settings: TrainerSettings) -> dict[str, RewardSignalSettings]:
     """The behavior's reward signals; SettingsError when one of them cannot be trained with."""
-    unsupported = sorted(set(settings.reward_signals) - {"extrinsic"})
-    if unsupported:
-        raise SettingsError(
-            f"reward_signals.{unsupported[0]}: this reward signal cannot be trained with yet; "
-            "remove it, or keep only: extrinsic"
-        )
+    for name in settings.reward_signals:
+        if name != "extrinsic" and name not in LEARNED:
+            raise SettingsError(
+                f"reward_signals.{name}: this reward signal cannot be trained with; use one of: "
+                f"extrinsic, {', '.join(LEARNED)}"
+            )
+    gail = settings.reward_signals.get("gail")
+    if isinstance(gail, GAILSettings):
+        try:
+            demonstration_files(gail.demo_path)
+        except DemonstrationError as error:
+            raise SettingsError(f"reward_signals.gail.demo_path: {error}") from error
     return dict(settings.reward_signals)

@@ -30,6 +30,8 @@ class ExpertRows:
     """int32 [R, branches]."""
     lengths: AnyArray | None = None
     """int64 [E] rows of each episode, one after another; None where rows are in no such order."""
+    done: BoolArray | None = None
+    """bool [R] whether the task ended with the row, not where it was cut short; None if unknown."""
 
     def __len__(self) -> int:
         return len(self.continuous)
@@ -75,12 +77,20 @@ def load_expert_rows(paths: Sequence[Path | str], spec: BehaviorSpec) -> ExpertR
         continuous=np.concatenate([d.continuous[keep] for d, keep in parts]),
         discrete=np.concatenate([d.discrete[keep] for d, keep in parts]),
         lengths=np.concatenate([_episode_lengths(d.done) for d, _ in parts]),
+        done=np.concatenate([_ending_rows(d)[keep] for d, keep in parts]),
     )
     if len(rows) == 0:
         raise DemonstrationError(
             f"{', '.join(map(str, paths))}: no step holds an action to learn from"
         )
     return rows
+
+
+def _ending_rows(demonstration: Demonstration) -> BoolArray:
+    """Bool [P] whether the pair after each one closes an episode that was not cut short."""
+    ending = np.zeros(len(demonstration), dtype=np.bool_)
+    ending[:-1] = (demonstration.done & ~demonstration.interrupted)[1:]
+    return ending
 
 
 def _episode_lengths(done: BoolArray) -> AnyArray:

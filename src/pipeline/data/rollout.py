@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 _ALL = slice(None)
 
 
+def _nobody() -> AnyArray:
+    return np.zeros(0, dtype=np.int64)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Field:
     """One quantity that every row has."""
@@ -52,6 +56,12 @@ class Rollout:
     memory: FloatArray | None = None
     """[K, sequences, M] memory before each sequence that a trajectory of full length is cut into;
     in a shorter trajectory the later ones mean nothing. None without memory."""
+    slots: AnyArray = field(default_factory=_nobody)
+    """[K] slot of each trajectory's agent."""
+    begins: AnyArray = field(default_factory=_nobody)
+    """bool [K] whether an episode begins with the trajectory."""
+    ended: AnyArray = field(default_factory=_nobody)
+    """bool [K] whether an episode ends with it, finished or cut short."""
 
     @property
     def n_rows(self) -> int:
@@ -119,6 +129,9 @@ class Trajectories:
             {
                 "length": Field(shape=(), dtype=np.int64),
                 "terminated": Field(shape=(), dtype=np.bool_),
+                "slot": Field(shape=(), dtype=np.int64),
+                "begins": Field(shape=(), dtype=np.bool_),
+                "ended": Field(shape=(), dtype=np.bool_),
                 **{f"obs_{i}": fields[f"obs_{i}"] for i in range(n_obs)},
                 **{
                     name: Field(shape=self._open[name].shape[1:], dtype=spec.dtype)
@@ -201,7 +214,7 @@ class Trajectories:
         self._episode_return[slots] += reward
         self._episode_length[slots] += 1
         if ended and interrupted is not None:
-            closed = self._close(slots, ~interrupted, obs)
+            closed = self._close(slots, ~interrupted, obs, ended=True)
             closed.episode_returns = self._episode_return[slots].tolist()
             closed.episode_lengths = self._episode_length[slots].tolist()
             self._episode_return[slots] = 0.0
@@ -210,9 +223,8 @@ class Trajectories:
         full = self._cursor[slots] >= self.horizon
         if not full.any():
             return None
-        return self._close(
-            slots[full], np.zeros(int(full.sum()), np.bool_), [values[full] for values in obs]
-        )
+        nothing = np.zeros(int(full.sum()), np.bool_)
+        return self._close(slots[full], nothing, [values[full] for values in obs], ended=False)
 
     def rollout(self) -> Rollout:
         """All closed trajectories."""
@@ -225,6 +237,9 @@ class Trajectories:
             terminated=ends["terminated"],
             next_obs=[ends[f"obs_{i}"] for i in range(self.n_obs)],
             memory=ends.get("memory"),
+            slots=ends["slot"],
+            begins=ends["begins"],
+            ended=ends["ended"],
         )
 
     def clear_closed(self) -> None:
@@ -284,14 +299,22 @@ class Trajectories:
             ("episode_length", self._episode_length),
         ]
 
-    def _close(self, slots: AnyArray, terminated: BoolArray, obs: Sequence[FloatArray]) -> Closed:
+    def _close(
+        self, slots: AnyArray, terminated: BoolArray, obs: Sequence[FloatArray], *, ended: bool
+    ) -> Closed:
         lengths = self._cursor[slots]
         n_rows = int(lengths.sum())
         offsets = np.arange(n_rows) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         where = np.repeat(slots, lengths), offsets
         rows = {name: self._open[name][where] for name in self._rows.arrays}
         self._rows.append(n_rows, rows)
-        ends: dict[str, AnyArray] = {"length": lengths, "terminated": terminated}
+        ends: dict[str, AnyArray] = {
+            "length": lengths,
+            "terminated": terminated,
+            "slot": slots,
+            "begins": self._episode_length[slots] == lengths,
+            "ended": np.full(len(slots), ended),
+        }
         ends.update({f"obs_{i}": values for i, values in enumerate(obs)})
         ends.update({name: self._open[name][slots] for name in self._sparse})
         self._ends.append(len(slots), ends)

@@ -10,7 +10,7 @@ import torch
 
 from pipeline.algos.ppo import PPO, policy_loss, value_loss
 from pipeline.data.rollout import Rollout
-from pipeline.errors import SettingsError, TrainingError
+from pipeline.errors import TrainingError
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 
@@ -189,13 +189,6 @@ def test_loss_that_is_not_finite_stops_with_the_step():
     broken.fields["reward"][7] = np.inf
     with np.errstate(invalid="ignore"), pytest.raises(TrainingError, match="step 640: the PPO"):
         algorithm.update(broken, step=640)
-
-
-def test_reward_signal_that_cannot_be_trained_is_named():
-    spec = BehaviorSpec([ObservationSpec.vector(4)], ActionSpec(2, ()))
-    settings = trainer_settings(reward_signals={"extrinsic": {}, "rnd": {}})
-    with pytest.raises(SettingsError, match=r"reward_signals\.rnd"):
-        PPO(spec, settings, seed=1, device=CPU)
 
 
 def test_shared_critic_learns_through_the_actors_body():

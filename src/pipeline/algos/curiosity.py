@@ -1,0 +1,149 @@
+"""Curiosity: reward for what a model of the environment did not foresee.
+
+Observations become features by a network that must tell from two successive ones which action was
+taken, so that they hold what the agent can act on. A forward model predicts the next features from
+the present ones and the action; its error is the reward. Source: Pathak et al. 2017, arXiv
+1705.05363, equations 2 to 6. docs/curiosity.md lists every detail with its reason.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.algos.policy import seeded_weights
+from pipeline.algos.signal_inputs import actions_as_numbers, n_action_numbers, without_memory
+from pipeline.nets.body import Body, Normalizers
+from pipeline.nets.layers import DenseSwish, linear
+from pipeline.nets.optimizer import FlatAdam
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pipeline.algos.signals import Transitions
+    from pipeline.protocol.specs import BehaviorSpec
+    from pipeline.settings.schema import CuriositySettings, NetworkSettings
+
+MODEL_UNITS = 256
+FORWARD_WEIGHT = 0.2
+INVERSE_WEIGHT = 0.8
+LOSS_WEIGHT = 10.0
+
+
+class CuriosityNetwork(nn.Module):
+    """Features of observations, and the two models of what actions do to them."""
+
+    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings) -> None:
+        super().__init__()
+        self.actions = spec.action_spec
+        self.normalizers = Normalizers(spec.observation_specs, enabled=settings.normalize)
+        self.body = Body(spec.observation_specs, settings)
+        H, n_actions = self.body.output_size, n_action_numbers(self.actions)
+        self.inverse = DenseSwish(2 * H, MODEL_UNITS, 1)
+        self.action = linear(MODEL_UNITS, n_actions)
+        self.forward_model = DenseSwish(H + n_actions, MODEL_UNITS, 1)
+        self.next_features = linear(MODEL_UNITS, H)
+
+    def errors(self, transitions: Transitions) -> tuple[Tensor, Tensor]:
+        """[B] error of the forward model, and [B] of the inverse one."""
+        now, later = self._features(transitions)
+        return self._surprise(transitions, now, later), self._confusion(transitions, now, later)
+
+    def surprise(self, transitions: Transitions) -> Tensor:
+        """[B] half the squared error of the predicted next features (equation 6)."""
+        now, later = self._features(transitions)
+        return self._surprise(transitions, now, later)
+
+    def _features(self, transitions: Transitions) -> tuple[Tensor, Tensor]:
+        """[B, H] of what was seen, and of what the step led to."""
+        now: Tensor = self.body(self.normalizers(transitions.obs))
+        later: Tensor = self.body(self.normalizers(transitions.next_obs))
+        return now, later
+
+    def _surprise(self, transitions: Transitions, now: Tensor, later: Tensor) -> Tensor:
+        action = actions_as_numbers(self.actions, transitions.continuous, transitions.discrete)
+        hidden = self.forward_model(torch.cat((now, action), dim=1))
+        error: Tensor = 0.5 * (later - self.next_features(hidden)).square().sum(1)
+        return error
+
+    def _confusion(self, transitions: Transitions, now: Tensor, later: Tensor) -> Tensor:
+        """Squared error of continuous actions plus cross-entropy of each branch."""
+        guess = self.action(self.inverse(torch.cat((now, later), dim=1)))
+        sizes = [self.actions.continuous_size, *self.actions.discrete_branches]
+        continuous, *branches = torch.split(guess, sizes, dim=1)
+        error = (continuous - transitions.continuous).square().sum(1)
+        for i, logits in enumerate(branches):
+            error = error + nn.functional.cross_entropy(
+                logits, transitions.discrete[:, i], reduction="none"
+            )
+        return error
+
+
+class Curiosity:
+    """The error of a forward model in features that depend on what the agent does.
+
+    Args:
+        spec: what the behavior observes and does.
+        settings: `reward_signals.curiosity`.
+        seed: of the run.
+        device: where the networks live.
+    """
+
+    ignores_done = True
+    needs_next_obs = True
+
+    def __init__(
+        self, spec: BehaviorSpec, settings: CuriositySettings, *, seed: int, device: torch.device
+    ) -> None:
+        with seeded_weights(seed, "curiosity"):
+            network = without_memory("curiosity", settings.network_settings)
+            self.network = CuriosityNetwork(spec, network).to(device)
+        self.optimizer = FlatAdam(self.network.parameters(), learning_rate=settings.learning_rate)
+        # so that a step's reward times its strength is never more than 1
+        self.most = 1.0 / settings.strength if settings.strength > 0 else float("inf")
+        self.has_learned = False
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """The network by the name that checkpoints use."""
+        return {"Module:Curiosity": self.network}
+
+    def observe(self, obs: Sequence[Tensor]) -> None:
+        """Take rows [B, *shape] of new experience into the normaliser."""
+        self.network.normalizers.update(obs)
+
+    @torch.no_grad()
+    def rewards(self, transitions: Transitions) -> Tensor:
+        """[B] the forward model's error; 0 until it has learned anything."""
+        if not self.has_learned:
+            return torch.zeros_like(transitions.reward)
+        return self.network.surprise(transitions).clamp_max(self.most)
+
+    def update(self, transitions: Transitions) -> dict[str, Tensor]:
+        """One step of features and both models."""
+        self.optimizer.zero_gradients()
+        forward, inverse = (error.mean() for error in self.network.errors(transitions))
+        loss = LOSS_WEIGHT * (FORWARD_WEIGHT * forward + INVERSE_WEIGHT * inverse)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.optimizer.step()
+        self.has_learned = True
+        return {
+            "Losses/Curiosity Forward Loss": forward.detach(),
+            "Losses/Curiosity Inverse Loss": inverse.detach(),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The network, Adam's moments, and whether it has learned anything."""
+        return {
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "has_learned": self.has_learned,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        self.network.load_state_dict(state["network"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.has_learned = bool(state["has_learned"])

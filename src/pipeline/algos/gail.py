@@ -1,0 +1,231 @@
+"""Generative adversarial imitation: reward for steps that look like a demonstration's.
+
+A discriminator learns to tell the expert's steps from the policy's; what it takes for the expert's
+is rewarded. Sources: Ho and Ermon 2016, arXiv 1606.03476, algorithm 1; gradient penalty of
+Gulrajani et al. 2017, arXiv 1704.00028, equation 3; with `use_vail` the variational bottleneck of
+Peng et al. 2018, arXiv 1810.00821, equations 9 to 11. docs/gail.md lists every detail.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pipeline.algos.policy import generator_for, seeded_weights, tensors
+from pipeline.algos.signal_inputs import actions_as_numbers, n_action_numbers, without_memory
+from pipeline.data.demonstrations import load_expert_rows
+from pipeline.nets.body import Body, Normalizers
+from pipeline.nets.layers import linear, xavier
+from pipeline.nets.optimizer import FlatAdam
+from pipeline.protocol.specs import ObservationSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pipeline.algos.signals import Transitions
+    from pipeline.protocol.specs import BehaviorSpec
+    from pipeline.settings.schema import GAILSettings, NetworkSettings
+
+EPSILON = 1e-7
+ESTIMATE_GAIN = 0.2
+GRADIENT_WEIGHT = 10.0
+CODE_SIZE = 128
+CODE_GAIN = 0.1
+KL_TARGET = 0.5
+BETA_STEP = 0.0005
+
+
+class Discriminator(nn.Module):
+    """The probability that steps are the expert's, as a logit.
+
+    A step is a list of inputs: its observations, and with `use_actions` one vector more, of the
+    action and whether the task ended.
+
+    Args:
+        spec: what the behavior observes and does.
+        settings: of its network.
+        use_actions: whether it sees actions beside observations.
+        use_vail: whether a noisy code lies between the features and the estimate.
+    """
+
+    def __init__(
+        self, spec: BehaviorSpec, settings: NetworkSettings, *, use_actions: bool, use_vail: bool
+    ) -> None:
+        super().__init__()
+        self.actions = spec.action_spec
+        self.use_actions = use_actions
+        specs = list(spec.observation_specs)
+        self.normalizers = Normalizers(specs, enabled=settings.normalize)
+        if use_actions:
+            specs.append(ObservationSpec.vector(n_action_numbers(self.actions) + 1))
+        # goals are inputs like others: generated weights have no gradient by the goal
+        self.body = Body(specs, replace(settings, goal_conditioning_type="none"))
+        width = self.body.output_size
+        self.code = self.log_deviation = None
+        if use_vail:
+            self.code = linear(width, CODE_SIZE, gain=CODE_GAIN)
+            self.log_deviation = nn.Parameter(torch.zeros(CODE_SIZE))
+            width = CODE_SIZE
+        self.estimate = xavier(width, 1)
+        with torch.no_grad():
+            self.estimate.weight *= ESTIMATE_GAIN
+
+    def inputs(
+        self, obs: Sequence[Tensor], continuous: Tensor, discrete: Tensor, done: Tensor
+    ) -> list[Tensor]:
+        """Inputs of B steps with observations as they come, actions in the environment's range."""
+        seen: list[Tensor] = self.normalizers(obs)
+        if self.use_actions:
+            action = actions_as_numbers(self.actions, continuous, discrete)
+            seen.append(torch.cat((action, done.to(torch.float32).unsqueeze(1)), dim=1))
+        return seen
+
+    def features(self, inputs: Sequence[Tensor]) -> Tensor:
+        """[B, H] of steps; with a bottleneck [B, 128], the mean of their code."""
+        hidden: Tensor = self.body(inputs)
+        return hidden if self.code is None else self.code(hidden)
+
+    def estimates(self, features: Tensor, noise: Tensor | None = None) -> Tensor:
+        """[B] probability of being the expert's, the code moved by its deviation times `noise`."""
+        if noise is not None and self.log_deviation is not None:
+            features = torch.addcmul(features, self.log_deviation.exp(), noise)
+        logit: Tensor = self.estimate(features).squeeze(1)
+        return logit.sigmoid()
+
+    def divergence(self, mean: Tensor) -> Tensor:
+        """[B] Kullback-Leibler divergence of codes with these means [B, 128] from N(0, 1)."""
+        if self.log_deviation is None:
+            raise ValueError("a discriminator without a bottleneck has no code")
+        log_variance = 2.0 * self.log_deviation
+        return 0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).sum(1)
+
+
+class GAIL:
+    """How much steps look like those of the demonstrations.
+
+    Args:
+        spec: what the behavior observes and does.
+        settings: `reward_signals.gail`.
+        seed: of the run.
+        device: where the network lives.
+
+    Raises:
+        DemonstrationError: The demonstrations cannot be used.
+    """
+
+    ignores_done = False
+    needs_next_obs = False
+
+    def __init__(
+        self, spec: BehaviorSpec, settings: GAILSettings, *, seed: int, device: torch.device
+    ) -> None:
+        expert = load_expert_rows([settings.demo_path], spec)
+        with seeded_weights(seed, "gail"):
+            self.network = Discriminator(
+                spec,
+                without_memory("gail", settings.network_settings),
+                use_actions=settings.use_actions,
+                use_vail=settings.use_vail,
+            ).to(device)
+        self.optimizer = FlatAdam(self.network.parameters(), learning_rate=settings.learning_rate)
+        self.generator = generator_for(seed, device, "gail")
+        self.use_vail = settings.use_vail
+        self.beta = torch.zeros((), device=device)
+        """Weight of the bottleneck's divergence; grows while that is above its target."""
+        self.obs = tensors(expert.obs, device)
+        """[R, *shape] of the expert, per observation."""
+        self.network.normalizers.update(self.obs)
+        self.continuous, discrete = tensors([expert.continuous, expert.discrete], device)
+        self.discrete = discrete.long()
+        done = np.zeros(len(expert), dtype=np.bool_) if expert.done is None else expert.done
+        self.done = tensors([done], device)[0]
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """The network by the name that checkpoints use."""
+        return {"Module:GAIL": self.network}
+
+    def observe(self, obs: Sequence[Tensor]) -> None:
+        """The normaliser knows the expert's observations, and no others."""
+
+    @torch.no_grad()
+    def rewards(self, transitions: Transitions) -> Tensor:
+        """[B] -ln(1 - D), at least 0."""
+        estimate = self.network.estimates(self.network.features(self._inputs(transitions)))
+        return -torch.log(1.0 - estimate * (1.0 - EPSILON))
+
+    def update(self, transitions: Transitions) -> dict[str, Tensor]:
+        """One step of the discriminator on the policy's steps and as many of the expert's."""
+        n = len(transitions)
+        pairs = list(zip(self._inputs(transitions), self._draw(n), strict=True))
+        features = self.network.features([torch.cat(pair) for pair in pairs])
+        noise = None
+        if self.use_vail:
+            noise = torch.empty_like(features).normal_(generator=self.generator)
+        by_policy, by_expert = torch.split(self.network.estimates(features, noise), n)
+        loss = -(torch.log(by_expert + EPSILON) + torch.log(1.0 - by_policy + EPSILON)).mean()
+        stats = {
+            "Losses/GAIL Loss": loss.detach(),
+            "Policy/GAIL Policy Estimate": by_policy.detach().mean(),
+            "Policy/GAIL Expert Estimate": by_expert.detach().mean(),
+        }
+        if self.use_vail:
+            kl = 2.0 * self.network.divergence(features).mean()  # of a policy's and an expert's
+            loss = loss + self.beta * (kl - KL_TARGET)
+            self.beta = (self.beta + BETA_STEP * (kl.detach() - KL_TARGET)).clamp_min(0.0)
+            stats |= {"Losses/GAIL KL Loss": kl.detach(), "Policy/GAIL Beta": self.beta}
+        penalty = self.gradient_penalty(pairs)
+        stats["Policy/GAIL Grad Mag Loss"] = penalty.detach()
+        self.optimizer.zero_gradients()
+        (loss + GRADIENT_WEIGHT * penalty).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.optimizer.step()
+        return stats
+
+    def gradient_penalty(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """Mean squared distance from 1 of the gradient's norm, between policy and expert.
+
+        The gradient is that of the estimate by everything the discriminator sees, observations and
+        actions alike, at steps mixed number by number.
+
+        Args:
+            pairs: [B, *shape] of the policy and of the expert, per input.
+        """
+        mixed = [self._between(own, other).requires_grad_() for own, other in pairs]
+        estimates = self.network.estimates(self.network.features(mixed))
+        gradients = torch.autograd.grad(estimates.sum(), mixed, create_graph=True)
+        squared = torch.stack([one.flatten(1).square().sum(1) for one in gradients]).sum(0)
+        return ((squared + EPSILON).sqrt() - 1.0).square().mean()
+
+    def _between(self, own: Tensor, other: Tensor) -> Tensor:
+        share = torch.rand(own.shape, generator=self.generator, device=own.device)
+        return torch.lerp(other, own, share)
+
+    def _inputs(self, steps: Transitions) -> list[Tensor]:
+        return self.network.inputs(steps.obs, steps.continuous, steps.discrete, steps.done)
+
+    def _draw(self, n: int) -> list[Tensor]:
+        """Inputs of `n` of the expert's steps, any of them as often as chance has it."""
+        size, device = (n,), self.done.device
+        rows = torch.randint(len(self.done), size, generator=self.generator, device=device)
+        obs = [values[rows] for values in self.obs]
+        return self.network.inputs(obs, self.continuous[rows], self.discrete[rows], self.done[rows])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The network, Adam's moments, the bottleneck's weight and the random stream."""
+        return {
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "beta": self.beta,
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        self.network.load_state_dict(state["network"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.beta = state["beta"].to(self.beta.device)
+        self.generator.set_state(state["generator"])

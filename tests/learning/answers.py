@@ -1,0 +1,157 @@
+"""One task for every kind of action and observation: say what was shown.
+
+A name (one of three) and a level (-0.8 to 0.8) are drawn for each answer; a discrete action says
+the name, a continuous one the level, a hybrid one both. What changes is how they are shown: as
+numbers, as an image, in a list of entities of which a goal signal names one, or some steps ago.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from toys import BEHAVIOR, Toy
+
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+
+N_NAMES = 3
+N_KEYS = 2
+SIDE = 20
+ANSWERS = 4
+# Decisions of an episode with memory: shown, waited, asked.
+WAIT = 3
+
+ACTIONS = {
+    "continuous": ActionSpec.create_continuous(1),
+    "discrete": ActionSpec.create_discrete([N_NAMES]),
+    "hybrid": ActionSpec.create_hybrid(1, [N_NAMES]),
+}
+OBSERVATIONS = {
+    "vector": [ObservationSpec.vector(N_NAMES + 1)],
+    "visual": [ObservationSpec.visual(1, SIDE, SIDE)],
+    "entities": [
+        ObservationSpec.entities(N_KEYS, N_KEYS + N_NAMES + 1),
+        ObservationSpec.vector(N_KEYS, "goal", ObservationType.GOAL_SIGNAL),
+    ],
+    "memory": [ObservationSpec.vector(N_NAMES + 2)],
+}
+
+# What answers that ignore what is shown are worth at most, in an episode whose best return is 1:
+# the name is right in a third of the cases, and the level 0 is off by 0.4 on average.
+BLIND = {"discrete": 1 / N_NAMES, "continuous": 0.5, "hybrid": 0.5 * (1 / N_NAMES + 0.5)}
+
+
+class Answer(Toy):
+    """Best return 1; `BLIND` has what is possible without looking.
+
+    Args:
+        action: kind of action.
+        observation: how the answer is shown.
+        team_size: agents that share their rewards as group rewards; 1 for none.
+    """
+
+    def __init__(self, action: str, observation: str, *, team_size: int = 1, **options) -> None:
+        super().__init__(**options)
+        self.action, self.observation, self.team_size = action, observation, team_size
+        self.spec = BehaviorSpec(OBSERVATIONS[observation], ACTIONS[action])
+        self.remembers = observation == "memory"
+        self.length = WAIT if self.remembers else ANSWERS
+        self.name = np.zeros(self.n, dtype=np.int64)
+        self.level = np.zeros(self.n)
+        self.other_name = np.zeros(self.n, dtype=np.int64)
+        self.other_level = np.zeros(self.n)
+        self.key = np.zeros(self.n, dtype=np.int64)
+        self.first = np.zeros(self.n, dtype=np.int64)
+        self.alone = np.zeros(self.n, dtype=np.bool_)
+
+    def begin(self, rows):
+        n = len(rows)
+        self.name[rows], self.other_name[rows] = self.rng.integers(0, N_NAMES, (2, n))
+        self.level[rows], self.other_level[rows] = self.rng.uniform(-0.8, 0.8, (2, n))
+        self.key[rows], self.first[rows] = self.rng.integers(0, N_KEYS, (2, n))
+        self.alone[rows] = self.rng.random(n) < 0.3
+
+    def observe(self):
+        numbers = np.concatenate((np.eye(N_NAMES)[self.name], self.level[:, None]), axis=1)
+        if self.remembers:
+            shown = numbers * (self.age == 0)[:, None]
+            return [np.concatenate((shown, (self.age == WAIT - 1)[:, None]), axis=1)]
+        if self.observation == "visual":
+            return [self._image()]
+        if self.observation == "entities":
+            return [self._entities(numbers), np.eye(N_KEYS)[self.key]]
+        return [numbers]
+
+    def advance(self, action):
+        parts = []
+        if action.discrete.shape[1]:
+            parts.append((action.discrete[:, 0] == self.name).astype(float))
+        if action.continuous.shape[1]:
+            parts.append(1.0 - np.abs(action.continuous[:, 0] - self.level) / 0.8)
+        worth = np.mean(parts, axis=0)
+        if self.remembers:
+            asked = self.age == WAIT - 1
+            return np.where(asked, worth, 0.0), asked
+        self.begin(np.arange(self.n))
+        return worth / ANSWERS, self.age == ANSWERS - 1
+
+    def reset(self):
+        return self._as_teams(super().reset())
+
+    def step(self, actions):
+        return self._as_teams(super().step(actions))
+
+    def _image(self):
+        """A bright bar: its row band is the name, its column the level."""
+        image = np.zeros((self.n, 1, SIDE, SIDE))
+        column = np.rint((self.level + 0.8) / 1.6 * (SIDE - 4)).astype(int)
+        for agent in range(self.n):
+            top = 1 + 6 * self.name[agent]
+            image[agent, 0, top : top + 6, column[agent] : column[agent] + 4] = 1.0
+        return image
+
+    def _entities(self, numbers):
+        """The wished entity and, unless it is alone, another; the order means nothing."""
+        own = np.concatenate((np.eye(N_KEYS)[self.key], numbers), axis=1)
+        others = np.concatenate(
+            (
+                np.eye(N_KEYS)[1 - self.key],
+                np.eye(N_NAMES)[self.other_name],
+                self.other_level[:, None],
+            ),
+            axis=1,
+        )
+        swapped = (self.first == 1) & ~self.alone
+        others[self.alone] = 0.0
+        first = np.where(swapped[:, None], others, own)
+        second = np.where(swapped[:, None], own, others)
+        return np.stack((first, second), axis=1)
+
+    def _as_teams(self, steps):
+        """Rewards as those of a group, each team's mean, where agents are in teams."""
+        if self.team_size == 1:
+            return steps
+        decision, terminal = steps[BEHAVIOR]
+        return {
+            BEHAVIOR: (
+                DecisionSteps(
+                    decision.obs,
+                    np.zeros_like(decision.reward),
+                    decision.agent_id,
+                    decision.action_mask,
+                    *self._shared(decision),
+                ),
+                TerminalSteps(
+                    terminal.obs,
+                    np.zeros_like(terminal.reward),
+                    terminal.interrupted,
+                    terminal.agent_id,
+                    *self._shared(terminal),
+                ),
+            )
+        }
+
+    def _shared(self, steps):
+        """Group of each row, and its team's mean reward: episodes of a team end together."""
+        teams = steps.reward.reshape(-1, self.team_size).mean(axis=1)
+        groups = 1 + steps.agent_id // self.team_size
+        return groups.astype(np.int32), np.repeat(teams, self.team_size).astype(np.float32)

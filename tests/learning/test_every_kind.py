@@ -1,0 +1,82 @@
+"""Every algorithm learns every kind of action from every kind of observation, and exports it."""
+
+from __future__ import annotations
+
+import pytest
+from answers import ACTIONS, BLIND, OBSERVATIONS, Answer
+
+import pipeline
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.evaluation.episodes import evaluate
+from pipeline.export.policy import OnnxPolicy
+from pipeline.stages.export import publish
+
+pytestmark = pytest.mark.learning
+
+EPISODES = 400
+# What the most likely actions of the exported policy must be worth, of 1. `BLIND` is what can be
+# had without looking.
+WANTED = {"discrete": 0.9, "continuous": 0.8, "hybrid": 0.8}
+
+ON_POLICY = {
+    "batch_size": 128,
+    "buffer_size": 1024,
+    "learning_rate": 3e-3,
+    "learning_rate_schedule": "linear",
+}
+# Agent steps and hyperparameters of each algorithm.
+ALGORITHMS = {
+    "ppo": (16_000, ON_POLICY),
+}
+MEMORY = {"sequence_length": 8, "memory_size": 32}
+
+
+def settings(algorithm: str, observation: str, max_steps: int) -> dict:
+    network = {"hidden_units": 32, "num_layers": 2}
+    if observation == "memory":
+        network |= {"num_layers": 1, "memory": MEMORY}
+    behavior = {
+        "trainer_type": algorithm,
+        "hyperparameters": ALGORITHMS[algorithm][1],
+        "network_settings": network,
+        "reward_signals": {"extrinsic": {"gamma": 0.9}},
+        "max_steps": max_steps,
+        "time_horizon": 32,
+    }
+    return {"behaviors": {"Toy": behavior}}
+
+
+def learned(algorithm, action, observation, max_steps, *, seed, folder):
+    """Mean return of the exported policy's most likely actions on episodes of another seed."""
+    toy = {"team_size": 2 if algorithm == "poca" else 1}
+    result = pipeline.train(
+        InProcessEnvironment(Answer(action, observation, seed=seed, **toy)),
+        settings(algorithm, observation, max_steps),
+        seed=seed,
+        run_dir=folder,
+    ).behaviors["Toy"]
+    publish(result.checkpoint, folder)
+    exported = OnnxPolicy(folder / "Toy.onnx")
+    with InProcessEnvironment(Answer(action, observation, seed=seed + 100, **toy)) as environment:
+        episodes = evaluate(environment, {"Toy": exported}, episodes=EPISODES, seed=seed)
+    return result, sum(one.episode_return for one in episodes) / len(episodes)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_it_learns_and_exports(algorithm, observation, action, seed, tmp_path, note):
+    max_steps, hyperparameters = ALGORITHMS[algorithm]
+    result, found = learned(algorithm, action, observation, max_steps, seed=seed, folder=tmp_path)
+    note(f"{algorithm}, {observation}, {action}", found, wanted=WANTED[action], steps=max_steps)
+    late = hyperparameters.get("buffer_size", 0) if algorithm != "sac" else 1024
+    assert max_steps <= result.steps < max_steps + late
+    assert found >= WANTED[action]
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+def test_a_policy_that_learned_nothing_answers_blindly(observation, action, tmp_path):
+    result, _ = learned("ppo", action, observation, 1000, seed=1, folder=tmp_path)
+    assert result.n_updates == 0
+    assert result.mean_reward < BLIND[action] + 0.1 < WANTED[action]

@@ -1,0 +1,160 @@
+"""A rollout as reward signals see it, against a slow reading of the same trajectories."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.algos.experience import Experience, LearnedRewards
+from pipeline.algos.ppo import PPO
+from pipeline.algos.signals import RewardSignals
+from pipeline.data.rollout import Field, Trajectories
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.settings import load_run_settings
+
+CPU = torch.device("cpu")
+SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec.create_continuous(1))
+FIELDS = {
+    "obs_0": Field(shape=(2,)),
+    "log_prob": Field(shape=(1,)),
+    "continuous": Field(shape=(1,)),
+    "discrete": Field(shape=(0,), dtype=np.int64),
+}
+
+
+def settings(**signals):
+    small = {"hidden_units": 8, "num_layers": 1}
+    given = {name: {"network_settings": small, **one} for name, one in signals.items()}
+    one = {
+        "trainer_type": "ppo",
+        "hyperparameters": {"batch_size": 16, "buffer_size": 64},
+        "reward_signals": given,
+    }
+    return load_run_settings(None, overrides={"behaviors": {"B": one}}).behaviors["B"]
+
+
+class Agents:
+    """Three agents whose episodes end, finished or cut short, at random."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(3)
+        self.trajectories = Trajectories(FIELDS, n_obs=1, horizon=4, capacity=8)
+        self.trajectories.reserve(3)
+        self.obs = self.draw()
+        self.led_to: dict[tuple, tuple] = {}
+        """By observation: what the step led to, whether the task ended, and the episode."""
+        self.episode = [0, 0, 0]
+        self.n_ended = 0
+
+    def draw(self):
+        return self.rng.normal(size=(3, 2)).astype(np.float32)
+
+    def play(self, n):
+        for _ in range(n):
+            slots = np.arange(3)
+            rows = {
+                "obs_0": self.obs,
+                "log_prob": np.zeros((3, 1)),
+                "continuous": self.rng.normal(size=(3, 1)) * 3,
+                "discrete": np.zeros((3, 0)),
+            }
+            self.trajectories.decide(slots, rows)
+            later, ends = self.draw(), self.rng.random(3) < 0.2
+            cut = self.rng.random(3) < 0.5
+            for agent in range(3):
+                done = bool(ends[agent] and not cut[agent])
+                key = tuple(self.obs[agent])
+                self.led_to[key] = (later[agent], done, (agent, self.episode[agent]))
+                self.episode[agent] += int(ends[agent])
+            reward = self.rng.normal(size=3).astype(np.float32)
+            for mask, given in ((ends, {"ended": True, "interrupted": cut[ends]}), (~ends, {})):
+                self.trajectories.outcome(
+                    slots[mask], reward[mask], [later[mask]], **{"ended": False, **given}
+                )
+            self.obs = np.where(ends[:, None], self.draw(), later)
+        return self.trajectories.rollout()
+
+
+def test_each_step_comes_with_what_it_led_to_and_whether_the_task_ended():
+    agents = Agents()
+    rollout = agents.play(60)
+    experience = Experience(rollout, device=CPU, with_next_obs=True)
+    order = torch.from_numpy(np.random.default_rng(0).permutation(rollout.n_rows))
+    taken = experience.take(order)
+    assert len(taken) > 100
+    assert 0 < int(taken.done.sum()) < int(rollout.ended.sum()) < len(rollout.lengths)
+    for obs, following, done in zip(taken.obs[0], taken.next_obs[0], taken.done, strict=True):
+        later, was_done, _ = agents.led_to[tuple(obs.numpy())]
+        assert np.array_equal(following.numpy(), later)
+        assert bool(done) == was_done
+    sample = torch.from_numpy(rollout.fields["continuous"])[order]
+    assert sample.abs().max() > 3
+    assert torch.allclose(taken.continuous, (sample / 3).clamp(-1, 1))
+
+
+def test_what_follows_is_not_gathered_unless_asked_for():
+    taken = Experience(Agents().play(20), device=CPU, with_next_obs=False).take(torch.arange(5))
+    assert taken.next_obs == []
+    assert [RewardSignals(SPEC, settings(**{name: {}}), seed=1, device=CPU).needs_next_obs
+            for name in ("extrinsic", "rnd", "curiosity")] == [False, False, True]  # fmt: skip
+
+
+def test_reported_reward_is_the_mean_sum_over_episodes_that_span_rollouts():
+    agents = Agents()
+    learned = LearnedRewards(
+        RewardSignals(SPEC, settings(extrinsic={}, rnd={"strength": 0.5}), seed=1, device=CPU),
+        device=CPU,
+    )
+    sums: dict[tuple, float] = {}
+    for n in (7, 50):
+        rollout = agents.play(n)
+        before = set(sums)
+        rewards = learned.begin(rollout)[:, 1]
+        for obs, reward in zip(rollout.fields["obs_0"], rewards.tolist(), strict=True):
+            episode = agents.led_to[tuple(obs)][2]
+            sums[episode] = sums.get(episode, 0.0) + reward
+        stats = learned.end(step=0)
+        agents.trajectories.clear_closed()
+        if n == 7:
+            in_parts = before | {e for e in sums if agents.episode[e[0]] == e[1]}
+            assert in_parts
+            told = set(sums) - in_parts
+    ended = [total for e, total in sums.items() if e not in told and agents.episode[e[0]] > e[1]]
+    assert stats["Policy/Rnd Reward"] == pytest.approx(np.mean(ended), rel=1e-5)
+    assert "Policy/Extrinsic Reward" not in stats
+
+
+def test_signals_that_ignore_the_end_bootstrap_beyond_it_and_others_do_not():
+    algorithm = PPO(
+        SPEC, settings(extrinsic={"gamma": 0.5}, rnd={"gamma": 0.9}), seed=1, device=CPU
+    )
+    rollout = Agents().play(40)
+    batch = algorithm._batch(rollout)
+    rewards = algorithm.learned.begin(rollout)
+    (end,) = np.flatnonzero(rollout.terminated)[:1]
+    row = rollout.starts[end] + rollout.lengths[end] - 1
+    with torch.no_grad():
+        later = [torch.from_numpy(rollout.next_obs[0][end : end + 1])]
+        value = algorithm.critic(later, algorithm.policy.actor(later))[0]
+    assert float(value.abs().min()) > 1e-3
+    assert float(batch.returns[row, 0]) == pytest.approx(rewards[row, 0], abs=1e-5)
+    assert float(batch.returns[row, 1]) == pytest.approx(
+        rewards[row, 1] + 0.9 * float(value[1]), abs=1e-5
+    )
+
+
+def test_each_minibatch_teaches_the_signals_the_rows_that_it_taught_the_policy():
+    algorithm = PPO(SPEC, settings(extrinsic={}, curiosity={}), seed=1, device=CPU)
+    rollout = Agents().play(40)
+    taught, learned = [], []
+    update, learn = algorithm.signals.update, algorithm._learn
+    algorithm.signals.update = lambda t: (taught.append(t.obs[0]), update(t))[1]
+    algorithm._learn = lambda b, **o: (learned.append(b.obs[0].clone()), learn(b, **o))[1]
+    stats = algorithm.update(rollout, step=0)
+    n_minibatches = 3 * (rollout.n_rows // 16)
+    assert len(taught) == len(learned) == n_minibatches
+    assert all(torch.equal(a, b) for a, b in zip(taught, learned, strict=True))
+    for tag in ("Losses/Curiosity Forward Loss", "Losses/Curiosity Inverse Loss",
+                "Policy/Curiosity Value Estimate"):  # fmt: skip
+        assert np.isfinite(stats[tag])

@@ -1,0 +1,385 @@
+"""Reward signals: what each of them rewards, and what it learns."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.algos.ppo import PPO
+from pipeline.algos.signals import RewardSignals, Transitions, make, supported_signals
+from pipeline.errors import DemonstrationError, SettingsError
+from pipeline.protocol.demo import DemoWriter
+from pipeline.protocol.specs import (
+    ActionSpec,
+    ActionTuple,
+    BehaviorSpec,
+    DimensionProperty,
+    ObservationSpec,
+    ObservationType,
+)
+from pipeline.settings import load_run_settings
+
+CPU = torch.device("cpu")
+PLAIN = BehaviorSpec([ObservationSpec.vector(3)], ActionSpec.create_discrete([4]))
+CONTINUOUS = BehaviorSpec([ObservationSpec.vector(3)], ActionSpec.create_continuous(2))
+ENTITIES = ObservationSpec(
+    (5, 3), (DimensionProperty.VARIABLE_SIZE, DimensionProperty.NONE), ObservationType.DEFAULT, "e"
+)
+EVERYTHING = BehaviorSpec(
+    [
+        ObservationSpec.vector(3),
+        ObservationSpec.visual(3, 20, 20),
+        ENTITIES,
+        ObservationSpec.vector(2, "goal", ObservationType.GOAL_SIGNAL),
+    ],
+    ActionSpec.create_hybrid(2, [3, 2]),
+)
+SMALL = {"hidden_units": 16, "num_layers": 1}
+
+
+def settings(name, spec=None, folder=None, **changes):
+    given = {"network_settings": SMALL, "learning_rate": 3e-3, **changes}
+    if name == "gail" and "demo_path" not in given:
+        given["demo_path"] = str(demo(spec, folder))
+    one = {"trainer_type": "ppo", "reward_signals": {"extrinsic": {}, name: given}}
+    return load_run_settings(None, overrides={"behaviors": {"B": one}}).behaviors["B"]
+
+
+def signal(name, spec=PLAIN, folder=None, seed=1, **changes):
+    return make(name, spec, settings(name, spec, folder, **changes), seed=seed, device=CPU)
+
+
+def steps(spec=PLAIN, n=64, *, seed=0, shift=0.0, **given) -> Transitions:
+    draw = torch.Generator().manual_seed(seed)
+    actions = spec.action_spec
+
+    def obs():
+        return [
+            torch.randn(n, *one.shape, generator=draw) + shift for one in spec.observation_specs
+        ]
+
+    parts = {
+        "obs": obs(),
+        "next_obs": obs(),
+        "continuous": torch.rand(n, actions.continuous_size, generator=draw) * 2 - 1,
+        "discrete": torch.stack(
+            [torch.randint(size, (n,), generator=draw) for size in actions.discrete_branches], dim=1
+        )
+        if actions.discrete_size
+        else torch.zeros(n, 0, dtype=torch.int64),
+        "reward": torch.zeros(n),
+        "done": torch.zeros(n, dtype=torch.bool),
+    }
+    return Transitions(**{**parts, **given})
+
+
+def demo(spec, folder, name="expert.demo", n=80, *, ends=(False,), **given):
+    """A demonstration file of random steps, in episodes of 20 pairs that end as `ends` says."""
+    shown = steps(spec, n, seed=5, shift=2.0, **given)
+    with DemoWriter(folder / name, "B?team=0", spec) as writer:
+        last = np.arange(n) % 20 == 19
+        writer.append(
+            obs=[one.numpy() for one in shown.obs],
+            actions=ActionTuple(shown.continuous.numpy(), shown.discrete.numpy().astype(np.int32)),
+            reward=np.zeros(n, dtype=np.float32),
+            done=last,
+            interrupted=last & np.resize(np.repeat(ends, 20), n),
+        )
+    return folder / name
+
+
+NAMES = ("curiosity", "gail", "rnd")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("spec", "changes"),
+    [
+        (PLAIN, {}),
+        (CONTINUOUS, {"network_settings": {**SMALL, "normalize": True}}),
+        (EVERYTHING, {}),
+    ],
+    ids=["discrete", "continuous", "every observation"],
+)
+def test_a_step_of_learning_changes_every_weight(name, spec, changes, tmp_path):
+    one = signal(name, spec, tmp_path, **changes)
+    trained = [p for network in one.modules.values() for p in network.parameters()]
+    trained = [p for p in trained if p.requires_grad]
+    before = [p.detach().clone() for p in trained]
+    for number in range(5):
+        losses = one.update(steps(spec, seed=number))
+    assert all(torch.isfinite(loss) for loss in losses.values())
+    assert [i for i, p in enumerate(trained) if torch.equal(p, before[i])] == []
+    rewards = one.rewards(steps(spec))
+    assert rewards.shape == (64,)
+    assert not rewards.requires_grad
+    assert (rewards >= 0).all()
+    assert rewards.std() > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_state_continues_exactly_where_it_was_taken(name, tmp_path):
+    changes = {"use_vail": True, "use_actions": True} if name == "gail" else {}
+    network = {"network_settings": {**SMALL, "normalize": True}}
+    one = signal(name, PLAIN, tmp_path, **network, **changes)
+    one.observe(steps(n=9).obs)
+    one.update(steps(seed=1))
+    saved = copy.deepcopy(one.state_dict())
+    other = signal(name, PLAIN, tmp_path, seed=2, **network, **changes)
+    before = other.rewards(steps(seed=3))
+    other.load_state_dict(saved)
+    for number in range(3):
+        told, again = one.update(steps(seed=number)), other.update(steps(seed=number))
+        assert all(torch.equal(told[tag], again[tag]) for tag in told)
+    assert torch.equal(one.rewards(steps(seed=3)), other.rewards(steps(seed=3)))
+    assert not torch.allclose(before, other.rewards(steps(seed=3)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recurrent_layer_is_left_out_with_a_warning(name, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        one = signal(name, PLAIN, tmp_path, network_settings={**SMALL, "memory": {}})
+    assert f"reward_signals.{name}.network_settings.memory" in caplog.text
+    assert one.rewards(steps()).shape == (64,)
+
+
+@pytest.mark.parametrize("name", ["curiosity", "rnd"])
+def test_normaliser_counts_each_row_of_new_experience_once(name):
+    one = signal(name, network_settings={**SMALL, "normalize": True})
+    (normalizer,) = [m for m in normalizers(one) if len(m.by_observation)]
+    experience = steps(n=50, shift=3.0)
+    one.observe(experience.obs)
+    one.rewards(experience)
+    one.update(experience)
+    running = normalizer.by_observation["0"]
+    assert float(running.count) == 51
+    assert torch.allclose(running.mean.float(), experience.obs[0].sum(0) / 51, atol=1e-5)
+
+
+def normalizers(one):
+    from pipeline.nets.body import Normalizers
+
+    return [
+        m for network in one.modules.values() for m in network.modules() if type(m) is Normalizers
+    ]
+
+
+# --- random network distillation
+
+
+def test_rnd_rewards_what_it_has_not_learned_more_than_what_it_has():
+    one = signal("rnd", network_settings={"hidden_units": 64, "num_layers": 2})
+    known, unknown = steps(seed=1), steps(seed=2, shift=2.0)
+    fixed = [p.clone() for p in one.target.parameters()]
+    at_first = one.rewards(known).mean()
+    for _ in range(300):
+        one.update(known)
+    assert one.rewards(known).mean() < 0.1 * at_first
+    assert one.rewards(unknown).mean() > 10 * one.rewards(known).mean()
+    assert all(torch.equal(a, b) for a, b in zip(fixed, one.target.parameters(), strict=True))
+
+
+def test_rnd_reward_is_the_summed_squared_difference_of_two_networks():
+    one, some = signal("rnd"), steps()
+    with torch.no_grad():
+        theirs, ours = one.target(some.obs).numpy(), one.predictor(some.obs).numpy()
+    expected = [
+        sum((a - b) ** 2 for a, b in zip(*rows, strict=True))
+        for rows in zip(theirs, ours, strict=True)
+    ]
+    assert np.allclose(one.rewards(some).numpy(), expected, rtol=1e-4)
+    assert float(one.update(some)["Losses/RND Loss"]) == pytest.approx(np.mean(expected), rel=1e-4)
+
+
+# --- curiosity
+
+
+def test_curiosity_gives_nothing_before_it_has_learned_and_never_more_than_one_in_all():
+    one, some = signal("curiosity", strength=50.0), steps()
+    assert (one.rewards(some) == 0).all()
+    one.update(some)
+    assert (one.rewards(some) > 0).all()
+    assert float((one.rewards(steps(shift=30.0)) * 50.0).max()) == pytest.approx(1.0)
+
+
+def test_curiosity_gets_used_to_what_it_can_foresee():
+    """Next observations follow from the action in one place, and are noise in the other."""
+    one = signal("curiosity", strength=0.01)
+    foreseen = []
+    for number in range(400):
+        some = steps(n=64, seed=number)
+        some.obs[0][:, 0] = 0.0
+        foreseen = some.obs[0].clone()
+        foreseen[:, 1] = some.discrete[:, 0].float() - 1.5
+        one.update(
+            steps(n=64, seed=number, obs=some.obs, discrete=some.discrete, next_obs=[foreseen])
+        )
+    surprising = steps(n=64, seed=999).obs[0] * 3.0
+    calm = steps(n=64, seed=999, obs=some.obs, discrete=some.discrete, next_obs=[foreseen])
+    wild = steps(n=64, seed=999, obs=some.obs, discrete=some.discrete, next_obs=[surprising])
+    losses = one.update(calm)
+    assert losses["Losses/Curiosity Inverse Loss"] < 0.3 * math.log(4)
+    assert one.rewards(wild).mean() > 5 * one.rewards(calm).mean()
+
+
+def test_curiosity_error_is_half_the_squared_difference_of_features():
+    one, some = signal("curiosity", CONTINUOUS), steps(CONTINUOUS)
+    net = one.network
+    with torch.no_grad():
+        now, later = net.body(some.obs), net.body(some.next_obs)
+        hidden = net.forward_model(torch.cat((now, some.continuous), dim=1))
+        difference = (later - net.next_features(hidden)).numpy()
+        guess = net.action(net.inverse(torch.cat((now, later), dim=1))).numpy()
+    losses = one.update(some)
+    forward = 0.5 * (difference**2).sum(1).mean()
+    inverse = ((guess - some.continuous.numpy()) ** 2).sum(1).mean()
+    assert float(losses["Losses/Curiosity Forward Loss"]) == pytest.approx(forward, rel=1e-4)
+    assert float(losses["Losses/Curiosity Inverse Loss"]) == pytest.approx(inverse, rel=1e-4)
+
+
+# --- imitation
+
+
+def test_gail_rewards_steps_like_the_experts(tmp_path):
+    one = signal("gail", PLAIN, tmp_path)
+    for number in range(300):
+        losses = one.update(steps(seed=number))
+    assert losses["Policy/GAIL Expert Estimate"] > 0.7 > 0.3 > losses["Policy/GAIL Policy Estimate"]
+    like_expert, unlike = steps(seed=9, shift=2.0), steps(seed=9)
+    assert one.rewards(like_expert).mean() > 3 * one.rewards(unlike).mean()
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_gail_tells_actions_apart_only_with_use_actions(sees, tmp_path):
+    """The expert always chooses 2, in situations like the policy's."""
+    zeros = [torch.zeros(80, 3)]
+    path = demo(PLAIN, tmp_path, obs=zeros, discrete=torch.full((80, 1), 2))
+    one = signal("gail", demo_path=str(path), use_actions=sees)
+    for number in range(300):
+        one.update(steps(seed=number, obs=[torch.zeros(64, 3)]))
+    told = one.rewards(steps(n=4, obs=[torch.zeros(4, 3)], discrete=torch.arange(4)[:, None]))
+    if sees:
+        assert told[2] > 1.5 * told[[0, 1, 3]].max()
+    else:
+        assert torch.equal(told, told[:1].expand(4))
+
+
+@pytest.mark.parametrize("use_actions", [False, True])
+def test_gradient_penalty_is_over_all_inputs(use_actions, tmp_path):
+    """Against derivatives by finite differences, of every number that the discriminator sees."""
+    spec = BehaviorSpec(
+        [ObservationSpec.vector(2), ObservationSpec.vector(3)], ActionSpec.create_continuous(1)
+    )
+    one = signal("gail", spec, tmp_path, use_actions=use_actions)
+    one.network.double()
+    pairs = [
+        (a.double(), b.double())
+        for a, b in zip(one._inputs(steps(spec, 6)), one._draw(6), strict=True)
+    ]
+    one._between = lambda own, other: (0.3 * own + 0.7 * other).detach()
+    with torch.no_grad():
+        point = torch.cat([0.3 * a + 0.7 * b for a, b in pairs], dim=1)
+        widths = [a.shape[1] for a, _ in pairs]
+
+        def estimate(x):
+            return one.network.estimates(one.network.features(torch.split(x, widths, dim=1)))
+
+        change = 1e-6 * torch.eye(point.shape[1], dtype=torch.float64)
+        slopes = [(estimate(point + row) - estimate(point - row)) / 2e-6 for row in change]
+    norm = torch.stack(slopes).square().sum(0).add(1e-7).sqrt()
+    assert len(slopes) == 5 + 2 * use_actions
+    expected = float((norm - 1).square().mean())
+    assert one.gradient_penalty(pairs).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_bottleneck_presses_harder_while_its_code_says_too_much(tmp_path):
+    one = signal("gail", PLAIN, tmp_path, use_vail=True)
+    assert float(one.beta) == 0.0
+    losses = [one.update(steps(seed=number)) for number in range(200)]
+    kl = torch.stack([each["Losses/GAIL KL Loss"] for each in losses])
+    beta = torch.stack([each["Policy/GAIL Beta"] for each in losses])
+    assert kl.max() > 0.5
+    by_hand = 0.0
+    for divergence, weight in zip(kl.tolist(), beta.tolist(), strict=True):
+        by_hand = max(by_hand + 0.0005 * (divergence - 0.5), 0.0)
+        assert weight == pytest.approx(by_hand, abs=1e-6)
+    assert one.network.log_deviation.abs().max() > 0
+
+
+def test_gail_reads_all_files_of_a_folder_and_normalises_by_the_expert_only(tmp_path):
+    demo(PLAIN, tmp_path, "a.demo", 40)
+    demo(PLAIN, tmp_path, "b.demo", 60)
+    changes = {"demo_path": str(tmp_path), "network_settings": {**SMALL, "normalize": True}}
+    one = signal("gail", **changes)
+    assert len(one.done) == 38 + 57
+    running = one.network.normalizers.by_observation["0"]
+    one.observe(steps(shift=-5.0).obs)
+    one.update(steps(shift=-5.0))
+    assert float(running.count) == 1 + 38 + 57
+    assert torch.allclose(running.mean.float(), one.obs[0].sum(0) / 96, atol=1e-5)
+
+
+def test_expert_steps_are_done_where_the_task_ended_but_not_where_it_was_cut_short(tmp_path):
+    path = demo(PLAIN, tmp_path, n=80, ends=(True, False))
+    one = signal("gail", demo_path=str(path))
+    assert one.done.nonzero().flatten().tolist() == [37, 75]
+
+
+# --- what cannot be used
+
+
+def test_missing_demonstrations_are_named_before_anything_starts(tmp_path):
+    missing = str(tmp_path / "nothing.demo")
+    with pytest.raises(SettingsError, match=r"reward_signals\.gail\.demo_path: .*nothing\.demo"):
+        supported_signals(settings("gail", demo_path=missing))
+
+
+def test_demonstrations_of_another_behavior_are_refused_with_both_shapes(tmp_path):
+    path = demo(CONTINUOUS, tmp_path)
+    with pytest.raises(DemonstrationError, match=r"expert\.demo: its actions are"):
+        signal("gail", PLAIN, demo_path=str(path))
+
+
+def test_a_network_that_cannot_take_the_observations_is_named_with_its_signal():
+    tiny = BehaviorSpec([ObservationSpec.visual(3, 8, 8)], ActionSpec.create_discrete([2]))
+    with pytest.raises(SettingsError, match=r"reward_signals\.rnd: .*too small"):
+        signal("rnd", tiny)
+
+
+# --- together
+
+
+def test_rewards_come_in_the_order_of_settings_times_strength(tmp_path):
+    one = {
+        "trainer_type": "ppo",
+        "reward_signals": {
+            "rnd": {"strength": 0.5, "gamma": 0.9, "network_settings": SMALL},
+            "extrinsic": {"strength": 2.0},
+        },
+    }
+    chosen = load_run_settings(None, overrides={"behaviors": {"B": one}}).behaviors["B"]
+    signals = RewardSignals(PLAIN, chosen, seed=1, device=CPU)
+    some = steps(reward=torch.arange(64.0))
+    rewards = signals.rewards(some)
+    assert signals.names == ["rnd", "extrinsic"]
+    assert signals.gamma.tolist() == pytest.approx([0.9, 0.99])
+    assert signals.ignores_done.tolist() == [True, False]
+    assert torch.equal(rewards[:, 1], torch.arange(64.0) * 2)
+    assert torch.allclose(rewards[:, 0], signals.by_name["rnd"].rewards(some) * 0.5)
+
+
+def test_weights_of_signals_go_to_a_new_run_with_the_others(tmp_path):
+    chosen = settings("gail", PLAIN, tmp_path)
+    old, new = (PPO(PLAIN, chosen, seed=seed, device=CPU) for seed in (1, 2))
+    some = steps()
+    wanted = old.signals.by_name["gail"].rewards(some)
+    assert not torch.allclose(new.signals.by_name["gail"].rewards(some), wanted)
+    left, n_loaded = new.load_weights(old.weights())
+    assert left == []
+    assert n_loaded == sum(len(network.state_dict()) for network in old.networks.values())
+    assert torch.equal(new.signals.by_name["gail"].rewards(some), wanted)
