@@ -1,4 +1,4 @@
-"""A small environment that chance does not solve."""
+"""Small environments that chance does not solve."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from toys import Toy
 
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 
-N_DIALS, N_CHOICES = 10, 4
-CODE = np.array([2, 0, 3, 1, 1, 0, 2, 3, 0, 2])
-"""The right choice at each dial."""
+CODE = np.array([2, 0, 3, 1, 1, 0, 2, 3, 0, 2, 1, 3])
+"""The right choice of four at each dial."""
 
 
 class Lock(Toy):
@@ -20,9 +19,8 @@ class Lock(Toy):
     putting off the end. A policy that knows the code gets 1.
     """
 
-    spec = BehaviorSpec(
-        [ObservationSpec.vector(N_DIALS + 1)], ActionSpec.create_discrete([N_CHOICES])
-    )
+    n_dials = 10
+    spec = BehaviorSpec([ObservationSpec.vector(11)], ActionSpec.create_discrete([4]))
     length = 40
 
     def __init__(self, **options) -> None:
@@ -33,18 +31,25 @@ class Lock(Toy):
         self.dial[rows] = 0
 
     def observe(self):
-        return [np.eye(N_DIALS + 1)[self.dial]]
+        return [np.eye(self.n_dials + 1)[self.dial]]
 
     def advance(self, action):
-        was_open = self.dial == N_DIALS
-        right = action.discrete[:, 0] == CODE[self.dial % N_DIALS]
+        was_open = self.dial == self.n_dials
+        right = action.discrete[:, 0] == CODE[self.dial % self.n_dials]
         turned = np.maximum(self.dial + np.where(right, 1, -1), 0)
-        self.dial = np.where(was_open, N_DIALS, turned)
-        opened = (self.dial == N_DIALS) & ~was_open
+        self.dial = np.where(was_open, self.n_dials, turned)
+        opened = (self.dial == self.n_dials) & ~was_open
         return opened.astype(float), np.zeros(self.n, dtype=np.bool_)
 
 
+class LongLock(Lock):
+    """With twelve dials, which chance opens nine times more rarely."""
+
+    n_dials = 12
+    spec = BehaviorSpec([ObservationSpec.vector(13)], ActionSpec.create_discrete([4]))
+
+
 def expert(decision):
-    """The right choice for each agent."""
+    """The right choice for each agent of `Lock`."""
     dial = decision.obs[0].argmax(axis=1)
-    return ActionTuple(discrete=CODE[dial % N_DIALS][:, None].astype(np.int32))
+    return ActionTuple(discrete=CODE[dial % Lock.n_dials][:, None].astype(np.int32))

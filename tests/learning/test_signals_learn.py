@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from exploring import Lock, expert
+from exploring import Lock, LongLock, expert
 
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
@@ -30,7 +30,7 @@ def learned(strength, learning_rate, **changes):
     }
 
 
-def train(signals, steps, seed, folder, **changes):
+def train(toy_class, signals, steps, seed, folder, **changes):
     toy = {
         "trainer_type": "ppo",
         "hyperparameters": {"batch_size": 64, "buffer_size": 1024, "learning_rate": 2e-3},
@@ -40,7 +40,7 @@ def train(signals, steps, seed, folder, **changes):
         "time_horizon": 32,
         **changes,
     }
-    environment = InProcessEnvironment(Lock(seed=seed))
+    environment = InProcessEnvironment(toy_class(seed=seed))
     settings = {"behaviors": {"Toy": toy}}
     return pipeline.train(environment, settings, seed=seed, run_dir=folder).behaviors["Toy"]
 
@@ -54,7 +54,7 @@ def demonstrations(tmp_path):
 
 
 def test_the_environments_reward_alone_teaches_nothing(seed, tmp_path):
-    result = train(EXTRINSIC, 30_000, seed, tmp_path)
+    result = train(LongLock, EXTRINSIC, 30_000, seed, tmp_path)
     assert result.n_updates > 20
     assert result.mean_reward < 0.1
 
@@ -66,11 +66,11 @@ def test_the_environments_reward_alone_teaches_nothing(seed, tmp_path):
 )
 def test_reward_for_what_is_new_leads_to_the_environments_reward(signal, settings, seed, tmp_path):
     """With the steps that teach nothing without it."""
-    result = train({**EXTRINSIC, signal: settings}, 30_000, seed, tmp_path)
+    result = train(LongLock, {**EXTRINSIC, signal: settings}, 30_000, seed, tmp_path)
     assert result.mean_reward >= 0.8
     publish(result.checkpoint, tmp_path)
     exported = OnnxPolicy(tmp_path / "Toy.onnx")
-    with InProcessEnvironment(Lock(seed=seed + 100)) as environment:
+    with InProcessEnvironment(LongLock(seed=seed + 100)) as environment:
         episodes = evaluate(environment, {"Toy": exported}, episodes=50, seed=seed)
     assert sum(one.episode_return for one in episodes) / len(episodes) >= 0.8
 
@@ -79,7 +79,7 @@ def test_imitation_alone_opens_the_lock_without_the_environments_reward(
     seed, tmp_path, demonstrations
 ):
     gail = learned(1.0, 3e-3, demo_path=demonstrations)
-    assert train({"gail": gail}, 40_000, seed, tmp_path).mean_reward >= 0.8
+    assert train(Lock, {"gail": gail}, 40_000, seed, tmp_path).mean_reward >= 0.8
 
 
 def test_imitation_after_cloning_opens_the_lock_in_a_third_of_the_steps(
@@ -87,5 +87,5 @@ def test_imitation_after_cloning_opens_the_lock_in_a_third_of_the_steps(
 ):
     gail = learned(1.0, 3e-3, demo_path=demonstrations)
     cloning = {"demo_path": demonstrations, "strength": 2.0, "steps": 10_000}
-    result = train({"gail": gail}, 12_000, seed, tmp_path, behavioral_cloning=cloning)
+    result = train(Lock, {"gail": gail}, 12_000, seed, tmp_path, behavioral_cloning=cloning)
     assert result.mean_reward >= 0.8

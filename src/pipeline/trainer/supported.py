@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pipeline.algos.ppo import PPO
-from pipeline.algos.signals import supported_signals
+from pipeline.algos.signals import find_demonstrations, supported_signals
 from pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ def algorithm_for(name: str, settings: TrainerSettings) -> Callable[..., PPO]:
         )
     try:
         supported_signals(settings)
+        if settings.behavioral_cloning is not None:
+            find_demonstrations("behavioral_cloning", settings.behavioral_cloning.demo_path)
     except SettingsError as error:
         raise SettingsError(f"behaviors.{name}.{error}") from error
     return algorithm
