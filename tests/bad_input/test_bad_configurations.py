@@ -65,8 +65,13 @@ def test_a_configuration_that_is_a_folder_or_not_text(place):
         ),
         (
             "    max_steps: 240",
-            "    reward_signals: {curiosity: {strength: 0.1}}\n    max_steps: 240",
-            "behaviors.Echo.reward_signals.curiosity: this reward signal cannot be trained with",
+            "    reward_signals: {gail: {demo_path: no/such.demo}}\n    max_steps: 240",
+            "behaviors.Echo.reward_signals.gail.demo_path: no/such.demo: this demonstration file",
+        ),
+        (
+            "    max_steps: 240",
+            "    behavioral_cloning: {demo_path: no/such.demo}\n    max_steps: 240",
+            "behaviors.Echo.behavioral_cloning.demo_path: no/such.demo: this demonstration file",
         ),
         (
             "    max_steps: 240",

@@ -11,7 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from toys import Both
 
+from pipeline.protocol.demo import DemoWriter
+from pipeline.protocol.specs import ActionTuple
 from pipeline.trainer.checkpoints import load_checkpoint
 
 WAIT_S = 300
@@ -56,6 +59,16 @@ if "sac" in how:
     }
 if "memory" in how:
     settings["network_settings"]["memory"] = {"sequence_length": 4, "memory_size": 8}
+
+for name_of_signal in ("curiosity", "gail", "rnd"):
+    if name_of_signal in how:
+        network = {"hidden_units": 8, "num_layers": 1, "normalize": True}
+        signals = {"extrinsic": {}, name_of_signal: {"network_settings": network}}
+        settings["reward_signals"] = signals
+if "gail" in how:
+    demo = {"demo_path": str(Path(folder).parent / "expert.demo")}
+    signals["gail"] |= {**demo, "use_actions": True, "use_vail": True}
+    settings["behavioral_cloning"] = {**demo, "steps": 2000}
 
 parameters = None
 if "lessons" in how:
@@ -210,6 +223,29 @@ def test_run_with_sac_whose_replay_is_not_kept_goes_on_with_an_empty_one(tmp_pat
     assert not list(tmp_path.glob("*/*/replay-*.npz"))
     weights = [key for key in whole if key.startswith("/learner/algorithm/policy/actor")]
     assert not all(np.array_equal(whole[key], resumed[key]) for key in weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["curiosity", "rnd", "gail", "gail memory"])
+def test_resumed_run_with_a_learned_reward_equals_the_uninterrupted_run(how, tmp_path):
+    with DemoWriter(tmp_path / "expert.demo", "Toy?team=0", Both.spec) as writer:
+        rng = np.random.default_rng(0)
+        writer.append(
+            obs=[rng.normal(size=(50, 1)).astype(np.float32)],
+            actions=ActionTuple(
+                rng.uniform(-1, 1, (50, 1)).astype(np.float32), rng.integers(0, 2, (50, 1))
+            ),
+            reward=np.zeros(50, dtype=np.float32),
+            done=np.arange(50) % 10 == 9,
+        )
+    assert run(tmp_path / "whole", "Both", updates=8, how=how) == 0
+    assert run(tmp_path / "killed", "Both", updates=8, kill_at=5, how=how) == -signal.SIGKILL
+    assert run(tmp_path / "killed", "Both", updates=8, how=f"{how} resume") == 0
+    whole = final_state(tmp_path / "whole")
+    kept = [key for key in whole if key.startswith("/learner/algorithm/signals/")]
+    assert len([key for key in kept if "optimizer/state/0/exp_avg" in key]) == 2
+    assert len(kept) > 10
+    assert_equal_states(whole, final_state(tmp_path / "killed"))
 
 
 @pytest.mark.slow

@@ -91,6 +91,9 @@ rule train_pretrained:
         lambda wildcards: (
             f"build/env/{run_of('train_pretrained', 'environment')(wildcards)}"
         ),
+        lambda wildcards: (
+            f"data/demos/{run_of('train_pretrained', 'demonstrations')(wildcards)}.demo"
+        ),
         "results/pretrain/{experiment}/seed{seed}/policy.pt",
         sources("train", *LEARNING, "stages/executable.py"),
     output:

@@ -215,8 +215,17 @@ def supported_signals(settings: TrainerSettings) -> dict[str, RewardSignalSettin
             )
     gail = settings.reward_signals.get("gail")
     if isinstance(gail, GAILSettings):
-        try:
-            demonstration_files(gail.demo_path)
-        except DemonstrationError as error:
-            raise SettingsError(f"reward_signals.gail.demo_path: {error}") from error
+        find_demonstrations("reward_signals.gail", gail.demo_path)
     return dict(settings.reward_signals)
+
+
+def find_demonstrations(key: str, demo_path: str) -> None:
+    """Make sure that the demonstrations under `<key>.demo_path` are there, before any work.
+
+    Raises:
+        SettingsError: They are not.
+    """
+    try:
+        demonstration_files(demo_path)
+    except DemonstrationError as error:
+        raise SettingsError(f"{key}.demo_path: {error}") from error

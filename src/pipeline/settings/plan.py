@@ -11,7 +11,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import StageError
+from pipeline.errors import SettingsError, StageError
 from pipeline.files import fingerprint, write_whole
 from pipeline.settings.external_sources import PathSource, UnitySource
 from pipeline.settings.run_file import to_mapping
@@ -102,7 +102,7 @@ def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
         SettingsError: A trainer configuration, or an override, has a mistake.
     """
     for name in params.experiments:
-        params.run_settings(name)
+        _check_demonstrations(params, name)
     n_stages = sum(len(table) for table in plan(params)["runs"].values())
     if n_stages > _MOST_STAGES:
         _log.warning(
@@ -113,6 +113,25 @@ def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
             _MOST_STAGES,
         )
     write_whole(path, plan_text(params))
+
+
+def _check_demonstrations(params: Params, name: str) -> None:
+    """Refuse a trainer that reads recorded episodes which its experiment does not wait for."""
+    experiment, settings = params.experiments[name], params.run_settings(name)
+    made = {f"data/demos/{one}.demo": one for one in params.demonstrations}
+    for behavior, trainer in settings.behaviors.items():
+        signals = trainer.reward_signals
+        users = {"reward_signals.gail": signals.get("gail")}
+        users["behavioral_cloning"] = trainer.behavioral_cloning
+        for key, user in users.items():
+            read = made.get(getattr(user, "demo_path", ""))
+            if read is not None and read != experiment.demonstrations:
+                raise SettingsError(
+                    f"{params.path}: experiments.{name}: behaviors.{behavior}.{key}.demo_path "
+                    f"reads data/demos/{read}.demo, which the stage demos makes; set "
+                    f"'demonstrations: {read}' and add the stage pretrain, so that training waits "
+                    "for it"
+                )
 
 
 def check_plan(params: Params, path: Path | str = RUNS_FILE) -> None:

@@ -31,6 +31,7 @@ def job_of(run: tracked.Run) -> common.Job:
     inputs = [Path(run.experiment.trainer), executable.folder_of(run.experiment.environment)]
     if "pretrain" in run.experiment.stages:
         inputs.append(run.folder("pretrain") / "policy.pt")
+        inputs.append(Path(f"data/demos/{run.experiment.demonstrations}.demo"))
     return common.Job(
         stage="train",
         instance=run.instance,

@@ -114,7 +114,10 @@ def pretrain(
             tracker.metrics(name, {TRAIN_LOSS: loss, CHECK_LOSS: held_out}, epoch)
     learner.record(taught.obs, None)
     path = Path(run_dir) / name / RESUME_FILE
-    state = {**description(name, spec, settings), "learner": learner.state_dict()}
+    taught_state = learner.state_dict()
+    # nothing was taught to the critic, whose outputs are those of the run's own reward signals
+    taught_state["algorithm"]["critic"] = None
+    state = {**description(name, spec, settings), "learner": taught_state}
     save_checkpoint(path, state)
     return PretrainResult(
         behavior=name,

@@ -8,7 +8,7 @@ import torch
 
 from pipeline.algos.ppo import PPO
 from pipeline.algos.sac import SAC
-from pipeline.algos.signals import supported_signals
+from pipeline.algos.signals import find_demonstrations, supported_signals
 from pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ def algorithm_for(name: str, settings: TrainerSettings) -> Callable[..., Algorit
         )
     try:
         supported_signals(settings)
+        if settings.behavioral_cloning is not None:
+            find_demonstrations("behavioral_cloning", settings.behavioral_cloning.demo_path)
     except SettingsError as error:
         raise SettingsError(f"behaviors.{name}.{error}") from error
     return algorithm

@@ -224,6 +224,19 @@ def test_writing_the_plan_checks_the_trainer_configurations(folder: Path) -> Non
     assert not (folder / "runs.yaml").exists()
 
 
+@pytest.mark.parametrize("key", ["reward_signals: {gail: {", "behavioral_cloning: {"])
+def test_a_trainer_that_reads_recorded_episodes_must_wait_for_them(key: str, folder: Path) -> None:
+    reads = f"{key}demo_path: data/demos/expert.demo}}" + "}" * (key.count("{") - 1)
+    (folder / "config/t.yaml").write_text(f"behaviors: {{Ball: {{{reads}}}}}")
+    params = load_params(folder / "params.yaml")
+    with pytest.raises(
+        SettingsError, match=r"experiments\.scratch: .*set 'demonstrations: expert'"
+    ):
+        write_plan(params, folder / "runs.yaml")
+    only = {"cloned": params.experiments["cloned"]}
+    write_plan(replace(params, experiments=only), folder / "runs.yaml")
+
+
 def test_more_stages_than_dvc_can_bear_are_warned_about(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

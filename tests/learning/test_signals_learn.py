@@ -1,0 +1,91 @@
+"""Where the environment's reward is too rare to learn from, other signals lead to it."""
+
+from __future__ import annotations
+
+import pytest
+from exploring import Lock, LongLock, expert
+
+import pipeline
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.evaluation.episodes import evaluate
+from pipeline.export.policy import OnnxPolicy
+from pipeline.stages.demos import write_episodes
+from pipeline.stages.export import publish
+
+pytestmark = pytest.mark.learning
+
+DEMONSTRATIONS = 20
+NETWORK = {"hidden_units": 32, "num_layers": 2}
+EXTRINSIC = {"extrinsic": {"gamma": 0.95}}
+
+
+def learned(strength, learning_rate, **changes):
+    """Settings of a signal with a network of its own."""
+    return {
+        "gamma": 0.95,
+        "strength": strength,
+        "learning_rate": learning_rate,
+        "network_settings": NETWORK,
+        **changes,
+    }
+
+
+def train(toy_class, signals, steps, seed, folder, **changes):
+    toy = {
+        "trainer_type": "ppo",
+        "hyperparameters": {"batch_size": 64, "buffer_size": 1024, "learning_rate": 2e-3},
+        "network_settings": NETWORK,
+        "reward_signals": signals,
+        "max_steps": steps,
+        "time_horizon": 32,
+        **changes,
+    }
+    environment = InProcessEnvironment(toy_class(seed=seed))
+    settings = {"behaviors": {"Toy": toy}}
+    return pipeline.train(environment, settings, seed=seed, run_dir=folder).behaviors["Toy"]
+
+
+@pytest.fixture
+def demonstrations(tmp_path):
+    with InProcessEnvironment(Lock(seed=900)) as environment:
+        environment.reset()
+        write_episodes(environment, expert, tmp_path / "expert.demo", episodes=DEMONSTRATIONS)
+    return str(tmp_path / "expert.demo")
+
+
+def test_the_environments_reward_alone_teaches_nothing(seed, tmp_path):
+    result = train(LongLock, EXTRINSIC, 30_000, seed, tmp_path)
+    assert result.n_updates > 20
+    assert result.mean_reward < 0.1
+
+
+@pytest.mark.parametrize(
+    ("signal", "settings"),
+    [("rnd", learned(0.1, 2e-3)), ("curiosity", learned(0.1, 2e-3))],
+    ids=["rnd", "curiosity"],
+)
+def test_reward_for_what_is_new_leads_to_the_environments_reward(signal, settings, seed, tmp_path):
+    """With the steps that teach nothing without it."""
+    result = train(LongLock, {**EXTRINSIC, signal: settings}, 30_000, seed, tmp_path)
+    assert result.mean_reward >= 0.8
+    publish(result.checkpoint, tmp_path)
+    exported = OnnxPolicy(tmp_path / "Toy.onnx")
+    with InProcessEnvironment(LongLock(seed=seed + 100)) as environment:
+        episodes = evaluate(environment, {"Toy": exported}, episodes=50, seed=seed)
+    assert sum(one.episode_return for one in episodes) / len(episodes) >= 0.8
+
+
+def test_imitation_alone_opens_the_lock_without_the_environments_reward(
+    seed, tmp_path, demonstrations
+):
+    gail = learned(1.0, 3e-3, demo_path=demonstrations)
+    assert train(Lock, {"gail": gail}, 40_000, seed, tmp_path).mean_reward >= 0.8
+
+
+def test_imitation_after_cloning_opens_the_lock_in_a_third_of_the_steps(
+    seed, tmp_path, demonstrations
+):
+    gail = learned(1.0, 3e-3, demo_path=demonstrations)
+    cloning = {"demo_path": demonstrations, "strength": 2.0, "steps": 10_000}
+    result = train(Lock, {"gail": gail}, 12_000, seed, tmp_path, behavioral_cloning=cloning)
+    assert result.mean_reward >= 0.8
