@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -90,7 +91,7 @@ class Policy(nn.Module):
             deterministic=self.settings.deterministic,
         )
         log_prob = sample.log_prob.cpu().numpy()
-        if not np.isfinite(log_prob.sum()):
+        if not math.isfinite(np.vdot(log_prob, log_prob)):
             raise UnityPolicyException(
                 "the policy's action is not finite: its weights or its observations have diverged"
             )
@@ -104,9 +105,13 @@ class Policy(nn.Module):
         return Decision(
             action=action,
             rows=rows,
-            entropy=float(sample.entropy.mean()),
+            entropy=_mean(sample.entropy),
             memory=None if remembered is None else remembered.cpu().numpy(),
         )
+
+
+def _mean(values: Tensor) -> float:
+    return values.item() if values.numel() == 1 else values.mean().item()
 
 
 def rollout_fields(spec: BehaviorSpec) -> dict[str, Field]:

@@ -81,6 +81,7 @@ class Learner:
         self.seconds = {"inference": 0.0, "update": 0.0, "storage": 0.0}
         self.slots = Slots()
         self._told_of_vanished = False
+        self._absorbed: tuple[Sequence[Steps], list[AnyArray]] = ((), [])
         self.memories: FloatArray | None = None
         """[n_slots, M] what the agent in each slot remembers; None without memory."""
         if self.algorithm.memory_size:
@@ -105,15 +106,20 @@ class Learner:
             team: whose agents these are, where several teams share this learner.
         """
         began = time.perf_counter()
-        self._drop_vanished(self.slots.tick())
+        vanished = self.slots.tick()
+        if len(vanished):
+            self._drop_vanished(vanished)
         terminals = [
             (worker, terminal) for worker, (_, terminal) in enumerate(steps) if len(terminal)
         ]
         for worker, terminal in terminals:
             self._ended((team, worker), terminal, steps[worker][0])
-        for worker, (decision, _) in enumerate(steps):
-            if len(decision):
-                self._continued((team, worker), decision)
+        slots = [
+            self._continued((team, worker), decision)
+            for worker, (decision, _) in enumerate(steps)
+            if len(decision)
+        ]
+        self._absorbed = steps, slots
         self.seconds["storage"] += time.perf_counter() - began
 
     def learn(self) -> bool:
@@ -174,7 +180,7 @@ class Learner:
         if decided.decision is None:
             return
         began = time.perf_counter()
-        slots = self._slots_of([decision for decision, _ in steps], team)
+        slots = self._deciding(steps, team)
         self.trajectories.decide(slots, decided.decision.rows)
         if self.memories is not None:
             self.memories[slots] = decided.decision.memory
@@ -209,7 +215,7 @@ class Learner:
         self._drop(self.slots.forget(lambda source: source[1] == worker))  # type: ignore[index]  # (team, worker)
 
     def _drop_vanished(self, slots: AnyArray) -> None:
-        if len(slots) and not self._told_of_vanished:
+        if not self._told_of_vanished:
             self._told_of_vanished = True
             _log.warning(
                 "%d agents of %s have vanished without the end of an episode: nothing was heard of "
@@ -247,11 +253,12 @@ class Learner:
         if len(gone):
             self.slots.release(source, gone)
 
-    def _continued(self, source: Hashable, decision: DecisionSteps) -> None:
+    def _continued(self, source: Hashable, decision: DecisionSteps) -> AnyArray:
         slots = self.slots.deciding(source, decision.agent_id)
         self._make_room()
         reward = decision.reward + decision.group_reward
         self._count(self.trajectories.outcome(slots, reward, decision.obs, ended=False))
+        return slots
 
     def _make_room(self) -> None:
         self.trajectories.reserve(self.slots.n_slots)
@@ -278,6 +285,13 @@ class Learner:
             self.algorithm.observe(closed.obs)
         self.step += closed.n_rows
         self.statistics.add_episodes(closed.episode_returns, closed.episode_lengths)
+
+    def _deciding(self, steps: Sequence[Steps], team: str) -> AnyArray:
+        """Slots of the agents that decide, found already if these steps were absorbed last."""
+        absorbed, slots = self._absorbed
+        if absorbed is not steps:
+            return self._slots_of([decision for decision, _ in steps], team)
+        return slots[0] if len(slots) == 1 else np.concatenate(slots)
 
     def _slots_of(self, decisions: Sequence[DecisionSteps], team: str) -> AnyArray:
         slots = [
