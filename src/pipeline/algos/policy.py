@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeline import seeding
+from pipeline.algos.safety import refuse_non_finite_decision
 from pipeline.data.rollout import Field
-from pipeline.errors import UnityPolicyException
 from pipeline.nets.actor_critic import Actor
 from pipeline.nets.body import Normalizers
 from pipeline.nets.distributions import to_environment
@@ -74,7 +73,7 @@ class Policy(nn.Module):
                 a recurrent layer.
 
         Raises:
-            UnityPolicyException: The network's output is not finite.
+            UnityPolicyException: An observation or the network's output is not finite.
         """
         device = generator.device
         inputs = self.normalizers(tensors(obs, device))
@@ -91,13 +90,11 @@ class Policy(nn.Module):
             deterministic=self.settings.deterministic,
         )
         log_prob = sample.log_prob.cpu().numpy()
-        if not math.isfinite(np.vdot(log_prob, log_prob)):
-            raise UnityPolicyException(
-                "the policy's action is not finite: its weights or its observations have diverged"
-            )
+        continuous = sample.continuous.cpu().numpy()
+        refuse_non_finite_decision(obs=obs, continuous=continuous, log_prob=log_prob)
         rows: dict[str, AnyArray] = {f"obs_{i}": values for i, values in enumerate(obs)}
         rows["log_prob"] = log_prob
-        rows["continuous"] = sample.continuous.cpu().numpy()
+        rows["continuous"] = continuous
         rows["discrete"] = sample.discrete.cpu().numpy()
         if self.spec.action_spec.discrete_size:
             rows["allowed"] = True if allowed is None else allowed  # type: ignore[assignment]  # a scalar fills the field

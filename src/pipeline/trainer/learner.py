@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from pipeline.algos.safety import refuse_non_finite_rollout
 from pipeline.data.rollout import Trajectories
 from pipeline.data.slots import LONG, Slots
 from pipeline.errors import TrainingError, UnityPolicyException
@@ -132,11 +133,7 @@ class Learner:
         began = time.perf_counter()
         rollout = self.trajectories.rollout()
         try:
-            if not np.isfinite(rollout.fields["reward"]).all():
-                raise TrainingError(  # noqa: TRY301  # named below like those of the algorithm
-                    f"step {self.step}: the environment gave a reward that is not finite; look for "
-                    "a division by zero, or for physics that explode"
-                )
+            refuse_non_finite_rollout(rollout, step=self.step)
             stats = self.algorithm.update(rollout, step=self.step)
         except TrainingError as error:
             raise TrainingError(f"behavior {self.name}, {error}") from error
