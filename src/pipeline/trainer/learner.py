@@ -17,6 +17,7 @@ from pipeline.protocol.specs import ActionTuple
 from pipeline.protocol.steps import TerminalSteps
 from pipeline.trainer.statistics import ENTROPY, Statistics
 from pipeline.trainer.supported import algorithm_for
+from pipeline.trainer.threaded import Threaded
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -74,6 +75,8 @@ class Learner:
         self.settings = settings
         self.learns = learns
         self.algorithm = algorithm(spec, settings, seed=seed, device=device)
+        if settings.threaded and learns:
+            self.algorithm = Threaded(name, self.algorithm, horizon=settings.time_horizon)  # type: ignore[assignment]  # it has the interface
         self.statistics = Statistics()
         self.step = 0
         self.n_updates = 0
@@ -343,6 +346,11 @@ class Learner:
             if self.memories is not None:
                 self._make_room()
                 self.memories[: self.slots.n_slots] = state["memories"]
+
+    def close(self) -> None:
+        """Wait for a thread that learns, if there is one."""
+        if isinstance(self.algorithm, Threaded):
+            self.algorithm.close()
 
     def _memories_state(self) -> FloatArray | None:
         return None if self.memories is None else self.memories[: self.slots.n_slots].copy()

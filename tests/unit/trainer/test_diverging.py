@@ -91,6 +91,7 @@ def test_environment_that_sends_what_is_not_finite_stops_the_run(
     assert resumed.behaviors["Toy"].steps >= 500
 
 
+@pytest.mark.parametrize("threaded", [False, True])
 @pytest.mark.parametrize(
     ("spoil", "wanted"),
     [
@@ -100,7 +101,7 @@ def test_environment_that_sends_what_is_not_finite_stops_the_run(
     ],
 )
 def test_learning_that_diverges_stops_the_run(
-    spoil, wanted, quick, tmp_path, in_process, monkeypatch
+    spoil, wanted, threaded, quick, tmp_path, in_process, monkeypatch
 ):
     update = PPO.update
 
@@ -111,7 +112,7 @@ def test_learning_that_diverges_stops_the_run(
 
     monkeypatch.setattr(PPO, "update", spoiling)
     once = {"batch_size": 128, "buffer_size": 128, "num_epoch": 1}
-    settings = quick(max_steps=5000, hyperparameters=once)
+    settings = quick(max_steps=5000, hyperparameters=once, threaded=threaded)
     run(in_process(Chase(n_agents=4)), settings, tmp_path, wanted)
 
 
