@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeline import seeding
+from pipeline.algos.safety import refuse_non_finite_decision
 from pipeline.data.rollout import Field
-from pipeline.errors import UnityPolicyException
 from pipeline.nets.actor_critic import ActionHeads, Actor
 from pipeline.nets.body import Normalizers
 from pipeline.nets.squashed import SquashedHeads
@@ -81,7 +81,7 @@ class Policy(nn.Module):
                 a recurrent layer.
 
         Raises:
-            UnityPolicyException: The network's output is not finite.
+            UnityPolicyException: An observation or the network's output is not finite.
         """
         device = generator.device
         inputs = self.normalizers(tensors(obs, device))
@@ -98,13 +98,11 @@ class Policy(nn.Module):
             deterministic=self.settings.deterministic,
         )
         log_prob = sample.log_prob.cpu().numpy()
-        if not np.isfinite(log_prob.sum()):
-            raise UnityPolicyException(
-                "the policy's action is not finite: its weights or its observations have diverged"
-            )
+        continuous = sample.continuous.cpu().numpy()
+        refuse_non_finite_decision(obs=obs, continuous=continuous, log_prob=log_prob)
         rows: dict[str, AnyArray] = {f"obs_{i}": values for i, values in enumerate(obs)}
         rows["log_prob"] = log_prob
-        rows["continuous"] = sample.continuous.cpu().numpy()
+        rows["continuous"] = continuous
         rows["discrete"] = sample.discrete.cpu().numpy()
         if self.spec.action_spec.discrete_size:
             rows["allowed"] = True if allowed is None else allowed  # type: ignore[assignment]  # a scalar fills the field
@@ -113,9 +111,13 @@ class Policy(nn.Module):
         return Decision(
             action=action,
             rows=rows,
-            entropy=float(sample.entropy.mean()),
+            entropy=_mean(sample.entropy),
             memory=None if remembered is None else remembered.cpu().numpy(),
         )
+
+
+def _mean(values: Tensor) -> float:
+    return values.item() if values.numel() == 1 else values.mean().item()
 
 
 def rollout_fields(spec: BehaviorSpec) -> dict[str, Field]:

@@ -23,10 +23,10 @@ from pipeline.algos.experience import LearnedRewards
 from pipeline.algos.policy import Policy, generator_for, rollout_fields, seeded_weights, tensors
 from pipeline.algos.recurrence import stored_recall, values_in_sequence
 from pipeline.algos.returns import generalized_advantages
+from pipeline.algos.safety import refuse_divergence
 from pipeline.algos.schedules import BETA_FLOOR, EPSILON_FLOOR, LEARNING_RATE_FLOOR, scheduled
 from pipeline.algos.signals import RewardSignals
 from pipeline.data.rollout import Field
-from pipeline.errors import TrainingError
 from pipeline.nets.actor_critic import Critic
 from pipeline.nets.optimizer import FlatAdam
 from pipeline.nets.weights import load_matching
@@ -199,7 +199,7 @@ class PPO:
             Statistics by their TensorBoard tag.
 
         Raises:
-            TrainingError: A loss is not finite.
+            TrainingError: A loss, a gradient or a weight is not finite.
         """
         h = self.hyperparameters
         max_steps = self.settings.max_steps
@@ -220,11 +220,13 @@ class PPO:
                 if self.learned is not None and minibatch.index is not None:
                     self.learned.learn(minibatch.index)
         loss_pi, loss_v = torch.stack([one.losses for one in learned]).mean(0).tolist()
-        if not np.isfinite(loss_pi + loss_v):
-            raise TrainingError(
-                f"step {step}: the PPO loss is not finite (policy {loss_pi}, value {loss_v}); "
-                "lower learning_rate or the reward's scale"
-            )
+        refuse_divergence(
+            "PPO",
+            step=step,
+            losses={"policy": loss_pi, "value": loss_v},
+            optimizers=[self.optimizer],
+            networks={"policy": self.policy, "critic": self.critic},
+        )
         last_epoch = torch.cat([one.log_ratio for one in learned[-len(learned) // h.num_epoch :]])
         change = last_epoch.exp() - 1.0
         stats = {

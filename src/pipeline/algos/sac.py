@@ -164,7 +164,8 @@ class SAC:
             ],
             learning_rate=self.hyperparameters.learning_rate,
         )
-        self._source, self._target = list(self.value.parameters()), list(self.target.parameters())
+        self._source: list[Tensor] = list(self.value.parameters())
+        self._target: list[Tensor] = list(self.target.parameters())
         self.policy_parameters = list(self.policy.parameters())
         self.action_stream = generator_for(seed, device, "actions")
         self.noise_stream = generator_for(seed, device, "noise")

@@ -33,7 +33,7 @@ class Slots:
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[IntArray, AnyArray]] = {}
         self._free: list[int] = []
-        self._last: dict[Hashable, tuple[IntArray, AnyArray]] = {}
+        self._last: dict[Hashable, tuple[bytes, AnyArray]] = {}  # ids as bytes compare fastest
         self._heard = np.zeros(0, dtype=np.int64)  # by slot: the clock when its agent last sent
         self._clock = 0
         self._n_swept = 0  # slots that were taken after the last sweep
@@ -50,13 +50,13 @@ class Slots:
         Raises:
             UnityEnvironmentException: An agent asks twice.
         """
-        known = self._last.get(source)
-        if known is not None and np.array_equal(known[0], agent_ids):
+        known, ids = self._last.get(source), agent_ids.tobytes()
+        if known is not None and known[0] == ids and len(known[1]) == len(agent_ids):
             slots = known[1]
         else:
             slots = self._look_up(source, agent_ids)
             _refuse_twice(source, agent_ids)
-            self._last[source] = (agent_ids.copy(), slots)
+            self._last[source] = (ids, slots)
         self._heard[slots] = self._clock
         return slots
 

@@ -73,6 +73,7 @@ class WorkerSet:
         self.envs = list(envs)
         self._split = [k for k, env in enumerate(envs) if isinstance(env, SplitEnv)]
         self._whole = [k for k, env in enumerate(envs) if not isinstance(env, SplitEnv)]
+        self._controlled = [_controlled(env) for env in envs]
         self._relaunch = relaunch
         self._budget = budget or RestartBudget(RestartLimits())
         self._restarted: set[int] = set()
@@ -154,9 +155,10 @@ class WorkerSet:
 
     def _begin(self, worker: int, env: BaseEnv) -> None:
         self.envs[worker] = env
-        if isinstance(env, ControlledEnv):
+        controlled = self._controlled[worker] = _controlled(env)
+        if controlled is not None:
             for name, value in self._parameters.items():
-                env.set_parameter(name, value)
+                controlled.set_parameter(name, value)
         env.reset()
         self._n_known = []
         self._restarted.add(worker)
@@ -186,14 +188,12 @@ class WorkerSet:
             False if a worker cannot be sent parameters.
         """
         self._parameters[name] = value
-        sent = [
-            isinstance(env, ControlledEnv) and env.set_parameter(name, value) for env in self.envs
-        ]
+        sent = [env is not None and env.set_parameter(name, value) for env in self._controlled]
         return all(sent)
 
     def take_stats(self) -> list[Stats]:
         """The statistics that each worker has reported since the last call."""
-        return [env.take_stats() if isinstance(env, ControlledEnv) else {} for env in self.envs]
+        return [{} if env is None else env.take_stats() for env in self._controlled]
 
     @property
     def codec_seconds(self) -> float:
@@ -267,13 +267,18 @@ class WorkerSet:
                 stack.push(env)
 
     def _spec(self, behavior_name: str) -> BehaviorSpec:
-        spec = self.behavior_specs.get(behavior_name)
+        spec = self._specs.get(behavior_name) or self.behavior_specs.get(behavior_name)
         if spec is not None:
             return spec
         raise UnityActionException(
             f"The group {behavior_name} does not correspond to an existing agent group in any of "
             f"{len(self.envs)} environments; they have {sorted(self.behavior_specs)}"
         )
+
+
+def _controlled(env: BaseEnv) -> ControlledEnv | None:
+    """The environment if it is one that takes parameters; asking costs too much in each step."""
+    return env if isinstance(env, ControlledEnv) else None
 
 
 def launch_workers(

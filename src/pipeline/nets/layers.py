@@ -87,7 +87,7 @@ class RunningNormalizer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalised and clipped x [B, size]."""
         mean, deviation = self.statistics()
-        return ((x - mean) / deviation).clamp(-5.0, 5.0)
+        return (x - mean).div_(deviation).clamp_(-5.0, 5.0)
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         super()._load_from_state_dict(*args, **kwargs)

@@ -69,7 +69,30 @@ class FlatAdam:
         """Move along the gradients, first shortened to `max_norm` if they are longer."""
         if max_norm is not None:
             nn.utils.clip_grad_norm_([self.flat], max_norm)
-        self._adam.step()
+        state = self._adam.state.get(self.flat)
+        if not state:
+            self._adam.step()  # which makes the state
+            return
+        # The one operation behind `torch.optim.Adam.step`, whose checks cost as much as it does.
+        state["step"].add_(1)
+        group = self._adam.param_groups[0]
+        beta1, beta2 = group["betas"]
+        with torch.no_grad():
+            torch._fused_adam_(
+                [self.flat],
+                [self.gradient],
+                [state["exp_avg"]],
+                [state["exp_avg_sq"]],
+                [],
+                [state["step"]],
+                lr=group["lr"],
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=0.0,
+                eps=group["eps"],
+                amsgrad=False,
+                maximize=False,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Adam's moments and step count."""

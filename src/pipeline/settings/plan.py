@@ -121,7 +121,7 @@ def _check_demonstrations(params: Params, name: str) -> None:
     made = {f"data/demos/{one}.demo": one for one in params.demonstrations}
     for behavior, trainer in settings.behaviors.items():
         signals = trainer.reward_signals
-        users = {"reward_signals.gail": signals.get("gail")}
+        users: dict[str, object] = {"reward_signals.gail": signals.get("gail")}
         users["behavioral_cloning"] = trainer.behavioral_cloning
         for key, user in users.items():
             read = made.get(getattr(user, "demo_path", ""))

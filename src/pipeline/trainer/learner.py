@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from pipeline.algos.safety import refuse_non_finite_rollout
 from pipeline.data.rollout import Trajectories
 from pipeline.data.slots import LONG, Slots
 from pipeline.errors import TrainingError, UnityPolicyException
@@ -16,6 +17,7 @@ from pipeline.protocol.specs import ActionTuple
 from pipeline.protocol.steps import TerminalSteps
 from pipeline.trainer.statistics import ENTROPY, Statistics
 from pipeline.trainer.supported import algorithm_for
+from pipeline.trainer.threaded import Threaded
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -74,6 +76,8 @@ class Learner:
         self.settings = settings
         self.learns = learns
         self.algorithm = algorithm(spec, settings, seed=seed, device=device)
+        if settings.threaded and learns:
+            self.algorithm = Threaded(name, self.algorithm, horizon=settings.time_horizon)
         self.statistics = Statistics()
         self.step = 0
         self.n_updates = 0
@@ -82,6 +86,7 @@ class Learner:
         self.seconds = {"inference": 0.0, "update": 0.0, "storage": 0.0}
         self.slots = Slots()
         self._told_of_vanished = False
+        self._absorbed: tuple[Sequence[Steps], list[AnyArray]] = ((), [])
         self.memories: FloatArray | None = None
         """[n_slots, M] what the agent in each slot remembers; None without memory."""
         if self.algorithm.memory_size:
@@ -119,15 +124,20 @@ class Learner:
             team: whose agents these are, where several teams share this learner.
         """
         began = time.perf_counter()
-        self._drop_vanished(self.slots.tick())
+        vanished = self.slots.tick()
+        if len(vanished):
+            self._drop_vanished(vanished)
         terminals = [
             (worker, terminal) for worker, (_, terminal) in enumerate(steps) if len(terminal)
         ]
         for worker, terminal in terminals:
             self._ended((team, worker), terminal, steps[worker][0])
-        for worker, (decision, _) in enumerate(steps):
-            if len(decision):
-                self._continued((team, worker), decision)
+        slots = [
+            self._continued((team, worker), decision)
+            for worker, (decision, _) in enumerate(steps)
+            if len(decision)
+        ]
+        self._absorbed = steps, slots
         self.seconds["storage"] += time.perf_counter() - began
 
     def learn(self) -> bool:
@@ -140,11 +150,7 @@ class Learner:
         began = time.perf_counter()
         rollout = self.trajectories.rollout()
         try:
-            if not np.isfinite(rollout.fields["reward"]).all():
-                raise TrainingError(  # noqa: TRY301  # named below like those of the algorithm
-                    f"step {self.step}: the environment gave a reward that is not finite; look for "
-                    "a division by zero, or for physics that explode"
-                )
+            refuse_non_finite_rollout(rollout, step=self.step)
             stats = self.algorithm.update(rollout, step=self.step)
         except TrainingError as error:
             raise TrainingError(f"behavior {self.name}, {error}") from error
@@ -191,7 +197,7 @@ class Learner:
         if decided.decision is None:
             return
         began = time.perf_counter()
-        slots = self._slots_of([decision for decision, _ in steps], team)
+        slots = self._deciding(steps, team)
         self.trajectories.decide(slots, decided.decision.rows)
         if self.memories is not None:
             self.memories[slots] = decided.decision.memory
@@ -226,7 +232,7 @@ class Learner:
         self._drop(self.slots.forget(lambda source: source[1] == worker))  # type: ignore[index]  # (team, worker)
 
     def _drop_vanished(self, slots: AnyArray) -> None:
-        if len(slots) and not self._told_of_vanished:
+        if not self._told_of_vanished:
             self._told_of_vanished = True
             _log.warning(
                 "%d agents of %s have vanished without the end of an episode: nothing was heard of "
@@ -264,11 +270,12 @@ class Learner:
         if len(gone):
             self.slots.release(source, gone)
 
-    def _continued(self, source: Hashable, decision: DecisionSteps) -> None:
+    def _continued(self, source: Hashable, decision: DecisionSteps) -> AnyArray:
         slots = self.slots.deciding(source, decision.agent_id)
         self._make_room()
         reward = decision.reward + decision.group_reward
         self._count(self.trajectories.outcome(slots, reward, decision.obs, ended=False))
+        return slots
 
     def _make_room(self) -> None:
         self.trajectories.reserve(self.slots.n_slots)
@@ -295,6 +302,13 @@ class Learner:
             self.algorithm.observe(closed.obs)
         self.step += closed.n_rows
         self.statistics.add_episodes(closed.episode_returns, closed.episode_lengths)
+
+    def _deciding(self, steps: Sequence[Steps], team: str) -> AnyArray:
+        """Slots of the agents that decide, found already if these steps were absorbed last."""
+        absorbed, slots = self._absorbed
+        if absorbed is not steps:
+            return self._slots_of([decision for decision, _ in steps], team)
+        return slots[0] if len(slots) == 1 else np.concatenate(slots)
 
     def _slots_of(self, decisions: Sequence[DecisionSteps], team: str) -> AnyArray:
         slots = [
@@ -349,6 +363,11 @@ class Learner:
             if self.memories is not None:
                 self._make_room()
                 self.memories[: self.slots.n_slots] = state["memories"]
+
+    def close(self) -> None:
+        """Wait for a thread that learns, if there is one."""
+        if isinstance(self.algorithm, Threaded):
+            self.algorithm.close()
 
     def _memories_state(self) -> FloatArray | None:
         return None if self.memories is None else self.memories[: self.slots.n_slots].copy()

@@ -65,9 +65,11 @@ class Lessons:
     def heed(self, learners: Collection[Learner]) -> None:
         """Measure what the last step of the environments came to."""
         self._n_steps += 1
-        returns = {learner.name: learner.statistics.take_ended() for learner in learners}
         if self.curriculum.is_over:
+            for learner in learners:
+                learner.statistics.take_ended()
             return
+        returns = {learner.name: learner.statistics.take_ended() for learner in learners}
         for learner in learners:
             self.curriculum.observe(
                 learner.name,

@@ -154,6 +154,9 @@ class TrainingLoop:
         except PipelineError:
             self._save_learned()
             raise
+        finally:
+            for learner in self.learners.values():
+                learner.close()
         seconds = self.stopwatch.seconds(self.learners.values())  # of training, not of exporting
         if not self.inference:
             self.keeper.finish(list(self.learners.values()), self._shared_state())

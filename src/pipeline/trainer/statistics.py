@@ -59,6 +59,8 @@ class Statistics:
 
     def take_ended(self) -> list[float]:
         """Returns of the episodes that ended since the last call."""
+        if not self._ended:
+            return []
         ended, self._ended = self._ended, []
         return ended
 

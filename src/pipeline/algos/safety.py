@@ -1,0 +1,112 @@
+"""Numbers that are not finite stop a run before they are saved, and are named."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.errors import TrainingError, UnityPolicyException
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import nn
+
+    from pipeline.arrays import AnyArray, FloatArray
+    from pipeline.data.rollout import Rollout
+    from pipeline.nets.optimizer import FlatAdam
+
+
+def refuse_non_finite_decision(
+    *, obs: Sequence[FloatArray], continuous: FloatArray, log_prob: FloatArray
+) -> None:
+    """Look at what was seen and decided, in one pass over each array.
+
+    Args:
+        obs: [N, *shape] per observation.
+        continuous: [N, A].
+        log_prob: [N, C].
+
+    Raises:
+        UnityPolicyException: A number is not finite.
+    """
+    # A sum of squares is the cheapest test; only if it is not finite are the numbers looked at.
+    squares = sum(float(np.vdot(one, one)) for one in (*obs, continuous, log_prob))
+    if math.isfinite(squares):
+        return
+    for index, values in enumerate(obs):
+        if not np.isfinite(values).all():
+            raise UnityPolicyException(
+                f"observation {index} has a number that is not finite; look in the environment for "
+                "a division by zero, or for physics that explode"
+            )
+    if not (np.isfinite(continuous).all() and np.isfinite(log_prob).all()):
+        raise UnityPolicyException(
+            "the policy's action is not finite: its weights or its observations have diverged; "
+            "lower learning_rate, or set max_grad_norm"
+        )
+
+
+def refuse_non_finite_rollout(rollout: Rollout, *, step: int) -> None:
+    """Look at the rewards, and at the observations that only values are taken of.
+
+    Raises:
+        TrainingError: A number is not finite.
+    """
+    named: list[tuple[str, AnyArray]] = [("a reward", rollout.fields["reward"])]
+    named += [(f"observation {i}", values) for i, values in enumerate(rollout.next_obs)]
+    for what, values in named:
+        if not np.isfinite(values).all():
+            raise TrainingError(
+                f"step {step}: the environment gave {what} that is not finite; look for a division "
+                "by zero, or for physics that explode"
+            )
+
+
+def refuse_divergence(
+    algorithm: str,
+    *,
+    step: int,
+    losses: Mapping[str, float],
+    optimizers: Sequence[FlatAdam],
+    networks: Mapping[str, nn.Module],
+) -> None:
+    """Look once per update at the losses, and at all gradients and weights.
+
+    A gradient that was not finite in any minibatch has made weights of that kind.
+
+    Args:
+        algorithm: its name, for the message.
+        step: agent steps done.
+        losses: means of the update, by name.
+        optimizers: whose flat gradients and weights are looked at.
+        networks: to find the name of the tensor in.
+
+    Raises:
+        TrainingError: A number is not finite.
+    """
+    if not math.isfinite(sum(losses.values())):
+        values = ", ".join(f"{name} {value}" for name, value in losses.items())
+        raise TrainingError(
+            f"step {step}: the {algorithm} loss is not finite ({values}); lower learning_rate or "
+            "the reward's scale"
+        )
+    for optimizer in optimizers:
+        for kind, flat in (("gradient", optimizer.gradient), ("weights", optimizer.flat)):
+            if not flat.isfinite().all():
+                where = _first_non_finite(networks, gradient=kind == "gradient")
+                raise TrainingError(
+                    f"step {step}: the {algorithm} {kind} of {where} is not finite; lower "
+                    "learning_rate, or set max_grad_norm"
+                )
+
+
+def _first_non_finite(networks: Mapping[str, nn.Module], *, gradient: bool) -> str:
+    for network, module in networks.items():
+        for name, parameter in module.named_parameters():
+            values = parameter.grad if gradient else parameter
+            if values is not None and not values.isfinite().all():
+                return f"{network}.{name}"
+    return "an unnamed tensor"

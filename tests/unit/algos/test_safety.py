@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.algos.ppo import PPO
+from pipeline.data.rollout import Rollout
+from pipeline.errors import TrainingError, UnityPolicyException
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.settings import load_run_settings
+
+SPEC = BehaviorSpec([ObservationSpec.vector(3), ObservationSpec.vector(2)], ActionSpec(2, ()))
+
+
+@pytest.fixture
+def algorithm():
+    network = {"hidden_units": 8, "num_layers": 1, "normalize": True}
+    once = {"num_epoch": 1, "batch_size": 64}  # or the next minibatch's loss is not finite, too
+    behavior = {"trainer_type": "ppo", "hyperparameters": once, "network_settings": network}
+    run = load_run_settings(None, overrides={"behaviors": {"B": behavior}})
+    return PPO(SPEC, run.behaviors["B"], seed=1, device=torch.device("cpu"))
+
+
+def seen(value: float = 0.0) -> list[np.ndarray]:
+    obs = [np.zeros((4, 3), np.float32), np.zeros((4, 2), np.float32)]
+    obs[1][2, 1] = value
+    return obs
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_observation_that_is_not_finite_is_named_before_it_is_acted_on(algorithm, value):
+    with pytest.raises(UnityPolicyException, match="observation 1 has a number that is not finite"):
+        algorithm.act(seen(value), None)
+
+
+def test_observations_whose_squares_overflow_are_acted_on(algorithm):
+    assert np.isfinite(algorithm.act(seen(3e38), None).action.continuous).all()
+
+
+def test_policy_of_continuous_actions_that_has_diverged_sends_no_action(algorithm):
+    algorithm.policy.actor.heads.mu.bias.data[0] = torch.nan
+    with pytest.raises(UnityPolicyException, match="the policy's action is not finite"):
+        algorithm.act(seen(), None)
+
+
+def rollout(algorithm, n=64):
+    obs = [np.ones((n, 3), np.float32), np.ones((n, 2), np.float32)]
+    decision = algorithm.act(obs, None)
+    return Rollout(
+        fields={**decision.rows, "reward": np.linspace(0, 1, n, dtype=np.float32)},
+        starts=np.zeros(1, np.int64),
+        lengths=np.full(1, n),
+        terminated=np.zeros(1, np.bool_),
+        next_obs=[one[:1] for one in obs],
+    )
+
+
+def test_gradient_that_is_not_finite_stops_with_step_and_tensor(algorithm):
+    weight = algorithm.critic.heads.weight
+    experience = rollout(algorithm)
+    weight.register_hook(lambda gradient: gradient * torch.nan)
+    with pytest.raises(
+        TrainingError, match=r"step 640: the PPO gradient of critic\.heads\.weight is not finite"
+    ):
+        algorithm.update(experience, step=640)
+
+
+def test_weights_that_are_not_finite_stop_with_step_and_tensor(algorithm, monkeypatch):
+    experience = rollout(algorithm)
+    step = algorithm.optimizer.step
+
+    def overflows(**options):
+        step(**options)
+        algorithm.policy.actor.heads.mu.bias.data[1] = torch.inf
+
+    monkeypatch.setattr(algorithm.optimizer, "step", overflows)
+    with pytest.raises(
+        TrainingError, match=r"step 7: the PPO weights of policy\.actor\.heads\.mu\.bias"
+    ):
+        algorithm.update(experience, step=7)

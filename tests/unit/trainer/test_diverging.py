@@ -1,0 +1,130 @@
+"""Whatever is not finite stops the run by name, and the checkpoint of before stays."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from toys import Chase, Corridor
+
+import pipeline
+from pipeline.algos.ppo import PPO
+from pipeline.errors import PipelineError
+from pipeline.trainer.checkpoints import load_checkpoint
+
+AT_STEP = 100
+
+
+class Failing(Chase):
+    """Sends NaN in one place from the 100th step on."""
+
+    def __init__(self, where) -> None:
+        super().__init__(n_agents=4)
+        self.where = where
+        self.n_steps = 0
+
+    def step(self, actions):
+        self.n_steps += 1
+        ((name, (decisions, terminals)),) = super().step(actions).items()
+        if self.n_steps >= AT_STEP:
+            steps, field = self.where.split()
+            values = getattr({"decision": decisions, "terminal": terminals}[steps], field)
+            (values[0] if field == "obs" else values)[:] = np.nan
+        return {name: (decisions, terminals)}
+
+
+def spoil_loss(algorithm):
+    algorithm.critic.heads.bias.data[:] = torch.nan
+
+
+def spoil_gradient(algorithm):
+    algorithm.policy.actor.heads.mu.weight.register_hook(lambda gradient: gradient * torch.inf)
+
+
+def spoil_weights(algorithm):
+    step = algorithm.optimizer.step
+
+    def overflowing(**options):
+        step(**options)
+        algorithm.critic.heads.weight.data[:] = torch.inf
+
+    algorithm.optimizer.step = overflowing
+
+
+def run(env, settings, tmp_path, wanted):
+    with np.errstate(all="ignore"), pytest.raises(PipelineError) as caught:
+        pipeline.train(env, settings, seed=1, run_dir=tmp_path, resume_interval_s=0.0)
+    message = str(caught.value)
+    assert re.search(wanted, message), message
+    assert re.search(r"behavior Toy|of Toy", message), message
+    assert re.search(r"step [1-9][0-9]+", message), message
+    assert "\n" not in message
+    assert caught.value.exit_code == 2
+    state = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]
+    assert state["step"] > 100
+    for part in ("policy", "critic"):
+        assert all(values.isfinite().all() for values in state["algorithm"][part].values())
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(
+    ("where", "wanted"),
+    [
+        ("decision obs", "observation 0 has a number that is not finite"),
+        ("terminal obs", "observation 0 that is not finite"),
+        ("decision reward", "a reward that is not finite"),
+        ("terminal group_reward", "a reward that is not finite"),
+    ],
+)
+def test_environment_that_sends_what_is_not_finite_stops_the_run(
+    where, wanted, normalize, quick, tmp_path, in_process
+):
+    network = {"hidden_units": 8, "num_layers": 1, "normalize": normalize}
+    settings = quick(max_steps=5000, network_settings=network)
+    run(in_process(Failing(where)), settings, tmp_path, wanted)
+    env = in_process(Chase(n_agents=4))
+    resumed = pipeline.train(
+        env, quick(network_settings=network), seed=1, run_dir=tmp_path, resume=True
+    )
+    assert resumed.behaviors["Toy"].steps >= 500
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+@pytest.mark.parametrize(
+    ("spoil", "wanted"),
+    [
+        (spoil_loss, "the PPO loss is not finite"),
+        (spoil_gradient, r"the PPO gradient of policy\.actor\.heads\.mu\.weight is not finite"),
+        (spoil_weights, r"the PPO weights of critic\.heads\.weight is not finite"),
+    ],
+)
+def test_learning_that_diverges_stops_the_run(
+    spoil, wanted, threaded, quick, tmp_path, in_process, monkeypatch
+):
+    update = PPO.update
+
+    def spoiling(self, rollout, *, step):
+        if step > 300:
+            spoil(self)
+        return update(self, rollout, step=step)
+
+    monkeypatch.setattr(PPO, "update", spoiling)
+    once = {"batch_size": 128, "buffer_size": 128, "num_epoch": 1}
+    settings = quick(max_steps=5000, hyperparameters=once, threaded=threaded)
+    run(in_process(Chase(n_agents=4)), settings, tmp_path, wanted)
+
+
+def test_longer_gradients_are_shortened_only_where_asked(quick, tmp_path, in_process):
+    """The first update's steps differ exactly when there is a norm to shorten to."""
+    found = []
+    for number, norm in enumerate((None, 1e9, 1e-9)):
+        plain = {"batch_size": 32, "buffer_size": 128, "num_epoch": 1}
+        settings = quick(hyperparameters=plain | {"max_grad_norm": norm})
+        folder = tmp_path / str(number)
+        pipeline.train(in_process(Corridor(n_agents=4)), settings, seed=1, run_dir=folder)
+        state = load_checkpoint(folder / "Toy" / "checkpoint.pt")["learner"]["algorithm"]
+        found.append(state["optimizer"]["state"][0]["exp_avg"].norm().item())
+    assert found[0] == found[1]
+    assert 0 < found[2] < 1e-8
