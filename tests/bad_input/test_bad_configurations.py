@@ -68,11 +68,6 @@ def test_a_configuration_that_is_a_folder_or_not_text(place):
             "    reward_signals: {curiosity: {strength: 0.1}}\n    max_steps: 240",
             "behaviors.Echo.reward_signals.curiosity: this reward signal cannot be trained with",
         ),
-        (
-            "    max_steps: 240",
-            "    self_play: {window: 10}\n    max_steps: 240",
-            "behaviors.Echo.self_play: self-play cannot be trained yet",
-        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_the_environment_starts(place, old, new, expected):
