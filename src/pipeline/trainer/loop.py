@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pipeline import seeding
 from pipeline.errors import (
     CheckpointError,
     Interrupted,
@@ -250,8 +251,9 @@ class TrainingLoop:
     def _new_learner(self, name: str, qualified: str) -> Learner:
         settings = self.settings.for_behavior(name)
         spec = self.workers.behavior_specs[qualified]
+        seed = seeding.of_behavior(self.seed, name, self.settings.behaviors)
         learner = Learner(
-            name, spec, settings, seed=self.seed, device=self.device, learns=not self.inference
+            name, spec, settings, seed=seed, device=self.device, learns=not self.inference
         )
         saved = self._saved.pop(name, None)
         if saved is not None:
@@ -376,6 +378,7 @@ class TrainingLoop:
                 n_episodes=learner.statistics.n_episodes,
                 mean_reward=sum(recent) / len(recent) if recent else None,
                 checkpoint=self.run_dir / name / RESUME_FILE,
+                elo=None if learner.past is None else learner.past.rating,
             )
         return TrainResult(behaviors=behaviors, seconds=seconds)
 

@@ -156,7 +156,7 @@ class SelfPlay:
         ]
 
     def _change_due(self) -> bool:
-        if len(self._members) < 2 or self.learning is None:
+        if not self._members or self.learning is None or self._next_team() == self.learning:
             return False
         own = self._members.get(self.learning, {}).values()
         if all(one.finished for one in own):
