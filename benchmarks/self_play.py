@@ -4,7 +4,8 @@
         [--results FOLDER]
 
 Trains with `config/ppo/Pong.yaml` or `Tag.yaml` (`--config` for another file), but for --steps
-agent steps and with a checkpoint after each fifth of them. Then prints, for the first side's
+agent steps and with a checkpoint after each fifth of them; several behaviors take turns after a
+quarter of them at most. Then prints, for the first side's
 players in rows and the second side's in columns, the share of decided games that the first side
 wins, with its 95 % interval (Wilson 1927) and the number of decided games. Beside the checkpoints
 play `random`, uniform over all actions, and `scripted`, the environment's own expert. Actions are
@@ -34,11 +35,13 @@ from pipeline.tracking.console import ConsoleSink
 
 if TYPE_CHECKING:
     from pipeline.evaluation.episodes import Episode, Policy
-    from pipeline.settings import RunSettings
+    from pipeline.settings import RunSettings, TrainerSettings
+    from pipeline.settings.schema import SelfPlaySettings
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGURATIONS = {"pong": "config/ppo/Pong.yaml", "tag": "config/ppo/Tag.yaml"}
 N_CHECKPOINTS = 5
+N_TURNS = 4
 Z = 1.959964
 """97.5 % quantile of the normal distribution."""
 _KNOWN = (Random.kind, Scripted.kind)
@@ -71,10 +74,19 @@ def shortened(source: Path, steps: int) -> RunSettings:
             checkpoint_interval=steps // N_CHECKPOINTS,
             keep_checkpoints=0,
             summary_freq=steps // 10,
+            self_play=turns(one, steps // N_TURNS if len(settings.behaviors) > 1 else steps),
         )
         for name, one in settings.behaviors.items()
     }
     return replace(settings, behaviors=behaviors)
+
+
+def turns(settings: TrainerSettings, longest: int) -> SelfPlaySettings | None:
+    """Self-play with turns of `longest` steps at most."""
+    asked = settings.self_play
+    if asked is None:
+        return None
+    return replace(asked, team_change=min(asked.team_change, longest))
 
 
 def train(name: str, settings: RunSettings, seed: int, folder: Path) -> None:

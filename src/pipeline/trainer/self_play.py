@@ -62,8 +62,9 @@ class SelfPlay:
             self._order.append(team)
         if self.learning is None:
             self.learning = team
+        if learner not in self._learners():
+            _warn_of_late_change(learner)
         self._members.setdefault(team, {})[qualified] = learner
-        _warn_of_late_change(learner)
         learner.past.save_due(learner.step)
         restored = set(learner.past.opponents)
         wanted = self._ghosts(learner)
