@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def sequence(seed: int, *names: str | int) -> np.random.SeedSequence:
@@ -25,3 +29,14 @@ def stream(seed: int, *names: str | int) -> np.random.Generator:
 def derive(seed: int, *names: str | int) -> int:
     """A whole number in [0, 2**31) for libraries that take an integer seed."""
     return int(sequence(seed, *names).generate_state(1, np.uint32)[0] >> 1)
+
+
+def of_behavior(seed: int, name: str, listed: Iterable[str]) -> int:
+    """The seed of one behavior, so that several in a run share no stream.
+
+    Args:
+        seed: of the run.
+        name: of the behavior.
+        listed: behaviors of the configuration; where there is only one, it has the run's seed.
+    """
+    return seed if list(listed) == [name] else derive(seed, "behavior", name)

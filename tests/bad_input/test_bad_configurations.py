@@ -73,11 +73,6 @@ def test_a_configuration_that_is_a_folder_or_not_text(place):
             "    behavioral_cloning: {demo_path: no/such.demo}\n    max_steps: 240",
             "behaviors.Echo.behavioral_cloning.demo_path: no/such.demo: this demonstration file",
         ),
-        (
-            "    max_steps: 240",
-            "    self_play: {window: 10}\n    max_steps: 240",
-            "behaviors.Echo.self_play: self-play cannot be trained yet",
-        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_the_environment_starts(place, old, new, expected):

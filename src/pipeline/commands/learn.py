@@ -84,7 +84,8 @@ def _told(settings: RunSettings, seed: int, run_dir: Path, result: TrainResult) 
     lines = [f"{verb} with seed {seed}; everything is in {run_dir}."]
     for name, one in result.behaviors.items():
         mean = "no episode ended" if one.mean_reward is None else f"{one.mean_reward:.3f}"
-        lines.append(f"  {name}: {one.steps} steps, mean reward {mean}")
+        rating = "" if one.elo is None else f", ELO {one.elo:.1f}"
+        lines.append(f"  {name}: {one.steps} steps, mean reward {mean}{rating}")
         if not inference:
             lines.append(f"    policy for Unity: {run_dir / name}.onnx")
             lines.append(f"    checkpoint:       {one.checkpoint}")

@@ -111,6 +111,7 @@ def _metrics(result: Any) -> dict[str, Any]:
         "updates": result.n_updates,
         "episodes": result.n_episodes,
         "mean_reward": result.mean_reward,
+        **({} if result.elo is None else {"elo": result.elo}),
     }
 
 

@@ -142,4 +142,6 @@ class ConsoleSink:
             total = self._max_steps.get(behavior)
             self._tasks[behavior] = self._progress.add_task(behavior, total=total, note="")
         reward = f"reward {values[names.REWARD]:.3f}  " if names.REWARD in values else ""
+        if names.ELO in values:
+            reward += f"ELO {values[names.ELO]:.1f}  "
         self._progress.update(self._tasks[behavior], completed=step, note=f"{reward}{extra}")

@@ -15,6 +15,7 @@ from pipeline.data.slots import LONG, Slots
 from pipeline.errors import TrainingError, UnityPolicyException
 from pipeline.protocol.specs import ActionTuple
 from pipeline.protocol.steps import TerminalSteps
+from pipeline.trainer.opponents import Past
 from pipeline.trainer.statistics import ENTROPY, Statistics
 from pipeline.trainer.supported import algorithm_for
 from pipeline.trainer.threaded import Threaded
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pipeline.protocol.specs import BehaviorSpec
     from pipeline.protocol.steps import DecisionSteps, Steps
     from pipeline.settings.schema import TrainerSettings
+    from pipeline.trainer.opponents import Opponent
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +78,12 @@ class Learner:
         self.settings = settings
         self.learns = learns
         self.algorithm = algorithm(spec, settings, seed=seed, device=device)
-        if settings.threaded and learns:
+        self.past: Past | None = None
+        if learns and settings.self_play is not None:
+            self.past = Past(self.algorithm.policy, settings.self_play, seed=seed, device=device)
+            if settings.threaded:
+                _log.warning("%s: threaded is not used with self_play.", name)
+        elif settings.threaded and learns:
             self.algorithm = Threaded(name, self.algorithm, horizon=settings.time_horizon)
         self.statistics = Statistics()
         self.step = 0
@@ -179,7 +186,8 @@ class Learner:
             return Decided([self.spec.action_spec.empty_action(0) for _ in decisions], None)
         obs, masks = _joined(decisions, self.spec.action_spec.discrete_branches)
         try:
-            decision = self.algorithm.act(obs, masks, self._recalled(steps, team))
+            player = self._opponent(team) or self.algorithm
+            decision = player.act(obs, masks, self._recalled(steps, team))
         except UnityPolicyException as error:
             where = f"behavior {self.name}, step {self.step}"
             raise UnityPolicyException(f"{where}: {error}") from error
@@ -198,9 +206,13 @@ class Learner:
             return
         began = time.perf_counter()
         slots = self._deciding(steps, team)
+        memory = decided.decision.memory
+        if self.memories is not None and memory is not None:
+            self.memories[slots, : memory.shape[1]] = memory
+        if self._opponent(team) is not None:  # nothing is learned from what it does
+            self.seconds["storage"] += time.perf_counter() - began
+            return
         self.trajectories.decide(slots, decided.decision.rows)
-        if self.memories is not None:
-            self.memories[slots] = decided.decision.memory
         self.statistics.add(ENTROPY, decided.decision.entropy)
         if not len(self.recorded["obs"][0]):
             rows = decided.decision.rows
@@ -226,10 +238,17 @@ class Learner:
         self.trajectories.drop_open()
         if self.memories is not None:
             self.memories[:] = 0.0
+        if self.past is not None:
+            self.past.groups.forget(lambda _: True)
 
     def worker_was_restarted(self, worker: int) -> None:
         """Drop the unfinished trajectories of one worker: its agents are others now."""
         self._drop(self.slots.forget(lambda source: source[1] == worker))  # type: ignore[index]  # (team, worker)
+        if self.past is not None:
+            self.past.groups.forget(lambda source: source[1] == worker)  # type: ignore[index]
+
+    def _opponent(self, team: str) -> Opponent | None:
+        return None if self.past is None else self.past.opponents.get(team)
 
     def _drop_vanished(self, slots: AnyArray) -> None:
         if not self._told_of_vanished:
@@ -320,13 +339,16 @@ class Learner:
 
     def state_dict(self) -> dict[str, Any]:
         """What continues training but for experience; see `experience`."""
-        return {
+        state = {
             "step": self.step,
             "n_updates": self.n_updates,
             "algorithm": self.algorithm.state_dict(),
             "statistics": self.statistics.state_dict(),
             "recorded": self.recorded,
         }
+        if self.past is not None:
+            state["self_play"] = self.past.state_dict()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what `state_dict` gave."""
@@ -335,6 +357,8 @@ class Learner:
         self.algorithm.load_state_dict(state["algorithm"])
         self.statistics.load_state_dict(state["statistics"])
         self.recorded = dict(state["recorded"])
+        if self.past is not None and "self_play" in state:  # not if it was begun without
+            self.past.load_state_dict(state["self_play"])
 
     def weights_dict(self) -> dict[str, Any]:
         """Copies of what acting and `load_weights` need, in the form of `state_dict`."""
@@ -352,6 +376,7 @@ class Learner:
             "open": self.trajectories.open_state(self.slots.n_slots) if with_open else None,
             "slots": self.slots.state_dict() if with_open else None,
             "memories": self._memories_state() if with_open else None,
+            "groups": self.past.groups.state_dict() if with_open and self.past else None,
         }
 
     def load_experience(self, state: Mapping[str, Any], *, with_open: bool) -> None:
@@ -360,6 +385,8 @@ class Learner:
         if with_open:
             self.slots.load_state_dict(state["slots"])
             self.trajectories.load_open_state(state["open"])
+            if self.past is not None and state.get("groups") is not None:
+                self.past.groups.load_state_dict(state["groups"])
             if self.memories is not None:
                 self._make_room()
                 self.memories[: self.slots.n_slots] = state["memories"]

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pipeline import seeding
 from pipeline.errors import (
     CheckpointError,
     Interrupted,
@@ -24,6 +25,7 @@ from pipeline.trainer.restoring import begin_with, latest_run, restore, restore_
 from pipeline.trainer.result import BehaviorResult, TrainResult
 from pipeline.trainer.saved import description
 from pipeline.trainer.saving import RESUME_FILE, Keeper
+from pipeline.trainer.self_play import SelfPlay
 from pipeline.trainer.statistics import REWARD
 from pipeline.trainer.timing import Stopwatch
 
@@ -100,6 +102,7 @@ class TrainingLoop:
         self.lessons = Lessons(
             workers, settings.environment_parameters or {}, starting_lesson=starting_lesson
         )
+        self.self_play = SelfPlay()
         self.settings = settings
         self.seed = seed
         self.run_dir = run_dir
@@ -166,6 +169,7 @@ class TrainingLoop:
         """Reset the environments, or take them up exactly where the run was when it was saved."""
         self._exact = restore_workers(self.workers, self._saved)
         self.lessons.restore(latest_run(self._saved), exact=self._exact)
+        self.self_play.restore(latest_run(self._saved))
         if not self._exact:
             self.lessons.begin()
             return
@@ -180,9 +184,11 @@ class TrainingLoop:
                 learner.worker_was_restarted(worker)
 
     def _apply_lessons(self) -> None:
-        """Between two steps, begin the lessons that are due."""
+        """Between two steps, begin the lessons, and the turns in self-play, that are due."""
         if self.lessons.apply(self.learners.values()):
             self.keeper.note_lessons(self.lessons.curriculum.numbers)
+        if self.self_play.advance():
+            self.lessons.reset(self.learners.values())
 
     def _note_start(self) -> None:
         """Once there is something to train: say so, and which weights to begin with are unused."""
@@ -214,6 +220,7 @@ class TrainingLoop:
         for qualified, learner, steps, decided in taken:
             learner.absorb(steps, team=qualified)
             learner.remember(steps, decided, team=qualified)
+            self.self_play.heed(qualified, learner, steps)
         self.lessons.heed(self.learners.values())
         for _, learner, _, _ in taken:
             while learner.learn():
@@ -241,13 +248,15 @@ class TrainingLoop:
             learner = self._learner_of[qualified] = self.learners[name]
             spec = self.workers.behavior_specs[qualified]
             refuse_other_spec(name, learner.spec, spec, f"the team of {qualified}")
+            self.self_play.join(qualified, learner)
         return learner
 
     def _new_learner(self, name: str, qualified: str) -> Learner:
         settings = self.settings.for_behavior(name)
         spec = self.workers.behavior_specs[qualified]
+        seed = seeding.of_behavior(self.seed, name, self.settings.behaviors)
         learner = Learner(
-            name, spec, settings, seed=self.seed, device=self.device, learns=not self.inference
+            name, spec, settings, seed=seed, device=self.device, learns=not self.inference
         )
         saved = self._saved.pop(name, None)
         if saved is not None:
@@ -304,7 +313,10 @@ class TrainingLoop:
     def _shared_state(self) -> dict[str, Any]:
         """What all behaviors of the run share."""
         steps = {name: learner.step for name, learner in self.learners.items()}
-        return {"steps": steps, "lessons": self.lessons.state_dict()}
+        shared = {"steps": steps, "lessons": self.lessons.state_dict()}
+        if self.self_play.learning is not None:
+            shared["self_play"] = self.self_play.state_dict()
+        return shared
 
     def _summarize(self, learner: Learner) -> None:
         progress = self._progress[learner.name]
@@ -322,6 +334,8 @@ class TrainingLoop:
             values[names.REWARD_STD] = spread
             self.keeper.consider(learner)
         values.update(self.lessons.metrics())
+        if learner.past is not None:
+            values[names.ELO] = learner.past.rating
         values.update(self.stopwatch.since_last(learner))
         self.tracker.metrics(learner.name, values, at)
         for tag, behind in distributions.items():
@@ -369,6 +383,7 @@ class TrainingLoop:
                 n_episodes=learner.statistics.n_episodes,
                 mean_reward=sum(recent) / len(recent) if recent else None,
                 checkpoint=self.run_dir / name / RESUME_FILE,
+                elo=None if learner.past is None else learner.past.rating,
             )
         return TrainResult(behaviors=behaviors, seconds=seconds)
 

@@ -21,6 +21,8 @@ class BehaviorResult:
     """Mean return of the last episodes (100 at most), None when no episode ended."""
     checkpoint: Path
     """Everything needed to continue, evaluate or export."""
+    elo: float | None = None
+    """Rating of the policy after self-play, None without."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +42,7 @@ def outcome(result: TrainResult) -> dict[str, Any]:
             "n_updates": one.n_updates,
             "n_episodes": one.n_episodes,
             "mean_reward": one.mean_reward,
+            **({} if one.elo is None else {"elo": one.elo}),
         }
         for name, one in result.behaviors.items()
     }

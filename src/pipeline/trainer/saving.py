@@ -76,15 +76,20 @@ class Keeper:
         return {state["behavior"]: state for state in states if "behavior" in state}
 
     def consider(self, learner: Learner) -> None:
-        """Remember the policy if the mean reward of recent episodes is the best so far."""
+        """Remember the policy if the mean reward of recent episodes is the best so far.
+
+        In self-play rewards depend on who the opponent was, so the rating is compared instead.
+        """
         recent = learner.statistics.recent
         if len(recent) < EPISODES_FOR_BEST:
             return
         reward = sum(recent) / len(recent)
         best = self.best.get(learner.name)
-        if best is not None and reward <= best["reward"]:
+        rated = {} if learner.past is None else {"elo": learner.past.rating}
+        score = rated.get("elo", reward)
+        if best is not None and score <= best.get("elo", best["reward"]):
             return
-        self.best[learner.name] = {"reward": reward, "step": learner.step}
+        self.best[learner.name] = {"reward": reward, "step": learner.step, **rated}
         self._unsaved_best[learner.name] = {
             **description(learner.name, learner.spec, self.settings),
             "learner": learner.weights_dict(),
@@ -145,7 +150,8 @@ class Keeper:
             recent = learner.statistics.recent
             reward = sum(recent) / len(recent) if recent else None
             with _written(self.status.path, "the list of checkpoints"):
-                self.status.add(learner.name, path, step=learner.step, reward=reward)
+                more = {} if learner.past is None else {"elo": learner.past.rating}
+                self.status.add(learner.name, path, step=learner.step, reward=reward, **more)
         return path
 
     def finish(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:

@@ -32,10 +32,6 @@ def algorithm_for(name: str, settings: TrainerSettings) -> Callable[..., Algorit
             f"behaviors.{name}.trainer_type: '{settings.trainer_type}' cannot be trained yet; "
             f"use one of: {', '.join(ALGORITHMS)}"
         )
-    if settings.self_play is not None:
-        raise SettingsError(
-            f"behaviors.{name}.self_play: self-play cannot be trained yet; remove the section"
-        )
     try:
         supported_signals(settings)
         if settings.behavioral_cloning is not None:

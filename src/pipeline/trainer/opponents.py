@@ -1,0 +1,212 @@
+"""The past of one behavior's policy: snapshots with their ratings, and opponents that play them.
+
+The numbers follow ML-Agents' `self_play`; docs/self-play.md has them in words.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from pipeline import seeding
+from pipeline.algos.policy import generator_for
+from pipeline.trainer.ratings import Groups
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+    from torch import Tensor
+
+    from pipeline.algos.policy import Decision, Policy
+    from pipeline.arrays import BoolArray, FloatArray
+    from pipeline.settings.schema.trainer import SelfPlaySettings
+
+    Weights = dict[str, Tensor]
+
+LATEST = -1
+"""Index of the policy that learns, among the ratings."""
+
+
+class Opponent:
+    """Plays one team with weights that do not learn.
+
+    Args:
+        policy: gives the networks and the first weights; copied.
+        seed: of the behavior.
+        device: where networks live.
+        team: qualified name of the behavior, which names the stream of its actions.
+    """
+
+    def __init__(self, policy: Policy, *, seed: int, device: torch.device, team: str) -> None:
+        self.policy = copy.deepcopy(policy).requires_grad_(requires_grad=False)
+        self.drawn = LATEST
+        """Index of its rating."""
+        self._stream = generator_for(seed, device, "opponent actions", team)
+
+    def act(
+        self,
+        obs: Sequence[FloatArray],
+        mask: Sequence[BoolArray] | None,
+        memory: FloatArray | None = None,
+    ) -> Decision:
+        """Decide for N agents; see `Policy.act`. Of their memory the policy's part counts."""
+        own = None if memory is None else memory[:, : self.policy.memory_size]
+        return self.policy.act(obs, mask, self._stream, own)
+
+    def play(self, weights: Mapping[str, Tensor], drawn: int) -> None:
+        """From now on play with these weights, which have the rating number `drawn`."""
+        self.policy.load_state_dict(weights)
+        self.drawn = drawn
+
+    def state_dict(self) -> dict[str, Any]:
+        """What continues to play like this: the snapshot may be gone from the ring by now."""
+        return {
+            "weights": copied(self.policy.state_dict()),
+            "drawn": self.drawn,
+            "stream": self._stream.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        self.play(state["weights"], int(state["drawn"]))
+        self._stream.set_state(state["stream"].cpu())
+
+
+class Past:
+    """A ring of snapshots of one behavior's policy, their ratings, and who plays them now.
+
+    Args:
+        policy: the one that learns.
+        settings: of self-play.
+        seed: of the behavior; drawing has a stream of its own, and so has each opponent.
+        device: where networks live.
+
+    Attributes:
+        opponents: who plays each team that does not learn, by the behavior's qualified name.
+        ratings: one for each place of the ring, and last that of the policy which learns.
+        ghost_steps: decisions that opponents have made.
+        last_save: trainer step of the last snapshot.
+        last_change: trainer step at which another team began to learn.
+        last_swap: ghost step at which opponents were last drawn.
+    """
+
+    def __init__(
+        self, policy: Policy, settings: SelfPlaySettings, *, seed: int, device: torch.device
+    ) -> None:
+        self.settings = settings
+        self.snapshots: list[Weights] = []
+        self.ratings = [float(settings.initial_elo)] * (settings.window + 1)
+        self.opponents: dict[str, Opponent] = {}
+        self.groups = Groups()
+        self.ghost_steps = 0
+        self.last_save = 0
+        self.last_change = 0
+        self.last_swap = 0
+        self._policy = policy
+        self._known: dict[str, Opponent] = {}
+        self._next = 0
+        self._seed = seed
+        self._device = device
+        self._stream = seeding.stream(seed, "opponents")
+
+    @property
+    def rating(self) -> float:
+        """Of the policy that learns."""
+        return self.ratings[LATEST]
+
+    def save_due(self, step: int) -> None:
+        """Take a snapshot if more than `save_steps` have passed, and the first one at once."""
+        if not self.snapshots or step - self.last_save > self.settings.save_steps:
+            self._save()
+            self.last_save = step
+
+    def change_due(self, step: int) -> bool:
+        """Whether the team has learned for more than `team_change` steps."""
+        return step - self.last_change > self.settings.team_change
+
+    @property
+    def swap_due(self) -> bool:
+        """Whether opponents have made more than `swap_steps` decisions since they were drawn."""
+        return self.ghost_steps - self.last_swap > self.settings.swap_steps
+
+    def swap(self, teams: Sequence[str]) -> None:
+        """Draw an opponent for each of these teams, by qualified name; the others learn."""
+        self.opponents = {team: self._player(team) for team in teams}
+        for opponent in self.opponents.values():
+            self._draw(opponent)
+        self.last_swap = self.ghost_steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that continues from here."""
+        return {
+            "snapshots": list(self.snapshots),  # never written to once they are taken
+            "ratings": list(self.ratings),
+            "next": self._next,
+            "ghost_steps": self.ghost_steps,
+            "last_save": self.last_save,
+            "last_change": self.last_change,
+            "last_swap": self.last_swap,
+            "opponents": {team: one.state_dict() for team, one in self._known.items()},
+            "playing": list(self.opponents),
+            "stream": self._stream.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave.
+
+        With another `window` than it was taken with, the newest snapshots are kept.
+        """
+        self.snapshots = list(state["snapshots"])
+        self.ratings = [float(rating) for rating in state["ratings"]]
+        self._next = int(state["next"])
+        for team, one in state["opponents"].items():
+            self._player(team).load_state_dict(one)
+        self.opponents = {team: self._known[team] for team in state["playing"]}
+        for name in ("ghost_steps", "last_save", "last_change", "last_swap"):
+            setattr(self, name, int(state[name]))
+        self._stream.bit_generator.state = state["stream"]
+        if len(self.ratings) != self.settings.window + 1:
+            self._fit_window()
+
+    def _fit_window(self) -> None:
+        """Keep the newest snapshots of a ring that had another size."""
+        window, size = self.settings.window, len(self.ratings) - 1
+        first = self._next if len(self.snapshots) == size else 0
+        kept = [(first + i) % size for i in range(len(self.snapshots))][-window:]
+        for opponent in self._known.values():
+            if opponent.drawn != LATEST:  # where its snapshot is gone, the oldest is the nearest
+                opponent.drawn = kept.index(opponent.drawn) if opponent.drawn in kept else 0
+        places = [self.ratings[i] for i in kept]
+        unused = [float(self.settings.initial_elo)] * (window - len(kept))
+        self.snapshots = [self.snapshots[i] for i in kept]
+        self.ratings = [*places, *unused, self.rating]
+        self._next = len(kept) % window
+
+    def _player(self, team: str) -> Opponent:
+        if team not in self._known:
+            self._known[team] = Opponent(
+                self._policy, seed=self._seed, device=self._device, team=team
+            )
+        return self._known[team]
+
+    def _draw(self, opponent: Opponent) -> None:
+        if self._stream.random() < self.settings.play_against_latest_model_ratio:
+            opponent.play(self._policy.state_dict(), LATEST)
+        else:
+            drawn = int(self._stream.integers(len(self.snapshots)))
+            opponent.play(self.snapshots[drawn], drawn)
+
+    def _save(self) -> None:
+        weights = copied(self._policy.state_dict())
+        if len(self.snapshots) < self.settings.window:
+            self.snapshots.append(weights)
+        else:
+            self.snapshots[self._next] = weights
+        self.ratings[self._next] = self.rating
+        self._next = (self._next + 1) % self.settings.window
+
+
+def copied(weights: Mapping[str, Tensor]) -> Weights:
+    """A copy that training does not change."""
+    return {name: value.detach().clone() for name, value in weights.items()}

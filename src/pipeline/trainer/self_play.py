@@ -1,0 +1,224 @@
+"""Self-play: one team learns at a time, the others play its past, or that of their own policies.
+
+A team is all behaviors with the same `?team=`. In a symmetric game the teams share one behavior,
+and so one learner; in an asymmetric one each has behaviors of its own. docs/self-play.md says when
+what happens, and how ratings come about.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from pipeline.trainer.ratings import expected_score, results
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pipeline.protocol.steps import Steps, TerminalSteps
+    from pipeline.trainer.learner import Learner
+    from pipeline.trainer.opponents import Past
+
+_log = logging.getLogger(__name__)
+
+# Steps of the environments after which a second team should have shown up.
+_STEPS_TO_SHOW_UP = 20
+
+
+class SelfPlay:
+    """Which team of a run learns, and whom it plays.
+
+    Within the training loop: `join` when a behavior shows up, `heed` what each of its steps came
+    to, and `advance` when no step is under way.
+
+    Attributes:
+        learning: id of the team that learns; None before any has joined.
+    """
+
+    def __init__(self) -> None:
+        self.learning: int | None = None
+        self._order: list[int] = []
+        self._members: dict[int, dict[str, Learner]] = {}
+        self._n_steps = 0
+
+    def join(self, qualified: str, learner: Learner) -> None:
+        """Take in a behavior's agents of one team; the first team to join learns first.
+
+        Args:
+            qualified: name of the behavior with its `?team=`.
+            learner: of the behavior.
+        """
+        team = team_of(qualified)
+        if learner.past is None:
+            if team != 0 and learner.learns and learner.settings.self_play is None:
+                _log.warning(
+                    "%s plays for another team, but behaviors.%s has no self_play: all teams learn "
+                    "together. Games against each other need self-play to improve steadily.",
+                    qualified,
+                    learner.name,
+                )
+            return
+        if team not in self._order:
+            self._order.append(team)
+        if self.learning is None:
+            self.learning = team
+        if learner not in self._learners():
+            _warn_of_late_change(learner)
+        self._members.setdefault(team, {})[qualified] = learner
+        learner.past.save_due(learner.step)
+        restored = set(learner.past.opponents)
+        wanted = self._ghosts(learner)
+        if restored != set(wanted):
+            learner.past.swap(wanted)
+
+    def heed(self, qualified: str, learner: Learner, steps: Sequence[Steps]) -> None:
+        """Rate the games that have ended, or count what an opponent has decided.
+
+        Args:
+            qualified: name of the behavior with its `?team=`.
+            learner: of the behavior.
+            steps: (decision, terminal) steps of every worker.
+        """
+        past = learner.past
+        if past is None:
+            return
+        if qualified in past.opponents:
+            past.ghost_steps += sum(len(decision) for decision, _ in steps)
+            return
+        for worker, (decision, terminal) in enumerate(steps):
+            if len(terminal):
+                over = past.groups.whole((qualified, worker), terminal)
+                self._rate(past, terminal, over & ~terminal.interrupted)
+            past.groups.plays((qualified, worker), decision)
+
+    def advance(self) -> bool:
+        """Take snapshots, let another team learn, draw opponents: whatever is due.
+
+        Returns:
+            Whether another team learns from now on, so that the environments must be reset.
+        """
+        if self.learning is None:
+            return False
+        self._n_steps += 1
+        if self._n_steps == _STEPS_TO_SHOW_UP and len(self._order) == 1:
+            self._warn_of_missing()
+        for learner in self._learners():
+            _past(learner).save_due(learner.step)
+        changed = self._change_due()
+        if changed:
+            self._change()
+        for learner in self._learners():
+            if changed or _past(learner).swap_due:
+                _past(learner).swap(self._ghosts(learner))
+        return changed
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whose turn it is, and who follows."""
+        return {"learning": self.learning, "order": list(self._order)}
+
+    def restore(self, run: Mapping[str, Any]) -> None:
+        """Take up what a saved run says of it, if it does."""
+        state = run.get("self_play")
+        if state is not None and state["learning"] is not None:
+            self.learning = int(state["learning"])
+            self._order = [int(team) for team in state["order"]]
+
+    def _rate(self, past: Past, terminal: TerminalSteps, counted: Any) -> None:
+        """Each agent whose game is over moves the rating of its policy, and of its opponents."""
+        for result in results(terminal)[counted].tolist():
+            others = [
+                (other, opponent.drawn)
+                for learner in self._learners()
+                for other in [_past(learner)]
+                for opponent in other.opponents.values()
+            ]
+            if not others:
+                return
+            mean = sum(other.ratings[drawn] for other, drawn in others) / len(others)
+            change = result - expected_score(past.rating, mean)
+            past.ratings[-1] += change
+            for other, drawn in others:
+                other.ratings[drawn] -= change / len(others)
+
+    def _learners(self) -> list[Learner]:
+        """All that play, each once, in the order in which they joined."""
+        found: dict[str, Learner] = {}
+        for members in self._members.values():
+            found.update((learner.name, learner) for learner in members.values())
+        return list(found.values())
+
+    def _ghosts(self, learner: Learner) -> list[str]:
+        """The learner's qualified names whose team does not learn."""
+        return [
+            qualified
+            for team, members in self._members.items()
+            for qualified, member in members.items()
+            if member is learner and team != self.learning
+        ]
+
+    def _change_due(self) -> bool:
+        if not self._members or self.learning is None or self._next_team() == self.learning:
+            return False
+        own = self._members.get(self.learning, {}).values()
+        if all(one.finished for one in own):
+            return not self._finished(self._next_team())
+        return any(_past(one).change_due(one.step) for one in own)
+
+    def _finished(self, team: int) -> bool:
+        return all(one.finished for one in self._members[team].values())
+
+    def _next_team(self) -> int:
+        """Who learns after the present team: in turn, but for teams that have finished."""
+        present = [team for team in self._order if team in self._members]
+        at = present.index(self.learning) if self.learning in present else -1
+        following = [*present[at + 1 :], *present[: at + 1]]
+        return next((team for team in following if not self._finished(team)), following[0])
+
+    def _change(self) -> None:
+        self.learning = self._next_team()
+        for learner in self._learners():
+            _past(learner).last_change = learner.step
+        names = ", ".join(self._members[self.learning])
+        _log.debug("Now team %d learns (%s).", self.learning, names)
+
+    def _warn_of_missing(self) -> None:
+        _log.warning(
+            "There is self-play, but the environment has shown one team only in %d steps (%s): "
+            "there are no opponents. A game needs agents with another ?team= whose behavior has "
+            "self_play too.",
+            self._n_steps,
+            ", ".join(_qualified(self._members.values())),
+        )
+
+
+def team_of(qualified: str) -> int:
+    """The id in `<name>?team=<id>`; 0 where there is none."""
+    _, _, query = qualified.partition("?")
+    for part in query.split("&"):
+        key, _, value = part.partition("=")
+        if key == "team" and value.lstrip("-").isdigit():
+            return int(value)
+    return 0
+
+
+def _qualified(members: Iterable[Mapping[str, Learner]]) -> list[str]:
+    return [qualified for one in members for qualified in one]
+
+
+def _past(learner: Learner) -> Past:
+    if learner.past is None:
+        raise ValueError(f"{learner.name} has no self-play")
+    return learner.past
+
+
+def _warn_of_late_change(learner: Learner) -> None:
+    """Say so when no other team would ever learn."""
+    team_change = _past(learner).settings.team_change
+    if team_change > learner.settings.max_steps:
+        _log.warning(
+            "behaviors.%s.self_play.team_change: %d is more than max_steps (%d), so the learning "
+            "team does not change; choose less.",
+            learner.name,
+            team_change,
+            learner.settings.max_steps,
+        )

@@ -1,0 +1,145 @@
+"""Self-play draws by the seed alone, and goes on after a kill as if there had been none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from duels import Duel, Recall, Uneven
+from test_resume import assert_equal_states, leaves
+
+import pipeline
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.simulators import registry
+from pipeline.trainer.checkpoints import load_checkpoint
+from pipeline.trainer.result import outcome
+
+WAIT_S = 300
+SELF_PLAY = {"save_steps": 60, "team_change": 130, "swap_steps": 40, "window": 3}
+NAMES = {
+    "Duel": ["Duel"],
+    "Recall": ["Duel"],
+    "Uneven": ["Pick", "Aim"],
+    "tag": ["Hunter", "Runner"],
+}
+
+
+def settings(toy, max_steps):
+    memory = {"memory": {"sequence_length": 2, "memory_size": 8}} if toy == "Recall" else {}
+    one = {
+        "trainer_type": "ppo",
+        "hyperparameters": {"batch_size": 32, "buffer_size": 80, "num_epoch": 2},
+        "network_settings": {"hidden_units": 16, "num_layers": 1, "normalize": True} | memory,
+        "max_steps": max_steps,
+        "time_horizon": 7,
+        "summary_freq": 90,
+        "checkpoint_interval": 300,
+        "self_play": SELF_PLAY,
+    }
+    return {"behaviors": dict.fromkeys(NAMES[toy], one)}
+
+
+def environments(toy):
+    if toy == "tag":
+        return [InProcessEnvironment(registry.make("tag", seed=3, n_agents=6))]
+    made = {"Duel": Duel, "Recall": Recall, "Uneven": Uneven}[toy]
+    return [InProcessEnvironment(made(seed=seed, n_areas=2)) for seed in (3, 4)]
+
+
+def train(toy, folder, *, seed=5, max_steps=700, **options):
+    result = pipeline.train(
+        environments(toy), settings(toy, max_steps), seed=seed, run_dir=folder, **options
+    )
+    return outcome(result), {p.name: p.read_bytes() for p in sorted(folder.glob("*/*.pt"))}
+
+
+@pytest.mark.parametrize("toy", ["Duel", "Uneven"])
+def test_same_seed_gives_the_same_opponents_ratings_and_weights(toy, tmp_path):
+    one, two, other = (
+        train(toy, tmp_path / label, seed=seed)
+        for label, seed in (("one", 5), ("two", 5), ("other", 6))
+    )
+    assert one == two
+    assert one[0] != other[0]
+    assert len(one[1]) >= 2 * len(NAMES[toy])
+
+
+RUN = """
+import os, signal, sys
+from pathlib import Path
+
+import torch
+from pipeline.trainer.learner import Learner
+sys.path.insert(0, sys.argv[1])
+import test_self_play
+
+torch.set_num_threads(1)
+folder, toy, at, number, resume = sys.argv[2:]
+learn, total = Learner.learn, 0
+
+def counted(self):
+    learned = learn(self)
+    if learned and self.step >= int(at) and self.name == test_self_play.NAMES[toy][-1]:
+        os.kill(os.getpid(), int(number))
+    return learned
+
+Learner.learn = counted
+try:
+    test_self_play.train(
+        toy, Path(folder), max_steps=10**6, resume=resume == "yes", resume_interval_s=0.0
+    )
+except test_self_play.pipeline.errors.Interrupted:
+    sys.exit(0)
+sys.exit("ended by itself")
+"""
+
+
+def run(folder, toy, *, at, number=signal.SIGTERM, resume="no"):
+    """Train until the last behavior learns at step `at`, and end the process with a signal."""
+    here = os.path.dirname(__file__)  # noqa: PTH120  # a text for the command line
+    command = [sys.executable, "-c", RUN, here, folder, toy, str(at), str(int(number)), resume]
+    return subprocess.run(  # noqa: S603  # what stands above
+        command,
+        check=False,
+        timeout=WAIT_S,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    ).returncode
+
+
+def states(folder):
+    found = {
+        p.parent.name: dict(leaves(load_checkpoint(p))) for p in folder.glob("*/checkpoint.pt")
+    }
+    return {f"{name}{key}": value for name, one in found.items() for key, value in one.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("toy", ["Duel", "Recall", "Uneven", "tag"])
+def test_self_play_killed_halfway_and_resumed_equals_the_uninterrupted_run(toy, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run(whole, toy, at=1000) == 0
+    assert run(killed, toy, at=500, number=signal.SIGKILL) == -signal.SIGKILL
+    last = NAMES[toy][-1]
+    halfway = states(killed)
+    assert halfway[f"{last}/learner/step"] < 900
+    assert run(killed, toy, at=1000, resume="yes") == 0
+    complete = states(whole)
+    assert complete[f"{last}/learner/step"] >= 1000
+    assert complete[f"{last}/run/self_play/order/1"] in (0, 1)
+    snapshots = [key for key in complete if "/self_play/snapshots/" in key]
+    ratings = [value for key, value in complete.items() if "/self_play/ratings/" in key]
+    assert len({key.split("/")[4] for key in snapshots}) == SELF_PLAY["window"]
+    assert all(rating != 1200.0 for rating in ratings)
+    assert any(not np.array_equal(complete[key], halfway[key]) for key in snapshots)
+    assert_equal_states(complete, states(killed))
+
+
+def test_snapshots_in_a_checkpoint_are_plain_tensors(tmp_path):
+    train("Duel", tmp_path, max_steps=200)
+    state = load_checkpoint(tmp_path / "Duel" / "checkpoint.pt")["learner"]["self_play"]
+    assert all(isinstance(v, torch.Tensor) for one in state["snapshots"] for v in one.values())

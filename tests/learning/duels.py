@@ -1,0 +1,130 @@
+"""Games whose best policy is known: two sides answer questions, and more right answers win."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+
+CHOICES = 4
+PICK = BehaviorSpec([ObservationSpec.vector(CHOICES)], ActionSpec.create_discrete([CHOICES]))
+AIM = BehaviorSpec([ObservationSpec.vector(CHOICES)], ActionSpec.create_continuous(1))
+PLACES = np.linspace(-0.75, 0.75, CHOICES)
+
+
+class Duel:
+    """In each area one agent a side answers `length` questions; +1 for more right answers, else -1.
+
+    Sides whose spec is `PICK` answer with a choice, those with `AIM` with a number that is at most
+    0.25 off. As many right answers are a draw, which is worth 0; so a policy that plays its equal
+    has a mean return of 0, and one that knows nothing is right in one of four answers.
+    """
+
+    specs: ClassVar = {"Duel?team=0": PICK, "Duel?team=1": PICK}
+    length = 4
+    shown = 4
+    """Questions are asked anew in the first `shown` steps of an episode; the last one goes on."""
+
+    def __init__(self, *, seed: int = 0, n_areas: int = 8) -> None:
+        self.rng = np.random.default_rng([seed, 79])
+        self.n = n_areas
+        self.behavior_specs = dict(self.specs)
+        self.question = np.zeros((2, n_areas), dtype=np.int64)
+        self.right = np.zeros((2, n_areas), dtype=np.int64)
+        self.age = np.zeros(n_areas, dtype=np.int64)
+        self.n_resets = 0
+        self.lengths: list[int] = []
+
+    def reset(self):
+        self.n_resets += 1
+        self._begin(np.arange(self.n))
+        return self._steps({})
+
+    def step(self, actions):
+        for side, name in enumerate(self.behavior_specs):
+            self.right[side] += self._answers(actions[name], self.question[side])
+        self.age += 1
+        ended = np.flatnonzero(self.age >= self.length)
+        terminals = {}
+        if len(ended):
+            lead = np.sign(self.right[0, ended] - self.right[1, ended]).astype(np.float32)
+            terminals = {
+                name: self._terminal(side, ended, lead if side == 0 else -lead)
+                for side, name in enumerate(self.behavior_specs)
+            }
+        self._ask(np.flatnonzero(self.age < self.shown))
+        self._begin(ended)
+        return self._steps(terminals)
+
+    def set_parameter(self, name, value):
+        pass
+
+    def close(self):
+        pass
+
+    def state_dict(self):
+        arrays = {name: value for name, value in vars(self).items() if type(value) is np.ndarray}
+        return {"rng": self.rng.bit_generator.state} | {k: v.copy() for k, v in arrays.items()}
+
+    def load_state_dict(self, state):
+        self.rng.bit_generator.state = state["rng"]
+        for name in state.keys() - {"rng"}:
+            setattr(self, name, state[name].copy())
+
+    def _answers(self, action, question):
+        if action.continuous.shape[1]:
+            return np.abs(action.continuous[:, 0] - PLACES[question]) <= 0.25
+        return action.discrete[:, 0] == question
+
+    def _begin(self, areas):
+        self.age[areas] = 0
+        self.right[:, areas] = 0
+        self._ask(areas)
+
+    def _ask(self, areas):
+        self.question[:, areas] = self.rng.integers(0, CHOICES, (2, len(areas)))
+
+    def _seen(self, side):
+        seen = np.eye(CHOICES, dtype=np.float32)[self.question[side]]
+        seen[self.age >= self.shown] = 0.0
+        return seen
+
+    def _ids(self, side):
+        return 2 * np.arange(self.n, dtype=np.int32) + np.int32(side)
+
+    def _terminal(self, side, areas, reward):
+        return TerminalSteps(
+            obs=[self._seen(side)[areas]],
+            reward=reward,
+            interrupted=np.zeros(len(areas), dtype=np.bool_),
+            agent_id=self._ids(side)[areas],
+            group_id=np.zeros(len(areas), dtype=np.int32),
+            group_reward=np.zeros(len(areas), dtype=np.float32),
+        )
+
+    def _steps(self, terminals):
+        zeros = np.zeros(self.n, dtype=np.float32)
+        steps = {}
+        for side, (name, spec) in enumerate(self.behavior_specs.items()):
+            masks = [np.zeros((self.n, CHOICES), dtype=np.bool_)] if spec is PICK else None
+            no_groups = np.zeros(self.n, dtype=np.int32)
+            seen = [self._seen(side)]
+            decision = DecisionSteps(seen, zeros, self._ids(side), masks, no_groups, zeros)
+            steps[name] = (decision, terminals.get(name) or TerminalSteps.empty(spec))
+        return steps
+
+
+class Uneven(Duel):
+    """One side answers with a choice, the other with a number: two behaviors."""
+
+    specs: ClassVar = {"Pick?team=0": PICK, "Aim?team=1": AIM}
+
+
+class Recall(Duel):
+    """A question is shown once and has to be answered three times, at best from memory."""
+
+    length = 3
+    shown = 1

@@ -1,0 +1,102 @@
+"""Self-play: ratings rise, and the last policy beats what it was at the beginning."""
+
+from __future__ import annotations
+
+import pytest
+from duels import Duel, Recall, Uneven
+
+import pipeline
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.evaluation.episodes import evaluate
+from pipeline.export.policy import OnnxPolicy
+from pipeline.stages.export import publish
+
+pytestmark = pytest.mark.learning
+
+EARLY = 1000
+"""Agent steps of the policies that are met again: about nothing is learned by then."""
+
+
+def settings(max_steps, *, self_play=None, hyperparameters=None, network=None):
+    return {
+        "trainer_type": "ppo",
+        "hyperparameters": {
+            "batch_size": 64,
+            "buffer_size": 512,
+            "learning_rate": 3e-3,
+            **(hyperparameters or {}),
+        },
+        "network_settings": {"hidden_units": 32, "num_layers": 1, **(network or {})},
+        "reward_signals": {"extrinsic": {"gamma": 0.95}},
+        "max_steps": max_steps,
+        "time_horizon": 32,
+        "self_play": {
+            "save_steps": 1000,
+            "team_change": 2000,
+            "swap_steps": 500,
+            "window": 5,
+            **(self_play or {}),
+        },
+    }
+
+
+def trained(toy, behaviors, seed, folder, steps=None):
+    """What `steps` of training, or all, come to: the results and the policies."""
+    if steps is not None:
+        behaviors = {name: one | {"max_steps": steps} for name, one in behaviors.items()}
+    result = pipeline.train(
+        InProcessEnvironment(toy(seed=seed)), {"behaviors": behaviors}, seed=seed, run_dir=folder
+    )
+    for one in result.behaviors.values():
+        publish(one.checkpoint, folder)
+    return result.behaviors, {name: OnnxPolicy(folder / f"{name}.onnx") for name in behaviors}
+
+
+def mean_returns(toy, players, seed):
+    """Mean return of each team in 400 games, by qualified name."""
+    with InProcessEnvironment(toy(seed=seed + 100)) as environment:
+        episodes = evaluate(environment, players, episodes=400, seed=seed, deterministic=False)
+    found = {}
+    for name in players:
+        own = [one.episode_return for one in episodes if one.behavior == name]
+        found[name] = sum(own) / len(own)
+    return found
+
+
+CASES = {
+    "without memory": (Duel, 8000, {}),
+    "with memory": (Recall, 12_000, {"memory": {"sequence_length": 3, "memory_size": 16}}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_policy_beats_what_it_was_and_its_rating_rises(name, seed, tmp_path):
+    toy, max_steps, network = CASES[name]
+    behaviors = {"Duel": settings(max_steps, network=network)}
+    _, early = trained(toy, behaviors, seed, tmp_path / "early", EARLY)
+    result, last = trained(toy, behaviors, seed, tmp_path / "last")
+    # against its equal a policy wins as often as it loses
+    assert result["Duel"].elo > 1200 + 80
+    left = {"Duel?team=0": last["Duel"], "Duel?team=1": early["Duel"]}
+    right = {"Duel?team=0": early["Duel"], "Duel?team=1": last["Duel"]}
+    assert mean_returns(toy, left, seed)["Duel?team=0"] > 0.6
+    assert mean_returns(toy, right, seed)["Duel?team=1"] > 0.6
+    equals = dict.fromkeys(left, early["Duel"])
+    assert abs(mean_returns(toy, equals, seed)["Duel?team=0"]) < 0.2
+
+
+def test_both_sides_of_an_uneven_game_get_better(seed, tmp_path):
+    behaviors = {
+        "Pick": settings(6000),
+        "Aim": settings(12_000, hyperparameters={"learning_rate": 5e-3, "num_epoch": 5}),
+    }
+    _, early = trained(Uneven, behaviors, seed, tmp_path / "early", EARLY)
+    _, last = trained(Uneven, behaviors, seed, tmp_path / "last")
+
+    def pick_against_aim(pick, aim):
+        players = {"Pick?team=0": pick["Pick"], "Aim?team=1": aim["Aim"]}
+        return mean_returns(Uneven, players, seed)["Pick?team=0"]
+
+    before = pick_against_aim(early, early)
+    assert pick_against_aim(last, early) > before + 0.3
+    assert pick_against_aim(early, last) < before - 0.3

@@ -1,0 +1,177 @@
+"""The ring of snapshots: when one is taken, which are kept, who is drawn, with which rating."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from pipeline.settings.schema.trainer import SelfPlaySettings
+from pipeline.trainer.opponents import LATEST, Past
+
+CPU = torch.device("cpu")
+TEAM = "Duel?team=1"
+
+
+def made(seed=1, **settings):
+    policy = torch.nn.Linear(1, 1, bias=False)
+    set_weight(policy, 0.0)
+    past = Past(policy, SelfPlaySettings(**settings), seed=seed, device=CPU)
+    return past, policy
+
+
+def set_weight(policy, value):
+    with torch.no_grad():
+        policy.weight.fill_(value)
+
+
+def stored(past):
+    return [one["weight"].item() for one in past.snapshots]
+
+
+def test_first_snapshot_is_taken_at_the_start_and_the_next_after_more_than_save_steps():
+    past, policy = made(save_steps=100)
+    taken = []
+    for step in (7, 50, 107, 108, 208, 209):
+        set_weight(policy, float(step))
+        past.save_due(step)
+        taken.append(len(past.snapshots))
+    assert taken == [1, 1, 1, 2, 2, 3]
+    assert stored(past) == [7.0, 108.0, 209.0]
+
+
+def test_ring_keeps_the_newest_and_each_with_the_rating_it_had():
+    past, policy = made(save_steps=1, window=3, initial_elo=1000.0)
+    for number in range(5):
+        set_weight(policy, float(number))
+        past.ratings[LATEST] = 1000.0 + number
+        past.save_due(2 * number)
+    assert stored(past) == [3.0, 4.0, 2.0]
+    assert past.ratings == [1003.0, 1004.0, 1002.0, 1004.0]
+    assert past.rating == 1004.0
+
+
+def test_snapshots_do_not_change_with_the_policy():
+    past, policy = made()
+    past.save_due(0)
+    set_weight(policy, 5.0)
+    assert stored(past) == [0.0]
+
+
+def test_opponents_are_swapped_after_more_than_swap_steps_of_theirs():
+    past, _ = made(swap_steps=10)
+    past.save_due(0)
+    past.ghost_steps = 10
+    assert not past.swap_due
+    past.ghost_steps = 11
+    assert past.swap_due
+    past.swap([TEAM])
+    assert not past.swap_due
+    past.ghost_steps = 21
+    assert not past.swap_due
+
+
+def test_team_changes_after_more_than_team_change_steps():
+    past, _ = made(team_change=10)
+    assert [past.change_due(step) for step in (10, 11)] == [False, True]
+    past.last_change = 11
+    assert [past.change_due(step) for step in (21, 22)] == [False, True]
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
+def test_latest_is_drawn_with_its_ratio_and_else_each_snapshot_alike(ratio):
+    past, policy = made(save_steps=1, window=4, play_against_latest_model_ratio=ratio)
+    for number in range(4):
+        set_weight(policy, float(number))
+        past.save_due(2 * number)
+    set_weight(policy, 9.0)
+    drawn = Counter()
+    for _ in range(2000):
+        past.swap([TEAM])
+        opponent = past.opponents[TEAM]
+        weight = opponent.policy.weight.item()
+        assert weight == (9.0 if opponent.drawn == LATEST else float(opponent.drawn))
+        drawn[opponent.drawn] += 1
+    assert drawn[LATEST] / 2000 == pytest.approx(ratio, abs=0.04)
+    for place in range(4):
+        assert drawn[place] / 2000 == pytest.approx((1 - ratio) / 4, abs=0.04)
+
+
+def test_opponent_keeps_the_weights_that_it_was_drawn_with():
+    past, policy = made(play_against_latest_model_ratio=1.0)
+    past.save_due(0)
+    past.swap([TEAM])
+    set_weight(policy, 3.0)
+    assert past.opponents[TEAM].policy.weight.item() == 0.0
+    assert not past.opponents[TEAM].policy.weight.requires_grad
+    assert policy.weight.requires_grad
+
+
+def test_draws_depend_on_the_seed_only():
+    def draws(seed):
+        past, _ = made(seed=seed, save_steps=1, window=9)
+        for number in range(9):
+            past.save_due(2 * number)
+        found = []
+        for _ in range(20):
+            past.swap([TEAM])
+            found.append(past.opponents[TEAM].drawn)
+        return found
+
+    assert draws(1) == draws(1)
+    assert draws(1) != draws(2)
+
+
+def played(window=3, n=5):
+    past, policy = made(save_steps=1, window=window, play_against_latest_model_ratio=0.0)
+    for number in range(n):
+        set_weight(policy, float(number))
+        past.ratings[LATEST] = 1000.0 + number
+        past.save_due(2 * number)
+    past.swap([TEAM, "Duel?team=2"])
+    past.swap([TEAM])
+    past.ghost_steps = 17
+    past.last_change = 5
+    return past
+
+
+def test_restored_past_goes_on_as_the_other():
+    past = played()
+    again, policy = made(seed=8, save_steps=1, window=3, play_against_latest_model_ratio=0.0)
+    set_weight(policy, 4.0)
+    again.load_state_dict(past.state_dict())
+    assert list(again.opponents) == [TEAM]
+    for one in (past, again):
+        assert one.ghost_steps == 17
+        assert one.last_change == 5
+        assert one.last_save == 8
+    for step in (9, 11, 13, 15):
+        trace = []
+        for one in (past, again):
+            one.save_due(step)
+            one.swap([TEAM, "Duel?team=2"])
+            drawn = {team: playing.drawn for team, playing in one.opponents.items()}
+            weights = [playing.policy.weight.item() for playing in one.opponents.values()]
+            trace.append((one.ratings, len(one.snapshots), drawn, weights))
+        assert trace[0] == trace[1]
+
+
+@pytest.mark.parametrize(
+    ("n", "window", "weights", "ratings"),
+    [
+        (5, 2, [3.0, 4.0], [1003.0, 1004.0, 1004.0]),
+        (5, 5, [2.0, 3.0, 4.0], [1002.0, 1003.0, 1004.0, 1200.0, 1200.0, 1004.0]),
+        (2, 1, [1.0], [1001.0, 1001.0]),
+    ],
+)
+def test_another_window_keeps_the_newest_snapshots(n, window, weights, ratings):
+    again, policy = made(window=window, save_steps=1)
+    again.load_state_dict(played(n=n).state_dict())
+    assert stored(again) == weights
+    assert again.ratings == ratings
+    assert all(opponent.drawn < len(weights) for opponent in again.opponents.values())
+    set_weight(policy, 9.0)
+    again.save_due(100)
+    assert 9.0 in stored(again)
+    assert len(again.snapshots) == min(len(weights) + 1, window)

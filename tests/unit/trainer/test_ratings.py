@@ -1,0 +1,76 @@
+"""ELO's formulas, what a game's result is, and when a group's game is over."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.trainer.ratings import Groups, expected_score, results
+
+
+def ended(ids, *, reward=None, groups=None, group_reward=None):
+    n = len(ids)
+    return TerminalSteps(
+        [],
+        np.array(reward or [0.0] * n, dtype=np.float32),
+        np.zeros(n, dtype=np.bool_),
+        np.array(ids, dtype=np.int32),
+        np.array(groups or [0] * n, dtype=np.int32),
+        np.array(group_reward or [0.0] * n, dtype=np.float32),
+    )
+
+
+def asking(ids, groups=None):
+    n = len(ids)
+    zeros = np.zeros(n, dtype=np.float32)
+    groups = np.array(groups or [0] * n, dtype=np.int32)
+    return DecisionSteps([], zeros, np.array(ids, dtype=np.int32), None, groups, zeros)
+
+
+@pytest.mark.parametrize(
+    ("rating", "opponent", "expected"),
+    [(1200, 1200, 0.5), (1600, 1200, 10 / 11), (1200, 1600, 1 / 11), (1400, 1300, 0.6400649998)],
+)
+def test_expected_score_is_the_one_of_elo(rating, opponent, expected):
+    ours, theirs = 10 ** (rating / 400), 10 ** (opponent / 400)
+    assert expected_score(rating, opponent) == pytest.approx(ours / (ours + theirs))
+    assert expected_score(rating, opponent) == pytest.approx(expected)
+    assert expected_score(rating, opponent) + expected_score(opponent, rating) == pytest.approx(1)
+
+
+def test_result_is_the_sign_of_the_last_reward_with_that_of_the_group():
+    terminal = ended([1, 2, 3, 4, 5], reward=[0.3, -2, 0, 1, 1], group_reward=[0, 0, 0, -1, -3])
+    assert results(terminal).tolist() == [1.0, 0.0, 0.5, 0.5, 0.0]
+
+
+def test_agents_without_a_group_have_games_of_their_own():
+    groups = Groups()
+    groups.plays("left", asking([1, 2]))
+    assert groups.whole("left", ended([1])).tolist() == [True]
+
+
+def test_a_group_has_ended_with_its_last_agent():
+    groups = Groups()
+    groups.plays("left", asking([1, 2, 3, 4], [7, 7, 8, 8]))
+    assert groups.whole("left", ended([1, 3, 4], groups=[7, 8, 8])).tolist() == [False, True, True]
+    groups.plays("left", asking([2], [7]))
+    assert groups.whole("left", ended([2], groups=[7])).tolist() == [True]
+
+
+def test_a_mate_that_does_not_ask_in_a_message_still_plays():
+    groups = Groups()
+    groups.plays("left", asking([1, 2], [7, 7]))
+    groups.plays("left", asking([1], [7]))
+    groups.plays("left", asking([5], [9]))
+    assert groups.whole("left", ended([1], groups=[7])).tolist() == [False]
+    assert groups.whole("right", ended([1], groups=[7])).tolist() == [True]
+
+
+def test_groups_that_are_taken_up_know_who_plays():
+    groups, again = Groups(), Groups()
+    groups.plays(("Team", 0), asking([1, 2], [7, 7]))
+    again.load_state_dict(groups.state_dict())
+    assert again.whole(("Team", 0), ended([1], groups=[7])).tolist() == [False]
+    groups.forget(lambda source: source[1] == 0)
+    assert groups.whole(("Team", 0), ended([1], groups=[7])).tolist() == [True]

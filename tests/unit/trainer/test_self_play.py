@@ -1,0 +1,456 @@
+"""Self-play in the loop: who learns, who is counted, when teams change, what is rated and kept."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from types import SimpleNamespace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from duels import Duel, Recall, Uneven
+
+import pipeline
+from pipeline.envs.workers import WorkerSet
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.settings.schema.trainer import SelfPlaySettings
+from pipeline.tracking.base import Tracker
+from pipeline.trainer.checkpoints import load_checkpoint
+from pipeline.trainer.learner import Learner
+from pipeline.trainer.loop import TrainingLoop
+from pipeline.trainer.opponents import Past
+from pipeline.trainer.ratings import expected_score
+from pipeline.trainer.result import outcome
+from pipeline.trainer.self_play import SelfPlay, team_of
+from pipeline.trainer.stopping import StopRequest
+
+CPU = torch.device("cpu")
+SELF_PLAY = {"save_steps": 100, "team_change": 160, "swap_steps": 50, "window": 3}
+MEMORY = {"hidden_units": 8, "num_layers": 1, "memory": {"sequence_length": 3, "memory_size": 8}}
+
+
+class Watched(SelfPlay):
+    """Writes down every turn, with the steps of all learners at its beginning."""
+
+    turns: ClassVar[list] = []
+
+    def advance(self):
+        changed = super().advance()
+        if changed:
+            steps = {one.name: one.step for one in self._learners()}
+            type(self).turns.append((self.learning, steps))
+        return changed
+
+
+class StopsAfter(StopRequest):
+    """Asks to stop when it has been asked a number of times."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.left = n
+
+    def __call__(self):
+        self.left -= 1
+        return self.left <= 0
+
+
+@pytest.fixture
+def turns(monkeypatch):
+    monkeypatch.setattr("pipeline.trainer.loop.SelfPlay", Watched)
+    Watched.turns = []
+    return Watched.turns
+
+
+@pytest.fixture
+def play(quick, tmp_path, in_process, recorder):
+    """Train on toys; gives the result and the learners."""
+
+    def run(toys, *names, settings=None, **changes):
+        settings = settings or quick(*(names or ("Duel",)), **{"self_play": SELF_PLAY} | changes)
+        with WorkerSet([in_process(toy) for toy in toys]) as workers:
+            loop = TrainingLoop(
+                workers,
+                settings,
+                seed=1,
+                run_dir=tmp_path,
+                device=CPU,
+                tracker=Tracker([recorder]),
+            )
+            return loop.run(StopRequest()), loop.learners
+
+    return run
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_only_the_team_that_learns_is_learned_from_and_counted(n_workers, play, turns):
+    toys = [Duel(seed=seed, n_areas=2) for seed in range(n_workers)]
+    result, learners = play(toys)
+    past, one = learners["Duel"].past, result.behaviors["Duel"]
+    assert one.n_updates > 2
+    assert one.steps == 4 * one.n_episodes  # and not 8: two agents play every game
+    assert len(turns) >= 2
+    # the opponent decides as often as the learner, but what a reset cuts short is not learned from
+    assert one.steps <= past.ghost_steps <= one.steps + 8 * n_workers * (len(turns) + 1)
+
+
+def test_teams_of_one_behavior_take_turns_after_more_than_team_change_steps(play, turns):
+    toy = Duel(n_areas=2)
+    play([toy], max_steps=600)
+    assert [team for team, _ in turns] == [1, 0, 1]
+    steps = [0, *(steps["Duel"] for _, steps in turns)]
+    # two agents end at a time: eight steps at once
+    assert all(160 < gap <= 160 + 8 for gap in np.diff(steps))
+    assert toy.n_resets == 1 + len(turns)
+
+
+def test_two_behaviors_learn_in_turn_and_each_counts_its_own_steps(play, turns):
+    result, _ = play([Uneven(n_areas=2)], "Pick", "Aim")
+    assert [team for team, _ in turns[:3]] == [1, 0, 1]
+    for (team, before), (_, after) in itertools.pairwise(turns):
+        learns, waits = ("Pick", "Aim") if team == 0 else ("Aim", "Pick")
+        assert after[waits] == before[waits]
+        assert after[learns] > before[learns]
+    assert all(one.steps >= 500 for one in result.behaviors.values())
+
+
+def test_a_behavior_that_has_finished_leaves_the_turn_to_the_other(quick, play, turns, tmp_path):
+    settings = pipeline.settings.load_run_settings(
+        None,
+        overrides={
+            "behaviors": {
+                name: {
+                    "hyperparameters": {"batch_size": 32, "buffer_size": 128, "num_epoch": 1},
+                    "trainer_type": "ppo",
+                    "network_settings": {"hidden_units": 8, "num_layers": 1},
+                    "time_horizon": 8,
+                    "max_steps": max_steps,
+                    "self_play": SELF_PLAY,
+                }
+                for name, max_steps in (("Pick", 200), ("Aim", 900))
+            }
+        },
+    )
+    result, _ = play([Uneven(n_areas=2)], settings=settings)
+    assert 200 <= result.behaviors["Pick"].steps < 200 + 16
+    assert 900 <= result.behaviors["Aim"].steps < 900 + 16
+    assert [team for team, _ in turns] == [1, 0, 1]
+    assert (tmp_path / "Pick" / "checkpoint.pt").is_file()
+
+
+def test_opponents_act_with_weights_of_the_past(play, monkeypatch):
+    seen = []
+    act = Past.swap
+
+    def noted(self, teams):
+        act(self, teams)
+        for opponent in self.opponents.values():
+            expected = [*self.snapshots, self._policy.state_dict()][opponent.drawn]
+            weights = opponent.policy.state_dict()
+            seen.append(
+                (opponent.drawn, all(torch.equal(expected[k], weights[k]) for k in weights))
+            )
+
+    monkeypatch.setattr(Past, "swap", noted)
+    play([Duel(n_areas=2)], max_steps=1500)
+    assert len(seen) > 10
+    assert all(equal for _, equal in seen)
+    assert {drawn for drawn, _ in seen} == {-1, 0, 1, 2}
+
+
+def test_opponents_remember_for_themselves(play):
+    result, learners = play([Recall(n_areas=2)], network_settings=MEMORY)
+    learner = learners["Duel"]
+    assert result.behaviors["Duel"].n_updates > 2
+    slots = [
+        learner.slots.deciding((f"Duel?team={team}", 0), np.array([team, 2 + team], np.int32))
+        for team in (0, 1)
+    ]
+    remembered = [learner.memories[one] for one in slots]
+    assert all(np.abs(one).max() > 0 for one in remembered) or learner.step
+    ghost = next(iter(learner.past.opponents))
+    n = learner.past.opponents[ghost].policy.memory_size
+    assert learner.memories.shape[1] > n  # the critic's part stays empty for an opponent
+    assert np.abs(learner.memories[slots[int(ghost[-1])], n:]).max() == 0
+
+
+def test_rating_stands_in_summaries_result_and_list_of_checkpoints(
+    quick, tmp_path, in_process, recorder
+):
+    result = pipeline.train(
+        in_process(Duel(n_areas=2)),
+        quick("Duel", self_play=SELF_PLAY),
+        seed=1,
+        run_dir=tmp_path,
+        sinks=[recorder],
+        exporter=lambda path, _, label: path.with_suffix(".onnx").write_bytes(label.encode()),
+    )
+    rating = result.behaviors["Duel"].elo
+    assert rating != 1200.0
+    assert abs(rating - 1200.0) < 40
+    assert outcome(result)["Duel"]["elo"] == rating
+    ratings = [values["Self-play/ELO"] for _, _, values in recorder.rows]
+    assert len(ratings) == 5
+    assert len(set(ratings)) > 2
+    status = json.loads((tmp_path / "run_logs" / "training_status.json").read_text())
+    assert status["Duel"]["elo"] == rating
+
+
+def test_rating_and_snapshots_go_on_when_a_run_is_resumed(quick, tmp_path, in_process):
+    def trained(max_steps):
+        settings = quick("Duel", self_play=SELF_PLAY, max_steps=max_steps)
+        result = pipeline.train(
+            in_process(Duel(n_areas=2)), settings, seed=1, run_dir=tmp_path, resume=max_steps > 500
+        )
+        saved = load_checkpoint(result.behaviors["Duel"].checkpoint)["learner"]["self_play"]
+        return result.behaviors["Duel"].elo, saved
+
+    rating, saved = trained(500)
+    assert rating == saved["ratings"][-1]
+    again, later = trained(501)
+    assert abs(again - rating) < 3
+    assert rating in later["ratings"] or later["ratings"][:3] == pytest.approx(
+        saved["ratings"][:3], abs=3
+    )
+    assert len(later["snapshots"]) == len(saved["snapshots"]) == 3
+
+
+def test_new_run_with_old_weights_meets_them_first_and_is_rated_anew(quick, tmp_path, in_process):
+    settings = quick("Duel", self_play=SELF_PLAY)
+    old = pipeline.train(in_process(Duel(n_areas=2)), settings, seed=1, run_dir=tmp_path / "old")
+    few = quick("Duel", self_play=SELF_PLAY | {"save_steps": 9999, "window": 2}, max_steps=8)
+    new = pipeline.train(
+        in_process(Duel(n_areas=2)),
+        few,
+        seed=2,
+        run_dir=tmp_path / "new",
+        init_from={"Duel": old.behaviors["Duel"].checkpoint},
+    )
+    begun, wanted = (
+        load_checkpoint(one.behaviors["Duel"].checkpoint)["learner"] for one in (new, old)
+    )
+    (snapshot,) = begun["self_play"]["snapshots"]
+    weights = wanted["algorithm"]["policy"]
+    assert all(torch.equal(snapshot[key], weights[key]) for key in weights)
+    assert abs(begun["self_play"]["ratings"][-1] - 1200.0) < 2
+
+
+def test_without_learning_all_teams_play_the_newest_policy(quick, tmp_path, in_process):
+    settings = quick("Duel", self_play=SELF_PLAY)
+    trained = pipeline.train(in_process(Duel(n_areas=2)), settings, seed=1, run_dir=tmp_path)
+    learned = trained.behaviors["Duel"].steps
+    toy = Duel(n_areas=2)
+    with WorkerSet([in_process(toy)]) as workers:
+        loop = TrainingLoop(
+            workers,
+            settings,
+            seed=1,
+            run_dir=tmp_path,
+            device=CPU,
+            tracker=Tracker([]),
+            resume=True,
+            inference=True,
+        )
+        result = loop.run(StopsAfter(61))  # it is asked twice a step
+    assert loop.learners["Duel"].past is None
+    assert toy.n_resets == 1
+    # thirty steps, in which four agents end seven episodes of four decisions
+    assert result.behaviors["Duel"].steps == learned + 4 * 4 * 7
+    assert result.behaviors["Duel"].elo is None
+
+
+def test_teams_without_self_play_are_warned_of(play, quick, caplog):
+    with caplog.at_level(logging.WARNING):
+        play([Duel(n_areas=2)], settings=quick("Duel"))
+    assert "Duel?team=1 plays for another team, but behaviors.Duel has no self_play" in caplog.text
+
+
+def test_turns_that_never_come_are_warned_of(play, caplog):
+    with caplog.at_level(logging.WARNING):
+        play([Duel(n_areas=2)], self_play=SELF_PLAY | {"team_change": 501})
+    assert "behaviors.Duel.self_play.team_change: 501 is more than max_steps (500)" in caplog.text
+
+
+def test_a_game_without_opponents_is_warned_of(play, caplog):
+    from toys import Chase
+
+    with caplog.at_level(logging.WARNING):
+        result, _ = play([Chase(n_agents=4)], "Toy")
+    assert "has shown one team only" in caplog.text
+    assert "Toy?team=0" in caplog.text
+    assert result.behaviors["Toy"].n_updates > 1
+    assert result.behaviors["Toy"].elo == 1200.0
+
+
+@pytest.mark.parametrize(
+    ("qualified", "team"),
+    [("A?team=0", 0), ("A?team=12", 12), ("A", 0), ("A?x=1&team=3", 3), ("A?team=-1", -1)],
+)
+def test_team_is_read_from_the_qualified_name(qualified, team):
+    assert team_of(qualified) == team
+
+
+def learner(name, **settings):
+    settings = SelfPlaySettings(**settings)
+    policy = torch.nn.Linear(1, 1)
+    return SimpleNamespace(
+        name=name,
+        past=Past(policy, settings, seed=1, device=CPU),
+        step=0,
+        learns=True,
+        finished=False,
+        settings=SimpleNamespace(self_play=settings, max_steps=10**6),
+    )
+
+
+def games(rewards, *, interrupted=None, groups=None):
+    n = len(rewards)
+    return TerminalSteps(
+        [],
+        np.array(rewards, dtype=np.float32),
+        np.array(interrupted or [False] * n, dtype=np.bool_),
+        np.arange(n, dtype=np.int32),
+        np.array(groups or [0] * n, dtype=np.int32),
+        np.zeros(n, dtype=np.float32),
+    )
+
+
+def nobody():
+    zeros = np.zeros(0, dtype=np.float32)
+    none = np.zeros(0, dtype=np.int32)
+    return DecisionSteps([], zeros, none, None, none, zeros)
+
+
+def test_every_agent_of_the_learning_team_that_ends_moves_both_ratings():
+    self_play, one = SelfPlay(), learner("A", play_against_latest_model_ratio=0.0, window=2)
+    self_play.join("A?team=0", one)
+    self_play.join("A?team=1", one)
+    assert self_play.learning == 0
+    past = one.past
+    assert past.opponents["A?team=1"].drawn == 0
+    past.ratings[:] = [1300.0, 1100.0, 1200.0]
+    self_play.heed("A?team=0", one, [(nobody(), games([2.0, -1.0, 0.0]))])
+    rating, other = 1200.0, 1300.0
+    for result in (1.0, 0.0, 0.5):
+        change = result - expected_score(rating, other)
+        rating, other = rating + change, other - change
+    assert past.ratings == pytest.approx([other, 1100.0, rating])
+
+
+def test_games_that_are_cut_short_or_of_the_opponent_are_not_rated():
+    self_play, one = SelfPlay(), learner("A")
+    self_play.join("A?team=0", one)
+    self_play.join("A?team=1", one)
+    before = list(one.past.ratings)
+    self_play.heed("A?team=0", one, [(nobody(), games([1.0], interrupted=[True]))])
+    self_play.heed("A?team=1", one, [(nobody(), games([1.0]))])
+    assert one.past.ratings == before
+    self_play.heed("A?team=0", one, [(nobody(), games([1.0]))])
+    if one.past.opponents["A?team=1"].drawn != -1:
+        assert one.past.ratings != before
+
+
+def test_a_game_against_the_latest_policy_of_the_same_behavior_leaves_its_rating():
+    self_play, one = SelfPlay(), learner("A", play_against_latest_model_ratio=1.0)
+    self_play.join("A?team=0", one)
+    self_play.join("A?team=1", one)
+    self_play.heed("A?team=0", one, [(nobody(), games([1.0]))])
+    assert one.past.ratings == pytest.approx([1200.0] * 11)
+
+
+def test_ratings_of_two_behaviors_move_against_each_other():
+    self_play = SelfPlay()
+    one = learner("A", play_against_latest_model_ratio=1.0)
+    two = learner("B", play_against_latest_model_ratio=0.0, initial_elo=1000.0)
+    self_play.join("A?team=0", one)
+    self_play.join("B?team=1", two)
+    self_play.heed("A?team=0", one, [(nobody(), games([-1.0]))])
+    change = 0.0 - expected_score(1200.0, 1000.0)
+    assert one.past.rating == pytest.approx(1200.0 + change)
+    assert two.past.ratings[0] == pytest.approx(1000.0 - change)
+    assert two.past.rating == 1000.0
+
+
+def test_three_teams_take_turns_and_share_what_the_learner_gains():
+    self_play, one = SelfPlay(), learner("A", play_against_latest_model_ratio=0.0, team_change=10)
+    for team in (2, 0, 1):
+        self_play.join(f"A?team={team}", one)
+    assert self_play.learning == 2
+    assert set(one.past.opponents) == {"A?team=0", "A?team=1"}
+    self_play.heed("A?team=2", one, [(nobody(), games([1.0]))])
+    assert one.past.rating == pytest.approx(1200.5)
+    assert one.past.ratings[0] == pytest.approx(1199.5)
+    learning = []
+    for step in (10, 11, 21, 22, 33):
+        one.step = step
+        changed = self_play.advance()
+        learning.append((changed, self_play.learning))
+        assert f"A?team={self_play.learning}" not in one.past.opponents
+        assert len(one.past.opponents) == 2
+    assert learning == [(False, 2), (True, 0), (False, 0), (True, 1), (True, 2)]
+
+
+def test_all_behaviors_of_a_team_learn_together():
+    self_play = SelfPlay()
+    striker, keeper = learner("S", team_change=10), learner("K", team_change=10)
+    for team in (0, 1):
+        self_play.join(f"S?team={team}", striker)
+        self_play.join(f"K?team={team}", keeper)
+    assert list(striker.past.opponents) == ["S?team=1"]
+    assert list(keeper.past.opponents) == ["K?team=1"]
+    striker.step = keeper.step = 11
+    assert self_play.advance()
+    assert list(striker.past.opponents) == ["S?team=0"]
+    assert list(keeper.past.opponents) == ["K?team=0"]
+    assert not self_play.advance()
+
+
+def test_opponents_are_drawn_when_teams_change_and_when_ghosts_have_made_swap_steps():
+    self_play, one = SelfPlay(), learner("A", team_change=100, swap_steps=20)
+    self_play.join("A?team=0", one)
+    self_play.join("A?team=1", one)
+    asking = DecisionSteps(
+        [],
+        np.zeros(7, np.float32),
+        np.arange(7, dtype=np.int32),
+        None,
+        np.zeros(7, np.int32),
+        np.zeros(7, np.float32),
+    )
+    swaps = []
+    for _ in range(6):
+        self_play.heed("A?team=1", one, [(asking, games([]))])
+        self_play.advance()
+        swaps.append(one.past.last_swap)
+    assert one.past.ghost_steps == 42
+    assert swaps == [0, 0, 21, 21, 21, 42]
+    one.step = 101
+    self_play.heed("A?team=1", one, [(asking, games([]))])
+    assert self_play.advance()
+    assert one.past.last_swap == 49
+
+
+def test_turn_is_taken_up_where_it_was():
+    self_play, one = SelfPlay(), learner("A", team_change=10)
+    for team in (0, 1):
+        self_play.join(f"A?team={team}", one)
+    one.step = 11
+    assert self_play.advance()
+    again, other = SelfPlay(), learner("A", team_change=10)
+    again.restore({"self_play": self_play.state_dict()})
+    other.past.load_state_dict(one.past.state_dict())
+    other.step = 11
+    for team in (0, 1):
+        again.join(f"A?team={team}", other)
+    assert again.learning == 1
+    assert list(other.past.opponents) == ["A?team=0"]
+    assert not again.advance()
+
+
+def test_learner_without_self_play_saves_what_it_saved_before(quick, in_process):
+    toy = Duel(n_areas=2)
+    spec = toy.behavior_specs["Duel?team=0"]
+    learner = Learner("Duel", spec, quick("Duel").for_behavior("Duel"), seed=1, device=CPU)
+    assert "self_play" not in learner.state_dict()

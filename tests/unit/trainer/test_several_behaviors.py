@@ -1,0 +1,106 @@
+"""Several behaviors in one run: streams, limits, lessons and results of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from pairs import Pair
+from toys import Chase, Corridor
+
+import pipeline
+from pipeline import seeding
+from pipeline.export.policy import OnnxPolicy
+from pipeline.settings import load_run_settings
+from pipeline.stages.export import publish
+from pipeline.trainer.checkpoints import load_checkpoint
+
+QUICK = {
+    "trainer_type": "ppo",
+    "hyperparameters": {"batch_size": 32, "buffer_size": 128, "num_epoch": 1},
+    "network_settings": {"hidden_units": 8, "num_layers": 1},
+    "time_horizon": 8,
+    "summary_freq": 100,
+}
+
+
+def settings(one, two, **more):
+    behaviors = {"One": QUICK | {"max_steps": one}, "Two": QUICK | {"max_steps": two}}
+    return load_run_settings(None, overrides={"behaviors": behaviors, **more})
+
+
+def saved(result, name):
+    return load_checkpoint(result.behaviors[name].checkpoint)["learner"]["algorithm"]
+
+
+def test_equal_behaviors_have_different_weights_actions_and_minibatches(tmp_path, in_process):
+    toys = Chase(seed=3, n_agents=4), Chase(seed=3, n_agents=4)  # the same situations
+    result = pipeline.train(in_process(Pair(*toys)), settings(100, 100), seed=1, run_dir=tmp_path)
+    one, two = saved(result, "One"), saved(result, "Two")
+    assert result.behaviors["One"].n_updates == 0  # these are the first weights
+    matrices = [key for key, value in one["policy"].items() if value.ndim == 2 and value.any()]
+    assert len(matrices) > 1
+    assert not any(torch.equal(one["policy"][key], two["policy"][key]) for key in matrices)
+    assert not torch.equal(one["action_stream"], two["action_stream"])
+    assert one["minibatch_stream"] != two["minibatch_stream"]
+    assert not np.array_equal(toys[0].position, toys[1].position)
+
+
+def test_only_behavior_of_a_configuration_has_the_seed_of_the_run():
+    assert seeding.of_behavior(7, "One", ["One"]) == 7
+    seeds = {seeding.of_behavior(7, name, ["One", "Two"]) for name in ("One", "Two")}
+    assert len(seeds | {7}) == 3
+    assert seeding.of_behavior(7, "One", []) in seeds
+    assert seeding.of_behavior(8, "One", []) not in seeds
+
+
+@pytest.mark.parametrize(("one", "two"), [(300, 900), (900, 300)])
+def test_finished_behavior_goes_on_acting_until_the_other_has_finished(
+    one, two, tmp_path, in_process, recorder
+):
+    result = pipeline.train(
+        in_process(Pair(Corridor(n_agents=4), Chase(n_agents=4))),
+        settings(one, two),
+        seed=1,
+        run_dir=tmp_path,
+        sinks=[recorder],
+        exporter=publish,
+    )
+    first, last = ("One", "Two") if one < two else ("Two", "One")
+    assert result.behaviors[last].steps < 900 + 4 * 8
+    assert result.behaviors[first].steps > 800  # it acts as often
+    assert 1 <= result.behaviors[first].n_updates <= 300 // 128
+    assert result.behaviors[last].n_updates >= 5
+    trains = [
+        (step, bool(values["Is Training"])) for name, step, values in recorder.rows if name == first
+    ]
+    assert [training for _, training in trains] == [step <= 300 for step, _ in trains]
+    assert max(step for step, _ in trains) >= 800
+    for name, actions in (("One", 0), ("Two", 2)):
+        policy = OnnxPolicy(tmp_path / f"{name}.onnx")
+        assert policy.description.continuous_size == actions
+        assert (tmp_path / name / "checkpoint.pt").is_file()
+
+
+def test_lessons_follow_the_behavior_that_they_name(tmp_path, in_process):
+    def lesson(number, **criteria):
+        ends = {"completion_criteria": {"measure": "progress", "behavior": "Two"} | criteria}
+        return {"name": f"l{number}", "value": number} | (ends if criteria else {})
+
+    lessons = [lesson(1, threshold=0.25), lesson(2, threshold=0.5), lesson(3)]
+    pair = Pair(Corridor(n_agents=2), Chase(n_agents=4))
+    result = pipeline.train(
+        in_process(pair),
+        settings(200, 2000, environment_parameters={"lesson": {"curriculum": lessons}}),
+        seed=1,
+        run_dir=tmp_path,
+    )
+    changes = [
+        value
+        for value, before in zip(pair.lessons, [0, *pair.lessons], strict=False)
+        if value != before
+    ]
+    assert changes == [1.0, 2.0, 3.0]
+    assert result.behaviors["One"].n_updates >= 1
+    state = load_checkpoint(result.behaviors["One"].checkpoint)
+    assert state["run"]["lessons"]["curriculum"]["lessons"] == {"lesson": 2}
