@@ -79,8 +79,15 @@ def test_every_artifact_is_there_and_says_what_it_should(by_dvc: Path):
         played = json.loads((by_dvc / f"results/evaluate/{name}/seed1/metrics.json").read_text())
         assert played["3DBall"]["episodes"] == 4
     page = (by_dvc / "results/report/report.html").read_text()
-    assert page.count("data:image/png;base64,") == 2
+    assert page.count("data:image/png;base64,") == 3
     assert "http" not in page
+    assert "plain, cloned: 1 seed is too few for an interval." in page
+    with (by_dvc / "results/report/comparison.csv").open() as file:
+        compared = list(csv.DictReader(file))
+    assert [(row["experiment"], row["seeds"], row["iqm_low"]) for row in compared] == [
+        ("plain", "1", ""),
+        ("cloned", "1", ""),
+    ]
     assert set(json.loads((by_dvc / "results/report/summary.json").read_text())) == {
         "plain",
         "cloned",
