@@ -33,6 +33,7 @@ one thing at a time
   pipeline env build gymnasium:CartPole-v1 -o build/cartpole --copies 8
   pipeline learn config/ppo/3DBall.yaml --env build/balance_ball --run-id first
   pipeline evaluate results/export/balance_ball_ppo/seed1/3DBall.onnx --env build/balance_ball
+  pipeline compare results/train/balance_ball_ppo results/train/balance_ball_bc_ppo
   pipeline config check old/trainer_config.yaml
   pipeline config upgrade old/trainer_config.yaml old/curricula -o config/new.yaml
   pipeline demo record balance_ball -o data/demos/mine.demo --episodes 20
@@ -119,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pipeline {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_plan, _sync, _env, _demo, _config, _learn, _evaluate, _onnx, _ui):
+    for add in (_plan, _sync, _env, _demo, _config, _learn, _evaluate, _compare, _onnx, _ui):
         add(commands, debug)
     return parser
 
@@ -333,6 +334,40 @@ def _evaluate(commands: argparse._SubParsersAction, debug: argparse.ArgumentPars
     made.add_argument(
         "--env-args", nargs=argparse.REMAINDER, default=[], help="the rest goes to the executable"
     )
+
+
+def _compare(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
+    def work(arguments: argparse.Namespace) -> str:
+        from pipeline.commands.compare import compare_runs
+
+        return compare_runs(arguments.runs, fraction=arguments.fraction, form=arguments.form)
+
+    text = "compare runs over their seeds: returns, probabilities, steps to learn, time"
+    made = _command(commands, debug, "compare", text, work)
+    made.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="results/<run-id> of `pipeline learn`, results/train/<experiment>, or one seed of it; "
+        "runs of `learn` that differ only in the seed are one experiment",
+    )
+    made.add_argument(
+        "--fraction",
+        type=float,
+        default=0.9,
+        help="the target: of the way from lowest start to best end; default: %(default)s",
+    )
+    forms = made.add_mutually_exclusive_group()
+    for form in ("csv", "json"):
+        forms.add_argument(
+            f"--{form}",
+            dest="form",
+            action="store_const",
+            const=form,
+            default="text",
+            help=f"print {form.upper()}",
+        )
 
 
 def _onnx(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
