@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pipeline import __version__
 from pipeline.commands.learn_options import add_options
 from pipeline.commands.parsing import Parser
+from pipeline.commands.results_options import compare_options, provenance_options
 from pipeline.errors import Interrupted, PipelineError, one_line
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ one thing at a time
   pipeline demo record balance_ball -o data/demos/mine.demo --episodes 20
   pipeline demo info data/demos/mine.demo
   pipeline onnx check results/export/balance_ball_ppo/seed1/3DBall.onnx
+  pipeline provenance results/export/balance_ball_ppo/seed1/3DBall.onnx
 
 `pipeline COMMAND --help` says more about each.
 """
@@ -120,7 +122,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pipeline {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_plan, _sync, _env, _demo, _config, _learn, _evaluate, _compare, _onnx, _ui):
+    for add in (
+        _plan,
+        _sync,
+        _env,
+        _demo,
+        _config,
+        _learn,
+        _evaluate,
+        _compare,
+        _provenance,
+        _onnx,
+        _ui,
+    ):
         add(commands, debug)
     return parser
 
@@ -343,31 +357,17 @@ def _compare(commands: argparse._SubParsersAction, debug: argparse.ArgumentParse
         return compare_runs(arguments.runs, fraction=arguments.fraction, form=arguments.form)
 
     text = "compare runs over their seeds: returns, probabilities, steps to learn, time"
-    made = _command(commands, debug, "compare", text, work)
-    made.add_argument(
-        "runs",
-        nargs="+",
-        type=Path,
-        metavar="RUN",
-        help="results/<run-id> of `pipeline learn`, results/train/<experiment>, or one seed of it; "
-        "runs of `learn` that differ only in the seed are one experiment",
-    )
-    made.add_argument(
-        "--fraction",
-        type=float,
-        default=0.9,
-        help="the target: of the way from lowest start to best end; default: %(default)s",
-    )
-    forms = made.add_mutually_exclusive_group()
-    for form in ("csv", "json"):
-        forms.add_argument(
-            f"--{form}",
-            dest="form",
-            action="store_const",
-            const=form,
-            default="text",
-            help=f"print {form.upper()}",
-        )
+    compare_options(_command(commands, debug, "compare", text, work))
+
+
+def _provenance(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
+    def work(arguments: argparse.Namespace) -> str:
+        from pipeline.commands.provenance import tell
+
+        return tell(arguments.file, tree=arguments.tree, as_json=arguments.json)
+
+    text = "say what made an ONNX policy, and whether the present tree would make the same"
+    provenance_options(_command(commands, debug, "provenance", text, work))
 
 
 def _onnx(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above

@@ -12,6 +12,7 @@ rule export:
             "protocol",
             "settings",
             "stages/policies.py",
+            "stages/provenance.py",
             "stages/tracked.py",
             "tracking",
             "trainer",
