@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pipeline import __version__
 from pipeline.commands.learn_options import add_options
 from pipeline.commands.parsing import Parser
+from pipeline.commands.results_options import compare_options, provenance_options
 from pipeline.errors import Interrupted, PipelineError, one_line
 
 if TYPE_CHECKING:
@@ -33,11 +34,13 @@ one thing at a time
   pipeline env build gymnasium:CartPole-v1 -o build/cartpole --copies 8
   pipeline learn config/ppo/3DBall.yaml --env build/balance_ball --run-id first
   pipeline evaluate results/export/balance_ball_ppo/seed1/3DBall.onnx --env build/balance_ball
+  pipeline compare results/train/balance_ball_ppo results/train/balance_ball_bc_ppo
   pipeline config check old/trainer_config.yaml
   pipeline config upgrade old/trainer_config.yaml old/curricula -o config/new.yaml
   pipeline demo record balance_ball -o data/demos/mine.demo --episodes 20
   pipeline demo info data/demos/mine.demo
   pipeline onnx check results/export/balance_ball_ppo/seed1/3DBall.onnx
+  pipeline provenance results/export/balance_ball_ppo/seed1/3DBall.onnx
 
 `pipeline COMMAND --help` says more about each.
 """
@@ -119,7 +122,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pipeline {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_plan, _sync, _env, _demo, _config, _learn, _evaluate, _onnx, _ui):
+    for add in (
+        _plan,
+        _sync,
+        _env,
+        _demo,
+        _config,
+        _learn,
+        _evaluate,
+        _compare,
+        _provenance,
+        _onnx,
+        _ui,
+    ):
         add(commands, debug)
     return parser
 
@@ -333,6 +348,26 @@ def _evaluate(commands: argparse._SubParsersAction, debug: argparse.ArgumentPars
     made.add_argument(
         "--env-args", nargs=argparse.REMAINDER, default=[], help="the rest goes to the executable"
     )
+
+
+def _compare(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
+    def work(arguments: argparse.Namespace) -> str:
+        from pipeline.commands.compare import compare_runs
+
+        return compare_runs(arguments.runs, fraction=arguments.fraction, form=arguments.form)
+
+    text = "compare runs over their seeds: returns, probabilities, steps to learn, time"
+    compare_options(_command(commands, debug, "compare", text, work))
+
+
+def _provenance(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
+    def work(arguments: argparse.Namespace) -> str:
+        from pipeline.commands.provenance import tell
+
+        return tell(arguments.file, tree=arguments.tree, as_json=arguments.json)
+
+    text = "say what made an ONNX policy, and whether the present tree would make the same"
+    provenance_options(_command(commands, debug, "provenance", text, work))
 
 
 def _onnx(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above

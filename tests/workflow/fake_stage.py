@@ -38,7 +38,16 @@ OUTPUTS = {
         f"results/evaluate/{run}/{n}" for n in ("returns.png", "episodes.csv", "metrics.json")
     ],
     "report": [
-        f"results/report/{n}" for n in ("report.html", "report.md", "curves/a.png", "summary.json")
+        f"results/report/{n}"
+        for n in (
+            "report.html",
+            "report.md",
+            "figures/a.png",
+            "comparison.csv",
+            "improvement.csv",
+            "learning.csv",
+            "summary.json",
+        )
     ],
 }
 digest = hashlib.sha256(json.dumps([stage, arguments]).encode())

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from project import commit, copy_project, environment, run
+from project import commit, copy_project, environment, git, run
 
 from pipeline.commands.sync import sync
 
@@ -79,11 +79,44 @@ def test_every_artifact_is_there_and_says_what_it_should(by_dvc: Path):
         played = json.loads((by_dvc / f"results/evaluate/{name}/seed1/metrics.json").read_text())
         assert played["3DBall"]["episodes"] == 4
     page = (by_dvc / "results/report/report.html").read_text()
-    assert page.count("data:image/png;base64,") == 2
+    assert page.count("data:image/png;base64,") == 3
     assert "http" not in page
+    assert "plain, cloned: 1 seed is too few for an interval." in page
+    with (by_dvc / "results/report/comparison.csv").open() as file:
+        compared = list(csv.DictReader(file))
+    assert [(row["experiment"], row["seeds"], row["iqm_low"]) for row in compared] == [
+        ("plain", "1", ""),
+        ("cloned", "1", ""),
+    ]
     assert set(json.loads((by_dvc / "results/report/summary.json").read_text())) == {
         "plain",
         "cloned",
+    }
+
+
+def provenance_of(root: Path, name: str) -> dict:
+    model = f"results/export/{name}/seed1/3DBall.onnx"
+    done = run(root, "python", "-m", "pipeline.cli", "provenance", model, "--json")
+    return json.loads(done.stdout)
+
+
+def test_a_model_says_what_made_it_and_whether_the_tree_would_again(by_dvc: Path, tmp_path: Path):
+    told = provenance_of(by_dvc, "cloned")
+    assert [stage["stage"] for stage in told["stages"]] == ["pretrain", "train", "export"]
+    assert [stage["run"] for stage in told["stages"]] == ["cloned/seed1"] * 3
+    assert {check["verdict"] for check in told["checks"]} == {"same"}
+    assert told["commit"]["commit"] in git(by_dvc, "log", "--format=%H").split()
+    root = tmp_path / "project"
+    shutil.copytree(by_dvc, root, symlinks=True)
+    params = root / "params.yaml"
+    params.write_text(params.read_text().replace("max_steps: 4000", "max_steps: 5000"))
+    (root / "src/pipeline/trainer/loop.py").open("a").write("# edited\n")
+    told = provenance_of(root, "plain")
+    found = {check["what"]: check["details"] for check in told["checks"] if check["details"]}
+    assert told["verdict"] == "differs"
+    assert found == {
+        "code of train": ["src/pipeline/trainer/loop.py has changed"],
+        "parameters of train": ["settings.behaviors.3DBall.max_steps: 4000 then, 5000 now"],
     }
 
 

@@ -12,6 +12,7 @@ rule export:
             "protocol",
             "settings",
             "stages/policies.py",
+            "stages/provenance.py",
             "stages/tracked.py",
             "tracking",
             "trainer",
@@ -89,11 +90,20 @@ rule report:
             for table in ("train_from_scratch", "train_pretrained")
             for name in ("policy.pt", "metrics.json", "progress.csv")
         ],
-        sources("report", "evaluation", "settings", "stages/pages.py"),
+        sources(
+            "report",
+            "evaluation",
+            "settings",
+            "stages/outcomes.py",
+            "stages/pages.py",
+        ),
     output:
         report("results/report/report.html", category="Report"),
         "results/report/report.md",
-        directory("results/report/curves"),
+        directory("results/report/figures"),
+        report("results/report/comparison.csv", category="Report"),
+        report("results/report/improvement.csv", category="Report"),
+        report("results/report/learning.csv", category="Report"),
         "results/report/summary.json",
     log:
         "logs/report.log",

@@ -7,6 +7,7 @@ LEARNING = (
     "protocol",
     "settings",
     "stages/policies.py",
+    "stages/provenance.py",
     "stages/tracked.py",
     "tracking",
     "trainer",

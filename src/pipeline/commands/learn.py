@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from pipeline.commands.run_folder import RunFolder, folder_of, run_folder
 from pipeline.envs.launch import find_executable
 from pipeline.errors import Interrupted
 from pipeline.settings import dump_yaml, load_run_settings, to_mapping
-from pipeline.stages import process
+from pipeline.stages import process, provenance
 from pipeline.stages.export import publish
 from pipeline.tracking.console import ConsoleSink, hyperparameters_text
 from pipeline.tracking.csvfile import CsvSink
@@ -130,6 +131,7 @@ def _train(
     from pipeline import trainer
 
     run_dir = folder.path
+    history = [provenance.of_learn(settings, seed, {n: folder.now(p) for n, p in weights.items()})]
 
     def on_start() -> None:
         versions = run_metadata(trainer=_TRAINER)
@@ -160,7 +162,7 @@ def _train(
             log_folder=run_dir / LOGS,
             on_start=on_start,
             inference=checkpoint.inference,
-            exporter=publish,
+            exporter=partial(publish, history=history),
             starting_lesson=plan.starting_lesson or 0,
         )
     except Interrupted as error:

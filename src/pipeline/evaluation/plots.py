@@ -1,53 +1,28 @@
-"""Figures for reports: returns of episodes, and learning curves over seeds.
-
-Equal data give equal bytes with one version of matplotlib: no dates, a fixed size and resolution,
-the fonts that come with it, and a style that a user's own settings do not reach. No
-display is used.
-"""
+"""Figures: returns of episodes, learning curves over seeds, and experiments beside each other."""
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline import files
-from pipeline.evaluation.statistics import interval_over_seeds, summarize
+from pipeline import seeding
+from pipeline.evaluation import canvas
+from pipeline.evaluation.bootstrap import FEWEST_SEEDS, interquartile_means, iqm_band
+from pipeline.evaluation.statistics import summarize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
-_SIZE = (7.0, 3.9)
-_DPI = 150
-_INK, _MUTED, _GRID = "#22272e", "#6b7280", "#e5e7eb"
-_COLORS = ("#2563eb", "#d97706", "#059669", "#be185d", "#7c3aed", "#0891b2", "#65a30d", "#57534e")
-_LINES = ("-", "--", "-.", ":")
+    from pipeline.evaluation.comparison import Improvement, Standing
+
 _MOST_BINS = 30
-_STYLE: dict[str, Any] = {
-    "font.family": ["DejaVu Sans"],
-    "font.size": 10.0,
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "axes.titlecolor": _INK,
-    "axes.titlesize": 12.0,
-    "axes.titleweight": "bold",
-    "axes.titlepad": 10.0,
-    "axes.edgecolor": _MUTED,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": _MUTED,
-    "ytick.color": _MUTED,
-    "grid.color": _GRID,
-    "grid.linewidth": 0.8,
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-    "legend.fontsize": 9.5,
-}
+_MOST_POINTS = 200
+_ROW = 0.42
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -57,10 +32,18 @@ class Curves:
     steps: NDArray[np.float64]
     """[points] ascending."""
     values: NDArray[np.float64]
-    """[seeds, points]; NaN where a seed has no value."""
+    """[seeds, points]."""
+
+    def thinned(self) -> Curves:
+        """The same on at most 200 evenly chosen steps, the first and the last among them."""
+        n = len(self.steps)
+        if n <= _MOST_POINTS:
+            return self
+        kept = np.unique(np.linspace(0, n - 1, _MOST_POINTS).round().astype(np.int64))
+        return Curves(steps=self.steps[kept], values=self.values[:, kept])
 
 
-def align_curves(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Curves:
+def align_curves(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> Curves:
     """Bring the (steps, values) of several seeds onto common steps by linear interpolation.
 
     Only steps that every seed reached are kept: where seeds come and go, a mean over those present
@@ -82,21 +65,32 @@ def align_curves(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> C
 
 def plot_returns(path: Path, returns: Sequence[float], *, title: str) -> None:
     """Histogram of episode returns with their mean and its 95 % interval, as PNG."""
-    from matplotlib import style
-
     summary = summarize(returns)
-    with style.context(["default", _STYLE]):
-        axes = _axes(title, "Episode return", "Episodes")
+    with canvas.styled():
+        axes = canvas.axes_of(title, "Episode return", "Episodes")
         bins = _bins(np.asarray(returns, dtype=np.float64))
-        axes.hist(returns, bins=bins, color=_COLORS[0], alpha=0.55, edgecolor="white")
+        axes.hist(returns, bins=bins, color=canvas.color_of(0), alpha=0.55, edgecolor="white")
         label = f"mean {_number(summary.mean)}"
+        mark = canvas.color_of(1)
         if summary.ci_low is not None and summary.ci_high is not None:
-            axes.axvspan(summary.ci_low, summary.ci_high, color=_COLORS[1], alpha=0.35, linewidth=0)
+            axes.axvspan(summary.ci_low, summary.ci_high, color=mark, alpha=0.35, linewidth=0)
             label += f" (95 % interval {_number(summary.ci_low)} to {_number(summary.ci_high)})"
-        axes.axvline(summary.mean, color=_COLORS[1], linewidth=2.0, label=label)
+        axes.axvline(summary.mean, color=mark, linewidth=2.0, label=label)
         axes.yaxis.get_major_locator().set_params(integer=True)
-        _legend(axes)
-        _save(axes, path)
+        canvas.legend(axes)
+        canvas.save(axes, path)
+
+
+def band(curves: Curves) -> tuple[NDArray[np.float64], ...] | None:
+    """Interquartile mean over seeds and the ends of its 95 % interval, [points] each.
+
+    Returns:
+        None with too few seeds for an interval.
+    """
+    if len(curves.values) < FEWEST_SEEDS:
+        return None
+    low, high = iqm_band(curves.values, seeding.stream(0, "curves", len(curves.values)))
+    return interquartile_means(curves.values.T), low, high
 
 
 def plot_learning_curves(
@@ -104,74 +98,110 @@ def plot_learning_curves(
     curves: Mapping[str, Curves],
     *,
     title: str,
+    target: float | None = None,
     y_label: str = "Mean episode return",
 ) -> None:
-    """Mean over seeds with its 95 % interval, one line per configuration, as PNG.
+    """Interquartile mean over seeds with its 95 % interval, one line per configuration, as PNG.
 
-    With a single seed the line is that seed's curve and there is no band.
+    With too few seeds for an interval every seed has its own thin line instead.
     """
-    from matplotlib import style
-
-    with style.context(["default", _STYLE]):
-        has_bands = any(len(group.values) > 1 for group in curves.values())
+    with canvas.styled():
+        has_bands = any(len(group.values) >= FEWEST_SEEDS for group in curves.values())
         note = " (bands: 95 % interval over seeds)" if has_bands else ""
-        axes = _axes(title, f"Environment steps{note}", y_label)
+        axes = canvas.axes_of(title, f"Environment steps{note}", y_label)
         for index, (name, group) in enumerate(curves.items()):
-            color = _COLORS[index % len(_COLORS)]
-            line = _LINES[index // len(_COLORS) % len(_LINES)]
-            middle, low, high = interval_over_seeds(group.values)
-            n_seeds = len(group.values)
-            label = f"{name} ({n_seeds} seed{'s' if n_seeds > 1 else ''})"
-            axes.fill_between(group.steps, low, high, color=color, alpha=0.18, linewidth=0)
-            axes.plot(group.steps, middle, color=color, linestyle=line, linewidth=1.8, label=label)
-        axes.xaxis.set_major_formatter(_step_formatter())
+            _draw_curves(axes, index, name, group)
+        if target is not None:
+            axes.axhline(target, color=canvas.MUTED, linewidth=1.0, linestyle=":", label="target")
+        axes.xaxis.set_major_formatter(canvas.step_formatter())
         axes.margins(x=0.01)
-        _fit_to_values(axes, [group.values for group in curves.values()])
-        _legend(axes)
-        _save(axes, path)
+        canvas.fit_to_values(axes, [group.values for group in curves.values()])
+        canvas.legend(axes)
+        canvas.save(axes, path)
 
 
-def _axes(title: str, x_label: str, y_label: str) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=_SIZE, dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_title(title, loc="left")
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    axes.set_axisbelow(True)
-    axes.grid(axis="y")
-    return axes
-
-
-def _fit_to_values(axes: Any, values: Sequence[NDArray[np.float64]]) -> None:
-    """Show every seed's values; a band of two seeds may reach far beyond and is cut."""
-    present = np.concatenate([group[np.isfinite(group)] for group in values] or [np.zeros(0)])
-    if len(present):
-        low, high = float(present.min()), float(present.max())
-        margin = 0.06 * (high - low) or max(0.5, 0.05 * abs(high))
-        axes.set_ylim(low - margin, high + margin)
-
-
-def _legend(axes: Any) -> None:
-    """Below the axes, where it covers no data."""
-    handles, _ = axes.get_legend_handles_labels()
-    if not handles:
+def _draw_curves(axes: Any, index: int, name: str, group: Curves) -> None:
+    look = {"color": canvas.color_of(index), "linestyle": canvas.line_of(index)}
+    n_seeds = len(group.values)
+    label = f"{name} ({n_seeds} seed{'s' if n_seeds > 1 else ''})"
+    group = group.thinned()
+    drawn = band(group)
+    if drawn is None:
+        for number, values in enumerate(group.values):
+            axes.plot(
+                group.steps, values, linewidth=1.2, label=label if not number else None, **look
+            )
         return
-    axes.figure.legend(
-        loc="outside lower left",
-        ncols=min(3 if len(handles) > 4 else 2, len(handles)),
-        frameon=False,
-    )
+    middle, low, high = drawn
+    axes.fill_between(group.steps, low, high, color=look["color"], alpha=0.18, linewidth=0)
+    axes.plot(group.steps, middle, linewidth=1.8, label=label, **look)
 
 
-def _save(axes: Any, path: Path) -> None:
-    content = io.BytesIO()
-    # The default metadata names matplotlib's version, which would change the bytes.
-    axes.figure.savefig(content, format="png", metadata={"Software": None})
-    files.write_whole(path, content.getvalue())
+def plot_standings(path: Path, standings: Sequence[Standing], *, title: str, x_label: str) -> None:
+    """Every seed's score as a dot, with the interquartile mean and its interval, as PNG."""
+    with canvas.styled():
+        axes = _rows(title, x_label, [one.experiment for one in standings])
+        for row, one in enumerate(standings):
+            color = canvas.color_of(row)
+            if one.low is not None and one.high is not None:
+                axes.plot(
+                    [one.low, one.high],
+                    [row, row],
+                    color=color,
+                    alpha=0.35,
+                    linewidth=9.0,
+                    solid_capstyle="butt",
+                )
+            axes.plot([one.iqm], [row], color=color, marker="|", markersize=16, markeredgewidth=2.5)
+            axes.plot(
+                one.scores,
+                [row] * len(one.scores),
+                "o",
+                color=color,
+                markersize=4.5,
+                alpha=0.8,
+                markeredgecolor="white",
+                markeredgewidth=0.6,
+            )
+        canvas.save(axes, path)
+
+
+def plot_improvements(path: Path, improvements: Sequence[Improvement], *, title: str) -> None:
+    """The probability that one experiment is better than another, with its interval, as PNG."""
+    names = [f"{one.better}  >  {one.than}" for one in improvements]
+    with canvas.styled():
+        axes = _rows(title, "Probability that a run of the first does better", names)
+        for row, one in enumerate(improvements):
+            if one.low is not None and one.high is not None:
+                axes.plot(
+                    [one.low, one.high],
+                    [row, row],
+                    color=canvas.color_of(0),
+                    alpha=0.35,
+                    linewidth=9.0,
+                    solid_capstyle="butt",
+                )
+            axes.plot(
+                [one.probability],
+                [row],
+                color=canvas.color_of(0),
+                marker="|",
+                markersize=16,
+                markeredgewidth=2.5,
+            )
+        axes.axvline(0.5, color=canvas.MUTED, linewidth=1.0, linestyle=":")
+        axes.set_xlim(-0.02, 1.02)
+        canvas.save(axes, path)
+
+
+def _rows(title: str, x_label: str, names: Sequence[str]) -> Any:
+    """Axes with one named row for each, the first at the top."""
+    height = 1.15 + _ROW * max(len(names), 1)
+    axes = canvas.axes_of(title, x_label, "", height=height, grid="x")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0, labelcolor=canvas.INK)
+    return axes
 
 
 def _bins(returns: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -189,10 +219,3 @@ def _bins(returns: NDArray[np.float64]) -> NDArray[np.float64]:
 def _number(value: float) -> str:
     """Four significant digits, with a proper minus sign."""
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
-
-
-def _step_formatter() -> Any:
-    """1500000 as 1.5M."""
-    from matplotlib.ticker import EngFormatter
-
-    return EngFormatter(sep="")

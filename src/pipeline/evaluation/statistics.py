@@ -1,4 +1,4 @@
-"""Summaries of returns: over the episodes of one policy, and over training seeds."""
+"""Summaries of returns over the episodes of one policy."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline import seeding
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
-BOOTSTRAP_DRAWS = 2000
 _SERIES_LIMIT = 1000
 
 
@@ -47,28 +44,6 @@ class Summary:
         return asdict(self)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SeedSummary:
-    """How a configuration did over several training seeds."""
-
-    seeds: tuple[int, ...]
-    """The training seeds, ascending."""
-    seed_means: tuple[float, ...]
-    """Mean return of each seed's policy, in the same order."""
-    over_seeds: Summary
-    """Of the seed means: each seed is one observation, however many episodes it played."""
-    iqm: float
-    """Interquartile mean of all seeds' episodes."""
-    iqm_low: float
-    """Lower end of its 95 % bootstrap interval (seeds and their episodes drawn anew)."""
-    iqm_high: float
-    """Upper end of the same."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
-        return asdict(self)
-
-
 def summarize(values: Sequence[float] | NDArray[np.floating[Any]]) -> Summary:
     """Mean, spread and confidence interval of independent values.
 
@@ -91,65 +66,6 @@ def summarize(values: Sequence[float] | NDArray[np.floating[Any]]) -> Summary:
         minimum=float(sample.min()),
         maximum=float(sample.max()),
     )
-
-
-def across_seeds(returns: Mapping[int, Sequence[float]], *, seed: int = 0) -> SeedSummary:
-    """Summarise the episodes of policies that were trained with different seeds.
-
-    Args:
-        returns: episode returns by training seed.
-        seed: of the bootstrap.
-
-    Raises:
-        ValueError: There is no seed, or a seed has no finite episodes.
-    """
-    if not returns:
-        raise ValueError("across_seeds needs the episodes of at least one seed")
-    seeds = tuple(sorted(returns))
-    samples = [_sample(returns[key]) for key in seeds]
-    means = tuple(float(sample.mean()) for sample in samples)
-    low, high = _bootstrap_iqm(samples, seeding.stream(seed, "evaluation", "bootstrap"))
-    return SeedSummary(
-        seeds=seeds,
-        seed_means=means,
-        over_seeds=summarize(means),
-        iqm=interquartile_mean(_pooled(samples)),
-        iqm_low=low,
-        iqm_high=high,
-    )
-
-
-def interquartile_mean(values: Sequence[float] | NDArray[np.floating[Any]]) -> float:
-    """Mean of the middle half: a quarter of the values is dropped at each end.
-
-    Robust like the median, and uses more of the data (Agarwal et al. 2021, arXiv 2108.13264).
-    """
-    ordered = np.sort(_sample(values))
-    cut = len(ordered) // 4
-    return float(ordered[cut : len(ordered) - cut].mean())
-
-
-def interval_over_seeds(
-    curves: NDArray[np.floating[Any]],
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and 95 % interval (Student's t) at each point of learning curves.
-
-    Args:
-        curves: [seeds, points]; NaN where a seed has no value.
-
-    Returns:
-        Mean, lower and upper end, [points] each. Where fewer than two seeds have a value both ends
-        equal the mean; where none has, all are NaN.
-    """
-    middle, low, high = (np.full(curves.shape[1], np.nan) for _ in range(3))
-    for point, column in enumerate(curves.T):
-        present = column[~np.isnan(column)]
-        if len(present):
-            summary = summarize(present)
-            middle[point] = summary.mean
-            low[point] = summary.mean if summary.ci_low is None else summary.ci_low
-            high[point] = summary.mean if summary.ci_high is None else summary.ci_high
-    return middle, low, high
 
 
 def t_quantile(probability: float, degrees: int) -> float:
@@ -203,23 +119,6 @@ def _expanded_quantile(probability: float, degrees: int) -> float:
         (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384,
     )
     return math.fsum(term / degrees**power for power, term in enumerate(terms))
-
-
-def _bootstrap_iqm(
-    samples: list[NDArray[np.float64]], rng: np.random.Generator
-) -> tuple[float, float]:
-    """Percentile interval; seeds are drawn first, then episodes within each drawn seed."""
-    draws = np.empty(BOOTSTRAP_DRAWS)
-    for draw in range(BOOTSTRAP_DRAWS):
-        chosen = rng.integers(0, len(samples), len(samples))
-        parts = [rng.choice(samples[index], len(samples[index])) for index in chosen]
-        draws[draw] = interquartile_mean(_pooled(parts))
-    low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return float(low), float(high)
-
-
-def _pooled(samples: list[NDArray[np.float64]]) -> NDArray[np.float64]:
-    return np.concatenate(samples)
 
 
 def _sample(values: Sequence[float] | NDArray[np.floating[Any]]) -> NDArray[np.float64]:

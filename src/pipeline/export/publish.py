@@ -15,7 +15,7 @@ from pipeline.export.policy import create_session
 from pipeline.export.rules import publishing_findings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pipeline.arrays import AnyArray, FloatArray, IntArray
@@ -81,7 +81,13 @@ class ExportReport:
         return asdict(self)
 
 
-def publish(graph: PolicyGraph, target: Path, *, recording: Recording) -> ExportReport:
+def publish(
+    graph: PolicyGraph,
+    target: Path,
+    *,
+    recording: Recording,
+    metadata: Mapping[str, str] | None = None,
+) -> ExportReport:
     """Write a policy to `target` after proving that the file is right; on failure nothing remains.
 
     The file must keep the loader's contract and our own stricter rules, give the trained policy's
@@ -93,13 +99,17 @@ def publish(graph: PolicyGraph, target: Path, *, recording: Recording) -> Export
         graph: the trained policy.
         target: the ONNX file to write or replace.
         recording: observations that the policy met, with its deterministic actions.
+        metadata: properties of the file that Unity does not read.
 
     Raises:
         ExportError: The policy cannot be exported, or the file is not right; the message names the
             output, the row and both values.
         OSError: The file cannot be written.
     """
-    content = model_bytes(build_model(graph))
+    model = build_model(graph)
+    for key, value in sorted((metadata or {}).items()):
+        model.metadata_props.add(key=key, value=value)
+    content = model_bytes(model)
     with files.whole(target) as temporary:
         temporary.write_bytes(content)
         description = describe(temporary)

@@ -86,6 +86,9 @@ class Attempt:
     folder: Path
     fingerprint: str
     digests: Mapping[str, str]
+    """Of the inputs, by path."""
+    sources: Mapping[str, str]
+    """Git's id of each source file that the stage imports, by path below `src`."""
     resumed: bool
     """Whether `run` holds what a killed attempt with the same inputs left."""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -132,9 +135,8 @@ def attempt(job: Job, root: Path) -> Iterator[Attempt]:
 
 def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> Attempt:
     """Keep the scratch folder of an unfinished attempt with the same fingerprint, or empty it."""
-    fingerprint = files.fingerprint(
-        {"params": job.params, "inputs": digests, "code": _code(root, job.stage)}
-    )
+    used = _sources(root, job.stage)
+    fingerprint = files.fingerprint({"params": job.params, "inputs": digests, "code": used})
     before = _read(folder / "attempt.json")
     resumed = before.get("fingerprint") == fingerprint and not before.get("finished", True)
     if resumed:
@@ -150,6 +152,7 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
         folder=folder,
         fingerprint=fingerprint,
         digests=digests,
+        sources=used,
         resumed=resumed,
     )
     (folder / "out").mkdir()
@@ -183,19 +186,21 @@ def _digest(job: Job, root: Path, path: Path) -> str:
             f"{job.name}: {path} does not exist. Run the pipeline with `dvc repro` or "
             "`snakemake --cores 1`, which make it first."
         )
-    if (root / path).is_dir():
-        within = sorted(p for p in (root / path).rglob("*") if p.is_file())
-        seen = [p for p in within if not p.name.startswith(".")]  # Snakemake leaves its own mark
-        return files.fingerprint(
-            [[p.relative_to(root / path).as_posix(), files.sha256_of(p)] for p in seen]
-        )
-    return files.sha256_of(root / path)
+    return digest_of(root / path)
 
 
-def _code(root: Path, stage: str) -> str:
+def digest_of(path: Path) -> str:
+    """Hex SHA-256 of an input; of a folder, of its files but hidden ones."""
+    if not path.is_dir():
+        return files.sha256_of(path)
+    within = sorted(p for p in path.rglob("*") if p.is_file())
+    seen = [p for p in within if not p.name.startswith(".")]  # Snakemake leaves its own mark
+    return files.fingerprint([[p.relative_to(path).as_posix(), files.sha256_of(p)] for p in seen])
+
+
+def _sources(root: Path, stage: str) -> dict[str, str]:
     src = root / "src"
-    used = sorted(sources.closure(src, f"{__package__}.{stage}"))
-    return files.fingerprint([[str(f.relative_to(src)), files.sha256_of(f)] for f in used])
+    return sources.ids(src, sources.closure(src, f"{__package__}.{stage}"))
 
 
 def _publish(current: Attempt) -> None:

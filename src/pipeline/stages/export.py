@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline import files
-from pipeline.stages import common, policies, tracked
+from pipeline.stages import common, policies, provenance, tracked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,15 +41,33 @@ def export(run: tracked.Run) -> None:
     ):
         folder = attempt.out(job.outputs[0].name)
         checkpoints = policies.split(run.root / job.inputs[0], attempt.run)
-        reports = {name: publish(path, folder) for name, path in checkpoints.items()}
+        history = [
+            *policies.history(run.root / job.inputs[0]),
+            provenance.of_stage(run, attempt, job.params),
+        ]
+        reports = {
+            name: publish(path, folder, history=history) for name, path in checkpoints.items()
+        }
         files.write_json(folder / "export.json", reports)
         if record is not None:
             for name in reports:
                 record.model(folder / f"{name}.onnx", name=name)
 
 
-def publish(checkpoint: Path, folder: Path, *, label: str = "") -> dict[str, Any]:
+def publish(
+    checkpoint: Path,
+    folder: Path,
+    *,
+    label: str = "",
+    history: Sequence[provenance.Record] = (),
+) -> dict[str, Any]:
     """Write `<Behavior><label>.onnx` into `folder`, and give what was proven of it.
+
+    Args:
+        checkpoint: of one behavior.
+        folder: where the file goes.
+        label: between the behavior's name and the suffix.
+        history: what made the policy, for the file's metadata.
 
     Raises:
         PipelineError: The checkpoint cannot be read, or its policy cannot be exported.
@@ -61,5 +79,6 @@ def publish(checkpoint: Path, folder: Path, *, label: str = "") -> dict[str, Any
     saved = load_policy(checkpoint)
     seen = record(saved.policy, saved.recorded_obs, saved.recorded_masks)
     target = folder / f"{saved.behavior}{label}.onnx"
-    report = write(describe_policy(saved.policy), target, recording=seen)
+    told = {provenance.KEY: provenance.text(history)} if history else {}
+    report = write(describe_policy(saved.policy), target, recording=seen, metadata=told)
     return {**report.as_dict(), "step": saved.step}

@@ -7,87 +7,103 @@ from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from pipeline.stages.report import Outcome
+    from pipeline.evaluation.comparison import Task
+    from pipeline.stages.report import Figures
 
 TITLE = "Experiments compared"
-HEADER = ("Experiment", "Environment", "Behavior", "Seeds", "Mean return", "95 % interval", "IQM")
 NOTE = (
-    "Returns are of the exported ONNX policies, with deterministic actions. The mean and its "
-    "interval (Student's t) are over seeds, each seed one observation. IQM is the interquartile "
-    "mean of all episodes, with a bootstrap interval over seeds and episodes."
+    "A seed is one observation: its score is the mean return of its policy's episodes. IQM is the "
+    "interquartile mean of the seeds' scores, its interval a 95 % bootstrap over seeds (Agarwal "
+    "et al. 2021, arXiv 2108.13264). Steps to target is the median over seeds of the environment "
+    "steps at which training first reached the target; mean height is the area under the learning "
+    "curve divided by its width, over the steps that all curves share. Probabilities are that a "
+    "run of the one does better than a run of the other. Wall-clock is not in this file, which is "
+    "the same for the same results: `pipeline compare results/train/*` prints it."
 )
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #22272e; max-width: 60rem; margin: 2rem auto;
        padding: 0 1rem; }
-table { border-collapse: collapse; width: 100%; margin: 1rem 0 2rem; }
+table { border-collapse: collapse; width: 100%; margin: 1rem 0; }
 th, td { padding: .4rem .7rem; text-align: left; border-bottom: 1px solid #e5e7eb; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
-img { max-width: 100%; } p.note { color: #6b7280; }
+h2 { margin-top: 3rem; } img { max-width: 100%; } .note { color: #6b7280; }
+.caution { color: #92400e; }
 """
 
 
-def markdown(outcomes: Sequence[Outcome]) -> str:
-    """A table of all experiments, and links to the figures beside the file."""
-    lines = [f"# {TITLE}", "", f"| {' | '.join(HEADER)} |"]
-    lines.append("|" + "|".join(" ---: " if n > 2 else " --- " for n in range(len(HEADER))) + "|")
-    lines += [f"| {' | '.join(cells)} |" for cells in rows(outcomes)]
-    lines += ["", NOTE, "", "## Learning curves", ""]
-    for outcome in outcomes:
-        if outcome.curves:
-            lines += [f"![{outcome.name}](curves/{outcome.figure})", ""]
+def markdown(tasks: Sequence[Task], drawn: Sequence[Figures]) -> str:
+    """Tables of all experiments, and links to the figures beside the file."""
+    from pipeline.evaluation import tables
+
+    lines = [f"# {TITLE}", "", NOTE, ""]
+    for task, figures in zip(tasks, drawn, strict=True):
+        lines += [f"## {task.name}", ""]
+        lines += _markdown_table(tables.HEADER, tables.rows(task), first_number=1)
+        if task.improvements:
+            lines += _markdown_table(tables.PAIRS_HEADER, tables.pairs(task), first_number=2)
+        told = [*tables.notes(task), *(f"**{one}**" for one in tables.cautions(task))]
+        lines += [*(f"- {one}" for one in told), ""]
+        lines += [f"![{what}](figures/{name})\n" for what, name in _shown(task, figures)]
     return "\n".join(lines)
 
 
-def html(outcomes: Sequence[Outcome], figures: Path) -> str:
+def html(tasks: Sequence[Task], drawn: Sequence[Figures], folder: Path) -> str:
     """The same as a page that needs no other file."""
-    head = "".join(_cell("th", text, n) for n, text in enumerate(HEADER))
-    body = "\n".join(
-        "<tr>" + "".join(_cell("td", text, n) for n, text in enumerate(cells)) + "</tr>"
-        for cells in rows(outcomes)
-    )
-    images = "\n".join(
-        f'<h3>{escape(o.name)}</h3>\n<img alt="Learning curves of {escape(o.name)}" '
-        f'src="data:image/png;base64,{_encoded(figures / o.figure)}">'
-        for o in outcomes
-        if o.curves
-    )
+    from pipeline.evaluation import tables
+
+    parts = []
+    for task, figures in zip(tasks, drawn, strict=True):
+        parts.append(f"<h2>{escape(task.name)}</h2>")
+        parts.append(_table(tables.HEADER, tables.rows(task), first_number=1))
+        if task.improvements:
+            parts.append(_table(tables.PAIRS_HEADER, tables.pairs(task), first_number=2))
+        parts += [f'<p class="note">{escape(note)}</p>' for note in tables.notes(task)]
+        parts += [f'<p class="caution">{escape(one)}</p>' for one in tables.cautions(task)]
+        parts += [
+            f'<p><img alt="{escape(what)}" src="data:image/png;base64,{_encoded(folder / name)}">'
+            "</p>"
+            for what, name in _shown(task, figures)
+        ]
+    body = "\n".join(parts)
     return (
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{TITLE}</title>'
         f"<style>{_STYLE}</style></head>\n<body>\n<h1>{TITLE}</h1>\n"
-        f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n"
-        f'<p class="note">{escape(NOTE)}</p>\n<h2>Learning curves</h2>\n{images}\n'
-        "</body>\n</html>\n"
+        f'<p class="note">{escape(NOTE)}</p>\n{body}\n</body>\n</html>\n'
     )
 
 
-def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
-    """The cells of the comparison."""
-    table: list[tuple[str, ...]] = []
-    for one in outcomes:
-        for behavior, summary in one.summaries.items():
-            overall = summary.over_seeds
-            interval = "one seed"
-            if overall.ci_low is not None and overall.ci_high is not None:
-                interval = f"{_number(overall.ci_low)} to {_number(overall.ci_high)}"
-            ends = f"{_number(summary.iqm_low)} to {_number(summary.iqm_high)}"
-            iqm = f"{_number(summary.iqm)} ({ends})"
-            n_seeds = str(len(summary.seeds))
-            mean = _number(overall.mean)
-            table.append((one.name, one.environment, behavior, n_seeds, mean, interval, iqm))
-    return table
+def _shown(task: Task, figures: Figures) -> Iterator[tuple[str, str]]:
+    """What each figure shows, and its file."""
+    yield f"Returns on {task.name}", figures.returns
+    if figures.learning:
+        yield f"Learning curves on {task.name}", figures.learning
+    if figures.improvements:
+        yield f"Probability of improvement on {task.name}", figures.improvements
 
 
-def _cell(kind: str, text: str, column: int) -> str:
-    mark = ' class="number"' if column > 2 else ""
-    return f"<{kind}{mark}>{escape(text)}</{kind}>"
+def _markdown_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, first_number: int
+) -> list[str]:
+    marks = [" ---: " if n >= first_number else " --- " for n in range(len(header))]
+    lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
+    return [lines[0], f"|{'|'.join(marks)}|", *lines[1:], ""]
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, first_number: int) -> str:
+    def line(kind: str, cells: Sequence[str]) -> str:
+        marks = [' class="number"' if n >= first_number else "" for n in range(len(cells))]
+        inside = (
+            f"<{kind}{mark}>{escape(text)}</{kind}>"
+            for mark, text in zip(marks, cells, strict=True)
+        )
+        return f"<tr>{''.join(inside)}</tr>"
+
+    body = "\n".join(line("td", cells) for cells in rows)
+    return f"<table>\n<thead>{line('th', header)}</thead>\n<tbody>\n{body}\n</tbody>\n</table>"
 
 
 def _encoded(path: Path) -> str:
     return base64.b64encode(path.read_bytes()).decode()
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}"

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 
-def join(checkpoints: Mapping[str, Path], target: Path) -> None:
-    """Write one file from a checkpoint for each behavior; equal states give equal bytes."""
+def join(
+    checkpoints: Mapping[str, Path], target: Path, *, history: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Write one file from a checkpoint for each behavior; equal states give equal bytes.
+
+    Args:
+        checkpoints: by behavior.
+        target: the file to write.
+        history: the records of the stages that made them, the first one first.
+    """
     from pipeline.trainer.checkpoints import load_checkpoint, save_checkpoint
 
     states = {name: load_checkpoint(path) for name, path in sorted(checkpoints.items())}
-    save_checkpoint(target, {"behaviors": states})
+    told = json.dumps(list(history), sort_keys=True)
+    save_checkpoint(target, {"behaviors": states, "history": told})
+
+
+def history(path: Path) -> list[dict[str, Any]]:
+    """The records that `join` was given; empty for a file of an earlier version."""
+    from pipeline.trainer.checkpoints import load_checkpoint
+
+    found: list[dict[str, Any]] = json.loads(load_checkpoint(path).get("history", "[]"))
+    return found
 
 
 def split(path: Path, folder: Path) -> dict[str, Path]:

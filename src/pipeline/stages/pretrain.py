@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline import files
 from pipeline.errors import StageError
 from pipeline.settings import to_mapping
-from pipeline.stages import common, policies, tracked
+from pipeline.stages import common, policies, provenance, tracked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,7 +75,10 @@ def pretrain(run: tracked.Run) -> None:
             device=runtime.device,
             sinks=sinks,
         )
-        policies.join({result.behavior: result.checkpoint}, attempt.out("policy.pt"))
+        demonstrations = (run.experiment.demonstrations, job.inputs[0])
+        made_by = provenance.of_stage(run, attempt, job.params, demonstrations=demonstrations)
+        checkpoints = {result.behavior: result.checkpoint}
+        policies.join(checkpoints, attempt.out("policy.pt"), history=[made_by])
         metrics: dict[str, Any] = {
             "rows": result.n_rows,
             "epochs": result.epochs,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import csv
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,35 +11,30 @@ from typing import TYPE_CHECKING, Any
 from pipeline import files
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import check_plan
-from pipeline.stages import common, pages, process
+from pipeline.stages import common, outcomes, pages, process
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pipeline.evaluation.comparison import Task
     from pipeline.evaluation.plots import Curves
-    from pipeline.evaluation.statistics import SeedSummary
-    from pipeline.settings.params import ExperimentParams, Params
+    from pipeline.settings.params import Params
 
 FOLDER = Path("results/report")
-OUTPUTS = ("report.html", "report.md", "curves", "summary.json")
+TABLES = ("comparison.csv", "improvement.csv", "learning.csv")
+OUTPUTS = ("report.html", "report.md", "figures", *TABLES, "summary.json")
+_CURVE_COLUMNS = ("environment", "behavior", "experiment", "seeds", "step", "iqm", "low", "high")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """What one experiment came to."""
+class Figures:
+    """File names of a task's figures."""
 
-    name: str
-    environment: str
-    trainer: str
-    summaries: Mapping[str, SeedSummary]
-    """By behavior; empty when the experiment is not evaluated."""
-    curves: Mapping[str, Curves]
-    """By behavior; empty when it is not trained."""
-
-    @property
-    def figure(self) -> str:
-        """File name of its learning curves."""
-        return f"{self.name}.png"
+    learning: str | None
+    """None without learning curves."""
+    returns: str
+    improvements: str | None
+    """None with one experiment."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -50,6 +45,8 @@ def main(argv: Sequence[str]) -> int:
 
 def report(root: Path) -> None:
     """Make the report of all experiments in params.yaml."""
+    from pipeline.evaluation import comparison, tables
+
     params = load_params(root / "params.yaml")
     check_plan(params, root / "workflow/runs.yaml")
     job = common.Job(
@@ -60,14 +57,34 @@ def report(root: Path) -> None:
         outputs=tuple(FOLDER / name for name in OUTPUTS),
     )
     with common.attempt(job, root) as attempt:
-        outcomes = [_outcome(root, name, one) for name, one in params.experiments.items()]
-        figures = attempt.out("curves")
-        figures.mkdir()
-        for outcome in outcomes:
-            _draw(outcome, figures)
-        files.write_json(attempt.out("summary.json"), _summary(outcomes))
-        files.write_whole(attempt.out("report.md"), pages.markdown(outcomes))
-        files.write_whole(attempt.out("report.html"), pages.html(outcomes, figures))
+        tasks = comparison.compare(
+            trial
+            for name, experiment in params.experiments.items()
+            for seed in experiment.seeds
+            for trial in outcomes.trials_of(
+                root / "results",
+                name,
+                seed,
+                environment=experiment.environment,
+                stages=experiment.stages,
+            )
+        )
+        folder = attempt.out("figures")
+        folder.mkdir()
+        curves = [_curves(task) for task in tasks]
+        drawn = [_draw(*one, folder) for one in zip(tasks, curves, strict=True)]
+        texts = {
+            "comparison.csv": tables.csv_text(
+                tables.standing_records(tasks), tables.STANDING_COLUMNS
+            ),
+            "improvement.csv": tables.csv_text(tables.pair_records(tasks), tables.PAIR_COLUMNS),
+            "learning.csv": tables.csv_text(_points(tasks, curves), _CURVE_COLUMNS),
+            "report.md": pages.markdown(tasks, drawn),
+            "report.html": pages.html(tasks, drawn, folder),
+        }
+        for name, text in texts.items():
+            files.write_whole(attempt.out(name), text)
+        files.write_json(attempt.out("summary.json"), _summary(tasks))
 
 
 def _inputs(params: Params) -> tuple[Path, ...]:
@@ -82,71 +99,81 @@ def _inputs(params: Params) -> tuple[Path, ...]:
     )
 
 
-def _outcome(root: Path, name: str, experiment: ExperimentParams) -> Outcome:
-    return Outcome(
-        name=name,
-        environment=experiment.environment,
-        trainer=experiment.trainer,
-        summaries=_summaries(root, name, experiment) if "evaluate" in experiment.stages else {},
-        curves=_curves(root, name, experiment) if "train" in experiment.stages else {},
-    )
-
-
-def _summaries(root: Path, name: str, experiment: ExperimentParams) -> dict[str, SeedSummary]:
-    from pipeline.evaluation.episodes import read_episodes
-    from pipeline.evaluation.statistics import across_seeds
-
-    returns: dict[str, dict[int, list[float]]] = {}
-    for seed in experiment.seeds:
-        for episode in read_episodes(root / f"results/evaluate/{name}/seed{seed}/episodes.csv"):
-            behavior = episode.behavior.split("?", maxsplit=1)[0]
-            of_behavior = returns.setdefault(behavior, {})
-            of_behavior.setdefault(seed, []).append(episode.episode_return)
-    return {behavior: across_seeds(by_seed) for behavior, by_seed in sorted(returns.items())}
-
-
-def _curves(root: Path, name: str, experiment: ExperimentParams) -> dict[str, Curves]:
+def _curves(task: Task) -> dict[str, Curves]:
+    """Of each experiment that was trained, on steps that its seeds share."""
     from pipeline.evaluation.plots import align_curves
 
-    found: dict[str, list[tuple[list[float], list[float]]]] = {}
-    for seed in experiment.seeds:
-        path = root / f"results/train/{name}/seed{seed}/progress.csv"
-        for behavior, curve in _progress(path).items():
-            found.setdefault(behavior, []).append(curve)
-    return {behavior: align_curves(curves) for behavior, curves in sorted(found.items())}
+    aligned = {
+        one.experiment: align_curves([(curve.steps, curve.returns) for curve in one.curves])
+        for one in task.standings
+        if one.curves
+    }
+    return {name: curves for name, curves in aligned.items() if len(curves.steps)}
 
 
-def _progress(path: Path) -> dict[str, tuple[list[float], list[float]]]:
-    """Steps and mean rewards of each behavior in a progress.csv, where an episode had ended."""
-    curves: dict[str, tuple[list[float], list[float]]] = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row["reward"]:
-                steps, rewards = curves.setdefault(row["behavior"], ([], []))
-                steps.append(float(row["step"]))
-                rewards.append(float(row["reward"]))
-    return curves
+def _draw(task: Task, curves: Mapping[str, Curves], folder: Path) -> Figures:
+    from pipeline.evaluation import plots
+
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"{task.environment}-{task.behavior}")
+    drawn = Figures(
+        learning=f"{stem}-learning.png" if curves else None,
+        returns=f"{stem}-returns.png",
+        improvements=f"{stem}-improvement.png" if task.improvements else None,
+    )
+    if drawn.learning:
+        plots.plot_learning_curves(
+            folder / drawn.learning, curves, title=task.name, target=task.target
+        )
+    plots.plot_standings(
+        folder / drawn.returns,
+        task.standings,
+        title=task.name,
+        x_label="Return: seeds (dots), interquartile mean and its 95 % interval (bar)",
+    )
+    if drawn.improvements:
+        plots.plot_improvements(folder / drawn.improvements, task.improvements, title=task.name)
+    return drawn
 
 
-def _draw(outcome: Outcome, folder: Path) -> None:
-    from pipeline.evaluation.plots import plot_learning_curves
+def _points(tasks: Sequence[Task], curves: Sequence[Mapping[str, Curves]]) -> list[dict[str, Any]]:
+    """The learning curves as records: interquartile mean over seeds, and its interval if any."""
+    from pipeline.evaluation.bootstrap import interquartile_means
+    from pipeline.evaluation.plots import band
 
-    shown = {behavior: c for behavior, c in outcome.curves.items() if len(c.steps)}
-    plot_learning_curves(folder / outcome.figure, shown, title=outcome.name)
+    found = []
+    for task, of_task in zip(tasks, curves, strict=True):
+        for name, whole in of_task.items():
+            one = whole.thinned()
+            drawn = band(one)
+            middle = interquartile_means(one.values.T)
+            for point, step in enumerate(one.steps):
+                found.append(
+                    {
+                        "environment": task.environment,
+                        "behavior": task.behavior,
+                        "experiment": name,
+                        "seeds": len(one.values),
+                        "step": int(step),
+                        "iqm": float(middle[point]),
+                        "low": float(drawn[1][point]) if drawn else None,
+                        "high": float(drawn[2][point]) if drawn else None,
+                    }
+                )
+    return found
 
 
-def _summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _summary(tasks: Sequence[Task]) -> dict[str, Any]:
     """Flat enough for `dvc metrics show`."""
     table: dict[str, Any] = {}
-    for outcome in outcomes:
-        for behavior, summary in outcome.summaries.items():
-            table.setdefault(outcome.name, {})[behavior] = {
-                "seeds": len(summary.seeds),
-                "mean_return": summary.over_seeds.mean,
-                "ci_low": summary.over_seeds.ci_low,
-                "ci_high": summary.over_seeds.ci_high,
-                "iqm": summary.iqm,
-                "iqm_low": summary.iqm_low,
-                "iqm_high": summary.iqm_high,
+    for task in tasks:
+        for one in task.standings:
+            table.setdefault(one.experiment, {})[task.behavior] = {
+                "seeds": len(one.seeds),
+                "mean_return": one.mean,
+                "iqm": one.iqm,
+                "iqm_low": one.low,
+                "iqm_high": one.high,
+                "steps_to_target": one.steps_to_target,
+                "mean_height": one.area,
             }
     return table

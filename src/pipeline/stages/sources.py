@@ -7,10 +7,11 @@ what `dvc.yaml` declares.
 from __future__ import annotations
 
 import ast
+import hashlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 _PACKAGE = "pipeline"
@@ -32,6 +33,18 @@ def closure(src: Path, *modules: str) -> set[Path]:
                 found.add(file)
                 waiting += _imports(src, file)
     return found
+
+
+def ids(src: Path, used: Iterable[Path]) -> dict[str, str]:
+    """The id that git gives the content of each file, by its path below `src`."""
+    return {file.relative_to(src).as_posix(): git_id(file) for file in sorted(used)}
+
+
+def git_id(file: Path) -> str:
+    """The id of a blob with this content, as `git hash-object` gives it."""
+    content = file.read_bytes()
+    header = f"blob {len(content)}\0".encode()
+    return hashlib.sha1(header + content, usedforsecurity=False).hexdigest()
 
 
 def _files(src: Path, module: str) -> list[Path]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
-from pipeline.stages import common, executable, policies, tracked
+from pipeline.stages import common, executable, policies, provenance, tracked
 from pipeline.tracking.console import ConsoleSink
 from pipeline.tracking.csvfile import CsvSink
 from pipeline.tracking.tensorboard import TensorBoardSink
@@ -96,12 +96,22 @@ def _train(
             sinks=sinks,
         )
         checkpoints = {name: one.checkpoint for name, one in result.behaviors.items()}
-        policies.join(checkpoints, attempt.out("policy.pt"))
+        policies.join(checkpoints, attempt.out("policy.pt"), history=_history(run, attempt))
         metrics = {name: _metrics(one) for name, one in result.behaviors.items()}
         attempt.facts["seconds"] = dict(result.seconds)
         if record is not None:
             record.results({k: v for k, v in _flat(metrics).items() if v is not None})
     return metrics
+
+
+def _history(run: tracked.Run, attempt: common.Attempt) -> list[provenance.Record]:
+    environment = run.experiment.environment
+    read = (environment, executable.folder_of(environment))
+    parameters = provenance.train_parameters(run)
+    made_by = provenance.of_stage(run, attempt, parameters, environment=read)
+    if "pretrain" not in run.experiment.stages:
+        return [made_by]
+    return [*policies.history(run.root / run.folder("pretrain") / "policy.pt"), made_by]
 
 
 def _metrics(result: Any) -> dict[str, Any]:

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.evaluation.plots import align_curves, plot_learning_curves, plot_returns
+from pipeline.evaluation.comparison import Trial, compare
+from pipeline.evaluation.plots import (
+    align_curves,
+    band,
+    plot_improvements,
+    plot_learning_curves,
+    plot_returns,
+    plot_standings,
+)
 
 
 def curves(n_seeds, seed=0):
@@ -70,7 +78,8 @@ def test_curves_without_common_steps_are_empty():
 def test_importing_export_and_evaluation_loads_no_heavy_module():
     code = (
         "import sys, pipeline.evaluation.plots, pipeline.evaluation.episodes,"
-        " pipeline.evaluation.statistics, pipeline.export.publish, pipeline.export.policy;"
+        " pipeline.evaluation.statistics, pipeline.evaluation.comparison,"
+        " pipeline.export.publish, pipeline.export.policy;"
         "print(sorted({'matplotlib', 'onnx', 'onnxruntime', 'torch', 'pandas'} & set(sys.modules)))"
     )
     result = subprocess.run(  # noqa: S603  # our own interpreter and code
@@ -82,3 +91,35 @@ def test_importing_export_and_evaluation_loads_no_heavy_module():
         timeout=60,
     )
     assert result.stdout.strip() == "[]"
+
+
+def test_few_seeds_are_drawn_one_by_one_and_more_as_a_band():
+    assert band(curves(2)) is None
+    middle, low, high = band(curves(3))
+    assert (low <= middle).all()
+    assert (middle <= high).all()
+    assert (low < high).any()
+
+
+def test_long_curves_are_thinned_with_their_ends_kept():
+    steps = np.arange(1000.0)
+    thinned = align_curves([(steps, 2 * steps)]).thinned()
+    assert len(thinned.steps) == 200
+    assert (thinned.steps[0], thinned.steps[-1]) == (0.0, 999.0)
+    np.testing.assert_array_equal(thinned.values[0], 2 * thinned.steps)
+
+
+def test_equal_comparisons_give_equal_bytes(tmp_path):
+    trials = [
+        Trial(experiment=name, environment="", behavior="B", seed=k, evaluated=k + shift)
+        for name, shift in (("a", 0.0), ("b", 2.0))
+        for k in range(4)
+    ]
+    (task,) = compare(trials)
+    for name in ("one", "two"):
+        plot_standings(tmp_path / f"{name}-s.png", task.standings, title="T", x_label="Return")
+        plot_improvements(tmp_path / f"{name}-i.png", task.improvements, title="T")
+    for kind in "si":
+        one, two = (tmp_path / f"{name}-{kind}.png" for name in ("one", "two"))
+        assert one.read_bytes() == two.read_bytes()
+        assert len(np.unique(pixels(one).reshape(-1, 3), axis=0)) > 10

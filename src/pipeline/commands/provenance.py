@@ -1,0 +1,227 @@
+"""`pipeline provenance`: what made an ONNX policy, and would the present tree make it again?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pipeline import files
+from pipeline.commands.commits import Found, commit_with
+from pipeline.errors import ExportError, PipelineError
+from pipeline.stages import common, provenance, sources, tracked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+Verdict = Literal["same", "differs", "unknown"]
+_MOST_SHOWN = 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One thing that the policy was made from, beside what the tree has now."""
+
+    what: str
+    verdict: Verdict
+    details: tuple[str, ...] = ()
+    """What differs, or why it is not known."""
+
+
+def tell(model: Path, *, tree: Path | None = None, as_json: bool = False) -> str:
+    """What made a policy, and whether a tree would make the same.
+
+    Args:
+        model: the ONNX file.
+        tree: a checkout of the project; None takes the working folder if it is one, else the one
+            that this code lies in.
+        as_json: everything, for programs.
+
+    Raises:
+        PipelineError: The file cannot be read, or has no provenance.
+    """
+    stages = read(model)
+    root = _root(tree)
+    checks = [check for stage in stages for check in _checks(stage, root)]
+    checks.append(_versions(stages[-1]))
+    told: dict[str, str] = {}
+    for stage in stages:
+        told |= stage["sources"]
+    commit = commit_with(root, {f"src/{name}": blob for name, blob in told.items()})
+    if as_json:
+        value = {
+            "stages": stages,
+            "commit": asdict(commit),
+            "checks": [asdict(check) for check in checks],
+            "verdict": _overall(checks),
+        }
+        return json.dumps(value, indent=2, sort_keys=True)
+    return "\n".join([*_described(model, stages, commit), *_judged(checks)])
+
+
+def read(model: Path) -> list[provenance.Record]:
+    """The records in a file's metadata, those of the first stage first.
+
+    Raises:
+        ExportError: It is no ONNX file, or was written without provenance.
+    """
+    from pipeline.export.layout import load
+
+    held = {prop.key: prop.value for prop in load(model).metadata_props}
+    if provenance.KEY not in held:
+        raise ExportError(
+            f"{model}: does not say what made it; it comes from another program or an earlier "
+            "version: export it again from its checkpoint's run"
+        )
+    try:
+        value = json.loads(held[provenance.KEY])
+        known = value["format"] == provenance.FORMAT
+        stages: list[provenance.Record] = value["stages"] if known else []
+    except (ValueError, KeyError, TypeError) as error:
+        raise ExportError(f"{model}: its provenance cannot be read ({error})") from error
+    if not stages:
+        raise ExportError(
+            f"{model}: its provenance has another format; use the version that made it"
+        )
+    return stages
+
+
+def _root(tree: Path | None) -> Path:
+    if tree is not None and not (tree / "src/pipeline").is_dir():
+        raise ExportError(f"{tree}: is not a checkout of this project: it has no src/pipeline")
+    here = tree or Path.cwd()
+    return here if (here / "src/pipeline").is_dir() else common.checkout()
+
+
+def _checks(stage: provenance.Record, root: Path) -> Iterator[Check]:
+    name = stage["stage"]
+    yield _code(stage, root)
+    if name == "learn":
+        why = "they came from the command line of `pipeline learn`, not from the tree"
+        yield Check(what="parameters of learn", verdict="unknown", details=(why,))
+    else:
+        yield _parameters(stage, root)
+    for kind, one in stage["inputs"].items():
+        yield _input(kind, one, root)
+
+
+def _code(stage: provenance.Record, root: Path) -> Check:
+    details = []
+    for name, blob in stage["sources"].items():
+        file = root / "src" / name
+        if not file.is_file():
+            details.append(f"src/{name} is not there")
+        elif sources.git_id(file) != blob:
+            details.append(f"src/{name} has changed")
+    return _check(f"code of {stage['stage']}", details)
+
+
+def _parameters(stage: provenance.Record, root: Path) -> Check:
+    what = f"parameters of {stage['stage']}"
+    try:
+        run = tracked.find(root, stage["experiment"], stage["seed"])
+        now = _parameters_now(stage["stage"], run)
+    except PipelineError as error:
+        return Check(what=what, verdict="differs", details=(str(error),))
+    old, new = (dict(_flat(json.loads(json.dumps(one)))) for one in (stage["parameters"], now))
+    details = [
+        f"{key}: {_shown(old, key)} then, {_shown(new, key)} now"
+        for key in sorted({*old, *new})
+        if old.get(key, _ABSENT) != new.get(key, _ABSENT)
+    ]
+    return _check(what, details)
+
+
+_ABSENT = object()
+
+
+def _parameters_now(stage: str, run: tracked.Run) -> Mapping[str, Any]:
+    if stage == "train":
+        return provenance.train_parameters(run)
+    if stage == "pretrain":
+        from pipeline.stages.pretrain import job_of as pretraining
+
+        return pretraining(run).params
+    from pipeline.stages.export import job_of as exporting
+
+    return exporting(run).params
+
+
+def _input(kind: str, one: Mapping[str, str], root: Path) -> Check:
+    what = f"{kind} {one['name']}"
+    path = one.get("path")
+    if path is None or not (root / path).exists():
+        where = "its place is not in the file" if path is None else f"{path} is not in the tree"
+        return Check(what=what, verdict="unknown", details=(where,))
+    now = common.digest_of(root / path)
+    return _check(what, [] if now == one["sha256"] else [f"{path} has another content"])
+
+
+def _versions(stage: provenance.Record) -> Check:
+    now = provenance.versions()
+    details = [
+        f"{name} {then} then, {now[name]} now"
+        for name, then in stage["versions"].items()
+        if now.get(name) != then
+    ]
+    return _check("packages", details)
+
+
+def _check(what: str, details: Sequence[str]) -> Check:
+    return Check(what=what, verdict="differs" if details else "same", details=tuple(details))
+
+
+def _flat(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, inside in value.items():
+            yield from _flat(inside, f"{at}.{key}" if at else str(key))
+    else:
+        yield at, value
+
+
+def _shown(values: Mapping[str, Any], key: str) -> str:
+    return json.dumps(values[key]) if key in values else "absent"
+
+
+def _overall(checks: Sequence[Check]) -> Verdict:
+    found = {check.verdict for check in checks}
+    if "differs" in found:
+        return "differs"
+    return "unknown" if "unknown" in found else "same"
+
+
+def _described(model: Path, stages: Sequence[provenance.Record], commit: Found) -> list[str]:
+    last = stages[-1]
+    lines = [f"{model}", f"  file       sha256 {files.sha256_of(model)}"]
+    lines.append(f"  run        {last['run']}, seed {last['seed']}")
+    lines.append(f"  commit     {commit.told}")
+    packages = ", ".join(f"{name} {version}" for name, version in last["versions"].items())
+    lines.append(f"  packages   {packages}")
+    for stage in stages:
+        lines.append(f"  {stage['stage']}")
+        lines.append(f"    code        sha256 {stage['code_sha256']}")
+        lines.append(f"    parameters  sha256 {stage['parameters_sha256']}")
+        for kind, one in stage["inputs"].items():
+            lines.append(f"    {kind} {one['name']}  sha256 {one['sha256']}")
+        lines += [
+            f"      {key} = {json.dumps(value)}"
+            for key, value in _flat(stage["parameters"])
+            if value not in (None, {}, [])
+        ]
+    return lines
+
+
+def _judged(checks: Sequence[Check]) -> list[str]:
+    lines = ["", "Beside the present tree:"]
+    for check in checks:
+        lines.append(f"  {check.verdict:8} {check.what}")
+        lines += [f"             {one}" for one in check.details[:_MOST_SHOWN]]
+        if len(check.details) > _MOST_SHOWN:
+            lines.append(f"             and {len(check.details) - _MOST_SHOWN} more")
+    told = {
+        "same": "The present tree would make the same file.",
+        "differs": "The present tree would not make the same file.",
+        "unknown": "Nothing that can be compared differs, but not everything can be.",
+    }
+    return [*lines, told[_overall(checks)]]

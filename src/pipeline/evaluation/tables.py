@@ -1,0 +1,181 @@
+"""A comparison as tables: for people, as CSV, and as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING, Any
+
+from pipeline.evaluation.comparison import EVALUATED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pipeline.evaluation.comparison import Standing, Task
+
+HEADER = ("Experiment", "Seeds", "IQM", "95 % interval", "Mean", "Steps to target", "Mean height")
+WALL_CLOCK = "Training time"
+PAIRS_HEADER = ("More probably better", "Than", "Probability", "95 % interval")
+
+
+def rows(task: Task, *, wall_clock: bool = False) -> list[tuple[str, ...]]:
+    """The cells below `HEADER`, and `WALL_CLOCK` where asked, one row for each experiment."""
+    found: list[tuple[str, ...]] = []
+    for one in task.standings:
+        cells = (
+            one.experiment,
+            str(len(one.seeds)),
+            number(one.iqm),
+            ends(one.low, one.high),
+            number(one.mean),
+            _steps(one),
+            "-" if one.area is None else number(one.area),
+        )
+        found.append((*cells, duration(one.seconds)) if wall_clock else cells)
+    return found
+
+
+def pairs(task: Task) -> list[tuple[str, ...]]:
+    """The cells below `PAIRS_HEADER`."""
+    return [
+        (one.better, one.than, f"{one.probability:.2f}", ends(one.low, one.high))
+        for one in task.improvements
+    ]
+
+
+def notes(task: Task) -> list[str]:
+    """What the numbers are."""
+    found = [
+        "Returns are of the exported policies, with deterministic actions."
+        if task.score == EVALUATED
+        else "Returns are those of the last tenth of training: not every run was evaluated."
+    ]
+    if task.target is not None:
+        found.append(
+            f"Target: a mean return of {number(task.target)} in training, {task.fraction:.0%} of "
+            "the way from the lowest start to the best end."
+        )
+    return found
+
+
+def cautions(task: Task) -> list[str]:
+    """Which experiments have few seeds, and what may not be read from their numbers."""
+    found: dict[str, list[str]] = {}
+    for one in task.standings:
+        if one.caution:
+            found.setdefault(one.caution, []).append(one.experiment)
+    return [f"{', '.join(names)}: {caution}." for caution, names in found.items()]
+
+
+def standing_records(tasks: Iterable[Task], *, wall_clock: bool = False) -> list[dict[str, Any]]:
+    """One flat record for each experiment and task; what is not known is None."""
+    found = []
+    for task in tasks:
+        for one in task.standings:
+            record: dict[str, Any] = {
+                "environment": task.environment,
+                "behavior": task.behavior,
+                "experiment": one.experiment,
+                "seeds": len(one.seeds),
+                "score": task.score,
+                "iqm": one.iqm,
+                "iqm_low": one.low,
+                "iqm_high": one.high,
+                "mean": one.mean,
+                "target": task.target,
+                "seeds_at_target": one.reached,
+                "steps_to_target": one.steps_to_target,
+                "mean_height": one.area,
+            }
+            if wall_clock:
+                record["training_s"] = one.seconds
+            found.append(record)
+    return found
+
+
+def pair_records(tasks: Iterable[Task]) -> list[dict[str, Any]]:
+    """One flat record for each pair of experiments on one task."""
+    return [
+        {
+            "environment": task.environment,
+            "behavior": task.behavior,
+            "better": one.better,
+            "than": one.than,
+            "probability": one.probability,
+            "low": one.low,
+            "high": one.high,
+        }
+        for task in tasks
+        for one in task.improvements
+    ]
+
+
+def csv_text(records: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Records as CSV; None is an empty cell, and numbers have six significant digits."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_cell(record[name]) for name in columns] for record in records)
+    return text.getvalue()
+
+
+STANDING_COLUMNS = (
+    "environment",
+    "behavior",
+    "experiment",
+    "seeds",
+    "score",
+    "iqm",
+    "iqm_low",
+    "iqm_high",
+    "mean",
+    "target",
+    "seeds_at_target",
+    "steps_to_target",
+    "mean_height",
+)
+PAIR_COLUMNS = ("environment", "behavior", "better", "than", "probability", "low", "high")
+
+
+def number(value: float) -> str:
+    """Four significant digits."""
+    return f"{value:.4g}"
+
+
+def ends(low: float | None, high: float | None) -> str:
+    """An interval, or that there are too few seeds for one."""
+    if low is None or high is None:
+        return "too few seeds"
+    return f"{number(low)} to {number(high)}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as a person says them."""
+    if seconds is None:
+        return "-"
+    whole = round(seconds)
+    if whole < 120:
+        return f"{seconds:.1f} s"
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {whole % 60:02d} s"
+
+
+def steps(value: float) -> str:
+    """Steps with thousands set apart."""
+    return f"{value:,.0f}"
+
+
+def _steps(one: Standing) -> str:
+    if not one.curves:
+        return "-"
+    n = len(one.curves)
+    if one.steps_to_target is None:
+        return f"not reached ({one.reached} of {n} seeds)"
+    shown = steps(one.steps_to_target)
+    return shown if one.reached == n else f"{shown} ({one.reached} of {n} seeds)"
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else value

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import main
+from pipeline.evaluation.episodes import Episode, write_episodes
+
+COLUMNS = "behavior,step,reward\n"
+
+
+def progress(path: Path, returns: list[float]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [f"Walker,{1000 * k},{value}\n" for k, value in enumerate(returns, start=1)]
+    path.write_text(COLUMNS + f"Walker,500,\n{''.join(rows)}")
+
+
+def dag(root: Path, experiment: str, seed: int, returns: list[float], evaluated: float) -> Path:
+    """What train and evaluate leave behind."""
+    run = f"{experiment}/seed{seed}"
+    progress(root / "results/train" / run / "progress.csv", returns)
+    target = root / "results/evaluate" / run / "episodes.csv"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    episodes = [
+        Episode(
+            index=k,
+            behavior="Walker?team=0",
+            agent=k,
+            episode_return=evaluated + change,
+            length=10,
+            interrupted=False,
+        )
+        for k, change in enumerate((-1.0, 1.0))
+    ]
+    write_episodes(target, episodes)
+    facts = root / "results/.work/train" / run / "stage.json"
+    facts.parent.mkdir(parents=True, exist_ok=True)
+    facts.write_text(json.dumps({"duration_s": 30.0, "resumed": False}))
+    return root / "results/train" / run
+
+
+def learned(root: Path, name: str, seed: int, rate: float = 3e-4) -> Path:
+    """What `pipeline learn` leaves behind."""
+    run = root / "results" / name
+    progress(run / "progress.csv", [1.0, 2.0, 3.0 + seed])
+    (run / "run_logs").mkdir()
+    (run / "run_logs/seconds.json").write_text(json.dumps({"total": 60.0 + seed}))
+    (run / "configuration.yaml").write_text(
+        "behaviors:\n  Walker:\n    trainer_type: ppo\n"
+        f"    hyperparameters: {{learning_rate: {rate}}}\n"
+        f"env_settings: {{seed: {seed}, env_path: builds/walker}}\n"
+        f"checkpoint_settings: {{run_id: {name}}}\n"
+    )
+    return run
+
+
+def compared(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert main(["compare", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def rows(text: str) -> dict[str, dict[str, str]]:
+    return {row["experiment"]: row for row in csv.DictReader(io.StringIO(text))}
+
+
+def test_experiments_of_the_dag_are_compared_by_their_evaluation(tmp_path, capsys):
+    for seed in range(3):
+        dag(tmp_path, "a", seed, [0.0, 1.0, 5.0], evaluated=10.0 + seed)
+        dag(tmp_path, "b", seed, [0.0, 9.0, 9.0], evaluated=20.0 + seed)
+    train = tmp_path / "results/train"
+    text = compared(capsys, train / "a", train / "b")
+    assert "Returns are of the exported policies" in text
+    assert "a, b: 3 seeds: the interval is wide" in text
+    assert "30.0 s" in text
+    found = rows(compared(capsys, train / "a", train / "b", "--csv"))
+    assert (found["a"]["iqm"], found["b"]["iqm"], found["a"]["seeds"]) == ("11", "21", "3")
+    assert (found["a"]["steps_to_target"], found["b"]["steps_to_target"]) == ("", "2000")
+
+
+def test_one_seed_of_the_dag_may_be_named_by_any_of_its_stages(tmp_path, capsys):
+    run = dag(tmp_path, "a", 1, [0.0, 1.0], evaluated=10.0)
+    dag(tmp_path, "a", 2, [0.0, 1.0], evaluated=30.0)
+    evaluated = tmp_path / "results/evaluate/a/seed1"
+    for names in ([run], [evaluated], [run, evaluated]):
+        found = rows(compared(capsys, *names, "--csv"))
+        assert (found["a"]["seeds"], found["a"]["mean"]) == ("1", "10")
+
+
+def test_learned_runs_that_differ_only_in_the_seed_are_one_experiment(tmp_path, capsys):
+    runs = [learned(tmp_path, f"walk-seed{seed}", seed) for seed in (1, 2)]
+    runs += [learned(tmp_path, "faster", 1, rate=1e-3)]
+    value = json.loads(compared(capsys, *runs, "--json"))
+    found = {one["experiment"]: one for one in value["experiments"]}
+    assert found.keys() == {"walk", "faster"}
+    assert (found["walk"]["seeds"], found["walk"]["mean"]) == (2, 4.5)
+    assert (found["walk"]["training_s"], found["walk"]["score"]) == (61.5, "training")
+    assert (found["walk"]["environment"], found["walk"]["iqm_low"]) == ("walker", None)
+    (pair,) = value["improvements"]
+    assert (pair["better"], pair["probability"]) == ("walk", 0.75)
+    assert "walk: 2 seeds are too few for an interval." in compared(capsys, *runs)
+
+
+def test_the_fraction_moves_the_target(tmp_path, capsys):
+    run = learned(tmp_path, "one", 1)
+    found = rows(compared(capsys, run, "--csv", "--fraction", "0.3"))
+    assert (found["one"]["target"], found["one"]["steps_to_target"]) == ("1.9", "2000")
+
+
+def broken(root: Path) -> Path:
+    run = learned(root, "broken", 1)
+    (run / "progress.csv").write_text("nothing\nof the kind\n")
+    return run
+
+
+def empty(root: Path) -> Path:
+    run = learned(root, "empty", 1)
+    progress(run / "progress.csv", [])
+    return run
+
+
+MISTAKES = {
+    "no folder": (lambda root: [root / "absent"], "there is no such folder"),
+    "another folder": (lambda root: [root], "is not the folder of a run"),
+    "a broken curve": (lambda root: [broken(root)], "cannot be read as a learning curve"),
+    "no episode": (lambda root: [empty(root)], "no episode has ended"),
+    "a repetition": (
+        lambda root: [learned(root, "x", 1), learned(root, "y", 1)],
+        "a repetition is no further seed",
+    ),
+    "a fraction": (lambda root: [learned(root, "x", 1), "--fraction", 2], "--fraction: 2.0"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_on_one_line(mistake, tmp_path, capsys):
+    make, told = MISTAKES[mistake]
+    assert main(["compare", *map(str, make(tmp_path))]) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.count("\n") == 1
+    assert told in error

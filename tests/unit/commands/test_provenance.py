@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import onnx
+import pytest
+
+from pipeline.cli import main
+from pipeline.commands.commits import commit_with
+from pipeline.settings import load_run_settings
+from pipeline.stages import common, provenance, sources
+
+
+def git(root: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    command = ["git", *identity, *arguments]
+    done = subprocess.run(  # noqa: S603  # git, with the tests' own arguments
+        command, cwd=root, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository with two sources, an environment, and one commit."""
+    root = tmp_path / "tree"
+    (root / "src/pipeline").mkdir(parents=True)
+    (root / "src/pipeline/a.py").write_text("a = 1\n")
+    (root / "src/pipeline/b.py").write_text("b = 1\n")
+    (root / "build/env/ball").mkdir(parents=True)
+    (root / "build/env/ball/program").write_text("program")
+    (root / ".gitignore").write_text("build\n")
+    git(root, "init", "-q")
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "-m", "first")
+    return root
+
+
+def record(tree: Path, **changes) -> provenance.Record:
+    """As `pipeline learn` writes it, with an input whose place is known."""
+    ids = sources.ids(tree / "src", (tree / "src").rglob("*.py"))
+    values = {
+        "stage": "learn",
+        "run": "first",
+        "seed": 7,
+        "parameters": {"learning_rate": 3e-4},
+        "parameters_sha256": "p",
+        "inputs": {
+            "environment": {
+                "name": "ball",
+                "path": "build/env/ball",
+                "sha256": common.digest_of(tree / "build/env/ball"),
+            }
+        },
+        "versions": provenance.versions(),
+        "code_sha256": "c",
+        "sources": ids,
+    }
+    return values | changes
+
+
+def model(path: Path, *history: provenance.Record) -> Path:
+    """A file that is ONNX, with provenance if there is any."""
+    one = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    two = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    made = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [one], [two]))
+    if history:
+        made.metadata_props.add(key=provenance.KEY, value=provenance.text(history))
+    path.write_bytes(made.SerializeToString())
+    return path
+
+
+def told(capsys, file: Path, tree: Path) -> dict:
+    assert main(["provenance", str(file), "--tree", str(tree), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def verdicts(value: dict) -> dict[str, str]:
+    return {check["what"]: check["verdict"] for check in value["checks"]}
+
+
+def test_a_files_id_is_the_one_that_git_gives_it(tree):
+    file = tree / "src/pipeline/a.py"
+    assert sources.git_id(file) == git(tree, "hash-object", str(file))
+
+
+def test_the_commit_is_found_by_the_sources_alone(tree):
+    blobs = {f"src/{name}": one for name, one in record(tree)["sources"].items()}
+    first = git(tree, "rev-parse", "HEAD")
+    (tree / "README.md").write_text("words")
+    git(tree, "add", "-A")
+    git(tree, "commit", "-q", "-m", "words")
+    assert commit_with(tree, blobs).commit == first
+    (tree / "src/pipeline/a.py").write_text("a = 2\n")
+    git(tree, "commit", "-qam", "code")
+    assert commit_with(tree, blobs).commit == first
+    changed = {f"src/{name}": one for name, one in record(tree)["sources"].items()}
+    assert commit_with(tree, changed).commit == git(tree, "rev-parse", "HEAD")
+
+
+def test_sources_that_were_never_committed_have_no_commit(tree):
+    (tree / "src/pipeline/a.py").write_text("a = 'not committed'\n")
+    blobs = {f"src/{name}": one for name, one in record(tree)["sources"].items()}
+    found = commit_with(tree, blobs)
+    assert found.commit is None
+    assert "not committed" in found.told
+
+
+def test_without_a_repository_the_commit_is_not_known(tmp_path):
+    assert "no git repository" in commit_with(tmp_path, {}).told
+
+
+def test_a_file_says_run_seed_parameters_and_digests(tree, tmp_path, capsys):
+    file = model(tmp_path / "m.onnx", record(tree))
+    assert main(["provenance", str(file), "--tree", str(tree)]) == 0
+    out = capsys.readouterr().out
+    for text in (
+        "run        first, seed 7",
+        f"commit     {git(tree, 'rev-parse', 'HEAD')}",
+        "learning_rate = 0.0003",
+        f"environment ball  sha256 {common.digest_of(tree / 'build/env/ball')}",
+        "same     code of learn",
+        "Nothing that can be compared differs",
+    ):
+        assert text in out
+
+
+def test_an_edited_source_and_environment_are_named(tree, tmp_path, capsys):
+    file = model(tmp_path / "m.onnx", record(tree))
+    (tree / "src/pipeline/a.py").write_text("a = 2\n")
+    (tree / "src/pipeline/b.py").unlink()
+    (tree / "build/env/ball/program").write_text("another")
+    value = told(capsys, file, tree)
+    assert value["verdict"] == "differs"
+    found = {check["what"]: check["details"] for check in value["checks"]}
+    assert found["code of learn"] == [
+        "src/pipeline/a.py has changed",
+        "src/pipeline/b.py is not there",
+    ]
+    assert found["environment ball"] == ["build/env/ball has another content"]
+
+
+def test_what_is_not_in_the_tree_is_unknown_rather_than_the_same(tree, tmp_path, capsys):
+    file = model(tmp_path / "m.onnx", record(tree))
+    (tree / "build/env/ball/program").unlink()
+    (tree / "build/env/ball").rmdir()
+    value = told(capsys, file, tree)
+    assert (verdicts(value)["environment ball"], value["verdict"]) == ("unknown", "unknown")
+
+
+def test_another_version_of_a_package_is_named(tree, tmp_path, capsys):
+    old = provenance.versions() | {"torch": "1.0.0"}
+    value = told(capsys, model(tmp_path / "m.onnx", record(tree, versions=old)), tree)
+    (check,) = [one for one in value["checks"] if one["what"] == "packages"]
+    assert check["verdict"] == "differs"
+    assert check["details"][0].startswith("torch 1.0.0 then, ")
+
+
+def test_each_source_is_stored_once_and_a_changed_one_twice(tree):
+    later = record(tree, stage="export")
+    later["sources"] = later["sources"] | {"pipeline/b.py": "0" * 40}
+    stages = json.loads(provenance.text([record(tree), later]))["stages"]
+    assert set(stages[0]["sources"]) == {"pipeline/a.py", "pipeline/b.py"}
+    assert stages[1]["sources"] == {"pipeline/b.py": "0" * 40}
+
+
+def learned(folder: Path, **changes) -> provenance.Record:
+    folder.mkdir()
+    (folder / "walker").write_text("program")
+    (folder / "walker.demo").write_text("demonstration")
+    values = {
+        "behaviors": {
+            "Walker": {
+                "trainer_type": "ppo",
+                "behavioral_cloning": {"demo_path": str(folder / "walker.demo")},
+            }
+        },
+        "env_settings": {"env_path": str(folder / "walker")},
+        "checkpoint_settings": {"run_id": "walk", "results_dir": str(folder)},
+    }
+    return provenance.of_learn(load_run_settings(None, overrides=values | changes), 3, {})
+
+
+def test_a_learned_policy_carries_digests_and_no_path(tmp_path):
+    one, two = learned(tmp_path / "one"), learned(tmp_path / "two")
+    assert provenance.text([one]) == provenance.text([two])
+    assert str(tmp_path) not in provenance.text([one])
+    assert (one["run"], one["seed"], one["inputs"]["environment"]["name"]) == ("walk", 3, "walker")
+    demonstrations = one["inputs"]["demonstrations of Walker (behavioral_cloning)"]
+    assert demonstrations["name"] == "walker.demo"
+    assert len(demonstrations["sha256"]) == 64
+    assert "pipeline/trainer/loop.py" in one["sources"]
+
+
+MISTAKES = {
+    "no file": (lambda folder: folder / "absent.onnx", "cannot be read"),
+    "another file": (lambda _: Path(__file__), "is not an ONNX file"),
+    "a foreign model": (lambda folder: model(folder / "m.onnx"), "does not say what made it"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_on_one_line(mistake, tmp_path, capsys):
+    make, expected = MISTAKES[mistake]
+    assert main(["provenance", str(make(tmp_path))]) == 2
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert expected in error
+
+
+def test_a_tree_that_is_no_checkout_is_refused(tree, tmp_path, capsys):
+    file = model(tmp_path / "m.onnx", record(tree))
+    assert main(["provenance", str(file), "--tree", str(tmp_path)]) == 2
+    assert "is not a checkout" in capsys.readouterr().err

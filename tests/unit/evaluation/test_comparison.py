@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import csv
+import io
+
+import numpy as np
+import pytest
+
+from pipeline.evaluation import tables
+from pipeline.evaluation.comparison import Trial, compare
+from pipeline.evaluation.efficiency import Curve, median_steps, target_of
+
+
+def curve(returns, every=10.0):
+    returns = np.array(returns, dtype=np.float64)
+    return Curve(steps=every * np.arange(1, len(returns) + 1), returns=returns)
+
+
+def trial(experiment, seed, *, evaluated=None, returns=None, **changes):
+    values = {"environment": "env", "behavior": "Walker", "seconds": None}
+    return Trial(
+        experiment=experiment,
+        seed=seed,
+        evaluated=evaluated,
+        curve=None if returns is None else curve(returns),
+        **(values | changes),
+    )
+
+
+def test_end_of_a_curve_is_the_mean_of_its_last_tenth():
+    assert curve([0.0] * 18 + [4.0, 6.0, 8.0]).final == 6.0
+    assert curve([3.0]).final == 3.0
+
+
+def test_steps_to_a_target_are_those_of_the_first_point_at_it():
+    found = curve([0.0, 5.0, 2.0, 9.0])
+    assert found.steps_to(5.0) == 20.0
+    assert found.steps_to(5.1) == 40.0
+    assert found.steps_to(9.5) is None
+
+
+def test_area_is_the_mean_height_between_two_steps():
+    found = curve([0.0, 10.0, 10.0])
+    assert found.area(10.0, 30.0) == pytest.approx((50 + 100) / 20)
+    assert found.area(15.0, 20.0) == pytest.approx(7.5)
+    assert found.area(20.0, 20.0) == 10.0
+
+
+def test_target_lies_between_the_lowest_start_and_the_best_end_also_below_zero():
+    assert target_of(starts=[-200.0, -180.0], ends=[-100.0, -120.0], fraction=0.9) == -110.0
+
+
+def test_a_seed_that_never_got_there_took_longer_than_any():
+    assert median_steps([10.0, None, 30.0]) == 30.0
+    assert median_steps([10.0, None, None]) is None
+    assert median_steps([10.0, None]) is None
+
+
+@pytest.mark.parametrize(("steps", "returns"), [([], []), ([1, 2], [0]), ([2, 2], [0, 0])])
+def test_what_is_no_curve_is_refused(steps, returns):
+    with pytest.raises(ValueError, match="curve"):
+        Curve(steps=np.array(steps, dtype=float), returns=np.array(returns, dtype=float))
+
+
+def experiments():
+    return [
+        *(
+            trial("slow", k, evaluated=4.0 + k, returns=[0, 1, 2, 10], seconds=8.0)
+            for k in range(5)
+        ),
+        *(
+            trial("fast", k, evaluated=9.0 + k, returns=[0, 9, 9, 10], seconds=6.0)
+            for k in range(5)
+        ),
+    ]
+
+
+def test_experiments_on_one_task_stand_beside_each_other():
+    (task,) = compare(experiments())
+    slow, fast = task.standings
+    assert (task.score, task.target, task.name) == ("evaluated", 9.0, "env: Walker")
+    assert (slow.iqm, fast.iqm) == (6.0, 11.0)
+    assert slow.low < slow.iqm < slow.high
+    assert (slow.steps_to_target, fast.steps_to_target) == (40.0, 20.0)
+    assert (slow.area, fast.area) == pytest.approx(((0.5 + 1.5 + 6) / 3, (4.5 + 9 + 9.5) / 3))
+    assert (slow.seconds, slow.caution) == (8.0, "")
+    (pair,) = task.improvements
+    assert (pair.better, pair.than, pair.probability) == ("fast", "slow", 1.0)
+    assert (pair.low, pair.high) == (1.0, 1.0)
+
+
+def test_equal_runs_give_equal_comparisons_and_the_seed_matters():
+    def ends(**changes):
+        (task,) = compare(experiments(), **changes)
+        return [(one.low, one.high) for one in task.standings]
+
+    assert ends() == ends()
+    noisy = [trial("a", k, evaluated=float(v)) for k, v in enumerate((1, 4, 4.5, 7, 11, 12, 20))]
+    first, again, other = (compare(noisy, seed=s)[0].standings[0] for s in (0, 0, 1))
+    assert (first.low, first.high) == (again.low, again.high) != (other.low, other.high)
+
+
+def test_an_interval_does_not_depend_on_the_other_experiments():
+    alone = compare([one for one in experiments() if one.experiment == "fast"])[0].standings[0]
+    beside = compare(experiments())[0].standings[1]
+    assert (alone.low, alone.high) == (beside.low, beside.high)
+
+
+def test_fewer_than_three_seeds_have_no_interval():
+    (task,) = compare([trial(name, k, evaluated=float(k)) for name in ("a", "b") for k in range(2)])
+    assert [(one.low, one.high) for one in task.standings] == [(None, None)] * 2
+    assert [(one.low, one.high) for one in task.improvements] == [(None, None)]
+    assert tables.cautions(task) == ["a, b: 2 seeds are too few for an interval."]
+    assert tables.rows(task)[0][3] == "too few seeds"
+
+
+def test_three_seeds_have_an_interval_with_a_warning():
+    (task,) = compare([trial("a", k, evaluated=float(k)) for k in range(3)])
+    assert task.standings[0].low is not None
+    assert "3 seeds: the interval is wide" in tables.cautions(task)[0]
+
+
+def test_ends_of_training_are_compared_when_one_run_was_not_evaluated():
+    runs = [trial("a", 1, evaluated=50.0, returns=[1, 2]), trial("b", 1, returns=[3, 4])]
+    (task,) = compare(runs)
+    assert task.score == "training"
+    assert [one.scores for one in task.standings] == [(2.0,), (4.0,)]
+
+
+def test_other_environments_and_behaviors_are_other_tasks():
+    runs = [
+        trial("a", 1, evaluated=1.0),
+        trial("a", 1, evaluated=2.0, behavior="Goalie"),
+        trial("b", 1, evaluated=3.0, environment="other"),
+    ]
+    tasks = compare(runs)
+    assert [task.name for task in tasks] == ["env: Walker", "env: Goalie", "other: Walker"]
+    assert [len(task.improvements) for task in tasks] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.1])
+def test_a_fraction_out_of_range_is_refused(fraction):
+    with pytest.raises(ValueError, match="fraction"):
+        compare([], fraction=fraction)
+
+
+def test_csv_has_an_empty_cell_for_what_is_not_known():
+    records = tables.standing_records(compare([trial("a", 1, evaluated=1.23456789)]))
+    text = tables.csv_text(records, tables.STANDING_COLUMNS)
+    (row,) = csv.DictReader(io.StringIO(text))
+    assert (row["iqm"], row["iqm_low"], row["target"], row["seeds"]) == ("1.23457", "", "", "1")
+
+
+def test_durations_are_said_as_a_person_would():
+    shown = [tables.duration(value) for value in (None, 12.34, 754.0, 7384.0)]
+    assert shown == ["-", "12.3 s", "12 min 34 s", "2 h 03 min"]
