@@ -21,3 +21,4 @@ rule all:
 include: "workflow/rules/environments.smk"
 include: "workflow/rules/training.smk"
 include: "workflow/rules/results.smk"
+include: "workflow/rules/subsets.smk"

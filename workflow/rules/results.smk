@@ -68,7 +68,7 @@ rule evaluate:
         seed=r"\d+",
     threads: 1
     params:
-        watched=watched("experiments.{experiment}.evaluation"),
+        watched=watched("experiments.{base}.evaluation", of="evaluate"),
     message:
         "Evaluate {wildcards.experiment}, seed {wildcards.seed}"
     shell:
@@ -86,7 +86,7 @@ rule report:
         each("evaluate", "results/evaluate/{experiment}/seed{seed}/metrics.json"),
         *[
             each(table, f"{TRAINED}/{name}")
-            for table in ("train_from_scratch", "train_pretrained")
+            for table in TRAINING
             for name in ("policy.pt", "metrics.json", "progress.csv")
         ],
         sources("report", "evaluation", "settings", "stages/pages.py"),
@@ -101,7 +101,7 @@ rule report:
         "logs/report.tsv"
     threads: 1
     params:
-        watched=watched("experiments"),
+        watched=watched("experiments", "runs.train_best"),
     message:
         "Compare the experiments"
     shell:
