@@ -25,6 +25,8 @@ rule export:
     wildcard_constraints:
         experiment=one_of(experiments("export")),
         seed=r"\d+",
+    conda:
+        "../envs/pipeline.yaml"
     threads: 1
     params:
         watched=watched("runtime"),
@@ -66,6 +68,8 @@ rule evaluate:
     wildcard_constraints:
         experiment=one_of(experiments("evaluate")),
         seed=r"\d+",
+    conda:
+        "../envs/pipeline.yaml"
     threads: 1
     params:
         watched=watched("experiments.{base}.evaluation", of="evaluate"),
@@ -99,6 +103,8 @@ rule report:
         "logs/report.log",
     benchmark:
         "logs/report.tsv"
+    conda:
+        "../envs/pipeline.yaml"
     threads: 1
     params:
         watched=watched("experiments", "runs.train_best"),

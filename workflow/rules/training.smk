@@ -30,7 +30,9 @@ rule pretrain:
     wildcard_constraints:
         experiment=one_of(experiments("pretrain")),
         seed=r"\d+",
-    retries: 1
+    retries: 3
+    conda:
+        "../envs/pipeline.yaml"
     threads: threads_of("pretrain")
     resources:
         mem_mb=asked("memory_mb"),
@@ -73,7 +75,9 @@ rule train:
     wildcard_constraints:
         experiment=one_of(experiments("train_from_scratch")),
         seed=r"\d+",
-    retries: 1
+    retries: 3
+    conda:
+        "../envs/pipeline.yaml"
     threads: threads_of("train_from_scratch")
     resources:
         mem_mb=asked("memory_mb"),
@@ -117,7 +121,9 @@ rule train_pretrained:
     wildcard_constraints:
         experiment=one_of(experiments("train_pretrained")),
         seed=r"\d+",
-    retries: 1
+    retries: 3
+    conda:
+        "../envs/pipeline.yaml"
     threads: threads_of("train_pretrained")
     resources:
         mem_mb=asked("memory_mb"),
@@ -155,6 +161,8 @@ rule sweep:
         "logs/sweep/{name}.tsv"
     wildcard_constraints:
         name=one_of(RUNS["sweeps"]),
+    conda:
+        "../envs/pipeline.yaml"
     threads: 1
     params:
         watched=watched("runs.sweeps.{name}"),
@@ -190,7 +198,9 @@ rule train_best:
     wildcard_constraints:
         experiment=one_of(experiments("train_best")),
         seed=r"\d+",
-    retries: 1
+    retries: 3
+    conda:
+        "../envs/pipeline.yaml"
     threads: threads_of("train_best")
     resources:
         mem_mb=asked("memory_mb"),
