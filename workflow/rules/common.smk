@@ -145,7 +145,11 @@ def deliverables():
             for table in ("environments", "path_environments", "unity_environments")
             for name in RUNS[table]
         ),
-        *(f"data/demos/{name}.demo" for name in RUNS["demonstrations"]),
+        *(
+            f"data/demos/{name}.demo"
+            for table in ("demonstrations", "file_demonstrations")
+            for name in RUNS[table]
+        ),
         *(f"results/sweep/{name}/metrics.json" for name in RUNS["sweeps"]),
     ]
 

@@ -43,16 +43,36 @@ class RuntimeParams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemonstrationParams:
-    """`demonstrations.<name>`: recorded episodes of a policy that knows the task."""
+    """`demonstrations.<name>`: episodes to record, or a file that is there already."""
 
-    environment: str
-    """A name under `environments`."""
+    environment: str | None = None
+    """A name under `environments`; to record in."""
     policy: Literal["expert"] = "expert"
     """Who acts: the simulator's own expert."""
-    episodes: Count
+    episodes: Count | None = None
     """Episodes to record."""
-    seed: CountOrZero
+    seed: CountOrZero | None = None
     """Seed of the environment and the policy."""
+    file: str | None = None
+    """A `.demo` file, for example one that a person has played in Unity, instead of recording."""
+
+    def __post_init__(self) -> None:
+        """Refuse what says neither, or both."""
+        recording = {
+            "environment": self.environment,
+            "episodes": self.episodes,
+            "seed": self.seed,
+        }
+        for key, value in recording.items():
+            if self.file is not None and value is not None:
+                raise ContradictionError(
+                    key, f"{value!r} is for recording, but 'file' names what is there; remove one"
+                )
+            if self.file is None and value is None:
+                raise ContradictionError(
+                    "environment" if self.environment else "policy",
+                    f"the key {key!r} is required to record; or name a .demo under 'file'",
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -272,8 +292,15 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
     )
     for section in ("environments", "demonstrations", "experiments", "sweeps", "subsets"):
         _check_names(root, section)
-    for name in params.demonstrations:
-        _check_reference(root, f"demonstrations.{name}.environment", params.environments)
+    for name, demonstration in params.demonstrations.items():
+        at = f"demonstrations.{name}"
+        if demonstration.file is None:
+            _check_reference(root, f"{at}.environment", params.environments)
+        elif Path(demonstration.file) == Path(f"data/demos/{name}.demo"):
+            node = find(root, f"{at}.file")
+            raise fail(
+                node, f"{at}.file", f"{shown(node)} is what the stage makes; keep yours elsewhere"
+            )
     for name in read.sweeps:
         _check_sweep(root, read, name)
     for name, experiment in read.experiments.items():

@@ -36,14 +36,14 @@ def plan(params: Params) -> dict[str, Any]:
 
     Returns:
         `{"runs": tables}`, where `environments`, `path_environments` (builds that are already
-        there, and watched), `unity_environments` (Unity projects, whose sources are watched) and
-        `demonstrations` are by name, and `pretrain`, `train_from_scratch`,
-        `train_pretrained`, `train_best`, `export` and `evaluate` by `<experiment>-<seed>`, each
-        entry with experiment, base (the experiment in params.yaml that it comes from), seed,
-        environment, trainer, and demonstrations where it has any; those of `pretrain` have a
-        digest of the networks too, which is all they take from the trainer file. Trials of sweeps
-        are entries like others, with the `values` they change. `sweeps` has what the ranking of
-        each needs.
+        there, and watched), `unity_environments` (Unity projects, whose sources are watched),
+        `demonstrations` and `file_demonstrations` (those that are not recorded) are by name, and
+        `pretrain`, `train_from_scratch`, `train_pretrained`, `train_best`, `export` and `evaluate`
+        by `<experiment>-<seed>`, each entry with experiment, base (the experiment in params.yaml
+        that it comes from), seed, environment, trainer, and demonstrations where it has any; those
+        of `pretrain` have a digest of the networks too, which is all they take from the trainer
+        file. Trials of sweeps are entries like others, with the `values` they change. `sweeps` has
+        what the ranking of each needs.
 
     Raises:
         SettingsError: The trainer configuration of an experiment with pretraining has a mistake,
@@ -54,6 +54,7 @@ def plan(params: Params) -> dict[str, Any]:
         "path_environments": {},
         "unity_environments": {},
         "demonstrations": {},
+        "file_demonstrations": {},
         "pretrain": {},
         "train_from_scratch": {},
         "train_pretrained": {},
@@ -74,7 +75,10 @@ def plan(params: Params) -> dict[str, Any]:
         else:
             tables["environments"][name] = entry
     for name, demonstration in params.demonstrations.items():
-        tables["demonstrations"][name] = {"environment": demonstration.environment}
+        if demonstration.file is None:
+            tables["demonstrations"][name] = {"environment": demonstration.environment}
+        else:
+            tables["file_demonstrations"][name] = {"file": demonstration.file}
     for name, sweep in params.sweeps.items():
         tables["sweeps"][name] = _sweep(sweep)
         for number, values in sweep.trials().items():

@@ -183,6 +183,7 @@ def test_the_plan_has_a_run_for_each_seed_of_each_stage(folder: Path) -> None:
             "path_environments": {"game": {"source": "path", "path": "builds/game.x86_64"}},
             "unity_environments": {},
             "demonstrations": {"expert": {"environment": "ball"}},
+            "file_demonstrations": {},
             "pretrain": {"cloned-1": cloned | {"network": ANY}},
             "train_from_scratch": {
                 "scratch-3": scratch | {"seed": 3},
