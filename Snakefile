@@ -5,6 +5,9 @@ from snakemake.utils import min_version
 min_version("9.10")
 
 
+container: "rl-pipeline.sif"  # workflow/Dockerfile; used with --software-deployment-method apptainer
+
+
 include: "workflow/rules/common.smk"
 
 
@@ -21,3 +24,4 @@ rule all:
 include: "workflow/rules/environments.smk"
 include: "workflow/rules/training.smk"
 include: "workflow/rules/results.smk"
+include: "workflow/rules/subsets.smk"

@@ -25,6 +25,7 @@ the whole pipeline
   pipeline plan                     after editing experiments or seeds in params.yaml
   dvc repro                         run what is out of date, one stage after another
   snakemake --cores 8               the same, in parallel
+  pipeline run smoke --cores 2      one subset, experiment, sweep or run of params.yaml
   pipeline sync                     tell one engine what the other has done
   pipeline ui                       curves, parameters and models in the browser
 
@@ -124,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for add in (
         _plan,
+        _run,
         _sync,
         _env,
         _demo,
@@ -170,6 +172,28 @@ def _plan(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) 
 
     made = _command(commands, debug, "plan", "write the table of runs from params.yaml", work)
     made.add_argument("--check", action="store_true", help="only say whether it is up to date")
+
+
+def _run(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
+    def work(arguments: argparse.Namespace) -> str:
+        from pipeline.commands.subset import run
+
+        return run(
+            Path.cwd(),
+            arguments.names,
+            engine=arguments.engine,
+            stage=arguments.stage,
+            cores=arguments.cores,
+            dry=arguments.dry_run,
+        )
+
+    text = "bring some experiments, sweeps, runs or subsets up to date"
+    made = _command(commands, debug, "run", text, work)
+    made.add_argument("names", nargs="+", help="as in params.yaml; a run is <experiment>-<seed>")
+    made.add_argument("--engine", choices=("dvc", "snakemake"), default="snakemake")
+    made.add_argument("--stage", default=None, help="the last stage; default: all of them")
+    made.add_argument("--cores", type=int, default=1, help="jobs at a time; default: %(default)s")
+    made.add_argument("-n", "--dry-run", action="store_true", help="print the engine's command")
 
 
 def _sync(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above

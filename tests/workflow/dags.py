@@ -60,7 +60,7 @@ def snakemake_nodes(root: Path) -> list[Node]:
             for job in workflow.dag.jobs:
                 if not job.output:
                     continue
-                instance = "-".join(map(str, job.wildcards))
+                instance = "-".join(map(str, job.wildcards)).replace("/", "-")
                 nodes.append(
                     Node(
                         job.rule.name + (f"@{instance}" if instance else ""),

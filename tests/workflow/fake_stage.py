@@ -15,7 +15,12 @@ stage, arguments = Path(__file__).stem, sys.argv[1:]
 name = arguments[0] if arguments else "all"
 run = f"{name}/seed{arguments[2]}" if len(arguments) == 3 else name
 params = yaml.safe_load(Path("params.yaml").read_text())
-experiment = params["experiments"].get(name, {})
+tables = yaml.safe_load(Path("workflow/runs.yaml").read_text())["runs"]
+entry = {}
+if len(arguments) == 3:
+    key = f"{name.replace('/', '-')}-{arguments[2]}"
+    entry = next(t[key] for t in tables.values() if "values" in t.get(key, {}) or key in t)
+experiment = params["experiments"].get(entry.get("base"), {})
 env = experiment.get("environment")
 FOLDERS = {
     "env": [],
@@ -24,6 +29,7 @@ FOLDERS = {
     "train": ["build/env/" + str(env)],
     "export": [f"results/train/{run}"],
     "evaluate": [f"results/export/{run}"],
+    "sweep": [f"results/evaluate/{name}"],
     "report": ["results/evaluate"],
 }
 OUTPUTS = {
@@ -37,6 +43,7 @@ OUTPUTS = {
     "evaluate": [
         f"results/evaluate/{run}/{n}" for n in ("returns.png", "episodes.csv", "metrics.json")
     ],
+    "sweep": [f"results/sweep/{name}/{n}" for n in ("best.json", "metrics.json", "trials.csv")],
     "report": [
         f"results/report/{n}"
         for n in (
@@ -53,7 +60,10 @@ OUTPUTS = {
 digest = hashlib.sha256(json.dumps([stage, arguments]).encode())
 if stage == "train":
     digest.update(json.dumps(experiment["overrides"]).encode())
+    digest.update(json.dumps(entry.get("values")).encode())
     digest.update(Path(experiment["trainer"]).read_bytes())
+    if "sweep" in entry:
+        digest.update(Path(f"results/sweep/{entry['sweep']}/best.json").read_bytes())
 if stage == "evaluate":
     digest.update(json.dumps(experiment["evaluation"]).encode())
 for folder in FOLDERS[stage]:

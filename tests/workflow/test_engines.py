@@ -15,7 +15,7 @@ from pipeline.settings.params import load_params
 from pipeline.settings.plan import plan
 
 HERE = Path(__file__).parent
-STAGES = ("env", "demos", "pretrain", "train", "export", "evaluate", "report")
+STAGES = ("env", "demos", "pretrain", "train", "export", "evaluate", "sweep", "report")
 ENGINES = ("dvc", "snakemake")
 
 pytestmark = pytest.mark.slow

@@ -6,11 +6,13 @@ from snakemake.exceptions import WorkflowError
 
 sys.path.insert(0, str(Path(workflow.basedir) / "src"))
 
+from pipeline.commands.subset import targets
 from pipeline.errors import PipelineError
 from pipeline.settings import read_yaml
 from pipeline.settings.nodes import to_plain
 from pipeline.settings.params import load_params
-from pipeline.settings.plan import check_plan, plan
+from pipeline.settings.plan import check_plan, key_of, plan
+from pipeline.settings.subsets import runs_of
 
 if config:  # it would change the plan, but not what the stages read
     raise WorkflowError(
@@ -26,17 +28,27 @@ except PipelineError as error:
 RUNS = plan(PARAMS)["runs"]
 VALUES = {**to_plain(read_yaml("params.yaml")), "runs": RUNS}
 
-BASE = """__init__.py errors.py files.py seeding.py stages/__init__.py stages/common.py
-    stages/process.py stages/sources.py""".split()
+PLAIN = """__init__.py errors.py files.py stages/__init__.py stages/common.py stages/process.py
+    stages/sources.py""".split()
+BASE = [*PLAIN, "seeding.py"]
 
 
-def watched(*names):
-    """The values of these dotted keys: what dvc.yaml lists under `params`."""
+TRAINING = ("train_from_scratch", "train_pretrained", "train_best")
+
+
+def watched(*names, of=None):
+    """The values of these dotted keys: what dvc.yaml lists under `params`.
+
+    `{base}` and `{key}` in them are those of the wildcards' run in the table `of`.
+    """
 
     def of_job(wildcards):
-        found = {}
+        found, more = {}, {}
+        if of is not None:
+            key = key_of(wildcards.experiment, wildcards.seed)
+            more = {"base": RUNS[of][key]["base"], "key": key}
         for name in names:
-            dotted = name.format(**wildcards)
+            dotted = name.format(**wildcards, **more)
             value = VALUES
             for part in dotted.split("."):
                 value = value[part]
@@ -46,13 +58,13 @@ def watched(*names):
     return of_job
 
 
-def sources(stage, *packages):
+def sources(stage, *packages, base=BASE):
     """Files of the stage's own module and script, and of everything it imports.
 
     Snakemake does not see an edit inside a folder, so folders are spelled out.
     """
     paths = [
-        Path("src/pipeline", name) for name in (*BASE, *packages, f"stages/{stage}.py")
+        Path("src/pipeline", name) for name in (*base, *packages, f"stages/{stage}.py")
     ]
     return sorted([f"workflow/scripts/{stage}.py", *spelled_out(*paths)])
 
@@ -77,8 +89,32 @@ def one_of(names):
 
 def run_of(table, field):
     """The entry's `field` for the wildcards' experiment and seed."""
-    return lambda wildcards: RUNS[table][f"{wildcards.experiment}-{wildcards.seed}"][
+    return lambda wildcards: RUNS[table][key_of(wildcards.experiment, wildcards.seed)][
         field
+    ]
+
+
+def asked(resource):
+    """What the wildcards' experiment says under `resources`."""
+    return lambda wildcards: getattr(
+        PARAMS.experiment(wildcards.experiment).resources, resource
+    )
+
+
+def threads_of(table):
+    """Threads of the wildcards' run: its own, or those of all."""
+    return lambda wildcards: RUNS[table][
+        key_of(wildcards.experiment, wildcards.seed)
+    ].get("threads", PARAMS.runtime.torch_threads)
+
+
+def trials_of(*patterns):
+    """The patterns, filled in for each trial and seed of the wildcards' sweep."""
+    return lambda wildcards: [
+        pattern.format(experiment=f"{wildcards.name}/{number}", seed=seed)
+        for number in RUNS["sweeps"][wildcards.name]["trials"]
+        for seed in RUNS["sweeps"][wildcards.name]["seeds"]
+        for pattern in patterns
     ]
 
 
@@ -97,8 +133,11 @@ def deliverables():
     place = "{experiment}/seed{seed}"
     return [
         "results/report/report.html",
-        *each("train_from_scratch", f"results/train/{place}/policy.pt"),
-        *each("train_pretrained", f"results/train/{place}/policy.pt"),
+        *(
+            policy
+            for table in TRAINING
+            for policy in each(table, f"results/train/{place}/policy.pt")
+        ),
         *each("export", f"results/export/{place}"),
         *each("evaluate", f"results/evaluate/{place}/metrics.json"),
         *(
@@ -106,5 +145,16 @@ def deliverables():
             for table in ("environments", "path_environments", "unity_environments")
             for name in RUNS[table]
         ),
-        *(f"data/demos/{name}.demo" for name in RUNS["demonstrations"]),
+        *(
+            f"data/demos/{name}.demo"
+            for table in ("demonstrations", "file_demonstrations")
+            for name in RUNS[table]
+        ),
+        *(f"results/sweep/{name}/metrics.json" for name in RUNS["sweeps"]),
     ]
+
+
+def stages_of_all(name):
+    """Stages that every run of a subset, experiment or sweep has."""
+    each_has = [set(PARAMS.experiment(one).stages) for one, _ in runs_of(PARAMS, name)]
+    return sorted(set.intersection(*each_has))

@@ -30,6 +30,8 @@ rule env:
         "logs/env/{name}.tsv"
     wildcard_constraints:
         name=one_of(RUNS["environments"]),
+    conda:
+        "../envs/pipeline.yaml"
     threads: 1
     params:
         watched=watched("environments.{name}"),
@@ -52,6 +54,8 @@ rule env_path:
         "logs/env/{name}.tsv"
     wildcard_constraints:
         name=one_of(RUNS["path_environments"]),
+    conda:
+        "../envs/pipeline.yaml"
     threads: 1
     params:
         watched=watched("environments.{name}"),
@@ -79,6 +83,8 @@ rule env_unity:
         "logs/env/{name}.tsv"
     wildcard_constraints:
         name=one_of(RUNS["unity_environments"]),
+    conda:
+        "../envs/pipeline.yaml"
     threads: 1
     params:
         watched=watched("environments.{name}"),
@@ -110,10 +116,43 @@ rule demos:
         "logs/demos/{name}.tsv"
     wildcard_constraints:
         name=one_of(RUNS["demonstrations"]),
+    conda:
+        "../envs/pipeline.yaml"
     threads: 1
     params:
         watched=watched("demonstrations.{name}"),
     message:
         "Record the demonstrations {wildcards.name}"
+    shell:
+        "python workflow/scripts/demos.py {wildcards.name} > {log} 2>&1"
+
+
+rule demos_file:
+    input:
+        lambda wildcards: RUNS["file_demonstrations"][wildcards.name]["file"],
+        sources(
+            "demos",
+            "envs",
+            "protocol",
+            "settings",
+            "simulators",
+            "stages/executable.py",
+        ),
+    output:
+        "data/demos/{name}.demo",
+        report("results/demos/{name}.json", category="Demonstrations"),
+    log:
+        "logs/demos/{name}.log",
+    benchmark:
+        "logs/demos/{name}.tsv"
+    wildcard_constraints:
+        name=one_of(RUNS["file_demonstrations"]),
+    conda:
+        "../envs/pipeline.yaml"
+    threads: 1
+    params:
+        watched=watched("demonstrations.{name}"),
+    message:
+        "Take the demonstrations {wildcards.name}"
     shell:
         "python workflow/scripts/demos.py {wildcards.name} > {log} 2>&1"

@@ -26,6 +26,8 @@ rule export:
     wildcard_constraints:
         experiment=one_of(experiments("export")),
         seed=r"\d+",
+    conda:
+        "../envs/pipeline.yaml"
     threads: 1
     params:
         watched=watched("runtime"),
@@ -67,9 +69,11 @@ rule evaluate:
     wildcard_constraints:
         experiment=one_of(experiments("evaluate")),
         seed=r"\d+",
+    conda:
+        "../envs/pipeline.yaml"
     threads: 1
     params:
-        watched=watched("experiments.{experiment}.evaluation"),
+        watched=watched("experiments.{base}.evaluation", of="evaluate"),
     message:
         "Evaluate {wildcards.experiment}, seed {wildcards.seed}"
     shell:
@@ -87,7 +91,7 @@ rule report:
         each("evaluate", "results/evaluate/{experiment}/seed{seed}/metrics.json"),
         *[
             each(table, f"{TRAINED}/{name}")
-            for table in ("train_from_scratch", "train_pretrained")
+            for table in TRAINING
             for name in ("policy.pt", "metrics.json", "progress.csv")
         ],
         sources(
@@ -109,9 +113,11 @@ rule report:
         "logs/report.log",
     benchmark:
         "logs/report.tsv"
+    conda:
+        "../envs/pipeline.yaml"
     threads: 1
     params:
-        watched=watched("experiments"),
+        watched=watched("experiments", "runs.train_best"),
     message:
         "Compare the experiments"
     shell:

@@ -31,16 +31,20 @@ rule pretrain:
     wildcard_constraints:
         experiment=one_of(experiments("pretrain")),
         seed=r"\d+",
-    retries: 1
-    threads: PARAMS.runtime.torch_threads
+    retries: 3
+    conda:
+        "../envs/pipeline.yaml"
+    threads: threads_of("pretrain")
     resources:
-        mem_mb=2000,
+        mem_mb=asked("memory_mb"),
         runtime=60,
+        gpu=asked("gpus"),
     params:
         watched=watched(
-            "experiments.{experiment}.pretrain",
+            "experiments.{base}.pretrain",
             "runtime",
-            "runs.pretrain.{experiment}-{seed}",
+            "runs.pretrain.{key}",
+            of="pretrain",
         ),
     message:
         "Imitate the demonstrations: {wildcards.experiment}, seed {wildcards.seed}"
@@ -72,13 +76,21 @@ rule train:
     wildcard_constraints:
         experiment=one_of(experiments("train_from_scratch")),
         seed=r"\d+",
-    retries: 1
-    threads: PARAMS.runtime.torch_threads
+    retries: 3
+    conda:
+        "../envs/pipeline.yaml"
+    threads: threads_of("train_from_scratch")
     resources:
-        mem_mb=2000,
-        runtime=720,
+        mem_mb=asked("memory_mb"),
+        runtime=asked("minutes"),
+        gpu=asked("gpus"),
     params:
-        watched=watched("experiments.{experiment}.overrides", "runtime"),
+        watched=watched(
+            "experiments.{base}.overrides",
+            "runtime",
+            "runs.train_from_scratch.{key}",
+            of="train_from_scratch",
+        ),
     message:
         "Train {wildcards.experiment}, seed {wildcards.seed}"
     shell:
@@ -113,15 +125,100 @@ rule train_pretrained:
     wildcard_constraints:
         experiment=one_of(experiments("train_pretrained")),
         seed=r"\d+",
-    retries: 1
-    threads: PARAMS.runtime.torch_threads
+    retries: 3
+    conda:
+        "../envs/pipeline.yaml"
+    threads: threads_of("train_pretrained")
     resources:
-        mem_mb=2000,
-        runtime=720,
+        mem_mb=asked("memory_mb"),
+        runtime=asked("minutes"),
+        gpu=asked("gpus"),
     params:
-        watched=watched("experiments.{experiment}.overrides", "runtime"),
+        watched=watched(
+            "experiments.{base}.overrides",
+            "runtime",
+            "runs.train_pretrained.{key}",
+            of="train_pretrained",
+        ),
     message:
         "Train {wildcards.experiment}, seed {wildcards.seed}, from the pretrained policy"
+    shell:
+        "python workflow/scripts/train.py {wildcards.experiment} --seed {wildcards.seed}"
+        " > {log} 2>&1"
+
+
+rule sweep:
+    input:
+        trials_of(
+            "results/evaluate/{experiment}/seed{seed}/returns.png",
+            "results/evaluate/{experiment}/seed{seed}/episodes.csv",
+            "results/evaluate/{experiment}/seed{seed}/metrics.json",
+        ),
+        sources("sweep", "settings", base=PLAIN),
+    output:
+        "results/sweep/{name}/best.json",
+        "results/sweep/{name}/metrics.json",
+        report("results/sweep/{name}/trials.csv", category="Sweeps"),
+    log:
+        "logs/sweep/{name}.log",
+    benchmark:
+        "logs/sweep/{name}.tsv"
+    wildcard_constraints:
+        name=one_of(RUNS["sweeps"]),
+    conda:
+        "../envs/pipeline.yaml"
+    threads: 1
+    params:
+        watched=watched("runs.sweeps.{name}"),
+    message:
+        "Rank the trials of {wildcards.name}"
+    shell:
+        "python workflow/scripts/sweep.py {wildcards.name} > {log} 2>&1"
+
+
+rule train_best:
+    input:
+        run_of("train_best", "trainer"),
+        lambda wildcards: (
+            f"build/env/{run_of('train_best', 'environment')(wildcards)}"
+        ),
+        lambda wildcards: (
+            f"results/sweep/{run_of('train_best', 'sweep')(wildcards)}/best.json"
+        ),
+        sources("train", *LEARNING, "stages/executable.py"),
+    output:
+        "results/train/{experiment}/seed{seed}/policy.pt",
+        "results/train/{experiment}/seed{seed}/metrics.json",
+        report(
+            "results/train/{experiment}/seed{seed}/progress.csv",
+            category="Training",
+            subcategory="{experiment}",
+            labels={"seed": "{seed}"},
+        ),
+    log:
+        "logs/train/{experiment}/seed{seed}.log",
+    benchmark:
+        "logs/train/{experiment}/seed{seed}.tsv"
+    wildcard_constraints:
+        experiment=one_of(experiments("train_best")),
+        seed=r"\d+",
+    retries: 3
+    conda:
+        "../envs/pipeline.yaml"
+    threads: threads_of("train_best")
+    resources:
+        mem_mb=asked("memory_mb"),
+        runtime=asked("minutes"),
+        gpu=asked("gpus"),
+    params:
+        watched=watched(
+            "experiments.{base}.overrides",
+            "runtime",
+            "runs.train_best.{key}",
+            of="train_best",
+        ),
+    message:
+        "Train the best of a sweep, {wildcards.experiment}, seed {wildcards.seed}"
     shell:
         "python workflow/scripts/train.py {wildcards.experiment} --seed {wildcards.seed}"
         " > {log} 2>&1"

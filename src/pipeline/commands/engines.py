@@ -104,7 +104,7 @@ def environment() -> dict[str, str]:
 
 
 def _job_name(job: object) -> str:
-    instance = "-".join(map(str, job.wildcards))  # type: ignore[attr-defined]  # untyped
+    instance = "-".join(map(str, job.wildcards)).replace("/", "-")  # type: ignore[attr-defined]  # untyped
     name = str(job.rule.name)  # type: ignore[attr-defined]  # untyped
     return f"{name}@{instance}" if instance else name
 

@@ -169,7 +169,7 @@ def _train(
         if not folder.started or checkpoint.inference:
             raise
         again = f"{error}; to continue, give the same command with --resume"
-        raise Interrupted(again, exit_code=error.exit_code) from error
+        raise Interrupted(again, exit_code=process.exit_code(error.exit_code)) from error
 
 
 def _sinks(settings: RunSettings, run_dir: Path, timers: TimersSink) -> list[Sink]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.settings.nodes import Node, fail, find, join
+from pipeline.settings.nodes import Node, fail, find, join, merge, to_plain, undotted
 from pipeline.settings.reader import (
     ContradictionError,
     choice,
@@ -18,6 +18,8 @@ from pipeline.settings.run_file import load_run_settings, to_mapping
 from pipeline.settings.schema.kinds import Count, CountOrZero, Positive
 from pipeline.settings.schema.run import RunSettings
 from pipeline.settings.source import EnvironmentParams
+from pipeline.settings.subsets import check_subsets
+from pipeline.settings.sweeps import SweepParams, best_file, best_name
 from pipeline.settings.yaml_file import read_yaml
 
 STAGES = ("pretrain", "train", "export", "evaluate")
@@ -41,16 +43,36 @@ class RuntimeParams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemonstrationParams:
-    """`demonstrations.<name>`: recorded episodes of a policy that knows the task."""
+    """`demonstrations.<name>`: episodes to record, or a file that is there already."""
 
-    environment: str
-    """A name under `environments`."""
+    environment: str | None = None
+    """A name under `environments`; to record in."""
     policy: Literal["expert"] = "expert"
     """Who acts: the simulator's own expert."""
-    episodes: Count
+    episodes: Count | None = None
     """Episodes to record."""
-    seed: CountOrZero
+    seed: CountOrZero | None = None
     """Seed of the environment and the policy."""
+    file: str | None = None
+    """A `.demo` file, for example one that a person has played in Unity, instead of recording."""
+
+    def __post_init__(self) -> None:
+        """Refuse what says neither, or both."""
+        recording = {
+            "environment": self.environment,
+            "episodes": self.episodes,
+            "seed": self.seed,
+        }
+        for key, value in recording.items():
+            if self.file is not None and value is not None:
+                raise ContradictionError(
+                    key, f"{value!r} is for recording, but 'file' names what is there; remove one"
+                )
+            if self.file is None and value is None:
+                raise ContradictionError(
+                    "environment" if self.environment else "policy",
+                    f"the key {key!r} is required to record; or name a .demo under 'file'",
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +98,20 @@ class EvaluationParams:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ResourceParams:
+    """`experiments.<name>.resources`: what its jobs may use; read by Snakemake, never a result."""
+
+    threads: Count | None = None
+    """Threads of pretrain and train instead of `runtime.torch_threads`; this is a result."""
+    memory_mb: Count = 2000
+    """Memory of pretrain and train, in MB."""
+    minutes: Count = 720
+    """Time that train is given, in minutes."""
+    gpus: CountOrZero = 0
+    """GPUs of pretrain and train; `runtime.device` says whether they are used."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ExperimentParams:
     """`experiments.<name>`: one trainer configuration in one environment, with several seeds."""
 
@@ -95,6 +131,12 @@ class ExperimentParams:
     """Needed when `stages` has pretrain."""
     evaluation: EvaluationParams | None = None
     """Needed when `stages` has evaluate."""
+    resources: ResourceParams = field(default_factory=ResourceParams)
+    """What its jobs may use."""
+    base: str | None = field(default=None, metadata={"internal": True})
+    """The experiment that a trial or the best of a sweep is made from."""
+    best_of: str | None = field(default=None, metadata={"internal": True})
+    """The sweep whose best configuration this is."""
 
     def __post_init__(self) -> None:
         """Refuse seeds twice, stages out of order, and stages without what they need."""
@@ -128,21 +170,63 @@ class Params:
     demonstrations: dict[str, DemonstrationParams] = field(default_factory=dict)
     """Demonstrations by name."""
     experiments: dict[str, ExperimentParams] = field(default_factory=dict)
-    """Experiments by name."""
+    """Experiments by name, with the best of each sweep as one more."""
+    sweeps: dict[str, SweepParams] = field(default_factory=dict)
+    """Sweeps by name."""
+    subsets: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Experiments, runs and sweeps that are asked for together, by name."""
     path: Path = field(default=Path("params.yaml"), metadata={"internal": True}, compare=False)
     """The file, from whose folder other paths are meant."""
 
     def experiment(self, name: str) -> ExperimentParams:
-        """The experiment called `name`.
+        """The experiment called `name`, or the trial `<sweep>/<number>` as one.
 
         Raises:
             SettingsError: There is none.
         """
-        if name not in self.experiments:
+        if name in self.experiments:
+            return self.experiments[name]
+        sweep, _, number = name.partition("/")
+        trials = self.sweeps[sweep].trials() if sweep in self.sweeps else {}
+        if number not in trials:
             node = Node(name, str(self.path))
-            hint = suggestion(name, self.experiments)
+            hint = suggestion(name, [*self.experiments, *(f"{sweep}/{one}" for one in trials)])
             raise fail(node, "experiments", f"no experiment is called {name!r}{hint}")
-        return self.experiments[name]
+        base = self.experiments[self.sweeps[sweep].experiment]
+        return replace(
+            base,
+            overrides=self._changed(base, trials[number], f"sweeps.{sweep}"),
+            seeds=self.sweeps[sweep].seeds,
+            base=self.sweeps[sweep].experiment,
+        )
+
+    def overrides(self, name: str) -> dict[str, Any]:
+        """All changes to the trainer configuration, with those that a sweep chose.
+
+        Raises:
+            SettingsError: There is no such experiment, or its sweep has not been run.
+        """
+        experiment = self.experiment(name)
+        if experiment.best_of is None:
+            return experiment.overrides
+        best = self.path.parent / best_file(experiment.best_of)
+        if not best.is_file():
+            raise fail(
+                Node(name, str(best)),
+                "",
+                f"is missing: the sweep {experiment.best_of!r} has not chosen a best configuration "
+                f"yet. Run `dvc repro sweep@{experiment.best_of}` or `snakemake --cores 1`.",
+            )
+        chosen = to_plain(read_yaml(best, what="Best of the sweep"))["values"]
+        return self._changed(experiment, chosen, str(best))
+
+    def _changed(
+        self, base: ExperimentParams, values: dict[str, Any], source: str
+    ) -> dict[str, Any]:
+        """The overrides of an experiment with a sweep's values laid on them."""
+        laid = merge(undotted(base.overrides, str(self.path)), undotted(values, source))
+        plain: dict[str, Any] = to_plain(laid)
+        return plain
 
     def run_settings(self, name: str, *, env_path: str | None = None) -> RunSettings:
         """The trainer configuration of an experiment, with its overrides.
@@ -155,8 +239,9 @@ class Params:
             SettingsError: There is no such experiment, or its configuration has a mistake.
         """
         experiment = self.experiment(name)
-        source = f"{self.path}: experiments.{name}.overrides"
-        overrides: dict[str, Any] = dict(experiment.overrides)
+        section = "experiments" if experiment.base is None else "sweeps"
+        source = f"{self.path}: {section}.{name}.overrides"
+        overrides = dict(self.overrides(name))
         if env_path is not None:
             overrides["env_settings.env_path"] = env_path
         return load_run_settings(
@@ -200,14 +285,25 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
         runtime=read.runtime,
         environments=read.environments,
         demonstrations=read.demonstrations,
-        experiments=read.experiments,
+        experiments=read.experiments | _best_ones(read),
+        sweeps=read.sweeps,
+        subsets=read.subsets,
         path=path,
     )
-    for section in ("environments", "demonstrations", "experiments"):
+    for section in ("environments", "demonstrations", "experiments", "sweeps", "subsets"):
         _check_names(root, section)
-    for name in params.demonstrations:
-        _check_reference(root, f"demonstrations.{name}.environment", params.environments)
-    for name, experiment in params.experiments.items():
+    for name, demonstration in params.demonstrations.items():
+        at = f"demonstrations.{name}"
+        if demonstration.file is None:
+            _check_reference(root, f"{at}.environment", params.environments)
+        elif Path(demonstration.file) == Path(f"data/demos/{name}.demo"):
+            node = find(root, f"{at}.file")
+            raise fail(
+                node, f"{at}.file", f"{shown(node)} is what the stage makes; keep yours elsewhere"
+            )
+    for name in read.sweeps:
+        _check_sweep(root, read, name)
+    for name, experiment in read.experiments.items():
         at = f"experiments.{name}"
         _check_reference(root, f"{at}.environment", params.environments)
         if experiment.demonstrations is not None:
@@ -215,7 +311,44 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
         if not (path.parent / experiment.trainer).is_file():
             node = find(root, f"{at}.trainer")
             raise fail(node, f"{at}.trainer", f"there is no file {experiment.trainer!r}")
+    check_subsets(root, params)
     return params
+
+
+def _best_ones(read: Params) -> dict[str, ExperimentParams]:
+    """The best of each sweep as an experiment; sweeps of unknown experiments are refused later."""
+    return {
+        best_name(name): replace(
+            read.experiments[sweep.experiment],
+            seeds=sweep.best.seeds,
+            base=sweep.experiment,
+            best_of=name,
+        )
+        for name, sweep in read.sweeps.items()
+        if sweep.best is not None and sweep.experiment in read.experiments
+    }
+
+
+def _check_sweep(root: Node, read: Params, name: str) -> None:
+    at = f"sweeps.{name}"
+    _check_reference(root, f"{at}.experiment", read.experiments)
+    node = find(root, at)
+    base = read.experiments[read.sweeps[name].experiment]
+    if "evaluate" not in base.stages or "pretrain" in base.stages:
+        raise fail(
+            node,
+            f"{at}.experiment",
+            "a sweep needs an experiment with the stages train, export and evaluate, and without "
+            f"pretrain; {read.sweeps[name].experiment!r} has {list(base.stages)}",
+        )
+    for taken in (name, best_name(name)):
+        if taken in read.experiments:
+            raise fail(
+                node,
+                at,
+                f"the results of this sweep would lie in those of the experiment {taken!r}; "
+                "rename one of them",
+            )
 
 
 def _check_stages(stages: tuple[str, ...]) -> None:

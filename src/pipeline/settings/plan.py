@@ -18,7 +18,8 @@ from pipeline.settings.run_file import to_mapping
 from pipeline.settings.yaml_file import dump_yaml
 
 if TYPE_CHECKING:
-    from pipeline.settings.params import Params
+    from pipeline.settings.params import ExperimentParams, Params
+    from pipeline.settings.sweeps import SweepParams
 
 _log = logging.getLogger(__name__)
 
@@ -35,23 +36,30 @@ def plan(params: Params) -> dict[str, Any]:
 
     Returns:
         `{"runs": tables}`, where `environments`, `path_environments` (builds that are already
-        there, and watched), `unity_environments` (Unity projects, whose sources are watched) and
-        `demonstrations` are by name, and `pretrain`, `train_from_scratch`,
-        `train_pretrained`, `export` and `evaluate` by `<experiment>-<seed>`, each entry with
-        experiment, seed, environment, trainer, and demonstrations where it has any; those of
-        `pretrain` have a digest of the networks too, which is all they take from the trainer file.
+        there, and watched), `unity_environments` (Unity projects, whose sources are watched),
+        `demonstrations` and `file_demonstrations` (those that are not recorded) are by name, and
+        `pretrain`, `train_from_scratch`, `train_pretrained`, `train_best`, `export` and `evaluate`
+        by `<experiment>-<seed>`, each entry with experiment, base (the experiment in params.yaml
+        that it comes from), seed, environment, trainer, and demonstrations where it has any; those
+        of `pretrain` have a digest of the networks too, which is all they take from the trainer
+        file. Trials of sweeps are entries like others, with the `values` they change. `sweeps` has
+        what the ranking of each needs.
 
     Raises:
-        SettingsError: The trainer configuration of an experiment with pretraining has a mistake.
+        SettingsError: The trainer configuration of an experiment with pretraining has a mistake,
+            or two runs would have the same name.
     """
     tables: dict[str, dict[str, Any]] = {
         "environments": {},
         "path_environments": {},
         "unity_environments": {},
         "demonstrations": {},
+        "file_demonstrations": {},
         "pretrain": {},
         "train_from_scratch": {},
         "train_pretrained": {},
+        "sweeps": {},
+        "train_best": {},
         "export": {},
         "evaluate": {},
     }
@@ -67,23 +75,63 @@ def plan(params: Params) -> dict[str, Any]:
         else:
             tables["environments"][name] = entry
     for name, demonstration in params.demonstrations.items():
-        tables["demonstrations"][name] = {"environment": demonstration.environment}
-    for name, experiment in params.experiments.items():
-        for seed in experiment.seeds:
-            run: dict[str, Any] = {
-                "experiment": name,
-                "seed": seed,
-                "environment": experiment.environment,
-                "trainer": experiment.trainer,
-            }
-            if experiment.demonstrations is not None:
-                run["demonstrations"] = experiment.demonstrations
-            for stage in experiment.stages:
-                entry = run
-                if stage == "pretrain":
-                    entry = run | {"network": _network(params, name)}
-                tables[_table(stage, experiment.stages)][f"{name}-{seed}"] = entry
+        if demonstration.file is None:
+            tables["demonstrations"][name] = {"environment": demonstration.environment}
+        else:
+            tables["file_demonstrations"][name] = {"file": demonstration.file}
+    for name, sweep in params.sweeps.items():
+        tables["sweeps"][name] = _sweep(sweep)
+        for number, values in sweep.trials().items():
+            _add_runs(tables, params, f"{name}/{number}", {"values": values})
+    for name in params.experiments:
+        _add_runs(tables, params, name, {})
     return {"runs": tables}
+
+
+def key_of(experiment: str, seed: int | str) -> str:
+    """The name of a run in the tables, and in stages after the `@`."""
+    return f"{experiment.replace('/', '-')}-{seed}"
+
+
+def _add_runs(
+    tables: dict[str, dict[str, Any]], params: Params, name: str, more: dict[str, Any]
+) -> None:
+    """One entry per seed in the table of each of the experiment's stages."""
+    experiment = params.experiment(name)
+    for seed in experiment.seeds:
+        run: dict[str, Any] = {
+            "experiment": name,
+            "base": experiment.base or name,
+            "seed": seed,
+            "environment": experiment.environment,
+            "trainer": experiment.trainer,
+        }
+        if experiment.demonstrations is not None:
+            run["demonstrations"] = experiment.demonstrations
+        learning = run | more
+        if experiment.resources.threads is not None:
+            learning["threads"] = experiment.resources.threads
+        if experiment.best_of is not None:
+            learning["sweep"] = experiment.best_of
+        for stage in experiment.stages:
+            entry = learning if stage in ("pretrain", "train") else run
+            if stage == "pretrain":
+                entry = entry | {"network": _network(params, name)}
+            table, key = tables[_table(stage, experiment)], key_of(name, seed)
+            if key in table:
+                raise SettingsError(
+                    f"{params.path}: experiments.{name}: its run {key!r} is also one of "
+                    f"{table[key]['experiment']!r}; rename one of them"
+                )
+            table[key] = entry
+
+
+def _sweep(sweep: SweepParams) -> dict[str, Any]:
+    """What the ranking of a sweep depends on, beside the results of its trials."""
+    ranked = {"experiment": sweep.experiment, "metric": sweep.metric, "goal": sweep.goal}
+    if sweep.behavior is not None:
+        ranked["behavior"] = sweep.behavior
+    return ranked | {"seeds": list(sweep.seeds), "trials": sweep.trials()}
 
 
 def _network(params: Params, name: str) -> str:
@@ -101,8 +149,12 @@ def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
     Raises:
         SettingsError: A trainer configuration, or an override, has a mistake.
     """
-    for name in params.experiments:
-        _check_demonstrations(params, name)
+    trials = [f"{name}/{one}" for name, sweep in params.sweeps.items() for one in sweep.trials()]
+    for name in [*params.experiments, *trials]:
+        if name in trials or params.experiments[name].best_of is None:  # which is yet to be found
+            params.run_settings(name)
+            if name in params.experiments:
+                _check_demonstrations(params, name)
     n_stages = sum(len(table) for table in plan(params)["runs"].values())
     if n_stages > _MOST_STAGES:
         _log.warning(
@@ -146,7 +198,9 @@ def check_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
         raise StageError(f"{path} {state}: run `pipeline plan` to make it from {params.path}.")
 
 
-def _table(stage: str, stages: tuple[str, ...]) -> str:
+def _table(stage: str, experiment: ExperimentParams) -> str:
     if stage != "train":
         return stage
-    return "train_pretrained" if "pretrain" in stages else "train_from_scratch"
+    if experiment.best_of is not None:
+        return "train_best"
+    return "train_pretrained" if "pretrain" in experiment.stages else "train_from_scratch"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pipeline.envs.base import BaseEnv
-    from pipeline.protocol.demo import DemoWriter
+    from pipeline.protocol.demo import Demonstration, DemoWriter
     from pipeline.protocol.specs import ActionTuple
     from pipeline.protocol.steps import DecisionSteps
 
@@ -36,6 +37,11 @@ def record_named(name: str, root: Path) -> None:
     params = load_params(root / "params.yaml")
     check_plan(params, root / "workflow/runs.yaml")
     wanted = common.named(params.demonstrations, name, "demonstrations")
+    if wanted.file is not None:
+        take(name, Path(wanted.file), root)
+        return
+    if wanted.environment is None or wanted.episodes is None or wanted.seed is None:
+        raise StageError(f"params.yaml: demonstrations.{name} names neither a file nor episodes")
     built = executable.folder_of(wanted.environment)
     job = common.Job(
         stage="demos",
@@ -58,6 +64,37 @@ def record_named(name: str, root: Path) -> None:
             log_folder=attempt.run,
         )
         files.write_json(attempt.out(f"{name}.json"), metrics)
+
+
+def take(name: str, file: Path, root: Path) -> None:
+    """Make the same of a `.demo` file that is there already, after reading all of it."""
+    from pipeline.protocol.demo import read_demo
+
+    job = common.Job(
+        stage="demos",
+        instance=name,
+        params={},
+        inputs=(file,),
+        outputs=(Path(f"data/demos/{name}.demo"), Path(f"results/demos/{name}.json")),
+    )
+    with common.attempt(job, root) as attempt:
+        demo = read_demo(root / file)
+        shutil.copyfile(root / file, attempt.out(f"{name}.demo"))
+        files.write_json(attempt.out(f"{name}.json"), summary(demo))
+
+
+def summary(demo: Demonstration) -> dict[str, Any]:
+    """The numbers that a recording has too; returns are null when no episode has ended."""
+    ends = np.flatnonzero(demo.done) + 1
+    parts = np.split(demo.reward[: ends[-1]], ends[:-1]) if len(ends) else []
+    returns = [float(part.sum()) for part in parts]
+    return {
+        "episodes": len(returns),
+        "steps": len(demo),
+        "mean_return": float(np.mean(returns)) if returns else None,
+        "min_return": min(returns, default=None),
+        "max_return": max(returns, default=None),
+    }
 
 
 def record(

@@ -58,8 +58,8 @@ def pretrain(run: tracked.Run) -> None:
     from pipeline import trainer
 
     job = job_of(run)
-    runtime = run.params.runtime
-    torch.set_num_threads(runtime.torch_threads)
+    runtime = run.runtime()
+    torch.set_num_threads(runtime["torch_threads"])
     with (
         common.attempt(job, run.root) as attempt,
         tracked.recorded(run, attempt, algorithm=tracked.algorithm_of(run)) as record,
@@ -72,7 +72,7 @@ def pretrain(run: tracked.Run) -> None:
             seed=run.seed,
             run_dir=attempt.run,
             **job.params["pretrain"],
-            device=runtime.device,
+            device=runtime["device"],
             sinks=sinks,
         )
         demonstrations = (run.experiment.demonstrations, job.inputs[0])

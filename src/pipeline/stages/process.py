@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
-_HANDLED = (signal.SIGINT, signal.SIGTERM)
+_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1")  # the last is unknown on Windows
+_HANDLED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+_TIME_IS_UP = 128 + 10
+"""Exit code for SIGUSR1, with which schedulers warn of a time limit."""
+_REQUEUE_CODE = "PIPELINE_REQUEUE_EXIT_CODE"
 _received: list[int] = []
 
 
 class Stopped(KeyboardInterrupt):
-    """SIGINT or SIGTERM; like KeyboardInterrupt, no `except Exception` swallows it."""
+    """A signal to stop; like KeyboardInterrupt, no `except Exception` swallows it."""
 
     exit_code = 130
     """Of a process that ends for this reason."""
@@ -34,28 +38,45 @@ def run(work: Callable[[], None]) -> int:
     """Do a stage's work and give the exit code of its process.
 
     0 means that every declared output is in place. A mistake that the user can act on is one line
-    on standard error; SIGINT gives 130 and SIGTERM 143, whatever the work made of the signal.
+    on standard error; SIGINT gives 130, SIGTERM 143, and SIGUSR1 what `exit_code` makes of 138,
+    whatever the work made of the signal.
     """
     logging.basicConfig(level=logging.INFO, format="[%(levelname)s] %(message)s")
-    die_with_parent()
     with signals():
+        die_with_parent()
         try:
             work()
             stop_if_signalled()
         except (KeyboardInterrupt, Interrupted) as error:
             sys.stderr.write(f"interrupted: {one_line(error) or 'stopped by a signal'}\n")
             if _received:
-                return 128 + _received[0]
-            return error.exit_code if isinstance(error, Interrupted) else 130
+                return exit_code(128 + _received[0])
+            return exit_code(error.exit_code) if isinstance(error, Interrupted) else 130
         except (PipelineError, OSError) as error:
             sys.stderr.write(f"error: {one_line(error)}\n")
             return int(getattr(error, "exit_code", PipelineError.exit_code))
     return 0
 
 
+def exit_code(code: int) -> int:
+    """The exit code for the scheduler, after a signal that gives `code` and a saved state.
+
+    PIPELINE_REQUEUE_EXIT_CODE replaces that of SIGUSR1 where the scheduler wants to see another
+    one to queue the job again: 99 for Grid Engine, 85 for HTCondor. 0 is not taken, since an engine
+    would think that the stage is done.
+    """
+    wanted = os.environ.get(_REQUEUE_CODE, "")
+    if code != _TIME_IS_UP or not wanted:
+        return code
+    if wanted.isdecimal() and 0 < int(wanted) < 256:  # exit codes are bytes
+        return int(wanted)
+    _log.warning("%s is %r, no exit code from 1 to 255; it is not used", _REQUEUE_CODE, wanted)
+    return code
+
+
 @contextlib.contextmanager
 def signals() -> Iterator[None]:
-    """Turn the first SIGINT or SIGTERM into `Stopped`; a second one of them kills at once."""
+    """Turn the first SIGINT, SIGTERM or SIGUSR1 into `Stopped`; a second one kills at once."""
     _received.clear()
     before = {number: signal.signal(number, _on_signal) for number in _HANDLED}
     try:
@@ -82,13 +103,14 @@ def die_with_parent() -> None:
     parent = os.getppid()
 
     def leave_with_parent(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        if os.getppid() != parent:
+        asked = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # and is saving what it has
+        if os.getppid() != parent and not asked:
             _log.warning("the process that started this stage is gone; the stage stops")
             os.kill(os.getpid(), signal.SIGTERM)
 
-    signal.signal(signal.SIGUSR1, leave_with_parent)
+    signal.signal(signal.SIGUSR2, leave_with_parent)
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR1), 0, 0, 0) != 0:
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR2), 0, 0, 0) != 0:
         _log.warning("this process will outlive its parent: prctl failed (%s)", ctypes.get_errno())
 
 
@@ -97,5 +119,5 @@ def _on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  #
     for handled in _HANDLED:
         signal.signal(handled, signal.SIG_DFL)
     stopped = Stopped(f"stopped by {signal.Signals(number).name}")
-    stopped.exit_code = 128 + number
+    stopped.exit_code = exit_code(128 + number)
     raise stopped

@@ -47,9 +47,10 @@ class Run:
         return f"{self.name}/seed{self.seed}"
 
     def runtime(self) -> dict[str, Any]:
-        """The section of that name."""
+        """The section of that name, with the threads that the experiment asks for."""
         runtime = self.params.runtime
-        return {"torch_threads": runtime.torch_threads, "device": runtime.device}
+        threads = self.experiment.resources.threads or runtime.torch_threads
+        return {"torch_threads": threads, "device": runtime.device}
 
 
 def main(argv: Sequence[str], description: str | None, work: Callable[[Run], None]) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
+from pipeline.settings.sweeps import best_file
 from pipeline.stages import common, executable, policies, provenance, tracked
 from pipeline.tracking.console import ConsoleSink
 from pipeline.tracking.csvfile import CsvSink
@@ -32,11 +33,13 @@ def job_of(run: tracked.Run) -> common.Job:
     if "pretrain" in run.experiment.stages:
         inputs.append(run.folder("pretrain") / "policy.pt")
         inputs.append(Path(f"data/demos/{run.experiment.demonstrations}.demo"))
+    if run.experiment.best_of is not None:
+        inputs.append(best_file(run.experiment.best_of))
     return common.Job(
         stage="train",
         instance=run.instance,
         params={
-            "overrides": run.experiment.overrides,
+            "overrides": run.params.overrides(run.name),
             "runtime": run.runtime(),
             "seed": run.seed,
         },
@@ -68,7 +71,7 @@ def _train(
 ) -> dict[str, Any]:
     from pipeline import trainer
 
-    runtime = run.params.runtime
+    runtime = run.runtime()
     several = len(settings.behaviors) > 1
     with tracked.recorded(
         run, attempt, algorithm=tracked.algorithm_of(run), prefix=several
@@ -91,8 +94,8 @@ def _train(
             whole_weights=True,
             log_folder=attempt.run / "logs",
             resume=attempt.resumed,
-            device=runtime.device,
-            torch_threads=runtime.torch_threads,
+            device=runtime["device"],
+            torch_threads=runtime["torch_threads"],
             sinks=sinks,
         )
         checkpoints = {name: one.checkpoint for name, one in result.behaviors.items()}

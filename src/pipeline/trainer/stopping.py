@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-_HANDLED = (signal.SIGINT, signal.SIGTERM)
+_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1")  # the last is unknown on Windows
+_HANDLED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 
 
 @dataclass(slots=True)
@@ -33,7 +34,9 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
-    """Take SIGINT and SIGTERM as requests while the block runs; outside the main thread, nothing.
+    """Take SIGINT, SIGTERM and SIGUSR1 as requests while the block runs.
+
+    Outside the main thread nothing is taken.
 
     After the first signal the default handlers are back, so that a second one ends the process.
     """

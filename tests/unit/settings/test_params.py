@@ -171,23 +171,27 @@ def test_the_plan_has_a_run_for_each_seed_of_each_stage(folder: Path) -> None:
     common = {"trainer": "config/t.yaml"}
     cloned = {
         "experiment": "cloned",
+        "base": "cloned",
         "seed": 1,
         "environment": "ball",
         "demonstrations": "expert",
     } | common
-    scratch = {"experiment": "scratch", "environment": "game"} | common
+    scratch = {"experiment": "scratch", "base": "scratch", "environment": "game"} | common
     assert plan(load_params(folder / "params.yaml")) == {
         "runs": {
             "environments": {"ball": {"source": "builtin"}},
             "path_environments": {"game": {"source": "path", "path": "builds/game.x86_64"}},
             "unity_environments": {},
             "demonstrations": {"expert": {"environment": "ball"}},
+            "file_demonstrations": {},
             "pretrain": {"cloned-1": cloned | {"network": ANY}},
             "train_from_scratch": {
                 "scratch-3": scratch | {"seed": 3},
                 "scratch-1": scratch | {"seed": 1},
             },
             "train_pretrained": {"cloned-1": cloned},
+            "sweeps": {},
+            "train_best": {},
             "export": {"cloned-1": cloned},
             "evaluate": {"cloned-1": cloned},
         }

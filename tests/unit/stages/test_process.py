@@ -41,7 +41,9 @@ def start(body: str) -> subprocess.Popen:
     return child
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)]
+)
 def test_a_signal_ends_the_stage_non_zero(number, code):
     with start("wait()") as child:
         child.send_signal(number)
@@ -78,6 +80,54 @@ child.wait()
         engine.kill()
         # The orphan holds the other end of the pipe: it closes when the orphan has ended.
         assert engine.stdout.read() == ""
+
+
+def test_a_scheduler_is_told_to_queue_again_in_its_own_way(monkeypatch, caplog):
+    assert process.exit_code(138) == 138
+    monkeypatch.setenv("PIPELINE_REQUEUE_EXIT_CODE", "99")
+    assert [process.exit_code(code) for code in (130, 143, 138)] == [130, 143, 99]
+    for never in ("0", "256", "soon"):
+        monkeypatch.setenv("PIPELINE_REQUEUE_EXIT_CODE", never)
+        assert process.exit_code(138) == 138
+    assert "'soon', no exit code from 1 to 255" in caplog.text
+
+
+def test_saving_goes_on_when_the_parent_ends_too():
+    # A scheduler signals the whole group: the shell between the engine and the stage ends at once.
+    saves = [
+        "try:",
+        "    print('works', flush=True)",
+        "    wait()",
+        "except KeyboardInterrupt:",
+        "    print('asked', flush=True)",
+        "    sys.stdin.readline()",
+        "    print('saved', flush=True)",
+        "    raise",
+    ]
+    shell = """
+import signal, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+print(child.pid, flush=True)
+child.wait()
+"""
+    with subprocess.Popen(  # noqa: S603  # this interpreter
+        [sys.executable, "-c", shell, WAITS.format(body="\n    ".join(saves))],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        lines = {parent.stdout.readline().strip() for _ in range(3)}
+        stage = int((lines - {"ready", "works"}).pop())
+        os.kill(stage, signal.SIGUSR1)
+        assert parent.stdout.readline() == "asked\n"
+        parent.kill()
+        assert parent.stdin is not None
+        parent.stdin.write("go on\n")
+        parent.stdin.close()
+        assert parent.stdout.read() == "saved\n"
 
 
 def test_a_mistake_is_one_line_and_its_exit_code(capsys):

@@ -1,0 +1,210 @@
+"""Many short jobs through a cluster executor, some of them killed: does every one end whole?
+
+    pip install snakemake-executor-plugin-cluster-generic
+    python benchmarks/jobs.py --jobs 64 --kill 10 --at-once 8
+
+The jobs are seeds of one small experiment in a copy of the project, submitted by the scripts of
+`workflow/cluster`. Each victim is killed with SIGKILL after its first checkpoint. Then is checked:
+every policy is there, every victim has continued from its checkpoint, no process is left over, and
+MLflow has one finished run per seed whose curve has every summary once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pipeline.settings.params import load_params
+from pipeline.settings.plan import write_plan
+
+ROOT = Path(__file__).resolve().parents[1]
+NEEDED = ("src", "workflow", "config", "profiles", "Snakefile", "constraints.txt")
+SUMMARY, STEPS = 1000, 6000
+PARAMS = f"""\
+runtime: {{torch_threads: 1, device: cpu}}
+environments:
+  balance_ball: {{source: builtin, args: []}}
+experiments:
+  short:
+    environment: balance_ball
+    trainer: config/ppo/3DBall.yaml
+    overrides:
+      behaviors.3DBall.max_steps: {STEPS}
+      behaviors.3DBall.summary_freq: {SUMMARY}
+      behaviors.3DBall.checkpoint_interval: {SUMMARY}
+      behaviors.3DBall.hyperparameters.buffer_size: 1000
+    seeds: SEEDS
+    stages: [train]
+"""
+MOST_S = 7200.0
+
+
+def main() -> int:
+    """Run, print what was found as JSON, and give 1 if anything is not as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--jobs", type=int, default=64)
+    parser.add_argument("--kill", type=int, default=10)
+    parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0, help="of the choice of victims")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(
+            Path(folder), jobs=given.jobs, kill=given.kill, at_once=given.at_once, seed=given.seed
+        )
+    print(json.dumps(found, indent=2))  # noqa: T201  # the result
+    return 0 if whole(found) else 1
+
+
+def whole(found: dict[str, Any]) -> bool:
+    """Whether everything is as it should be."""
+    return bool(
+        found["exit_code"] == 0
+        and found["policies"] == found["finished_mlflow_runs"] == found["jobs"]
+        and found["mlflow_runs"] == found["jobs"]
+        and found["resumed"] == found["killed"] == found["victims"]
+        and not found["broken_curves"]
+        and not found["left_over"]
+    )
+
+
+def measure(folder: Path, *, jobs: int, kill: int, at_once: int, seed: int) -> dict[str, Any]:
+    """Run the jobs in a copy of the project below `folder`, and say what came of them."""
+    root = prepare(folder / "project", jobs)
+    victims = random.Random(seed).sample(range(1, jobs + 1), kill)  # noqa: S311  # no secret
+    command = [sys.executable, "-m", "snakemake", "--profile", "profiles/cluster-generic"]
+    started = time.monotonic()
+    with (folder / "snakemake.log").open("w") as log:
+        engine = subprocess.Popen(  # noqa: S603  # fixed command
+            [*command, "--jobs", str(at_once), "--quiet", "rules", "--", "results/short"],
+            cwd=root,
+            env=environment(root),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            killed = kill_some(engine, root, victims, until=started + MOST_S)
+        finally:
+            if engine.poll() is None:
+                engine.terminate()
+        code = engine.wait(60)
+    if code != 0:
+        sys.stderr.write((folder / "snakemake.log").read_text()[-4000:])
+    time.sleep(2)
+    facts = {
+        number: json.loads(place(root, number, ".work/train").joinpath("stage.json").read_text())
+        for number in range(1, jobs + 1)
+        if place(root, number, ".work/train").joinpath("stage.json").is_file()
+    }
+    return {
+        "jobs": jobs,
+        "exit_code": code,
+        "seconds": round(time.monotonic() - started, 1),
+        "policies": sum(
+            place(root, n, "train").joinpath("policy.pt").is_file() for n in range(1, jobs + 1)
+        ),
+        "victims": sorted(victims),
+        "killed": sorted(killed),
+        "resumed": sorted(number for number, one in facts.items() if one["resumed"]),
+        "broken_curves": [n for n in range(1, jobs + 1) if not complete(place(root, n, "train"))],
+        "left_over": [" ".join(one.cmdline()) for one in processes_in(root)],
+        **mlflow_runs(root),
+    }
+
+
+def prepare(root: Path, jobs: int) -> Path:
+    """A copy of the project with one experiment of so many seeds."""
+    for name in NEEDED:
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            shutil.copytree(ROOT / name, root / name, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, root / name)
+    (root / "params.yaml").write_text(PARAMS.replace("SEEDS", str(list(range(1, jobs + 1)))))
+    write_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
+    return root
+
+
+def environment(root: Path) -> dict[str, str]:
+    """Variables for the engine: this Python, the copy's sources, a store of its own."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_"))}
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    more = {"PATH": path, "PYTHONPATH": str(root / "src"), "MLFLOW_DISABLE_TELEMETRY": "true"}
+    return kept | more | {"OMP_NUM_THREADS": "1"}
+
+
+def place(root: Path, number: int, stage: str) -> Path:
+    """Folder of one seed's results."""
+    return root / "results" / stage / "short" / f"seed{number}"
+
+
+def kill_some(
+    engine: subprocess.Popen[bytes], root: Path, victims: list[int], *, until: float
+) -> set[int]:
+    """Kill each victim once, when it has a checkpoint and is at work; until the engine ends."""
+    killed: set[int] = set()
+    while engine.poll() is None and time.monotonic() < until:
+        for process in processes_in(root):
+            try:
+                words = process.cmdline()
+            except psutil.Error:
+                continue
+            if "workflow/scripts/train.py" not in words[1:2] or words[-2] != "--seed":
+                continue
+            number = int(words[-1])
+            saved = place(root, number, ".work/train") / "run/3DBall/checkpoint.pt"
+            if number in victims and number not in killed and saved.is_file():
+                os.kill(process.pid, signal.SIGKILL)
+                killed.add(number)
+        time.sleep(0.05)
+    return killed
+
+
+def processes_in(root: Path) -> list[psutil.Process]:
+    """Processes whose working folder is the copy."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if Path(process.cwd()) == root.resolve() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def complete(folder: Path) -> bool:
+    """Whether the learning curve has every summary once, in order."""
+    try:
+        with (folder / "progress.csv").open(newline="") as file:
+            steps = [int(row["step"]) for row in csv.DictReader(file)]
+    except OSError:
+        return False
+    return [step // SUMMARY for step in steps] == list(range(1, STEPS // SUMMARY + 1))
+
+
+def mlflow_runs(root: Path) -> dict[str, int]:
+    """How many runs the store has, and how many of them have finished."""
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    import mlflow
+
+    client = mlflow.MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
+    ids = [one.experiment_id for one in client.search_experiments()]
+    runs = client.search_runs(ids, max_results=1000)
+    done = [one for one in runs if one.info.status == "FINISHED"]
+    return {"mlflow_runs": len(runs), "finished_mlflow_runs": len(done)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

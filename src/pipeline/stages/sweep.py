@@ -1,0 +1,134 @@
+"""The `sweep` stage: the trials of a sweep, ranked, and the best configuration."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline import files
+from pipeline.errors import StageError
+from pipeline.settings.params import load_params
+from pipeline.settings.plan import check_plan
+from pipeline.settings.sweeps import best_file
+from pipeline.stages import common, process
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pipeline.settings.sweeps import SweepParams
+
+OUTPUTS = ("best.json", "metrics.json", "trials.csv")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One configuration and what it came to."""
+
+    name: str
+    """`<sweep>/<number>`."""
+    values: Mapping[str, Any]
+    """What it changed, by dotted key."""
+    scores: Mapping[int, float]
+    """The metric by seed."""
+
+    @property
+    def score(self) -> float:
+        """Mean over the seeds."""
+        return sum(self.scores.values()) / len(self.scores)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line of the stage's script."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", help="a name under `sweeps` in params.yaml")
+    arguments = parser.parse_args(argv)
+    return process.run(lambda: rank_named(arguments.name, common.checkout()))
+
+
+def rank_named(name: str, root: Path) -> None:
+    """Make `results/sweep/<name>/`: `best.json`, `metrics.json` and `trials.csv`."""
+    params = load_params(root / "params.yaml")
+    check_plan(params, root / "workflow/runs.yaml")
+    sweep = common.named(params.sweeps, name, "sweeps")
+    places = {
+        (number, seed): Path(f"results/evaluate/{name}/{number}/seed{seed}/metrics.json")
+        for number in sweep.trials()
+        for seed in sweep.seeds
+    }
+    job = common.Job(
+        stage="sweep",
+        instance=name,
+        params={"metric": sweep.metric, "behavior": sweep.behavior, "goal": sweep.goal}
+        | {"trials": sweep.trials()},
+        inputs=tuple(places.values()),
+        outputs=tuple(best_file(name).with_name(output) for output in OUTPUTS),
+    )
+    with common.attempt(job, root) as attempt:
+        trials = [
+            Trial(
+                name=f"{name}/{number}",
+                values=values,
+                scores={seed: score_of(root / places[number, seed], sweep) for seed in sweep.seeds},
+            )
+            for number, values in sweep.trials().items()
+        ]
+        ranked = rank(trials, goal=sweep.goal)
+        best = ranked[0]
+        if math.isnan(best.score):
+            raise StageError(
+                f"sweeps.{name}: no trial has a {sweep.metric}; evaluate more episodes"
+            )
+        files.write_json(
+            attempt.out("best.json"),
+            {"trial": best.name, "values": best.values},  # no score: the best trains from this file
+        )
+        files.write_json(
+            attempt.out("metrics.json"), {sweep.metric: best.score, "trials": len(ranked)}
+        )
+        files.write_whole(attempt.out("trials.csv"), table(trials, ranked, sweep.metric))
+
+
+def score_of(path: Path, sweep: SweepParams) -> float:
+    """The sweep's metric in the `metrics.json` of an evaluation.
+
+    Raises:
+        StageError: It is not there, or it is not clear whose is meant.
+    """
+    metrics: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8"))
+    wanted = sweep.behavior
+    if wanted is None and len(metrics) > 1:
+        raise StageError(
+            f"{path}: has the behaviors {', '.join(metrics)}; say in the sweep's key 'behavior' "
+            "which of them decides"
+        )
+    if wanted is not None and wanted not in metrics:
+        raise StageError(
+            f"{path}: has no behavior {wanted!r}; set the sweep's key 'behavior' to one of "
+            f"{', '.join(metrics)}"
+        )
+    return float(metrics[wanted or next(iter(metrics))][sweep.metric])
+
+
+def rank(trials: Sequence[Trial], *, goal: str) -> list[Trial]:
+    """Best first; of equal ones the earlier, and scores that are no number last."""
+    sign = -1 if goal == "maximize" else 1
+    return sorted(trials, key=lambda one: math.inf if math.isnan(one.score) else sign * one.score)
+
+
+def table(trials: Sequence[Trial], ranked: Sequence[Trial], metric: str) -> str:
+    """CSV with a row per trial and a column per swept key, in the order of the trials."""
+    keys = list(dict.fromkeys(key for trial in trials for key in trial.values))
+    places = {trial.name: place for place, trial in enumerate(ranked, start=1)}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["trial", "rank", "score", "metric", *keys])
+    for number, trial in enumerate(trials, start=1):
+        values = [trial.values.get(key, "") for key in keys]
+        writer.writerow([number, places[trial.name], trial.score, metric, *values])
+    return text.getvalue()

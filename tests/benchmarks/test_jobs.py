@@ -1,0 +1,47 @@
+"""Jobs through a cluster executor, some of them killed: what `benchmarks/jobs.py` measures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jobs
+import pytest
+
+WHOLE = {
+    "jobs": 3,
+    "exit_code": 0,
+    "policies": 3,
+    "mlflow_runs": 3,
+    "finished_mlflow_runs": 3,
+    "victims": [2],
+    "killed": [2],
+    "resumed": [2],
+    "broken_curves": [],
+    "left_over": [],
+}
+
+
+@pytest.mark.slow
+def test_killed_jobs_continue_and_all_end_whole(tmp_path: Path) -> None:
+    pytest.importorskip("snakemake_executor_plugin_cluster_generic")
+    found = jobs.measure(tmp_path, jobs=3, kill=1, at_once=2, seed=1)
+    assert jobs.whole(found), found
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"exit_code": 1},
+        {"policies": 2},
+        {"resumed": []},
+        {"resumed": [], "killed": []},
+        {"resumed": [1, 2]},
+        {"mlflow_runs": 4},
+        {"finished_mlflow_runs": 2},
+        {"broken_curves": [3]},
+        {"left_over": ["python workflow/scripts/train.py"]},
+    ],
+)
+def test_what_is_not_whole_is_seen(wrong: dict) -> None:
+    assert jobs.whole(WHOLE)
+    assert not jobs.whole(WHOLE | wrong)

@@ -1,0 +1,209 @@
+"""Sweeps and subsets of `params.yaml`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import SettingsError
+from pipeline.settings.params import load_params
+from pipeline.settings.plan import plan, write_plan
+from pipeline.settings.subsets import runs_of
+from pipeline.settings.sweeps import Axis, Spread, SweepParams
+
+FILE = """\
+environments:
+  ball:
+    source: builtin
+    name: balance_ball
+experiments:
+  base:
+    environment: ball
+    trainer: t.yaml
+    overrides:
+      behaviors:
+        Ball:
+          hyperparameters: {batch_size: 10}
+          max_steps: 1000
+    seeds: [1, 2]
+    stages: [train, export, evaluate]
+    evaluation: {episodes: 2, seed: 9}
+sweeps:
+  rates:
+    experiment: base
+    method: grid
+    parameters:
+      behaviors.Ball.hyperparameters.learning_rate: [1e-4, 1e-3]
+      behaviors.Ball.max_steps: [500, 1000, 2000]
+    seeds: [1]
+    best:
+      seeds: [7, 8]
+subsets:
+  smoke: [base-1, rates]
+"""
+RATE = "behaviors.Ball.hyperparameters.learning_rate"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "t.yaml").write_text("behaviors: {Ball: {trainer_type: ppo}}\n")
+    (tmp_path / "params.yaml").write_text(FILE)
+    return tmp_path
+
+
+def random_sweep(*, runs: int = 4, seed: int = 0, **axes: Axis) -> dict[str, dict]:
+    sweep = SweepParams(
+        experiment="base", method="random", parameters=axes, runs=runs, seed=seed, seeds=(1,)
+    )
+    return sweep.trials()
+
+
+def test_a_grid_has_every_combination_once(folder: Path):
+    trials = load_params(folder / "params.yaml").sweeps["rates"].trials()
+    assert list(trials) == ["001", "002", "003", "004", "005", "006"]
+    assert {tuple(one.values()) for one in trials.values()} == {
+        (rate, steps) for rate in (1e-4, 1e-3) for steps in (500, 1000, 2000)
+    }
+
+
+def test_a_list_is_taken_as_it_stands():
+    wanted = ({"a.b": 1}, {"c": "x", "a.b": 2})
+    sweep = SweepParams(experiment="base", method="list", configurations=wanted, seeds=(1,))
+    assert sweep.trials() == {"001": wanted[0], "002": wanted[1]}
+
+
+LOG = Axis(spread=Spread(min=1e-5, max=1e-2, scale="log"))
+
+
+def test_a_longer_random_sweep_begins_with_the_shorter_one():
+    assert list(random_sweep(runs=12, rate=LOG).items())[:5] == list(
+        random_sweep(runs=5, rate=LOG).items()
+    )
+
+
+def test_a_parameter_more_leaves_the_others_as_they_were():
+    alone = random_sweep(rate=LOG)
+    both = random_sweep(rate=LOG, size=Axis(values=(1, 2, 3)))
+    assert [one["rate"] for one in both.values()] == [one["rate"] for one in alone.values()]
+
+
+def test_another_seed_draws_other_values():
+    assert random_sweep(rate=LOG) != random_sweep(rate=LOG, seed=1)
+
+
+def test_a_logarithmic_interval_reaches_every_order_of_magnitude():
+    drawn = [one["rate"] for one in random_sweep(runs=200, rate=LOG).values()]
+    for low in (1e-5, 1e-4, 1e-3):
+        assert 40 <= sum(low <= rate < 10 * low for rate in drawn) <= 95
+
+
+@settings(max_examples=50)
+@given(
+    low=st.floats(1e-6, 10),
+    width=st.floats(1e-3, 1e6),
+    seed=st.integers(0, 99),
+    whole=st.booleans(),
+)
+def test_what_is_drawn_lies_in_the_interval(low: float, width: float, seed: int, whole: bool):
+    low, high = (float(round(low)), float(round(low) + 3)) if whole else (low, low + width)
+    axis = Axis(spread=Spread(min=low, max=high, integer=whole))
+    for one in random_sweep(seed=seed, x=axis).values():
+        assert low <= one["x"] <= high
+        assert isinstance(one["x"], int if whole else float)
+
+
+def test_a_trial_is_its_experiment_with_the_values_laid_on_its_overrides(folder: Path):
+    params = load_params(folder / "params.yaml")
+    settings = params.run_settings("rates/006").behaviors["Ball"]
+    assert settings.hyperparameters.learning_rate == 1e-3
+    assert settings.max_steps == 2000
+    assert settings.hyperparameters.batch_size == 10
+    assert params.experiment("rates/006").seeds == (1,)
+
+
+def test_the_best_cannot_be_trained_before_the_sweep_has_chosen_it(folder: Path):
+    params = load_params(folder / "params.yaml")
+    with pytest.raises(SettingsError, match=r"best\.json.* is missing: .*dvc repro sweep@rates"):
+        params.run_settings("rates_best")
+    best = folder / "results/sweep/rates/best.json"
+    best.parent.mkdir(parents=True)
+    best.write_text('{"values": {"behaviors.Ball.max_steps": 500}}')
+    assert params.run_settings("rates_best").behaviors["Ball"].max_steps == 500
+
+
+def test_the_plan_has_the_trials_and_the_best(folder: Path):
+    tables = plan(load_params(folder / "params.yaml"))["runs"]
+    assert list(tables["train_from_scratch"]) == [
+        *(f"rates-{number:03}-1" for number in range(1, 7)),
+        "base-1",
+        "base-2",
+    ]
+    assert tables["train_from_scratch"]["rates-001-1"]["values"][RATE] == 1e-4
+    assert list(tables["train_best"]) == ["rates_best-7", "rates_best-8"]
+    assert {"rates_best-7", "rates-006-1", "base-2"} <= tables["evaluate"].keys()
+
+
+def test_a_subset_names_runs_of_experiments_and_sweeps(folder: Path):
+    params = load_params(folder / "params.yaml")
+    trials = [(f"rates/{number:03}", 1) for number in range(1, 7)]
+    best = [("rates_best", 7), ("rates_best", 8)]
+    assert runs_of(params, "smoke") == [("base", 1), *trials, *best]
+    assert runs_of(params, "base") == [("base", 1), ("base", 2)]
+    assert runs_of(params, "base-3") == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("experiment: base", "experiment: bass", "sweeps.rates.experiment: 'bass' is not allowed"),
+        ("method: grid", "method: gird", "sweeps.rates.method: 'gird' is not allowed; did you"),
+        ("method: grid", "method: list", "method list does not use the key 'parameters'; remove"),
+        ("method: grid", "method: random", "sweeps.rates.method: the method random needs the key"),
+        ("[1e-4, 1e-3]", "[]", f"sweeps.rates.parameters.{RATE}: needs a list of values, or a map"),
+        ("[1e-4, 1e-3]", "{min: 1, max: 2}", "needs a list of values for 'behaviors.Ball.hyperp"),
+        ("[1e-4, 1e-3]", "{min: 2, max: 1}", f"parameters.{RATE}.max: must be above min (2.0)"),
+        ("[1e-4, 1e-3]", "{min: 0, max: 1, scale: log}", "min: must be above 0 for scale log, got"),
+        ("[500, 1000, 2000]", f"{list(range(500))}", "makes 1000 trials, more than 999; sweep few"),
+        (
+            "seeds: [7, 8]",
+            "seeds: [1, 8]",
+            "sweeps.rates.best: seeds has [1], which chose the best",
+        ),
+        ("seeds: [1]\n", "seeds: []\n", "sweeps.rates.seeds: needs one seed or more, each once"),
+        ("  rates:\n", "  base:\n", "would lie in those of the experiment 'base'; rename one"),
+        ("[train, export, evaluate]", "[train]", "needs an experiment with the stages train, exp"),
+        ("[base-1, rates]", "[base-3]", "subsets.smoke: there is no experiment, run or sweep 'ba"),
+        ("[base-1, rates]", "[]", "subsets.smoke: names nothing; list some of base, rates_best"),
+        ("  smoke:", "  rates:", "is the name of an experiment or sweep too; rename one"),
+        ("sweeps:\n", "swept:\n", "unknown key 'swept' (value"),
+    ],
+)
+def test_a_mistake_is_told_with_key_value_and_remedy(
+    old: str, new: str, message: str, folder: Path
+):
+    assert old in FILE
+    file = folder / "params.yaml"
+    file.write_text(FILE.replace(old, new, 1))
+    with pytest.raises(SettingsError) as caught:
+        load_params(file)
+    assert str(caught.value).startswith(f"{file}:")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_swept_key_that_no_trainer_has_is_refused_by_the_plan(folder: Path):
+    file = folder / "params.yaml"
+    file.write_text(FILE.replace("Ball.max_steps", "Ball.max_stepz"))
+    with pytest.raises(SettingsError, match=r"sweeps\.rates/001.*max_stepz.*did you mean"):
+        write_plan(load_params(file), folder / "runs.yaml")
+
+
+def test_two_runs_of_the_same_name_are_refused(folder: Path):
+    file = folder / "params.yaml"
+    twin = FILE[FILE.index("  base:\n") : FILE.index("sweeps:")].replace("base:", "rates-001:")
+    file.write_text(FILE.replace("sweeps:\n", twin + "sweeps:\n"))
+    with pytest.raises(SettingsError, match="'rates-001-1' is also one of 'rates/001'; rename"):
+        plan(load_params(file))

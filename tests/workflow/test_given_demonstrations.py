@@ -1,0 +1,82 @@
+"""Demonstrations that people made: data like any other, in place of the recorded ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from dags import differences, dvc_nodes, snakemake_nodes
+
+from pipeline.commands.demo import record
+from pipeline.errors import PipelineError, SettingsError
+from pipeline.settings.params import load_params
+from pipeline.settings.plan import write_plan
+from pipeline.stages.demos import record_named
+
+RECORDED = """\
+    environment: balance_ball
+    policy: expert
+    episodes: 36
+    seed: 100
+"""
+GIVEN = "    file: data/people/ball.demo\n"
+
+
+@pytest.fixture
+def given(project: Path) -> Path:
+    """A copy of the project whose demonstrations are a file."""
+    path = project / "params.yaml"
+    assert RECORDED in path.read_text()
+    path.write_text(path.read_text().replace(RECORDED, GIVEN))
+    write_plan(load_params(path), project / "workflow/runs.yaml")
+    (project / "data/people").mkdir(parents=True)
+    return project
+
+
+def test_a_file_is_taken_as_it_is_with_the_numbers_of_a_recording(given: Path):
+    file = given / "data/people/ball.demo"
+    said = record("balance_ball", file, episodes=2, seed=1)
+    record_named("balance_ball_expert", given)
+    assert (given / "data/demos/balance_ball_expert.demo").read_bytes() == file.read_bytes()
+    numbers = json.loads((given / "results/demos/balance_ball_expert.json").read_text())
+    assert numbers["episodes"] == 2
+    assert f"mean return {numbers['mean_return']:.3f}" in said
+    assert numbers["min_return"] <= numbers["mean_return"] <= numbers["max_return"]
+
+
+def test_a_file_that_is_no_demonstration_is_refused_and_nothing_is_made(given: Path):
+    (given / "data/people/ball.demo").write_bytes(b"not a demonstration")
+    with pytest.raises(PipelineError, match=r"ball\.demo"):
+        record_named("balance_ball_expert", given)
+    assert not (given / "data/demos/balance_ball_expert.demo").exists()
+
+
+def test_a_file_that_is_missing_is_told(given: Path):
+    with pytest.raises(PipelineError, match=r"data/people/ball\.demo"):
+        record_named("balance_ball_expert", given)
+
+
+@pytest.mark.slow
+def test_both_engines_know_the_file(given: Path):
+    (given / "data/people/ball.demo").write_bytes(b"1")
+    nodes = dvc_nodes(given)
+    (taken,) = [node for node in nodes if node.name == "demos_file@balance_ball_expert"]
+    assert "data/people/ball.demo" in taken.deps
+    assert differences(nodes, snakemake_nodes(given), given) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (GIVEN + "    seed: 1\n", "seed: 1 is for recording, but 'file' names what is there"),
+        ("    environment: balance_ball\n    seed: 1\n", "the key 'episodes' is required to rec"),
+        ("    file: data/demos/balance_ball_expert.demo\n", "is what the stage makes; keep yours"),
+    ],
+)
+def test_a_mistake_is_told_with_its_remedy(written: str, message: str, project: Path):
+    path = project / "params.yaml"
+    path.write_text(path.read_text().replace(RECORDED, written))
+    with pytest.raises(SettingsError, match=r"demonstrations\.balance_ball_expert\.") as caught:
+        load_params(path)
+    assert message in str(caught.value)

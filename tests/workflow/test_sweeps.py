@@ -1,0 +1,143 @@
+"""A sweep from one block of params.yaml, through both engines."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from dags import differences, dvc_nodes, snakemake_nodes
+from project import ROOT, commit, run
+
+from pipeline.settings.params import load_params
+from pipeline.settings.plan import write_plan
+
+HERE = Path(__file__).parent
+STAGES = ("env", "train", "export", "evaluate", "sweep", "report")
+RATE = "behaviors.3DBall.hyperparameters.learning_rate"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def swept(project: Path) -> Path:
+    """A copy of the project with a sweep of two trials, nothing built."""
+    shutil.copy(HERE / "swept.yaml", project / "params.yaml")
+    write_plan(load_params(project / "params.yaml"), project / "workflow/runs.yaml")
+    run(project, "dvc", "init", "--force", "--quiet")
+    for name in (".dvc/config", ".dvcignore"):
+        shutil.copy(ROOT / name, project / name)
+    commit(project, "with a sweep")
+    return project
+
+
+@pytest.fixture
+def toy(swept: Path) -> Path:
+    """The same, with stages that write their outputs at once."""
+    for stage in STAGES:
+        shutil.copy(HERE / "fake_stage.py", swept / f"workflow/scripts/{stage}.py")
+    with (swept / ".gitignore").open("a") as file:
+        file.write("ran.log\n")
+    commit(swept, "with fast stages")
+    return swept
+
+
+def ran(root: Path, *command: str) -> list[str]:
+    log = root / "ran.log"
+    log.unlink(missing_ok=True)
+    run(root, *command)
+    return sorted(log.read_text().splitlines()) if log.exists() else []
+
+
+def runs(*stages: str, of: str, seed: int) -> list[str]:
+    return [f"{stage} {of} --seed {seed}" for stage in stages]
+
+
+ALL_OF = ("train", "export", "evaluate")
+TRIALS = [*runs(*ALL_OF, of="rates/001", seed=1), *runs(*ALL_OF, of="rates/002", seed=1)]
+BEST = [*runs(*ALL_OF, of="rates_best", seed=11), *runs(*ALL_OF, of="rates_best", seed=12)]
+SNAKEMAKE = ("snakemake", "--cores", "2", "--quiet", "all", "--")
+
+
+def test_both_engines_expand_a_sweep_the_same_way(swept: Path):
+    nodes = dvc_nodes(swept)
+    names = {node.name for node in nodes}
+    assert {"train@rates-002-1", "sweep@rates", "train_best@rates_best-12"} <= names
+    assert differences(nodes, snakemake_nodes(swept), swept) == []
+
+
+@pytest.mark.parametrize("engine", [("dvc", "repro"), SNAKEMAKE[:-1]], ids=["dvc", "snakemake"])
+def test_the_best_is_run_after_the_ranking_and_again_when_that_changes(engine, toy: Path):
+    everything = [*TRIALS, "sweep rates", *BEST, *runs(*ALL_OF, of="ball", seed=1)]
+    assert ran(toy, *engine) == sorted(["env balance_ball", *everything, "report"])
+    assert ran(toy, *engine) == []
+    path = toy / "params.yaml"
+    path.write_text(path.read_text().replace("- 3e-3", "- 2e-3"))
+    write_plan(load_params(path), toy / "workflow/runs.yaml")
+    second = runs(*ALL_OF, of="rates/002", seed=1)
+    assert ran(toy, *engine) == sorted([*second, "sweep rates", *BEST, "report"])
+
+
+def test_resources_rerun_no_learning_and_threads_do(toy: Path):
+    ran(toy, *SNAKEMAKE[:-1])
+    path = toy / "params.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("minutes: 30", "minutes: 40").replace("1500", "1600"))
+    assert ran(toy, *SNAKEMAKE[:-1]) == ["report"]  # which depends on all of `experiments`
+    path.write_text(text.replace("threads: 2", "threads: 1"))
+    write_plan(load_params(path), toy / "workflow/runs.yaml")
+    assert "train rates/001 --seed 1" in ran(toy, *SNAKEMAKE[:-1])
+
+
+def test_subsets_run_what_they_name_and_no_more(toy: Path):
+    assert ran(toy, *SNAKEMAKE, "results/quick") == [
+        "env balance_ball",
+        *sorted(runs(*ALL_OF, of="ball", seed=1)),
+    ]
+    assert ran(toy, *SNAKEMAKE, "results/rates/train") == sorted(
+        [
+            *TRIALS,
+            "sweep rates",
+            *runs("train", of="rates_best", seed=11),
+            *runs("train", of="rates_best", seed=12),
+        ]
+    )
+
+
+def test_dvc_takes_a_stage_of_an_experiment_and_the_command_a_subset(toy: Path):
+    command = ("python", "-m", "pipeline.cli", "run", "quick", "--engine", "dvc")
+    assert ran(toy, *command, "--stage", "train") == [
+        "env balance_ball",
+        "train ball --seed 1",
+    ]
+    assert ran(toy, "dvc", "repro", "--glob", "export@ball-*") == ["export ball --seed 1"]
+    assert ran(toy, *command) == ["evaluate ball --seed 1"]
+
+
+def test_resources_of_an_experiment_reach_its_jobs_and_those_of_its_trials(swept: Path):
+    said = run(swept, "snakemake", "-n", "--", "results/train/rates/001/seed1/policy.pt").stdout
+    job = said[said.index("rule train:") :]
+    assert "threads: 2" in job
+    assert "mem_mb=1500" in job
+    assert "runtime=30" in job
+
+
+def test_the_best_of_a_real_sweep_is_trained_on_fresh_seeds_with_its_values(swept: Path):
+    run(swept, "snakemake", "--cores", "1", "--quiet", "all", "--", "results/rates")
+    best = json.loads((swept / "results/sweep/rates/best.json").read_text())
+    with (swept / "results/sweep/rates/trials.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    scores = {f"rates/{int(row['trial']):03}": float(row["score"]) for row in rows}
+    for name, score in scores.items():
+        evaluated = swept / f"results/evaluate/{name}/seed1/metrics.json"
+        assert json.loads(evaluated.read_text())["3DBall"]["mean_return"] == score
+    assert best["trial"] == max(scores, key=scores.get)
+    for seed in (11, 12):
+        facts = json.loads(
+            (swept / f"results/.work/train/rates_best/seed{seed}/stage.json").read_text()
+        )
+        changed = facts["params"]["overrides"]["behaviors"]["3DBall"]["hyperparameters"]
+        assert changed["learning_rate"] == best["values"][RATE]
+        assert facts["params"]["runtime"]["torch_threads"] == 2

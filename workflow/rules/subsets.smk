@@ -1,0 +1,24 @@
+# One target for each subset, experiment and sweep, and for each of their stages:
+# `snakemake results/smoke`, `snakemake results/balance_ball_ppo/train`.
+for NAME in [*PARAMS.subsets, *PARAMS.experiments, *PARAMS.sweeps]:
+
+    rule:
+        name:
+            f"results/{NAME}"
+        input:
+            [target.file for target in targets(PARAMS, [NAME])],
+            [
+                path
+                for path in [f"results/sweep/{NAME}/best.json"]
+                if NAME in PARAMS.sweeps
+            ],
+        localrule: True
+
+    for STAGE in stages_of_all(NAME):
+
+        rule:
+            name:
+                f"results/{NAME}/{STAGE}"
+            input:
+                [target.file for target in targets(PARAMS, [NAME], stage=STAGE)],
+            localrule: True
