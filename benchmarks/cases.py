@@ -1,6 +1,6 @@
 """The tasks on which ours and `mlagents-learn` are compared: environment, settings, measure.
 
-Settings lie in `benchmarks/cases/`, one file each, in ML-Agents' format and with `max_steps`.
+Settings lie in `benchmarks/cases/`, one file each, in ML-Agents' format, `max_steps` included.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pipeline.commands.demo import record
 if TYPE_CHECKING:
     from pathlib import Path
 
-FOLDER = ROOT / "benchmarks/cases"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One row of the comparison."""
 
     name: str
-    """Also that of its file of settings."""
+    """On the command line."""
+    file: str
+    """Its settings, from the repository's root."""
     title: str
     """What of the trainer it exercises."""
     environment: Listed
@@ -41,7 +41,7 @@ class Case:
 
     def settings(self, max_steps: int | None = None, demo: Path | None = None) -> dict[str, Any]:
         """Its trainer configuration, for `max_steps` if given, and with `demo` as its examples."""
-        content: dict[str, Any] = yaml.safe_load((FOLDER / f"{self.name}.yaml").read_text())
+        content: dict[str, Any] = yaml.safe_load((ROOT / self.file).read_text())
         for behavior in content["behaviors"].values():
             if max_steps is not None:
                 behavior["max_steps"] = max_steps
@@ -65,18 +65,21 @@ CASES = {
     for case in (
         Case(
             name="ppo",
+            file="benchmarks/cases/ppo.yaml",
             title="PPO",
             environment=Listed(name="balance_ball", exercises="continuous", solved="100"),
             untrained="1.8",
         ),
         Case(
             name="sac",
+            file="benchmarks/cases/sac.yaml",
             title="SAC",
             environment=Listed(name="balance_ball", exercises="continuous", solved="100"),
             untrained="1.8",
         ),
         Case(
             name="lstm",
+            file="benchmarks/cases/lstm.yaml",
             title="PPO + LSTM",
             environment=Listed(
                 name="gymnasium:recalling:Recall-v0", exercises="memory", solved="1"
@@ -85,6 +88,7 @@ CASES = {
         ),
         Case(
             name="rnd",
+            file="benchmarks/cases/rnd.yaml",
             title="PPO + RND",
             environment=Listed(
                 name="gymnasium:FrozenLake8x8-v1",
@@ -96,6 +100,7 @@ CASES = {
         ),
         Case(
             name="gail_bc",
+            file="benchmarks/cases/gail_bc.yaml",
             title="PPO + GAIL + BC",
             environment=Listed(name="pyramids", exercises="demonstrations", solved="1.82"),
             untrained="-1.00",
@@ -103,6 +108,7 @@ CASES = {
         ),
         Case(
             name="poca",
+            file="benchmarks/cases/poca.yaml",
             title="POCA",
             environment=Listed(name="push_together", exercises="groups", solved="1.32"),
             untrained="-0.02",
@@ -110,6 +116,7 @@ CASES = {
         ),
         Case(
             name="self_play",
+            file="benchmarks/cases/self_play.yaml",
             title="PPO + self-play",
             environment=Listed(name="pong", exercises="two teams", solved="0"),
             untrained="-0.98",

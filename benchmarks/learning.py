@@ -12,43 +12,25 @@ the mean reward at each summary as well, --write puts the table into docs/compar
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
-import sys
 import tempfile
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import yaml
 from cases import CASES, Case
-from final import returns
-from peer import ROOT, Curve, train
+from peer import ROOT
+from runs import NAMES, Runs, interval, say
 from tables import put, table
 
 from pipeline.evaluation.statistics import Summary, summarize
-from pipeline.files import write_whole
+
+if TYPE_CHECKING:
+    from runs import Outcome
 
 PAGE = ROOT / "docs/comparison.md"
-PROGRAMS = ("ours", "peer")
-_NAMES = {"ours": "ours", "peer": "mlagents-learn"}
 _HEADER = (
     *("case", "environment", "settings", "steps", "random", "best known"),
     *("mlagents-learn", "ours", "ours is", "deterministic: mlagents-learn", "ours"),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """One training run and what its policy is worth."""
-
-    settings: str
-    """Digest of what was trained."""
-    curve: Curve
-    """What the run printed."""
-    sampled: float
-    """Mean return of the final policy with sampled actions."""
-    deterministic: float
-    """The same with its most probable ones."""
 
 
 def main() -> None:
@@ -56,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
+    parser.add_argument("--programs", nargs="+", choices=list(NAMES), default=list(NAMES))
     parser.add_argument("--results", type=Path, help="kept between calls; a new one if not given")
     parser.add_argument("--steps", type=int, help="instead of the settings' max_steps")
     parser.add_argument("--sources", type=Path, default=ROOT / "src", help="of ours")
@@ -66,8 +48,7 @@ def main() -> None:
     folder = options.results or Path(tempfile.mkdtemp())
     rows = []
     for name in options.case:
-        place = folder / (f"{name}-{options.steps}" if options.steps else name)
-        runs = Runs(CASES[name], place, steps=options.steps, sources=options.sources)
+        runs = Runs(CASES[name], folder, steps=options.steps, sources=options.sources)
         found = {
             program: [runs.outcome(program, seed) for seed in options.seeds]
             for program in options.programs
@@ -81,53 +62,6 @@ def main() -> None:
         put(PAGE, "learning", _HEADER, rows, keep=True)
 
 
-def say(line: str) -> None:
-    """Print a line at once."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
-class Runs:
-    """The runs of one case, trained when they are asked for and not there yet."""
-
-    def __init__(self, case: Case, folder: Path, *, steps: int | None, sources: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._case, self._folder, self._sources = case, folder.resolve(), sources
-        content = case.settings(steps, Path("expert.demo"))
-        described = json.dumps([content, case.environment.name, case.environment.options])
-        self._digest = hashlib.sha256(described.encode()).hexdigest()
-        (behavior,) = content["behaviors"].values()
-        self.max_steps: int = behavior["max_steps"]
-
-    def outcome(self, program: str, seed: int) -> Outcome:
-        """What a program made of the case with a seed."""
-        kept = self._folder / f"{program}-{seed}.json"
-        if kept.exists():
-            content = json.loads(kept.read_text())
-            if content["settings"] == self._digest:
-                return Outcome(**{**content, "curve": Curve(**content["curve"])})
-        config = self._folder / "trainer.yaml"
-        demo = self._case.demonstrations(self._folder)
-        config.write_text(
-            yaml.safe_dump(self._case.settings(self.max_steps, demo), sort_keys=False)
-        )
-        env = self._case.environment.build(self._folder)
-        curve = train(program, config, env, seed=seed, folder=self._folder, sources=self._sources)
-        models = self._folder / f"{program}-{seed}"
-        outcome = Outcome(
-            settings=self._digest,
-            curve=curve,
-            sampled=returns(self._case, models, deterministic=False),
-            deterministic=returns(self._case, models, deterministic=True),
-        )
-        write_whole(kept, json.dumps(asdict(outcome)))
-        sys.stderr.write(
-            f"{self._case.name}, {_NAMES[program]}, seed {seed}: {outcome.sampled:.3f} sampled, "
-            f"{outcome.deterministic:.3f} deterministic, {curve.wall_s:.0f} s\n"
-        )
-        return outcome
-
-
 def row(case: Case, steps: int, found: dict[str, list[Outcome]]) -> list[str]:
     """The cells of one case."""
     sampled = {one: summarize([run.sampled for run in runs]) for one, runs in found.items()}
@@ -136,7 +70,7 @@ def row(case: Case, steps: int, found: dict[str, list[Outcome]]) -> list[str]:
     return [
         case.title,
         f"[{own.env_id or own.name}](environments/{own.page})",
-        f"`{case.name}.yaml`",
+        f"`{case.file}`",
         f"{steps:,}",
         case.untrained,
         own.solved,
@@ -146,15 +80,6 @@ def row(case: Case, steps: int, found: dict[str, list[Outcome]]) -> list[str]:
         interval(fixed.get("peer")),
         interval(fixed.get("ours")),
     ]
-
-
-def interval(summary: Summary | None) -> str:
-    """Mean over seeds and its 95 % interval."""
-    if summary is None:
-        return "not run"
-    if summary.ci_low is None or summary.ci_high is None:
-        return f"{summary.mean:.2f} (one seed)"
-    return f"{summary.mean:.2f} [{summary.ci_low:.2f}, {summary.ci_high:.2f}]"
 
 
 def verdict(ours: Summary | None, peer: Summary | None) -> str:
@@ -179,7 +104,7 @@ def curves(found: dict[str, list[Outcome]]) -> list[str]:
             if None not in some
         }
     steps = sorted(set.union(*(set(one) for one in by_step.values())))
-    lines = ["step".rjust(9) + "".join(_NAMES[one].rjust(26) for one in by_step)]
+    lines = ["step".rjust(9) + "".join(NAMES[one].rjust(26) for one in by_step)]
     for step in steps:
         cells = [interval(one[step]) if step in one else "" for one in by_step.values()]
         lines.append(f"{step:>9}" + "".join(cell.rjust(26) for cell in cells))

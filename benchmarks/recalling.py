@@ -8,12 +8,12 @@ import gymnasium
 import numpy as np
 
 N_CUES = 4
-DELAYS = (3, 6)
+DELAYS = (8, 12)
 """Fewest and most decisions between the cue and the question."""
 
 
 class Recall(gymnasium.Env[np.ndarray, np.int64]):
-    """Which of four was shown at the first decision? It is asked three to six decisions later.
+    """Which of four was shown at the first decision? It is asked eight to twelve decisions later.
 
     Observed are the cue, one-hot and only at first, and whether this decision is the answer. The
     right answer is worth 1 and every other 0: guessing, which is the best without memory, 0.25.
