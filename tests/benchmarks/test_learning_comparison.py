@@ -1,4 +1,4 @@
-"""The comparison with the reference: its cases, how policies are measured, and what is concluded."""
+"""The comparison with the reference: its cases, how it measures, and what it concludes."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def test_runs_are_kept_until_the_settings_change(monkeypatch, tmp_path):
         return outcome(seed).curve
 
     monkeypatch.setattr(runs, "train", train)
-    monkeypatch.setattr(runs, "returns", lambda case, models, deterministic: 5.0)
-    monkeypatch.setattr(type(cases.CASES["ppo"].environment), "build", lambda self, folder: folder)
+    monkeypatch.setattr(runs, "returns", lambda *_, **__: 5.0)
+    monkeypatch.setattr(type(cases.CASES["ppo"].environment), "build", lambda _, folder: folder)
     kept = runs.Runs(cases.CASES["ppo"], tmp_path, steps=None, sources=tmp_path)
     first = kept.outcome("peer", 1)
     assert kept.outcome("peer", 1) == first
