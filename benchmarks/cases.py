@@ -17,6 +17,22 @@ from pipeline.commands.demo import record
 if TYPE_CHECKING:
     from pathlib import Path
 
+LAKE = (
+    "SFFFFFFFFFFF",
+    "FFFFHFFFFFFF",
+    "FHFFFFFFFFFF",
+    "FFFFFFFFFFFF",
+    "FFFFFFFHFFFF",
+    "FFFFFFFFFFFH",
+    "FFFFHFFFFFHF",
+    "FFFFFFHFFFFF",
+    "FFFFFFFFHHFF",
+    "FFFFFFHFFFHF",
+    "FFFFFFFFFFHF",
+    "HFFFFFFFFFHG",
+)
+"""Ice (F) and holes (H): of 60,000 random walks, 21 moves long on the mean, none got to the goal."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -91,9 +107,11 @@ CASES = {
             file="benchmarks/cases/rnd.yaml",
             title="PPO + RND",
             environment=Listed(
-                name="gymnasium:FrozenLake8x8-v1",
+                name="gymnasium:FrozenLake-v1",
                 exercises="sparse reward",
-                options={"kwargs": {"is_slippery": False}},
+                options={
+                    "kwargs": {"desc": list(LAKE), "is_slippery": False, "max_episode_steps": 200}
+                },
                 solved="1",
             ),
             untrained="0.00",
