@@ -31,7 +31,7 @@ LAKE = (
     "FFFFFFFFFFHF",
     "HFFFFFFFFFHG",
 )
-"""Ice (F) and holes (H): of 60,000 random walks, 21 moves long on the mean, none got to the goal."""
+"""Ice (F), holes (H): of 60,000 random walks, 21 moves long on the mean, none got to the goal."""
 
 
 @dataclass(frozen=True, kw_only=True)
