@@ -30,13 +30,25 @@ def returns(case: Case, models: Path, *, deterministic: bool) -> float:
     own = case.environment
     names = list(action_specs(own.name, **own.options))
     if not case.duel:
-        players = {name: policy(models, name) for name in names}
-        return mean(case, players, list(names), deterministic=deterministic)
+        alone: dict[str, Policy] = {name: policy(models, name) for name in names}
+        return mean(case, alone, names, deterministic=deterministic)
     sides = []
     for side in names:
-        players = {name: Scripted(own.name, name) for name in names}
+        players: dict[str, Policy] = {name: Scripted(own.name, name) for name in names}
         players[side] = policy(models, side)
         sides.append(mean(case, players, [side], deterministic=deterministic))
+    return float(np.mean(sides))
+
+
+def match(case: Case, models: Path, others: Path) -> float:
+    """Mean return of `models` against `others` of a duel, from both sides, with sampled actions."""
+    own = case.environment
+    names = list(action_specs(own.name, **own.options))
+    sides = []
+    for side in names:
+        players: dict[str, Policy] = {name: policy(others, name) for name in names}
+        players[side] = policy(models, side)
+        sides.append(mean(case, players, [side], deterministic=False))
     return float(np.mean(sides))
 
 

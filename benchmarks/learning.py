@@ -5,8 +5,9 @@
 
 Every case trains with each program and seed. Then its final ONNX policy plays in the environment,
 the peer's as ours: sampled actions, as Unity takes them unless told otherwise, and deterministic
-ones. Runs that FOLDER already holds with the same settings are read, not repeated. --curves prints
-the mean reward at each summary as well, --write puts the table into docs/comparison.md.
+ones. In a duel the two also play against each other. Runs that FOLDER already holds with the same
+settings are read, not repeated. --curves prints the mean reward at each summary as well, --write
+puts the table into docs/comparison.md.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ def main() -> None:
             for program in options.programs
         }
         rows.append(row(CASES[name], runs.max_steps, found))
+        if CASES[name].duel and len(found) > 1:
+            matches = interval(summarize(runs.matches(options.seeds)))
+            rows[-1][_HEADER.index("ours is")] += f"; against each other {matches}"
         say(table(_HEADER, rows[-1:]).splitlines()[-1])
         if options.curves:
             for line in curves(found):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
-from final import returns
+from final import match, returns
 from peer import Curve, train
 
 from pipeline.files import write_whole
@@ -79,6 +79,11 @@ class Runs:
             f"{outcome.deterministic:.3f} deterministic, {curve.wall_s:.0f} s\n"
         )
         return outcome
+
+    def matches(self, seeds: list[int]) -> list[float]:
+        """Of a duel whose runs are there: mean return of ours against the peer's, seed by seed."""
+        place = self._folder
+        return [match(self._case, place / f"ours-{one}", place / f"peer-{one}") for one in seeds]
 
     def _train(self, program: str, seed: int) -> Curve:
         self._folder.mkdir(parents=True, exist_ok=True)

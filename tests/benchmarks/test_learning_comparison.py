@@ -79,6 +79,19 @@ def test_a_duel_is_measured_against_the_scripted_opponent_from_both_sides(monkey
     assert final.returns(case, tmp_path, deterministic=True) < -0.9
 
 
+def test_a_match_is_played_from_both_sides_and_won_by_the_better(monkeypatch, tmp_path):
+    case = replace(cases.CASES["self_play"], n_episodes=60)
+    specs = action_specs("pong")
+
+    def player(models, behavior):
+        return Scripted("pong", behavior) if models.name == "able" else Random(specs[behavior])
+
+    monkeypatch.setattr(final, "policy", player)
+    able, other = tmp_path / "able", tmp_path / "other"
+    assert final.match(case, able, other) > 0.9
+    assert final.match(case, other, able) < -0.9
+
+
 def outcome(value):
     curve = Curve(steps=[1, 2], seconds=[0.1, 0.2], rewards=[None, value], wall_s=1.0)
     return runs.Outcome(settings="x", curve=curve, sampled=value, deterministic=value)
