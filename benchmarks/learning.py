@@ -1,82 +1,118 @@
-"""Learning curves of ours and of `mlagents-learn` on one executable with one configuration.
+"""Ours and `mlagents-learn` on the same executables with the same settings, at equal steps.
 
-    python benchmarks/learning.py [--seeds 1 2 3] [--steps 300000] [--simulator balance_ball]
-        [--config config/ppo/3DBall.yaml] [--results FOLDER]
+    python benchmarks/learning.py [--case NAME ...] [--seeds 1 2 3] [--programs ours peer]
+        [--results FOLDER] [--steps N] [--curves] [--write]
 
-Prints, at each summary, the mean over seeds of both with their 95 % intervals, and says whether the
-intervals overlap. Runs that FOLDER already holds are read, not repeated.
+Every case trains with each program and seed. Then its final ONNX policy plays in the environment,
+the peer's as ours: sampled actions, as Unity takes them unless told otherwise, and deterministic
+ones. In a duel the two also play against each other. Runs that FOLDER already holds with the same
+settings are read, not repeated. --curves prints the mean reward at each summary as well, --write
+puts the table into docs/comparison.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-from peer import ROOT, Curve, configuration, executable, train
+from cases import CASES, Case
+from peer import ROOT
+from runs import NAMES, Runs, interval, say
+from tables import put, table
 
-from pipeline.evaluation.statistics import t_quantile
+from pipeline.evaluation.statistics import Summary, summarize
+
+if TYPE_CHECKING:
+    from runs import Outcome
+
+PAGE = ROOT / "docs/comparison.md"
+_HEADER = (
+    *("case", "environment", "settings", "steps", "random", "best known"),
+    *("mlagents-learn", "ours", "ours is", "deterministic: mlagents-learn", "ours"),
+)
 
 
 def main() -> None:
     """Run what is missing, then compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=300_000)
-    parser.add_argument("--simulator", default="balance_ball")
-    parser.add_argument("--config", type=Path, default=ROOT / "config/ppo/3DBall.yaml")
-    parser.add_argument("--results", type=Path, default=None)
-    parser.add_argument("--programs", nargs="+", default=["ours", "peer"])
+    parser.add_argument("--programs", nargs="+", choices=list(NAMES), default=list(NAMES))
+    parser.add_argument("--results", type=Path, help="kept between calls; a new one if not given")
+    parser.add_argument("--steps", type=int, help="instead of the settings' max_steps")
+    parser.add_argument("--sources", type=Path, default=ROOT / "src", help="of ours")
+    parser.add_argument("--curves", action="store_true")
+    parser.add_argument("--write", action="store_true", help="the table into its page")
     options = parser.parse_args()
     folder = options.results or Path(tempfile.mkdtemp())
-    folder.mkdir(parents=True, exist_ok=True)
-    env = executable(options.simulator)
-    config = configuration(options.config, folder, max_steps=options.steps)
-    curves: dict[str, list[Curve]] = {program: [] for program in options.programs}
-    for seed in options.seeds:
-        for program in options.programs:
-            kept = folder / f"{program}-{seed}.json"
-            if not kept.exists():
-                curve = train(program, config, env, seed=seed, folder=folder)
-                kept.write_text(json.dumps(asdict(curve)))
-            curves[program].append(Curve(**json.loads(kept.read_text())))
-            last = curves[program][-1].rewards[-1]
-            sys.stderr.write(f"{program} seed {seed}: last mean reward {last}\n")
-    report(curves)
+    rows = []
+    for name in options.case:
+        runs = Runs(CASES[name], folder, steps=options.steps, sources=options.sources)
+        found = {
+            program: [runs.outcome(program, seed) for seed in options.seeds]
+            for program in options.programs
+        }
+        rows.append(row(CASES[name], runs.max_steps, found))
+        if CASES[name].duel and len(found) > 1:
+            matches = interval(summarize(runs.matches(options.seeds)))
+            rows[-1][_HEADER.index("ours is")] += f"; against each other {matches}"
+        say(table(_HEADER, rows[-1:]).splitlines()[-1])
+        if options.curves:
+            for line in curves(found):
+                say(line)
+    if options.write:
+        put(PAGE, "learning", _HEADER, rows, keep=True)
 
 
-def report(curves: dict[str, list[Curve]]) -> None:
-    """Print the table."""
-    table = {program: interval(found) for program, found in curves.items()}
-    steps = sorted(set.intersection(*(set(rows) for rows in table.values())))
-    print("step       " + "".join(f"{program:>28}" for program in table))  # noqa: T201
-    overlaps = 0
+def row(case: Case, steps: int, found: dict[str, list[Outcome]]) -> list[str]:
+    """The cells of one case."""
+    sampled = {one: summarize([run.sampled for run in runs]) for one, runs in found.items()}
+    fixed = {one: summarize([run.deterministic for run in runs]) for one, runs in found.items()}
+    own = case.environment
+    return [
+        case.title,
+        f"[{own.env_id or own.name}](environments/{own.page})",
+        f"`{case.file}`",
+        f"{steps:,}",
+        case.untrained,
+        own.solved,
+        interval(sampled.get("peer")),
+        interval(sampled.get("ours")),
+        verdict(sampled.get("ours"), sampled.get("peer")),
+        interval(fixed.get("peer")),
+        interval(fixed.get("ours")),
+    ]
+
+
+def verdict(ours: Summary | None, peer: Summary | None) -> str:
+    """Where the mean of ours lies: below, within or above the peer's interval."""
+    if ours is None or peer is None or peer.ci_low is None or peer.ci_high is None:
+        return ""
+    if ours.mean < peer.ci_low:
+        return "**below**"
+    return "above" if ours.mean > peer.ci_high else "within"
+
+
+def curves(found: dict[str, list[Outcome]]) -> list[str]:
+    """Mean reward of each program's seeds by steps, where all of a program's runs have one."""
+    by_step: dict[str, dict[int, Summary]] = {}
+    for program, runs in found.items():
+        each = [dict(zip(run.curve.steps, run.curve.rewards, strict=True)) for run in runs]
+        shared = sorted(set.intersection(*(set(one) for one in each)))
+        values = {step: [one[step] for one in each] for step in shared}
+        by_step[program] = {
+            step: summarize([value for value in some if value is not None])
+            for step, some in values.items()
+            if None not in some
+        }
+    steps = sorted(set.union(*(set(one) for one in by_step.values())))
+    lines = ["step".rjust(9) + "".join(NAMES[one].rjust(26) for one in by_step)]
     for step in steps:
-        cells = [table[program][step] for program in table]
-        text = "".join(f"{mean:>12.2f} [{low:6.2f}, {high:6.2f}]" for mean, low, high in cells)
-        overlap = max(cell[1] for cell in cells) <= min(cell[2] for cell in cells)
-        overlaps += overlap
-        print(f"{step:>9}  {text}  {'overlap' if overlap else 'apart'}")  # noqa: T201
-    print(f"intervals overlap at {overlaps} of {len(steps)} summaries")  # noqa: T201
-
-
-def interval(curves: list[Curve]) -> dict[int, tuple[float, float, float]]:
-    """Mean over seeds and its 95 % interval, at the steps that every run has a reward for."""
-    by_step = [dict(zip(curve.steps, curve.rewards, strict=True)) for curve in curves]
-    result = {}
-    for step in sorted(set.intersection(*(set(one) for one in by_step))):
-        values = np.array([one[step] for one in by_step], dtype=np.float64)
-        if np.isnan(values).any():
-            continue
-        error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
-        half = float(t_quantile(0.975, len(values) - 1) * error) if error else 0.0
-        mean = float(values.mean())
-        result[step] = (mean, mean - half, mean + half)
-    return result
+        cells = [interval(one[step]) if step in one else "" for one in by_step.values()]
+        lines.append(f"{step:>9}" + "".join(cell.rjust(26) for cell in cells))
+    return lines
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import yaml
 
+from pipeline.envs.launch import die_with_parent
+
 ROOT = Path(__file__).resolve().parent.parent
 _SUMMARY = re.compile(
     r"\. Step: (?P<step>\d+)\. Time Elapsed: (?P<time>[\d.]+) s\."
@@ -66,28 +68,54 @@ def configuration(source: Path, folder: Path, **changes: int) -> Path:
     return path
 
 
-def train(program: str, config: Path, env: Path, *, seed: int, folder: Path) -> Curve:
-    """Train with `ours` or `peer`, and give the curve.
+def train(
+    program: str,
+    config: Path,
+    env: Path,
+    *,
+    seed: int,
+    folder: Path,
+    sources: Path = ROOT / "src",
+) -> Curve:
+    """Train with `ours` or `peer`, and give the curve; the run lies in `folder`/`program`-`seed`.
+
+    Args:
+        program: which of the two.
+        config: the trainer configuration.
+        env: the environment's executable.
+        seed: of the run.
+        folder: where runs lie; one of the same program and seed is replaced.
+        sources: of `ours`.
 
     Raises:
         RuntimeError: The program failed; the message holds the end of its output.
     """
-    common = [str(config), "--env", str(env), "--run-id", f"{program}-{seed}", "--seed", str(seed)]
+    run = f"{program}-{seed}"
+    common = [str(config), "--env", str(env), "--run-id", run, "--seed", str(seed), "--force"]
     common += ["--results-dir", str(folder), "--no-graphics", "--torch-device", "cpu"]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment |= {"OMP_NUM_THREADS": "1", "PIPELINE_PYTHON": sys.executable}
     if program == "ours":
         command = [sys.executable, "-m", "pipeline.cli", "learn", *common]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        environment["PYTHONPATH"] = str(sources)
     else:
         command = [peer_command(), *common, "--base-port", str(free_port())]
-        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        command += ["--timeout-wait", "120"]
     began = time.perf_counter()
-    done = subprocess.run(  # noqa: S603  # the two programs that are compared
-        command, env=environment, capture_output=True, text=True, check=False
-    )
+    log = folder / f"{run}.log"
+    with log.open("w") as stream:
+        done = subprocess.run(  # noqa: S603  # the two programs that are compared
+            command,
+            env=environment,
+            stdout=stream,
+            stderr=stream,
+            check=False,
+            preexec_fn=die_with_parent(os.getpid()),  # calls only prctl
+        )
     wall = time.perf_counter() - began
-    output = done.stdout + done.stderr
+    output = log.read_text()
     if done.returncode:
-        raise RuntimeError(f"{program} failed:\n" + "\n".join(output.splitlines()[-20:]))
+        raise RuntimeError(f"{run} failed:\n" + "\n".join(output.splitlines()[-20:]))
     found = [match.groupdict() for match in _SUMMARY.finditer(output)]
     return Curve(
         steps=[int(one["step"]) for one in found],

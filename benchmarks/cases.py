@@ -1,0 +1,144 @@
+"""The tasks on which ours and `mlagents-learn` are compared: environment, settings, measure.
+
+Settings lie in `benchmarks/cases/`, one file each, in ML-Agents' format, `max_steps` included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from catalogue import Listed
+from peer import ROOT
+
+from pipeline.commands.demo import record
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LAKE = (
+    "SFFFFFFFFFFF",
+    "FFFFHFFFFFFF",
+    "FHFFFFFFFFFF",
+    "FFFFFFFFFFFF",
+    "FFFFFFFHFFFF",
+    "FFFFFFFFFFFH",
+    "FFFFHFFFFFHF",
+    "FFFFFFHFFFFF",
+    "FFFFFFFFHHFF",
+    "FFFFFFHFFFHF",
+    "FFFFFFFFFFHF",
+    "HFFFFFFFFFHG",
+)
+"""Ice (F), holes (H): of 60,000 random walks, 21 moves long on the mean, none got to the goal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One row of the comparison."""
+
+    name: str
+    """On the command line."""
+    file: str
+    """Its settings, from the repository's root."""
+    title: str
+    """What of the trainer it exercises."""
+    environment: Listed
+    """Where it trains; `solved` is the return of one who has learned it all."""
+    untrained: str
+    """Return of uniformly random actions."""
+    n_episodes: int = 400
+    """Of the final policy, in one measurement."""
+    n_demonstrations: int = 0
+    """Episodes of the scripted expert that it learns from."""
+    duel: bool = False
+    """Whether the measure is playing against the scripted opponent, from both sides."""
+
+    def settings(self, max_steps: int | None = None, demo: Path | None = None) -> dict[str, Any]:
+        """Its trainer configuration, for `max_steps` if given, and with `demo` as its examples."""
+        content: dict[str, Any] = yaml.safe_load((ROOT / self.file).read_text())
+        for behavior in content["behaviors"].values():
+            if max_steps is not None:
+                behavior["max_steps"] = max_steps
+            for part in (*behavior["reward_signals"].values(), behavior.get("behavioral_cloning")):
+                if part and "demo_path" in part:
+                    part["demo_path"] = str(demo)
+        return content
+
+    def demonstrations(self, folder: Path) -> Path | None:
+        """A file of demonstrations in `folder`; None for a case that has none."""
+        if not self.n_demonstrations:
+            return None
+        target = folder / "expert.demo"
+        if not target.exists():
+            record(self.environment.name, target, episodes=self.n_demonstrations, seed=1)
+        return target
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case(
+            name="ppo",
+            file="benchmarks/cases/ppo.yaml",
+            title="PPO",
+            environment=Listed(name="balance_ball", exercises="continuous", solved="100"),
+            untrained="1.8",
+        ),
+        Case(
+            name="sac",
+            file="benchmarks/cases/sac.yaml",
+            title="SAC",
+            environment=Listed(name="balance_ball", exercises="continuous", solved="100"),
+            untrained="1.8",
+        ),
+        Case(
+            name="lstm",
+            file="benchmarks/cases/lstm.yaml",
+            title="PPO + LSTM",
+            environment=Listed(
+                name="gymnasium:recalling:Recall-v0", exercises="memory", solved="1"
+            ),
+            untrained="0.25",
+        ),
+        Case(
+            name="rnd",
+            file="benchmarks/cases/rnd.yaml",
+            title="PPO + RND",
+            environment=Listed(
+                name="gymnasium:FrozenLake-v1",
+                exercises="sparse reward",
+                options={
+                    "kwargs": {"desc": list(LAKE), "is_slippery": False, "max_episode_steps": 200}
+                },
+                solved="1",
+            ),
+            untrained="0.00",
+        ),
+        Case(
+            name="gail_bc",
+            file="benchmarks/cases/gail_bc.yaml",
+            title="PPO + GAIL + BC",
+            environment=Listed(name="pyramids", exercises="demonstrations", solved="1.82"),
+            untrained="-1.00",
+            n_demonstrations=50,
+        ),
+        Case(
+            name="poca",
+            file="benchmarks/cases/poca.yaml",
+            title="POCA",
+            environment=Listed(name="push_together", exercises="groups", solved="1.32"),
+            untrained="-0.02",
+            n_episodes=1200,
+        ),
+        Case(
+            name="self_play",
+            file="benchmarks/cases/self_play.yaml",
+            title="PPO + self-play",
+            environment=Listed(name="pong", exercises="two teams", solved="0"),
+            untrained="-0.98",
+            duel=True,
+        ),
+    )
+}

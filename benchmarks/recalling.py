@@ -1,0 +1,47 @@
+"""A task for Gymnasium that only a policy with memory solves: `recalling:Recall-v0`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+N_CUES = 4
+DELAYS = (8, 12)
+"""Fewest and most decisions between the cue and the question."""
+
+
+class Recall(gymnasium.Env[np.ndarray, np.int64]):
+    """Which of four was shown at the first decision? It is asked eight to twelve decisions later.
+
+    Observed are the cue, one-hot and only at first, and whether this decision is the answer. The
+    right answer is worth 1 and every other 0: guessing, which is the best without memory, 0.25.
+    """
+
+    def __init__(self) -> None:
+        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (N_CUES + 1,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(N_CUES)
+        self._cue = self._left = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Show a cue."""
+        super().reset(seed=seed, options=options)
+        self._cue = int(self.np_random.integers(N_CUES))
+        self._left = int(self.np_random.integers(DELAYS[0], DELAYS[1] + 1))
+        seen = np.zeros(N_CUES + 1, np.float32)
+        seen[self._cue] = 1.0
+        return seen, {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Wait, or answer."""
+        asked = self._left == 0
+        self._left -= 1
+        seen = np.zeros(N_CUES + 1, np.float32)
+        seen[-1] = self._left == 0
+        return seen, float(asked and int(action) == self._cue), asked, False, {}
+
+
+gymnasium.register("Recall-v0", entry_point=Recall)

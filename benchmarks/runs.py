@@ -1,0 +1,111 @@
+"""Training runs of the cases, kept in a folder from one call of a benchmark to the next."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+from final import match, returns
+from peer import Curve, train
+
+from pipeline.files import write_whole
+
+if TYPE_CHECKING:
+    from cases import Case
+
+    from pipeline.evaluation.statistics import Summary
+
+NAMES = {"ours": "ours", "peer": "mlagents-learn"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One training run and what its policy is worth."""
+
+    settings: str
+    """Digest of what was trained and where."""
+    curve: Curve
+    """What the run printed."""
+    sampled: float
+    """Mean return of the final policy with sampled actions."""
+    deterministic: float
+    """The same with its most probable ones."""
+
+
+class Runs:
+    """The runs of one case, trained when they are asked for and not there yet.
+
+    Args:
+        case: what is trained.
+        folder: where runs lie; they stay there.
+        steps: instead of the settings' `max_steps`; such runs lie apart.
+        sources: of ours.
+    """
+
+    def __init__(self, case: Case, folder: Path, *, steps: int | None, sources: Path) -> None:
+        self._case, self._sources = case, sources
+        self._folder = folder.resolve() / (f"{case.name}-{steps}" if steps else case.name)
+        content = case.settings(steps, Path("expert.demo"))
+        own = case.environment
+        shown = [case.n_demonstrations] if case.n_demonstrations else []
+        described = json.dumps([content, own.name, own.options, *shown])
+        self._digest = hashlib.sha256(described.encode()).hexdigest()
+        (behavior,) = content["behaviors"].values()
+        self.max_steps: int = behavior["max_steps"]
+
+    def outcome(self, program: str, seed: int) -> Outcome:
+        """What a program made of the case with a seed."""
+        kept = self._folder / f"{program}-{seed}.json"
+        if kept.exists():
+            content = json.loads(kept.read_text())
+            if content["settings"] == self._digest:
+                return Outcome(**{**content, "curve": Curve(**content["curve"])})
+        curve = self._train(program, seed)
+        models = self._folder / f"{program}-{seed}"
+        outcome = Outcome(
+            settings=self._digest,
+            curve=curve,
+            sampled=returns(self._case, models, deterministic=False),
+            deterministic=returns(self._case, models, deterministic=True),
+        )
+        write_whole(kept, json.dumps(asdict(outcome)))
+        sys.stderr.write(
+            f"{self._case.name}, {NAMES[program]}, seed {seed}: {outcome.sampled:.3f} sampled, "
+            f"{outcome.deterministic:.3f} deterministic, {curve.wall_s:.0f} s\n"
+        )
+        return outcome
+
+    def matches(self, seeds: list[int]) -> list[float]:
+        """Of a duel whose runs are there: mean return of ours against the peer's, seed by seed."""
+        place = self._folder
+        return [match(self._case, place / f"ours-{one}", place / f"peer-{one}") for one in seeds]
+
+    def _train(self, program: str, seed: int) -> Curve:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        config = self._folder / "trainer.yaml"
+        demo = self._case.demonstrations(self._folder)
+        content = self._case.settings(self.max_steps, demo)
+        config.write_text(yaml.safe_dump(content, sort_keys=False))
+        env = self._case.environment.build(self._folder)
+        return train(program, config, env, seed=seed, folder=self._folder, sources=self._sources)
+
+
+def interval(summary: Summary | None, digits: int = 2) -> str:
+    """Mean over seeds and its 95 % interval."""
+    if summary is None:
+        return "not run"
+    mean = f"{summary.mean:.{digits}f}"
+    if summary.ci_low is None or summary.ci_high is None:
+        return f"{mean} (one seed)"
+    return f"{mean} [{summary.ci_low:.{digits}f}, {summary.ci_high:.{digits}f}]"
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

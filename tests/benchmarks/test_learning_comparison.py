@@ -1,0 +1,153 @@
+"""The comparison with the reference: its cases, how it measures, and what it concludes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import cases
+import final
+import learning
+import published
+import pytest
+import runs
+import yaml
+from peer import Curve
+from scores import Random, Scripted, action_specs
+
+from pipeline.evaluation.statistics import summarize
+from pipeline.settings import load_run_settings
+
+
+@pytest.mark.parametrize("case", cases.CASES.values(), ids=lambda case: case.name)
+def test_settings_are_for_the_behaviors_of_the_environment(case, tmp_path):
+    own = case.environment
+    content = case.settings(demo=tmp_path / "expert.demo")
+    names = {one.partition("?")[0] for one in action_specs(own.name, **own.options)}
+    assert set(content["behaviors"]) == names
+    file = tmp_path / "trainer.yaml"
+    file.write_text(yaml.safe_dump(content))
+    (behavior,) = load_run_settings(file).behaviors.values()
+    assert behavior.max_steps >= 10 * behavior.summary_freq // 2
+
+
+def test_steps_and_demonstrations_of_a_case_are_those_that_are_given(tmp_path):
+    content = cases.CASES["gail_bc"].settings(1234, tmp_path / "one.demo")
+    behavior = content["behaviors"]["Pyramids"]
+    assert behavior["max_steps"] == 1234
+    assert behavior["reward_signals"]["gail"]["demo_path"] == str(tmp_path / "one.demo")
+    assert behavior["behavioral_cloning"]["demo_path"] == str(tmp_path / "one.demo")
+
+
+def test_recall_is_worth_a_quarter_to_those_who_guess_and_one_to_those_who_remember():
+    import gymnasium
+    import recalling
+
+    env = gymnasium.make("recalling:Recall-v0")
+    guessed, remembered, lengths = 0.0, 0.0, set()
+    for episode in range(400):
+        seen, _ = env.reset(seed=episode)
+        cue, length, ended = int(seen[:4].argmax()), 0, False
+        while not ended:
+            asked = bool(seen[4])
+            seen, reward, ended, truncated, _ = env.step(cue if episode % 2 else 0)
+            length += 1
+            assert not truncated
+            assert ended == asked
+            assert not seen[:4].any()
+        lengths.add(length - 1)
+        remembered += reward * (episode % 2)
+        guessed += reward * (1 - episode % 2)
+    assert remembered == 200
+    assert 30 < guessed < 70
+    assert lengths == set(range(recalling.DELAYS[0], recalling.DELAYS[1] + 1))
+
+
+def test_a_duel_is_measured_against_the_scripted_opponent_from_both_sides(monkeypatch, tmp_path):
+    case = replace(cases.CASES["self_play"], n_episodes=60)
+    specs = action_specs("pong")
+    asked = []
+
+    def scripted(models, behavior):
+        asked.append(behavior)
+        return Scripted("pong", behavior)
+
+    monkeypatch.setattr(final, "policy", scripted)
+    assert abs(final.returns(case, tmp_path, deterministic=True)) < 0.3
+    assert set(asked) == set(specs)
+    monkeypatch.setattr(final, "policy", lambda _, behavior: Random(specs[behavior]))
+    assert final.returns(case, tmp_path, deterministic=True) < -0.9
+
+
+def test_a_match_is_played_from_both_sides_and_won_by_the_better(monkeypatch, tmp_path):
+    case = replace(cases.CASES["self_play"], n_episodes=60)
+    specs = action_specs("pong")
+
+    def player(models, behavior):
+        return Scripted("pong", behavior) if models.name == "able" else Random(specs[behavior])
+
+    monkeypatch.setattr(final, "policy", player)
+    able, other = tmp_path / "able", tmp_path / "other"
+    assert final.match(case, able, other) > 0.9
+    assert final.match(case, other, able) < -0.9
+
+
+def outcome(value):
+    curve = Curve(steps=[1, 2], seconds=[0.1, 0.2], rewards=[None, value], wall_s=1.0)
+    return runs.Outcome(settings="x", curve=curve, sampled=value, deterministic=value)
+
+
+@pytest.mark.parametrize(
+    ("ours", "expected"), [(0.5, "**below**"), (1.0, "within"), (3.0, "above"), (-0.5, "**below**")]
+)
+def test_the_mean_of_ours_is_held_against_the_interval_of_the_peer(ours, expected):
+    peer = summarize([0.9, 1.0, 1.1])
+    assert learning.verdict(summarize([ours - 0.1, ours, ours + 0.1]), peer) == expected
+
+
+def test_nothing_is_concluded_from_one_seed_or_one_program():
+    three = summarize([1.0, 2.0, 3.0])
+    assert learning.verdict(three, summarize([1.0])) == ""
+    assert learning.verdict(None, three) == learning.verdict(three, None) == ""
+
+
+def test_a_row_shows_both_programs_and_those_that_were_not_run():
+    case = cases.CASES["sac"]
+    cells = learning.row(case, 1000, {"peer": [outcome(1.0), outcome(2.0), outcome(3.0)]})
+    assert "2.00 [-0.48, 4.48]" in cells
+    assert "not run" in cells
+    assert len(cells) == len(learning._HEADER)
+
+
+def test_curves_leave_out_summaries_without_an_ended_episode():
+    lines = learning.curves({"ours": [outcome(1.0), outcome(2.0)]})
+    assert len(lines) == 2
+    assert lines[1].split()[:2] == ["2", "1.50"]
+
+
+def test_runs_are_kept_until_the_settings_change(monkeypatch, tmp_path):
+    trained = []
+
+    def train(program, config, env, *, seed, folder, sources):
+        trained.append((program, seed))
+        return outcome(seed).curve
+
+    monkeypatch.setattr(runs, "train", train)
+    monkeypatch.setattr(runs, "returns", lambda *_, **__: 5.0)
+    monkeypatch.setattr(type(cases.CASES["ppo"].environment), "build", lambda _, folder: folder)
+    kept = runs.Runs(cases.CASES["ppo"], tmp_path, steps=None, sources=tmp_path)
+    first = kept.outcome("peer", 1)
+    assert kept.outcome("peer", 1) == first
+    assert trained == [("peer", 1)]
+    kept.outcome("ours", 1)
+    assert len(trained) == 2
+    file = tmp_path / "ppo/peer-1.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "settings": "others"}))
+    kept.outcome("peer", 1)
+    assert len(trained) == 3
+
+
+def test_a_task_is_reached_by_its_mean_over_seeds():
+    task = published.TASKS["ppo_lunar"]
+    assert published.row(task, 10, [outcome(190.0), outcome(230.0)])[-1] == "yes"
+    assert published.row(task, 10, [outcome(190.0), outcome(200.0)])[-1] == "**no**"
