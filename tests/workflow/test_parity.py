@@ -39,7 +39,7 @@ DRIFTS = {
     ),
     "dvc widens params": (
         "dvc.yaml",
-        DVC_TRAIN + r"(        - experiments.\$\{item.experiment\}).overrides\n",
+        DVC_TRAIN + r"(        - experiments.\$\{item.base\}).overrides\n",
         r"\1\2\n",
     ),
     "dvc narrows params": ("dvc.yaml", DVC_TRAIN + r"        - runtime\n", r"\1"),
@@ -54,8 +54,8 @@ DRIFTS = {
     "snakemake drops a dependency": ("workflow/rules/training.smk", r'    "algos",\n', ""),
     "snakemake narrows params": (
         "workflow/rules/training.smk",
-        r'(overrides"), "runtime"\)',
-        r"\1)",
+        r'(overrides",\n) +"runtime",\n',
+        r"\1",
     ),
     "snakemake adds a flag": ("workflow/rules/results.smk", r"(report\.py) >", r"\1 --quick >"),
     "snakemake renames a rule": ("workflow/rules/results.smk", "rule export:", "rule exports:"),
