@@ -10,7 +10,8 @@ import pytest
 import torch
 from test_ppo import rollout
 
-from pipeline.algos.sac import SAC, Fresh, squared_errors, taken_value, value_targets
+from pipeline.algos.sac import SAC
+from pipeline.algos.sac_losses import Fresh, squared_errors, taken_value, value_targets
 from pipeline.errors import TrainingError
 from pipeline.nets.squashed import squashed_action
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -315,3 +316,37 @@ def test_memories_after_the_first_row_start_the_next_values():
         )
         torch.testing.assert_close(following.memory[s : s + 1], expected.detach())
     assert np.isfinite(algorithm._learn(batch).numpy()).all()
+
+
+@pytest.mark.parametrize("kind", ["continuous", "hybrid"])
+def test_other_reward_signals_have_values_and_gradient_steps_of_their_own(kind):
+    values = {
+        "trainer_type": "sac",
+        "hyperparameters": {
+            "batch_size": 16,
+            "buffer_size": 500,
+            "steps_per_update": 4,
+            "reward_signal_steps_per_update": 8,
+        },
+        "reward_signals": {
+            "extrinsic": {"gamma": 0.9},
+            "curiosity": {"gamma": 0.8, "strength": 0.1},
+            "rnd": {"gamma": 0.7},
+        },
+    }
+    settings = load_run_settings(None, overrides={"behaviors": {"B": values}}).behaviors["B"]
+    algorithm = SAC(SPECS[kind], settings, seed=1, device=CPU)
+    before = {
+        name: [p.clone() for p in module.parameters()]
+        for name, module in algorithm.signals.modules.items()
+    }
+    stats = algorithm.update(experience(kind), step=80)
+    assert algorithm.n_updates == 20
+    assert algorithm.n_signal_updates == 10
+    assert {"Policy/Extrinsic Value", "Policy/Curiosity Value", "Policy/Rnd Value"} <= set(stats)
+    assert {"Losses/Curiosity Forward Loss", "Losses/RND Loss"} <= set(stats)
+    for name, module in algorithm.signals.modules.items():
+        moved = [
+            not torch.equal(a, b) for a, b in zip(before[name], module.parameters(), strict=True)
+        ]
+        assert any(moved) != name.endswith("-target"), name  # that of RND stays
