@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from pipeline import seeding
 from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.policy import Policy, generator_for, rollout_fields, seeded_weights, tensors
+from pipeline.algos.sac_losses import Fresh, squared_errors, taken_value, value_targets
 from pipeline.algos.samples import Samples
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
-from pipeline.algos.signals import RewardSignals
+from pipeline.algos.signals import RewardSignals, mean_losses
 from pipeline.data.replay import Replay
 from pipeline.data.rollout import Field
 from pipeline.errors import TrainingError
@@ -47,81 +48,6 @@ if TYPE_CHECKING:
 # branch, as a share of the most that it can have.
 CONTINUOUS_ENTROPY = -1.0
 DISCRETE_ENTROPY = 0.2
-
-
-def value_targets(
-    *, rewards: Tensor, done: Tensor, next_value: Tensor, gamma: Tensor, ignores_done: Tensor
-) -> Tensor:
-    """What an action was worth: its reward, and what the next situation is worth.
-
-    Args:
-        rewards: [B, S] of each reward signal.
-        done: bool [B] whether the task ended with the step.
-        next_value: [B, S] of the next observation.
-        gamma: [S] discount per step.
-        ignores_done: bool [S] whether the signal looks beyond the end.
-
-    Returns:
-        [B, S].
-    """
-    ends = done.unsqueeze(1) & ~ignores_done
-    return rewards + gamma * next_value.masked_fill(ends, 0.0)
-
-
-def squared_errors(found: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Half the mean squared error of each of K networks.
-
-    Args:
-        found: [K, B, S] values.
-        wanted: [K, B, S] targets.
-
-    Returns:
-        [K], and its derivative [K, B, S] by `found`.
-    """
-    error = found - wanted
-    scale = 1.0 / error[0].numel()
-    return error.square().sum((1, 2)) * (0.5 * scale), error * scale
-
-
-def taken_value(values: Tensor, discrete: Tensor, branches: Sequence[int]) -> Tensor:
-    """Values of what was done, the mean over branches.
-
-    Args:
-        values: [B, S, outputs]: one output, or one for each choice of each branch.
-        discrete: int64 [B, branches] choices.
-        branches: sizes of the branches.
-
-    Returns:
-        [B, S].
-    """
-    if not branches:
-        return values.squeeze(-1)
-    first = np.cumsum(branches) - np.asarray(branches)
-    columns = discrete + torch.from_numpy(first).to(discrete.device)
-    shape = (*values.shape[:2], len(branches))
-    return values.gather(2, columns.unsqueeze(1).expand(shape)).mean(-1)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fresh:
-    """What the policy being trained would do now at B observations."""
-
-    continuous: Tensor
-    """[B, A] drawn."""
-    log_prob: Tensor
-    """[B, C] log density of that action (where there are any), then of each branch the sum of
-    p log p."""
-    cost: Tensor
-    """[B] what its predictability costs: the temperatures times `log_prob`, branches by mean."""
-    probability: Tensor | None
-    """[B, sum of branch sizes]; None without branches."""
-    n_branches: int
-
-    def expected(self, values: Tensor) -> Tensor:
-        """Values [..., B, S, outputs] to [..., B, S]: expected over choices, mean over branches."""
-        if self.probability is None:
-            return values.squeeze(-1)
-        return (values * self.probability.unsqueeze(1)).sum(-1) / self.n_branches
 
 
 class SAC:
@@ -227,8 +153,10 @@ class SAC:
 
     def observe(self, obs: Sequence[FloatArray]) -> None:
         """Take the observations [B, *shape] of closed trajectories into the normalisers."""
-        if self.policy.normalizers:
-            self.policy.normalizers.update(tensors(obs, self.device))
+        if self.policy.normalizers or self.signals.learning:
+            rows = tensors(obs, self.device)
+            self.policy.normalizers.update(rows)
+            self.signals.observe(rows)
 
     def ready(self, n_rows: int) -> bool:
         """Whether there are closed rows to take in; `update` sees whether it is time to learn."""
@@ -281,12 +209,9 @@ class SAC:
             return {}
         every = self.hyperparameters.reward_signal_steps_per_update
         n_due = self._due(step, self.n_signal_updates, every)
-        losses: dict[str, list[Tensor]] = {}
-        for transitions in self.samples.transitions(n_due):
-            for tag, loss in self.signals.update(transitions).items():
-                losses.setdefault(tag, []).append(loss)
+        losses = [self.signals.update(rows) for rows in self.samples.transitions(n_due)]
         self.n_signal_updates += n_due
-        return {tag: float(torch.stack(values).mean()) for tag, values in losses.items()}
+        return mean_losses(losses)
 
     def _learn(self, batch: Minibatch) -> Tensor:
         """One gradient step of all networks from the state before it; gives its statistics."""
@@ -420,18 +345,19 @@ class SAC:
 
     def weights(self) -> dict[str, Any]:
         """Copies of the networks, for `load_weights`."""
+        networks = {**self._networks(), **self.signals.modules}
         return {
             name: {key: value.clone() for key, value in network.state_dict().items()}
-            for name, network in self._networks().items()
+            for name, network in networks.items()
         }
 
     def load_weights(self, state: dict[str, Any]) -> tuple[list[str], int]:
-        """Take over what fits of another run's policy and, where it has them, value networks.
+        """Take over what fits of another run's policy and, where it has them, other networks.
 
         Returns:
             What was not loaded, with reasons, and how many tensors were.
         """
-        return load_matching(self._networks(), state)
+        return load_matching({**self._networks(), **self.signals.modules}, state)
 
 
 def _wanted_entropy(actions: ActionSpec) -> Tensor:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from test_ppo import rollout
 
-from pipeline.algos.sac import SAC, Fresh, squared_errors, taken_value, value_targets
+from pipeline.algos.sac import SAC
+from pipeline.algos.sac_losses import Fresh, squared_errors, taken_value, value_targets
 from pipeline.errors import TrainingError
 from pipeline.nets.squashed import squashed_action
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -315,3 +316,37 @@ def test_memories_after_the_first_row_start_the_next_values():
         )
         torch.testing.assert_close(following.memory[s : s + 1], expected.detach())
     assert np.isfinite(algorithm._learn(batch).numpy()).all()
+
+
+def parameters_of(algorithm: SAC, module: str) -> torch.Tensor:
+    parameters = algorithm.signals.modules[module].parameters()
+    return torch.cat([parameter.detach().flatten() for parameter in parameters])
+
+
+@pytest.mark.parametrize("kind", ["continuous", "hybrid"])
+def test_other_reward_signals_have_values_and_gradient_steps_of_their_own(kind):
+    values = {
+        "trainer_type": "sac",
+        "hyperparameters": {
+            "batch_size": 16,
+            "buffer_size": 500,
+            "steps_per_update": 4,
+            "reward_signal_steps_per_update": 8,
+        },
+        "reward_signals": {
+            "extrinsic": {"gamma": 0.9},
+            "curiosity": {"gamma": 0.8, "strength": 0.1},
+            "rnd": {"gamma": 0.7},
+        },
+    }
+    settings = load_run_settings(None, overrides={"behaviors": {"B": values}}).behaviors["B"]
+    algorithm = SAC(SPECS[kind], settings, seed=1, device=CPU)
+    learning = ("Module:Curiosity", "Module:RND-pred")
+    before = {name: parameters_of(algorithm, name) for name in learning}
+    stats = algorithm.update(experience(kind), step=80)
+    assert algorithm.n_updates == 20
+    assert algorithm.n_signal_updates == 10
+    assert {"Policy/Extrinsic Value", "Policy/Curiosity Value", "Policy/Rnd Value"} <= set(stats)
+    assert {"Losses/Curiosity Forward Loss", "Losses/RND Loss"} <= set(stats)
+    for name in learning:
+        assert not torch.equal(before[name], parameters_of(algorithm, name)), name
