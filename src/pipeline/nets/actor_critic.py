@@ -122,7 +122,7 @@ class ActionHeads(nn.Module):
 
 def _entropy_of(log_sigma: Tensor) -> float:
     """`gaussian_entropy` of a single row [1, A]: few numbers are faster added up in Python."""
-    row = log_sigma.tolist()[0]
+    row: list[float] = log_sigma.tolist()[0]
     return sum(row) / len(row) + (HALF_LOG_TAU + 0.5)
 
 
