@@ -14,6 +14,7 @@ from pipeline.data.slots import LONG, Slots
 from pipeline.errors import TrainingError, UnityPolicyException
 from pipeline.protocol.specs import ActionTuple
 from pipeline.protocol.steps import TerminalSteps
+from pipeline.trainer.grouping import grouping_for
 from pipeline.trainer.statistics import ENTROPY, Statistics
 from pipeline.trainer.supported import algorithm_for
 
@@ -80,6 +81,7 @@ class Learner:
         self.record([np.zeros((0, *obs.shape), np.float32) for obs in spec.observation_specs], None)
         self.seconds = {"inference": 0.0, "update": 0.0, "storage": 0.0}
         self.slots = Slots()
+        self.grouping = grouping_for(self.algorithm)
         self._told_of_vanished = False
         self.memories: FloatArray | None = None
         """[n_slots, M] what the agent in each slot remembers; None without memory."""
@@ -106,11 +108,11 @@ class Learner:
         """
         began = time.perf_counter()
         self._drop_vanished(self.slots.tick())
-        terminals = [
-            (worker, terminal) for worker, (_, terminal) in enumerate(steps) if len(terminal)
-        ]
-        for worker, terminal in terminals:
-            self._ended((team, worker), terminal, steps[worker][0])
+        steps = [(one, _first_of_each(end) if len(end) else end) for one, end in steps]
+        self.grouping.arrive(steps, team, self.slots)
+        for worker, (decision, terminal) in enumerate(steps):
+            if len(terminal):
+                self._ended((team, worker), terminal, decision)
         for worker, (decision, _) in enumerate(steps):
             if len(decision):
                 self._continued((team, worker), decision)
@@ -121,10 +123,10 @@ class Learner:
         if not self.algorithm.ready(self.trajectories.n_closed):
             return False
         if self.finished or not self.learns:
-            self.trajectories.clear_closed()
+            self._clear_closed()
             return False
         began = time.perf_counter()
-        rollout = self.trajectories.rollout()
+        rollout = self.grouping.completed(self.trajectories.rollout())
         try:
             if not np.isfinite(rollout.fields["reward"]).all():
                 raise TrainingError(  # noqa: TRY301  # named below like those of the algorithm
@@ -136,7 +138,7 @@ class Learner:
             raise TrainingError(f"behavior {self.name}, {error}") from error
         obs = [rollout.fields[f"obs_{i}"] for i in range(len(self.spec.observation_specs))]
         self.record(obs, rollout.fields.get("allowed"))
-        self.trajectories.clear_closed()
+        self._clear_closed()
         self.statistics.add_all(stats)
         self.n_updates += 1
         self.seconds["update"] += time.perf_counter() - began
@@ -175,12 +177,12 @@ class Learner:
             return
         began = time.perf_counter()
         slots = self._slots_of([decision for decision, _ in steps], team)
-        self.trajectories.decide(slots, decided.decision.rows)
+        rows = decided.decision.rows
+        self.trajectories.decide(slots, self.grouping.rows(slots, rows))
         if self.memories is not None:
             self.memories[slots] = decided.decision.memory
         self.statistics.add(ENTROPY, decided.decision.entropy)
         if not len(self.recorded["obs"][0]):
-            rows = decided.decision.rows
             n_obs = len(self.spec.observation_specs)
             allowed = rows.get("allowed")
             # one True says it of all rows
@@ -201,6 +203,7 @@ class Learner:
         """Drop unfinished trajectories: their agents begin anew, or are others."""
         self.slots.forget(lambda _: True)
         self.trajectories.drop_open()
+        self.grouping.drop(slice(None))
         if self.memories is not None:
             self.memories[:] = 0.0
 
@@ -226,23 +229,26 @@ class Learner:
         if not len(slots):
             return
         self.trajectories.drop_open(slots)
+        self.grouping.drop(slots)
         if self.memories is not None:
             self.memories[slots] = 0.0
 
     def _ended(self, source: Hashable, terminal: TerminalSteps, decision: DecisionSteps) -> None:
-        terminal = _first_of_each(terminal)
         slots = self.slots.ended(source, terminal.agent_id)
         self._make_room()
         if self.memories is not None:
             self.memories[slots] = 0.0
+        reward, at_end = self.grouping.outcome(terminal, slots)
         closed = self.trajectories.outcome(
             slots,
-            terminal.reward + terminal.group_reward,
+            reward,
             terminal.obs,
             ended=True,
             interrupted=terminal.interrupted,
+            at_end=at_end,
         )
         self._count(closed)
+        self.grouping.report(closed, slots, self.statistics)
         gone = np.setdiff1d(terminal.agent_id, decision.agent_id)
         if len(gone):
             self.slots.release(source, gone)
@@ -250,8 +256,14 @@ class Learner:
     def _continued(self, source: Hashable, decision: DecisionSteps) -> None:
         slots = self.slots.deciding(source, decision.agent_id)
         self._make_room()
-        reward = decision.reward + decision.group_reward
-        self._count(self.trajectories.outcome(slots, reward, decision.obs, ended=False))
+        reward, at_end = self.grouping.outcome(decision, slots)
+        self._count(
+            self.trajectories.outcome(slots, reward, decision.obs, ended=False, at_end=at_end)
+        )
+
+    def _clear_closed(self) -> None:
+        self.trajectories.clear_closed()
+        self.grouping.forget_used(self.trajectories)
 
     def _make_room(self) -> None:
         self.trajectories.reserve(self.slots.n_slots)
@@ -277,7 +289,6 @@ class Learner:
         if self.learns and not self.finished:
             self.algorithm.observe(closed.obs)
         self.step += closed.n_rows
-        self.statistics.add_episodes(closed.episode_returns, closed.episode_lengths)
 
     def _slots_of(self, decisions: Sequence[DecisionSteps], team: str) -> AnyArray:
         slots = [
@@ -321,11 +332,13 @@ class Learner:
             "open": self.trajectories.open_state(self.slots.n_slots) if with_open else None,
             "slots": self.slots.state_dict() if with_open else None,
             "memories": self._memories_state() if with_open else None,
+            "groups": self.grouping.state_dict(n_slots=self.slots.n_slots),
         }
 
     def load_experience(self, state: Mapping[str, Any], *, with_open: bool) -> None:
         """Take up what `experience` gave, the open trajectories only `with_open`."""
         self.trajectories.load_closed_state(state["closed"])
+        self.grouping.load_state_dict(state.get("groups"), with_open=with_open)
         if with_open:
             self.slots.load_state_dict(state["slots"])
             self.trajectories.load_open_state(state["open"])

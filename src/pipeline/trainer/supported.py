@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pipeline.algos.poca import POCA
 from pipeline.algos.ppo import PPO
 from pipeline.algos.signals import supported_signals
 from pipeline.errors import SettingsError
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
 
     from pipeline.settings.schema import RunSettings, TrainerSettings
 
-ALGORITHMS: Mapping[str, Callable[..., PPO]] = {"ppo": PPO}
+ALGORITHMS: Mapping[str, Callable[..., PPO | POCA]] = {"ppo": PPO, "poca": POCA}
 
 
-def algorithm_for(name: str, settings: TrainerSettings) -> Callable[..., PPO]:
+def algorithm_for(name: str, settings: TrainerSettings) -> Callable[..., PPO | POCA]:
     """The algorithm that trains a behavior with these settings.
 
     Raises:
