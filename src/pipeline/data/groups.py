@@ -55,6 +55,8 @@ class Heard:
     """[N, *shape] per observation."""
     interrupted: BoolArray | None = None
     """[N] for ended episodes, whether they were cut short; None for agents that go on."""
+    memory: FloatArray | None = None
+    """[N, M] for ended episodes, what they remembered; None without memory."""
 
 
 class Groups:
@@ -177,6 +179,8 @@ class Groups:
 
     def _observe(self, heard: Heard, over: BoolArray) -> AnyArray:
         rows = {f"obs_{i}": values for i, values in enumerate(heard.obs)}
+        if heard.memory is not None:
+            rows["memory"] = heard.memory
         return self.moments.add_entities(len(heard.slots), {**rows, "over": over})
 
     def _moment_of(self, keys: AnyArray) -> AnyArray:

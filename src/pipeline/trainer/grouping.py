@@ -36,7 +36,9 @@ class Alone:
     def __init__(self) -> None:
         self._told = False
 
-    def arrive(self, steps: Sequence[Steps], team: str, slots: Slots) -> None:
+    def arrive(
+        self, steps: Sequence[Steps], team: str, slots: Slots, memories: FloatArray | None
+    ) -> None:
         """Nothing to take in."""
 
     def outcome(
@@ -91,8 +93,17 @@ class Grouping:
         self.groups = Groups(fields)
         self._described = [name for name in fields if name in ("continuous", "discrete", "memory")]
 
-    def arrive(self, steps: Sequence[Steps], team: str, slots: Slots) -> None:
-        """Take in what all workers sent, before any of it completes a trajectory."""
+    def arrive(
+        self, steps: Sequence[Steps], team: str, slots: Slots, memories: FloatArray | None
+    ) -> None:
+        """Take in what all workers sent, before any of it completes a trajectory.
+
+        Args:
+            steps: (decision, terminal) steps of every worker.
+            team: whose agents these are.
+            slots: of all agents.
+            memories: [n_slots, M] what agents remember; None without memory.
+        """
         decisions = [(i, one) for i, (one, _) in enumerate(steps) if len(one)]
         terminals = [(i, one) for i, (_, one) in enumerate(steps) if len(one)]
         if not decisions and not terminals:
@@ -101,6 +112,9 @@ class Grouping:
         gone = [slots.ended((team, i), one.agent_id) for i, one in terminals]
         here = [slots.deciding((team, i), one.agent_id) for i, one in decisions]
         ended = self._heard(terminals, gone, team, like)
+        if memories is not None and len(memories):
+            # the slot of one who never acted may be too new: nothing is made of its end
+            ended = replace(ended, memory=memories.take(ended.slots, axis=0, mode="clip"))
         deciding = self._heard(decisions, here, team, like)
         self.groups.arrive(ended, deciding, slots.n_slots)
 

@@ -109,7 +109,7 @@ class Learner:
         began = time.perf_counter()
         self._drop_vanished(self.slots.tick())
         steps = [(one, _first_of_each(end) if len(end) else end) for one, end in steps]
-        self.grouping.arrive(steps, team, self.slots)
+        self.grouping.arrive(steps, team, self.slots, self.memories)
         for worker, (decision, terminal) in enumerate(steps):
             if len(terminal):
                 self._ended((team, worker), terminal, decision)
