@@ -45,6 +45,8 @@ settings = {
     "summary_freq": 90,
     "checkpoint_interval": 300,
 }
+if "poca" in how:
+    settings["trainer_type"] = "poca"
 if "memory" in how:
     settings["network_settings"]["memory"] = {"sequence_length": 4, "memory_size": 8}
 
@@ -145,6 +147,9 @@ def assert_equal_states(one: dict, two: dict) -> None:
         ("collector", ""),
         ("couriers", ""),
         ("push_together", ""),
+        ("push_together", "poca"),
+        ("couriers", "poca"),
+        ("push_together", "poca memory"),
     ],
 )
 def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, how, tmp_path):
