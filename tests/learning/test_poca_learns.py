@@ -26,7 +26,7 @@ CASES = {
     "continuous": (partial(Teamed, Chase), 40_000, -1.3, {}),
     "discrete, ending one by one": (partial(Teamed, Corridor), 20_000, 0.85, {}),
     "visual": (partial(Teamed, Quadrant), 12_000, 3.4, {}),
-    "entities": (partial(Teamed, LargestName), 16_000, 3.2, {"batch_size": 128}),
+    "entities": (partial(Teamed, LargestName), 24_000, 3.2, {"batch_size": 128}),
 }
 
 
@@ -98,13 +98,13 @@ def test_ppo_never_opens_the_door_because_who_opens_it_gains_nothing(seed, tmp_p
 def test_poca_with_memory_answers_what_it_saw_steps_ago(seed, tmp_path):
     changes = {"batch_size": 128, "learning_rate": 3e-3}
     toy = partial(Teamed, Cue)
-    result = trained(toy, 20_000, tmp_path, seed=seed, changes=changes, network=MEMORY)
+    result = trained(toy, 36_000, tmp_path, seed=seed, changes=changes, network=MEMORY)
     assert result.mean_reward >= 0.85
 
 
 def test_without_memory_the_same_task_stays_at_chance(seed, tmp_path):
     changes = {"batch_size": 128, "learning_rate": 3e-3}
     toy = partial(Teamed, Cue)
-    result = trained(toy, 20_000, tmp_path, seed=seed, changes=changes, network={"num_layers": 1})
+    result = trained(toy, 36_000, tmp_path, seed=seed, changes=changes, network={"num_layers": 1})
     assert result.n_updates > 10
     assert result.mean_reward < 0.45

@@ -338,7 +338,7 @@ class Learner:
     def load_experience(self, state: Mapping[str, Any], *, with_open: bool) -> None:
         """Take up what `experience` gave, the open trajectories only `with_open`."""
         self.trajectories.load_closed_state(state["closed"])
-        self.grouping.load_state_dict(state.get("groups"), with_open=with_open)
+        self.grouping.load_state_dict(state.get("groups") or {}, with_open=with_open)
         if with_open:
             self.slots.load_state_dict(state["slots"])
             self.trajectories.load_open_state(state["open"])

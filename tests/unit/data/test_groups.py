@@ -186,9 +186,7 @@ def test_credit_and_mates_are_those_of_a_slow_obvious_account():
     group_of = {slot: 1 + slot // 3 for slot in range(9)}
     for _ in range(200):
         ended = {s: (rng.random(), rng.normal(), 1) for s in alive if rng.random() < 0.1}
-        here = {
-            s: (rng.random(), rng.normal(), 1) for s in range(9) if rng.random() < 0.8
-        }
+        here = {s: (rng.random(), rng.normal(), 1) for s in range(9) if rng.random() < 0.8}
         acting = {s: ended[s] for s in ended} | {
             s: here[s] for s in here if s in alive and s not in ended
         }

@@ -89,7 +89,7 @@ def test_a_baseline_sees_what_mates_do_and_not_what_the_agent_itself_does():
 
 
 def test_the_number_of_members_enters_relative_to_the_largest_group_seen():
-    critic, obs, actions = critic_and_members("vector")
+    critic, _, _ = critic_and_members("vector")
     critic.notice(2)
     assert float(critic.largest) == 4.0
     sets = Sets(index=torch.zeros(1, 3, dtype=torch.int64))
