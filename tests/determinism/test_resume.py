@@ -57,6 +57,8 @@ if "sac" in how:
         "steps_per_update": 4,
         "save_replay_buffer": "lost" not in how,
     }
+if "poca" in how:
+    settings["trainer_type"] = "poca"
 if "memory" in how:
     settings["network_settings"]["memory"] = {"sequence_length": 4, "memory_size": 8}
 
@@ -167,6 +169,9 @@ def assert_equal_states(one: dict, two: dict) -> None:
         ("collector", ""),
         ("couriers", ""),
         ("push_together", ""),
+        ("push_together", "poca"),
+        ("couriers", "poca"),
+        ("push_together", "poca memory"),
     ],
 )
 def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, how, tmp_path):

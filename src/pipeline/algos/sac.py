@@ -21,12 +21,12 @@ from pipeline import seeding
 from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.policy import Policy, generator_for, rollout_fields, seeded_weights, tensors
 from pipeline.algos.sac_losses import Fresh, squared_errors, taken_value, value_targets
+from pipeline.algos.safety import refuse_divergence
 from pipeline.algos.samples import Samples
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
 from pipeline.algos.signals import RewardSignals, mean_losses
 from pipeline.data.replay import Replay
 from pipeline.data.rollout import Field
-from pipeline.errors import TrainingError
 from pipeline.nets.action_value import TwinActionValues
 from pipeline.nets.actor_critic import Critic
 from pipeline.nets.memory import Recall
@@ -173,7 +173,7 @@ class SAC:
             Statistics by their TensorBoard tag; empty when no gradient step was due.
 
         Raises:
-            TrainingError: A loss is not finite.
+            TrainingError: A loss, gradient or weight is not finite.
         """
         h = self.hyperparameters
         self.replay.add(rollout)
@@ -289,11 +289,13 @@ class SAC:
     def _statistics(self, means: Tensor, step: int) -> dict[str, float]:
         """Statistics by tag from the means over gradient steps of what `_learn` gives."""
         loss_pi, loss_v, loss_1, loss_2, *values = means.tolist()
-        if not np.isfinite(loss_pi + loss_v + loss_1 + loss_2):
-            raise TrainingError(
-                f"step {step}: the SAC loss is not finite (policy {loss_pi}, value {loss_v}, "
-                f"action values {loss_1} and {loss_2}); lower learning_rate or the reward's scale"
-            )
+        refuse_divergence(
+            "SAC",
+            step=step,
+            losses={"policy": loss_pi, "value": loss_v, "Q1": loss_1, "Q2": loss_2},
+            optimizers=[self.optimizer],
+            networks=self._networks(),
+        )
         stats = {
             "Losses/Policy Loss": loss_pi,
             "Losses/Value Loss": loss_v,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
-
+    from pipeline.data.moments import Moments
 
 _ALL = slice(None)
 
@@ -34,6 +34,8 @@ class Field:
     dtype: type = np.float32
     every: int = 0
     """Kept only at rows 0, every, 2 every, ... of a trajectory, beside its rows; 0: in each row."""
+    at_end: bool = False
+    """Kept once for each trajectory, given with the outcome that may close it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +64,10 @@ class Rollout:
     """bool [K] whether an episode begins with the trajectory."""
     ended: AnyArray = field(default_factory=_nobody)
     """bool [K] whether an episode ends with it, finished or cut short."""
+    at_end: Mapping[str, AnyArray] = field(default_factory=dict)
+    """[K, ...] of each field that trajectories have once."""
+    moments: Moments | None = None
+    """What the moments are that rows and ends name; None for algorithms that look at one agent."""
 
     @property
     def n_rows(self) -> int:
@@ -114,7 +120,9 @@ class Trajectories:
     def __init__(
         self, fields: Mapping[str, Field], *, n_obs: int, horizon: int, capacity: int
     ) -> None:
-        self.fields = {**fields, "reward": Field(shape=())}
+        self._at_end = {name: spec for name, spec in fields.items() if spec.at_end}
+        rows = {name: spec for name, spec in fields.items() if not spec.at_end}
+        self.fields = {**rows, "reward": Field(shape=())}
         self._sparse = {name: spec for name, spec in fields.items() if spec.every}
         self.n_obs = n_obs
         self.horizon = horizon
@@ -133,6 +141,7 @@ class Trajectories:
                 "begins": Field(shape=(), dtype=np.bool_),
                 "ended": Field(shape=(), dtype=np.bool_),
                 **{f"obs_{i}": fields[f"obs_{i}"] for i in range(n_obs)},
+                **self._at_end,
                 **{
                     name: Field(shape=self._open[name].shape[1:], dtype=spec.dtype)
                     for name, spec in self._sparse.items()
@@ -188,6 +197,7 @@ class Trajectories:
         *,
         ended: bool,
         interrupted: BoolArray | None = None,
+        at_end: Mapping[str, AnyArray] | None = None,
     ) -> Closed | None:
         """Complete the rows of agents in `slots`, and close the trajectories that end here.
 
@@ -197,12 +207,15 @@ class Trajectories:
             obs: [N, *shape] observations that came with it.
             ended: whether these agents' episodes have ended.
             interrupted: [N] for ended episodes, whether they were cut short.
+            at_end: [N, ...] of the fields that a trajectory has once, should it close now.
 
         Returns:
             What closed, or None.
         """
         waiting = self._waiting[slots]
+        at_end = at_end or {}
         if not waiting.all():
+            at_end = {name: values[waiting] for name, values in at_end.items()}
             slots, reward = slots[waiting], reward[waiting]
             obs = [values[waiting] for values in obs]
             interrupted = None if interrupted is None else interrupted[waiting]
@@ -214,7 +227,7 @@ class Trajectories:
         self._episode_return[slots] += reward
         self._episode_length[slots] += 1
         if ended and interrupted is not None:
-            closed = self._close(slots, ~interrupted, obs, ended=True)
+            closed = self._close(slots, ~interrupted, obs, at_end, ended=True)
             closed.episode_returns = self._episode_return[slots].tolist()
             closed.episode_lengths = self._episode_length[slots].tolist()
             self._episode_return[slots] = 0.0
@@ -223,8 +236,13 @@ class Trajectories:
         full = self._cursor[slots] >= self.horizon
         if not full.any():
             return None
-        nothing = np.zeros(int(full.sum()), np.bool_)
-        return self._close(slots[full], nothing, [values[full] for values in obs], ended=False)
+        return self._close(
+            slots[full],
+            np.zeros(int(full.sum()), np.bool_),
+            [values[full] for values in obs],
+            {name: values[full] for name, values in at_end.items()},
+            ended=False,
+        )
 
     def rollout(self) -> Rollout:
         """All closed trajectories."""
@@ -240,7 +258,14 @@ class Trajectories:
             slots=ends["slot"],
             begins=ends["begins"],
             ended=ends["ended"],
+            at_end={name: ends[name] for name in self._at_end},
         )
+
+    def open_values(self, name: str) -> AnyArray:
+        """[n] values of a field in all rows of open trajectories, that of row 0 first."""
+        used = self._cursor + self._waiting
+        block = self._open[name]
+        return block[np.arange(block.shape[1]) < used[:, None]]
 
     def clear_closed(self) -> None:
         """Forget the closed trajectories; open ones go on."""
@@ -300,7 +325,13 @@ class Trajectories:
         ]
 
     def _close(
-        self, slots: AnyArray, terminated: BoolArray, obs: Sequence[FloatArray], *, ended: bool
+        self,
+        slots: AnyArray,
+        terminated: BoolArray,
+        obs: Sequence[FloatArray],
+        at_end: Mapping[str, AnyArray],
+        *,
+        ended: bool,
     ) -> Closed:
         lengths = self._cursor[slots]
         n_rows = int(lengths.sum())
@@ -314,6 +345,7 @@ class Trajectories:
             "slot": slots,
             "begins": self._episode_length[slots] == lengths,
             "ended": np.full(len(slots), ended),
+            **at_end,
         }
         ends.update({f"obs_{i}": values for i, values in enumerate(obs)})
         ends.update({name: self._open[name][slots] for name in self._sparse})

@@ -65,17 +65,29 @@ class ResidualSelfAttention(nn.Module):
 
         What stands in padding has no effect; without any entity the result is zeros.
         """
+        x, query, key, value = self.project(x)
+        return self.mix(x, query, key, value, padding)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Embeddings [..., E] normalised, and their queries, keys and values, all [..., E]."""
+        x = nn.functional.layer_norm(x, (self.size,))
+        return x, self.query(x), self.key(x), self.value(x)
+
+    def mix(
+        self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None
+    ) -> Tensor:
+        """What `project` gave, [B, N, E] each, to [B, E]; padding None where nothing is unused."""
         B, N, _ = x.shape
-        width = (self.size,)
-        x = nn.functional.layer_norm(x, width)
         query, key, value = (
-            layer(x).view(B, N, N_HEADS, -1).transpose(1, 2)
-            for layer in (self.query, self.key, self.value)
+            one.view(B, N, N_HEADS, -1).transpose(1, 2) for one in (query, key, value)
         )
-        forbidden = padding.to(x.dtype) * _FORBIDDEN
-        scores = query @ key.transpose(2, 3) / math.sqrt(self.size) + forbidden[:, None, None]
+        scores = query @ key.transpose(2, 3) / math.sqrt(self.size)
+        if padding is not None:
+            scores = scores + (padding.to(x.dtype) * _FORBIDDEN)[:, None, None]
         seen = (scores.softmax(-1) @ value).transpose(1, 2).reshape(B, N, -1)
-        y = nn.functional.layer_norm(self.out(seen) + x, width)
+        y = nn.functional.layer_norm(self.out(seen) + x, (self.size,))
+        if padding is None:
+            return y.mean(1)
         used = (~padding).to(x.dtype).unsqueeze(1)
         total: Tensor = (used @ y).squeeze(1)
         return total / (used.sum(2) + _COUNT_EPSILON)

@@ -33,12 +33,19 @@ def xavier(n_in: int, n_out: int) -> nn.Linear:
 
 
 class DenseSwish(nn.Module):
-    """`num_layers` dense layers of `hidden_units`, each followed by Swish (x times its sigmoid)."""
+    """`num_layers` dense layers of `hidden_units`, each followed by Swish (x times its sigmoid).
 
-    def __init__(self, n_in: int, hidden_units: int, num_layers: int) -> None:
+    Args:
+        n_in: numbers of a row.
+        hidden_units: numbers of a row after each layer.
+        num_layers: how many layers.
+        gain: scale of the initial weights.
+    """
+
+    def __init__(self, n_in: int, hidden_units: int, num_layers: int, *, gain: float = 1.0) -> None:
         super().__init__()
         sizes = [n_in, *[hidden_units] * num_layers]
-        layers = [linear(a, b) for a, b in pairwise(sizes)]
+        layers = [linear(a, b, gain=gain) for a, b in pairwise(sizes)]
         self.layers = nn.ModuleList(layers)
         self._weights = [(layer.weight, layer.bias) for layer in layers]
 

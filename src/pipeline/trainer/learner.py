@@ -7,14 +7,14 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
 from pipeline.algos.safety import refuse_non_finite_rollout
 from pipeline.data.rollout import Trajectories
 from pipeline.data.slots import LONG, Slots
 from pipeline.errors import TrainingError, UnityPolicyException
 from pipeline.protocol.specs import ActionTuple
-from pipeline.protocol.steps import TerminalSteps
+from pipeline.trainer.gathering import first_of_each, joined, some_of
+from pipeline.trainer.grouping import grouping_for
 from pipeline.trainer.opponents import Past
 from pipeline.trainer.statistics import ENTROPY, Statistics
 from pipeline.trainer.supported import algorithm_for
@@ -23,19 +23,18 @@ from pipeline.trainer.threaded import Threaded
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
+    import torch
+
     from pipeline.algos.policy import Decision
     from pipeline.arrays import AnyArray, FloatArray
     from pipeline.data.replay import Replay
     from pipeline.data.rollout import Closed
     from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.protocol.steps import DecisionSteps, Steps
+    from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
     from pipeline.settings.schema import TrainerSettings
     from pipeline.trainer.opponents import Opponent
 
 _log = logging.getLogger(__name__)
-
-# Observations kept beside the policy, for comparing its export with it.
-RECORDED_ROWS = 32
 
 
 class Decided(NamedTuple):
@@ -88,10 +87,12 @@ class Learner:
         self.statistics = Statistics()
         self.step = 0
         self.n_updates = 0
-        self.recorded: dict[str, Any] = {}
-        self.record([np.zeros((0, *obs.shape), np.float32) for obs in spec.observation_specs], None)
+        self.recorded = some_of(
+            [np.zeros((0, *obs.shape), np.float32) for obs in spec.observation_specs], None
+        )
         self.seconds = {"inference": 0.0, "update": 0.0, "storage": 0.0}
         self.slots = Slots()
+        self.grouping = grouping_for(self.algorithm)
         self._told_of_vanished = False
         self._absorbed: tuple[Sequence[Steps], list[AnyArray]] = ((), [])
         self.memories: FloatArray | None = None
@@ -134,14 +135,14 @@ class Learner:
         vanished = self.slots.tick()
         if len(vanished):
             self._drop_vanished(vanished)
-        terminals = [
-            (worker, terminal) for worker, (_, terminal) in enumerate(steps) if len(terminal)
-        ]
-        for worker, terminal in terminals:
-            self._ended((team, worker), terminal, steps[worker][0])
+        heard = [(one, first_of_each(end) if len(end) else end) for one, end in steps]
+        self.grouping.arrive(heard, team, self.slots, self.memories)
+        for worker, (decision, terminal) in enumerate(heard):
+            if len(terminal):
+                self._ended((team, worker), terminal, decision)
         slots = [
             self._continued((team, worker), decision)
-            for worker, (decision, _) in enumerate(steps)
+            for worker, (decision, _) in enumerate(heard)
             if len(decision)
         ]
         self._absorbed = steps, slots
@@ -152,21 +153,21 @@ class Learner:
         if not self.algorithm.ready(self.trajectories.n_closed):
             return False
         if self.finished or not self.learns:
-            self.trajectories.clear_closed()
+            self._clear_closed()
             return False
         began = time.perf_counter()
-        rollout = self.trajectories.rollout()
+        rollout = self.grouping.completed(self.trajectories.rollout())
         try:
             refuse_non_finite_rollout(rollout, step=self.step)
             stats = self.algorithm.update(rollout, step=self.step)
         except TrainingError as error:
             raise TrainingError(f"behavior {self.name}, {error}") from error
         if not stats:  # kept for later, nothing learned
-            self.trajectories.clear_closed()
+            self._clear_closed()
             return False
         obs = [rollout.fields[f"obs_{i}"] for i in range(len(self.spec.observation_specs))]
-        self.record(obs, rollout.fields.get("allowed"))
-        self.trajectories.clear_closed()
+        self.recorded = some_of(obs, rollout.fields.get("allowed"))
+        self._clear_closed()
         self.statistics.add_all(stats)
         self.n_updates += 1
         self.seconds["update"] += time.perf_counter() - began
@@ -184,7 +185,7 @@ class Learner:
         counts = [len(decision) for decision in decisions]
         if sum(counts) == 0:
             return Decided([self.spec.action_spec.empty_action(0) for _ in decisions], None)
-        obs, masks = _joined(decisions, self.spec.action_spec.discrete_branches)
+        obs, masks = joined(decisions, self.spec.action_spec.discrete_branches)
         try:
             player = self._opponent(team) or self.algorithm
             decision = player.act(obs, masks, self._recalled(steps, team))
@@ -212,30 +213,22 @@ class Learner:
         if self._opponent(team) is not None:  # nothing is learned from what it does
             self.seconds["storage"] += time.perf_counter() - began
             return
-        self.trajectories.decide(slots, decided.decision.rows)
+        rows = decided.decision.rows
+        self.trajectories.decide(slots, self.grouping.rows(slots, rows))
         self.statistics.add(ENTROPY, decided.decision.entropy)
         if not len(self.recorded["obs"][0]):
-            rows = decided.decision.rows
             n_obs = len(self.spec.observation_specs)
             allowed = rows.get("allowed")
             # one True says it of all rows
             masks = allowed if isinstance(allowed, np.ndarray) else None
-            self.record([rows[f"obs_{i}"] for i in range(n_obs)], masks)
+            self.recorded = some_of([rows[f"obs_{i}"] for i in range(n_obs)], masks)
         self.seconds["storage"] += time.perf_counter() - began
-
-    def record(self, obs: Sequence[AnyArray], allowed: AnyArray | None) -> None:
-        """Keep some of the rows [R, ...] that the policy has met."""
-        n_rows = len(obs[0])
-        rows = np.linspace(0, max(n_rows - 1, 0), min(RECORDED_ROWS, n_rows)).astype(int)
-        self.recorded = {
-            "obs": [torch.from_numpy(values[rows]) for values in obs],
-            "allowed": None if allowed is None else torch.from_numpy(allowed[rows]),
-        }
 
     def environment_was_reset(self) -> None:
         """Drop unfinished trajectories: their agents begin anew, or are others."""
         self.slots.forget(lambda _: True)
         self.trajectories.drop_open()
+        self.grouping.drop(slice(None))
         if self.memories is not None:
             self.memories[:] = 0.0
         if self.past is not None:
@@ -268,23 +261,26 @@ class Learner:
         if not len(slots):
             return
         self.trajectories.drop_open(slots)
+        self.grouping.drop(slots)
         if self.memories is not None:
             self.memories[slots] = 0.0
 
     def _ended(self, source: Hashable, terminal: TerminalSteps, decision: DecisionSteps) -> None:
-        terminal = _first_of_each(terminal)
         slots = self.slots.ended(source, terminal.agent_id)
         self._make_room()
         if self.memories is not None:
             self.memories[slots] = 0.0
+        reward, at_end = self.grouping.outcome(terminal, slots)
         closed = self.trajectories.outcome(
             slots,
-            terminal.reward + terminal.group_reward,
+            reward,
             terminal.obs,
             ended=True,
             interrupted=terminal.interrupted,
+            at_end=at_end,
         )
         self._count(closed)
+        self.grouping.report(closed, slots, self.statistics)
         gone = np.setdiff1d(terminal.agent_id, decision.agent_id)
         if len(gone):
             self.slots.release(source, gone)
@@ -292,9 +288,15 @@ class Learner:
     def _continued(self, source: Hashable, decision: DecisionSteps) -> AnyArray:
         slots = self.slots.deciding(source, decision.agent_id)
         self._make_room()
-        reward = decision.reward + decision.group_reward
-        self._count(self.trajectories.outcome(slots, reward, decision.obs, ended=False))
+        reward, at_end = self.grouping.outcome(decision, slots)
+        self._count(
+            self.trajectories.outcome(slots, reward, decision.obs, ended=False, at_end=at_end)
+        )
         return slots
+
+    def _clear_closed(self) -> None:
+        self.trajectories.clear_closed()
+        self.grouping.forget_used(self.trajectories)
 
     def _make_room(self) -> None:
         self.trajectories.reserve(self.slots.n_slots)
@@ -320,7 +322,6 @@ class Learner:
         if self.learns and not self.finished:
             self.algorithm.observe(closed.obs)
         self.step += closed.n_rows
-        self.statistics.add_episodes(closed.episode_returns, closed.episode_lengths)
 
     def _deciding(self, steps: Sequence[Steps], team: str) -> AnyArray:
         """Slots of the agents that decide, found already if these steps were absorbed last."""
@@ -376,17 +377,19 @@ class Learner:
             "open": self.trajectories.open_state(self.slots.n_slots) if with_open else None,
             "slots": self.slots.state_dict() if with_open else None,
             "memories": self._memories_state() if with_open else None,
-            "groups": self.past.groups.state_dict() if with_open and self.past else None,
+            "games": self.past.groups.state_dict() if with_open and self.past else None,
+            "groups": self.grouping.state_dict(n_slots=self.slots.n_slots),
         }
 
     def load_experience(self, state: Mapping[str, Any], *, with_open: bool) -> None:
         """Take up what `experience` gave, the open trajectories only `with_open`."""
         self.trajectories.load_closed_state(state["closed"])
+        self.grouping.load_state_dict(state.get("groups") or {}, with_open=with_open)
         if with_open:
             self.slots.load_state_dict(state["slots"])
             self.trajectories.load_open_state(state["open"])
-            if self.past is not None and state.get("groups") is not None:
-                self.past.groups.load_state_dict(state["groups"])
+            if self.past is not None and state.get("games") is not None:
+                self.past.groups.load_state_dict(state["games"])
             if self.memories is not None:
                 self._make_room()
                 self.memories[: self.slots.n_slots] = state["memories"]
@@ -398,37 +401,3 @@ class Learner:
 
     def _memories_state(self) -> FloatArray | None:
         return None if self.memories is None else self.memories[: self.slots.n_slots].copy()
-
-
-def _first_of_each(terminal: TerminalSteps) -> TerminalSteps:
-    """Each agent's first end in a message: a later one is of an episode without any decision."""
-    _, first = np.unique(terminal.agent_id, return_index=True)
-    if len(first) == len(terminal):
-        return terminal
-    rows = np.sort(first)
-    return TerminalSteps(
-        [values[rows] for values in terminal.obs],
-        terminal.reward[rows],
-        terminal.interrupted[rows],
-        terminal.agent_id[rows],
-        terminal.group_id[rows],
-        terminal.group_reward[rows],
-    )
-
-
-def _joined(
-    decisions: Sequence[DecisionSteps], branches: Sequence[int]
-) -> tuple[list[AnyArray], list[AnyArray] | None]:
-    """Observations and action masks of all workers' agents, one array each."""
-    present = [decision for decision in decisions if len(decision)]
-    if len(present) == 1:
-        return list(present[0].obs), present[0].action_mask
-    n_obs = len(present[0].obs)
-    obs = [np.concatenate([d.obs[i] for d in present]) for i in range(n_obs)]
-    if all(d.action_mask is None for d in present):
-        return obs, None
-    masks = [
-        d.action_mask or [np.zeros((len(d), size), dtype=np.bool_) for size in branches]
-        for d in present
-    ]
-    return obs, [np.concatenate([mask[i] for mask in masks]) for i in range(len(branches))]

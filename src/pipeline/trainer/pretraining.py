@@ -15,6 +15,7 @@ from pipeline.errors import DemonstrationError, SettingsError
 from pipeline.protocol.demo import read_demo
 from pipeline.tracking.base import Tracker
 from pipeline.trainer.checkpoints import save_checkpoint
+from pipeline.trainer.gathering import some_of
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.saved import description
 from pipeline.trainer.saving import RESUME_FILE
@@ -112,7 +113,7 @@ def pretrain(
         for epoch in range(1, epochs + 1):
             loss, held_out = cloning.update(), check.measure()
             tracker.metrics(name, {TRAIN_LOSS: loss, CHECK_LOSS: held_out}, epoch)
-    learner.record(taught.obs, None)
+    learner.recorded = some_of(taught.obs, None)
     path = Path(run_dir) / name / RESUME_FILE
     taught_state = learner.state_dict()
     # nothing was taught to the critic, whose outputs are those of the run's own reward signals

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 RECENT_EPISODES = 100
 
 REWARD = "Environment/Cumulative Reward"
+GROUP_REWARD = "Environment/Group Cumulative Reward"
 LENGTH = "Environment/Episode Length"
 EXTRINSIC = "Policy/Extrinsic Reward"
 ENTROPY = "Policy/Entropy"
@@ -46,15 +47,32 @@ class Statistics:
         for tag, value in values.items():
             self.add(tag, value)
 
-    def add_episodes(self, returns: Iterable[float], lengths: Iterable[int]) -> None:
-        """Finished episodes; a length counts decisions less one, as ML-Agents' charts do."""
-        for total, length in zip(returns, lengths, strict=True):
-            self.returns.append(total)
+    def add_episodes(
+        self,
+        returns: Iterable[float],
+        lengths: Iterable[int],
+        *,
+        own: Iterable[float] | None = None,
+        learned: Iterable[float] | None = None,
+    ) -> None:
+        """Finished episodes; a length counts decisions less one, as ML-Agents' charts do.
+
+        Args:
+            returns: of each episode, group rewards included.
+            lengths: decisions in each.
+            own: returns without group rewards where these are charted apart.
+            learned: sums of the rewards learned from where these are others.
+        """
+        returns = list(returns)
+        own = returns if own is None else own
+        learned = returns if learned is None else learned
+        for total, length, alone, signal in zip(returns, lengths, own, learned, strict=True):
+            self.returns.append(alone)
             self._ended.append(total)
             self.recent.append(total)
             self.n_episodes += 1
-            self.add(REWARD, total)
-            self.add(EXTRINSIC, total)
+            self.add(REWARD, alone)
+            self.add(EXTRINSIC, signal)
             self.add(LENGTH, length - 1)
 
     def take_ended(self) -> list[float]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pipeline.algos.poca import POCA
 from pipeline.algos.ppo import PPO
 from pipeline.algos.sac import SAC
 from pipeline.algos.signals import find_demonstrations, supported_signals
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.algos.algorithm import Algorithm
     from pipeline.settings.schema import RunSettings, TrainerSettings
 
-ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {"ppo": PPO, "sac": SAC}
+ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {"ppo": PPO, "sac": SAC, "poca": POCA}
 
 
 def algorithm_for(name: str, settings: TrainerSettings) -> Callable[..., Algorithm]:

@@ -1,0 +1,75 @@
+"""Rows of groups' experience, and how they fall into minibatches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.algos.recurrence import minibatches
+from pipeline.data.sequences import rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from pipeline.algos.teams import Teams
+    from pipeline.arrays import AnyArray
+    from pipeline.nets.memory import Recall
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupRows:
+    """R rows to learn from."""
+
+    obs: list[Tensor]
+    """[R, *shape] per observation, normalised."""
+    continuous: Tensor
+    """[R, A] as drawn."""
+    discrete: Tensor
+    """int64 [R, branches]."""
+    log_prob: Tensor
+    """[R, A + branches] when the actions were taken."""
+    allowed: Tensor | None
+    """bool [R, sum of branch sizes]."""
+    advantage: Tensor
+    """[R, 1], normalised."""
+    returns: Tensor
+    """[R, S] of each reward signal."""
+    value: Tensor
+    """[R, S] of the row's group, when the rollout was complete."""
+    baseline: Tensor
+    """[R, S] without the row's own action."""
+    teams: Teams
+    recall: Recall | None = None
+    """The sequences that the rows form, and their memories; None without memory."""
+    sequence_length: int = 1
+
+    def minibatches(
+        self, stream: np.random.Generator, size: int
+    ) -> Iterator[tuple[AnyArray, Recall | None]]:
+        """Rows of each minibatch, `size` or a few more; a rest that fills none is left.
+
+        A minibatch has all rows of some moments, in a new order of moments, so that what mates have
+        in common is computed once. With memory it has whole sequences instead.
+        """
+        if self.recall is not None:
+            n = len(self.recall.lengths)
+            size = min(max(size // self.sequence_length, 1), n)
+            order = stream.permutation(n)[: n // size * size]
+            index, sizes, recalls = minibatches(self.recall, order, size)
+            yield from zip(np.split(index, np.cumsum(sizes)[:-1]), recalls, strict=True)
+            return
+        by_moment = np.argsort(self.teams.moment, kind="stable")
+        counts = np.bincount(self.teams.moment)
+        starts = np.cumsum(counts) - counts
+        order = stream.permutation(np.flatnonzero(counts))
+        index = by_moment[rows_of(starts[order], counts[order])]
+        ends = np.cumsum(counts[order])
+        size = min(size, len(index))
+        wanted = size * np.arange(1, len(index) // size + 1)
+        cuts = np.unique(ends[np.searchsorted(ends, wanted)])
+        for piece in np.split(index, cuts)[: len(cuts)]:
+            yield piece, None

@@ -1,0 +1,212 @@
+"""Which agents make up a group now, what they gain together, and the moments they share.
+
+Per message of the environment one vectorised pass over the agents of all workers: no Python per
+agent. An agent without a group is a group of one. A mate that did not ask for a decision in this
+message takes part with its latest one, which is still in force.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.data.moments import Moments
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray
+    from pipeline.data.rollout import Field
+
+_SOURCE = 1 << 32
+_NO_GROUP = -1
+_PER_SLOT = {
+    "present": np.bool_,  # has decided, and its episode has not ended
+    "group": np.int64,
+    "entity": np.int64,  # what it saw and did last
+    "moment": np.int64,  # that of its last decision
+    "end_moment": np.int64,  # what followed the end of its episode
+    "owed": np.float64,  # individual rewards of the group since the agent was last heard of
+    "gained": np.float64,  # with this message: own + mates' + group reward
+    "gained_at_end": np.float64,
+    "own_return": np.float64,  # of the episode so far
+    "group_return": np.float64,
+    "acted": np.bool_,  # had decided before its episode ended
+    "own_at_end": np.float64,
+    "group_at_end": np.float64,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heard:
+    """N agents, of all workers, that a message tells something of."""
+
+    slots: AnyArray
+    """[N]."""
+    group: AnyArray
+    """int64 [N] from `Groups.key`."""
+    reward: FloatArray
+    """[N] individual."""
+    group_reward: FloatArray
+    """[N]."""
+    obs: Sequence[FloatArray]
+    """[N, *shape] per observation."""
+    interrupted: BoolArray | None = None
+    """[N] for ended episodes, whether they were cut short; None for agents that go on."""
+    memory: FloatArray | None = None
+    """[N, M] for ended episodes, what they remembered; None without memory."""
+
+
+class Groups:
+    """The groups of one behavior's agents, by slot (see `data.slots`).
+
+    Args:
+        fields: what learning wants to know of a member: observations `obs_0`, ..., actions, and
+            `over`, which is set here: whether the member's task had ended.
+    """
+
+    def __init__(self, fields: Mapping[str, Field]) -> None:
+        self.moments = Moments(fields)
+        self.by_slot: dict[str, AnyArray] = {
+            name: np.zeros(0, dtype=dtype) for name, dtype in _PER_SLOT.items()
+        }
+        self._sources: dict[Any, int] = {}
+        self.finished: list[float] = []
+        """Group returns of the groups whose last member has ended since this was cleared."""
+
+    def key(self, source: Any, group_id: AnyArray, slots: AnyArray) -> AnyArray:
+        """Int64 [N] one number for each group of a source, and for each agent without a group."""
+        number = self._sources.setdefault(source, len(self._sources))
+        named = number * _SOURCE + group_id.astype(np.int64)
+        return np.where(group_id > 0, named, _NO_GROUP - slots)
+
+    def arrive(self, ended: Heard, deciding: Heard, n_slots: int) -> None:
+        """Take in a message: afterwards `by_slot` tells what followed the last decisions.
+
+        Args:
+            ended: agents whose episodes have ended, each once.
+            deciding: agents that ask for a decision; some may have ended in the same message.
+            n_slots: slots in use.
+        """
+        self._reserve(n_slots)
+        s = self.by_slot
+        acted = s["present"][ended.slots]
+        goes_on = s["present"][deciding.slots] & (s["group"][deciding.slots] == deciding.group)
+        if len(ended.slots):
+            goes_on &= ~np.isin(deciding.slots, ended.slots)
+        self._share(ended, acted, deciding, goes_on)
+        ids = self._observe(deciding, np.zeros(len(deciding.slots), dtype=np.bool_))
+        s["entity"][deciding.slots[goes_on]] = ids[goes_on]
+        s["acted"][ended.slots] = acted
+        if acted.any():
+            self._end(ended, acted)
+        changed = deciding.slots[~goes_on]
+        s["present"][deciding.slots] = True
+        s["group"][changed] = deciding.group[~goes_on]
+        s["owed"][changed] = 0.0
+        s["own_return"][changed] = s["group_return"][changed] = 0.0
+        s["entity"][deciding.slots] = ids
+        if len(deciding.slots):
+            s["moment"][deciding.slots] = self._moment_of(deciding.group)
+
+    def decided(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+        """Note what agents did; gives the fields that their rows of experience need."""
+        self.moments.describe(self.by_slot["entity"][slots], rows)
+        return {name: self.by_slot[name][slots] for name in ("entity", "moment")}
+
+    def drop(self, slots: AnyArray | slice) -> None:
+        """These agents are gone without the end of an episode."""
+        self.by_slot["present"][slots] = False
+
+    def forget(self, needed: AnyArray) -> None:
+        """Forget all moments but those `needed` and those of agents that are present."""
+        s = self.by_slot
+        present = s["present"]
+        self.moments.keep(np.union1d(needed, s["moment"][present]), s["entity"][present])
+
+    def state_dict(self, *, n_slots: int) -> dict[str, Any]:
+        """Everything, of the first `n_slots` slots."""
+        return {
+            "moments": self.moments.state_dict(),
+            "sources": [*self._sources],
+            "by_slot": {name: values[:n_slots].copy() for name, values in self.by_slot.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, with_open: bool) -> None:
+        """Take up what `state_dict` gave, the agents that are present only `with_open`."""
+        self.moments.load_state_dict(state["moments"])
+        if with_open:
+            self._sources = {
+                tuple(source) if isinstance(source, list) else source: number
+                for number, source in enumerate(state["sources"])
+            }
+            self.by_slot = {name: state["by_slot"][name].copy() for name in _PER_SLOT}
+
+    def _share(self, ended: Heard, acted: BoolArray, deciding: Heard, goes_on: BoolArray) -> None:
+        """Credit every member with the individual rewards of all, and with the group's."""
+        s = self.by_slot
+        parts = ((ended, acted, "gained_at_end"), (deciding, goes_on, "gained"))
+        keys = np.concatenate([s["group"][one.slots[real]] for one, real, _ in parts])
+        groups, which = np.unique(keys, return_inverse=True)
+        rewards = np.concatenate([one.reward[real] for one, real, _ in parts])
+        gains = np.bincount(which, weights=rewards, minlength=len(groups))
+        members, of = self._members(groups)
+        s["owed"][members] += gains[of]
+        for one, real, name in parts:
+            slots = one.slots[real]
+            s[name][slots] = s["owed"][slots] + one.group_reward[real]
+            s["owed"][slots] = 0.0
+            s["own_return"][slots] += one.reward[real]
+            s["group_return"][slots] += one.group_reward[real]
+
+    def _end(self, ended: Heard, acted: BoolArray) -> None:
+        """What followed the end: mates that go on, and all that ended now, whom `over` marks."""
+        s = self.by_slot
+        over = ~ended.interrupted if ended.interrupted is not None else np.ones_like(acted)
+        s["entity"][ended.slots] = self._observe(ended, over)
+        slots = ended.slots[acted]
+        for name in ("own", "group"):
+            s[f"{name}_at_end"][slots] = s[f"{name}_return"][slots]
+        keys = s["group"][slots]
+        s["end_moment"][slots] = self._moment_of(keys)
+        s["present"][slots] = False
+        groups = np.unique(keys[keys >= 0])
+        left = np.isin(groups, s["group"][s["present"]])
+        for group in groups[~left].tolist():  # a few, and only when whole groups end
+            self.finished.append(float(s["group_return"][slots[keys == group]].mean()))
+
+    def _observe(self, heard: Heard, over: BoolArray) -> AnyArray:
+        rows = {f"obs_{i}": values for i, values in enumerate(heard.obs)}
+        if heard.memory is not None:
+            rows["memory"] = heard.memory
+        return self.moments.add_entities(len(heard.slots), {**rows, "over": over})
+
+    def _moment_of(self, keys: AnyArray) -> AnyArray:
+        """Int64 [N] new moments of the groups of N agents, as these are now."""
+        groups, which = np.unique(keys, return_inverse=True)
+        slots, of = self._members(groups)
+        order = np.argsort(of, kind="stable")
+        entities = self.by_slot["entity"][slots[order]]
+        ids = self.moments.add_moments(entities, np.bincount(of, minlength=len(groups)))
+        return ids[which]
+
+    def _members(self, groups: AnyArray) -> tuple[AnyArray, AnyArray]:
+        """Slots of all members of groups (sorted keys), and which of the groups each is of."""
+        slots = np.flatnonzero(self.by_slot["present"])
+        if not len(groups):
+            return slots[:0], slots[:0]
+        key = self.by_slot["group"][slots]
+        of = np.minimum(np.searchsorted(groups, key), len(groups) - 1)
+        inside = groups[of] == key
+        return slots[inside], of[inside]
+
+    def _reserve(self, n_slots: int) -> None:
+        n_old = len(self.by_slot["present"])
+        if n_slots <= n_old:
+            return
+        for name, old in self.by_slot.items():
+            new = np.zeros(max(n_slots, 2 * n_old), dtype=old.dtype)
+            new[:n_old] = old
+            self.by_slot[name] = new

@@ -1,0 +1,199 @@
+"""Between a learner and the groups of its agents, for algorithms that look at whole groups."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.data.groups import Groups, Heard
+from pipeline.protocol.steps import TerminalSteps
+from pipeline.trainer.statistics import GROUP_REWARD
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping, Sequence
+
+    from pipeline.arrays import AnyArray, FloatArray
+    from pipeline.data.rollout import Closed, Field, Rollout, Trajectories
+    from pipeline.data.slots import Slots
+    from pipeline.protocol.steps import DecisionSteps, Steps
+    from pipeline.trainer.statistics import Statistics
+
+_log = logging.getLogger(__name__)
+
+
+def grouping_for(algorithm: Any) -> Grouping | Alone:
+    """Groups for an algorithm that says with `member_fields` what it wants to know of mates."""
+    fields = getattr(algorithm, "member_fields", None)
+    return Alone() if fields is None else Grouping(fields)
+
+
+class Alone:
+    """Nothing is shared: every agent learns from what it and its group gain."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def arrive(
+        self, steps: Sequence[Steps], team: str, slots: Slots, memories: FloatArray | None
+    ) -> None:
+        """Nothing to take in."""
+
+    def outcome(
+        self,
+        step: DecisionSteps | TerminalSteps,
+        slots: AnyArray,  # noqa: ARG002  # whoever they are
+    ) -> tuple[FloatArray, Mapping[str, AnyArray]]:
+        """Rewards [N] to learn from, and what an end of these agents' trajectories keeps."""
+        if not self._told and step.group_reward.any():
+            self._told = True
+            _log.warning(
+                "An agent recieved a Group Reward, but you are not using a multi-agent trainer. "
+                "Please use the POCA trainer for best results."
+            )
+        return step.reward + step.group_reward, {}
+
+    def rows(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> Mapping[str, AnyArray]:  # noqa: ARG002
+        """Fields of rows of experience [N], as they are."""
+        return rows
+
+    def report(self, closed: Closed | None, slots: AnyArray, statistics: Statistics) -> None:  # noqa: ARG002
+        """Count the episodes that ended."""
+        if closed is not None:
+            statistics.add_episodes(closed.episode_returns, closed.episode_lengths)
+
+    def completed(self, rollout: Rollout) -> Rollout:
+        """The rollout as it is."""
+        return rollout
+
+    def forget_used(self, trajectories: Trajectories) -> None:
+        """Nothing is kept."""
+
+    def drop(self, slots: AnyArray | slice) -> None:
+        """Nothing is kept."""
+
+    def state_dict(self, *, n_slots: int) -> dict[str, Any]:  # noqa: ARG002
+        """Nothing to keep."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, with_open: bool) -> None:
+        """Nothing to take up."""
+
+
+class Grouping:
+    """What mates share, for the agents of one behavior.
+
+    Args:
+        fields: what the algorithm wants to know of every member of a group.
+    """
+
+    def __init__(self, fields: Mapping[str, Field]) -> None:
+        self.groups = Groups(fields)
+        self._described = [name for name in fields if name in ("continuous", "discrete", "memory")]
+
+    def arrive(
+        self, steps: Sequence[Steps], team: str, slots: Slots, memories: FloatArray | None
+    ) -> None:
+        """Take in what all workers sent, before any of it completes a trajectory.
+
+        Args:
+            steps: (decision, terminal) steps of every worker.
+            team: whose agents these are.
+            slots: of all agents.
+            memories: [n_slots, M] what agents remember; None without memory.
+        """
+        decisions = [(i, one) for i, (one, _) in enumerate(steps) if len(one)]
+        terminals = [(i, one) for i, (_, one) in enumerate(steps) if len(one)]
+        if not decisions and not terminals:
+            return
+        like = (terminals or decisions)[0][1].obs
+        gone = [slots.ended((team, i), one.agent_id) for i, one in terminals]
+        here = [slots.deciding((team, i), one.agent_id) for i, one in decisions]
+        ended = self._heard(terminals, gone, team, like)
+        if memories is not None and len(memories):
+            # the slot of one who never acted may be too new: nothing is made of its end
+            ended = replace(ended, memory=memories.take(ended.slots, axis=0, mode="clip"))
+        deciding = self._heard(decisions, here, team, like)
+        self.groups.arrive(ended, deciding, slots.n_slots)
+
+    def outcome(
+        self, step: DecisionSteps | TerminalSteps, slots: AnyArray
+    ) -> tuple[FloatArray, Mapping[str, AnyArray]]:
+        """Rewards [N] to learn from, and what an end of these agents' trajectories keeps."""
+        s = self.groups.by_slot
+        ended = isinstance(step, TerminalSteps)
+        gained, moment = ("gained_at_end", "end_moment") if ended else ("gained", "moment")
+        return s[gained][slots].astype(np.float32), {"next_moment": s[moment][slots]}
+
+    def rows(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> Mapping[str, AnyArray]:
+        """Fields of rows of experience [N], with those that say who the agents' mates were."""
+        known = {name: rows[name] for name in self._described}
+        return {**rows, **self.groups.decided(slots, known)}
+
+    def report(self, closed: Closed | None, slots: AnyArray, statistics: Statistics) -> None:
+        """Count the episodes of agents in `slots`, and the groups that ended with them."""
+        for total in self.groups.finished:
+            statistics.add(GROUP_REWARD, total)
+        self.groups.finished.clear()
+        if closed is None:
+            return
+        s = self.groups.by_slot
+        slots = slots[s["acted"][slots]]
+        own = s["own_at_end"][slots]
+        statistics.add_episodes(
+            (own + s["group_at_end"][slots]).tolist(),
+            closed.episode_lengths,
+            own=own.tolist(),
+            learned=closed.episode_returns,
+        )
+
+    def completed(self, rollout: Rollout) -> Rollout:
+        """The rollout, with the moments that its rows name."""
+        return replace(rollout, moments=self.groups.moments)
+
+    def forget_used(self, trajectories: Trajectories) -> None:
+        """Forget what no open trajectory needs, after the closed ones have been learned from."""
+        self.groups.forget(trajectories.open_values("moment"))
+
+    def drop(self, slots: AnyArray | slice) -> None:
+        """These agents are gone without the end of an episode."""
+        self.groups.drop(slots)
+
+    def state_dict(self, *, n_slots: int) -> dict[str, Any]:
+        """Everything, of the first `n_slots` slots."""
+        return self.groups.state_dict(n_slots=n_slots)
+
+    def load_state_dict(self, state: Mapping[str, Any], *, with_open: bool) -> None:
+        """Take up what `state_dict` gave, the agents that are present only `with_open`."""
+        self.groups.load_state_dict(state, with_open=with_open)
+
+    def _heard(
+        self,
+        parts: Sequence[tuple[int, DecisionSteps | TerminalSteps]],
+        slots: Sequence[AnyArray],
+        team: Hashable,
+        like: Sequence[AnyArray],
+    ) -> Heard:
+        """The agents of all workers, one array each."""
+
+        def joined(pieces: list[AnyArray], dtype: Any) -> AnyArray:
+            return np.concatenate(pieces) if pieces else np.zeros(0, dtype=dtype)
+
+        keys = [
+            self.groups.key((team, worker), one.group_id, found)
+            for (worker, one), found in zip(parts, slots, strict=True)
+        ]
+        interrupted = [one.interrupted for _, one in parts if hasattr(one, "interrupted")]
+        return Heard(
+            slots=joined(list(slots), np.intp),
+            group=joined(keys, np.int64),
+            reward=joined([one.reward for _, one in parts], np.float32),
+            group_reward=joined([one.group_reward for _, one in parts], np.float32),
+            obs=[
+                np.concatenate([values[:0], *[one.obs[i] for _, one in parts]])
+                for i, values in enumerate(like)
+            ],
+            interrupted=joined(interrupted, np.bool_) if interrupted else None,
+        )

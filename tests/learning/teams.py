@@ -1,0 +1,191 @@
+"""Toys for teams: what is gained is gained by the group, and who earned it must be found out."""
+
+from __future__ import annotations
+
+import numpy as np
+from toys import BEHAVIOR, Toy
+
+from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+
+
+class Teamed:
+    """A toy's agents in groups of three, who only gain together the mean of what each earns.
+
+    An agent whose episode has ended waits until its mates' have, and then all begin together.
+    """
+
+    size = 3
+
+    def __init__(self, toy: type[Toy], *, seed: int = 0, n_agents: int = 24) -> None:
+        self.toy = toy(seed=seed, n_agents=n_agents)
+        self.n = n_agents
+        self.team = np.arange(n_agents) // self.size
+        self.playing = np.ones(n_agents, dtype=np.bool_)
+        self.spec = self.toy.spec
+        self.parameters: dict[str, float] = {}
+
+    @property
+    def behavior_specs(self):
+        return self.toy.behavior_specs
+
+    def reset(self):
+        self.playing[:] = True
+        self.toy.reset()
+        return self._steps(np.zeros(self.n), np.zeros(self.n, bool), np.zeros(self.n, bool), None)
+
+    def step(self, actions):
+        given = actions[BEHAVIOR]
+        action = ActionTuple(
+            np.zeros((self.n, given.continuous.shape[1]), np.float32),
+            np.zeros((self.n, given.discrete.shape[1]), np.int32),
+        )
+        action.continuous[self.playing] = given.continuous
+        action.discrete[self.playing] = given.discrete
+        before = self.playing.copy()
+        reward, terminated = self.toy.advance(action)
+        self.toy.age += 1
+        gain = np.bincount(self.team, weights=reward * before) / self.size
+        late = self.toy.age >= self.toy.length
+        ended = before & (terminated | late)
+        last = [values[ended].astype(np.float32) for values in self.toy.observe()]
+        self.playing &= ~ended
+        over = np.flatnonzero(np.bincount(self.team, weights=self.playing) == 0)
+        again = np.isin(self.team, over)
+        self.toy._begin(np.flatnonzero(again))
+        self.playing |= again
+        return self._steps(gain[self.team] * ~again, ended, terminated, (last, gain[self.team]))
+
+    def set_parameter(self, name, value):
+        self.parameters[name] = value
+
+    def close(self):
+        self.toy.close()
+
+    def _steps(self, gain, ended, terminated, last):
+        terminal = TerminalSteps.empty(self.spec)
+        if ended.any():
+            obs, gained = last
+            terminal = TerminalSteps(
+                obs=obs,
+                reward=np.zeros(int(ended.sum()), np.float32),
+                interrupted=~terminated[ended],
+                agent_id=self.toy.ids[ended],
+                group_id=self.team[ended].astype(np.int32) + 1,
+                group_reward=gained[ended].astype(np.float32),
+            )
+        who = self.playing
+        masks = self.toy.masks()
+        decisions = DecisionSteps(
+            obs=[values[who].astype(np.float32) for values in self.toy.observe()],
+            reward=np.zeros(int(who.sum()), np.float32),
+            agent_id=self.toy.ids[who],
+            action_mask=None if masks is None else [mask[who] for mask in masks],
+            group_id=self.team[who].astype(np.int32) + 1,
+            group_reward=gain[who].astype(np.float32),
+        )
+        return {BEHAVIOR: (decisions, terminal)}
+
+
+class Door:
+    """Three prisoners and a door: one of them can open it and is out, at a price, for the others.
+
+    While the door is shut, the one who holds the key may use it (action 1 of 3), which costs it 0.2
+    and ends its episode. Behind the open door the others see a sign and gain, together, 0.5 for
+    each of them that answers it (actions 1 and 2). While the door is shut each step is worth 0.1.
+    All is over after 8 decisions. The group gains 7 in the best case (the key used at once), 0.8
+    when the key is never used.
+    """
+
+    spec = BehaviorSpec([ObservationSpec.vector(3)], ActionSpec.create_discrete([3]))
+    length, size = 8, 3
+    price, shut, answered = -0.2, 0.1, 0.5
+
+    def __init__(self, *, seed: int = 0, n_agents: int = 24) -> None:
+        self.rng = np.random.default_rng([seed, 78])
+        self.n_teams = n_agents // self.size
+        shape = self.n_teams, self.size
+        self.holder = np.zeros(self.n_teams, dtype=np.int64)
+        self.open = np.zeros(self.n_teams, dtype=np.bool_)
+        self.sign = np.zeros(shape, dtype=np.int64)
+        self.inside = np.ones(shape, dtype=np.bool_)
+        self.age = 0
+        self.parameters: dict[str, float] = {}
+
+    @property
+    def behavior_specs(self):
+        return {BEHAVIOR: self.spec}
+
+    def reset(self):
+        self._begin()
+        none = np.zeros_like(self.inside)
+        return self._steps(none.astype(float), none.astype(float), none, None)
+
+    def step(self, actions):
+        choice = np.zeros(self.inside.shape, dtype=np.int64)
+        choice[self.inside] = actions[BEHAVIOR].discrete[:, 0]
+        is_holder = np.arange(self.size) == self.holder[:, None]
+        right = self.inside & (choice == self.sign + 1)
+        gain = np.where(self.open, self.answered * right.sum(1), self.shut)
+        uses = is_holder & self.inside & ~self.open[:, None] & (choice == 1)
+        self.age += 1
+        over = self.age == self.length
+        ended = (uses | over) & self.inside
+        reward = np.where(uses, self.price, 0.0)
+        gained = np.repeat(gain[:, None], self.size, axis=1)
+        self.open |= uses.any(1)
+        self.inside &= ~uses
+        self.sign = self.rng.integers(0, 2, self.sign.shape)
+        last = self._observe()[ended], reward[ended], gained[ended]
+        if over:
+            self._begin()
+            reward, gained = np.zeros_like(reward), np.zeros_like(gained)
+        return self._steps(reward, gained, ended, last)
+
+    def set_parameter(self, name, value):
+        self.parameters[name] = value
+
+    def close(self):
+        pass
+
+    def _begin(self):
+        self.holder = self.rng.integers(0, self.size, self.n_teams)
+        self.open[:] = False
+        self.inside[:] = True
+        self.age = 0
+        self.sign = self.rng.integers(0, 2, self.sign.shape)
+
+    def _observe(self):
+        is_holder = np.arange(self.size) == self.holder[:, None]
+        is_open = np.repeat(self.open[:, None], self.size, axis=1)
+        sign = np.where(is_open, 2.0 * self.sign - 1.0, 0.0)
+        return np.stack((is_holder, is_open, sign), axis=2).astype(np.float32)
+
+    def _group(self, who):
+        return (np.nonzero(who)[0] + 1).astype(np.int32)
+
+    def _ids(self, who):
+        return np.flatnonzero(who).astype(np.int32)
+
+    def _steps(self, reward, gained, ended, last):
+        terminal = TerminalSteps.empty(self.spec)
+        if last is not None and ended.any():
+            obs, own, group = last
+            terminal = TerminalSteps(
+                obs=[obs],
+                reward=own.astype(np.float32),
+                interrupted=np.zeros(len(own), dtype=np.bool_),
+                agent_id=self._ids(ended),
+                group_id=self._group(ended),
+                group_reward=group.astype(np.float32),
+            )
+        who = self.inside
+        decisions = DecisionSteps(
+            obs=[self._observe()[who]],
+            reward=reward[who].astype(np.float32),
+            agent_id=self._ids(who),
+            action_mask=[np.zeros((int(who.sum()), 3), dtype=np.bool_)],
+            group_id=self._group(who),
+            group_reward=gained[who].astype(np.float32),
+        )
+        return {BEHAVIOR: (decisions, terminal)}
