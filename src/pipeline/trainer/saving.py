@@ -178,7 +178,7 @@ class Keeper:
         """Write the file that the run continues from, and the replay that it names."""
         path = self._file(learner.name, RESUME_FILE)
         replay = save_replay(path.parent, learner)
-        save_checkpoint(path, {**state, "replay": replay})
+        save_checkpoint(path, state if replay is None else {**state, "replay": replay})
         delete_older_replays(path.parent, replay)
 
     def _file(self, behavior: str, name: str) -> Path:
