@@ -54,8 +54,8 @@ def demonstrations(tmp_path):
 
 
 def test_the_environments_reward_alone_teaches_nothing(seed, tmp_path):
-    result = train(LongLock, EXTRINSIC, 45_000, seed, tmp_path)
-    assert result.n_updates > 30
+    result = train(LongLock, EXTRINSIC, 30_000, seed, tmp_path)
+    assert result.n_updates > 20
     assert result.mean_reward < 0.1
 
 
@@ -67,7 +67,7 @@ def test_the_environments_reward_alone_teaches_nothing(seed, tmp_path):
 def test_reward_for_what_is_new_leads_to_the_environments_reward(
     signal, settings, steps, seed, tmp_path
 ):
-    """With no more steps than teach nothing without it."""
+    """On all seeds; without it 30 000 steps teach nothing, and 45 000 only one seed of three."""
     result = train(LongLock, {**EXTRINSIC, signal: settings}, steps, seed, tmp_path)
     assert result.mean_reward >= 0.8
     publish(result.checkpoint, tmp_path)
