@@ -4,7 +4,7 @@
         [--results FOLDER] [--plot FILE]
 
 Trains the published configurations of Pyramids with narrower networks, and prints at each summary
-the mean episode return over seeds. An episode that finds nothing is worth -1, the expert's 1.8.
+the mean episode return over seeds: -1 for an episode that finds nothing, the expert's about 1.8.
 Runs that FOLDER already holds are read, not repeated; `--plot` draws the curves.
 """
 

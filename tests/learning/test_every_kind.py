@@ -24,9 +24,19 @@ ON_POLICY = {
     "learning_rate": 3e-3,
     "learning_rate_schedule": "linear",
 }
+OFF_POLICY = {
+    "batch_size": 128,
+    "buffer_size": 8192,
+    "buffer_init_steps": 500,
+    "steps_per_update": 8,
+    "learning_rate": 3e-3,
+    "init_entcoef": 0.1,
+}
 # Agent steps and hyperparameters of each algorithm.
 ALGORITHMS = {
     "ppo": (16_000, ON_POLICY),
+    "sac": (8_000, OFF_POLICY),
+    "poca": (16_000, ON_POLICY),
 }
 MEMORY = {"sequence_length": 8, "memory_size": 32}
 

@@ -172,9 +172,10 @@ def _check_demonstrations(params: Params, name: str) -> None:
     experiment, settings = params.experiments[name], params.run_settings(name)
     made = {f"data/demos/{one}.demo": one for one in params.demonstrations}
     for behavior, trainer in settings.behaviors.items():
-        signals = trainer.reward_signals
-        users: dict[str, object] = {"reward_signals.gail": signals.get("gail")}
-        users["behavioral_cloning"] = trainer.behavioral_cloning
+        users: dict[str, object] = {
+            "reward_signals.gail": trainer.reward_signals.get("gail"),
+            "behavioral_cloning": trainer.behavioral_cloning,
+        }
         for key, user in users.items():
             read = made.get(getattr(user, "demo_path", ""))
             if read is not None and read != experiment.demonstrations:
