@@ -321,11 +321,14 @@ class POCA:
                 present = teams.present[moments]
                 if not everyone:
                     present = present & ~teams.over[moments]
-                seen = teams.pick(moments, present)
+                someone = present.any(axis=1)
+                if not someone.any():
+                    continue
+                valued = moments[someone]
+                seen = teams.pick(valued, present[someone])
                 found = self.critic(seen.obs, seen.memory, None, seen.sets).cpu().numpy()
-                found *= present.any(axis=1, keepdims=True)
-                inside = np.isin(teams.following, moments)
-                result[inside] = found[np.searchsorted(moments, teams.following[inside])]
+                inside = np.isin(teams.following, valued)
+                result[inside] = found[np.searchsorted(valued, teams.following[inside])]
         return value, baseline, following, further
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,0 +1,169 @@
+"""POCA's targets and minibatches, on rollouts made by hand from messages of a small team."""
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.settings.schema import NetworkSettings, POCASettings, TrainerSettings
+from pipeline.trainer.learner import Learner
+
+SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec.create_discrete([3]))
+
+
+def learner(trainer="poca", **changes):
+    settings = TrainerSettings(
+        trainer_type=trainer,
+        hyperparameters=POCASettings(buffer_size=4, batch_size=4),
+        network_settings=NetworkSettings(hidden_units=8, num_layers=1),
+        **changes,
+    )
+    return Learner("Team", SPEC, settings, seed=1, device=torch.device("cpu"))
+
+
+def message(deciding, ended=None, *, interrupted=False, group_reward=0.0):
+    """Agents by id, each with its observation's first number and its own reward; one group."""
+
+    def columns(agents):
+        n = len(agents)
+        obs = np.zeros((n, 2), np.float32)
+        obs[:, 0] = [saw for saw, _ in agents.values()]
+        reward = np.array([reward for _, reward in agents.values()], np.float32)
+        ids = np.array(list(agents), np.int32)
+        return obs, reward, ids, np.ones(n, np.int32), np.full(n, group_reward, np.float32)
+
+    obs, reward, ids, group, gained = columns(deciding)
+    masks = [np.zeros((len(ids), 3), np.bool_)]
+    decisions = DecisionSteps([obs], reward, ids, masks, group, gained)
+    obs, reward, ids, group, gained = columns(ended or {})
+    stopped = np.full(len(ids), interrupted)
+    return decisions, TerminalSteps([obs], reward, stopped, ids, group, gained)
+
+
+def play(one, *messages):
+    for steps in messages:
+        decided = one.decide([steps])
+        one.absorb([steps])
+        one.remember([steps], decided)
+    return one.grouping.completed(one.trajectories.rollout())
+
+
+def following(one, rollout):
+    """Values of what follows each trajectory [K], and of everyone in it."""
+    algorithm = one.algorithm
+    from pipeline.algos.teams import Teams
+
+    flat = algorithm.critic.flat_actions
+    teams = Teams.of(rollout, algorithm.policy.normalizers, flat, torch.device("cpu"))
+    algorithm.critic.notice(teams.largest)
+    with torch.no_grad():
+        return algorithm._values(teams)[2][:, 0], teams
+
+
+def value_of(one, *seen):
+    """The critic's value of members that see these numbers."""
+    from pipeline.nets.group_critic import Sets
+
+    obs = torch.tensor([[number, 0.0] for number in seen])
+    with torch.no_grad():
+        found = one.algorithm.critic([obs], None, None, Sets(index=torch.arange(len(seen))[None]))
+    return float(found[0, 0])
+
+
+def test_an_agent_that_ends_early_is_bootstrapped_with_the_mates_that_go_on():
+    one = learner()
+    rollout = play(
+        one,
+        message({0: (0.1, 0), 1: (0.2, 0), 2: (0.3, 0)}),
+        message({1: (0.5, 0), 2: (0.6, 0)}, {0: (0.9, 0)}),
+    )
+    values, _ = following(one, rollout)
+    assert values == pytest.approx([value_of(one, 0.5, 0.6)], abs=1e-6)
+    assert values[0] != pytest.approx(value_of(one, 0.5, 0.6, 0.9), abs=1e-5)
+
+
+def test_nothing_follows_when_the_whole_group_has_ended():
+    one = learner()
+    rollout = play(
+        one,
+        message({0: (0.1, 0), 1: (0.2, 0)}),
+        message({0: (0.7, 0), 1: (0.8, 0)}, {0: (0.3, 0), 1: (0.4, 0)}),
+    )
+    values, _ = following(one, rollout)
+    assert values.tolist() == [0.0, 0.0]
+
+
+def test_a_group_that_is_cut_short_is_bootstrapped_with_what_all_saw_last():
+    one = learner()
+    rollout = play(
+        one,
+        message({0: (0.1, 0), 1: (0.2, 0)}),
+        message({}, {0: (0.3, 0), 1: (0.4, 0)}, interrupted=True),
+    )
+    values, _ = following(one, rollout)
+    assert values == pytest.approx([value_of(one, 0.3, 0.4)] * 2, abs=1e-6)
+
+
+def test_a_full_trajectory_is_bootstrapped_with_the_next_decision_of_all():
+    one = learner(time_horizon=1)
+    rollout = play(one, message({0: (0.1, 0), 1: (0.2, 0)}), message({0: (0.5, 1), 1: (0.6, 2)}))
+    values, _ = following(one, rollout)
+    assert values == pytest.approx([value_of(one, 0.5, 0.6)] * 2, abs=1e-6)
+    assert rollout.fields["reward"] == pytest.approx([3.0, 3.0])
+
+
+def test_minibatches_have_all_rows_of_their_moments_and_no_row_twice():
+    one = learner(time_horizon=3)
+    team = {0: (0.1, 0), 1: (0.2, 0), 2: (0.3, 0)}
+    rollout = play(one, *[message(team) for _ in range(10)])
+    rows = one.algorithm._experience(rollout, None)
+    pieces = [index for index, _ in rows.minibatches(np.random.default_rng(1), 4)]
+    assert {len(piece) for piece in pieces} <= {3, 6}  # 4, but whole moments of 3
+    taken = np.concatenate(pieces)
+    assert len(np.unique(taken)) == len(taken) >= 24
+    for piece in pieces:
+        for moment in np.unique(rows.teams.moment[piece]):
+            assert set(np.flatnonzero(rows.teams.moment == moment)) <= set(piece)
+
+
+def test_advantages_are_returns_less_baselines_normalised_over_the_buffer():
+    one = learner(time_horizon=2)
+    team = {0: (0.1, 0.5), 1: (0.2, -0.5), 2: (0.3, 2.0)}
+    rollout = play(one, *[message(team, group_reward=t) for t in range(5)])
+    rows = one.algorithm._experience(rollout, None)
+    raw = (rows.returns - rows.baseline)[:, 0]
+    wanted = (raw - raw.mean()) / raw.std(correction=0)
+    torch.testing.assert_close(rows.advantage[:, 0], wanted, rtol=1e-4, atol=1e-5)
+    last = rollout.starts + rollout.lengths - 1
+    values, _ = following(one, rollout)
+    gained = rollout.fields["reward"][last] + 0.99 * values
+    assert rows.returns[last, 0].numpy() == pytest.approx(gained, abs=1e-5)
+
+
+def test_own_and_group_returns_are_charted_apart():
+    one = learner()
+    play(
+        one,
+        message({0: (0.1, 0), 1: (0.2, 0)}),
+        message({0: (0.1, 1), 1: (0.2, 3)}, group_reward=5.0),
+        message({}, {0: (0.3, 1), 1: (0.4, 3)}, group_reward=2.0),
+    )
+    numbers = one.statistics
+    assert numbers.mean("Environment/Cumulative Reward") == pytest.approx(4.0)
+    assert numbers.mean("Environment/Group Cumulative Reward") == pytest.approx(7.0)
+    assert numbers.mean("Policy/Extrinsic Reward") == pytest.approx(15.0)
+    assert list(numbers.recent) == pytest.approx([9.0, 13.0])
+
+
+def test_other_trainers_learn_from_own_and_group_reward_and_say_so_once(caplog):
+    from pipeline.settings.schema import PPOSettings
+
+    settings = TrainerSettings(trainer_type="ppo", hyperparameters=PPOSettings(), time_horizon=1)
+    one = Learner("Team", SPEC, settings, seed=1, device=torch.device("cpu"))
+    first = message({0: (0.1, 0), 1: (0.2, 0)})
+    rollout = play(one, first, *[message({0: (0.1, 1), 1: (0.2, 3)}, group_reward=5.0)] * 2)
+    assert rollout.fields["reward"].tolist() == [6.0, 8.0, 6.0, 8.0]
+    said = [record.message for record in caplog.records if "Group Reward" in record.message]
+    assert len(said) == 1
+    assert "Please use the POCA trainer" in said[0]
