@@ -115,7 +115,7 @@ def test_a_model_says_what_made_it_and_whether_the_tree_would_again(by_dvc: Path
     found = {check["what"]: check["details"] for check in told["checks"] if check["details"]}
     assert told["verdict"] == "differs"
     assert found == {
-        "code of train": ["src/pipeline/trainer/loop.py has changed"],
+        "code": ["src/pipeline/trainer/loop.py has changed"],
         "parameters of train": ["settings.behaviors.3DBall.max_steps: 4000 then, 5000 now"],
     }
 

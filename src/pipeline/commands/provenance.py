@@ -43,7 +43,8 @@ def tell(model: Path, *, tree: Path | None = None, as_json: bool = False) -> str
     """
     stages = read(model)
     root = _root(tree)
-    checks = [check for stage in stages for check in _checks(stage, root)]
+    checks = [_code(stages, root)]
+    checks += [check for stage in stages for check in _checks(stage, root)]
     checks.append(_versions(stages[-1]))
     told: dict[str, str] = {}
     for stage in stages:
@@ -96,7 +97,6 @@ def _root(tree: Path | None) -> Path:
 
 def _checks(stage: provenance.Record, root: Path) -> Iterator[Check]:
     name = stage["stage"]
-    yield _code(stage, root)
     if name == "learn":
         why = "they came from the command line of `pipeline learn`, not from the tree"
         yield Check(what="parameters of learn", verdict="unknown", details=(why,))
@@ -106,15 +106,16 @@ def _checks(stage: provenance.Record, root: Path) -> Iterator[Check]:
         yield _input(kind, one, root)
 
 
-def _code(stage: provenance.Record, root: Path) -> Check:
+def _code(stages: Sequence[provenance.Record], root: Path) -> Check:
+    """Of all stages together, since a source that several import is stored with the first."""
     details = []
-    for name, blob in stage["sources"].items():
+    for name, blob in (item for stage in stages for item in stage["sources"].items()):
         file = root / "src" / name
         if not file.is_file():
             details.append(f"src/{name} is not there")
         elif sources.git_id(file) != blob:
             details.append(f"src/{name} has changed")
-    return _check(f"code of {stage['stage']}", details)
+    return _check("code", list(dict.fromkeys(details)))
 
 
 def _parameters(stage: provenance.Record, root: Path) -> Check:

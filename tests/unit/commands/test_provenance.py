@@ -122,7 +122,7 @@ def test_a_file_says_run_seed_parameters_and_digests(tree, tmp_path, capsys):
         f"commit     {git(tree, 'rev-parse', 'HEAD')}",
         "learning_rate = 0.0003",
         f"environment ball  sha256 {common.digest_of(tree / 'build/env/ball')}",
-        "same     code of learn",
+        "same     code\n",
         "Nothing that can be compared differs",
     ):
         assert text in out
@@ -136,7 +136,7 @@ def test_an_edited_source_and_environment_are_named(tree, tmp_path, capsys):
     value = told(capsys, file, tree)
     assert value["verdict"] == "differs"
     found = {check["what"]: check["details"] for check in value["checks"]}
-    assert found["code of learn"] == [
+    assert found["code"] == [
         "src/pipeline/a.py has changed",
         "src/pipeline/b.py is not there",
     ]
