@@ -16,6 +16,8 @@ class Node:
     deps: set[str]
     params: dict[str, Any] = field(default_factory=dict)
     cmd: str = ""
+    asked: dict[str, Any] = field(default_factory=dict)
+    """What Snakemake reserves for it."""
 
 
 def dvc_nodes(root: Path) -> list[Node]:
@@ -68,6 +70,7 @@ def snakemake_nodes(root: Path) -> list[Node]:
                         set(map(str, job.input)),
                         dict(job.params.get("watched", {})),
                         plain_command(job.shellcmd),
+                        {name: job.resources.get(name) for name in ("mem_mb", "runtime", "gpu")},
                     )
                 )
     finally:

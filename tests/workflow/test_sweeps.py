@@ -117,11 +117,10 @@ def test_dvc_takes_a_stage_of_an_experiment_and_the_command_a_subset(toy: Path):
 
 
 def test_resources_of_an_experiment_reach_its_jobs_and_those_of_its_trials(swept: Path):
-    said = run(swept, "snakemake", "-n", "--", "results/train/rates/001/seed1/policy.pt").stdout
-    job = said[said.index("rule train:") :]
-    assert "threads: 2" in job
-    assert "mem_mb=1500" in job
-    assert "runtime=30" in job
+    asked = {node.name: node.asked for node in snakemake_nodes(swept)}
+    for name in ("train@ball-1", "train@rates-002-1", "train_best@rates_best-11"):
+        assert asked[name] == {"mem_mb": 1500, "runtime": 30, "gpu": 0}
+    assert asked["sweep@rates"]["mem_mb"] != 1500
 
 
 def test_the_best_of_a_real_sweep_is_trained_on_fresh_seeds_with_its_values(swept: Path):
