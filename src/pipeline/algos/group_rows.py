@@ -50,7 +50,7 @@ class GroupRows:
     def minibatches(
         self, stream: np.random.Generator, size: int
     ) -> Iterator[tuple[AnyArray, Recall | None]]:
-        """Rows of each minibatch, `size` or a few more; a rest that fills none is left.
+        """Rows of each minibatch, about `size`; a rest that fills none is left.
 
         A minibatch has all rows of some moments, in a new order of moments, so that what mates have
         in common is computed once. With memory it has whole sequences instead.
