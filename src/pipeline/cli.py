@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import __version__
+from pipeline.commands.env_options import build_options, fetch_options, manifest_option
 from pipeline.commands.learn_options import add_options
 from pipeline.commands.parsing import Parser
 from pipeline.commands.results_options import compare_options, provenance_options
@@ -233,17 +234,9 @@ def _env(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -
         metavar="COMMAND", required=True
     )
     made = _command(inner, debug, "build", "pack an environment into an executable", build)
-    text = "one that `pipeline env list` shows, gymnasium:ID or pettingzoo:ID"
-    made.add_argument("name", help=text)
-    made.add_argument("-o", "--output", required=True, type=Path, help="the executable to write")
-    made.add_argument("--copies", type=int, default=None, help="environments in one process")
-    for flag, text in (
-        ("--arg", "keyword argument of the environment; may be repeated"),
-        ("--option", "option of the bridge, such as teams=index; may be repeated"),
-    ):
-        made.add_argument(flag, action="append", default=[], metavar="KEY=VALUE", help=text)
+    build_options(made)
     made = _command(inner, debug, "list", "list the environments that are known by name", names)
-    _manifest(made)
+    manifest_option(made)
     _env_fetch(inner, debug)
 
 
@@ -265,28 +258,7 @@ def _env_fetch(inner: argparse._SubParsersAction, debug: argparse.ArgumentParser
 
     text = "fetch an environment's archive into the cache, and print its executable's path"
     made = _command(inner, debug, "fetch", text, work)
-    made.add_argument("environment", metavar="NAME|URL", help="of a manifest, or of an archive")
-    _manifest(made)
-    made.add_argument("--sha256", default=None, help="of the archive; without it, it is only said")
-    made.add_argument(
-        "--platform",
-        choices=("linux", "darwin", "windows"),
-        default=None,
-        help="the system that the executable is for; default: this one",
-    )
-    made.add_argument("--executable", default=None, help="path in the archive; default: the only")
-    made.add_argument("--max-unpacked-gb", type=float, default=16.0, help="default: %(default)s")
-    made.add_argument("--max-ratio", type=float, default=100.0, help="default: %(default)s")
-
-
-def _manifest(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--manifest",
-        action="append",
-        default=[],
-        metavar="FILE|URL",
-        help="a registry manifest in ML-Agents' format; may be given several times",
-    )
+    fetch_options(made)
 
 
 def _demo(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above

@@ -36,7 +36,7 @@ OFF_POLICY = {
 ALGORITHMS = {
     "ppo": (16_000, ON_POLICY),
     "sac": (8_000, OFF_POLICY),
-    "poca": (16_000, ON_POLICY),
+    "poca": (24_000, ON_POLICY),
 }
 MEMORY = {"sequence_length": 8, "memory_size": 32}
 
