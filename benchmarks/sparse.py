@@ -1,11 +1,13 @@
-"""Sparse reward: what curiosity, RND and demonstrations add to PPO in the simulator `pyramids`.
+"""Sparse reward: what curiosity, RND and demonstrations add to PPO in Gymnasium's MountainCar-v0.
 
-    python benchmarks/sparse.py [--seeds 1 2 3] [--steps 200000] [--variants ppo rnd ...]
+    python benchmarks/sparse.py [--seeds 1 2 3] [--steps 150000] [--variants ppo rnd ...]
         [--results FOLDER] [--plot FILE]
 
-Trains the published configurations of Pyramids with narrower networks, and prints at each summary
-the mean episode return over seeds: -1 for an episode that finds nothing, the expert's about 1.8.
-Runs that FOLDER already holds are read, not repeated; `--plot` draws the curves.
+Every step costs 1 until the car is on the hill, which it cannot climb straight on: an episode of
+chance ends after 200 steps without it, and says nothing about where to go. The demonstrations are
+20 episodes of a rule that pushes in the direction of motion. All variants have the same networks
+and the same settings of PPO. Prints at each summary the mean return over seeds; -110 counts as
+solved. Runs that FOLDER already holds are read, not repeated; `--plot` draws the curves.
 """
 
 from __future__ import annotations
@@ -22,26 +24,48 @@ import numpy as np
 
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.settings import read_yaml
-from pipeline.settings.nodes import to_plain
-from pipeline.simulators import registry
+from pipeline.protocol.specs import ActionTuple
+from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 from pipeline.stages.demos import write_episodes
 from pipeline.tracking import names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ROOT = Path(__file__).parents[1]
-SIMULATOR, BEHAVIOR = "pyramids", "Pyramids"
+    from pipeline.protocol.steps import DecisionSteps
+
+BEHAVIOR = "MountainCar-v0"
 DEMONSTRATIONS = 20
-HIDDEN_UNITS = 128
-N_AGENTS = 32
-VARIANTS = {
-    "ppo": ("PPO alone", "config/ppo/Pyramids.yaml", ["extrinsic"]),
-    "curiosity": ("with curiosity", "config/ppo/Pyramids.yaml", ["extrinsic", "curiosity"]),
-    "rnd": ("with RND", "config/ppo/PyramidsRND.yaml", ["extrinsic", "rnd"]),
-    "gail": ("with GAIL and cloning", "config/imitation/Pyramids.yaml", ["extrinsic", "gail"]),
+N_AGENTS = 16
+NETWORK = {"hidden_units": 64, "num_layers": 2, "normalize": True}
+EXTRINSIC = {"gamma": 0.99, "strength": 1.0}
+SETTINGS = {
+    "trainer_type": "ppo",
+    "hyperparameters": {
+        "batch_size": 256,
+        "buffer_size": 2048,
+        "learning_rate": 1e-3,
+        "beta": 0.005,
+        "lambd": 0.95,
+        "num_epoch": 5,
+    },
+    "network_settings": NETWORK,
+    "time_horizon": 64,
 }
+
+
+def learned(**settings: Any) -> dict[str, Any]:
+    """Settings of a reward signal with a network of its own."""
+    return {"gamma": 0.99, "learning_rate": 1e-3, "network_settings": NETWORK, **settings}
+
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ppo": ("PPO alone", {}),
+    "curiosity": ("with curiosity", {"curiosity": learned(strength=1.0, learning_rate=1e-4)}),
+    "rnd": ("with RND", {"rnd": learned(strength=1.0, learning_rate=1e-4)}),
+    "gail": ("with GAIL and cloning", {"gail": learned(strength=0.1)}),
+}
+CLONING = {"strength": 1.0, "steps": 50_000}
 Curve = dict[int, float]
 
 
@@ -64,7 +88,7 @@ def main() -> None:
     """Run what is missing, then print and draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=200_000)
+    parser.add_argument("--steps", type=int, default=150_000)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--results", type=Path, default=None)
     parser.add_argument("--plot", type=Path, default=None)
@@ -91,30 +115,39 @@ def main() -> None:
         draw(curves, options.plot)
 
 
+def environment(seed: int, n_agents: int) -> InProcessEnvironment:
+    """Copies of the task."""
+    return InProcessEnvironment(GymnasiumSimulator(id=BEHAVIOR, seed=seed, n_agents=n_agents))
+
+
+def push_along(steps: DecisionSteps) -> ActionTuple:
+    """Push in the direction of motion; 0 is left and 2 is right."""
+    right = (steps.obs[0][:, 1:2] >= 0.0).astype(np.int32)
+    return ActionTuple(np.zeros((len(steps), 0), np.float32), 2 * right)
+
+
 def record(demo: Path) -> None:
-    """Write the expert's episodes."""
-    simulator = registry.make(SIMULATOR, seed=900, n_agents=DEMONSTRATIONS)
-    with InProcessEnvironment(simulator) as environment:
-        environment.reset()
-        write_episodes(environment, registry.expert(SIMULATOR), demo, episodes=DEMONSTRATIONS)
+    """Write the rule's episodes."""
+    with environment(900, DEMONSTRATIONS) as played:
+        played.reset()
+        write_episodes(played, push_along, demo, episodes=DEMONSTRATIONS)
 
 
 def train(name: str, demo: Path, *, seed: int, steps: int, folder: Path) -> Curve:
     """The learning curve of one variant."""
-    _, file, signals = VARIANTS[name]
-    plain: Any = to_plain(read_yaml(ROOT / file))
-    behavior = plain["behaviors"][BEHAVIOR]
-    behavior |= {"max_steps": steps, "summary_freq": max(steps // 20, 1)}
-    behavior["network_settings"]["hidden_units"] = HIDDEN_UNITS
-    behavior["reward_signals"] = {one: behavior["reward_signals"][one] for one in signals}
-    for one in (behavior["reward_signals"].get("gail"), behavior.get("behavioral_cloning")):
-        if one is not None:
-            one["demo_path"] = str(demo)
-    simulator = registry.make(SIMULATOR, seed=seed, n_agents=N_AGENTS)
+    signals = {"extrinsic": EXTRINSIC, **VARIANTS[name][1]}
+    behavior: dict[str, Any] = SETTINGS | {
+        "max_steps": steps,
+        "summary_freq": max(steps // 20, 1),
+        "reward_signals": signals,
+    }
+    if "gail" in signals:
+        signals["gail"] = signals["gail"] | {"demo_path": str(demo)}
+        behavior["behavioral_cloning"] = CLONING | {"demo_path": str(demo)}
     rewards = _Rewards()
     pipeline.train(
-        InProcessEnvironment(simulator),
-        plain,
+        environment(seed, N_AGENTS),
+        {"behaviors": {BEHAVIOR: behavior}},
         seed=seed,
         run_dir=folder / f"{name}-{seed}",
         sinks=[rewards],
@@ -154,7 +187,7 @@ def draw(curves: Mapping[str, list[Curve]], file: Path) -> None:
         axes.plot(steps, rewards.mean(axis=0), label=VARIANTS[name][0])
         axes.fill_between(steps, rewards.min(axis=0), rewards.max(axis=0), alpha=0.15)
     n_seeds = max(len(found) for found in curves.values())
-    axes.set_title(f"{SIMULATOR}, {n_seeds} seed{'s' * (n_seeds > 1)}")
+    axes.set_title(f"{BEHAVIOR}, {n_seeds} seed{'s' * (n_seeds > 1)}")
     axes.set_xlabel("agent steps")
     axes.set_ylabel("mean episode return")
     axes.grid(alpha=0.3)
