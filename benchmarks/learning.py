@@ -57,7 +57,9 @@ def main() -> None:
         rows.append(row(CASES[name], runs.max_steps, found))
         if CASES[name].duel and len(found) > 1:
             matches = interval(summarize(runs.matches(options.seeds)))
-            rows[-1][_HEADER.index("ours is")] += f"; against each other {matches}"
+            cell = _HEADER.index("ours is")
+            said = [rows[-1][cell], f"against the peer {matches}"]
+            rows[-1][cell] = "; ".join(one for one in said if one)
         say(table(_HEADER, rows[-1:]).splitlines()[-1])
         if options.curves:
             for line in curves(found):

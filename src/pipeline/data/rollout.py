@@ -152,8 +152,15 @@ class Trajectories:
 
     @property
     def n_closed(self) -> int:
-        """Rows ready for an update."""
-        return self._rows.used
+        """Rows that wait for an update; with sequences, as many as these have when all are full.
+
+        A trajectory shorter than a sequence counts like a whole one, so `buffer_size` is as many
+        sequences for short episodes as for long ones.
+        """
+        if not self._sparse:
+            return self._rows.used
+        every = max(spec.every or 1 for spec in self._sparse.values())
+        return int((-(-self._ends.filled()["length"] // every) * every).sum())
 
     def reserve(self, n_slots: int) -> None:
         """Make room for slots 0 to `n_slots` - 1."""

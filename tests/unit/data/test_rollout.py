@@ -162,3 +162,19 @@ def test_field_of_every_third_row_is_kept_at_rows_0_3_6_of_each_trajectory():
 
 def test_storage_without_such_a_field_has_no_memory():
     assert _storage().rollout().memory is None
+
+
+def test_sequences_that_are_not_full_count_as_full_ones_towards_an_update():
+    fields = {"obs_0": Field(shape=(2,)), "memory": Field(shape=(1,), every=2)}
+    storage, slots = Trajectories(fields, n_obs=1, horizon=8, capacity=16), np.array([0])
+    storage.reserve(1)
+    obs, memory = np.zeros((1, 2), np.float32), np.zeros((1, 1), np.float32)
+    reward = np.array([1.0], np.float32)
+    for n_decisions, waiting in ((3, 4), (4, 8), (1, 10)):
+        for left in reversed(range(n_decisions)):
+            storage.decide(slots, {"obs_0": obs, "memory": memory})
+            interrupted = np.array([False]) if left == 0 else None
+            storage.outcome(slots, reward, [obs], ended=left == 0, interrupted=interrupted)
+        assert storage.n_closed == waiting
+    storage.clear_closed()
+    assert storage.n_closed == 0
