@@ -103,8 +103,11 @@ def test_pretraining_on_a_truncated_demonstration(project, other_demo):
 
 
 @pytest.mark.slow
-def test_training_from_a_policy_that_does_not_fit(project, trained):
+def test_training_from_a_policy_that_does_not_fit(project, trained, other_demo):
     plan(project, "pretrain, train")
+    demonstration = project.folder / "data/demos/other.demo"
+    demonstration.parent.mkdir(parents=True)
+    shutil.copy(other_demo, demonstration)
     policy = project.folder / "results/pretrain/small/seed1/policy.pt"
     policy.parent.mkdir(parents=True)
     policies.join({"Echo": trained.folder / "results/run/Echo/checkpoint.pt"}, policy)

@@ -117,7 +117,7 @@ def test_minibatches_have_all_rows_of_their_moments_and_no_row_twice():
     one = learner(time_horizon=3)
     team = {0: (0.1, 0), 1: (0.2, 0), 2: (0.3, 0)}
     rollout = play(one, *[message(team) for _ in range(10)])
-    rows = one.algorithm._experience(rollout, None)
+    rows = one.algorithm._experience(rollout)
     pieces = [index for index, _ in rows.minibatches(np.random.default_rng(1), 4)]
     assert {len(piece) for piece in pieces} <= {3, 6}  # 4, but whole moments of 3
     taken = np.concatenate(pieces)
@@ -131,7 +131,7 @@ def test_advantages_are_returns_less_baselines_normalised_over_the_buffer():
     one = learner(time_horizon=2)
     team = {0: (0.1, 0.5), 1: (0.2, -0.5), 2: (0.3, 2.0)}
     rollout = play(one, *[message(team, group_reward=t) for t in range(5)])
-    rows = one.algorithm._experience(rollout, None)
+    rows = one.algorithm._experience(rollout)
     raw = (rows.returns - rows.baseline)[:, 0]
     wanted = (raw - raw.mean()) / raw.std(correction=0)
     torch.testing.assert_close(rows.advantage[:, 0], wanted, rtol=1e-4, atol=1e-5)
