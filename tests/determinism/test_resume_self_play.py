@@ -76,7 +76,7 @@ from pathlib import Path
 import torch
 from pipeline.trainer.learner import Learner
 sys.path.insert(0, sys.argv[1])
-import test_self_play
+import test_resume_self_play
 
 torch.set_num_threads(1)
 folder, toy, at, number, resume = sys.argv[2:]
@@ -84,16 +84,16 @@ learn, total = Learner.learn, 0
 
 def counted(self):
     learned = learn(self)
-    if learned and self.step >= int(at) and self.name == test_self_play.NAMES[toy][-1]:
+    if learned and self.step >= int(at) and self.name == test_resume_self_play.NAMES[toy][-1]:
         os.kill(os.getpid(), int(number))
     return learned
 
 Learner.learn = counted
 try:
-    test_self_play.train(
+    test_resume_self_play.train(
         toy, Path(folder), max_steps=10**6, resume=resume == "yes", resume_interval_s=0.0
     )
-except test_self_play.pipeline.errors.Interrupted:
+except test_resume_self_play.pipeline.errors.Interrupted:
     sys.exit(0)
 sys.exit("ended by itself")
 """

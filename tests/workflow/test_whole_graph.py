@@ -110,7 +110,8 @@ def test_a_model_says_what_made_it_and_whether_the_tree_would_again(by_dvc: Path
     shutil.copytree(by_dvc, root, symlinks=True)
     params = root / "params.yaml"
     params.write_text(params.read_text().replace("max_steps: 4000", "max_steps: 5000"))
-    (root / "src/pipeline/trainer/loop.py").open("a").write("# edited\n")
+    source = root / "src/pipeline/trainer/loop.py"
+    source.write_text(source.read_text() + "# edited\n")
     told = provenance_of(root, "plain")
     found = {check["what"]: check["details"] for check in told["checks"] if check["details"]}
     assert told["verdict"] == "differs"

@@ -162,7 +162,7 @@ class Learner:
             stats = self.algorithm.update(rollout, step=self.step)
         except TrainingError as error:
             raise TrainingError(f"behavior {self.name}, {error}") from error
-        if not stats:  # kept for later, nothing learned
+        if not stats and self.replay is not None:  # kept for later, nothing learned
             self._clear_closed()
             return False
         obs = [rollout.fields[f"obs_{i}"] for i in range(len(self.spec.observation_specs))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import MISSING, fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -770,14 +770,6 @@ def trainers() -> st.SearchStrategy[TrainerSettings]:
 )
 def test_written_settings_read_back_equal(settings: RunSettings) -> None:
     again = load(dump_yaml(to_mapping(settings)))
-    if settings.default_settings is not None:  # its reward signals are inherited: A9 of the format
-        behaviors = {
-            name: replace(
-                item, reward_signals=settings.default_settings.reward_signals | item.reward_signals
-            )
-            for name, item in settings.behaviors.items()
-        }
-        settings = replace(settings, behaviors=behaviors)
     assert again == settings
 
 
