@@ -140,11 +140,8 @@ class Learner:
         for worker, (decision, terminal) in enumerate(heard):
             if len(terminal):
                 self._ended((team, worker), terminal, decision)
-        slots = [
-            self._continued((team, worker), decision)
-            for worker, (decision, _) in enumerate(heard)
-            if len(decision)
-        ]
+        deciding = ((worker, one) for worker, (one, _) in enumerate(heard) if len(one))
+        slots = [self._continued((team, worker), one) for worker, one in deciding]
         self._absorbed = steps, slots
         self.seconds["storage"] += time.perf_counter() - began
 
@@ -372,11 +369,12 @@ class Learner:
 
     def experience(self, *, with_open: bool) -> dict[str, Any]:
         """Rows that wait for an update, and `with_open` trajectories those that go on."""
+        memories = None if self.memories is None else self.memories[: self.slots.n_slots]
         return {
             "closed": self.trajectories.closed_state(),
             "open": self.trajectories.open_state(self.slots.n_slots) if with_open else None,
             "slots": self.slots.state_dict() if with_open else None,
-            "memories": self._memories_state() if with_open else None,
+            "memories": None if not with_open or memories is None else memories.copy(),
             "games": self.past.groups.state_dict() if with_open and self.past else None,
             "groups": self.grouping.state_dict(n_slots=self.slots.n_slots),
         }
@@ -398,6 +396,3 @@ class Learner:
         """Wait for a thread that learns, if there is one."""
         if isinstance(self.algorithm, Threaded):
             self.algorithm.close()
-
-    def _memories_state(self) -> FloatArray | None:
-        return None if self.memories is None else self.memories[: self.slots.n_slots].copy()
