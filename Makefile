@@ -12,6 +12,7 @@
 #                                  builds, which spares gigabytes of CUDA libraries; empty: pip's own
 #   VENV=<folder>                  use this virtual environment as it is, and install nothing
 #   PEER_PYTHON=python3.10         the interpreter for mlagents-learn 1.1.0, the reference
+#   TEST_PROCESSES=1               how many tests run at once (as many as there are cores)
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -19,6 +20,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 TORCH_INDEX_URL ?=
 PEER_PYTHON ?= python3.10
+TEST_PROCESSES ?= auto
 ifdef VENV
 STAMP :=
 else
@@ -28,6 +30,8 @@ endif
 TORCH := $(shell grep -m1 '^torch==' constraints.txt)
 export PATH := $(VENV)/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
+# Each process has one core, so its arithmetic one thread.
+PYTEST := OMP_NUM_THREADS=1 python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 .PHONY: help install run test test-learning check peer clean
 
@@ -52,10 +56,10 @@ run: $(STAMP)
 	@echo "Parallel:  snakemake --cores $$(nproc) after: pipeline sync --from dvc"
 
 test: $(STAMP)
-	python -m pytest
+	$(PYTEST)
 
 test-learning: $(STAMP)
-	python -m pytest tests/learning --learning-seeds 3 --learning-table results/learning.md
+	$(PYTEST) tests/learning --learning-seeds 3 --learning-table results/learning.md
 
 check: $(STAMP)
 	ruff check .
@@ -64,7 +68,7 @@ check: $(STAMP)
 	lint-imports
 	snakefmt --check Snakefile workflow
 	pipeline plan --check
-	python -m pytest -q tests/workflow -m "not slow"
+	$(PYTEST) -q tests/workflow -m "not slow"
 
 peer:
 	$(PEER_PYTHON) -m venv .venv-mlagents

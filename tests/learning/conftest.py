@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-_FOUND = pytest.StashKey[dict]()
+_LEARNED = "learned"
 
 
 def pytest_addoption(parser):
@@ -51,14 +51,20 @@ def note(request):
     """Keeps what one seed reached, for the table at the end."""
 
     def keep(what: str, found: float, *, wanted: float, steps: int) -> None:
-        rows = request.config.stash.setdefault(_FOUND, {})
-        rows.setdefault((what, steps, wanted), []).append(found)
+        # a property of the test, because the table may be made in another process than the test
+        request.node.user_properties.append((_LEARNED, (what, steps, wanted, float(found))))
 
     return keep
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    rows = config.stash.get(_FOUND, {})
+    rows: dict[tuple, list[float]] = {}
+    reports = [one for kind in ("passed", "failed") for one in terminalreporter.getreports(kind)]
+    for report in sorted(reports, key=lambda one: one.nodeid):
+        for name, value in getattr(report, "user_properties", ()):
+            if name == _LEARNED and report.when == "call":
+                *row, found = value
+                rows.setdefault(tuple(row), []).append(found)
     if not rows:
         return
     lines = ["| What | Agent steps | Wanted | Reached, by seed |", "| --- | ---: | ---: | --- |"]

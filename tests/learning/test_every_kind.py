@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from answers import ACTIONS, BLIND, OBSERVATIONS, Answer
+from playing import exported_return
 
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.evaluation.episodes import evaluate
-from pipeline.export.policy import OnnxPolicy
-from pipeline.stages.export import publish
 
 pytestmark = pytest.mark.learning
 
@@ -58,20 +58,16 @@ def settings(algorithm: str, observation: str, max_steps: int) -> dict:
 
 def learned(algorithm, action, observation, max_steps, *, seed, folder, **hyperparameters):
     """Mean return of the exported policy's most likely actions on episodes of another seed."""
-    toy = {"team_size": 2 if algorithm == "poca" else 1}
+    toy = partial(Answer, action, observation, team_size=2 if algorithm == "poca" else 1)
     content = settings(algorithm, observation, max_steps)
     content["behaviors"]["Toy"]["hyperparameters"] |= hyperparameters
     result = pipeline.train(
-        InProcessEnvironment(Answer(action, observation, seed=seed, **toy)),
+        InProcessEnvironment(toy(seed=seed)),
         content,
         seed=seed,
         run_dir=folder,
     ).behaviors["Toy"]
-    publish(result.checkpoint, folder)
-    exported = OnnxPolicy(folder / "Toy.onnx")
-    with InProcessEnvironment(Answer(action, observation, seed=seed + 100, **toy)) as environment:
-        episodes = evaluate(environment, {"Toy": exported}, episodes=EPISODES, seed=seed)
-    return result, sum(one.episode_return for one in episodes) / len(episodes)
+    return result, exported_return(result, toy, folder, seed=seed, episodes=EPISODES)
 
 
 @pytest.mark.parametrize("action", ACTIONS)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 from crowds import LargestName, LargestPlace
+from playing import exported_return
 from remembering import Cue, Level
 from toys import Both, Chase, Corridor, Forbidden, Quadrant, Wish
 
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.evaluation.episodes import evaluate
-from pipeline.export.policy import OnnxPolicy
-from pipeline.stages.export import publish
 
 pytestmark = pytest.mark.learning
 
@@ -46,12 +44,13 @@ def settings(max_steps: int, changes: dict) -> dict:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_ppo_reaches_the_stated_return(name, seed, tmp_path):
+def test_ppo_reaches_the_stated_return(name, seed, tmp_path, note):
     toy, max_steps, wanted, changes = CASES[name]
     environment = InProcessEnvironment(toy(seed=seed))
     result = pipeline.train(
         environment, settings(max_steps, changes), seed=seed, run_dir=tmp_path
     ).behaviors["Toy"]
+    note(f"ppo, {name}", result.mean_reward, wanted=wanted, steps=max_steps)
     assert max_steps <= result.steps < max_steps + 1024
     assert result.mean_reward >= wanted
 
@@ -84,15 +83,13 @@ def remembering(name, seed, folder, network):
 
 
 @pytest.mark.parametrize("name", REMEMBERING)
-def test_ppo_with_memory_answers_what_it_saw_steps_ago(name, seed, tmp_path):
-    toy, _, wanted, _ = REMEMBERING[name]
+def test_ppo_with_memory_answers_what_it_saw_steps_ago(name, seed, tmp_path, note):
+    toy, max_steps, wanted, _ = REMEMBERING[name]
     result = remembering(name, seed, tmp_path, MEMORY)
+    found = exported_return(result, toy, tmp_path, seed=seed)
+    note(f"ppo with memory, {name}, exported", found, wanted=wanted, steps=max_steps)
     assert result.mean_reward >= wanted
-    publish(result.checkpoint, tmp_path)
-    exported = OnnxPolicy(tmp_path / "Toy.onnx")
-    with InProcessEnvironment(toy(seed=seed + 100)) as environment:
-        episodes = evaluate(environment, {"Toy": exported}, episodes=200, seed=seed)
-    assert sum(one.episode_return for one in episodes) / len(episodes) >= wanted
+    assert found >= wanted
 
 
 @pytest.mark.parametrize("name", REMEMBERING)
@@ -113,7 +110,7 @@ COMPARING = {
 
 @pytest.mark.parametrize("name", COMPARING)
 def test_ppo_with_attention_finds_the_largest_of_a_changing_number_of_entities(
-    name, seed, tmp_path
+    name, seed, tmp_path, note
 ):
     toy, max_steps, rate, exploring, decided = COMPARING[name]
     changes = {"hyperparameters": {"batch_size": 128, "learning_rate": rate}}
@@ -124,9 +121,7 @@ def test_ppo_with_attention_finds_the_largest_of_a_changing_number_of_entities(
         run_dir=tmp_path,
     ).behaviors["Toy"]
     assert max_steps <= result.steps < max_steps + 1024
+    found = exported_return(result, toy, tmp_path, seed=seed)
+    note(f"ppo with attention, {name}, exported", found, wanted=decided, steps=max_steps)
     assert result.mean_reward >= exploring
-    publish(result.checkpoint, tmp_path)
-    exported = OnnxPolicy(tmp_path / "Toy.onnx")
-    with InProcessEnvironment(toy(seed=seed + 100)) as environment:
-        episodes = evaluate(environment, {"Toy": exported}, episodes=200, seed=seed)
-    assert sum(one.episode_return for one in episodes) / len(episodes) >= decided
+    assert found >= decided

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from playing import exported_return
 from remembering import Cue, Level
 from toys import Both, Chase, Corridor, Forbidden, Quadrant
 
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.evaluation.episodes import evaluate
-from pipeline.export.policy import OnnxPolicy
-from pipeline.stages.export import publish
 
 pytestmark = pytest.mark.learning
 
@@ -46,22 +44,18 @@ def settings(max_steps: int, every: int, network: dict | None = None) -> dict:
     return {"behaviors": {"Toy": toy}}
 
 
-def exported_return(toy, settings, seed, folder) -> tuple[int, float]:
+def learned(toy, settings, seed, folder) -> tuple[int, float]:
     """Gradient steps' rounds, and the mean return of the exported policy."""
     environment = InProcessEnvironment(toy(seed=seed))
     result = pipeline.train(environment, settings, seed=seed, run_dir=folder).behaviors["Toy"]
-    publish(result.checkpoint, folder)
-    exported = OnnxPolicy(folder / "Toy.onnx")
-    with InProcessEnvironment(toy(seed=seed + 100)) as environment:
-        episodes = evaluate(environment, {"Toy": exported}, episodes=200, seed=seed)
-    returns = [one.episode_return for one in episodes]
-    return result.n_updates, sum(returns) / len(returns)
+    return result.n_updates, exported_return(result, toy, folder, seed=seed)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_sac_reaches_the_stated_return(name, seed, tmp_path):
+def test_sac_reaches_the_stated_return(name, seed, tmp_path, note):
     toy, max_steps, every, wanted = CASES[name]
-    n_updates, found = exported_return(toy, settings(max_steps, every), seed, tmp_path)
+    n_updates, found = learned(toy, settings(max_steps, every), seed, tmp_path)
+    note(f"sac, {name}, exported", found, wanted=wanted, steps=max_steps)
     assert n_updates > 10
     assert found >= wanted
 
@@ -69,7 +63,7 @@ def test_sac_reaches_the_stated_return(name, seed, tmp_path):
 @pytest.mark.parametrize("name", CASES)
 def test_a_policy_that_learned_nothing_is_far_from_the_stated_return(name, tmp_path):
     toy, _, every, wanted = CASES[name]
-    n_updates, found = exported_return(toy, settings(200, every), 1, tmp_path)
+    n_updates, found = learned(toy, settings(200, every), 1, tmp_path)
     assert n_updates == 0
     assert found < wanted - 0.4
 
@@ -81,9 +75,10 @@ REMEMBERING = {"discrete": (Cue, 10_000, 8, 0.9), "continuous": (Level, 10_000, 
 
 
 @pytest.mark.parametrize("name", REMEMBERING)
-def test_sac_with_memory_answers_what_it_saw_steps_ago(name, seed, tmp_path):
+def test_sac_with_memory_answers_what_it_saw_steps_ago(name, seed, tmp_path, note):
     toy, max_steps, every, wanted = REMEMBERING[name]
     configuration = settings(max_steps, every, MEMORY)
     configuration["behaviors"]["Toy"]["hyperparameters"]["batch_size"] = 256
-    _, found = exported_return(toy, configuration, seed, tmp_path)
+    _, found = learned(toy, configuration, seed, tmp_path)
+    note(f"sac with memory, {name}, exported", found, wanted=wanted, steps=max_steps)
     assert found >= wanted

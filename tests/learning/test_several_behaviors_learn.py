@@ -12,7 +12,7 @@ from pipeline.envs.in_process import InProcessEnvironment
 pytestmark = pytest.mark.learning
 
 
-def test_two_behaviors_with_different_settings_learn_in_one_run(seed, tmp_path):
+def test_two_behaviors_with_different_settings_learn_in_one_run(seed, tmp_path, note):
     common = {"trainer_type": "ppo", "reward_signals": {"extrinsic": {"gamma": 0.95}}}
     behaviors = {
         "One": common
@@ -42,6 +42,8 @@ def test_two_behaviors_with_different_settings_learn_in_one_run(seed, tmp_path):
         run_dir=tmp_path,
     ).behaviors
     # who has learned nothing gets about 0.3 in `Corridor` and -6 in `Chase`
+    note("two behaviors, discrete", result["One"].mean_reward, wanted=0.9, steps=20_000)
+    note("two behaviors, continuous", result["Two"].mean_reward, wanted=-1.0, steps=40_000)
     assert result["One"].mean_reward >= 0.9
     assert result["Two"].mean_reward >= -1.0
     assert result["One"].n_updates < result["Two"].n_updates

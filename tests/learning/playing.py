@@ -1,0 +1,22 @@
+"""What a trained toy policy is worth once it is exported."""
+
+from __future__ import annotations
+
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.evaluation.episodes import evaluate
+from pipeline.export.policy import OnnxPolicy
+from pipeline.stages.export import publish
+
+
+def played(result, toy, folder, *, seed, episodes=200):
+    """Episodes of the exported policy's most likely actions, in a toy of another seed."""
+    publish(result.checkpoint, folder)
+    exported = OnnxPolicy(folder / "Toy.onnx")
+    with InProcessEnvironment(toy(seed=seed + 100)) as environment:
+        return evaluate(environment, {"Toy": exported}, episodes=episodes, seed=seed)
+
+
+def exported_return(result, toy, folder, *, seed, episodes=200):
+    """Mean return of those episodes."""
+    found = played(result, toy, folder, seed=seed, episodes=episodes)
+    return sum(one.episode_return for one in found) / len(found)
