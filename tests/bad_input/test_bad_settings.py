@@ -123,6 +123,26 @@ MISTAKES = {
     ),
     "no reward": (BEHAVIOR + "reward_signals: {}\n", 3, "needs at least one reward signal"),
     "GAIL without a demonstration": (SIGNALS + "gail: {}\n", 4, "'demo_path' is required"),
+    "GAIL with a list of no demonstrations": (
+        SIGNALS + "gail: {demo_path: []}\n",
+        4,
+        "gail.demo_path: needs at least one demonstration, got an empty list",
+    ),
+    "a demonstration that weighs nothing": (
+        SIGNALS + "gail: {demo_path: [a.demo, {path: b.demo, weight: 0}]}\n",
+        4,
+        "gail.demo_path[1].weight: must be greater than 0, got 0",
+    ),
+    "a demonstration with a misspelt key": (
+        BEHAVIOR + "behavioral_cloning: {demo_path: [{paht: b.demo}]}\n",
+        3,
+        "behavioral_cloning.demo_path[0]: unknown key 'paht'",
+    ),
+    "a demonstration that is no path": (
+        BEHAVIOR + "behavioral_cloning: {demo_path: true}\n",
+        3,
+        "behavioral_cloning.demo_path: needs a path, or a list of paths",
+    ),
     "cloning without a demonstration": (
         BEHAVIOR + "behavioral_cloning: {steps: 5}\n",
         3,

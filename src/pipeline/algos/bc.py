@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,8 +26,6 @@ from pipeline.data.sequences import cut, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    import numpy as np
 
     from pipeline.algos.policy import Policy
     from pipeline.arrays import AnyArray
@@ -106,6 +105,10 @@ class BehavioralCloning:
         self.n_units = len(rows) if self.recall is None else len(self.recall.lengths)
         self.batch_size = max(min(batch_size, len(rows)) // sequence_length, 1)
         self.num_epoch = num_epoch
+        self.probabilities: AnyArray | None = None
+        """[units] of drawing each, where demonstrations have weights; None to take each once."""
+        if rows.weights is not None:
+            self.probabilities = self._by_unit(rows.weights.astype(np.float64))
         units = samples_per_update // sequence_length
         self.units_per_update = max(units, 1) if samples_per_update else self.n_units
         self.learning_rate = learning_rate
@@ -125,7 +128,7 @@ class BehavioralCloning:
         cloning = settings.behavioral_cloning
         if cloning is None:
             return None
-        rows = load_expert_rows([cloning.demo_path], policy.spec)
+        rows = load_expert_rows(cloning.demo_path.sources, policy.spec)
         return BehavioralCloning(
             policy,
             rows,
@@ -157,10 +160,22 @@ class BehavioralCloning:
 
     def _batches(self) -> Iterator[tuple[Tensor, Recall | None]]:
         n_batches = max(min(self.n_units, self.units_per_update) // self.batch_size, 1)
-        order = self.stream.permutation(self.n_units)[: n_batches * self.batch_size]
+        n = n_batches * self.batch_size
+        if self.probabilities is None:
+            order = self.stream.permutation(self.n_units)[:n]
+        else:
+            order = self.stream.choice(self.n_units, n, p=self.probabilities)
         rows, sizes, recalls = minibatches(self.recall, order, self.batch_size)
         index = torch.from_numpy(rows).to(self.continuous.device)
         yield from zip(torch.split(index, sizes), recalls, strict=True)
+
+    def _by_unit(self, weights: AnyArray) -> AnyArray:
+        """Probability of each row, or of each sequence by the weight that its first row has."""
+        if self.recall is not None:
+            lengths = self.recall.lengths.cpu().numpy()
+            weights = weights[np.cumsum(lengths) - lengths]
+        shares: AnyArray = weights / weights.sum()
+        return shares
 
     def _learn(self, obs: Sequence[Tensor], rows: Tensor, recall: Recall | None) -> Tensor:
         loss = self.loss(obs, rows, recall)
@@ -237,6 +252,7 @@ def _taken(rows: ExpertRows, index: AnyArray, lengths: AnyArray | None = None) -
         continuous=rows.continuous[index],
         discrete=rows.discrete[index],
         lengths=lengths,
+        weights=None if rows.weights is None else rows.weights[index],
     )
 
 

@@ -123,7 +123,7 @@ class GAIL:
     def __init__(
         self, spec: BehaviorSpec, settings: GAILSettings, *, seed: int, device: torch.device
     ) -> None:
-        expert = load_expert_rows([settings.demo_path], spec)
+        expert = load_expert_rows(settings.demo_path.sources, spec)
         with seeded_weights(seed, "gail"):
             self.network = Discriminator(
                 spec,
@@ -143,6 +143,10 @@ class GAIL:
         self.discrete = discrete.long()
         done = np.zeros(len(expert), dtype=np.bool_) if expert.done is None else expert.done
         self.done = tensors([done], device)[0]
+        self.weights = None
+        """[R] of drawing each row; None where all are the same."""
+        if expert.weights is not None:
+            self.weights = tensors([expert.weights], device)[0]
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -208,9 +212,12 @@ class GAIL:
         return self.network.inputs(steps.obs, steps.continuous, steps.discrete, steps.done)
 
     def _draw(self, n: int) -> list[Tensor]:
-        """Inputs of `n` of the expert's steps, any of them as often as chance has it."""
+        """Inputs of `n` of the expert's steps, each as often as its weight has it."""
         size, device = (n,), self.done.device
-        rows = torch.randint(len(self.done), size, generator=self.generator, device=device)
+        if self.weights is None:
+            rows = torch.randint(len(self.done), size, generator=self.generator, device=device)
+        else:
+            rows = torch.multinomial(self.weights, n, replacement=True, generator=self.generator)
         obs = [values[rows] for values in self.obs]
         return self.network.inputs(obs, self.continuous[rows], self.discrete[rows], self.done[rows])
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.settings.schema import TrainerSettings
+    from pipeline.settings.schema import DemoPath, TrainerSettings
     from pipeline.settings.schema.reward_signals import RewardSignalSettings
 
 
@@ -219,13 +219,14 @@ def supported_signals(settings: TrainerSettings) -> dict[str, RewardSignalSettin
     return dict(settings.reward_signals)
 
 
-def find_demonstrations(key: str, demo_path: str) -> None:
+def find_demonstrations(key: str, demo_path: DemoPath) -> None:
     """Make sure that the demonstrations under `<key>.demo_path` are there, before any work.
 
     Raises:
         SettingsError: They are not.
     """
     try:
-        demonstration_files(demo_path)
+        for path in demo_path.paths:
+            demonstration_files(path)
     except DemonstrationError as error:
         raise SettingsError(f"{key}.demo_path: {error}") from error

@@ -10,6 +10,7 @@ import numpy as np
 
 from pipeline.errors import DemonstrationError
 from pipeline.protocol.demo import Demonstration, read_demo
+from pipeline.settings.schema import DemoSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,8 @@ class ExpertRows:
     """int32 [R, branches]."""
     lengths: AnyArray | None = None
     """int64 [E] rows of each episode, one after another; None where rows are in no such order."""
+    weights: FloatArray | None = None
+    """[R] how often each row is drawn, against others; None where all are drawn alike."""
     done: BoolArray | None = None
     """bool [R] whether the task ended with the row, not where it was cut short; None if unknown."""
 
@@ -54,21 +57,25 @@ def demonstration_files(path: Path | str) -> list[Path]:
     return [path]
 
 
-def load_expert_rows(paths: Sequence[Path | str], spec: BehaviorSpec) -> ExpertRows:
+def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorSpec) -> ExpertRows:
     """Rows of all demonstrations, without those that only close an episode.
 
     Args:
-        paths: files and folders.
+        sources: files and folders, with a weight or without one.
         spec: of the behavior that is to imitate.
 
     Raises:
         DemonstrationError: A file cannot be read, is empty, or has other shapes than `spec`.
     """
-    parts = []
-    for file in [file for path in paths for file in demonstration_files(path)]:
-        demonstration = read_demo(file)
-        _check_fits(file, demonstration, spec)
-        parts.append((demonstration, ~demonstration.done))
+    parts, weights = [], []
+    for source in sources:
+        path, weight = _path_and_weight(source)
+        for file in demonstration_files(path):
+            demonstration = read_demo(file)
+            _check_fits(file, demonstration, spec)
+            keep = ~demonstration.done
+            parts.append((demonstration, keep))
+            weights.append(np.full(int(keep.sum()), weight, dtype=np.float32))
     rows = ExpertRows(
         obs=[
             np.concatenate([d.obs[i][keep] for d, keep in parts])
@@ -78,12 +85,22 @@ def load_expert_rows(paths: Sequence[Path | str], spec: BehaviorSpec) -> ExpertR
         discrete=np.concatenate([d.discrete[keep] for d, keep in parts]),
         lengths=np.concatenate([_episode_lengths(d.done) for d, _ in parts]),
         done=np.concatenate([_ending_rows(d)[keep] for d, keep in parts]),
+        weights=_unless_equal(np.concatenate(weights)),
     )
     if len(rows) == 0:
-        raise DemonstrationError(
-            f"{', '.join(map(str, paths))}: no step holds an action to learn from"
-        )
+        named = ", ".join(str(_path_and_weight(one)[0]) for one in sources)
+        raise DemonstrationError(f"{named}: no step holds an action to learn from")
     return rows
+
+
+def _path_and_weight(source: DemoSource | Path | str) -> tuple[Path | str, float]:
+    if isinstance(source, DemoSource):
+        return source.path, source.weight
+    return source, 1.0
+
+
+def _unless_equal(weights: FloatArray) -> FloatArray | None:
+    return weights if np.unique(weights).size > 1 else None
 
 
 def _ending_rows(demonstration: Demonstration) -> BoolArray:

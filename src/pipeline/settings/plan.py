@@ -177,8 +177,11 @@ def _check_demonstrations(params: Params, name: str) -> None:
             "behavioral_cloning": trainer.behavioral_cloning,
         }
         for key, user in users.items():
-            read = made.get(getattr(user, "demo_path", ""))
-            if read is not None and read != experiment.demonstrations:
+            demo_path = getattr(user, "demo_path", None)
+            for path in demo_path.paths if demo_path else ():
+                read = made.get(path)
+                if read in (None, experiment.demonstrations):
+                    continue
                 raise SettingsError(
                     f"{params.path}: experiments.{name}: behaviors.{behavior}.{key}.demo_path "
                     f"reads data/demos/{read}.demo, which the stage demos makes; set "

@@ -134,7 +134,14 @@ def _demonstrations(behavior: Mapping[str, Any]) -> list[tuple[str, str]]:
     sections |= behavior.get("reward_signals") or {}
     for kind, section in sections.items():
         if isinstance(section, dict) and section.get("demo_path"):
-            found.append((kind, str(section.pop("demo_path"))))
+            named = section.pop("demo_path")
+            several = named if isinstance(named, list) else [named]
+            paths = [one["path"] if isinstance(one, dict) else str(one) for one in several]
+            numbers = range(1, len(paths) + 1) if len(paths) > 1 else [None]
+            found += [
+                (kind if number is None else f"{kind}, {number}", path)
+                for number, path in zip(numbers, paths, strict=True)
+            ]
     return found
 
 

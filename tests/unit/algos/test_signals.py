@@ -324,6 +324,20 @@ def test_gail_reads_all_files_of_a_folder_and_normalises_by_the_expert_only(tmp_
     assert torch.allclose(running.mean.float(), one.obs[0].sum(0) / 96, atol=1e-5)
 
 
+def test_gail_draws_each_source_as_often_as_its_weight_has_it(tmp_path):
+    """60 steps of weight 1, and two files of 60 steps each in a folder of weight 3."""
+    (tmp_path / "more").mkdir()
+    demo(PLAIN, tmp_path, "a.demo", 60 + 3)
+    for name in ("b.demo", "c.demo"):
+        demo(PLAIN, tmp_path / "more", name, 60 + 3)
+    weighed = {"path": str(tmp_path / "more"), "weight": 3}
+    one = signal("gail", demo_path=[str(tmp_path / "a.demo"), weighed])
+    assert len(one.done) == 180
+    one.obs[0][:60], one.obs[0][60:] = 0.0, 1.0
+    drawn = one._draw(7000)[0][:, 0]
+    assert drawn.mean() == pytest.approx(6 / 7, abs=0.02)
+
+
 def test_expert_steps_are_done_where_the_task_ended_but_not_where_it_was_cut_short(tmp_path):
     path = demo(PLAIN, tmp_path, n=80, ends=(True, False))
     one = signal("gail", demo_path=str(path))

@@ -113,6 +113,15 @@ TODAY: list[tuple[str, Any, dict[str, Any]]] = [
         }.items()
     ),
     *(
+        (f"{BEHAVIOR}.{section}", {"demo_path": demos}, {})
+        for section in ("reward_signals.gail", "behavioral_cloning")
+        for demos in (
+            ["a.demo", "folder"],
+            ["a.demo", {"path": "folder", "weight": 2.5}],
+            [{"path": "a.demo", "weight": 2.5}],
+        )
+    ),
+    *(
         (f"{BEHAVIOR}.behavioral_cloning", {"demo_path": "a.demo", key: value}, {})
         for key, value in {
             "strength": 0.5,

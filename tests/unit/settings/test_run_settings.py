@@ -35,6 +35,8 @@ from pipeline.settings.schema import (
     CompletionCriteria,
     ConstantSampler,
     CuriositySettings,
+    DemoPath,
+    DemoSource,
     EngineSettings,
     EnvironmentSettings,
     ExtrinsicSettings,
@@ -240,7 +242,7 @@ def test_the_table_of_the_format_covers_every_class_of_the_schema() -> None:
     concrete = {cls for cls in reached if not cls.__subclasses__()}
     assert {c.__name__ for c in concrete | set(SAMPLERS.values())} - {
         c.__name__ for c in FORMAT
-    } == {"RunSettings", "EnvironmentParameter"}
+    } == {"RunSettings", "EnvironmentParameter", "DemoPath", "DemoSource"}
 
 
 def test_a_file_with_every_key_is_read_and_every_value_arrives() -> None:
@@ -727,6 +729,8 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
         str: st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
         | st.sampled_from(["1e4", "null", "yes", "~"]),
     }
+    if hint is DemoPath:
+        return st.lists(settings_of(DemoSource), min_size=1, max_size=2).map(tuple).map(DemoPath)
     return simple[hint] if hint in simple else settings_of(hint)
 
 

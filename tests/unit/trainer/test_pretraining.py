@@ -17,6 +17,7 @@ from pipeline.errors import DemonstrationError
 from pipeline.export.torch_policy import record
 from pipeline.protocol.demo import DemoWriter
 from pipeline.protocol.specs import ActionTuple
+from pipeline.settings.schema import DemoSource
 from pipeline.trainer.checkpoints import load_checkpoint
 from pipeline.trainer.pretraining import TRAIN_LOSS, pretrain
 from pipeline.trainer.saved import load_policy
@@ -78,6 +79,24 @@ def test_steps_that_close_an_episode_are_not_imitated(demo, quick, tmp_path):
     assert len(rows) == 180
     assert np.abs(rows.continuous).max() <= 1.0
     assert run([demo()], quick(), tmp_path).n_rows == 162
+
+
+@pytest.mark.parametrize("memory", [None, {"sequence_length": 5, "memory_size": 8}])
+def test_cloning_takes_each_source_as_often_as_its_weight_has_it(demo, quick, memory):
+    """180 rows each, in episodes of 9: those of the second five times as often."""
+    sources = [demo("a.demo"), DemoSource(path=str(demo("b.demo")), weight=5.0)]
+    settings = quick(network_settings={"memory": memory}).for_behavior("Toy")
+    cloning = BehavioralCloning(
+        Policy(Both.spec, settings.network_settings),
+        load_expert_rows(sources, Both.spec),
+        batch_size=36,
+        num_epoch=1,
+        learning_rate=1e-3,
+        seed=1,
+    )
+    taken = [int(row) for _ in range(40) for chosen, _ in cloning._batches() for row in chosen]
+    share = np.mean(np.array(taken) >= 180)
+    assert share == pytest.approx(5 / 6, abs=0.02)
 
 
 def test_demonstration_of_other_actions_is_refused(demo, quick, tmp_path):

@@ -1,5 +1,6 @@
 """The settings of the present configuration format, as frozen dataclasses."""
 
+from pipeline.settings.schema.demonstrations import DemoPath, DemoSource
 from pipeline.settings.schema.hyperparameters import (
     HYPERPARAMETERS,
     Hyperparameters,
@@ -52,6 +53,8 @@ __all__ = [
     "CompletionCriteria",
     "ConstantSampler",
     "CuriositySettings",
+    "DemoPath",
+    "DemoSource",
     "EngineSettings",
     "EnvironmentParameter",
     "EnvironmentSettings",

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from pipeline.settings.schema.demonstrations import DemoPath
 from pipeline.settings.schema.kinds import Fraction, Positive
 from pipeline.settings.schema.network import DEFAULT_NETWORK, NetworkSettings
 
@@ -41,8 +42,8 @@ class GAILSettings(RewardSignalSettings):
     """Whether the discriminator sees actions beside observations."""
     use_vail: bool = False
     """Whether a variational bottleneck limits the discriminator."""
-    demo_path: str
-    """Demonstration file, or a folder of them."""
+    demo_path: DemoPath
+    """Demonstration file, a folder of them, or a list of both, with weights if wished."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

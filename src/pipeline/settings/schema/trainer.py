@@ -12,6 +12,7 @@ from pipeline.settings.reader import (
     read_dataclass,
     unknown_key,
 )
+from pipeline.settings.schema.demonstrations import DemoPath
 from pipeline.settings.schema.hyperparameters import (
     HYPERPARAMETERS,
     Hyperparameters,
@@ -48,8 +49,8 @@ class SelfPlaySettings:
 class BehavioralCloningSettings:
     """`behavioral_cloning`: supervised steps on demonstrations beside reinforcement learning."""
 
-    demo_path: str
-    """Demonstration file, or a folder of them."""
+    demo_path: DemoPath
+    """Demonstration file, a folder of them, or a list of both, with weights if wished."""
     steps: CountOrZero = 0
     """Agent steps until cloning has faded out; 0 for the whole run at a constant rate."""
     strength: NonNegative = 1.0

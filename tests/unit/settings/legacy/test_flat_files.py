@@ -12,6 +12,7 @@ from pipeline.settings.run_file import structure
 from pipeline.settings.schema import (
     BehavioralCloningSettings,
     CuriositySettings,
+    DemoPath,
     ExtrinsicSettings,
     GAILSettings,
     MemorySettings,
@@ -158,7 +159,7 @@ def test_a_replaced_signal_does_not_keep_the_default_sections_numbers(loaded):
 def test_cloning_of_a_section_replaces_that_of_the_default_section(loaded):
     default = PPO + "  behavioral_cloning: {demo_path: a.demo, strength: 0.5, batch_size: 32}\n"
     text = default + "Agent:\n  behavioral_cloning: {demo_path: b.demo}\n"
-    expected = BehavioralCloningSettings(demo_path="b.demo")
+    expected = BehavioralCloningSettings(demo_path=DemoPath.of("b.demo"))
     assert loaded(text).behaviors["Agent"].behavioral_cloning == expected
 
 
@@ -259,7 +260,9 @@ def test_gail_without_an_encoding_size_is_as_wide_as_it_was(loaded):
     signals = "  reward_signals: {extrinsic: {}, gail: {demo_path: a.demo, use_vail: yes}}\n"
     gail = loaded(SAC + signals).behaviors["Agent"].reward_signals["gail"]
     assert gail == GAILSettings(
-        demo_path="a.demo", use_vail=True, network_settings=NetworkSettings(hidden_units=64)
+        demo_path=DemoPath.of("a.demo"),
+        use_vail=True,
+        network_settings=NetworkSettings(hidden_units=64),
     )
 
 
@@ -273,7 +276,7 @@ def test_beta_and_epsilon_fall_when_the_learning_rate_does_not(loaded):
 
 def test_pretraining_is_behavioral_cloning(loaded):
     more = "  pretraining: {demo_path: a.demo, strength: 0.5, steps: 100}\n"
-    expected = BehavioralCloningSettings(demo_path="a.demo", strength=0.5, steps=100)
+    expected = BehavioralCloningSettings(demo_path=DemoPath.of("a.demo"), strength=0.5, steps=100)
     assert loaded(SAC + more).behaviors["Agent"].behavioral_cloning == expected
 
 
