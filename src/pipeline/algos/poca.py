@@ -245,7 +245,7 @@ class POCA:
     ) -> tuple[Tensor, Tensor]:
         """Values of their group and baselines, [B, S] each, of rows `index` of the moments [P]."""
         seen = teams.pick(moments, present, index)
-        found = self.critic(seen.obs, seen.memory, seen.actions, seen.sets)
+        found = self.critic(seen.obs, seen.memory, seen.actions, seen.groups)
         values, baselines = found[: len(moments)], found[len(moments) :]
         return values.index_select(0, seen.moment), baselines
 
@@ -326,7 +326,7 @@ class POCA:
                     continue
                 valued = moments[someone]
                 seen = teams.pick(valued, present[someone])
-                found = self.critic(seen.obs, seen.memory, None, seen.sets).cpu().numpy()
+                found = self.critic(seen.obs, seen.memory, None, seen.groups).cpu().numpy()
                 inside = np.isin(teams.following, valued)
                 result[inside] = found[np.searchsorted(valued, teams.following[inside])]
         return value, baseline, following, further
