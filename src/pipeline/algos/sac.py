@@ -90,9 +90,9 @@ class SAC:
             ],
             learning_rate=self.hyperparameters.learning_rate,
         )
+        self.twins.share_weights()
         self._source: list[Tensor] = list(self.value.parameters())
         self._target: list[Tensor] = list(self.target.parameters())
-        self.policy_parameters = list(self.policy.parameters())
         self.action_stream = generator_for(seed, device, "actions")
         self.noise_stream = generator_for(seed, device, "noise")
         self.minibatch_stream = seeding.stream(seed, "minibatches")
@@ -244,10 +244,8 @@ class SAC:
                 torch.stack((value, *taken)), torch.stack((soft, y, y))
             )
             by_log_alpha = -(fresh.log_prob.mean(0) + self.entropy) * self.share
-        # the policy's loss passes through the first twin, which must not follow it
-        torch.autograd.backward(loss_pi, inputs=self.policy_parameters)
         torch.autograd.backward(
-            (value, *taken, self.log_alpha), (*by_values.unbind(), by_log_alpha)
+            (loss_pi, value, *taken, self.log_alpha), (None, *by_values.unbind(), by_log_alpha)
         )
         self.optimizer.step(max_norm=self.hyperparameters.max_grad_norm)
         with torch.no_grad():
