@@ -1,92 +1,178 @@
 """ML-Agents' side of updates.py; runs with the interpreter of `make peer`, not with ours.
 
-Reads lines `<algorithm> <batch size> <threads>` and answers each with the milliseconds that one
-minibatch took: drawing it from the buffer and `optimizer.update`, as its trainers do.
+Reads lines `<algorithm> <batch size> <agents of a group> <1 where they leave>` and answers each
+with the milliseconds of processor time that one minibatch took. Buffers are filled by ML-Agents'
+own `Trajectory.to_agentbuffer`, with everything that its trainers find there, and then treated as
+its trainers do: PPO and POCA shuffle, cut and `optimizer.update`; SAC samples, rewards and
+`optimizer.update`.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from functools import cache
+from typing import TYPE_CHECKING
 
+import mlagents.torch_utils  # noqa: F401  # before torch, as in its trainers
 import numpy as np
 import torch
-from mlagents.trainers.buffer import (
-    AgentBuffer,
-    BufferKey,
-    ObservationKeyPrefix,
-    RewardSignalUtil,
-)
+from mlagents.trainers.buffer import AgentBuffer, BufferKey, RewardSignalUtil
+from mlagents.trainers.poca.optimizer_torch import POCASettings, TorchPOCAOptimizer
 from mlagents.trainers.policy.torch_policy import TorchPolicy
 from mlagents.trainers.ppo.optimizer_torch import PPOSettings, TorchPPOOptimizer
+from mlagents.trainers.sac.optimizer_torch import SACSettings, TorchSACOptimizer
 from mlagents.trainers.settings import NetworkSettings, TrainerSettings
+from mlagents.trainers.torch_entities.action_log_probs import LogProbsTuple
 from mlagents.trainers.torch_entities.networks import SimpleActor
+from mlagents.trainers.trajectory import AgentExperience, AgentStatus, Trajectory
 from mlagents_envs.base_env import (
     ActionSpec,
+    ActionTuple,
     BehaviorSpec,
     DimensionProperty,
     ObservationSpec,
     ObservationType,
 )
 
-N_OBS, N_ACTIONS = 8, 2
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+N_OBS, N_ACTIONS, LENGTH = 8, 2, 64
 NETWORK = NetworkSettings(normalize=True, hidden_units=128, num_layers=2)
+RNG = np.random.default_rng(0)
+NO_CHOICE = np.zeros(0, np.int32)
 
 
-def spec() -> BehaviorSpec:
-    """What balance_ball's agents see and do."""
-    vector = ObservationSpec((N_OBS,), (DimensionProperty.NONE,), ObservationType.DEFAULT, "obs")
-    return BehaviorSpec([vector], ActionSpec(N_ACTIONS, ()))
+def numbers(*shape: int) -> np.ndarray:
+    """Standard normal ones."""
+    return RNG.normal(size=shape).astype(np.float32)
 
 
-def ppo(n_rows: int, batch_size: int) -> float:
-    """Seconds of an epoch over `n_rows`, per minibatch."""
-    plain = {"conditional_sigma": False, "tanh_squash": False}
-    policy = TorchPolicy(0, spec(), NETWORK, SimpleActor, plain)
-    settings = TrainerSettings(
-        network_settings=NETWORK, hyperparameters=PPOSettings(batch_size=batch_size)
+def action() -> ActionTuple:
+    """What one agent does."""
+    taken = ActionTuple()
+    taken.add_continuous(np.tanh(numbers(N_ACTIONS)))
+    taken.add_discrete(NO_CHOICE)
+    return taken
+
+
+def experience(n_mates: int) -> AgentExperience:
+    """One step of one agent."""
+    log_probs = LogProbsTuple()
+    log_probs.add_continuous(numbers(N_ACTIONS) * 0.1 - 1.0)
+    log_probs.add_discrete(np.zeros(0, np.float32))
+    return AgentExperience(
+        obs=[numbers(N_OBS)],
+        reward=float(RNG.normal()),
+        done=False,
+        action=action(),
+        action_probs=log_probs,
+        action_mask=None,
+        prev_action=NO_CHOICE,
+        interrupted=False,
+        memory=None,
+        group_status=[
+            AgentStatus([numbers(N_OBS)], float(RNG.normal()), action(), done=False)
+            for _ in range(n_mates)
+        ],
+        group_reward=0.0,
     )
-    optimizer = TorchPPOOptimizer(policy, settings)
-    rng = np.random.default_rng(0)
 
-    def numbers(*shape: int) -> np.ndarray:
-        return rng.normal(size=shape).astype(np.float32)
 
-    columns = {
-        (ObservationKeyPrefix.OBSERVATION, 0): numbers(n_rows, N_OBS),
-        BufferKey.CONTINUOUS_ACTION: numbers(n_rows, N_ACTIONS),
-        BufferKey.CONTINUOUS_LOG_PROBS: numbers(n_rows, N_ACTIONS) * 0.1 - 1.0,
-        BufferKey.ACTION_MASK: np.ones((n_rows, 1), np.float32),
-        BufferKey.MASKS: np.ones(n_rows, np.float32),
-        BufferKey.ADVANTAGES: numbers(n_rows),
-        RewardSignalUtil.returns_key("extrinsic"): numbers(n_rows),
-        RewardSignalUtil.value_estimates_key("extrinsic"): numbers(n_rows),
-    }
+def filled(n_rows: int, size: int, *, leave: bool) -> AgentBuffer:
+    """Trajectories of agents whose groups have `size` members, or one less after another."""
     buffer = AgentBuffer()
-    for key, values in columns.items():
-        buffer[key].extend(list(values))
+    for number in range(n_rows // LENGTH):
+        present = size - (number // 3) % size if leave else size
+        steps = [experience(present - 1) for _ in range(LENGTH)]
+        following = [[numbers(N_OBS)] for _ in range(present - 1)]
+        trajectory = Trajectory(steps, [numbers(N_OBS)], following, f"agent{number}", "B")
+        rows = trajectory.to_agentbuffer()
+        for key in (
+            RewardSignalUtil.rewards_key("extrinsic"),
+            RewardSignalUtil.value_estimates_key("extrinsic"),
+            RewardSignalUtil.baseline_estimates_key("extrinsic"),
+            RewardSignalUtil.returns_key("extrinsic"),
+            RewardSignalUtil.advantage_key("extrinsic"),
+            BufferKey.ADVANTAGES,
+        ):
+            rows[key].set(list(numbers(LENGTH)))  # two of these keys are one
+        rows.resequence_and_append(buffer, training_length=1)
+    return buffer
 
-    def epoch() -> None:
+
+def policy(*, sac: bool = False) -> TorchPolicy:
+    """For balance_ball's agents."""
+    seen = ObservationSpec((N_OBS,), (DimensionProperty.NONE,), ObservationType.DEFAULT, "seen")
+    spec = BehaviorSpec([seen], ActionSpec.create_continuous(N_ACTIONS))
+    kind = {"conditional_sigma": sac, "tanh_squash": sac}
+    return TorchPolicy(0, spec, NETWORK, SimpleActor, kind)
+
+
+def on_policy(kind: str, batch_size: int, size: int, *, leave: bool) -> Callable[[], int]:
+    """An epoch; gives how many minibatches it had."""
+    made, own = {
+        "ppo": (TorchPPOOptimizer, PPOSettings),
+        "poca": (TorchPOCAOptimizer, POCASettings),
+    }[kind]
+    settings = TrainerSettings(
+        trainer_type=kind, network_settings=NETWORK, hyperparameters=own(batch_size=batch_size)
+    )
+    optimizer = made(policy(), settings)
+    buffer = filled(10 * batch_size, size, leave=leave)
+    n_rows = buffer.num_experiences
+
+    def epoch() -> int:
         buffer.shuffle(sequence_length=1)
         for start in range(0, n_rows // batch_size * batch_size, batch_size):
             optimizer.update(buffer.make_mini_batch(start, start + batch_size), batch_size)
+        return n_rows // batch_size
 
-    epoch()  # the first allocates
-    began = time.process_time()
-    epoch()
-    return (time.process_time() - began) / (n_rows // batch_size)
+    return epoch
 
 
-ALGORITHMS = {"ppo": ppo}
+def sac(batch_size: int) -> Callable[[], int]:
+    """Some gradient steps; gives how many."""
+    settings = TrainerSettings(
+        trainer_type="sac",
+        network_settings=NETWORK,
+        hyperparameters=SACSettings(batch_size=batch_size),
+    )
+    optimizer = TorchSACOptimizer(policy(sac=True), settings)
+    buffer = filled(8192, 1, leave=False)
+    n_steps = 64
+
+    def steps() -> int:
+        for _ in range(n_steps):
+            batch = buffer.sample_mini_batch(batch_size, sequence_length=1)
+            for name, signal in optimizer.reward_signals.items():
+                rewards = signal.evaluate(batch) * signal.strength
+                batch[RewardSignalUtil.rewards_key(name)] = rewards
+            optimizer.update(batch, batch_size)
+        return n_steps
+
+    return steps
+
+
+@cache
+def prepared(kind: str, batch_size: int, size: int, leave: int) -> Callable[[], int]:
+    """What one round runs, already run once."""
+    run = sac(batch_size) if kind == "sac" else on_policy(kind, batch_size, size, leave=bool(leave))
+    run()
+    return run
 
 
 def main() -> None:
     """Answer until the other side hangs up."""
+    torch.set_num_threads(1)
     for line in sys.stdin:
-        name, batch_size, n_threads = line.split()
-        torch.set_num_threads(int(n_threads))
-        seconds = ALGORITHMS[name](16 * int(batch_size), int(batch_size))
-        print(f"{seconds * 1e3:.4f}", flush=True)  # noqa: T201
+        kind, *sizes = line.split()
+        run = prepared(kind, *map(int, sizes))
+        began = time.process_time()
+        n_minibatches = run()
+        milliseconds = (time.process_time() - began) / n_minibatches * 1e3
+        print(f"{milliseconds:.4f}", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

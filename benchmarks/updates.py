@@ -1,12 +1,18 @@
 """Milliseconds per minibatch of our updates against ML-Agents', side by side.
 
-    python benchmarks/updates.py [--rounds 5] [--batch-size 64 1024] [--algorithm ppo]
+    python benchmarks/updates.py [--case ppo-64 sac-128 ...] [--rounds 5]
 
 Both learn from random experience with balance_ball's shapes (8 numbers seen, 2 continuous actions)
-in networks of two layers of 128, on one thread each; rounds alternate between the two programs.
-Times are processor time. Ours is of whole updates, with values, advantages and statistics in them;
-ML-Agents' is of drawing minibatches and `optimizer.update` alone. The ratio is taken within each
-round. ML-Agents runs in the environment of `make peer`.
+in networks of two layers of 128 with normalised observations, one reward signal, on one thread
+each; batch sizes are those of ML-Agents' defaults and published configurations. Rounds alternate
+between the two programs, and the ratio is taken within each round. Times are processor time.
+
+Ours is of whole updates as the trainer calls them: PPO and POCA with values, advantages, three
+epochs and statistics; SAC with taking new rows in, drawing minibatches, and statistics. ML-Agents'
+is of drawing minibatches from its buffer, rewarding them (SAC) and `optimizer.update` alone: the
+values and advantages that it computes as trajectories come in are not counted. `poca-3` and
+`poca-8` have groups of that many agents, of which all decide at all moments; in `poca-leaving`
+groups of 8 lose one member after another. ML-Agents runs in the environment of `make peer`.
 """
 
 from __future__ import annotations
@@ -23,7 +29,10 @@ import numpy as np
 import torch
 from peer import peer_command
 
+from pipeline.algos.poca import POCA
 from pipeline.algos.ppo import PPO
+from pipeline.algos.sac import SAC
+from pipeline.data.moments import Moments
 from pipeline.data.rollout import Rollout
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
@@ -31,55 +40,147 @@ from pipeline.settings import load_run_settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pipeline.settings.schema import TrainerSettings
+
 SPEC = BehaviorSpec([ObservationSpec.vector(8)], ActionSpec(2, ()))
+CPU = torch.device("cpu")
 LENGTH = 64
-N_MINIBATCHES = 16
+N_MINIBATCHES, N_EPOCHS = 10, 3
+N_STORED, N_STEPS = 8192, 64
 
 
-def ppo(batch_size: int) -> tuple[Callable[[], object], int]:
-    """A whole update, and how many minibatches it has."""
-    n_rows = N_MINIBATCHES * batch_size
-    numbers = {"batch_size": batch_size, "buffer_size": n_rows, "num_epoch": 3}
+def settings(kind: str, **numbers: int) -> TrainerSettings:
+    """Of a behavior with these hyperparameters."""
     network = {"normalize": True, "hidden_units": 128, "num_layers": 2}
-    behavior = {"trainer_type": "ppo", "hyperparameters": numbers, "network_settings": network}
-    run = load_run_settings(None, overrides={"behaviors": {"B": behavior}})
-    algorithm = PPO(SPEC, run.behaviors["B"], seed=1, device=torch.device("cpu"))
-    rng = np.random.default_rng(0)
-    n = n_rows // LENGTH
-    rollout = Rollout(
+    behavior = {"trainer_type": kind, "hyperparameters": numbers, "network_settings": network}
+    return load_run_settings(None, overrides={"behaviors": {"B": behavior}}).behaviors["B"]
+
+
+def rollout(n_rows: int, rng: np.random.Generator, length: int = LENGTH) -> Rollout:
+    """Random experience in trajectories of the same length."""
+    n = n_rows // length
+    n_rows = n * length
+    return Rollout(
         fields={
             "obs_0": rng.normal(size=(n_rows, 8)).astype(np.float32),
-            "continuous": rng.normal(size=(n_rows, 2)).astype(np.float32),
+            "continuous": np.tanh(rng.normal(size=(n_rows, 2))).astype(np.float32),
             "discrete": np.zeros((n_rows, 0), np.int64),
             "log_prob": rng.normal(-1.0, 0.1, size=(n_rows, 2)).astype(np.float32),
             "reward": rng.normal(size=n_rows).astype(np.float32),
         },
-        starts=np.arange(n) * LENGTH,
-        lengths=np.full(n, LENGTH),
+        starts=np.arange(n) * length,
+        lengths=np.full(n, length),
         terminated=np.zeros(n, np.bool_),
         next_obs=[rng.normal(size=(n, 8)).astype(np.float32)],
     )
-    return lambda: algorithm.update(rollout, step=0), 3 * N_MINIBATCHES
 
 
-ALGORITHMS = {"ppo": ppo}
+def teamed(n_rows: int, rng: np.random.Generator, size: int, *, leave: bool) -> Rollout:
+    """Trajectories of groups of `size`, side by side; where they leave, of ever fewer of them."""
+    n_groups = n_rows // (LENGTH * size) + (n_rows % (LENGTH * size) > 0)
+    sizes = np.full(n_groups, size)
+    if leave:
+        sizes = size - np.arange(2 * n_rows // (LENGTH * (size + 1))) % size
+    plain = rollout(int(sizes.sum()) * LENGTH, rng)
+    algorithm = POCA(SPEC, settings("poca"), seed=1, device=CPU)
+    moments = Moments(algorithm.member_fields)
+    entity = np.zeros(plain.n_rows, np.int64)
+    moment = np.zeros(plain.n_rows, np.int64)
+    following = []
+    first = 0
+    for here in sizes:
+        for step in range(LENGTH + 1):
+            seen = {
+                "obs_0": rng.normal(size=(here, 8)).astype(np.float32),
+                "continuous": np.tanh(rng.normal(size=(here, 2))).astype(np.float32),
+            }
+            members = moments.add_entities(here, seen)
+            number = moments.add_moments(members, np.array([here]))
+            if step == LENGTH:
+                following.append(np.repeat(number, here))
+                break
+            rows = first + np.arange(here) * LENGTH + step
+            plain.fields["obs_0"][rows] = seen["obs_0"]
+            plain.fields["continuous"][rows] = seen["continuous"]
+            entity[rows], moment[rows] = members, number
+        first += here * LENGTH
+    return Rollout(
+        fields={**plain.fields, "entity": entity, "moment": moment},
+        starts=plain.starts,
+        lengths=plain.lengths,
+        terminated=plain.terminated,
+        next_obs=plain.next_obs,
+        at_end={"next_moment": np.concatenate(following)},
+        moments=moments,
+    )
 
 
-def ours(name: str, batch_size: int) -> float:
-    """Milliseconds per minibatch."""
-    update, n_minibatches = ALGORITHMS[name](batch_size)
-    update()
+def on_policy(kind: str, batch_size: int, size: int, *, leave: bool) -> Callable[[], int]:
+    """A whole update; gives how many minibatches it had."""
+    n_rows = N_MINIBATCHES * batch_size
+    numbers = {"batch_size": batch_size, "buffer_size": n_rows, "num_epoch": N_EPOCHS}
+    made = {"ppo": PPO, "poca": POCA}[kind]
+    algorithm = made(SPEC, settings(kind, **numbers), seed=1, device=CPU)
+    rng = np.random.default_rng(0)
+    rows = rollout(n_rows, rng) if kind == "ppo" else teamed(n_rows, rng, size, leave=leave)
+
+    def update() -> int:
+        algorithm.update(rows, step=0)
+        return N_EPOCHS * (rows.n_rows // batch_size)
+
+    return update
+
+
+def sac(batch_size: int) -> Callable[[], int]:
+    """Gradient steps as one update with new rows makes them; gives how many."""
+    own = settings("sac", batch_size=batch_size, buffer_size=N_STORED, steps_per_update=1)
+    algorithm = SAC(SPEC, own, seed=1, device=CPU)
+    rng = np.random.default_rng(0)
+    algorithm.replay.add(rollout(N_STORED, rng))
+    new = rollout(N_STEPS, rng, length=16)
+    done = 1
+
+    def update() -> int:
+        nonlocal done
+        done += N_STEPS
+        algorithm.update(new, step=done)
+        return N_STEPS
+
+    return update
+
+
+CASES: dict[str, tuple[str, int, int, bool]] = {
+    "ppo-64": ("ppo", 64, 1, False),
+    "ppo-1024": ("ppo", 1024, 1, False),
+    "sac-128": ("sac", 128, 1, False),
+    "sac-256": ("sac", 256, 1, False),
+    "poca-3": ("poca", 1024, 3, False),
+    "poca-8": ("poca", 1024, 8, False),
+    "poca-leaving": ("poca", 1024, 8, True),
+}
+"""Algorithm, batch size, agents of a group, and whether they leave it."""
+
+
+def prepared(case: str) -> Callable[[], int]:
+    """What one round runs, already run once."""
+    kind, batch_size, size, leave = CASES[case]
+    run = sac(batch_size) if kind == "sac" else on_policy(kind, batch_size, size, leave=leave)
+    run()
+    return run
+
+
+def milliseconds(run: Callable[[], int]) -> float:
+    """Processor time of a minibatch."""
     began = time.process_time()
-    update()
+    n_minibatches = run()
     return (time.process_time() - began) / n_minibatches * 1e3
 
 
 def main() -> None:
-    """Print a line for each algorithm and size."""
+    """Print a line for each case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[64, 1024])
-    parser.add_argument("--algorithm", nargs="+", choices=list(ALGORITHMS), default=["ppo"])
+    parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
     options = parser.parse_args()
     torch.set_num_threads(1)
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
@@ -95,19 +196,22 @@ def main() -> None:
         text=True,
         bufsize=1,
     ) as peer:
-        for name in options.algorithm:
-            for size in options.batch_size:
-                rounds = []
-                for _ in range(options.rounds):
-                    mine = ours(name, size)
-                    peer.stdin.write(f"{name} {size} 1\n")
-                    rounds.append((mine, float(peer.stdout.readline())))
-                middle = [statistics.median(column) for column in zip(*rounds, strict=True)]
-                ratio = statistics.median(theirs / mine for mine, theirs in rounds)
-                print(  # noqa: T201
-                    f"{name}, minibatches of {size}: ours {middle[0]:.2f} ms, ML-Agents "
-                    f"{middle[1]:.2f} ms, ratio {ratio:.2f}"
-                )
+        for case in options.case:
+            kind, batch_size, size, leave = CASES[case]
+            run = prepared(case)
+            rounds = []
+            for _ in range(options.rounds):
+                mine = milliseconds(run)
+                peer.stdin.write(f"{kind} {batch_size} {size} {int(leave)}\n")
+                rounds.append((mine, float(peer.stdout.readline())))
+            middle = [statistics.median(column) for column in zip(*rounds, strict=True)]
+            ratios = sorted(theirs / mine for mine, theirs in rounds)
+            print(  # noqa: T201
+                f"{case}, minibatches of {batch_size}: ours {middle[0]:.2f} ms, ML-Agents "
+                f"{middle[1]:.2f} ms, ratio {statistics.median(ratios):.2f} "
+                f"({ratios[0]:.2f} to {ratios[-1]:.2f})",
+                flush=True,
+            )
         peer.stdin.close()
 
 

@@ -14,14 +14,14 @@ The policy itself, its loss, and the schedules are PPO's. docs/poca.md lists eve
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipeline import seeding
+from pipeline.algos.base import AlgorithmBase
 from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.experience import LearnedRewards
 from pipeline.algos.group_rows import GroupRows
@@ -36,12 +36,10 @@ from pipeline.algos.teams import Teams
 from pipeline.data.rollout import Field
 from pipeline.nets.group_critic import GroupCritic
 from pipeline.nets.optimizer import FlatAdam
-from pipeline.nets.weights import load_matching
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from pipeline.algos.policy import Decision
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
     from pipeline.data.rollout import Rollout
     from pipeline.nets.memory import Recall
@@ -56,7 +54,7 @@ _CHUNK = 2048
 """Moments that are valued at once: few, so that visual features stay small."""
 
 
-class POCA:
+class POCA(AlgorithmBase):
     """Acts, says when it has enough experience, and learns from it.
 
     Args:
@@ -83,6 +81,7 @@ class POCA:
             self.critic = GroupCritic(spec, settings.network_settings, self.signals.names).to(
                 device
             )
+        self.own_networks = {"policy": self.policy, "critic": self.critic}
         parameters = [*self.policy.parameters(), *self.critic.parameters()]
         self.optimizer = FlatAdam(parameters, learning_rate=self.hyperparameters.learning_rate)
         self.action_stream = generator_for(seed, device, "actions")
@@ -92,18 +91,11 @@ class POCA:
         self.cloning = BehavioralCloning.from_settings(self.policy, settings, seed=seed)
 
     @property
-    def memory_size(self) -> int:
-        """Numbers that an agent remembers."""
-        return self.policy.memory_size
-
-    @property
     def fields(self) -> dict[str, Field]:
         """What each row of experience holds."""
-        fields = rollout_fields(self.spec)
+        fields = super().fields
         fields["entity"] = fields["moment"] = Field(shape=(), dtype=np.int64)
         fields["next_moment"] = Field(shape=(), dtype=np.int64, at_end=True)
-        if self.memory_size:
-            fields["memory"] = Field(shape=(self.memory_size,), every=self.sequence_length)
         return fields
 
     @property
@@ -114,25 +106,6 @@ class POCA:
         if self.memory_size:
             fields["memory"] = Field(shape=(self.memory_size,))
         return {**fields, "over": Field(shape=(), dtype=np.bool_)}
-
-    def act(
-        self,
-        obs: Sequence[FloatArray],
-        mask: Sequence[BoolArray] | None,
-        memory: FloatArray | None = None,
-    ) -> Decision:
-        """Decide for N agents; see `Policy.act`."""
-        decision = self.policy.act(obs, mask, self.action_stream, memory)
-        if memory is None:
-            return decision
-        return replace(decision, rows={**decision.rows, "memory": memory})
-
-    def observe(self, obs: Sequence[FloatArray]) -> None:
-        """Take the observations [B, *shape] of closed trajectories into the normalisers."""
-        if self.policy.normalizers or self.learned is not None:
-            rows = tensors(obs, self.device)
-            self.policy.normalizers.update(rows)
-            self.signals.observe(rows)
 
     def ready(self, n_rows: int) -> bool:
         """Whether `n_rows` of closed trajectories are enough for an update."""
@@ -170,7 +143,7 @@ class POCA:
             step=step,
             losses={"policy": loss_pi, "value": loss_v, "baseline": loss_b},
             optimizers=[self.optimizer],
-            networks={"policy": self.policy, "critic": self.critic},
+            networks=self.own_networks,
         )
         stats = {
             "Losses/Policy Loss": abs(loss_pi),
@@ -245,7 +218,7 @@ class POCA:
     ) -> tuple[Tensor, Tensor]:
         """Values of their group and baselines, [B, S] each, of rows `index` of the moments [P]."""
         seen = teams.pick(moments, present, index)
-        found = self.critic(seen.obs, seen.memory, seen.actions, seen.sets)
+        found = self.critic(seen.obs, seen.memory, seen.actions, seen.groups)
         values, baselines = found[: len(moments)], found[len(moments) :]
         return values.index_select(0, seen.moment), baselines
 
@@ -326,56 +299,10 @@ class POCA:
                     continue
                 valued = moments[someone]
                 seen = teams.pick(valued, present[someone])
-                found = self.critic(seen.obs, seen.memory, None, seen.sets).cpu().numpy()
+                found = self.critic(seen.obs, seen.memory, None, seen.groups).cpu().numpy()
                 inside = np.isin(teams.following, valued)
                 result[inside] = found[np.searchsorted(valued, teams.following[inside])]
         return value, baseline, following, further
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that continues training, as tensors and plain values."""
-        return {
-            "policy": self.policy.state_dict(),
-            "critic": self.critic.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "signals": self.signals.state_dict(),
-            "learned": None if self.learned is None else self.learned.state_dict(),
-            "action_stream": self.action_stream.get_state(),
-            "minibatch_stream": self.minibatch_stream.bit_generator.state,
-            "cloning": None if self.cloning is None else self.cloning.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
-        self.policy.load_state_dict(state["policy"])
-        self.critic.load_state_dict(state["critic"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.signals.load_state_dict(state["signals"])
-        if self.learned is not None:
-            self.learned.load_state_dict(state["learned"])
-        self.action_stream.set_state(state["action_stream"])
-        self.minibatch_stream.bit_generator.state = state["minibatch_stream"]
-        if self.cloning is not None and state["cloning"] is not None:
-            self.cloning.load_state_dict(state["cloning"])
-
-    @property
-    def networks(self) -> dict[str, nn.Module]:
-        """All networks, by the names that checkpoints use."""
-        return {"policy": self.policy, "critic": self.critic, **self.signals.modules}
-
-    def weights(self) -> dict[str, Any]:
-        """Copies of policy and critic, for `load_weights`."""
-        return {
-            name: {key: value.clone() for key, value in network.state_dict().items()}
-            for name, network in self.networks.items()
-        }
-
-    def load_weights(self, state: dict[str, Any]) -> tuple[list[str], int]:
-        """Take over what fits of another run's policy and, where it has one, critic.
-
-        Returns:
-            What was not loaded, with reasons, and how many tensors were.
-        """
-        return load_matching(self.networks, state)
 
 
 def _chunks(moments: AnyArray) -> Iterator[AnyArray]:

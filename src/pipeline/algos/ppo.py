@@ -9,33 +9,30 @@ detail with its reason.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipeline import seeding
+from pipeline.algos.base import AlgorithmBase
 from pipeline.algos.batch import Batch
 from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.experience import LearnedRewards
-from pipeline.algos.policy import Policy, generator_for, rollout_fields, seeded_weights, tensors
+from pipeline.algos.policy import Policy, generator_for, seeded_weights, tensors
 from pipeline.algos.recurrence import stored_recall, values_in_sequence
 from pipeline.algos.returns import generalized_advantages
 from pipeline.algos.safety import refuse_divergence
 from pipeline.algos.schedules import BETA_FLOOR, EPSILON_FLOOR, LEARNING_RATE_FLOOR, scheduled
 from pipeline.algos.signals import RewardSignals
-from pipeline.data.rollout import Field
 from pipeline.nets.actor_critic import Critic
 from pipeline.nets.optimizer import FlatAdam
-from pipeline.nets.weights import load_matching
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.algos.policy import Decision
-    from pipeline.arrays import BoolArray, FloatArray
+    from pipeline.arrays import FloatArray
     from pipeline.data.rollout import Rollout
     from pipeline.nets.memory import Recall
     from pipeline.protocol.specs import BehaviorSpec
@@ -102,7 +99,7 @@ class Learned:
     """[B, C] how far the policy had moved from the one that collected the rollout."""
 
 
-class PPO:
+class PPO(AlgorithmBase):
     """Acts, says when it has enough experience, and learns from it.
 
     Args:
@@ -132,6 +129,8 @@ class PPO:
                 self.signals.names,
                 shared=self.policy.actor if shared else None,
             ).to(device)
+        self.own_networks = {"policy": self.policy, "critic": self.critic}
+        self.reader = self.critic
         self.parameters = [*self.policy.parameters(), *self.critic.parameters()]
         self.optimizer = FlatAdam(self.parameters, learning_rate=self.hyperparameters.learning_rate)
         self.action_stream = generator_for(seed, device, "actions")
@@ -143,46 +142,6 @@ class PPO:
         memory = settings.network_settings.memory
         self.sequence_length = 1 if memory is None else memory.sequence_length
         self.cloning = BehavioralCloning.from_settings(self.policy, settings, seed=seed)
-
-    @property
-    def fields(self) -> dict[str, Field]:
-        """What each row of experience holds."""
-        fields = rollout_fields(self.spec)
-        if self.memory_size:
-            fields["memory"] = Field(shape=(self.memory_size,), every=self.sequence_length)
-        return fields
-
-    @property
-    def memory_size(self) -> int:
-        """Numbers that an agent remembers: the actor's, then those of a critic with its own."""
-        memories = (self.policy.actor.memory, self.critic.memory)
-        return sum(memory.memory_size for memory in memories if memory is not None)
-
-    def act(
-        self,
-        obs: Sequence[FloatArray],
-        mask: Sequence[BoolArray] | None,
-        memory: FloatArray | None = None,
-    ) -> Decision:
-        """Decide for N agents; see `Policy.act`. With memory [N, M] the critic reads along."""
-        if memory is None:
-            return self.policy.act(obs, mask, self.action_stream)
-        n = self.policy.memory_size
-        decision = self.policy.act(obs, mask, self.action_stream, memory[:, :n])
-        later = decision.memory
-        if self.critic.memory is not None and later is not None:
-            with torch.inference_mode():
-                inputs = self.policy.normalizers(tensors(obs, self.device))
-                own = self.critic.step(inputs, tensors([memory[:, n:]], self.device)[0])
-            later = np.concatenate((later, own.cpu().numpy()), axis=1)
-        return replace(decision, rows={**decision.rows, "memory": memory}, memory=later)
-
-    def observe(self, obs: Sequence[FloatArray]) -> None:
-        """Take the observations [B, *shape] of closed trajectories into the normalisers."""
-        if self.policy.normalizers or self.learned is not None:
-            rows = tensors(obs, self.device)
-            self.policy.normalizers.update(rows)
-            self.signals.observe(rows)
 
     def ready(self, n_rows: int) -> bool:
         """Whether `n_rows` of closed trajectories are enough for an update."""
@@ -225,7 +184,7 @@ class PPO:
             step=step,
             losses={"policy": loss_pi, "value": loss_v},
             optimizers=[self.optimizer],
-            networks={"policy": self.policy, "critic": self.critic},
+            networks=self.own_networks,
         )
         last_epoch = torch.cat([one.log_ratio for one in learned[-len(learned) // h.num_epoch :]])
         change = last_epoch.exp() - 1.0
@@ -340,52 +299,6 @@ class PPO:
     def _recalls(self, recall: Recall | None) -> tuple[Recall | None, Recall | None]:
         """The actor's part of the memories, and the critic's."""
         return (None, None) if recall is None else recall.split(self.policy.memory_size)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that continues training, as tensors and plain values."""
-        return {
-            "policy": self.policy.state_dict(),
-            "critic": self.critic.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "action_stream": self.action_stream.get_state(),
-            "minibatch_stream": self.minibatch_stream.bit_generator.state,
-            "cloning": None if self.cloning is None else self.cloning.state_dict(),
-            "signals": self.signals.state_dict(),
-            "learned": None if self.learned is None else self.learned.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
-        self.policy.load_state_dict(state["policy"])
-        self.critic.load_state_dict(state["critic"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.action_stream.set_state(state["action_stream"])
-        self.minibatch_stream.bit_generator.state = state["minibatch_stream"]
-        if self.cloning is not None and state["cloning"] is not None:
-            self.cloning.load_state_dict(state["cloning"])
-        if self.learned is not None:  # files of before there were such signals have none
-            self.signals.load_state_dict(state["signals"])
-            self.learned.load_state_dict(state["learned"])
-
-    @property
-    def networks(self) -> dict[str, nn.Module]:
-        """All networks, by the names that checkpoints use."""
-        return {"policy": self.policy, "critic": self.critic, **self.signals.modules}
-
-    def weights(self) -> dict[str, Any]:
-        """Copies of the networks' weights, for `load_weights`."""
-        return {
-            name: {key: value.clone() for key, value in network.state_dict().items()}
-            for name, network in self.networks.items()
-        }
-
-    def load_weights(self, state: dict[str, Any]) -> tuple[list[str], int]:
-        """Take over what fits of another run's policy and, where it has them, other networks.
-
-        Returns:
-            What was not loaded, with reasons, and how many tensors were.
-        """
-        return load_matching(self.networks, state)
 
 
 def _explained_variance(batch: Batch) -> float:

@@ -18,21 +18,20 @@ import torch
 from torch import Tensor, nn
 
 from pipeline import seeding
+from pipeline.algos.base import AlgorithmBase
 from pipeline.algos.bc import BehavioralCloning
-from pipeline.algos.policy import Policy, generator_for, rollout_fields, seeded_weights, tensors
+from pipeline.algos.policy import Policy, generator_for, seeded_weights
 from pipeline.algos.sac_losses import Fresh, squared_errors, taken_value, value_targets
 from pipeline.algos.safety import refuse_divergence
 from pipeline.algos.samples import Samples
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
 from pipeline.algos.signals import RewardSignals, mean_losses
 from pipeline.data.replay import Replay
-from pipeline.data.rollout import Field
 from pipeline.nets.action_value import TwinActionValues
 from pipeline.nets.actor_critic import Critic
 from pipeline.nets.memory import Recall
 from pipeline.nets.optimizer import FlatAdam
 from pipeline.nets.squashed import squashed_action
-from pipeline.nets.weights import load_matching
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from pipeline.algos.policy import Decision
     from pipeline.algos.samples import Minibatch
     from pipeline.arrays import BoolArray, FloatArray
-    from pipeline.data.rollout import Rollout
+    from pipeline.data.rollout import Field, Rollout
     from pipeline.protocol.specs import ActionSpec, BehaviorSpec
     from pipeline.settings.schema import SACSettings, TrainerSettings
 
@@ -50,7 +49,7 @@ CONTINUOUS_ENTROPY = -1.0
 DISCRETE_ENTROPY = 0.2
 
 
-class SAC:
+class SAC(AlgorithmBase):
     """Acts, keeps what happened, and learns from samples of it.
 
     Args:
@@ -74,6 +73,13 @@ class SAC:
             self.value = Critic(spec, network, self.signals.names).to(device)
             self.twins = TwinActionValues(spec, network, n_signals).to(device)
         self.target = copy.deepcopy(self.value).requires_grad_(False)
+        self.own_networks = {
+            "policy": self.policy,
+            "value": self.value,
+            "target": self.target,
+            "twins": self.twins,
+        }
+        self.reader = self.value
         actions = spec.action_spec
         n_temperatures = (actions.continuous_size > 0) + actions.discrete_size
         start = torch.full((n_temperatures,), math.log(self.hyperparameters.init_entcoef))
@@ -90,9 +96,9 @@ class SAC:
             ],
             learning_rate=self.hyperparameters.learning_rate,
         )
+        self.twins.share_weights()
         self._source: list[Tensor] = list(self.value.parameters())
         self._target: list[Tensor] = list(self.target.parameters())
-        self.policy_parameters = list(self.policy.parameters())
         self.action_stream = generator_for(seed, device, "actions")
         self.noise_stream = generator_for(seed, device, "noise")
         self.minibatch_stream = seeding.stream(seed, "minibatches")
@@ -119,17 +125,9 @@ class SAC:
     @property
     def fields(self) -> dict[str, Field]:
         """What each row of experience holds."""
-        fields = rollout_fields(self.spec)
+        fields = super().fields
         del fields["log_prob"]
-        if self.memory_size:
-            fields["memory"] = Field(shape=(self.memory_size,), every=self.sequence_length)
         return fields
-
-    @property
-    def memory_size(self) -> int:
-        """Numbers that an agent remembers: the actor's, then those of the value network."""
-        memories = (self.policy.actor.memory, self.value.memory)
-        return sum(memory.memory_size for memory in memories if memory is not None)
 
     def act(
         self,
@@ -137,26 +135,10 @@ class SAC:
         mask: Sequence[BoolArray] | None,
         memory: FloatArray | None = None,
     ) -> Decision:
-        """Decide for N agents, see `Policy.act`; with memory [N, M] the value network reads on."""
-        n = self.policy.memory_size
-        own = None if memory is None else memory[:, :n]
-        decision = self.policy.act(obs, mask, self.action_stream, own)
+        """Decide for N agents; how likely that was, nobody will ask."""
+        decision = super().act(obs, mask, memory)
         rows = {name: values for name, values in decision.rows.items() if name != "log_prob"}
-        if memory is None or decision.memory is None:
-            return replace(decision, rows=rows)
-        rows["memory"] = memory
-        with torch.inference_mode():
-            inputs = self.policy.normalizers(tensors(obs, self.device))
-            later = self.value.step(inputs, tensors([memory[:, n:]], self.device)[0])
-        together = np.concatenate((decision.memory, later.cpu().numpy()), axis=1)
-        return replace(decision, rows=rows, memory=together)
-
-    def observe(self, obs: Sequence[FloatArray]) -> None:
-        """Take the observations [B, *shape] of closed trajectories into the normalisers."""
-        if self.policy.normalizers or self.signals.learning:
-            rows = tensors(obs, self.device)
-            self.policy.normalizers.update(rows)
-            self.signals.observe(rows)
+        return replace(decision, rows=rows)
 
     def ready(self, n_rows: int) -> bool:
         """Whether there are closed rows to take in; `update` sees whether it is time to learn."""
@@ -244,10 +226,8 @@ class SAC:
                 torch.stack((value, *taken)), torch.stack((soft, y, y))
             )
             by_log_alpha = -(fresh.log_prob.mean(0) + self.entropy) * self.share
-        # the policy's loss passes through the first twin, which must not follow it
-        torch.autograd.backward(loss_pi, inputs=self.policy_parameters)
         torch.autograd.backward(
-            (value, *taken, self.log_alpha), (*by_values.unbind(), by_log_alpha)
+            (loss_pi, value, *taken, self.log_alpha), (None, *by_values.unbind(), by_log_alpha)
         )
         self.optimizer.step(max_norm=self.hyperparameters.max_grad_norm)
         with torch.no_grad():
@@ -294,7 +274,7 @@ class SAC:
             step=step,
             losses={"policy": loss_pi, "value": loss_v, "Q1": loss_1, "Q2": loss_2},
             optimizers=[self.optimizer],
-            networks=self._networks(),
+            networks=self.own_networks,
         )
         stats = {
             "Losses/Policy Loss": loss_pi,
@@ -311,55 +291,23 @@ class SAC:
             stats["Policy/Discrete Entropy Coeff"] = sum(alpha) / len(alpha)
         return stats
 
-    def _networks(self) -> dict[str, nn.Module]:
-        names = ("policy", "value", "target", "twins")
-        return {name: getattr(self, name) for name in names}
-
     def state_dict(self) -> dict[str, Any]:
         """Everything that continues training but for the replay, as tensors and plain values."""
         return {
-            **{name: network.state_dict() for name, network in self._networks().items()},
+            **super().state_dict(),
             "log_alpha": self.log_alpha.detach(),
-            "optimizer": self.optimizer.state_dict(),
-            "action_stream": self.action_stream.get_state(),
             "noise_stream": self.noise_stream.get_state(),
-            "minibatch_stream": self.minibatch_stream.bit_generator.state,
             "n_updates": self.n_updates,
             "n_signal_updates": self.n_signal_updates,
-            "signals": self.signals.state_dict(),
-            "cloning": None if self.cloning is None else self.cloning.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what `state_dict` gave."""
-        for name, network in self._networks().items():
-            network.load_state_dict(state[name])
+        super().load_state_dict(state)
         self.log_alpha.data.copy_(state["log_alpha"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.action_stream.set_state(state["action_stream"])
         self.noise_stream.set_state(state["noise_stream"])
-        self.minibatch_stream.bit_generator.state = state["minibatch_stream"]
         self.n_updates = int(state["n_updates"])
         self.n_signal_updates = int(state["n_signal_updates"])
-        self.signals.load_state_dict(state["signals"])
-        if self.cloning is not None and state["cloning"] is not None:
-            self.cloning.load_state_dict(state["cloning"])
-
-    def weights(self) -> dict[str, Any]:
-        """Copies of the networks, for `load_weights`."""
-        networks = {**self._networks(), **self.signals.modules}
-        return {
-            name: {key: value.clone() for key, value in network.state_dict().items()}
-            for name, network in networks.items()
-        }
-
-    def load_weights(self, state: dict[str, Any]) -> tuple[list[str], int]:
-        """Take over what fits of another run's policy and, where it has them, other networks.
-
-        Returns:
-            What was not loaded, with reasons, and how many tensors were.
-        """
-        return load_matching({**self._networks(), **self.signals.modules}, state)
 
 
 def _wanted_entropy(actions: ActionSpec) -> Tensor:

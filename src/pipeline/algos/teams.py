@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from pipeline.algos.policy import tensors
-from pipeline.nets.group_critic import Sets
+from pipeline.nets.group_critic import Groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +82,7 @@ class Teams:
         return int((self.present & ~self.over).sum(1).max(initial=1))
 
     def pick(self, moments: AnyArray, present: BoolArray, rows: AnyArray | None = None) -> Picked:
-        """Members of P moments, of which the critic is to see sets.
+        """Members of P moments, for the critic to look at.
 
         Args:
             moments: int64 [P].
@@ -90,29 +90,26 @@ class Teams:
             rows: int64 [B] rows of those moments, for their baselines; None for values only.
 
         Returns:
-            P sets of what members observe, and with `rows` B sets more, of what the row's own agent
-            observes and its mates observe and do.
+            The members of these moments, of which P values are wanted, and with `rows` also the B
+            baselines of the rows' own agents.
         """
-        used = self.index[moments][present]
-        n = len(used)
-        index = np.zeros(present.shape, dtype=np.int64)
-        index[present] = np.arange(n)
-        here = None
+        n_used = int(np.flatnonzero(present.any(axis=0)).max(initial=0)) + 1
+        present = present[:, :n_used]
+        here, wanted = None, None
+        device = self.actions.device
         if rows is not None:
             here = np.searchsorted(moments, self.moment[rows])
-            mates = index[here] + n
-            mates[np.arange(len(rows)), self.column[rows]] -= n
-            index = np.concatenate((index, mates))
-            present = np.concatenate((present, present[here]))
-        device = self.actions.device
-        chosen = torch.from_numpy(used).to(device)
+            first = np.arange(len(moments)) * (1 + n_used)
+            wanted = np.concatenate((first, first[here] + 1 + self.column[rows]))
+        chosen = torch.from_numpy(self.index[moments, :n_used][present]).to(device)
         return Picked(
             obs=[values[chosen] for values in self.obs],
             memory=None if self.memory is None else self.memory[chosen],
             actions=None if rows is None else self.actions[chosen],
-            sets=Sets(
-                index=torch.from_numpy(index).to(device),
-                absent=None if present.all() else torch.from_numpy(~present).to(device),
+            groups=Groups(
+                shape=present.shape,
+                present=None if present.all() else torch.from_numpy(present).to(device),
+                wanted=None if wanted is None else torch.from_numpy(wanted).to(device),
             ),
             moment=None if here is None else torch.from_numpy(here).to(device),
         )
@@ -125,6 +122,6 @@ class Picked:
     obs: list[Tensor]
     memory: Tensor | None
     actions: Tensor | None
-    sets: Sets
+    groups: Groups
     moment: Tensor | None
-    """int64 [B] which of the first sets is that of each row's group."""
+    """int64 [B] which of the groups each row is of."""

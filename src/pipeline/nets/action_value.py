@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 import torch
@@ -70,6 +71,16 @@ class TwinActionValues(nn.Module):
         super().__init__()
         self.first = ActionValue(spec, settings, n_signals)
         self.second = ActionValue(spec, settings, n_signals)
+        # in a tuple, because it has no weights of its own that would be saved
+        self._frozen = (copy.deepcopy(self.first).requires_grad_(False),)
+
+    def share_weights(self) -> None:
+        """Value fresh actions with the first twin's own weights, as constants.
+
+        To be called once the weights have found their place in memory, see `FlatAdam`.
+        """
+        for frozen, own in zip(self._frozen[0].parameters(), self.first.parameters(), strict=True):
+            frozen.data = own.data
 
     def forward(
         self,
@@ -84,14 +95,15 @@ class TwinActionValues(nn.Module):
         Args:
             obs: [B, *shape] per observation, normalised.
             taken: [B, A] actions in -1..1.
-            fresh: [B, A] others at the same observations; None for the same ones. Of these only
-                the first twin's values have derivatives.
+            fresh: [B, A] others at the same observations; None for the same ones. Their values have
+                derivatives by the action only, and those only of the first twin.
             recall: the sequences that the rows form; None without memory.
         """
         first, second = self.first.body.encode(obs), self.second.body.encode(obs)
         values = self.first(first, taken, recall), self.second(second, taken, recall)
         if fresh is None:
             return values, (values[0].detach(), values[1].detach())
-        again = self.first(first, fresh, recall)
+        joined, goal = first
+        again = self._frozen[0]((joined.detach(), goal), fresh, recall)
         with torch.no_grad():
             return values, (again, self.second(second, fresh, recall))

@@ -9,7 +9,7 @@ the entities nor on how many unused rows follow them.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,10 @@ N_HEADS = 4
 # ML-Agents exported, so an entity of zeros only cannot be told from an unused row.
 PADDING_BELOW = 0.01
 WEIGHT_VARIANCE = 0.125
-_FORBIDDEN = -1e6
+FORBIDDEN = -1e6
 _COUNT_EPSILON = 1e-7
+# Below so many products torch's matrix multiplication in batches does not use its fast routine.
+_FEW_PRODUCTS = 400
 
 
 def normal_linear(n_in: int, n_out: int, size: int) -> nn.Linear:
@@ -66,31 +68,63 @@ class ResidualSelfAttention(nn.Module):
         What stands in padding has no effect; without any entity the result is zeros.
         """
         x, query, key, value = self.project(x)
-        return self.mix(x, query, key, value, padding)
+        scores = self.scores(query, key) + (padding.to(x.dtype) * FORBIDDEN)[:, None, None]
+        y = self.conclude(x, self.mix(scores, value))
+        used = (~padding).to(x.dtype).unsqueeze(1)
+        total: Tensor = (used @ y).squeeze(1)
+        return total / (used.sum(2) + _COUNT_EPSILON)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Embeddings [..., E] normalised, and their queries, keys and values, all [..., E]."""
         x = nn.functional.layer_norm(x, (self.size,))
         return x, self.query(x), self.key(x), self.value(x)
 
-    def mix(
-        self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None
-    ) -> Tensor:
-        """What `project` gave, [B, N, E] each, to [B, E]; padding None where nothing is unused."""
-        B, N, _ = x.shape
-        query, key, value = (
-            one.view(B, N, N_HEADS, -1).transpose(1, 2) for one in (query, key, value)
-        )
-        scores = query @ key.transpose(2, 3) / math.sqrt(self.size)
-        if padding is not None:
-            scores = scores + (padding.to(x.dtype) * _FORBIDDEN)[:, None, None]
-        seen = (scores.softmax(-1) @ value).transpose(1, 2).reshape(B, N, -1)
-        y = nn.functional.layer_norm(self.out(seen) + x, (self.size,))
-        if padding is None:
-            return y.mean(1)
-        used = (~padding).to(x.dtype).unsqueeze(1)
-        total: Tensor = (used @ y).squeeze(1)
-        return total / (used.sum(2) + _COUNT_EPSILON)
+    def scores(self, query: Tensor, key: Tensor) -> Tensor:
+        """How much each of Q asks for each of N: [B, Q, E] and [B, N, E] to [B, heads, Q, N]."""
+        few = query.shape[1] * key.shape[1] * self.size < _FEW_PRODUCTS * N_HEADS
+        query, key = _heads(query * (1.0 / math.sqrt(self.size))), _heads(key)
+        if few:  # torch multiplies such small matrices number by number
+            return (query.unsqueeze(3) * key.unsqueeze(2)).sum(-1)
+        return query @ key.transpose(2, 3)
+
+    def mix(self, scores: Tensor, value: Tensor) -> Tensor:
+        """What is seen [B, Q, E] with scores [B, heads, Q, N] of values [B, N, E]."""
+        seen = softmax_of_few(scores) @ _heads(value)
+        return seen.transpose(1, 2).flatten(2)
+
+    def conclude(self, x: Tensor, seen: Tensor) -> Tensor:
+        """Normalised embeddings and what they saw, both [..., E], to what they become [..., E]."""
+        return nn.functional.layer_norm(self.out(seen) + x, (self.size,))
+
+
+def _heads(x: Tensor) -> Tensor:
+    """[B, N, E] as one contiguous [B, heads, N, E / heads]."""
+    B, N, size = x.shape
+    return x.view(B, N, N_HEADS, size // N_HEADS).transpose(1, 2).contiguous()
+
+
+def softmax_of_few(scores: Tensor) -> Tensor:
+    """Softmax over the last dimension, fast where that is short: torch's own works row by row."""
+    result: Tensor = _SoftmaxOfFew.apply(scores)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return result
+
+
+class _SoftmaxOfFew(torch.autograd.Function):
+    """For p = softmax(s): ds = p (dp - sum of p dp)."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor) -> Tensor:
+        p = (scores - scores.amax(-1, keepdim=True)).exp_()
+        p /= p.sum(-1, keepdim=True)
+        ctx.save_for_backward(p)
+        return p
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (by_p,) = gradients
+        (p,) = ctx.saved_tensors
+        weighted = p * by_p
+        return torch.addcmul(weighted, p, weighted.sum(-1, keepdim=True), value=-1.0)
 
 
 class EntityEncoder(nn.Module):

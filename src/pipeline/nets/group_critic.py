@@ -3,8 +3,8 @@
 Every member is an entity. It is embedded from what it observes, or from what it observes and does;
 the entities look at each other, and their mean passes dense layers (Cohen et al. 2021, arXiv
 2111.05992, section 4). The same member stands in several sets: once in the group's value, and in
-every mate's baseline. So its observation is encoded, embedded, and projected once, and the sets
-only pick from the results.
+every mate's baseline. So its observation is encoded, embedded, and projected once; what any member
+could ask any other is computed once per group, and the sets only pick from that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from pipeline.nets.attention import WEIGHT_VARIANCE, ResidualSelfAttention, normal_linear
+from pipeline.nets.attention import (
+    FORBIDDEN,
+    WEIGHT_VARIANCE,
+    ResidualSelfAttention,
+    normal_linear,
+)
 from pipeline.nets.body import Body
 from pipeline.nets.layers import DenseSwish, xavier
 
@@ -28,18 +33,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sets:
-    """K sets of at most N members each, out of V members."""
+class Groups:
+    """M groups of at most N members each, V members in all, one group after another."""
 
-    index: Tensor
-    """int64 [K, N]: v for what member v observes, V + v for what it observes and does; anything
-    where nobody is."""
-    absent: Tensor | None = None
-    """bool [K, N] where nobody is; None when all sets are full."""
+    shape: tuple[int, int]
+    """M and N."""
+    present: Tensor | None = None
+    """bool [M, N] where there is a member; None where all groups are full."""
+    wanted: Tensor | None = None
+    """int64 [K] which values are asked for: m (1 + N) is that of group m, and n + 1 more the
+    baseline of its member n. None for the value of each group, and no baselines."""
 
 
 class GroupCritic(nn.Module):
-    """Values [K, signals] of sets of members.
+    """Values of groups, and baselines of their members.
 
     Args:
         spec: what the members observe and do.
@@ -85,36 +92,113 @@ class GroupCritic(nn.Module):
         return torch.cat([continuous, *choices], dim=1)
 
     def forward(
-        self, obs: Sequence[Tensor], memory: Tensor | None, actions: Tensor | None, sets: Sets
+        self, obs: Sequence[Tensor], memory: Tensor | None, actions: Tensor | None, groups: Groups
     ) -> Tensor:
-        """Values [K, signals].
+        """Values [K, signals], of what all members observe, and baselines among them.
+
+        A member's baseline is of what it observes, and of what its mates observe and do.
 
         Args:
             obs: [V, *shape] per observation, normalised.
             memory: [V, M] what the members remember; None without memory.
-            actions: [V, flat] of the members; None when no set needs them.
-            sets: K sets of the members.
+            actions: [V, flat] of the members; None when no baselines are wanted.
+            groups: which members belong together.
         """
         code = self.encoder(obs)
         if memory is not None:
             code = torch.cat((code, memory), dim=1)
         x = nn.functional.silu(self.seen(code))
-        if actions is not None:
+        if groups.wanted is None:
+            pooled = self._looks(x.unsqueeze(0), groups)
+        elif actions is not None:
             acted = nn.functional.silu(self.done(torch.cat((code, actions), dim=1)))
-            x = torch.cat((x, acted))
-        projected = torch.cat(self.attention.project(x), dim=1)
-        picked = projected.index_select(0, sets.index.flatten()).view(*sets.index.shape, -1)
-        x, query, key, value = torch.split(picked, self.size, dim=2)
-        pooled = self.attention.mix(x, query, key, value, sets.absent)
-        hidden = self.dense(pooled)
-        values: Tensor = self.heads(torch.cat((hidden, self._how_many(sets)), dim=1))
+            pooled = self._looks(torch.stack((x, acted)), groups)
+        else:
+            raise ValueError("baselines need the actions of mates")
+        values: Tensor = self.heads(torch.cat((self.dense(pooled), self._how_many(groups)), dim=1))
         return values
 
-    def _how_many(self, sets: Sets) -> Tensor:
+    def _looks(self, x: Tensor, groups: Groups) -> Tensor:
+        """What the wanted sets of members add up to, [K, H].
+
+        Args:
+            x: [1, V, H] embeddings of what members observe, or [2, V, H] with those of what they
+                observe and do.
+            groups: which of them belong together.
+        """
+        N, attention = groups.shape[1], self.attention
+        x, query, key, value = (_side_by_side(one, groups) for one in attention.project(x))
+        scores = attention.scores(query, key)
+        who = torch.arange(N, device=x.device)
+        if groups.wanted is not None:
+            who, forbidden = _sets(N, x)
+            scores = scores.index_select(2, who) + forbidden
+        if groups.present is not None:
+            absent = (~groups.present).to(x.dtype) * FORBIDDEN
+            scores = scores + absent.repeat(1, key.shape[1] // N)[:, None, None]
+        seen = attention.mix(scores, value)
+        if groups.present is not None:
+            return self._of_present(x, seen, who, groups, groups.present)
+        y = attention.conclude(x.index_select(1, who), seen)
+        pooled = y.view(-1, N, self.size).mean(1)
+        return pooled if groups.wanted is None else pooled.index_select(0, groups.wanted)
+
+    def _of_present(
+        self, x: Tensor, seen: Tensor, who: Tensor, groups: Groups, present: Tensor
+    ) -> Tensor:
+        """The end of `_looks` where groups are not full, without work for those who are absent.
+
+        Args:
+            x: [M, kinds N, H] normalised embeddings.
+            seen: [M, sets N, H] what each member of each set saw.
+            who: int64 [sets N] which embedding that is of.
+            groups: which of them belong together.
+            present: bool [M, N] as in `groups`.
+        """
+        n_groups, N = groups.shape
+        n_sets = len(who) // N
+        wanted = torch.arange(n_groups, device=x.device) if groups.wanted is None else groups.wanted
+        group = wanted // n_sets
+        which, member = present[group].nonzero(as_tuple=True)
+        row = wanted[which] * N + member
+        embedding = group[which] * x.shape[1] + who[row % len(who)]
+        y = self.attention.conclude(
+            x.flatten(0, 1).index_select(0, embedding), seen.flatten(0, 1).index_select(0, row)
+        )
+        total = y.new_zeros(len(wanted), self.size).index_add(0, which, y)
+        return total / present.sum(1, keepdim=True).index_select(0, group)
+
+    def _how_many(self, groups: Groups) -> Tensor:
         """[K, 1] number of members: 1 for the largest group that was ever seen, near -1 for few."""
-        n_sets, n_members = sets.index.shape
-        if sets.absent is None:
-            present = torch.full((n_sets, 1), float(n_members), device=sets.index.device)
+        n_groups, N = groups.shape
+        if groups.present is None:
+            n_members = torch.full((n_groups, 1), float(N), device=self.largest.device)
         else:
-            present = (~sets.absent).sum(1, keepdim=True).to(self.largest.dtype)
-        return 2.0 * present / self.largest - 1.0
+            n_members = groups.present.sum(1, keepdim=True).to(self.largest.dtype)
+        if groups.wanted is not None:
+            n_members = n_members.index_select(0, groups.wanted // (1 + N))
+        return 2.0 * n_members / self.largest - 1.0
+
+
+def _side_by_side(x: Tensor, groups: Groups) -> Tensor:
+    """Rows [kinds, V, H] as [M, kinds N, H]: of each group the first kind, then the second."""
+    n_groups, N = groups.shape
+    if groups.present is not None:
+        places = groups.present.flatten().nonzero().squeeze(1)
+        x = x.new_zeros(len(x), n_groups * N, x.shape[2]).index_copy(1, places, x)
+    return x.view(len(x), n_groups, N, -1).transpose(0, 1).flatten(1, 2)
+
+
+def _sets(N: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Who stands in the sets of a group of N, out of N seen and the same N seen and done.
+
+    Returns:
+        int64 [(1 + N) N] who looks: for the value the N seen, then for each member's baseline
+        itself as seen and the others as seen and done. And whom they cannot see, as additions to
+        scores [(1 + N) N, 2 N].
+    """
+    member = torch.arange(N, device=like.device)
+    of_baselines = torch.where(torch.eye(N, dtype=torch.bool, device=like.device), 0, N) + member
+    who = torch.cat((member.unsqueeze(0), of_baselines))
+    forbidden = like.new_full((1 + N, 2 * N), FORBIDDEN).scatter_(1, who, 0.0)
+    return who.flatten(), forbidden.repeat_interleave(N, dim=0)

@@ -63,11 +63,11 @@ def following(one, rollout):
 
 def value_of(one, *seen):
     """The critic's value of members that see these numbers."""
-    from pipeline.nets.group_critic import Sets
+    from pipeline.nets.group_critic import Groups
 
     obs = torch.tensor([[number, 0.0] for number in seen])
     with torch.no_grad():
-        found = one.algorithm.critic([obs], None, None, Sets(index=torch.arange(len(seen))[None]))
+        found = one.algorithm.critic([obs], None, None, Groups(shape=(1, len(seen))))
     return float(found[0, 0])
 
 

@@ -1,9 +1,11 @@
-"""A group critic's shared work gives what each set would give by itself."""
+"""A group critic's shared work gives what each set of members would give by itself."""
+
+import math
 
 import pytest
 import torch
 
-from pipeline.nets.group_critic import GroupCritic, Sets
+from pipeline.nets.group_critic import GroupCritic, Groups
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings.schema import NetworkSettings
 
@@ -35,71 +37,139 @@ def critic_and_members(name, n=6, memory=0):
     return critic, obs, critic.flat_actions(continuous, discrete)
 
 
-def value_of(critic, obs, actions, members):
-    """Value of one set alone; each member is (number, whether its action is seen)."""
-    rows = torch.tensor([number for number, _ in members])
-    alone = torch.arange(len(members))
-    index = alone + len(members) * torch.tensor([acts for _, acts in members])
-    sets = Sets(index=index[None])
-    return critic([one[rows] for one in obs], None, actions[rows], sets)[0]
+def slow_value(critic, obs, actions, members):
+    """Value [signals] of one set, head by head; each member is (number, whether it is seen to act).
+
+    With the layers of the critic, and nothing of how it puts sets together.
+    """
+    embeddings = []
+    for number, acts in members:
+        code = critic.encoder([one[number : number + 1] for one in obs])[0]
+        layer, x = critic.seen, code
+        if acts:
+            layer, x = critic.done, torch.cat((code, actions[number]))
+        embeddings.append(torch.nn.functional.silu(layer(x)))
+    attention, H = critic.attention, critic.size
+    x = torch.nn.functional.layer_norm(torch.stack(embeddings), (H,))
+    query, key, value = attention.query(x), attention.key(x), attention.value(x)
+    heads = []
+    for first in range(0, H, H // 4):
+        part = slice(first, first + H // 4)
+        scores = query[:, part] @ key[:, part].T / math.sqrt(H)
+        heads.append(torch.softmax(scores, dim=1) @ value[:, part])
+    y = torch.nn.functional.layer_norm(attention.out(torch.cat(heads, dim=1)) + x, (H,))
+    size = 2.0 * len(members) / critic.largest - 1.0
+    return critic.heads(torch.cat((critic.dense(y.mean(0)), size.view(1))))
 
 
-CASES = [
-    [(0, False), (1, False), (2, False)],
-    [(0, False), (1, True), (2, True)],
-    [(3, False)],
-    [(4, True), (5, False)],
-    [(0, True), (2, False), (4, True), (5, True)],
-]
+def sets_of(present, wanted):
+    """Members of each wanted set as `slow_value` takes them."""
+    sets, first = [], 0
+    for group in present:
+        numbers = [None] * len(group)
+        for n, there in enumerate(group):
+            if there:
+                numbers[n], first = first, first + 1
+        here = [number for number in numbers if number is not None]
+        sets.append([(number, False) for number in here])
+        sets += [[(number, number != own) for number in here] for own in numbers]
+    return [sets[k] for k in wanted]
 
 
+FULL = [[1, 1, 1], [1, 1, 1]]
+PARTLY = [[1, 1, 0], [1, 0, 0], [1, 0, 1], [0, 1, 0]]
+CASES = {
+    "full groups": (FULL, list(range(8))),
+    "full groups, some rows in another order": (FULL, [0, 4, 6, 2]),
+    "members absent": (PARTLY, [0, 1, 2, 4, 5, 8, 9, 11, 12, 14]),
+    "members absent, some rows in another order": (PARTLY, [0, 4, 8, 12, 11, 2]),
+    "groups of one": ([[1]] * 6, list(range(12))),
+}
+
+
+def groups_of(present, wanted):
+    there = torch.tensor(present, dtype=torch.bool)
+    return Groups(
+        shape=tuple(there.shape),
+        present=None if there.all() else there,
+        wanted=None if wanted is None else torch.tensor(wanted),
+    )
+
+
+def together_and_alone(critic, obs, actions, present, wanted):
+    """Values [K, signals] as the critic computes them, and set by set."""
+    found = critic(obs, None, actions, groups_of(present, wanted))
+    sets = sets_of(present, wanted)
+    return found, torch.stack([slow_value(critic, obs, actions, one) for one in sets])
+
+
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", SPECS)
-def test_sets_of_different_sizes_in_one_pass_have_the_values_they_have_alone(name):
+def test_values_and_baselines_equal_those_of_each_set_alone(name, case):
     critic, obs, actions = critic_and_members(name)
-    n = len(actions)
-    index = torch.zeros(len(CASES), 4, dtype=torch.int64)
-    absent = torch.ones(len(CASES), 4, dtype=torch.bool)
-    for row, members in enumerate(CASES):
-        for column, (number, acts) in enumerate(members):
-            index[row, column] = number + n * acts
-            absent[row, column] = False
-    together = critic(obs, None, actions, Sets(index=index, absent=absent))
-    alone = torch.stack([value_of(critic, obs, actions, members) for members in CASES])
-    assert together.shape == (len(CASES), 2)
+    found, alone = together_and_alone(critic, obs, actions, *CASES[case])
+    assert found.shape == (len(CASES[case][1]), 2)
     assert alone.std(0).min() > 1e-2
-    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_equal_those_of_each_set_alone(case):
+    critic, obs, actions = critic_and_members("vector")
+    found, alone = together_and_alone(critic, obs, actions, *CASES[case])
+    by_values = torch.randn_like(alone)
+    parameters = dict(critic.named_parameters())
+    pair = [
+        torch.autograd.grad(one, list(parameters.values()), by_values, allow_unused=True)
+        for one in (found, alone)
+    ]
+    for name, ours, slow in zip(parameters, *pair, strict=True):
+        if slow is None:  # in groups of one, nobody is seen to act
+            assert ours is None or ours.abs().max() < 1e-6, name
+        else:
+            torch.testing.assert_close(ours, slow, rtol=1e-3, atol=2e-5, msg=name)
+
+
+@pytest.mark.parametrize("present", [FULL, PARTLY])
+def test_values_alone_are_those_that_come_with_baselines(present):
+    critic, obs, actions = critic_and_members("vector")
+    n_looks = 1 + len(present[0])
+    values = [n_looks * m for m in range(len(present))]
+    both = critic(obs, None, actions, groups_of(present, values))
+    alone = critic(obs, None, None, groups_of(present, None))
+    torch.testing.assert_close(alone, both, rtol=1e-4, atol=1e-6)
 
 
 def test_the_order_of_members_does_not_matter():
     critic, obs, actions = critic_and_members("vector")
-    members = CASES[4]
-    torch.testing.assert_close(
-        value_of(critic, obs, actions, members), value_of(critic, obs, actions, members[::-1])
-    )
+    backward = [one.flip(0) for one in obs]
+    found = critic(obs, None, actions, groups_of([[1] * 6], [0, 2]))
+    turned = critic(backward, None, actions.flip(0), groups_of([[1] * 6], [0, 5]))
+    torch.testing.assert_close(found, turned, rtol=1e-4, atol=1e-6)
 
 
 def test_a_baseline_sees_what_mates_do_and_not_what_the_agent_itself_does():
     critic, obs, actions = critic_and_members("vector")
-    before = value_of(critic, obs, actions, CASES[1])
+    groups = groups_of([[1] * 6], [1])
+    before = critic(obs, None, actions, groups)
     own, mates = actions.clone(), actions.clone()
     own[0] += 1.0
     mates[2] += 1.0
-    assert torch.equal(value_of(critic, obs, own, CASES[1]), before)
-    assert not torch.allclose(value_of(critic, obs, mates, CASES[1]), before, atol=1e-3)
+    assert torch.equal(critic(obs, None, own, groups), before)
+    assert not torch.allclose(critic(obs, None, mates, groups), before, atol=1e-3)
 
 
 def test_the_number_of_members_enters_relative_to_the_largest_group_seen():
     critic, _, _ = critic_and_members("vector")
     critic.notice(2)
     assert float(critic.largest) == 4.0
-    sets = Sets(index=torch.zeros(1, 3, dtype=torch.int64))
-    assert float(critic._how_many(sets)) == pytest.approx(0.5)
-    fewer = Sets(index=sets.index, absent=torch.tensor([[False, True, True]]))
-    assert float(critic._how_many(fewer)) == pytest.approx(-0.5)
+    assert critic._how_many(groups_of([[1, 1, 1]], None)).tolist() == [[pytest.approx(0.5)]]
+    fewer = groups_of([[1, 1, 1], [1, 0, 0]], [0, 4, 5])
+    assert critic._how_many(fewer).flatten().tolist() == pytest.approx([0.5, -0.5, -0.5])
 
 
 def test_gradients_reach_every_parameter():
     critic, obs, actions = critic_and_members("entities")
-    value_of(critic, obs, actions, CASES[1]).sum().backward()
+    critic(obs, None, actions, groups_of([[1, 1, 1, 0], [1, 1, 1, 0]], [1, 5, 6])).sum().backward()
     without = [name for name, one in critic.named_parameters() if one.grad is None]
     assert without == []
