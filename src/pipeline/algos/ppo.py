@@ -221,7 +221,9 @@ class PPO:
                 learned.append(self._learn(minibatch, epsilon=epsilon, beta=beta, clip=clip))
                 if self.learned is not None and minibatch.index is not None:
                     self.learned.learn(minibatch.index)
-        loss_pi, loss_v = torch.stack([one.losses for one in learned]).mean(0).tolist()
+        means = torch.stack([one.losses for one in learned]).mean(0)
+        self.ranks.average_(means)
+        loss_pi, loss_v = means.tolist()
         refuse_divergence(
             "PPO",
             step=step,

@@ -7,7 +7,10 @@ all, so that the result is that of one process which has seen everything.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Protocol
+
+from pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,3 +79,19 @@ class OneRank:
 
 
 ALONE: Ranks = OneRank()
+
+
+def launched() -> tuple[int, int]:
+    """Rank and number of processes that `torchrun`, or something like it, has set for this one.
+
+    Raises:
+        SettingsError: What is set makes no sense.
+    """
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if not all(os.environ.get(name) for name in names):
+        return 0, 1
+    try:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except ValueError as error:
+        raise SettingsError(f"RANK and WORLD_SIZE must be whole numbers ({error})") from error
+    return rank, size

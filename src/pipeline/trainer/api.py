@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pipeline import seeding
-from pipeline.algos.ranks import ALONE
+from pipeline.algos.ranks import ALONE, launched
 from pipeline.errors import SettingsError
 from pipeline.settings import RunSettings, load_run_settings
 from pipeline.tracking.base import Tracker
@@ -24,7 +24,6 @@ from pipeline.trainer.learners import (
     told,
 )
 from pipeline.trainer.loop import RESUME_INTERVAL_S, TrainingLoop
-from pipeline.trainer.ranks import launched
 from pipeline.trainer.stopping import stop_on_signal
 from pipeline.trainer.supported import refuse_untrainable, usable_device
 from pipeline.trainer.work import Work, refuse_alone

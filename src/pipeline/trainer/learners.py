@@ -26,8 +26,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 from torch.distributed.rendezvous import rendezvous
 
 from pipeline import __version__
+from pipeline.algos.ranks import launched
 from pipeline.errors import LearnerLostError, PipelineError, SettingsError, one_line
-from pipeline.trainer.ranks import PATIENCE_S, ProcessRanks, launched
+from pipeline.trainer.ranks import PATIENCE_S, ProcessRanks
 from pipeline.trainer.supported import usable_device
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from pipeline.errors import LearnerLostError, SettingsError
+from pipeline.errors import LearnerLostError
 from pipeline.trainer.stopping import StopRequest
 
 if TYPE_CHECKING:
@@ -264,15 +264,3 @@ def merged(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
         squared = squared + squared_more + apart.square() * n * share
         n = both
     return n, mean, squared
-
-
-def launched() -> tuple[int, int]:
-    """Rank and number of processes that `torchrun`, or something like it, has set for this one."""
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if not all(os.environ.get(name) for name in names):
-        return 0, 1
-    try:
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except ValueError as error:
-        raise SettingsError(f"RANK and WORLD_SIZE must be whole numbers ({error})") from error
-    return rank, size
