@@ -49,7 +49,7 @@ def refuse_alone_only(name: str, settings: TrainerSettings, n_learners: int) -> 
     h = settings.hyperparameters
     kind = str(settings.trainer_type)
     gail = settings.reward_signals.get("gail")
-    if kind not in ("ppo",):
+    if kind not in ("ppo", "poca"):
         raise SettingsError(f"{at}.trainer_type: {kind} learns in one process; use one learner")
     if settings.self_play is not None:
         raise SettingsError(f"{at}.self_play: games are played in one process; use one learner")
