@@ -1,11 +1,11 @@
 """Two learners, each with half of the environments, against one learner with all of them.
 
-    python benchmarks/learners.py [--seeds 1 2 3] [--steps 150000] [--envs 4] [--results FOLDER]
+    python benchmarks/learners.py [--seeds 1 2 3] [--steps 60000] [--envs 2] [--results FOLDER]
         [--write]
 
-Both train PPO on balance_ball with the settings of `cases/ppo.yaml`, equal in total steps, buffer
-and minibatches: one as `pipeline learn`, the other as `torchrun --nproc-per-node 2` of the same
-command. Prints, at each tenth of training, the mean return of the episodes that ended in it, over
+Both train PPO on eight copies of Gymnasium's CartPole-v1 in each environment, with equal settings,
+so equal in total steps, buffer and minibatches: one as `pipeline learn`, the other as
+`torchrun --nproc-per-node 2` of the same command. Prints, at each tenth of training, the mean return of the episodes that ended in it, over
 seeds; and how far the two are apart. Runs that FOLDER already holds are read, not repeated;
 `--write` puts table and figure into docs/learners.md.
 """
@@ -33,8 +33,20 @@ from pipeline.simulators.pack import pack
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "learners.md"
 FIGURE = ROOT / "docs" / "images" / "learners.png"
-SETTINGS = ROOT / "benchmarks" / "cases" / "ppo.yaml"
-BEHAVIOR = "3DBall"
+BEHAVIOR = "CartPole-v1"
+COPIES = 8
+SETTINGS = {
+    "trainer_type": "ppo",
+    "hyperparameters": {
+        "batch_size": 128,
+        "buffer_size": 1024,
+        "num_epoch": 4,
+        "learning_rate": 1e-3,
+        "beta": 0.001,
+    },
+    "network_settings": {"hidden_units": 64, "num_layers": 2, "normalize": True},
+    "time_horizon": 64,
+}
 N_PARTS = 10
 HEADER = ["agent steps", "1 learner", "2 learners", "difference"]
 LIMIT_S = 3600
@@ -46,8 +58,8 @@ def main() -> None:
     """Run what is missing, then print, write and draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=150_000)
-    parser.add_argument("--envs", type=int, default=4, help="in all; an even number")
+    parser.add_argument("--steps", type=int, default=60_000)
+    parser.add_argument("--envs", type=int, default=2, help="in all; an even number")
     parser.add_argument("--results", type=Path, default=None)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
@@ -68,11 +80,10 @@ def main() -> None:
 
 
 def settings(folder: Path, steps: int) -> Path:
-    """The trainer configuration, with a summary for every hundredth of training."""
-    content = yaml.safe_load(SETTINGS.read_text(encoding="utf-8"))
-    content["behaviors"][BEHAVIOR] |= {"max_steps": steps, "summary_freq": steps // 100}
+    """The trainer configuration, with twenty summaries."""
+    behavior = SETTINGS | {"max_steps": steps, "summary_freq": steps // 20}
     config = folder / f"trainer-{steps}.yaml"
-    write_whole(config, yaml.safe_dump(content, sort_keys=False))
+    write_whole(config, yaml.safe_dump({"behaviors": {BEHAVIOR: behavior}}, sort_keys=False))
     return config
 
 
@@ -82,9 +93,9 @@ def trained(folder: Path, config: Path, n_learners: int, *, seed: int, n_envs: i
     kept = folder / f"{run}.csv"
     if kept.exists():
         return kept
-    build = folder / "balance_ball"
+    build = folder / "cartpole"
     if not build.exists():
-        pack("balance_ball", build)
+        pack("gymnasium", build, id=BEHAVIOR, n_agents=COPIES)
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(n_learners), "-m"]
     command = ["pipeline.cli", "learn", str(config), "--env", str(build), "--seed", str(seed)]
     command += ["--num-envs", str(n_envs // n_learners), "--torch-device", "cpu"]
@@ -149,7 +160,7 @@ def draw(curves: dict[int, list[Curve]], steps: int, file: Path) -> None:
             axes.plot(at, run, color=colour, alpha=0.3, linewidth=1.0)
         label = f"{n_learners} learner{'s' * (n_learners > 1)}"
         axes.plot(at, np.nanmean(runs, axis=0), color=colour, linewidth=2.2, label=label)
-    axes.set_title(f"balance_ball, PPO, {len(curves[1])} seeds, equal environments in all")
+    axes.set_title(f"{BEHAVIOR}, PPO, {len(curves[1])} seeds, as many environments in all")
     axes.set_xlabel("agent steps of all learners")
     axes.set_ylabel("mean episode return")
     axes.grid(alpha=0.3)
