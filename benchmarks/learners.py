@@ -5,9 +5,9 @@
 
 Both train PPO on eight copies of Gymnasium's CartPole-v1 in each environment, with equal settings,
 so equal in total steps, buffer and minibatches: one as `pipeline learn`, the other as
-`torchrun --nproc-per-node 2` of the same command. Prints, at each tenth of training, the mean return of the episodes that ended in it, over
-seeds; and how far the two are apart. Runs that FOLDER already holds are read, not repeated;
-`--write` puts table and figure into docs/learners.md.
+`torchrun --nproc-per-node 2` of the same command. Prints, at each tenth of training, the mean
+return of the episodes that ended in it, over seeds; and how far the two are apart. Runs that FOLDER
+already holds are read, not repeated; `--write` puts table and figure into docs/learners.md.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def shared(project: Path) -> Path:
     """A copy of the project whose one experiment has two learners with two threads each."""
     content = yaml.safe_load((HERE / "tiny.yaml").read_text())
     plain = content["experiments"]["plain"]
-    plain |= {"learners": 2, "resources": {"memory_mb": 700, "gpus": 1}, "stages": ["train"]}
+    plain |= {"learners": 2, "resources": {"memory_mb": 700, "gpus": 1}}
     content["experiments"] = {"plain": plain}
     (project / "params.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     write_plan(load_params(project / "params.yaml"), project / "workflow/runs.yaml")
@@ -41,8 +41,9 @@ def test_both_engines_know_of_learners_and_reserve_for_each(shared: Path):
 
 
 def test_the_stage_trains_with_two_learners_and_gives_the_same_bytes_again(shared: Path):
-    run(shared, "snakemake", "--cores", "2", "--quiet", "all")
+    snakemake = ("snakemake", "--cores", "2", "--quiet", "all")
     made = shared / "results/train/plain/seed1"
+    run(shared, *snakemake, "--", "results/train/plain/seed1/policy.pt")
     first = {path.name: path.read_bytes() for path in made.iterdir()}
     metrics = json.loads((made / "metrics.json").read_text())["3DBall"]
     assert metrics["steps"] >= 4000
@@ -50,9 +51,9 @@ def test_the_stage_trains_with_two_learners_and_gives_the_same_bytes_again(share
     facts = json.loads((work / "stage.json").read_text())
     assert facts["params"]["learners"] == 2
     assert (work / "run/logs/learner-1.log").is_file()
-    run(shared, "snakemake", "--cores", "2", "--quiet", "all", "--forcerun", "train")
-    again = {path.name: path.read_bytes() for path in made.iterdir()}
-    assert first == again
+    again = ("--forcerun", "train", "--", "results/train/plain/seed1/policy.pt")
+    run(shared, *snakemake, *again)
+    assert first == {path.name: path.read_bytes() for path in made.iterdir()}
     run(shared, "dvc", "init", "--force", "--quiet")
     status = run(shared, "dvc", "repro", "--dry", "train@plain-1").stdout
     assert "python workflow/scripts/train.py plain --seed 1" in status
