@@ -26,7 +26,7 @@ from pipeline.trainer.learners import (
 from pipeline.trainer.loop import RESUME_INTERVAL_S, TrainingLoop
 from pipeline.trainer.stopping import stop_on_signal
 from pipeline.trainer.supported import refuse_untrainable, usable_device
-from pipeline.trainer.work import Work, refuse_alone
+from pipeline.trainer.work import Work, refuse_alone, unthreaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -116,6 +116,7 @@ def train(
     with closing(Tracker(sinks)) as tracker, _threads(torch_threads), ExitStack() as stack:
         run = _settings(settings).with_seed(seed)
         refuse_untrainable(run)
+        run = unthreaded(run) if learners > 1 else run
         if init_from is None:
             init_from = first_weights(run)
         chosen = usable_device(device)

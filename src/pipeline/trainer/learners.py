@@ -8,6 +8,7 @@ a log each, `learner-<rank>.log`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import logging
 import os
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _STARTED_HERE = "PIPELINE_LEARNER"
+_PR_SET_PDEATHSIG = 1
 # Seconds that a process gets to end by itself.
 _GRACE_S = 15.0
 
@@ -157,6 +159,8 @@ def joined(device: torch.device | None = None) -> Iterator[ProcessRanks]:
         device: of the networks; None takes the kind that the first process names.
     """
     rank, size = launched()
+    if not os.environ.get(_STARTED_HERE):
+        _end_with_parent()
     patience = timedelta(seconds=PATIENCE_S)
     store, _, _ = next(rendezvous("env://", rank, size, timeout=patience))
     if device is None:
@@ -239,6 +243,12 @@ def heed_input(ranks: ProcessRanks) -> None:
         os._exit(PipelineError.exit_code)  # whatever it waits for; its environments hear of it
 
     threading.Thread(target=read, name="first process", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Stop as after SIGTERM when `torchrun` is killed, which would leave its processes behind."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 
 def _input(process: subprocess.Popen[bytes]) -> IO[bytes]:

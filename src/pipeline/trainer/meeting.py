@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -87,7 +88,11 @@ class Meeting:
             one.together is not None and one.together.is_due(next_summary(name))
             for name, one in learners.items()
         ):
+            began = time.perf_counter()
             self._hold(self.ranks, learners)
+            for one in [*learners.values()][:1]:  # of the run, so counted once
+                seconds = one.seconds.get("meeting", 0.0) + time.perf_counter() - began
+                one.seconds["meeting"] = seconds
 
     def admit(self, learner: Learner, *, seed: int) -> None:
         """Let a behavior's new or restored learner do as those of the other processes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pipeline.envs.base import BaseEnv
+    from pipeline.settings import TrainerSettings
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +64,22 @@ class Work:
         values["log_folder"] = values["log_folder"] and Path(values["log_folder"])
         values["init_from"] = {name: Path(path) for name, path in values["init_from"].items()}
         return cls(**values)
+
+
+def unthreaded(settings: RunSettings) -> RunSettings:
+    """The same without `threaded`: averages in a thread of their own would come out of order."""
+
+    def changed(name: str, one: TrainerSettings) -> TrainerSettings:
+        if one.threaded:
+            _log.warning("%s: threaded is not used with several learners.", name)
+        return replace(one, threaded=False)
+
+    default = settings.default_settings
+    return replace(
+        settings,
+        behaviors={name: changed(name, one) for name, one in settings.behaviors.items()},
+        default_settings=None if default is None else changed("default_settings", default),
+    )
 
 
 def refuse_alone(work: Work, n_learners: int, *, inference: bool, started: bool) -> None:
