@@ -34,6 +34,10 @@ class TrainingError(PipelineError):
     """Training cannot go on, for example after a non-finite value."""
 
 
+class LearnerLostError(TrainingError):
+    """Another process of the run has failed, or is gone."""
+
+
 class FetchError(PipelineError):
     """An environment from outside cannot be fetched, checked, unpacked or built."""
 

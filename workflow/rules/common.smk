@@ -94,18 +94,26 @@ def run_of(table, field):
     ]
 
 
-def asked(resource):
-    """What the wildcards' experiment says under `resources`."""
+def asked(resource, of=None):
+    """What the wildcards' experiment says under `resources`, for each learner in the table `of`."""
     return lambda wildcards: getattr(
         PARAMS.experiment(wildcards.experiment).resources, resource
-    )
+    ) * learners_of(of, wildcards)
+
+
+def learners_of(table, wildcards):
+    """Processes of the wildcards' run that learn together."""
+    if table is None:
+        return 1
+    run = RUNS[table][key_of(wildcards.experiment, wildcards.seed)]
+    return run.get("learners", 1)
 
 
 def threads_of(table):
-    """Threads of the wildcards' run: its own, or those of all."""
+    """Threads of the wildcards' run: its own or those of all, for each learner."""
     return lambda wildcards: RUNS[table][
         key_of(wildcards.experiment, wildcards.seed)
-    ].get("threads", PARAMS.runtime.torch_threads)
+    ].get("threads", PARAMS.runtime.torch_threads) * learners_of(table, wildcards)
 
 
 def trials_of(*patterns):

@@ -81,9 +81,9 @@ rule train:
         "../envs/pipeline.yaml"
     threads: threads_of("train_from_scratch")
     resources:
-        mem_mb=asked("memory_mb"),
+        mem_mb=asked("memory_mb", of="train_from_scratch"),
         runtime=asked("minutes"),
-        gpu=asked("gpus"),
+        gpu=asked("gpus", of="train_from_scratch"),
     params:
         watched=watched(
             "experiments.{base}.overrides",
@@ -130,9 +130,9 @@ rule train_pretrained:
         "../envs/pipeline.yaml"
     threads: threads_of("train_pretrained")
     resources:
-        mem_mb=asked("memory_mb"),
+        mem_mb=asked("memory_mb", of="train_pretrained"),
         runtime=asked("minutes"),
-        gpu=asked("gpus"),
+        gpu=asked("gpus", of="train_pretrained"),
     params:
         watched=watched(
             "experiments.{base}.overrides",
@@ -207,9 +207,9 @@ rule train_best:
         "../envs/pipeline.yaml"
     threads: threads_of("train_best")
     resources:
-        mem_mb=asked("memory_mb"),
+        mem_mb=asked("memory_mb", of="train_best"),
         runtime=asked("minutes"),
-        gpu=asked("gpus"),
+        gpu=asked("gpus", of="train_best"),
     params:
         watched=watched(
             "experiments.{base}.overrides",

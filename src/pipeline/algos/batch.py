@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pipeline.algos.ranks import ALONE
 from pipeline.algos.recurrence import minibatches
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from pipeline.algos.ranks import Ranks
     from pipeline.nets.memory import Recall
 
 
@@ -43,14 +45,17 @@ class Batch:
     index: Tensor | None = None
     """int64 [B] which rows of the rollout a minibatch has; None for a whole rollout."""
 
-    def minibatches(self, stream: np.random.Generator, size: int) -> Iterator[Batch]:
+    def minibatches(
+        self, stream: np.random.Generator, size: int, ranks: Ranks = ALONE
+    ) -> Iterator[Batch]:
         """The rows in a new order, `size` at a time; a rest that fills no minibatch is left.
 
-        With memory whole sequences change places, and `size` counts sequences.
+        With memory whole sequences change places, and `size` counts sequences. Of several processes
+        all have as many minibatches as the one with the fewest.
         """
         n = len(self.log_prob) if self.recall is None else len(self.recall.lengths)
-        size = min(size, n)
-        order = stream.permutation(n)[: n // size * size]
+        size = ranks.least(min(size, n))
+        order = stream.permutation(n)[: ranks.least(n // size) * size]
         rows, sizes, recalls = minibatches(self.recall, order, size)
         index = torch.from_numpy(rows).to(self.log_prob.device)
         names = ("continuous", "discrete", "log_prob", "advantage", "value", "returns", "allowed")

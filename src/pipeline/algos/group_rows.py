@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.algos.ranks import ALONE
 from pipeline.algos.recurrence import minibatches
 from pipeline.data.sequences import rows_of
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from pipeline.algos.ranks import Ranks
     from pipeline.algos.teams import Teams
     from pipeline.arrays import AnyArray
     from pipeline.nets.memory import Recall
@@ -48,17 +50,18 @@ class GroupRows:
     sequence_length: int = 1
 
     def minibatches(
-        self, stream: np.random.Generator, size: int
+        self, stream: np.random.Generator, size: int, ranks: Ranks = ALONE
     ) -> Iterator[tuple[AnyArray, Recall | None]]:
         """Rows of each minibatch, about `size`; a rest that fills none is left.
 
         A minibatch has all rows of some moments, in a new order of moments, so that what mates have
-        in common is computed once. With memory it has whole sequences instead.
+        in common is computed once. With memory it has whole sequences instead. Of several processes
+        all have as many minibatches as the one with the fewest.
         """
         if self.recall is not None:
             n = len(self.recall.lengths)
-            size = min(max(size // self.sequence_length, 1), n)
-            order = stream.permutation(n)[: n // size * size]
+            size = ranks.least(min(max(size // self.sequence_length, 1), n))
+            order = stream.permutation(n)[: ranks.least(n // size) * size]
             index, sizes, recalls = minibatches(self.recall, order, size)
             yield from zip(np.split(index, np.cumsum(sizes)[:-1]), recalls, strict=True)
             return
@@ -68,8 +71,9 @@ class GroupRows:
         order = stream.permutation(np.flatnonzero(counts))
         index = by_moment[rows_of(starts[order], counts[order])]
         ends = np.cumsum(counts[order])
-        size = min(size, len(index))
+        size = ranks.least(min(size, len(index)))
         wanted = size * np.arange(1, len(index) // size + 1)
         cuts = np.unique(ends[np.searchsorted(ends, wanted)])
+        cuts = cuts[: ranks.least(len(cuts))]
         for piece in np.split(index, cuts)[: len(cuts)]:
             yield piece, None

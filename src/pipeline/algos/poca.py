@@ -27,6 +27,7 @@ from pipeline.algos.experience import LearnedRewards
 from pipeline.algos.group_rows import GroupRows
 from pipeline.algos.policy import Policy, generator_for, rollout_fields, seeded_weights, tensors
 from pipeline.algos.ppo import ADVANTAGE_EPSILON, VALUE_WEIGHT, policy_loss, value_loss
+from pipeline.algos.ranks import ALONE
 from pipeline.algos.recurrence import stored_recall
 from pipeline.algos.returns import generalized_advantages
 from pipeline.algos.safety import refuse_divergence
@@ -71,6 +72,7 @@ class POCA(AlgorithmBase):
         self.settings = settings
         self.hyperparameters: POCASettings = settings.hyperparameters  # type: ignore[assignment]  # checked by trainer_type
         self.device = device
+        self.ranks = ALONE
         self.signals = RewardSignals(spec, settings, seed=seed, device=device)
         _warn_of_other_signals(self.signals)
         self.learned = (
@@ -109,7 +111,7 @@ class POCA(AlgorithmBase):
 
     def ready(self, n_rows: int) -> bool:
         """Whether `n_rows` of closed trajectories are enough for an update."""
-        return n_rows > self.hyperparameters.buffer_size
+        return n_rows > self.ranks.share(self.hyperparameters.buffer_size)
 
     def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
         """Learn from a rollout.
@@ -133,11 +135,14 @@ class POCA(AlgorithmBase):
         rows = self._experience(rollout)
         losses = []
         for _ in range(h.num_epoch):
-            for index, recall in rows.minibatches(self.minibatch_stream, h.batch_size):
+            size = self.ranks.share(h.batch_size)
+            for index, recall in rows.minibatches(self.minibatch_stream, size, self.ranks):
                 losses.append(self._learn(rows, index, recall, epsilon=epsilon, beta=beta))
                 if self.learned is not None:
                     self.learned.learn(torch.from_numpy(index).to(self.device))
-        loss_pi, loss_v, loss_b = torch.stack(losses).mean(0).tolist()
+        means = torch.stack(losses).mean(0)
+        self.ranks.average_(means)
+        loss_pi, loss_v, loss_b = means.tolist()
         refuse_divergence(
             "POCA",
             step=step,
@@ -228,7 +233,7 @@ class POCA(AlgorithmBase):
         f = rollout.fields
         n_obs = len(self.spec.observation_specs)
         teams = Teams.of(rollout, self.policy.normalizers, self.critic.flat_actions, self.device)
-        self.critic.notice(teams.largest)
+        self.critic.notice(self.ranks.most(teams.largest))
         value, baseline, following, further = self._values(teams)
         terminated = rollout.terminated[:, None]
         ignores = self.signals.ignores_done.cpu().numpy()
@@ -248,7 +253,8 @@ class POCA(AlgorithmBase):
             lambda_=self.hyperparameters.lambd,
         )
         advantage = (returns - baseline).mean(axis=1, keepdims=True)
-        normalized = (advantage - advantage.mean()) / (advantage.std() + ADVANTAGE_EPSILON)
+        center, deviation = self.ranks.moments(advantage)
+        normalized = (advantage - center) / (deviation + ADVANTAGE_EPSILON)
         names = ("continuous", "discrete", "log_prob")
         continuous, discrete, log_prob = tensors([f[name] for name in names], self.device)
         of_rows = tensors([normalized, returns, value, baseline], self.device)

@@ -21,6 +21,7 @@ from pipeline.algos.batch import Batch
 from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.experience import LearnedRewards
 from pipeline.algos.policy import Policy, generator_for, seeded_weights, tensors
+from pipeline.algos.ranks import ALONE
 from pipeline.algos.recurrence import stored_recall, values_in_sequence
 from pipeline.algos.returns import generalized_advantages
 from pipeline.algos.safety import refuse_divergence
@@ -116,6 +117,7 @@ class PPO(AlgorithmBase):
         self.settings = settings
         self.hyperparameters: PPOSettings = settings.hyperparameters  # type: ignore[assignment]  # checked by trainer_type
         self.device = device
+        self.ranks = ALONE
         self.signals = RewardSignals(spec, settings, seed=seed, device=device)
         self.learned = (
             LearnedRewards(self.signals, device=device) if self.signals.learning else None
@@ -145,7 +147,7 @@ class PPO(AlgorithmBase):
 
     def ready(self, n_rows: int) -> bool:
         """Whether `n_rows` of closed trajectories are enough for an update."""
-        return n_rows > self.hyperparameters.buffer_size
+        return n_rows > self.ranks.share(self.hyperparameters.buffer_size)
 
     def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
         """Learn from a rollout.
@@ -170,15 +172,17 @@ class PPO(AlgorithmBase):
         batch = self._batch(rollout)
         clip = torch.full_like(batch.returns[0], torch.inf)
         if h.clip_value:
-            clip = epsilon * batch.returns.std(0, correction=0).clamp_min(1e-6)
+            clip = epsilon * self.ranks.deviation(batch.returns).clamp_min(1e-6)
         learned: list[Learned] = []
-        size = max(h.batch_size // self.sequence_length, 1)
+        size = max(self.ranks.share(h.batch_size) // self.sequence_length, 1)
         for _ in range(h.num_epoch):
-            for minibatch in batch.minibatches(self.minibatch_stream, size):
+            for minibatch in batch.minibatches(self.minibatch_stream, size, self.ranks):
                 learned.append(self._learn(minibatch, epsilon=epsilon, beta=beta, clip=clip))
                 if self.learned is not None and minibatch.index is not None:
                     self.learned.learn(minibatch.index)
-        loss_pi, loss_v = torch.stack([one.losses for one in learned]).mean(0).tolist()
+        means = torch.stack([one.losses for one in learned]).mean(0)
+        self.ranks.average_(means)
+        loss_pi, loss_v = means.tolist()
         refuse_divergence(
             "PPO",
             step=step,
@@ -266,7 +270,8 @@ class PPO(AlgorithmBase):
             lambda_=self.hyperparameters.lambd,
         )
         mean = advantages.mean(axis=1, keepdims=True)
-        normalized = (mean - mean.mean()) / (mean.std() + ADVANTAGE_EPSILON)
+        center, deviation = self.ranks.moments(mean)
+        normalized = (mean - center) / (deviation + ADVANTAGE_EPSILON)
         names = ("continuous", "discrete", "log_prob")
         continuous, discrete, log_prob = tensors([f[name] for name in names], self.device)
         return Batch(

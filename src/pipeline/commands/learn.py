@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import secrets
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import __version__, files
+from pipeline.algos.ranks import launched
 from pipeline.commands.learn_settings import flags_named, plan_of
 from pipeline.commands.run_folder import RunFolder, folder_of, run_folder
 from pipeline.envs.launch import find_executable
@@ -40,12 +42,16 @@ _TRAINER = f"pipeline {__version__}"
 
 
 def learn(arguments: argparse.Namespace) -> str:
-    """Train, and say where the results are.
+    """Train, and say where the results are; beyond the first of several learners, only train.
 
     Raises:
         PipelineError: The configuration or the environment cannot be used, or a signal stopped
             the run after its state was saved.
     """
+    if launched()[0] > 0:
+        from pipeline.trainer.follower import follow
+
+        sys.exit(follow())
     plan = plan_of(arguments)
     if plan.settings.debug:
         logging.getLogger("pipeline").setLevel(logging.DEBUG)
@@ -164,6 +170,7 @@ def _train(
             inference=checkpoint.inference,
             exporter=partial(publish, history=history),
             starting_lesson=plan.starting_lesson or 0,
+            learners=plan.learners,
         )
     except Interrupted as error:
         if not folder.started or checkpoint.inference:

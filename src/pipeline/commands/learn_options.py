@@ -146,6 +146,13 @@ OPTIONS = (
         "executables that run side by side, in lockstep (default: 1)",
         kind="whole",
     ),
+    Option(
+        flag="--learners",
+        group="networks",
+        help="processes that learn one run together, each with --num-envs environments of its own "
+        "(default: 1, or as many as torchrun has started)",
+        kind="whole",
+    ),
     _env(
         "--num-areas",
         "training areas that each environment makes, if it replicates them (default: 1)",

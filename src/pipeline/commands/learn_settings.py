@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.algos.ranks import launched
 from pipeline.commands.learn_options import BY_DEST, OPTIONS
 from pipeline.errors import SettingsError
 from pipeline.settings import TrainerSettings, load_run_settings
@@ -45,6 +46,8 @@ class Plan:
     """Lesson that every curriculum starts at, when it was given."""
     n_runs: int = 1
     """Runs to make, one after another."""
+    learners: int = 1
+    """Processes that learn together."""
 
     def run(self, number: int) -> RunSettings:
         """The settings of one of the runs, counted from 0."""
@@ -95,12 +98,15 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     n_runs = numbers.get("num_runs", 1)
     if n_runs > 1 and settings.env_settings.env_path is None:
         raise SettingsError(f"--num-runs: {n_runs} runs need an executable; give --env, or 1")
+    if n_runs > 1 and max(numbers.get("learners", 1), launched()[1]) > 1:
+        raise SettingsError(f"--num-runs: {n_runs} runs cannot share learners; start them singly")
     return Plan(
         settings=settings,
         flags=flags,
         base_port=_fixed_port(settings, given, numbers.get("worker_id", 0)),
         starting_lesson=numbers.get("lesson"),
         n_runs=n_runs,
+        learners=numbers.get("learners", 1),
     )
 
 
@@ -136,7 +142,7 @@ def _overrides(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]
 
 def _checked_numbers(given: Mapping[str, Any]) -> dict[str, int]:
     """The options that are numbers without being settings."""
-    kinds = {"worker_id": CountOrZero, "lesson": CountOrZero, "num_runs": Count}
+    kinds = {"worker_id": CountOrZero, "lesson": CountOrZero, "num_runs": Count, "learners": Count}
     return {
         dest: int(read(kind, from_plain(given[dest], SOURCE), dest))
         for dest, kind in kinds.items()

@@ -287,6 +287,8 @@ def launch_workers(
     *,
     seed: int,
     base_port: int | None = None,
+    first: int = 0,
+    n_all: int | None = None,
     args: Sequence[str] = (),
     side_channels: Callable[[], Sequence[SideChannel]] | None = None,
     log_folder: str | Path | None = None,
@@ -298,11 +300,15 @@ def launch_workers(
 ) -> WorkerSet:
     """Start `n_workers` processes at the same time; worker k gets the seed `seed` + k.
 
+    Workers may be numbered from `first` on, where other programs start those before and after.
+
     Args:
         file_name: executable; None waits for the Unity Editor, with one worker.
         n_workers: number of processes.
-        seed: of worker 0; its n-th restart gets `seed` + n * `n_workers`, and so on.
+        seed: of worker 0; its n-th restart gets `seed` + n * `n_all`, and so on.
         base_port: TCP port of worker 0; None lets the system choose each.
+        first: number of the first worker to start.
+        n_all: how many workers there are in all; None for these alone.
         args: additional arguments for every process.
         side_channels: makes the channels of one worker.
         log_folder: where the players write their logs.
@@ -319,9 +325,9 @@ def launch_workers(
     def make(worker: int, restart: int) -> UnityEnvironment:
         return UnityEnvironment(
             file_name,
-            worker_id=worker,
+            worker_id=first + worker,
             base_port=base_port,
-            seed=seed + worker + n_workers * restart,
+            seed=seed + first + worker + (n_all or n_workers) * restart,
             no_graphics=no_graphics,
             no_graphics_monitor=no_graphics_monitor,
             timeout_wait=timeout_wait,

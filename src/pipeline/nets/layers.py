@@ -96,6 +96,10 @@ class RunningNormalizer(nn.Module):
         mean, deviation = self.statistics()
         return (x - mean).div_(deviation).clamp_(-5.0, 5.0)
 
+    def forget_scale(self) -> None:
+        """Look at the buffers again, which someone has changed."""
+        self._scale = None
+
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._scale = None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 # Numbers that each parameter's place is rounded up to, so that all begin at a cache line.
 _ALIGNMENT = 16
@@ -41,6 +41,8 @@ class FlatAdam:
             self._gradients.append(self.flat.grad[part].view_as(parameter))
             start += size
         self._adam = torch.optim.Adam([self.flat], lr=learning_rate, fused=True)
+        self.average: Callable[[Tensor], None] | None = None
+        """Makes the gradient the mean over several processes, before anything is done with it."""
 
     @property
     def learning_rate(self) -> float:
@@ -67,6 +69,8 @@ class FlatAdam:
 
     def step(self, *, max_norm: float | None = None) -> None:
         """Move along the gradients, first shortened to `max_norm` if they are longer."""
+        if self.average is not None:
+            self.average(self.gradient)
         if max_norm is not None:
             nn.utils.clip_grad_norm_([self.flat], max_norm)
         state = self._adam.state.get(self.flat)

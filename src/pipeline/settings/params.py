@@ -104,11 +104,11 @@ class ResourceParams:
     threads: Count | None = None
     """Threads of pretrain and train instead of `runtime.torch_threads`; this is a result."""
     memory_mb: Count = 2000
-    """Memory of pretrain and train, in MB."""
+    """Memory of pretrain, and of each learner of train, in MB."""
     minutes: Count = 720
     """Time that train is given, in minutes."""
     gpus: CountOrZero = 0
-    """GPUs of pretrain and train; `runtime.device` says whether they are used."""
+    """GPUs of pretrain, and of each learner of train; `runtime.device` says if they are used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,6 +131,8 @@ class ExperimentParams:
     """Needed when `stages` has pretrain."""
     evaluation: EvaluationParams | None = None
     """Needed when `stages` has evaluate."""
+    learners: Count = 1
+    """Processes that train one run together, each with environments of its own; a result."""
     resources: ResourceParams = field(default_factory=ResourceParams)
     """What its jobs may use."""
     base: str | None = field(default=None, metadata={"internal": True})

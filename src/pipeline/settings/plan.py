@@ -113,10 +113,13 @@ def _add_runs(
             learning["threads"] = experiment.resources.threads
         if experiment.best_of is not None:
             learning["sweep"] = experiment.best_of
+        several = {} if experiment.learners == 1 else {"learners": experiment.learners}
         for stage in experiment.stages:
             entry = learning if stage in ("pretrain", "train") else run
             if stage == "pretrain":
                 entry = entry | {"network": _network(params, name)}
+            elif stage == "train":
+                entry = entry | several
             table, key = tables[_table(stage, experiment)], key_of(name, seed)
             if key in table:
                 raise SettingsError(

@@ -75,7 +75,12 @@ def train_parameters(run: tracked.Run) -> dict[str, Any]:
     """What training depends on, every default spelled out."""
     settings = to_mapping(run.params.run_settings(run.name))
     settings.pop("checkpoint_settings", None)
-    return {"settings": settings, "runtime": run.runtime(), "seed": run.seed}
+    return {
+        "settings": settings,
+        "runtime": run.runtime(),
+        "seed": run.seed,
+        **run.learners(),
+    }
 
 
 def of_learn(settings: RunSettings, seed: int, weights: Mapping[str, Path]) -> Record:

@@ -52,6 +52,11 @@ class Run:
         threads = self.experiment.resources.threads or runtime.torch_threads
         return {"torch_threads": threads, "device": runtime.device}
 
+    def learners(self) -> dict[str, int]:
+        """How many processes train the run together, where that is a part of the result."""
+        n = self.experiment.learners
+        return {} if n == 1 else {"learners": n}
+
 
 def main(argv: Sequence[str], description: str | None, work: Callable[[Run], None]) -> int:
     """Command line of a stage that belongs to an experiment and a seed."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
+from pipeline.algos.ranks import launched
 from pipeline.settings.sweeps import best_file
 from pipeline.stages import common, executable, policies, provenance, tracked
 from pipeline.tracking.console import ConsoleSink
@@ -23,7 +24,11 @@ OUTPUTS = ("policy.pt", "metrics.json", "progress.csv")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line of the stage's script."""
+    """Command line of the stage's script; `torchrun` may start it several times for one run."""
+    if launched()[0] > 0:
+        from pipeline.trainer.follower import follow
+
+        return follow()
     return tracked.main(argv, __doc__, train)
 
 
@@ -42,6 +47,7 @@ def job_of(run: tracked.Run) -> common.Job:
             "overrides": run.params.overrides(run.name),
             "runtime": run.runtime(),
             "seed": run.seed,
+            **run.learners(),
         },
         inputs=tuple(inputs),
         outputs=tuple(run.folder("train") / name for name in OUTPUTS),
@@ -97,6 +103,7 @@ def _train(
             device=runtime["device"],
             torch_threads=runtime["torch_threads"],
             sinks=sinks,
+            learners=run.experiment.learners,
         )
         checkpoints = {name: one.checkpoint for name, one in result.behaviors.items()}
         policies.join(checkpoints, attempt.out("policy.pt"), history=_history(run, attempt))

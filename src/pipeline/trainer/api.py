@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import gc
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pipeline import seeding
+from pipeline.algos.ranks import ALONE, launched
+from pipeline.errors import SettingsError
 from pipeline.settings import RunSettings, load_run_settings
 from pipeline.tracking.base import Tracker
 from pipeline.trainer.environment import open_workers
 from pipeline.trainer.first_weights import first_weights
+from pipeline.trainer.learners import (
+    heed_input,
+    joined,
+    of_this_process,
+    started,
+    told,
+)
 from pipeline.trainer.loop import RESUME_INTERVAL_S, TrainingLoop
 from pipeline.trainer.stopping import stop_on_signal
 from pipeline.trainer.supported import refuse_untrainable, usable_device
+from pipeline.trainer.work import Work, refuse_alone, unthreaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from pipeline.algos.ranks import Ranks
     from pipeline.envs.base import BaseEnv
     from pipeline.tracking.base import Sink
     from pipeline.trainer.result import TrainResult
@@ -48,6 +59,7 @@ def train(
     resume_interval_s: float = RESUME_INTERVAL_S,
     on_start: Callable[[], None] | None = None,
     starting_lesson: int = 0,
+    learners: int = 1,
 ) -> TrainResult:
     """Train every behavior of an environment.
 
@@ -79,6 +91,8 @@ def train(
             show can be trained; nothing but logs is written before.
         starting_lesson: lesson, counted from 0, where every curriculum begins; one with fewer
             lessons begins with its last.
+        learners: processes that learn together, each with `num_envs` environments of its own; the
+            others are started here, unless `torchrun` has started as many as this one already.
 
     Returns:
         Steps, rewards and checkpoints of each behavior, and where the time went.
@@ -88,39 +102,119 @@ def train(
         UnityException: The environment failed; what was learned so far is saved.
         Interrupted: SIGINT or SIGTERM came; the state is saved.
     """
-    with closing(Tracker(sinks)) as tracker, _threads(torch_threads):
+    rank, n_processes = launched()
+    if rank > 0:
+        with closing(Tracker(sinks)):
+            return take_part(None if isinstance(env, str | Path) else env)
+    if n_processes > 1 and learners not in (1, n_processes):
+        raise SettingsError(
+            f"{learners} learners are asked for, but {n_processes} processes have been started; "
+            "ask for the same number, or leave it out"
+        )
+    learners = max(learners, n_processes)
+    run_dir = Path(run_dir)
+    with closing(Tracker(sinks)) as tracker, _threads(torch_threads), ExitStack() as stack:
         run = _settings(settings).with_seed(seed)
         refuse_untrainable(run)
+        run = unthreaded(run) if learners > 1 else run
         if init_from is None:
             init_from = first_weights(run)
         chosen = usable_device(device)
-        workers = open_workers(
-            env,
-            run,
-            seed=seeding.derive(seed, "environment"),
+        work = Work(
+            settings=run,
+            seed=seed,
+            run_dir=run_dir,
+            env=env,
             num_envs=num_envs,
             env_args=env_args,
             base_port=base_port,
             log_folder=log_folder,
+            init_from=init_from,
+            whole_weights=whole_weights,
+            resume=resume,
+            torch_threads=torch_threads,
+            starting_lesson=starting_lesson,
         )
-        with workers, _old_objects_left_alone(), stop_on_signal() as stop:
-            loop = TrainingLoop(
-                workers,
-                run,
-                seed=seed,
-                run_dir=Path(run_dir),
-                device=chosen,
-                tracker=tracker,
-                init_from=init_from,
-                whole_weights=whole_weights,
-                resume=resume,
-                inference=inference,
-                exporter=exporter,
-                resume_interval_s=resume_interval_s,
-                on_start=on_start,
-                starting_lesson=starting_lesson,
+        ranks: Ranks = ALONE
+        if learners > 1:
+            refuse_alone(work, learners, inference=inference, started=n_processes > 1)
+            chosen = of_this_process(chosen)
+            several = (
+                joined(chosen)
+                if n_processes > 1
+                else started(
+                    learners,
+                    device=chosen,
+                    threads=torch_threads,
+                    log_folder=log_folder or run_dir / "run_logs",
+                )
             )
-            return loop.run(stop)
+            ranks = stack.enter_context(several)
+            told(ranks, work.plain())
+        return _learned(
+            work,
+            ranks,
+            chosen,
+            tracker,
+            inference=inference,
+            exporter=exporter,
+            resume_interval_s=resume_interval_s,
+            on_start=on_start,
+        )
+
+
+def take_part(
+    env: BaseEnv | Sequence[BaseEnv] | None = None,
+) -> TrainResult:
+    """Be one of the processes beyond the first of a run with several learners.
+
+    What is to be done is what the first process says; nothing is written but logs.
+
+    Args:
+        env: environments in this process; None for the executable that the first process names.
+
+    Raises:
+        PipelineError: This process, or another one, has failed.
+        Interrupted: All were asked to stop.
+    """
+    with joined() as ranks:
+        heed_input(ranks)
+        work = Work.of(told(ranks, None), env)
+        with closing(Tracker(())) as tracker, _threads(work.torch_threads):
+            return _learned(work, ranks, ranks.device, tracker)
+
+
+def _learned(
+    work: Work, ranks: Ranks, device: torch.device, tracker: Tracker, **own: Any
+) -> TrainResult:
+    """What training comes to, seen from one of its processes."""
+    workers = open_workers(
+        work.env,
+        work.settings,
+        seed=seeding.derive(work.seed, "environment"),
+        num_envs=work.num_envs,
+        env_args=work.env_args,
+        base_port=work.base_port,
+        log_folder=work.log_folder,
+        rank=ranks.rank,
+        n_ranks=ranks.size,
+    )
+    with workers, _old_objects_left_alone(), stop_on_signal() as stop:
+        loop = TrainingLoop(
+            workers,
+            work.settings,
+            seed=work.seed,
+            run_dir=work.run_dir,
+            device=device,
+            tracker=tracker,
+            init_from=work.init_from,
+            whole_weights=work.whole_weights,
+            resume=work.resume,
+            starting_lesson=work.starting_lesson,
+            ranks=ranks,
+            **own,
+        )
+        return loop.run(stop)
 
 
 @contextmanager

@@ -42,6 +42,8 @@ def open_workers(
     env_args: Sequence[str] = (),
     base_port: int | None = None,
     log_folder: Path | None = None,
+    rank: int = 0,
+    n_ranks: int = 1,
 ) -> WorkerSet:
     """The workers of a run, connected; processes are told the engine's settings.
 
@@ -52,11 +54,13 @@ def open_workers(
     Args:
         environment: an executable, None for the Unity Editor, or environments in this process.
         settings: of the run.
-        seed: of worker 0; worker k gets `seed` + k.
+        seed: of worker 0; worker k gets `seed` + k, in whichever process.
         num_envs: processes to start.
         env_args: additional arguments of the executable.
         base_port: TCP port of worker 0; None lets the system choose.
         log_folder: where the executables write their logs.
+        rank: of this process among those that learn together; workers of all are numbered through.
+        n_ranks: how many such processes there are.
 
     Raises:
         UnityException: An environment could not be started.
@@ -83,6 +87,8 @@ def open_workers(
         num_envs,
         seed=seed,
         base_port=base_port,
+        first=rank * num_envs,
+        n_all=n_ranks * num_envs,
         args=env_args,
         side_channels=channels,
         log_folder=None if log_folder is None else str(log_folder.resolve()),

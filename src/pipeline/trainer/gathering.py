@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from pipeline.protocol.specs import ActionTuple
 from pipeline.protocol.steps import TerminalSteps
 
 if TYPE_CHECKING:
@@ -44,6 +45,17 @@ def first_of_each(terminal: TerminalSteps) -> TerminalSteps:
         terminal.group_id[rows],
         terminal.group_reward[rows],
     )
+
+
+def parted(action: ActionTuple, counts: Sequence[int]) -> list[ActionTuple]:
+    """Actions of all workers' agents as one tuple per worker, of so many agents each."""
+    if len(counts) == 1:
+        return [action]
+    cuts = np.cumsum(counts)[:-1]
+    split = zip(
+        *(np.split(part, cuts) for part in (action.continuous, action.discrete)), strict=True
+    )
+    return [ActionTuple(continuous, discrete) for continuous, discrete in split]
 
 
 def joined(

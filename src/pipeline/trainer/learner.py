@@ -12,8 +12,7 @@ from pipeline.algos.safety import refuse_non_finite_rollout
 from pipeline.data.rollout import Trajectories
 from pipeline.data.slots import LONG, Slots
 from pipeline.errors import TrainingError, UnityPolicyException
-from pipeline.protocol.specs import ActionTuple
-from pipeline.trainer.gathering import first_of_each, joined, some_of
+from pipeline.trainer.gathering import first_of_each, joined, parted, some_of
 from pipeline.trainer.grouping import grouping_for
 from pipeline.trainer.opponents import Past
 from pipeline.trainer.statistics import ENTROPY, Statistics
@@ -29,10 +28,11 @@ if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, FloatArray
     from pipeline.data.replay import Replay
     from pipeline.data.rollout import Closed
-    from pipeline.protocol.specs import BehaviorSpec
+    from pipeline.protocol.specs import ActionTuple, BehaviorSpec
     from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
     from pipeline.settings.schema import TrainerSettings
     from pipeline.trainer.opponents import Opponent
+    from pipeline.trainer.together import Together
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +84,9 @@ class Learner:
                 _log.warning("%s: threaded is not used with self_play.", name)
         elif settings.threaded and learns:
             self.algorithm = Threaded(name, self.algorithm, horizon=settings.time_horizon)
-        self.statistics = Statistics()
+        self.statistics = self.heard = Statistics()
+        self.together: Together | None = None
+        """Where other processes learn the same: `heard` is then what is new here alone."""
         self.step = 0
         self.n_updates = 0
         self.recorded = some_of(
@@ -149,6 +151,8 @@ class Learner:
         """Update if there is enough experience; says whether it did."""
         if not self.algorithm.ready(self.trajectories.n_closed):
             return False
+        if self.together is not None and not self.together.takes_turn():
+            return False
         if self.finished or not self.learns:
             self._clear_closed()
             return False
@@ -165,7 +169,7 @@ class Learner:
         obs = [rollout.fields[f"obs_{i}"] for i in range(len(self.spec.observation_specs))]
         self.recorded = some_of(obs, rollout.fields.get("allowed"))
         self._clear_closed()
-        self.statistics.add_all(stats)
+        self.statistics.add_all(stats if self.together is None else self.together.mean(stats))
         self.n_updates += 1
         self.seconds["update"] += time.perf_counter() - began
         return True
@@ -189,12 +193,7 @@ class Learner:
         except UnityPolicyException as error:
             where = f"behavior {self.name}, step {self.step}"
             raise UnityPolicyException(f"{where}: {error}") from error
-        actions = [decision.action]
-        if len(decisions) > 1:
-            cuts = np.cumsum(counts)[:-1]
-            parts = (decision.action.continuous, decision.action.discrete)
-            split = zip(*(np.split(part, cuts) for part in parts), strict=True)
-            actions = [ActionTuple(continuous, discrete) for continuous, discrete in split]
+        actions = parted(decision.action, counts)
         self.seconds["inference"] += time.perf_counter() - began
         return Decided(actions, decision)
 
@@ -212,7 +211,7 @@ class Learner:
             return
         rows = decided.decision.rows
         self.trajectories.decide(slots, self.grouping.rows(slots, rows))
-        self.statistics.add(ENTROPY, decided.decision.entropy)
+        self.heard.add(ENTROPY, decided.decision.entropy)
         if not len(self.recorded["obs"][0]):
             n_obs = len(self.spec.observation_specs)
             allowed = rows.get("allowed")
@@ -277,7 +276,7 @@ class Learner:
             at_end=at_end,
         )
         self._count(closed)
-        self.grouping.report(closed, slots, self.statistics)
+        self.grouping.report(closed, slots, self.heard)
         gone = np.setdiff1d(terminal.agent_id, decision.agent_id)
         if len(gone):
             self.slots.release(source, gone)
@@ -318,7 +317,10 @@ class Learner:
             return
         if self.learns and not self.finished:
             self.algorithm.observe(closed.obs)
-        self.step += closed.n_rows
+        if self.together is None:
+            self.step += closed.n_rows
+        else:
+            self.together.steps += closed.n_rows
 
     def _deciding(self, steps: Sequence[Steps], team: str) -> AnyArray:
         """Slots of the agents that decide, found already if these steps were absorbed last."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline import seeding
+from pipeline.algos.ranks import ALONE
 from pipeline.errors import (
     CheckpointError,
     Interrupted,
@@ -21,10 +22,11 @@ from pipeline.tracking import names
 from pipeline.tracking.base import Update
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.lessons import Lessons
+from pipeline.trainer.meeting import Meeting
 from pipeline.trainer.restoring import begin_with, latest_run, restore, restore_workers
-from pipeline.trainer.result import BehaviorResult, TrainResult
+from pipeline.trainer.result import result_of
 from pipeline.trainer.saved import description
-from pipeline.trainer.saving import RESUME_FILE, Keeper
+from pipeline.trainer.saving import RESUME_FILE, Keeper, Onlooker
 from pipeline.trainer.self_play import SelfPlay
 from pipeline.trainer.statistics import REWARD
 from pipeline.trainer.timing import Stopwatch
@@ -35,11 +37,13 @@ if TYPE_CHECKING:
 
     import torch
 
+    from pipeline.algos.ranks import Ranks
     from pipeline.envs.workers import WorkerSet
     from pipeline.protocol.steps import Steps
     from pipeline.settings.schema import RunSettings
     from pipeline.tracking.base import Tracker
     from pipeline.trainer.learner import Decided
+    from pipeline.trainer.result import TrainResult
     from pipeline.trainer.saving import Exporter
     from pipeline.trainer.stopping import StopRequest
 
@@ -78,6 +82,7 @@ class TrainingLoop:
         resume_interval_s: how often the resume file is refreshed at most.
         on_start: called once, when there is something to train and all of it can be trained.
         starting_lesson: where the curriculum of every environment parameter begins.
+        ranks: the processes of which each runs such a loop; the first one alone saves.
     """
 
     def __init__(
@@ -97,6 +102,7 @@ class TrainingLoop:
         resume_interval_s: float = RESUME_INTERVAL_S,
         on_start: Callable[[], None] | None = None,
         starting_lesson: int = 0,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.workers = workers
         self.lessons = Lessons(
@@ -112,8 +118,10 @@ class TrainingLoop:
         self.whole_weights = whole_weights
         self.inference = inference
         self.resume_interval_s = resume_interval_s
-        self.keeper = Keeper(run_dir, settings, exporter=None if inference else exporter)
-        self._saved = self.keeper.saved() if resume else {}
+        kind = Keeper if ranks.rank == 0 else Onlooker
+        self.keeper = kind(run_dir, settings, exporter=None if inference else exporter)
+        self.meeting = Meeting(ranks)
+        self._saved = self.meeting.resumed(self.keeper) if resume else {}
         self._exact = False
         self._due: set[str] = set()
         self._on_start = on_start
@@ -134,6 +142,7 @@ class TrainingLoop:
             PipelineError: The environment, a setting or the training failed; what was learned is
                 saved, unless it is what failed.
         """
+        should_stop = self.meeting.listen(should_stop)
         try:
             self._begin()
             while True:
@@ -163,7 +172,7 @@ class TrainingLoop:
         seconds = self.stopwatch.seconds(self.learners.values())  # of training, not of exporting
         if not self.inference:
             self.keeper.finish(list(self.learners.values()), self._shared_state())
-        return self._result(seconds)
+        return result_of(self.learners, self.run_dir, seconds)
 
     def _begin(self) -> None:
         """Reset the environments, or take them up exactly where the run was when it was saved."""
@@ -221,6 +230,7 @@ class TrainingLoop:
             learner.absorb(steps, team=qualified)
             learner.remember(steps, decided, team=qualified)
             self.self_play.heed(qualified, learner, steps)
+        self.meeting.hold_if_due(self.learners, lambda name: self._progress[name].next_summary)
         self.lessons.heed(self.learners.values())
         for _, learner, _, _ in taken:
             while learner.learn():
@@ -234,7 +244,7 @@ class TrainingLoop:
                 continue
             seen = {one.name: one for _, one, steps, _ in taken if any(map(len, steps[worker]))}
             for learner in seen.values():
-                learner.statistics.add_environment(stats, with_most_recent=worker == 0)
+                learner.heard.add_environment(stats, with_most_recent=worker == 0)
 
     def _finished(self) -> bool:
         return bool(self.learners) and all(one.finished for one in self.learners.values())
@@ -270,6 +280,7 @@ class TrainingLoop:
                 device=str(self.device),
                 whole=self.whole_weights,
             )
+        self.meeting.admit(learner, seed=seed)
         self.tracker.began(name, description(name, spec, self.settings)["settings"])
         self._progress[name] = _Progress(
             next_summary=_next_multiple(learner.step, settings.summary_freq),
@@ -308,7 +319,8 @@ class TrainingLoop:
     def _save_moment(self) -> None:
         """Save everything as it is between two steps."""
         learners = list(self.learners.values())
-        self.keeper.refresh(learners, self._shared_state(), workers=self.workers.state_dict())
+        workers = self.workers.state_dict() if self.meeting.ranks is None else None
+        self.keeper.refresh(learners, self._shared_state(), workers=workers)
 
     def _shared_state(self) -> dict[str, Any]:
         """What all behaviors of the run share."""
@@ -372,20 +384,6 @@ class TrainingLoop:
         """At which step of each behavior training is, for messages."""
         steps = ", ".join(f"at step {one.step} of {name}" for name, one in self.learners.items())
         return steps or "before the first step"
-
-    def _result(self, seconds: Mapping[str, float]) -> TrainResult:
-        behaviors = {}
-        for name, learner in self.learners.items():
-            recent = learner.statistics.recent
-            behaviors[name] = BehaviorResult(
-                steps=learner.step,
-                n_updates=learner.n_updates,
-                n_episodes=learner.statistics.n_episodes,
-                mean_reward=sum(recent) / len(recent) if recent else None,
-                checkpoint=self.run_dir / name / RESUME_FILE,
-                elo=None if learner.past is None else learner.past.rating,
-            )
-        return TrainResult(behaviors=behaviors, seconds=seconds)
 
 
 def _next_multiple(step: int, interval: int) -> int:

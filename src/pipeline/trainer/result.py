@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pipeline.trainer.saving import RESUME_FILE
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from pipeline.trainer.learner import Learner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +36,24 @@ class TrainResult:
     behaviors: Mapping[str, BehaviorResult]
     seconds: Mapping[str, float]
     """Wall time by part: environment, wire, inference, storage, update, total."""
+
+
+def result_of(
+    learners: Mapping[str, Learner], run_dir: Path, seconds: Mapping[str, float]
+) -> TrainResult:
+    """What these learners have come to."""
+    behaviors = {}
+    for name, learner in learners.items():
+        recent = learner.statistics.recent
+        behaviors[name] = BehaviorResult(
+            steps=learner.step,
+            n_updates=learner.n_updates,
+            n_episodes=learner.statistics.n_episodes,
+            mean_reward=sum(recent) / len(recent) if recent else None,
+            checkpoint=run_dir / name / RESUME_FILE,
+            elo=None if learner.past is None else learner.past.rating,
+        )
+    return TrainResult(behaviors=behaviors, seconds=seconds)
 
 
 def outcome(result: TrainResult) -> dict[str, Any]:

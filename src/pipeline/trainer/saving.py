@@ -211,6 +211,35 @@ class Keeper:
                 self.exporter(self._file(name, BEST_FILE), target.parent, label="-best")
 
 
+class Onlooker(Keeper):
+    """Writes nothing: another process of the run does."""
+
+    def saved(self) -> dict[str, dict[str, Any]]:
+        """Nothing: the process that writes also reads."""
+        return {}
+
+    def list_lessons(self, lessons: Mapping[str, int]) -> None:
+        """Nothing to enter."""
+
+    def consider(self, learner: Learner) -> None:
+        """Nothing to remember."""
+
+    def refresh(
+        self, learners: Sequence[Learner], run: Mapping[str, Any], *, workers: object | None
+    ) -> None:
+        """Nothing to write."""
+
+    def milestone(self, learner: Learner, run: Mapping[str, Any]) -> Path:  # noqa: ARG002
+        """Nothing to write."""
+        return self._file(learner.name, RESUME_FILE)
+
+    def finish(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
+        """Nothing to write."""
+
+    def give_onnx(self, learners: Sequence[Learner]) -> None:
+        """Nothing to write."""
+
+
 @contextmanager
 def _written(path: Path, what: str) -> Iterator[None]:
     """Say which file cannot be written, and what to do."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.envs.side_channels import StatsAggregationMethod
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pipeline.envs.base import Stats
 
@@ -124,6 +124,35 @@ class Statistics:
         self._distributions.clear()
         self.returns.clear()
         return values
+
+    def new(self) -> dict[str, Any]:
+        """Everything gathered here, as plain values for `of`."""
+        return {**self.state_dict(), "ended": list(self._ended)}
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> Statistics:
+        """What `new` gave."""
+        made = Statistics()
+        made.load_state_dict(values)
+        made._ended = list(values["ended"])
+        return made
+
+    def add_from(self, others: Sequence[Statistics]) -> None:
+        """What several processes have gathered; of latest values the first one's count."""
+        for other in others:
+            for tag, value in other._sums.items():
+                self._sums[tag] += value
+                self._counts[tag] += other._counts[tag]
+            for tag, value in other._totals.items():
+                self._totals[tag] += value
+            for tag, values in other._distributions.items():
+                self._distributions[tag].extend(values)
+            self._ended += other._ended
+            self.returns += other.returns
+            self.recent.extend(other.recent)
+            self.n_episodes += other.n_episodes
+        for other in reversed(others):
+            self._latest |= other._latest
 
     def state_dict(self) -> dict[str, Any]:
         """What continues these statistics."""

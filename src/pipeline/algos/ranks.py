@@ -1,0 +1,97 @@
+"""What an algorithm asks of the processes that learn together: one of them, or several.
+
+Each process (a *rank*) has environments of its own and a share of every minibatch. Gradients are
+averaged before each step, and whatever is taken over a whole rollout is taken over the rollouts of
+all, so that the result is that of one process which has seen everything.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Protocol
+
+from pipeline.errors import SettingsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pipeline.arrays import FloatArray
+
+
+class Ranks(Protocol):
+    """The processes of a run, seen from one of them. All ask the same things in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this process, from 0; the first one writes."""
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+
+    def share(self, n: int) -> int:
+        """This process's part of `n` rows."""
+
+    def least(self, n: int) -> int:
+        """The smallest of everybody's `n`."""
+
+    def most(self, n: int) -> int:
+        """The largest of everybody's `n`."""
+
+    def moments(self, values: FloatArray) -> tuple[float, float]:
+        """Mean and standard deviation of everybody's values [R, ...]."""
+
+    def deviation(self, values: Tensor) -> Tensor:
+        """[S] standard deviation of the columns of everybody's values [R, S]."""
+
+    def average_(self, values: Tensor) -> None:
+        """Replace `values` by the mean of everybody's, bit for bit the same in all processes."""
+
+
+class OneRank:
+    """A process that learns alone."""
+
+    rank = 0
+    size = 1
+
+    def share(self, n: int) -> int:
+        """All of it."""
+        return n
+
+    def least(self, n: int) -> int:
+        """The number itself."""
+        return n
+
+    def most(self, n: int) -> int:
+        """The number itself."""
+        return n
+
+    def moments(self, values: FloatArray) -> tuple[float, float]:
+        """Mean and standard deviation."""
+        return values.mean(), values.std()
+
+    def deviation(self, values: Tensor) -> Tensor:
+        """[S] standard deviation of each column."""
+        return values.std(0, correction=0)
+
+    def average_(self, values: Tensor) -> None:
+        """They are the mean already."""
+
+
+ALONE: Ranks = OneRank()
+
+
+def launched() -> tuple[int, int]:
+    """Rank and number of processes that `torchrun`, or something like it, has set for this one.
+
+    Raises:
+        SettingsError: What is set makes no sense.
+    """
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if not all(os.environ.get(name) for name in names):
+        return 0, 1
+    try:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except ValueError as error:
+        raise SettingsError(f"RANK and WORLD_SIZE must be whole numbers ({error})") from error
+    return rank, size

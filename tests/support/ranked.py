@@ -1,0 +1,128 @@
+"""What one of two processes finds: `python ranked.py RANK STORE`, its findings as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import torch
+from torch.distributed import FileStore
+
+from pipeline.algos.batch import Batch
+from pipeline.algos.ppo import PPO
+from pipeline.data.rollout import Rollout
+from pipeline.errors import LearnerLostError
+from pipeline.nets.layers import RunningNormalizer
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.settings import load_run_settings
+from pipeline.trainer.ranks import ProcessRanks
+from pipeline.trainer.together import SharedNormalizers
+
+SIZE = 2
+CPU = torch.device("cpu")
+ROWS = {0: 5, 1: 9}
+"""How many rows each process has, where they are not the same."""
+SPEC = BehaviorSpec([ObservationSpec((3,), (), 0, "a")], ActionSpec(2, ()))
+
+
+def rows(rank: int, round_: int = 0) -> np.ndarray:
+    rng = np.random.default_rng([rank, round_])
+    return rng.normal(3.0, 2.0 + rank, size=(ROWS[rank], 2)).astype(np.float32)
+
+
+def half(rank: int, n_rows: int = 64) -> Rollout:
+    """A process's rollout."""
+    rng = np.random.default_rng(10 + rank)
+    lengths = np.full(n_rows // 16, 16)
+    return Rollout(
+        fields={
+            "obs_0": rng.normal(size=(n_rows, 3)).astype(np.float32),
+            "continuous": rng.normal(size=(n_rows, 2)).astype(np.float32),
+            "discrete": np.zeros((n_rows, 0), dtype=np.int64),
+            "log_prob": np.full((n_rows, 2), -1.4, dtype=np.float32),
+            "reward": rng.normal(rank, 1.0 + rank, size=n_rows).astype(np.float32),
+        },
+        starts=np.cumsum(lengths) - lengths,
+        lengths=lengths,
+        terminated=np.arange(len(lengths)) % 2 == 0,
+        next_obs=[rng.normal(size=(len(lengths), 3)).astype(np.float32)],
+    )
+
+
+def ppo() -> PPO:
+    behavior = {
+        "trainer_type": "ppo",
+        "hyperparameters": {"batch_size": 128, "buffer_size": 100, "clip_value": True},
+        "network_settings": {"hidden_units": 8, "num_layers": 1},
+    }
+    run = load_run_settings(None, overrides={"behaviors": {"B": behavior}})
+    return PPO(SPEC, run.behaviors["B"], seed=1, device=CPU)
+
+
+def batch(n: int) -> Batch:
+    column = torch.arange(float(n)).view(-1, 1)
+    return Batch(
+        obs=[column],
+        continuous=column,
+        discrete=column,
+        log_prob=column,
+        advantage=column,
+        value=column,
+        returns=column,
+    )
+
+
+def found(ranks: ProcessRanks) -> dict:
+    rank = ranks.rank
+    gradient = torch.from_numpy(np.random.default_rng(rank).normal(size=1001).astype(np.float32))
+    ranks.average_(gradient)
+    own = torch.from_numpy(rows(rank))
+    normalizer = RunningNormalizer(2)
+    shared = SharedNormalizers({"network": torch.nn.Sequential(normalizer)})
+    for round_ in range(3):
+        normalizer.update(torch.from_numpy(rows(rank, round_)))
+        shared.merge(ranks)
+    stream = np.random.default_rng(rank)
+    sizes = [len(one.obs[0]) for one in batch(ROWS[rank]).minibatches(stream, 2, ranks)]
+    algorithm = ppo()
+    algorithm.ranks = ranks
+    algorithm.optimizer.average = ranks.average_
+    ready = [algorithm.ready(50), algorithm.ready(51)]
+    stats = algorithm.update(half(rank), step=100)
+    return {
+        "average": gradient.tolist(),
+        "moments": ranks.moments(rows(rank)),
+        "deviation": ranks.deviation(own).tolist(),
+        "least, most": [ranks.least(7 + rank), ranks.most(7 + rank)],
+        "notes": ranks.exchanged({"rank": rank, "text": "x" * (100 * rank), "number": 0.1}),
+        "first": len(ranks.from_first(b"abc" * 1000 if rank == 0 else b"")),
+        "normalizer": [
+            normalizer.count.item(),
+            *normalizer.mean.tolist(),
+            *normalizer.squared.tolist(),
+        ],
+        "minibatches": sizes,
+        "ready": ready,
+        "weights": algorithm.optimizer.flat.tolist(),
+        "losses": [stats["Losses/Policy Loss"], stats["Losses/Value Loss"]],
+    }
+
+
+def main() -> None:
+    rank = int(sys.argv[1])
+    torch.set_num_threads(1)
+    ranks = ProcessRanks(FileStore(sys.argv[2], SIZE), rank=rank, size=SIZE, device=CPU)
+    result = found(ranks)
+    if rank == 1:
+        ranks.tell_failure("no luck")
+    else:
+        try:
+            ranks.average_(torch.zeros(3))
+        except LearnerLostError as error:
+            result["lost"] = str(error)
+    print(json.dumps(result))  # noqa: T201  # to the test
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Two processes find what one would that has all rows of both."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import ranked
+import torch
+
+from pipeline.data.rollout import Rollout
+from pipeline.errors import SettingsError, TrainingError
+from pipeline.nets.layers import RunningNormalizer
+from pipeline.settings import load_run_settings
+from pipeline.trainer.ranks import merged
+from pipeline.trainer.together import digest, refuse_alone_only, refuse_other_weights
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> list[dict]:
+    """What each of two processes has found."""
+    store = tmp_path_factory.mktemp("ranks") / "store"
+    processes = [
+        subprocess.Popen(  # noqa: S603  # our own module
+            [sys.executable, ranked.__file__, str(rank), str(store)],
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        for rank in range(2)
+    ]
+    return [json.loads(process.communicate(timeout=120)[0]) for process in processes]
+
+
+def both(round_: int = 0) -> np.ndarray:
+    return np.concatenate([ranked.rows(rank, round_) for rank in range(2)])
+
+
+def test_gradients_are_the_mean_and_the_same_bits_in_both_processes(found):
+    one, two = (np.random.default_rng(rank).normal(size=1001) for rank in range(2))
+    assert found[0]["average"] == found[1]["average"]
+    np.testing.assert_allclose(found[0]["average"], (one + two) / 2, atol=1e-6)
+
+
+def test_moments_are_those_of_all_rows(found):
+    for one in found:
+        np.testing.assert_allclose(one["moments"], [both().mean(), both().std()], rtol=1e-6)
+        np.testing.assert_allclose(one["deviation"], both().std(axis=0), rtol=1e-6)
+
+
+def test_normalisers_become_that_of_one_process_which_sees_all_rows(found):
+    alone = RunningNormalizer(2)
+    for round_ in range(3):
+        alone.update(torch.from_numpy(both(round_)))
+    expected = [alone.count.item(), *alone.mean.tolist(), *alone.squared.tolist()]
+    assert found[0]["normalizer"] == found[1]["normalizer"]
+    np.testing.assert_allclose(found[0]["normalizer"], expected, rtol=1e-12)
+
+
+def test_both_processes_have_as_many_equal_minibatches(found):
+    assert [one["minibatches"] for one in found] == [[2, 2], [2, 2]]  # of 5 and of 9 rows
+    assert [one["ready"] for one in found] == [[False, True]] * 2  # more than half of 100
+
+
+def test_an_update_is_that_of_one_process_with_all_rows(found):
+    halves = [ranked.half(rank) for rank in range(2)]
+    lengths = np.concatenate([one.lengths for one in halves])
+    whole = Rollout(
+        fields={
+            name: np.concatenate([one.fields[name] for one in halves]) for name in halves[0].fields
+        },
+        starts=np.cumsum(lengths) - lengths,
+        lengths=lengths,
+        terminated=np.concatenate([one.terminated for one in halves]),
+        next_obs=[np.concatenate([one.next_obs[0] for one in halves])],
+    )
+    alone = ranked.ppo()
+    before = alone.optimizer.flat.tolist()
+    stats = alone.update(whole, step=100)
+    assert found[0]["weights"] == found[1]["weights"]
+    assert np.abs(np.subtract(found[0]["weights"], before)).max() > 1e-4
+    np.testing.assert_allclose(found[0]["weights"], alone.optimizer.flat.tolist(), atol=2e-6)
+    losses = [stats["Losses/Policy Loss"], stats["Losses/Value Loss"]]
+    for one in found:
+        np.testing.assert_allclose(one["losses"], losses, rtol=1e-4, atol=1e-6)
+
+
+def test_notes_and_numbers_of_all_reach_all(found):
+    for one in found:
+        assert one["least, most"] == [7, 8]
+        assert one["notes"] == [
+            {"rank": rank, "text": "x" * (100 * rank), "number": 0.1} for rank in range(2)
+        ]
+        assert one["first"] == 3000
+
+
+def test_who_loses_another_says_whom_and_why(found):
+    assert found[0]["lost"] == "the learner of rank 1 (of 2) has failed: no luck"
+
+
+def test_merged_samples_are_the_sample_of_all_rows():
+    rng = np.random.default_rng(0)
+    samples = [rng.normal(k, 1 + k, size=(n, 4)) for k, n in enumerate((3, 0, 1, 50))]
+    parts = []
+    for one in samples:
+        mean = one.mean(0) if len(one) else np.zeros(4)
+        values = (np.full(4, float(len(one))), mean, ((one - mean) ** 2).sum(0))
+        parts.append([torch.from_numpy(value) for value in values])
+    n, mean, squared = merged(parts)
+    rows = np.concatenate(samples)
+    assert n.tolist() == [len(rows)] * 4
+    np.testing.assert_allclose(mean, rows.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(squared / n, rows.var(0), rtol=1e-12)
+
+
+def test_other_weights_are_refused_with_step_and_rank():
+    tensor = torch.arange(5.0)
+    changed = tensor.clone()
+    changed[3] = torch.nextafter(tensor[3], tensor[4])
+    notes = [
+        {"step": 700, "updates": 3, "weights": digest([one])} for one in (tensor, tensor, changed)
+    ]
+    refuse_other_weights("Toy", notes[:2])
+    with pytest.raises(TrainingError, match=r"behavior Toy, step 700: .* rank 2 has other weights"):
+        refuse_other_weights("Toy", notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"hyperparameters": {"batch_size": 33}}, r"batch_size: 33 cannot be shared equally"),
+        ({"self_play": {}}, r"self_play: games are played in one process"),
+    ],
+)
+def test_what_learners_cannot_do_together_is_refused(changes, told):
+    overrides = {"behaviors": {"Toy": {"trainer_type": "ppo", **changes}}}
+    settings = load_run_settings(None, overrides=overrides).behaviors["Toy"]
+    refuse_alone_only("Toy", settings, 1)
+    with pytest.raises(SettingsError, match=rf"behaviors\.Toy\..*{told}"):
+        refuse_alone_only("Toy", settings, 2)
