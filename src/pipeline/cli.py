@@ -383,8 +383,6 @@ def _ui(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) ->
     def work(arguments: argparse.Namespace) -> None:
         from pipeline.commands.ui import serve
 
-        print(f"MLflow: http://127.0.0.1:{arguments.port}   (Ctrl+C ends it)", flush=True)
-        print("Switch from 'GenAI' to 'Model training' at the top left; the curves are there.")
         serve(Path.cwd(), arguments.port)
 
     made = _command(commands, debug, "ui", "show runs in the browser, on this machine only", work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -9,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from pipeline.commands import engines
 from pipeline.errors import PipelineError
-from pipeline.tracking import mlflow_store
+from pipeline.tracking import mlflow_store, mlflow_view
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_log = logging.getLogger(__name__)
 
 
 def serve(root: Path, port: int) -> None:
@@ -27,6 +30,11 @@ def serve(root: Path, port: int) -> None:
             "there are no runs yet: run `dvc repro` or `snakemake --cores 1` in this folder first"
         )
     mlflow_store.set_environment()
+    identifier = mlflow_store.Store.open(root).experiment_id
+    address = f"http://127.0.0.1:{port}"
+    _log.info("All runs by experiment:  %s%s", address, mlflow_view.address(identifier, "table"))
+    _log.info("Learning curves:         %s%s", address, mlflow_view.address(identifier, "curves"))
+    _log.info("Models:                  %s/#/models   (Ctrl+C ends the server)", address)
     command = ["mlflow", "ui", "--workers", "1", "--backend-store-uri", uri]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     variables = {**engines.environment(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
