@@ -86,7 +86,7 @@ One row is one experiment of `params.yaml` with one seed; all its stages write t
 - [**All runs, grouped by experiment**](#{address(identifier, TABLE)[2:]}) with evaluations
 - [**Learning curves**](#{address(identifier, CURVES)[2:]}) over environment steps
 - The models are under *Model registry*: a model for each behavior of an environment, a version \
-for each run. `best` is the best evaluated one, and each experiment's name is an alias of its own best.
+for each run. `best` is the best evaluated one, each experiment's name an alias of its own best.
 
 Search with what a row holds: ``metrics.`{SCORE}` > 90``, `params.learning_rate = '0.0003'` \
 (MLflow compares parameters as text), ``tags.`pipeline.experiment` = 'balance_ball_ppo'``. \
