@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import subprocess
 from typing import TYPE_CHECKING
@@ -19,23 +18,20 @@ _log = logging.getLogger(__name__)
 
 
 def serve(root: Path, port: int) -> None:
-    """Serve the pages until interrupted.
+    """Say where the prepared pages are, and serve them until interrupted.
+
+    A server that MLFLOW_TRACKING_URI names has them already.
 
     Raises:
         PipelineError: There are no runs yet, or the server ended by itself.
     """
-    uri = mlflow_store.default_uri(root)
-    if uri.startswith("sqlite:///") and not os.path.exists(uri.removeprefix("sqlite:///")):  # noqa: PTH110  # a URI's path
-        raise PipelineError(
-            "there are no runs yet: run `dvc repro` or `snakemake --cores 1` in this folder first"
-        )
-    mlflow_store.set_environment()
-    identifier = mlflow_store.Store.open(root).experiment_id
-    address = f"http://127.0.0.1:{port}"
-    _log.info("All runs by experiment:  %s%s", address, mlflow_view.address(identifier, "table"))
-    _log.info("Learning curves:         %s%s", address, mlflow_view.address(identifier, "curves"))
-    _log.info("Models:                  %s/#/models   (Ctrl+C ends the server)", address)
-    command = ["mlflow", "ui", "--workers", "1", "--backend-store-uri", uri]
+    store = mlflow_store.Store.existing(root)
+    remote = store.uri.startswith("http")
+    _say_where(store, store.uri.rstrip("/") if remote else f"http://127.0.0.1:{port}")
+    if remote:
+        return
+    _log.info("Ctrl+C ends the server.")
+    command = ["mlflow", "ui", "--workers", "1", "--backend-store-uri", store.uri]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     variables = {**engines.environment(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     server = subprocess.Popen(command, cwd=root, env=variables)  # noqa: S603  # fixed command
@@ -53,3 +49,9 @@ def serve(root: Path, port: int) -> None:
         raise PipelineError(
             f"the MLflow server ended with exit code {code}; choose another --port if it is taken"
         )
+
+
+def _say_where(store: mlflow_store.Store, address: str) -> None:
+    for what, view in (("All runs by experiment", "table"), ("Learning curves", "curves")):
+        _log.info("%-23s %s%s", what, address, mlflow_view.address(store.experiment_id, view))
+    _log.info("%-23s %s/#/models", "Models", address)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
+from pipeline.errors import PipelineError
 from pipeline.tracking import mlflow_registry, mlflow_view
 from pipeline.tracking.row import dvc_digest
 
@@ -107,6 +108,21 @@ class Store:
             for name, text in mlflow_view.missing(identifier, present).items():
                 client.set_experiment_tag(identifier, name, text)
         return cls(uri=uri, experiment_id=identifier, client=client)
+
+    @classmethod
+    def existing(cls, root: Path) -> Store:
+        """Open the store that runs have made.
+
+        Raises:
+            PipelineError: There is none.
+        """
+        uri = default_uri(root)
+        if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+            raise PipelineError(
+                "there are no runs yet: run `dvc repro` or `snakemake --cores 1` in this folder "
+                "first"
+            )
+        return cls.open(root)
 
     def exists(self, run: str) -> bool:
         """Whether the store knows the run and it is not deleted."""
