@@ -7,6 +7,7 @@ import contextlib
 import csv
 import json
 import os
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,6 +110,7 @@ def recorded(
             "pipeline.environment": run.experiment.environment,
             "mlflow.source.name": f"workflow/scripts/{stage}.py",
             "mlflow.source.type": "LOCAL",
+            "mlflow.runColor": row.color(_position(run), run.seed),
             **mlflow_store.source_tags(run.root),
         },
     )
@@ -142,6 +144,12 @@ def tell_pretraining(record: mlflow_run.MlflowRun, folder: Path) -> None:
                 for name, value in line.items():
                     curves.setdefault(name, []).append((epoch, float(value)))
         record.points(curves, stage="pretrain")
+
+
+def _position(run: Run) -> int:
+    """Of the experiment among all; a number of its own for a trial of a sweep."""
+    names = list(run.params.experiments)
+    return names.index(run.name) if run.name in names else zlib.crc32(run.name.encode())
 
 
 def row_of(run: Run) -> row.Row:

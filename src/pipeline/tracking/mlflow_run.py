@@ -272,11 +272,7 @@ class MlflowRun:
             run = store.current(tags)
         if run is None or _anew(key, stages):
             stages = {}
-            looks = {
-                mlflow_store.CURRENT: "yes",
-                "mlflow.runColor": row.color(key.experiment, key.seed),
-            }
-            run = store.create(_name_of(key), tags | looks)
+            run = store.create(_name_of(key), {**tags, mlflow_store.CURRENT: "yes"})
             store.supersede(run, tags)
         else:
             store.reopen(run, tags)

@@ -35,7 +35,8 @@ _COLUMNS = (
 def address(identifier: str, view: str) -> str:
     """Where a view is, below the server's own address."""
     mode = "&compareRunsMode=CHART" if view == CURVES else ""
-    return f"/#/experiments/{identifier}/runs?viewStateShareKey={view}{mode}"
+    training = "workflowType=machine_learning"  # the pages start in their other mode, GenAI
+    return f"/#/experiments/{identifier}/runs?{training}&viewStateShareKey={view}{mode}"
 
 
 def tags(identifier: str) -> dict[str, str]:

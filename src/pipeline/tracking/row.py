@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _UNSAID: tuple[Any, ...] = (None, {}, [])
 _SHARED = "hyperparameters"
 _SHADES = 5
+_GOLDEN = 0.618034
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,11 +90,15 @@ def dvc_digest(path: Path) -> str:
     return f"{_md5(json.dumps(listed, sort_keys=True).encode()).hexdigest()}.dir"
 
 
-def color(experiment: str, seed: int) -> str:
-    """A color for the charts: one hue for each experiment, one shade for each seed."""
-    hue = int.from_bytes(hashlib.sha256(experiment.encode()).digest()[:2]) / 65536
+def color(position: int, seed: int) -> str:
+    """A color for the charts: a hue for each experiment, far from the last, a shade for each seed.
+
+    Args:
+        position: of the experiment among all of them.
+        seed: of the run.
+    """
     light = 0.34 + 0.08 * (seed % _SHADES)
-    red, green, blue = colorsys.hls_to_rgb(hue, light, 0.75)
+    red, green, blue = colorsys.hls_to_rgb((0.58 + _GOLDEN * position) % 1.0, light, 0.75)
     return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
 
 

@@ -48,7 +48,6 @@ def test_the_digest_of_a_folder_is_that_of_its_list_of_files(tmp_path: Path):
     assert dvc_digest(tmp_path / "a.txt") == two
 
 
-def test_seeds_are_shades_of_their_experiments_color():
-    assert len({color("walk", seed) for seed in range(5)}) == 5
-    assert color("walk", 1) == color("walk", 1)
-    assert color("walk", 1) != color("run", 1)
+def test_every_experiment_and_seed_has_a_color_of_its_own():
+    shown = {color(position, seed) for position in range(12) for seed in range(5)}
+    assert len(shown) == 60
