@@ -30,6 +30,7 @@ CURRENT = "pipeline.current"
 IDENTITY = ("pipeline.experiment", "pipeline.seed", "pipeline.checkout", "pipeline.variant")
 """Tags that say which runs stand for the same; the variant is DVC's experiment or `workspace`."""
 _BATCH = 900
+_WAIT_S = 300.0
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -94,8 +95,8 @@ class Store:
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table it makes
         logging.getLogger("urllib3").setLevel(logging.ERROR)  # we say what its retries came to
         uri = default_uri(root)
-        client = MlflowClient(tracking_uri=uri)
         with locked(uri):
+            client = MlflowClient(tracking_uri=uri)  # makes the tables of a new store
             found = client.get_experiment_by_name(experiment_name())
             if found is not None:
                 identifier = found.experiment_id
@@ -301,7 +302,7 @@ def locked(uri: str) -> Any:
 
     path = Path(uri.removeprefix("sqlite:///"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{path}.lock", timeout=60):
+    with FileLock(f"{path}.lock", timeout=_WAIT_S):
         yield
 
 
