@@ -8,6 +8,9 @@ min_version("9.10")
 container: "rl-pipeline.sif"  # workflow/Dockerfile; used with --software-deployment-method apptainer
 
 
+report: "workflow/report/workflow.rst"
+
+
 include: "workflow/rules/common.smk"
 
 

@@ -13,39 +13,14 @@ from typing import TYPE_CHECKING
 
 from pipeline import __version__
 from pipeline.commands.env_options import build_options, fetch_options, manifest_option
+from pipeline.commands.examples import EXAMPLES
 from pipeline.commands.learn_options import add_options
 from pipeline.commands.parsing import Parser
-from pipeline.commands.results_options import compare_options, provenance_options
+from pipeline.commands.results_options import compare_options, provenance_options, runs_options
 from pipeline.errors import Interrupted, PipelineError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-_EPILOG = """\
-the whole pipeline
-  pipeline plan                     after editing experiments or seeds in params.yaml
-  dvc repro                         run what is out of date, one stage after another
-  snakemake --cores 8               the same, in parallel
-  pipeline run smoke --cores 2      one subset, experiment, sweep or run of params.yaml
-  pipeline sync                     tell one engine what the other has done
-  pipeline ui                       curves, parameters and models in the browser
-
-one thing at a time
-  pipeline env build balance_ball -o build/balance_ball
-  pipeline env fetch URL --sha256 DIGEST
-  pipeline env build gymnasium:CartPole-v1 -o build/cartpole --copies 8
-  pipeline learn config/ppo/3DBall.yaml --env build/balance_ball --run-id first
-  pipeline evaluate results/export/balance_ball_ppo/seed1/3DBall.onnx --env build/balance_ball
-  pipeline compare results/train/balance_ball_ppo results/train/balance_ball_bc_ppo
-  pipeline config check old/trainer_config.yaml
-  pipeline config upgrade old/trainer_config.yaml old/curricula -o config/new.yaml
-  pipeline demo record balance_ball -o data/demos/mine.demo --episodes 20
-  pipeline demo info data/demos/mine.demo
-  pipeline onnx check results/export/balance_ball_ppo/seed1/3DBall.onnx
-  pipeline provenance results/export/balance_ball_ppo/seed1/3DBall.onnx
-
-`pipeline COMMAND --help` says more about each.
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = Parser(
         prog="pipeline",
         description="From an environment to a trained, exported, evaluated and compared agent.",
-        epilog=_EPILOG,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"pipeline {__version__}")
@@ -135,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         _evaluate,
         _compare,
         _provenance,
+        _runs,
         _onnx,
         _ui,
     ):
@@ -366,6 +342,16 @@ def _provenance(commands: argparse._SubParsersAction, debug: argparse.ArgumentPa
     provenance_options(_command(commands, debug, "provenance", text, work))
 
 
+def _runs(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
+    def work(arguments: argparse.Namespace) -> str:
+        from pipeline.commands.runs import tell
+
+        return tell(Path.cwd(), arguments.run, revision=arguments.at)
+
+    text = "say which MLflow run and which DVC revision belong together"
+    runs_options(_command(commands, debug, "runs", text, work))
+
+
 def _onnx(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]  # as above
     def check(arguments: argparse.Namespace) -> str:
         from pipeline.commands.onnx import check
@@ -383,8 +369,6 @@ def _ui(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) ->
     def work(arguments: argparse.Namespace) -> None:
         from pipeline.commands.ui import serve
 
-        print(f"MLflow: http://127.0.0.1:{arguments.port}   (Ctrl+C ends it)", flush=True)
-        print("Switch from 'GenAI' to 'Model training' at the top left; the curves are there.")
         serve(Path.cwd(), arguments.port)
 
     made = _command(commands, debug, "ui", "show runs in the browser, on this machine only", work)

@@ -150,16 +150,57 @@ def test_one_mlflow_run_holds_an_experiment_and_seed(by_dvc: Path):
     assert set(runs) == {"plain-seed1", "cloned-seed1"}
     for found in runs.values():
         assert found.info.status == "FINISHED"
-        assert found.data.params["overrides.behaviors.3DBall.max_steps"] == "4000"
+        assert found.data.params["max_steps"] == "4000"
+        assert found.data.params["learning_rate"] == "0.0003"
+        assert found.data.params["environment"] == "balance_ball"
         assert found.data.metrics["evaluate/episodes"] == 4
         assert found.data.tags["pipeline.algorithm"] == "ppo"
         assert len(found.data.tags["mlflow.source.git.commit"]) == 40
         name = "Environment/Cumulative Reward"
         history = client.get_metric_history(found.info.run_id, name)
         assert [point.step for point in history] == [1000, 2000, 3000, 4000]
+        assert json.loads((by_dvc / f"results/evaluate/{name_of(found)}/metrics.json").read_text())[
+            "3DBall"
+        ]["mean_return"] == pytest.approx(found.data.metrics["evaluate/mean_return"])
+        paths = {one.path for one in client.list_artifacts(found.info.run_id, "evaluate")}
+        assert "evaluate/returns.png" in paths
     assert "pretrain/loss" in runs["cloned-seed1"].data.metrics
+    data = {one.dataset.name for one in runs["cloned-seed1"].inputs.dataset_inputs}
+    assert data == {"balance_ball", "balance_ball_expert"}
     models = client.search_logged_models([experiment.experiment_id])
     assert {model.source_run_id for model in models} == {r.info.run_id for r in runs.values()}
+
+
+def name_of(found) -> str:
+    return found.info.run_name.replace("-seed", "/seed")
+
+
+def test_the_best_policy_has_the_alias_and_its_row_leads_to_the_revision_and_back(
+    by_dvc: Path, tmp_path: Path
+):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{by_dvc / 'mlflow.db'}")
+    (model,) = client.search_registered_models()
+    assert model.name == "balance_ball.3DBall"
+    versions = client.search_model_versions(f"name = '{model.name}'")
+    assert {one.tags["run"] for one in versions} == {"plain-seed1", "cloned-seed1"}
+    top = max(float(one.tags["score"]) for one in versions)
+    assert float(client.get_model_version_by_alias(model.name, "best").tags["score"]) == top
+    for one in versions:
+        alias = one.tags["experiment"]
+        assert client.get_model_version_by_alias(model.name, alias).version == one.version
+
+    root = tmp_path / "project"
+    shutil.copytree(by_dvc, root, symlinks=True)
+    commit(root, "results")
+    told = run(root, "python", "-m", "pipeline.cli", "runs", "plain-1").stdout
+    assert told.count("as in results/") == 3
+    head = git(root, "rev-parse", "HEAD").strip()
+    assert f"git checkout {head[:12]} && dvc checkout" in told
+    back = run(root, "python", "-m", "pipeline.cli", "runs", "--at", "HEAD").stdout
+    rows = {one.tags["run"].replace("-seed", "-"): one.run_id for one in versions}
+    assert {line.split()[0]: line.split()[1] for line in back.splitlines()[1:]} == rows
 
 
 def start_training(root: Path) -> subprocess.Popen:

@@ -56,9 +56,10 @@ rule evaluate:
     output:
         report(
             "results/evaluate/{experiment}/seed{seed}/returns.png",
+            caption="../report/evaluate.rst",
             category="Evaluation",
             subcategory="{experiment}",
-            labels={"seed": "{seed}"},
+            labels={"seed": "{seed}", "shows": "distribution of returns"},
         ),
         "results/evaluate/{experiment}/seed{seed}/episodes.csv",
         "results/evaluate/{experiment}/seed{seed}/metrics.json",
@@ -102,12 +103,38 @@ rule report:
             "stages/pages.py",
         ),
     output:
-        report("results/report/report.html", category="Report"),
+        report(
+            "results/report/report.html",
+            caption="../report/report.rst",
+            category="Comparison",
+            labels={"shows": "everything on one page", "of": "all"},
+        ),
         "results/report/report.md",
-        directory("results/report/figures"),
-        report("results/report/comparison.csv", category="Report"),
-        report("results/report/improvement.csv", category="Report"),
-        report("results/report/learning.csv", category="Report"),
+        report(
+            directory("results/report/figures"),
+            patterns=["{of}-{shows}.png"],
+            caption="../report/figures.rst",
+            category="Comparison",
+            labels={"shows": "{shows}", "of": "{of}"},
+        ),
+        report(
+            "results/report/comparison.csv",
+            caption="../report/tables.rst",
+            category="Comparison",
+            labels={"shows": "scores", "of": "all"},
+        ),
+        report(
+            "results/report/improvement.csv",
+            caption="../report/tables.rst",
+            category="Comparison",
+            labels={"shows": "probabilities of improvement", "of": "all"},
+        ),
+        report(
+            "results/report/learning.csv",
+            caption="../report/tables.rst",
+            category="Comparison",
+            labels={"shows": "learning curves over seeds", "of": "all"},
+        ),
         "results/report/summary.json",
     log:
         "logs/report.log",

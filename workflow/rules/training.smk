@@ -65,9 +65,10 @@ rule train:
         "results/train/{experiment}/seed{seed}/metrics.json",
         report(
             "results/train/{experiment}/seed{seed}/progress.csv",
-            category="Training",
+            caption="../report/train.rst",
+            category="Learning curves",
             subcategory="{experiment}",
-            labels={"seed": "{seed}"},
+            labels={"seed": "{seed}", "shows": "summaries by environment steps"},
         ),
     log:
         "logs/train/{experiment}/seed{seed}.log",
@@ -114,9 +115,10 @@ rule train_pretrained:
         "results/train/{experiment}/seed{seed}/metrics.json",
         report(
             "results/train/{experiment}/seed{seed}/progress.csv",
-            category="Training",
+            caption="../report/train.rst",
+            category="Learning curves",
             subcategory="{experiment}",
-            labels={"seed": "{seed}"},
+            labels={"seed": "{seed}", "shows": "summaries by environment steps"},
         ),
     log:
         "logs/train/{experiment}/seed{seed}.log",
@@ -158,7 +160,12 @@ rule sweep:
     output:
         "results/sweep/{name}/best.json",
         "results/sweep/{name}/metrics.json",
-        report("results/sweep/{name}/trials.csv", category="Sweeps"),
+        report(
+            "results/sweep/{name}/trials.csv",
+            caption="../report/sweep.rst",
+            category="Sweeps",
+            labels={"sweep": "{name}", "shows": "trials, best first"},
+        ),
     log:
         "logs/sweep/{name}.log",
     benchmark:
@@ -191,9 +198,10 @@ rule train_best:
         "results/train/{experiment}/seed{seed}/metrics.json",
         report(
             "results/train/{experiment}/seed{seed}/progress.csv",
-            category="Training",
+            caption="../report/train.rst",
+            category="Learning curves",
             subcategory="{experiment}",
-            labels={"seed": "{seed}"},
+            labels={"seed": "{seed}", "shows": "summaries by environment steps"},
         ),
     log:
         "logs/train/{experiment}/seed{seed}.log",

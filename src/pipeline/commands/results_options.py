@@ -1,4 +1,4 @@
-"""Options of the commands that look at results: `compare` and `provenance`."""
+"""Options of the commands that look at results: `compare`, `provenance` and `runs`."""
 
 from __future__ import annotations
 
@@ -44,3 +44,17 @@ def provenance_options(parser: argparse.ArgumentParser) -> None:
         "--tree", type=Path, help="the checkout to compare with; default: the present folder's"
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+def runs_options(parser: argparse.ArgumentParser) -> None:
+    """Of `pipeline runs`."""
+    parser.add_argument(
+        "run",
+        nargs="?",
+        help="<experiment>-<seed>, or a run's id in MLflow; default: a table of all",
+    )
+    parser.add_argument(
+        "--at",
+        metavar="REVISION",
+        help="the rows of what a git revision's dvc.lock holds, instead of what lies here",
+    )

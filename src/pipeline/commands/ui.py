@@ -2,46 +2,92 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import signal
 import subprocess
+import time
 from typing import TYPE_CHECKING
 
 from pipeline.commands import engines
 from pipeline.errors import PipelineError
-from pipeline.tracking import mlflow_store
+from pipeline.stages import process
+from pipeline.tracking import mlflow_store, mlflow_view
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+_START_S, _END_S = 300.0, 10.0
+_log = logging.getLogger(__name__)
 
 
 def serve(root: Path, port: int) -> None:
-    """Serve the pages until interrupted.
+    """Say where the prepared pages are, and serve them until interrupted.
+
+    A server that MLFLOW_TRACKING_URI names has them already.
 
     Raises:
         PipelineError: There are no runs yet, or the server ended by itself.
     """
-    uri = mlflow_store.default_uri(root)
-    if uri.startswith("sqlite:///") and not os.path.exists(uri.removeprefix("sqlite:///")):  # noqa: PTH110  # a URI's path
-        raise PipelineError(
-            "there are no runs yet: run `dvc repro` or `snakemake --cores 1` in this folder first"
-        )
-    mlflow_store.set_environment()
-    command = ["mlflow", "ui", "--workers", "1", "--backend-store-uri", uri]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
-    variables = {**engines.environment(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    server = subprocess.Popen(command, cwd=root, env=variables)  # noqa: S603  # fixed command
-    try:
-        code = server.wait()
-    except KeyboardInterrupt:
-        server.send_signal(signal.SIGINT)
-        server.wait(timeout=20)
+    store = mlflow_store.Store.existing(root)
+    remote = store.uri.startswith("http")
+    address = store.uri.rstrip("/") if remote else f"http://127.0.0.1:{port}"
+    if remote:
+        _say_where(store, address)
         return
-    finally:
-        if server.poll() is None:
-            server.kill()
-            server.wait()
+    command = ["mlflow", "ui", "--workers", "1", "--backend-store-uri", store.uri]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    command += ["--uvicorn-opts", "--log-level warning --no-access-log"]
+    variables = {**engines.environment(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with process.signals(), _group(command, root, variables) as server:
+        try:
+            if _ready(server, f"{address}/health"):
+                _say_where(store, address)
+                _log.info("Ctrl+C ends the server.")
+            code = server.wait()
+        except KeyboardInterrupt:
+            return
     if code != 0:
         raise PipelineError(
             f"the MLflow server ended with exit code {code}; choose another --port if it is taken"
         )
+
+
+def _ready(server: subprocess.Popen[bytes], health: str) -> bool:
+    """Wait until the pages are there; False when the server has ended or takes too long."""
+    import requests
+
+    end = time.monotonic() + _START_S
+    while server.poll() is None and time.monotonic() < end:
+        with contextlib.suppress(requests.RequestException):
+            if requests.get(health, timeout=5).ok:
+                return server.poll() is None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(timeout=0.25)
+    return False
+
+
+def _say_where(store: mlflow_store.Store, address: str) -> None:
+    for what, view in (("All runs by experiment", "table"), ("Learning curves", "curves")):
+        _log.info("%-23s %s%s", what, address, mlflow_view.address(store.experiment_id, view))
+    _log.info("%-23s %s/#/models", "Models", address)
+
+
+@contextlib.contextmanager
+def _group(
+    command: Sequence[str], root: Path, variables: dict[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A server with processes of its own, all of which end with the block."""
+    server = subprocess.Popen(  # noqa: S603  # fixed command
+        command, cwd=root, env=variables, start_new_session=True
+    )
+    try:
+        yield server
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(timeout=_END_S)

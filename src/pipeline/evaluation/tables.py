@@ -52,8 +52,8 @@ def notes(task: Task) -> list[str]:
     ]
     if task.target is not None:
         found.append(
-            f"Target: a mean return of {number(task.target)} in training, {task.fraction:.0%} of "
-            "the way from the lowest start to the best end."
+            f"Target: a mean return of {number(task.target)} in training, "
+            f"{task.fraction * 100:.0f} % of the way from the lowest start to the best end."
         )
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.evaluation.episodes import Episode
+    from pipeline.tracking import mlflow_run
 
 OUTPUTS = ("returns.png", "episodes.csv", "metrics.json")
 
@@ -44,7 +46,7 @@ def evaluate(run: tracked.Run) -> None:
     job = job_of(run)
     with (
         common.attempt(job, run.root) as attempt,
-        tracked.recorded(run, attempt, algorithm=tracked.algorithm_of(run)) as record,
+        tracked.recorded(run, attempt) as record,
     ):
         build = executable.load(run.root / executable.folder_of(run.experiment.environment))
         models = {path.stem: path for path in sorted((run.root / job.inputs[1]).glob("*.onnx"))}
@@ -62,8 +64,46 @@ def evaluate(run: tracked.Run) -> None:
         returns = [episode.episode_return for episode in played]
         plot_returns(attempt.out("returns.png"), returns, title=title)
         if record is not None:
-            record.results({name: v for name, v in flat(metrics).items() if v is not None})
-            record.artifacts([attempt.out("returns.png"), attempt.out("episodes.csv")])
+            _tell(record, run, attempt, metrics)
+
+
+def _tell(
+    record: mlflow_run.MlflowRun,
+    run: tracked.Run,
+    attempt: common.Attempt,
+    metrics: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Write the numbers, the plot and the episodes to MLflow, and score the policy there.
+
+    Playing against oneself gives the same mean return however good one is, so it is no score.
+    """
+    step = _steps_of(run.root / run.folder("export") / "export.json")
+    behaviors = run.params.run_settings(run.name).behaviors
+    scores = {
+        name: values["mean_return"]
+        for name, values in metrics.items()
+        if name in behaviors and behaviors[name].self_play is None
+    }
+    record.settings(attempt.job.params)
+    record.results({name: v for name, v in flat(metrics).items() if v is not None}, step=step)
+    record.artifacts([attempt.out(name) for name in OUTPUTS])
+    record.picture(attempt.out("returns.png"), step=step)
+    record.made(attempt.out("metrics.json"))
+    record.score(
+        scores,
+        environment=run.experiment.environment,
+        build=run.root / executable.folder_of(run.experiment.environment),
+        told=attempt.job.params,
+    )
+
+
+def _steps_of(path: Path) -> int:
+    """After how many steps the policies were exported; 0 when the file does not say."""
+    try:
+        reports = json.loads(path.read_text(encoding="utf-8"))
+        return max(int(report["step"]) for report in reports.values())
+    except (OSError, ValueError, KeyError, AttributeError):
+        return 0
 
 
 def play(

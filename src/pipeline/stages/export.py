@@ -37,7 +37,7 @@ def export(run: tracked.Run) -> None:
     job = job_of(run)
     with (
         common.attempt(job, run.root) as attempt,
-        tracked.recorded(run, attempt, algorithm=tracked.algorithm_of(run)) as record,
+        tracked.recorded(run, attempt) as record,
     ):
         folder = attempt.out(job.outputs[0].name)
         checkpoints = policies.split(run.root / job.inputs[0], attempt.run)
@@ -50,8 +50,9 @@ def export(run: tracked.Run) -> None:
         }
         files.write_json(folder / "export.json", reports)
         if record is not None:
+            record.made(folder)
             for name in reports:
-                record.model(folder / f"{name}.onnx", name=name)
+                record.model(folder / f"{name}.onnx", environment=run.experiment.environment)
 
 
 def publish(

@@ -60,12 +60,9 @@ def pretrain(run: tracked.Run) -> None:
     job = job_of(run)
     runtime = run.runtime()
     torch.set_num_threads(runtime["torch_threads"])
-    with (
-        common.attempt(job, run.root) as attempt,
-        tracked.recorded(run, attempt, algorithm=tracked.algorithm_of(run)) as record,
-    ):
+    with common.attempt(job, run.root) as attempt:
         losses = _Losses()
-        sinks: list[Sink] = [losses] if record is None else [losses, record.curve()]
+        sinks: list[Sink] = [losses]
         result = trainer.pretrain(
             [run.root / job.inputs[0]],
             run.params.network_settings(run.name),
@@ -87,8 +84,10 @@ def pretrain(run: tracked.Run) -> None:
         }
         files.write_json(attempt.out("metrics.json"), {result.behavior: metrics})
         files.write_whole(attempt.out("progress.csv"), losses.text())
-        if record is not None:
-            record.results(metrics)
+        if "train" not in run.experiment.stages:
+            with tracked.recorded(run, attempt) as record:
+                if record is not None:
+                    tracked.tell_pretraining(record, attempt.out("progress.csv").parent)
 
 
 class _Losses:

@@ -73,6 +73,7 @@ def report(root: Path) -> None:
         folder.mkdir()
         curves = [_curves(task) for task in tasks]
         drawn = [_draw(*one, folder) for one in zip(tasks, curves, strict=True)]
+        stages = {name: one.stages for name, one in params.experiments.items()}
         texts = {
             "comparison.csv": tables.csv_text(
                 tables.standing_records(tasks), tables.STANDING_COLUMNS
@@ -80,7 +81,7 @@ def report(root: Path) -> None:
             "improvement.csv": tables.csv_text(tables.pair_records(tasks), tables.PAIR_COLUMNS),
             "learning.csv": tables.csv_text(_points(tasks, curves), _CURVE_COLUMNS),
             "report.md": pages.markdown(tasks, drawn),
-            "report.html": pages.html(tasks, drawn, folder),
+            "report.html": pages.html(tasks, drawn, folder, stages),
         }
         for name, text in texts.items():
             files.write_whole(attempt.out(name), text)

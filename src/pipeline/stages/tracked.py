@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
+import json
 import os
-from dataclasses import dataclass
+import zlib
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
+from pipeline.settings import to_mapping
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import check_plan
 from pipeline.stages import common, process
-from pipeline.tracking import mlflow_run, mlflow_store
+from pipeline.tracking import mlflow_run, mlflow_store, row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pipeline.settings.params import ExperimentParams, Params
 
@@ -89,29 +95,32 @@ def algorithm_of(run: Run) -> str:
 
 @contextlib.contextmanager
 def recorded(
-    run: Run, attempt: common.Attempt, *, algorithm: str, prefix: bool = False
+    run: Run, attempt: common.Attempt, *, prefix: bool = False
 ) -> Iterator[mlflow_run.MlflowRun | None]:
     """An MLflow run for the block, or None when tracking is off; never in the stage's way."""
     if not mlflow_run.enabled():
         yield None
         return
-    inputs = {f"input.{path}": digest[:16] for path, digest in attempt.digests.items()}
-    store_root = Path(os.environ.get("DVC_ROOT") or run.root).resolve()
+    stage = attempt.job.stage
     key = mlflow_run.RunKey(
         experiment=run.name,
         seed=run.seed,
-        stage=attempt.job.stage,
+        stage=stage,
         fingerprint=attempt.fingerprint,
-        root=store_root,
+        resumed=attempt.resumed,
+        root=Path(os.environ.get("DVC_ROOT") or run.root).resolve(),
         record=run.root / common.WORK / "mlflow" / f"{run.name}-seed{run.seed}.json",
         tags={
-            "pipeline.algorithm": algorithm,
+            "pipeline.algorithm": algorithm_of(run),
+            "pipeline.environment": run.experiment.environment,
+            "mlflow.source.name": f"workflow/scripts/{stage}.py",
+            "mlflow.source.type": "LOCAL",
+            "mlflow.runColor": row.color(_position(run), run.seed),
             **mlflow_store.source_tags(run.root),
-            **{mlflow_store.clean(name): digest for name, digest in inputs.items()},
         },
     )
     tracking = mlflow_run.MlflowRun(key, prefix=prefix)
-    tracking.params(attempt.job.params)
+    tracking.describe(row_of(run), run.root)
     try:
         yield tracking
     except KeyboardInterrupt:
@@ -125,3 +134,75 @@ def recorded(
     finally:
         attempt.facts["mlflow_run_id"] = tracking.run_id
         attempt.facts["mlflow_lost"] = tracking.lost
+
+
+def tell_pretraining(record: mlflow_run.MlflowRun, folder: Path) -> None:
+    """Write the losses of a `pretrain` stage, by epoch, from the files that it has made.
+
+    The row belongs to `train`, which may run again without `pretrain`.
+    """
+    curves: dict[str, list[tuple[int, float]]] = {}
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        with (folder / "progress.csv").open(newline="", encoding="utf-8") as file:
+            for line in csv.DictReader(file):
+                epoch = int(line.pop("step"))
+                for name, value in line.items():
+                    curves.setdefault(name, []).append((epoch, float(value)))
+        record.points(curves, stage="pretrain")
+
+
+def _position(run: Run) -> int:
+    """Of the experiment among all; a number of its own for a trial of a sweep."""
+    names = list(run.params.experiments)
+    return names.index(run.name) if run.name in names else zlib.crc32(run.name.encode())
+
+
+def row_of(run: Run) -> row.Row:
+    """What MLflow's row says of a run, whichever stage writes it."""
+    experiment = run.experiment
+    settings = to_mapping(run.params.run_settings(run.name))
+    settings.pop("checkpoint_settings", None)
+    behaviors = settings["behaviors"]
+    shared = {
+        "environment": experiment.environment,
+        "trainer": experiment.trainer,
+        "seed": run.seed,
+        "num_envs": settings["env_settings"]["num_envs"],
+        "environment_parameters": settings["environment_parameters"] or {},
+        **run.runtime(),
+        **({} if experiment.pretrain is None else {"pretrain": asdict(experiment.pretrain)}),
+    }
+    told = {"experiment": run.name, "seed": run.seed, "runtime": run.runtime(), **settings}
+    return row.Row(
+        params={**row.parameters(behaviors), **{k: v for k, v in shared.items() if v != {}}},
+        configuration=yaml.safe_dump(json.loads(json.dumps(told, default=str)), sort_keys=False),
+        data=_data_of(run, behaviors),
+        note=row.note(
+            run.name, run.seed, files=[str(run.folder(stage)) for stage in experiment.stages]
+        ),
+    )
+
+
+def _data_of(run: Run, behaviors: Mapping[str, Any]) -> list[row.Data]:
+    """The build of the environment, and every demonstration that a stage or a signal reads."""
+    name = run.experiment.environment
+    built = f"build/env/{name}"
+    facts = _read(run.root / built / "environment.json")
+    found = [row.Data(name=name, path=built, context="environment", facts=facts)]
+    paths = [value for at, value in row.leaves(behaviors) if at.endswith("demo_path")]
+    if run.experiment.demonstrations is not None:
+        paths.insert(0, f"data/demos/{run.experiment.demonstrations}.demo")
+    for path in dict.fromkeys(map(str, paths)):
+        stem = Path(path).stem
+        facts = _read(run.root / "results/demos" / f"{stem}.json")
+        found.append(row.Data(name=stem, path=path, context="demonstrations", facts=facts))
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a JSON file says; nothing when it is not there, since this is for people only."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -79,9 +79,7 @@ def _train(
 
     runtime = run.runtime()
     several = len(settings.behaviors) > 1
-    with tracked.recorded(
-        run, attempt, algorithm=tracked.algorithm_of(run), prefix=several
-    ) as record:
+    with tracked.recorded(run, attempt, prefix=several) as record:
         sinks: list[Sink] = [
             ConsoleSink(max_steps={n: one.max_steps for n, one in settings.behaviors.items()}),
             CsvSink(attempt.run / "progress.csv"),
@@ -89,6 +87,8 @@ def _train(
         ]
         if record is not None:
             sinks.append(record.curve())
+            if started_from is not None:
+                tracked.tell_pretraining(record, run.root / run.folder("pretrain"))
         result = trainer.train(
             build.file,
             settings,
@@ -110,7 +110,10 @@ def _train(
         metrics = {name: _metrics(one) for name, one in result.behaviors.items()}
         attempt.facts["seconds"] = dict(result.seconds)
         if record is not None:
-            record.results({k: v for k, v in _flat(metrics).items() if v is not None})
+            step = max(one.steps for one in result.behaviors.values())
+            told = {k: v for k, v in _flat(metrics).items() if v is not None}
+            record.results(told, step=step)
+            record.made(attempt.out("policy.pt"))
     return metrics
 
 

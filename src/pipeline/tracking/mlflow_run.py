@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
-from pipeline.tracking import mlflow_store, names
+from pipeline.tracking import mlflow_registry, mlflow_store, names, row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_BEGINNERS = ("pretrain", "train")
+_BEGINNER = "train"
 _GIVE_UP_AFTER = 3
 
 
@@ -46,15 +46,17 @@ class RunKey:
     seed: int
     """Seed of the run."""
     stage: str
-    """Stage of the DAG; pretrain and train may begin a run, the others continue it."""
+    """Stage of the DAG; `train` may begin a new run, the others continue the one there is."""
     fingerprint: str
     """Digest of the stage's inputs; training on other inputs begins a new run."""
+    resumed: bool = False
+    """Whether a killed attempt goes on; training again from the start begins a new run."""
     root: Path
     """The repository, which holds the store unless MLFLOW_TRACKING_URI names another."""
     record: Path
     """JSON file that remembers the run between stages."""
     tags: Mapping[str, str] = field(default_factory=dict)
-    """Facts to search by: algorithm, digests of inputs."""
+    """Facts to search by: algorithm, environment, commit."""
 
 
 class MlflowRun:
@@ -93,35 +95,100 @@ class MlflowRun:
         """A sink for training, which may close it while the run goes on."""
         return _Curve(self)
 
-    def results(self, values: Mapping[str, float]) -> None:
-        """Queue a stage's final numbers as `<stage>/<name>`."""
-        now = int(time.time() * 1000)
-        stage = self._key.stage
+    def results(self, values: Mapping[str, float], *, step: int = 0) -> None:
+        """Queue a stage's final numbers as `<stage>/<name>`, at the policy's step."""
+        self.points({name: [(step, value)] for name, value in values.items()})
+
+    def points(
+        self, values: Mapping[str, Sequence[tuple[int, float]]], *, stage: str | None = None
+    ) -> None:
+        """Queue `(step, value)` points of curves named `<stage>/<name>`."""
+        now, stage = int(time.time() * 1000), stage or self._key.stage
         self._put(
-            [(mlflow_store.clean(f"{stage}/{name}"), v, now, 0) for name, v in values.items()]
+            [
+                (mlflow_store.clean(f"{stage}/{name}"), value, now, step)
+                for name, curve in values.items()
+                for step, value in curve
+            ]
         )
 
-    def params(self, values: Mapping[str, Any]) -> None:
-        """Queue what the stage depends on, flattened to dotted names.
+    def describe(self, told: row.Row, tree: Path) -> None:
+        """Queue what the row says whichever stage writes it; what is there already stays.
 
-        Stages that may run again on the same run write tags, which can change; the others params.
+        Args:
+            told: the row.
+            tree: the checkout that the data's paths are relative to.
         """
+        params = mlflow_store.flatten(told.params)
+
+        def write(store: mlflow_store.Store, run: str) -> None:
+            store.log_params(run, params)
+            digests = store.log_data(run, told.data, tree)
+            tags = {f"dvc.{context}": digest for context, digest in digests.items()}
+            store.set_tags(run, {**tags, "mlflow.note.content": told.note})
+            store.log_text(run, told.configuration, "configuration.yaml")
+
+        self._put(write)
+
+    def settings(self, values: Mapping[str, Any]) -> None:
+        """Queue what this stage alone was told, as tags `<stage>.<name>`, which can change."""
         flat = mlflow_store.flatten(values)
-        if self._key.stage in _BEGINNERS:
-            self._put(lambda store, run: store.log_params(run, flat))
-        else:
-            tags = {f"{self._key.stage}.{name}": text for name, text in flat.items()}
-            self._put(lambda store, run: store.set_tags(run, tags))
+        tags = {f"{self._key.stage}.{name}": text for name, text in flat.items()}
+        self._put(lambda store, run: store.set_tags(run, tags))
+
+    def made(self, path: Path) -> None:
+        """Queue DVC's digest of what the stage made, by which `dvc.lock` knows it."""
+        tag = f"dvc.{self._key.stage}"
+        self._put(lambda store, run: store.set_tags(run, {tag: row.dvc_digest(path)}))
 
     def artifacts(self, paths: Sequence[Path], folder: str | None = None) -> None:
         """Queue copies of files into the run's artifacts."""
         self._put(lambda store, run: store.log_files(run, paths, folder or self._key.stage))
 
-    def model(self, path: Path, *, name: str) -> None:
-        """Queue an ONNX file as a logged model with its signature."""
-        self._put(lambda store, run: store.log_onnx(run, path, name))
+    def picture(self, path: Path, *, step: int) -> None:
+        """Queue a picture for the charts page, named after the stage and the file."""
+        key = f"{self._key.stage}/{path.stem}"
+        self._put(lambda store, run: store.log_picture(run, path, key, step))
 
-    def close(self, *, status: str = "FINISHED", timeout_s: float = 15.0) -> None:
+    def model(self, path: Path, *, environment: str) -> None:
+        """Queue an ONNX file as a logged model with its signature, and as a registered version."""
+        key = self._key
+        name = mlflow_registry.model_name(environment, path.stem)
+        tags = {
+            mlflow_registry.EXPERIMENT: key.experiment,
+            "seed": str(key.seed),
+            "run": _name_of(key),
+            "dvc.export": row.dvc_digest(path.parent),
+            "git.commit": key.tags.get("mlflow.source.git.commit", ""),
+        }
+        self._put(lambda store, run: store.log_onnx(run, path, name, tags))
+
+    def score(
+        self, values: Mapping[str, float], *, environment: str, build: Path, told: Mapping[str, Any]
+    ) -> None:
+        """Queue the mean return of each behavior's exported policy, which may earn it an alias.
+
+        Args:
+            values: mean returns by behavior.
+            environment: its name.
+            build: folder of the environment in which the episodes were played.
+            told: what else to say of the evaluation.
+        """
+        key = self._key
+
+        def write(store: mlflow_store.Store, run: str) -> None:
+            shared = {
+                mlflow_registry.BUILD: row.dvc_digest(build),
+                mlflow_registry.EXPERIMENT: key.experiment,
+                **{f"evaluate.{name}": str(value) for name, value in told.items()},
+            }
+            for behavior, value in values.items():
+                name = mlflow_registry.model_name(environment, behavior)
+                store.score(run, name, {**shared, mlflow_registry.SCORE: repr(value)})
+
+        self._put(write)
+
+    def close(self, *, status: str = "FINISHED", timeout_s: float = 60.0) -> None:
         """Write what is queued and end the run with `status`; gives up after `timeout_s`."""
         if self._closed:
             return
@@ -188,28 +255,27 @@ class MlflowRun:
             self._failures = 0
 
     def _begin(self, store: mlflow_store.Store) -> str:
-        """The run to write to: the recorded one, or a new one."""
+        """The run to write to: the one there is, or a new one in its place."""
         key, stages = self._key, dict[str, str]()
-        record = _read_record(key.record)
-        run: str | None = None
-        if record is not None and record["uri"] == store.uri:
-            stages = record["stages"]
-            run = record["run_id"] if store.exists(record["run_id"]) else None
-            if run is not None and _other_inputs(key, stages):
-                store.end_if_running(run, "KILLED")
-                run, stages = None, {}
         tags = {
             "pipeline.experiment": key.experiment,
             "pipeline.seed": str(key.seed),
             "pipeline.checkout": mlflow_store.checkout(key.root),
+            "pipeline.variant": "workspace",
             **{name: str(value) for name, value in key.tags.items()},
         }
-        if run is None:
+        run: str | None = None
+        record = _read_record(key.record)
+        if record is not None and record["uri"] == store.uri and store.exists(record["run_id"]):
+            run, stages = record["run_id"], record["stages"]
+        elif key.stage != _BEGINNER:
+            run = store.current(tags)
+        if run is None or _anew(key, stages):
             stages = {}
-            run = store.create(f"{key.experiment}-seed{key.seed}", tags)
+            run = store.create(_name_of(key), {**tags, mlflow_store.CURRENT: "yes"})
+            store.supersede(run, tags)
         else:
             store.reopen(run, tags)
-        store.end_dead(run, tags)
         stages[key.stage] = key.fingerprint
         files.write_json(key.record, {"uri": store.uri, "run_id": run, "stages": stages})
         return run
@@ -236,14 +302,21 @@ class _Curve:
         """The run's owner closes it."""
 
 
-def _other_inputs(key: RunKey, stages: Mapping[str, str]) -> bool:
-    """Whether this stage begins a new run instead of continuing the recorded one."""
-    if key.stage not in _BEGINNERS:
-        return False
+def _name_of(key: RunKey) -> str:
+    variant = key.tags.get("pipeline.variant", "workspace")
+    name = f"{key.experiment}-seed{key.seed}"
+    return name if variant == "workspace" else f"{name} ({variant})"
+
+
+def _anew(key: RunKey, stages: Mapping[str, str]) -> bool:
+    """Whether this stage begins a new run instead of continuing the recorded one.
+
+    A row holds one training, so a second one from the start, or on other inputs, has its own.
+    """
     before = stages.get(key.stage)
-    if before is None:
-        return key.stage == "pretrain"
-    return before != key.fingerprint
+    if key.stage != _BEGINNER or before is None:
+        return False
+    return before != key.fingerprint or not key.resumed
 
 
 def _read_record(path: Path) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -12,12 +13,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
+from pipeline.errors import PipelineError
+from pipeline.tracking import mlflow_registry, mlflow_view
+from pipeline.tracking.row import dvc_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-EXPERIMENT = "pipeline"
+    from pipeline.tracking.row import Data
+
+_EXPERIMENT = "pipeline"
+_WRITTEN = ("src", "config", "workflow", "params.yaml", "dvc.yaml", "Snakefile")
+"""What people edit; results are rewritten by every run."""
+CURRENT = "pipeline.current"
+"""Tag of a run: `yes` on the one that stands for its experiment and seed."""
+IDENTITY = ("pipeline.experiment", "pipeline.seed", "pipeline.checkout", "pipeline.variant")
+"""Tags that say which runs stand for the same; the variant is DVC's experiment or `workspace`."""
 _BATCH = 900
+_WAIT_S = 300.0
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -82,17 +95,35 @@ class Store:
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table it makes
         logging.getLogger("urllib3").setLevel(logging.ERROR)  # we say what its retries came to
         uri = default_uri(root)
-        client = MlflowClient(tracking_uri=uri)
-        with _first_use(uri):
-            found = client.get_experiment_by_name(EXPERIMENT)
+        with locked(uri):
+            client = MlflowClient(tracking_uri=uri)  # makes the tables of a new store
+            found = client.get_experiment_by_name(experiment_name())
             if found is not None:
                 identifier = found.experiment_id
             elif uri.startswith("sqlite:"):
                 place = (root / "mlartifacts").as_uri()
-                identifier = client.create_experiment(EXPERIMENT, artifact_location=place)
+                identifier = client.create_experiment(experiment_name(), artifact_location=place)
             else:
                 identifier = _create_shared(client)
+            present = found.tags if found is not None else {}
+            for name, text in mlflow_view.missing(identifier, present).items():
+                client.set_experiment_tag(identifier, name, text)
         return cls(uri=uri, experiment_id=identifier, client=client)
+
+    @classmethod
+    def existing(cls, root: Path) -> Store:
+        """Open the store that runs have made.
+
+        Raises:
+            PipelineError: There is none.
+        """
+        uri = default_uri(root)
+        if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+            raise PipelineError(
+                "there are no runs yet: run `dvc repro` or `snakemake --cores 1` in this folder "
+                "first"
+            )
+        return cls.open(root)
 
     def exists(self, run: str) -> bool:
         """Whether the store knows the run and it is not deleted."""
@@ -122,14 +153,31 @@ class Store:
         if self.client.get_run(run).info.status == "RUNNING":
             self.end(run, status)
 
-    def end_dead(self, current: str, tags: Mapping[str, str]) -> None:
-        """Close the runs that killed attempts of the same experiment and seed left running."""
-        same = ("pipeline.experiment", "pipeline.seed", "pipeline.checkout")
-        wanted = " and ".join(f"tags.`{name}` = '{tags[name]}'" for name in same)
-        query = f"attributes.status = 'RUNNING' and {wanted}"
-        for found in self.client.search_runs([self.experiment_id], query):
-            if found.info.run_id != current:
-                self.end(found.info.run_id, "KILLED")
+    def of_same(self, tags: Mapping[str, str], *, more: str = "") -> list[Any]:
+        """The runs of the same experiment, seed, checkout and variant, newest first."""
+        wanted = " and ".join(f"tags.`{name}` = '{tags[name]}'" for name in IDENTITY)
+        return list(self.client.search_runs([self.experiment_id], wanted + more))
+
+    def current(self, tags: Mapping[str, str]) -> str | None:
+        """The run that stands for this experiment and seed, if there is one."""
+        found = self.of_same(tags, more=f" and tags.`{CURRENT}` = 'yes'")
+        return str(found[0].info.run_id) if found else None
+
+    def supersede(self, current: str, tags: Mapping[str, str]) -> None:
+        """Fold the earlier runs of the same experiment and seed below the one that replaces them.
+
+        What killed attempts left running is closed.
+        """
+        for found in self.of_same(tags):
+            run, told = found.info.run_id, found.data.tags
+            if run == current:
+                continue
+            if found.info.status == "RUNNING":
+                self.end(run, "KILLED")
+            if told.get("mlflow.parentRunId") != current:
+                self.set_tags(run, {CURRENT: "no", "mlflow.parentRunId": current})
+            if told.get(CURRENT) != "no":
+                self.client.update_run(run, name=f"{found.info.run_name} (superseded)")
 
     def log_metrics(self, run: str, points: Sequence[tuple[str, float, int, int]]) -> None:
         """Write `(name, value, unix ms, step)` points."""
@@ -140,10 +188,42 @@ class Store:
             self.client.log_batch(run, metrics=part)
 
     def log_params(self, run: str, values: Mapping[str, str]) -> None:
-        """Write parameters; MLflow refuses to change one."""
+        """Write the parameters that are not there yet; MLflow refuses to change one."""
         from mlflow.entities import Param
 
-        self.client.log_batch(run, params=[Param(name, text) for name, text in values.items()])
+        present = self.client.get_run(run).data.params
+        new = [Param(name, text) for name, text in values.items() if name not in present]
+        if new:
+            self.client.log_batch(run, params=new)
+
+    def log_data(self, run: str, data: Sequence[Data], root: Path) -> dict[str, str]:
+        """Write what the run was made from as datasets, once; the digests are DVC's.
+
+        Returns:
+            Those digests, by the data's context.
+        """
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs = self.client.get_run(run).inputs.dataset_inputs
+        present = {(one.dataset.name, one.dataset.digest) for one in inputs}
+        new, digests = [], {}
+        for one in data:
+            if not (root / one.path).exists():
+                continue
+            digest = digests[one.context] = dvc_digest(root / one.path)
+            if (one.name, digest) in present:
+                continue
+            dataset = Dataset(
+                name=one.name,
+                digest=digest,
+                source_type="local",
+                source=json.dumps({"uri": one.path}),
+                profile=json.dumps(dict(one.facts)),
+            )
+            new.append(DatasetInput(dataset, [InputTag("mlflow.data.context", one.context)]))
+        if new:
+            self.client.log_inputs(run, datasets=new)
+        return digests
 
     def set_tags(self, run: str, values: Mapping[str, str]) -> None:
         """Write tags, replacing those of the same name."""
@@ -156,41 +236,65 @@ class Store:
         for path in paths:
             self.client.log_artifact(run, str(path), folder)
 
-    def log_onnx(self, run: str, path: Path, name: str) -> None:
-        """Log an ONNX file as a model with the signature that its graph declares."""
-        import mlflow
-        import mlflow.onnx
-        import onnx
+    def log_text(self, run: str, text: str, name: str) -> None:
+        """Write an artifact."""
+        self.client.log_text(run, text, name)
 
-        model = onnx.load(str(path))
-        mlflow.set_tracking_uri(self.uri)
-        with mlflow.start_run(run_id=run):
-            mlflow.onnx.log_model(
-                model,
-                name=clean(name),
-                signature=_signature(model),
-                pip_requirements=["onnxruntime", "numpy"],
-                onnx_execution_providers=["CPUExecutionProvider"],
-            )
+    def log_picture(self, run: str, path: Path, key: str, step: int) -> None:
+        """Write a picture that the charts page shows beside those of other runs."""
+        from PIL import Image
+
+        with Image.open(path) as picture:
+            self.client.log_image(run, picture.convert("RGB"), key=clean(key), step=step)
+
+    def log_onnx(self, run: str, path: Path, name: str, tags: Mapping[str, str]) -> None:
+        """Log an ONNX file as a model, and register it; the same file of a run only once."""
+        content = files.sha256_of(path)
+        made = mlflow_registry.versions_of(self.client, run)
+        if any(
+            one.name == name and one.tags.get(mlflow_registry.CONTENT) == content for one in made
+        ):
+            return
+        source = mlflow_registry.log_model(self.client, self.uri, run, path, path.stem)
+        told = {**tags, mlflow_registry.CONTENT: content}
+        with locked(self.uri):
+            mlflow_registry.register(self.client, name, source, run, told)
+
+    def score(self, run: str, name: str, tags: Mapping[str, str]) -> None:
+        """Note a model's evaluation, and move its aliases where it is the best."""
+        with locked(self.uri):
+            mlflow_registry.score(self.client, run, name, tags)
+
+
+def experiment_name() -> str:
+    """MLflow's experiment: MLFLOW_EXPERIMENT_NAME, else `pipeline`."""
+    return os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
 
 
 def source_tags(root: Path) -> dict[str, str]:
-    """The commit that the code comes from, and DVC's experiment when there is one."""
-    tags = {}
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        command = ["git", "-C", str(root), "rev-parse", "HEAD"]
-        done = subprocess.run(  # noqa: S603  # fixed command
-            command, capture_output=True, text=True, check=True, timeout=5
-        )
-        tags["mlflow.source.git.commit"] = done.stdout.strip()
-    if os.environ.get("DVC_EXP_NAME"):
-        tags["dvc.exp"] = os.environ["DVC_EXP_NAME"]
+    """Where the code comes from: commit, whether it was edited since, and DVC's experiment."""
+    tags = {"pipeline.variant": os.environ.get("DVC_EXP_NAME") or "workspace"}
+    commit = _git(root, "rev-parse", "HEAD")
+    if commit:
+        tags["mlflow.source.git.commit"] = commit
+        edited = _git(root, "status", "--porcelain", "-uno", "--", *_WRITTEN)
+        tags["pipeline.uncommitted"] = "yes" if edited else "no"
     return tags
 
 
+def _git(root: Path, *arguments: str) -> str | None:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "-C", str(root), *arguments]
+        done = subprocess.run(  # noqa: S603  # fixed commands
+            command, capture_output=True, text=True, check=True, timeout=5
+        )
+        return done.stdout.strip()
+    return None
+
+
 @contextlib.contextmanager
-def _first_use(uri: str) -> Any:
-    """Let one process at a time create the tables of a SQLite store."""
+def locked(uri: str) -> Any:
+    """Let one process at a time do what must not be interleaved in a SQLite store."""
     if not uri.startswith("sqlite:///"):
         yield
         return
@@ -198,7 +302,7 @@ def _first_use(uri: str) -> Any:
 
     path = Path(uri.removeprefix("sqlite:///"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{path}.lock", timeout=60):
+    with FileLock(f"{path}.lock", timeout=_WAIT_S):
         yield
 
 
@@ -207,27 +311,9 @@ def _create_shared(client: Any) -> str:
     from mlflow.exceptions import MlflowException
 
     try:
-        return str(client.create_experiment(EXPERIMENT))
+        return str(client.create_experiment(experiment_name()))
     except MlflowException:
-        found = client.get_experiment_by_name(EXPERIMENT)
+        found = client.get_experiment_by_name(experiment_name())
         if found is None:
             raise
         return str(found.experiment_id)
-
-
-def _signature(model: Any) -> Any:
-    import numpy as np
-    import onnx
-    from mlflow.models.signature import ModelSignature
-    from mlflow.types import ColSpec, Schema, TensorSpec
-
-    def specs(values: Any) -> Schema:
-        made: list[ColSpec | TensorSpec] = []
-        for value in values:
-            tensor = value.type.tensor_type
-            dims = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim)
-            dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-            made.append(TensorSpec(dtype, dims, value.name))
-        return Schema(made)
-
-    return ModelSignature(inputs=specs(model.graph.input), outputs=specs(model.graph.output))

@@ -1,34 +1,63 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import shutil
 import socket
 import time
 from pathlib import Path
 
 import pytest
 
+from pipeline.tracking.mlflow_registry import Scored, alias_of, best
 from pipeline.tracking.mlflow_run import MlflowRun, RunKey, enabled
 from pipeline.tracking.mlflow_store import flatten
+from pipeline.tracking.row import Data, Row
 
 pytestmark = pytest.mark.slow
 
+NAME = "walk.Walker"
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory) -> Path:
+    """A store without runs, whose tables take longer to make than most tests."""
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    client(path.parent).search_experiments()
+    return path
+
 
 @pytest.fixture(autouse=True)
-def _no_server(monkeypatch):
+def _own_store(monkeypatch, tmp_path: Path, tables: Path):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    shutil.copy(tables, tmp_path / "mlflow.db")
 
 
-def key(root: Path, stage: str, fingerprint: str = "a", experiment: str = "walk") -> RunKey:
-    record = root / "results/.work/mlflow" / f"{experiment}-seed1.json"
+def md5(data: bytes) -> str:
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def key(
+    root: Path,
+    stage: str,
+    fingerprint: str = "a",
+    experiment: str = "walk",
+    *,
+    seed: int = 1,
+    resumed: bool = False,
+    **tags: str,
+) -> RunKey:
+    record = root / "results/.work/mlflow" / f"{experiment}-seed{seed}.json"
     return RunKey(
         experiment=experiment,
-        seed=1,
+        seed=seed,
         stage=stage,
         fingerprint=fingerprint,
+        resumed=resumed,
         root=root,
         record=record,
-        tags={"pipeline.algorithm": "ppo"},
+        tags={"pipeline.algorithm": "ppo", **tags},
     )
 
 
@@ -45,36 +74,127 @@ def finished(run: MlflowRun, **options) -> str:
     return run.run_id
 
 
-def test_stages_of_one_seed_share_a_run_and_other_inputs_begin_a_new_one(tmp_path: Path):
+def described(root: Path, **params: object) -> Row:
+    (root / "data").mkdir(exist_ok=True)
+    (root / "data/expert.demo").write_bytes(b"demo")
+    data = Data(
+        name="expert", path="data/expert.demo", context="demonstrations", facts={"steps": 9}
+    )
+    return Row(params=params, configuration="seed: 1\n", data=[data], note="what it is")
+
+
+def test_stages_of_one_seed_share_a_row_that_says_everything(tmp_path: Path):
+    row = described(tmp_path, learning_rate=3e-4, **{"network_settings.hidden_units": 64})
     train = MlflowRun(key(tmp_path, "train"))
-    train.params({"overrides": {"learning_rate": 3e-4}, "seed": 1})
+    train.describe(row, tmp_path)
     for step in (10, 20):
         train.metrics("Walker", {"Environment/Cumulative Reward": step / 10}, step)
+    train.points({"loss": [(1, 0.5), (2, 0.25)]}, stage="pretrain")
     first = finished(train)
 
     evaluate = MlflowRun(key(tmp_path, "evaluate"))
-    evaluate.results({"mean_return": 7.5})
-    evaluate.params({"episodes": 100})
+    evaluate.describe(row, tmp_path)
+    evaluate.results({"mean_return": 7.5}, step=20)
+    evaluate.settings({"episodes": 100})
     (tmp_path / "note.txt").write_text("hello")
     evaluate.artifacts([tmp_path / "note.txt"])
+    evaluate.made(tmp_path / "note.txt")
     assert finished(evaluate) == first
 
     store = client(tmp_path)
     seen = store.get_run(first)
     assert seen.info.status == "FINISHED"
-    assert seen.data.params == {"overrides.learning_rate": "0.0003", "seed": "1"}
+    assert seen.info.run_name == "walk-seed1"
+    assert seen.data.params == {"learning_rate": "0.0003", "network_settings.hidden_units": "64"}
     assert seen.data.metrics["evaluate/mean_return"] == 7.5
     assert seen.data.tags["evaluate.episodes"] == "100"
     assert seen.data.tags["pipeline.algorithm"] == "ppo"
-    history = store.get_metric_history(first, "Environment/Cumulative Reward")
-    assert [(point.step, point.value) for point in history] == [(10, 1.0), (20, 2.0)]
+    assert seen.data.tags["pipeline.current"] == "yes"
+    assert seen.data.tags["mlflow.note.content"] == "what it is"
+    assert seen.data.tags["dvc.evaluate"] == md5(b"hello")
+    assert steps_of(first, tmp_path, "Environment/Cumulative Reward") == [(10, 1.0), (20, 2.0)]
+    assert steps_of(first, tmp_path, "pretrain/loss") == [(1, 0.5), (2, 0.25)]
+    assert steps_of(first, tmp_path, "evaluate/mean_return") == [(20, 7.5)]
+    (data,) = seen.inputs.dataset_inputs
+    assert (data.dataset.name, data.tags[0].value) == ("expert", "demonstrations")
+    assert data.dataset.digest == md5(b"demo")
+    assert json.loads(data.dataset.source) == {"uri": "data/expert.demo"}
+    assert {a.path for a in store.list_artifacts(first)} == {"configuration.yaml", "evaluate"}
     assert [a.path for a in store.list_artifacts(first, "evaluate")] == ["evaluate/note.txt"]
     assert (tmp_path / "mlartifacts").is_dir()
 
-    again = finished(MlflowRun(key(tmp_path, "train")))
-    assert again == first, "the same inputs continue the run"
-    other = finished(MlflowRun(key(tmp_path, "train", fingerprint="b")))
-    assert other != first
+
+def steps_of(run: str, root: Path, name: str) -> list[tuple[int, float]]:
+    return [(one.step, one.value) for one in client(root).get_metric_history(run, name)]
+
+
+def rows(root: Path, query: str = "") -> dict[str, dict[str, str]]:
+    """Tags of each run by its name."""
+    return {run.info.run_name: run.data.tags for run in client(root).search_runs(["1"], query)}
+
+
+def test_training_again_puts_a_new_row_in_place_of_the_old_and_folds_that_below_it(tmp_path: Path):
+    first = finished(MlflowRun(key(tmp_path, "train")))
+    assert finished(MlflowRun(key(tmp_path, "train", resumed=True))) == first, "a resumed one"
+    assert finished(MlflowRun(key(tmp_path, "export"))) == first
+    other = finished(MlflowRun(key(tmp_path, "train", "b", resumed=True)))
+    assert other != first, "other inputs"
+    again = finished(MlflowRun(key(tmp_path, "train", "b")))
+    assert again not in (first, other), "the same inputs from the start"
+    assert finished(MlflowRun(key(tmp_path, "evaluate"))) == again
+    beside = [
+        finished(MlflowRun(key(tmp_path, "train", seed=2))),
+        finished(MlflowRun(key(tmp_path, "train", experiment="run"))),
+    ]
+
+    runs = {run.info.run_id: run for run in client(tmp_path).search_runs(["1"])}
+    assert set(runs) == {first, other, again, *beside}
+    shown = {run for run, one in runs.items() if "mlflow.parentRunId" not in one.data.tags}
+    assert shown == {again, *beside}, "one row for each experiment and seed"
+    assert set(rows(tmp_path, "tags.`pipeline.current` = 'yes'")) == {
+        "walk-seed1",
+        "walk-seed2",
+        "run-seed1",
+    }
+    for old in (first, other):
+        assert runs[old].data.tags["mlflow.parentRunId"] == again
+        assert runs[old].info.run_name == "walk-seed1 (superseded)"
+
+
+def test_an_experiment_of_dvc_has_a_row_of_its_own(tmp_path: Path):
+    plain = MlflowRun(key(tmp_path, "train"))
+    tried = key(tmp_path, "train", "b", **{"pipeline.variant": "brave-emu"})
+    assert finished(MlflowRun(tried)) != finished(plain)
+    found = rows(tmp_path, "tags.`pipeline.current` = 'yes'")
+    assert set(found) == {"walk-seed1", "walk-seed1 (brave-emu)"}
+
+
+def test_a_stage_finds_the_row_without_the_record_and_a_param_is_not_changed(tmp_path: Path):
+    train = MlflowRun(key(tmp_path, "train"))
+    train.describe(described(tmp_path, learning_rate=3e-4), tmp_path)
+    first = finished(train)
+    key(tmp_path, "train").record.unlink()
+    export = MlflowRun(key(tmp_path, "export"))
+    export.describe(described(tmp_path, learning_rate=1e-3, beta=0.1), tmp_path)
+    assert finished(export) == first
+    params = client(tmp_path).get_run(first).data.params
+    assert params == {"learning_rate": "0.0003", "beta": "0.1"}
+    assert len(client(tmp_path).get_run(first).inputs.dataset_inputs) == 1
+
+
+def test_the_page_opens_in_training_mode_with_prepared_views_and_keeps_a_users_text(tmp_path: Path):
+    finished(MlflowRun(key(tmp_path, "train")))
+    store = client(tmp_path)
+    tags = store.get_experiment("1").tags
+    assert tags["mlflow.experimentKind"] == "custom_model_development"
+    assert "viewStateShareKey=table" in tags["mlflow.note.content"]
+    state = json.loads(tags["mlflow.sharedViewState.table"])
+    (group,) = state["groupBy"]["groupByKeys"]
+    assert group == {"mode": "tag", "groupByData": "pipeline.experiment"}
+    assert set(rows(tmp_path, state["searchFilter"])) == {"walk-seed1"}, "its filter is valid"
+    store.set_experiment_tag("1", "mlflow.note.content", "mine")
+    finished(MlflowRun(key(tmp_path, "evaluate")))
+    assert store.get_experiment("1").tags["mlflow.note.content"] == "mine"
 
 
 def test_a_killed_run_is_continued_or_closed(tmp_path: Path):
@@ -89,29 +209,88 @@ def test_a_killed_run_is_continued_or_closed(tmp_path: Path):
     assert client(tmp_path).get_run(killed.run_id).info.status == "KILLED"
 
 
-def test_an_onnx_model_is_logged_with_its_signature(tmp_path: Path):
-    import mlflow
+def exported(root: Path, bias: float) -> Path:
     import onnx
     from onnx import TensorProto, helper
 
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
-        [helper.make_node("Identity", ["obs_0"], ["continuous_actions"])],
+        [helper.make_node("Add", ["obs_0", "bias"], ["continuous_actions"])],
         "policy",
         [value("obs_0", TensorProto.FLOAT, ["batch", 8])],
         [value("continuous_actions", TensorProto.FLOAT, ["batch", 8])],
+        [helper.make_tensor("bias", TensorProto.FLOAT, [1], [bias])],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.save(model, str(tmp_path / "Walker.onnx"))
-    run = MlflowRun(key(tmp_path, "export"))
-    run.model(tmp_path / "Walker.onnx", name="Walker")
-    finished(run)
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    mlflow.set_tracking_uri(uri)
-    (logged,) = client(tmp_path).search_logged_models(["1"])
-    signature = mlflow.models.get_model_info(logged.model_uri).signature
+    path = root / f"export{bias:g}" / "Walker.onnx"
+    path.parent.mkdir(exist_ok=True)
+    onnx.save(model, str(path))
+    return path
+
+
+def played(root: Path, seed: int, score: float, build: str = "first") -> str:
+    """Train, export and evaluate as the stages do; gives the run."""
+    (root / "build").mkdir(exist_ok=True)
+    (root / "build/walker").write_text(build)
+    finished(MlflowRun(key(root, "train", str(score), seed=seed)))
+    export = MlflowRun(key(root, "export", seed=seed))
+    export.model(exported(root, score), environment="walk")
+    export.model(exported(root, score), environment="walk")
+    finished(export)
+    evaluate = MlflowRun(key(root, "evaluate", seed=seed))
+    evaluate.score(
+        {"Walker": score}, environment="walk", build=root / "build", told={"episodes": 4}
+    )
+    return finished(evaluate)
+
+
+def test_the_best_evaluated_policy_has_the_alias_and_only_a_better_one_takes_it(tmp_path: Path):
+    import mlflow
+
+    store = client(tmp_path)
+
+    def aliases() -> dict[str, str]:
+        return {name: str(v) for name, v in store.get_registered_model(NAME).aliases.items()}
+
+    first = played(tmp_path, 1, 5.0)
+    assert aliases() == {"best": "1", "walk": "1"}
+    played(tmp_path, 2, 4.0)
+    assert aliases() == {"best": "1", "walk": "1"}, "a worse one"
+    played(tmp_path, 3, 5.0)
+    assert aliases() == {"best": "1", "walk": "1"}, "one that is as good"
+    played(tmp_path, 4, 6.0)
+    assert aliases() == {"best": "4", "walk": "4"}
+    versions = store.search_model_versions(f"name = '{NAME}'")
+    assert len(versions) == 4, "one for each run, though logged twice"
+    version = store.get_model_version(NAME, "1")
+    assert version.run_id == first
+    assert version.tags["run"] == "walk-seed1"
+    assert version.tags["evaluate.episodes"] == "4"
+    assert version.tags["dvc.export"].endswith(".dir")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    signature = mlflow.models.get_model_info(f"models:/{NAME}@best").signature
     assert signature.inputs.to_dict()[0]["tensor-spec"]["shape"] == (-1, 8)
-    assert logged.source_run_id == run.run_id
+    assert store.search_logged_models(["1"])[0].source_run_id is not None
+
+
+def test_scores_in_another_build_of_the_environment_are_not_compared():
+    old = [Scored(version="1", score=9.0, build="old", experiment="walk")]
+    new = Scored(version="2", score=1.0, build="new", experiment="walk")
+    assert best([*old, new], "new", "1") == "2"
+    assert best(old, "new", "1") == "1"
+    assert best([], "new", None) is None
+    assert (
+        best([*old, Scored(version="10", score=9.0, build="old", experiment="walk")], "old", None)
+        == "1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("walk", "walk"), ("sweep/001", "sweep_001"), ("best", "best_"), ("v2", "v2_")],
+)
+def test_an_experiments_alias_is_one_that_mlflow_takes(name, wanted):
+    assert alias_of(name) == wanted
 
 
 def test_an_unreachable_server_costs_one_warning_and_no_time(tmp_path, monkeypatch, caplog):

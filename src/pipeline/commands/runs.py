@@ -1,0 +1,203 @@
+"""`pipeline runs`: which MLflow row and which DVC revision belong together, both ways.
+
+A row holds DVC's digests of what its stages made, and `dvc.lock` of a revision holds the digests of
+what lies in it. Content is the link, so it needs no order in which one commits and runs.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import PipelineError
+from pipeline.settings.nodes import to_plain
+from pipeline.settings.yaml_file import parse_yaml
+from pipeline.tracking import mlflow_store, mlflow_view, row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+_MADE = {"train": "policy.pt", "export": "", "evaluate": "metrics.json"}
+"""What stands for a stage's outputs: this file of its folder, or the folder."""
+_MOST_COMMITS = 300
+_WAIT_S = 60.0
+_POLICY = re.compile(r"results/train/(?P<experiment>.+)/seed(?P<seed>\d+)/policy\.pt\Z")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """A row of MLflow."""
+
+    run: str
+    experiment: str
+    seed: str
+    tags: Mapping[str, str]
+    score: float | None
+
+    @property
+    def current(self) -> bool:
+        """Whether it stands for its experiment and seed."""
+        return self.tags.get(mlflow_store.CURRENT) == "yes"
+
+    def folder(self, stage: str) -> str:
+        """Where the stage's results lie in the repository."""
+        return f"results/{stage}/{self.experiment}/seed{self.seed}"
+
+    def made(self) -> list[tuple[str, str, str]]:
+        """Stage, path and digest of each output that the row knows."""
+        return [
+            (stage, f"{self.folder(stage)}/{file}".rstrip("/"), self.tags[f"dvc.{stage}"])
+            for stage, file in _MADE.items()
+            if f"dvc.{stage}" in self.tags
+        ]
+
+
+def tell(root: Path, name: str | None, *, revision: str | None = None) -> str:
+    """What belongs together, as a table or for one run.
+
+    Args:
+        root: the repository.
+        name: `<experiment>-<seed>`, a run's name or id in MLflow; None for all of them.
+        revision: a git revision, whose `dvc.lock` counts instead of the files that are here.
+
+    Raises:
+        PipelineError: There is no store, no such run, or no such revision.
+    """
+    rows = _rows(mlflow_store.Store.existing(root))
+    if revision is not None:
+        return _at(root, rows, revision)
+    if name is None:
+        return _table(root, [one for one in rows if one.current])
+    return "\n\n".join(_one(root, one) for one in _named(rows, name))
+
+
+def _rows(store: mlflow_store.Store) -> list[Found]:
+    """Every row that a stage has written, by experiment and seed."""
+    found = []
+    for run in store.client.search_runs([store.experiment_id], max_results=50_000):
+        tags = run.data.tags
+        if {"pipeline.experiment", "pipeline.seed"} <= tags.keys():
+            found.append(
+                Found(
+                    run=run.info.run_id,
+                    experiment=tags["pipeline.experiment"],
+                    seed=tags["pipeline.seed"],
+                    tags=tags,
+                    score=run.data.metrics.get(mlflow_view.SCORE),
+                )
+            )
+    return sorted(found, key=lambda one: (one.experiment, int(one.seed), not one.current))
+
+
+def _named(rows: Sequence[Found], name: str) -> list[Found]:
+    exact = [one for one in rows if one.run == name]
+    wanted = [
+        one
+        for one in rows
+        if one.current
+        and name in (f"{one.experiment}-{one.seed}", f"{one.experiment}-seed{one.seed}")
+    ]
+    if not exact and not wanted:
+        known = ", ".join(f"{one.experiment}-{one.seed}" for one in rows if one.current)
+        raise PipelineError(f"MLflow has no run {name!r}; it has {known or 'none'}")
+    return exact or wanted
+
+
+def _table(root: Path, rows: Iterable[Found]) -> str:
+    lines = [("run", "MLflow run", "mean return", "its files")]
+    for one in rows:
+        state = "not all made"
+        if made := one.made():
+            same = all(_here(root, path) == digest for _, path, digest in made)
+            state = "those in results/" if same else "others than in results/"
+        lines.append((f"{one.experiment}-{one.seed}", one.run, _number(one.score), state))
+    return _aligned(lines)
+
+
+def _one(root: Path, one: Found) -> str:
+    state = "current" if one.current else "superseded"
+    commit = one.tags.get("mlflow.source.git.commit", "unknown")
+    edited = ", with uncommitted changes" if one.tags.get("pipeline.uncommitted") == "yes" else ""
+    lines = [
+        f"{one.experiment}-{one.seed}",
+        f"  MLflow run  {one.run} ({state})",
+        f"  code        commit {commit}{edited}",
+    ]
+    commits: list[str] | None = None
+    for stage, path, digest in one.made():
+        here = "as in results/" if _here(root, path) == digest else "not what lies there now"
+        lines.append(f"  {stage:10}  {path}  md5 {digest}, {here}")
+        holding = _holding(root, digest)
+        commits = holding if commits is None else [c for c in commits if c in holding]
+    if commits:
+        told = (_git(root, "log", "-1", "--format=%h %cs %s", commits[0]) or commits[0]).strip()
+        lines.append(f"  revision    {told} (the newest whose dvc.lock holds all of this)")
+        lines.append(f"  get it      git checkout {commits[0][:12]} && dvc checkout")
+    else:
+        lines.append(
+            "  revision    none has all of this in its dvc.lock: commit it (after Snakemake, run "
+            "`pipeline sync` first)"
+        )
+    return "\n".join(lines)
+
+
+def _at(root: Path, rows: Sequence[Found], revision: str) -> str:
+    text = _git(root, "show", f"{revision}:dvc.lock")
+    if text is None:
+        raise PipelineError(f"git revision {revision!r} does not exist, or has no dvc.lock")
+    by_digest = {one.tags["dvc.train"]: one for one in reversed(rows) if "dvc.train" in one.tags}
+    lines = [("run", "MLflow run", "mean return", "md5 of policy.pt")]
+    for path, digest in sorted(_outputs(text)):
+        if matched := _POLICY.match(path):
+            name = f"{matched['experiment']}-{matched['seed']}"
+            one = by_digest.get(digest)
+            run, score = ("no row", None) if one is None else (one.run, one.score)
+            lines.append((name, run, _number(score), digest))
+    return _aligned(lines)
+
+
+def _outputs(lock: str) -> list[tuple[str, str]]:
+    """Path and digest of every output in the text of a dvc.lock."""
+    stages = to_plain(parse_yaml(lock, source="dvc.lock")).get("stages", {})
+    return [(out["path"], out["md5"]) for stage in stages.values() for out in stage.get("outs", [])]
+
+
+def _holding(root: Path, digest: str) -> list[str]:
+    """The commits whose dvc.lock holds a digest, newest first."""
+    log = _git(root, "log", "--all", f"-n{_MOST_COMMITS}", "--format=%H", "--", "dvc.lock")
+    commits = (log or "").split()
+    if not commits:
+        return []
+    found = _git(root, "grep", "-lF", digest, *commits, "--", "dvc.lock") or ""
+    holding = {line.partition(":")[0] for line in found.splitlines()}
+    return [commit for commit in commits if commit in holding]
+
+
+def _here(root: Path, path: str) -> str | None:
+    return row.dvc_digest(root / path) if (root / path).exists() else None
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(root), *arguments]
+    try:
+        done = subprocess.run(  # noqa: S603  # git, without a shell
+            command, capture_output=True, text=True, check=False, timeout=_WAIT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _number(value: Any) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(cells[column]) for cells in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+        for cells in lines
+    )

@@ -1,0 +1,99 @@
+"""How the experiment looks in MLflow's pages: its description, its kind, and prepared views.
+
+MLflow keeps a view that somebody shares as a tag of the experiment, and opens it by its key in the
+address. We write such tags, so that the first look is grouped and has the columns that matter.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TABLE, CURVES = "table", "curves"
+"""Keys of the views."""
+SCORE = "evaluate/mean_return"
+"""The metric that rows are ordered by."""
+_SHARED = "mlflow.sharedViewState."
+_NOTE = "mlflow.note.content"
+_COLUMNS = (
+    f"metrics.`{SCORE}`",
+    "metrics.`evaluate/ci_low`",
+    "metrics.`evaluate/ci_high`",
+    "metrics.`train/mean_reward`",
+    "metrics.`train/steps`",
+    "params.`trainer_type`",
+    "params.`learning_rate`",
+    "params.`environment`",
+    "attributes.`Dataset`",
+    "attributes.`Models`",
+)
+
+
+def address(identifier: str, view: str) -> str:
+    """Where a view is, below the server's own address."""
+    mode = "&compareRunsMode=CHART" if view == CURVES else ""
+    training = "workflowType=machine_learning"  # the pages start in their other mode, GenAI
+    return f"/#/experiments/{identifier}/runs?{training}&viewStateShareKey={view}{mode}"
+
+
+def tags(identifier: str) -> dict[str, str]:
+    """What to set on the experiment with this id."""
+    return {
+        "mlflow.experimentKind": "custom_model_development",
+        _NOTE: _description(identifier),
+        f"{_SHARED}{TABLE}": json.dumps(_state(grouped=True)),
+        f"{_SHARED}{CURVES}": json.dumps(_state(grouped=False)),
+    }
+
+
+def missing(identifier: str, present: Mapping[str, str]) -> dict[str, str]:
+    """The tags to set on an experiment that has some; a description that is there stays."""
+    return {
+        name: text
+        for name, text in tags(identifier).items()
+        if present.get(name) != text and not (name == _NOTE and name in present)
+    }
+
+
+def _state(*, grouped: bool) -> dict[str, Any]:
+    """What the page keeps of a view."""
+    group = {
+        "aggregateFunction": "average",
+        "groupByKeys": [{"mode": "tag", "groupByData": "pipeline.experiment"}],
+    }
+    return {
+        "searchFilter": "tags.`pipeline.current` = 'yes'",
+        "orderByKey": f"metrics.`{SCORE}`",
+        "orderByAsc": False,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "modelVersionFilter": "All Runs",
+        "datasetsFilter": [],
+        "selectedColumns": list(_COLUMNS),
+        "runsHiddenMode": "FIRST_20_RUNS",
+        "groupBy": group if grouped else None,
+        "useGroupedValuesInCharts": False,
+        "hideEmptyCharts": True,
+    }
+
+
+def _description(identifier: str) -> str:
+    return f"""\
+One row is one experiment of `params.yaml` with one seed; all its stages write to it.
+
+- [**All runs, grouped by experiment**](#{address(identifier, TABLE)[2:]}) with evaluations
+- [**Learning curves**](#{address(identifier, CURVES)[2:]}) over environment steps
+- The models are under *Model registry*: a model for each behavior of an environment, a version \
+for each run. `best` is the best evaluated one, each experiment's name an alias of its own best.
+
+Search with what a row holds: ``metrics.`{SCORE}` > 90``, `params.learning_rate = '0.0003'` \
+(MLflow compares parameters as text), ``tags.`pipeline.experiment` = 'balance_ball_ppo'``. \
+``tags.`pipeline.current` = 'yes'`` leaves out what later runs have replaced; without it such rows \
+lie folded below the one that replaced them.
+
+The files in `results/` are the record and this is a view of them. `pipeline runs` says which row \
+and which revision belong together.
+"""

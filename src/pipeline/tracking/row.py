@@ -1,0 +1,119 @@
+"""What a row of MLflow's table says of one experiment and seed: parameters, data, note, color."""
+
+from __future__ import annotations
+
+import colorsys
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+_UNSAID: tuple[Any, ...] = (None, {}, [])
+_SHARED = "hyperparameters"
+_SHADES = 5
+_GOLDEN = 0.618034
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """Something that the run was made from, for MLflow's list of datasets."""
+
+    name: str
+    path: str
+    """Relative to the repository."""
+    context: str
+    """What it was for: `environment` or `demonstrations`."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers that describe it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """Everything that is the same whichever stage writes it."""
+
+    params: Mapping[str, Any]
+    """Flat; see `parameters`."""
+    configuration: str
+    """The resolved configuration, every default spelled out, as YAML."""
+    data: Sequence[Data]
+    note: str
+    """Markdown that MLflow shows above the run."""
+
+
+def parameters(behaviors: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings of each behavior as flat names that can be searched.
+
+    What lies in `hyperparameters` is named by its last part, as people know it: `learning_rate`.
+    The rest keeps its dotted path. With several behaviors each name starts with its behavior.
+    Settings without a value are left out.
+    """
+    found: dict[str, Any] = {}
+    for behavior, settings in behaviors.items():
+        start = f"{behavior}." if len(behaviors) > 1 else ""
+        for name, value in leaves(settings):
+            found[start + name.removeprefix(f"{_SHARED}.")] = value
+    return found
+
+
+def leaves(settings: Mapping[str, Any], start: str = "") -> list[tuple[str, Any]]:
+    """The values in nested mappings with their dotted names, without those that say nothing."""
+    found: list[tuple[str, Any]] = []
+    for name, value in settings.items():
+        if value in _UNSAID:
+            continue
+        if isinstance(value, dict):
+            found += leaves(value, f"{start}{name}.")
+        else:
+            found.append((f"{start}{name}", value))
+    return found
+
+
+def dvc_digest(path: Path) -> str:
+    """The digest that `dvc.lock` has for a file or a folder: MD5, with `.dir` for a folder.
+
+    A folder's is that of the list of its files with theirs. Hidden files are Snakemake's marks.
+    """
+    if not path.is_dir():
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, _md5).hexdigest()
+    within = (file for file in path.rglob("*") if file.is_file())
+    names = {file.relative_to(path).as_posix(): file for file in within}
+    listed = [
+        {"md5": dvc_digest(names[name]), "relpath": name}
+        for name in sorted(names, key=lambda one: tuple(one.split("/")))
+        if not any(part.startswith(".") for part in name.split("/"))
+    ]
+    return f"{_md5(json.dumps(listed, sort_keys=True).encode()).hexdigest()}.dir"
+
+
+def color(position: int, seed: int) -> str:
+    """A color for the charts: a hue for each experiment, far from the last, a shade for each seed.
+
+    Args:
+        position: of the experiment among all of them.
+        seed: of the run.
+    """
+    light = 0.34 + 0.08 * (seed % _SHADES)
+    red, green, blue = colorsys.hls_to_rgb((0.58 + _GOLDEN * position) % 1.0, light, 0.75)
+    return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
+
+
+def note(experiment: str, seed: int, *, files: Sequence[str]) -> str:
+    """What a person who opens the run should know."""
+    listed = "\n".join(f"- `{one}`" for one in files)
+    return (
+        f"Experiment **{experiment}** of `params.yaml`, seed {seed}. All its stages write to this "
+        f"row: learning curves over environment steps, final numbers as `<stage>/<name>`, plots of "
+        f"the evaluation, the resolved configuration (artifact `configuration.yaml`) and the "
+        f"policy.\n\nIts files, which are the record:\n\n{listed}\n\n"
+        f"`pipeline runs {experiment}-{seed}` finds the revision that holds them. Parent and "
+        "child: a row below this one is an earlier attempt at it, made from other inputs."
+    )
+
+
+def _md5(data: bytes = b"") -> Any:
+    return hashlib.md5(data, usedforsecurity=False)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pipeline.commands.runs import tell
+from pipeline.errors import PipelineError
+from pipeline.tracking.mlflow_run import MlflowRun, RunKey
+from pipeline.tracking.row import dvc_digest
+
+pytestmark = pytest.mark.slow
+
+POLICY = Path("results/train/walk/seed1/policy.pt")
+LOCK = """\
+schema: '2.0'
+stages:
+  train@walk-1:
+    cmd: python workflow/scripts/train.py walk --seed 1
+    outs:
+    - path: {path}
+      hash: md5
+      md5: {digest}
+"""
+
+
+def git(root: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    command = ["git", *identity, *arguments]
+    done = subprocess.run(  # noqa: S603  # git, with the tests' own arguments
+        command, cwd=root, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def trained(root: Path, weights: bytes) -> tuple[str, str]:
+    """Train as the stage does and commit its lock; gives the run and the revision."""
+    key = RunKey(
+        experiment="walk",
+        seed=1,
+        stage="train",
+        fingerprint=str(weights),
+        root=root,
+        record=root / "record.json",
+        tags={"mlflow.source.git.commit": "c0de"},
+    )
+    (root / POLICY).parent.mkdir(parents=True, exist_ok=True)
+    (root / POLICY).write_bytes(weights)
+    with_row = MlflowRun(key)
+    with_row.made(root / POLICY)
+    with_row.close(timeout_s=60)
+    assert with_row.run_id is not None
+    digest = dvc_digest(root / POLICY)
+    (root / "dvc.lock").write_text(LOCK.format(path=POLICY.as_posix(), digest=digest))
+    git(root, "add", "dvc.lock")
+    git(root, "commit", "-qm", f"with {weights.decode()}")
+    return with_row.run_id, git(root, "rev-parse", "HEAD")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> tuple[Path, list[tuple[str, str]]]:
+    root = tmp_path_factory.mktemp("project")
+    git(root, "init", "-q")
+    return root, [trained(root, b"first"), trained(root, b"second")]
+
+
+@pytest.fixture(autouse=True)
+def _no_server(monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+def test_a_row_leads_to_the_revision_that_holds_what_it_made(project):
+    root, [(old, before), (new, after)] = project
+    told = tell(root, "walk-1")
+    assert f"{new} (current)" in told
+    assert "as in results/" in told
+    assert f"git checkout {after[:12]} && dvc checkout" in told
+    told = tell(root, old)
+    assert f"{old} (superseded)" in told
+    assert "not what lies there now" in told
+    assert f"git checkout {before[:12]} && dvc checkout" in told
+
+
+def test_a_revision_leads_to_the_rows_of_what_it_holds(project):
+    root, [(old, before), (new, after)] = project
+    assert old in tell(root, None, revision=before)
+    assert new in tell(root, None, revision=after)
+    assert new not in tell(root, None, revision=before)
+
+
+def test_the_table_says_whose_files_lie_there(project):
+    root, [_, (new, _after)] = project
+    header, line = tell(root, None).splitlines()
+    assert header.split()[0] == "run"
+    assert line.split()[:2] == ["walk-1", new]
+    assert line.endswith("those in results/")
+    before = (root / POLICY).read_bytes()
+    (root / POLICY).write_bytes(b"edited")
+    assert tell(root, None).endswith("others than in results/")
+    (root / POLICY).write_bytes(before)
+
+
+def test_unknown_names_and_revisions_are_said_in_one_line(project):
+    root, _ = project
+    with pytest.raises(PipelineError, match=r"no run 'walk-7'; it has walk-1"):
+        tell(root, "walk-7")
+    with pytest.raises(PipelineError, match=r"'nowhere' does not exist, or has no dvc\.lock"):
+        tell(root, None, revision="nowhere")
+
+
+def test_without_a_store_it_says_what_to_run(tmp_path: Path):
+    with pytest.raises(PipelineError, match="there are no runs yet: run `dvc repro`"):
+        tell(tmp_path, None)
+    assert not (tmp_path / "mlflow.db").exists()
