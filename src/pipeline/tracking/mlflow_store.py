@@ -82,8 +82,9 @@ class Store:
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table it makes
         logging.getLogger("urllib3").setLevel(logging.ERROR)  # we say what its retries came to
         uri = default_uri(root)
-        client = MlflowClient(tracking_uri=uri)
         with _first_use(uri):
+            _make_whole(uri)
+            client = MlflowClient(tracking_uri=uri)
             found = client.get_experiment_by_name(EXPERIMENT)
             if found is not None:
                 identifier = found.experiment_id
@@ -191,15 +192,38 @@ def source_tags(root: Path) -> dict[str, str]:
 @contextlib.contextmanager
 def _first_use(uri: str) -> Any:
     """Let one process at a time create the tables of a SQLite store."""
-    if not uri.startswith("sqlite:///"):
+    path = _file_of(uri)
+    if path is None:
         yield
         return
     from filelock import FileLock
 
-    path = Path(uri.removeprefix("sqlite:///"))
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock", timeout=60):
         yield
+
+
+def _file_of(uri: str) -> Path | None:
+    """The file of a SQLite store."""
+    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+
+
+def _make_whole(uri: str) -> None:
+    """Make a SQLite store under another name first.
+
+    MLflow makes its tables in dozens of steps when a client is made. A process that is killed in
+    between would leave a file that no client can open any more.
+    """
+    path = _file_of(uri)
+    if path is None or path.exists():
+        return
+    from mlflow import MlflowClient
+
+    new = path.with_name(f"{path.name}.new")
+    for left in (new, new.with_name(f"{new.name}-journal")):
+        left.unlink(missing_ok=True)
+    MlflowClient(tracking_uri=f"sqlite:///{new}")
+    new.replace(path)
 
 
 def _create_shared(client: Any) -> str:
