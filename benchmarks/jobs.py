@@ -4,9 +4,11 @@
     python benchmarks/jobs.py --jobs 64 --kill 10 --at-once 8
 
 The jobs are seeds of one small experiment in a copy of the project, submitted by the scripts of
-`workflow/cluster`. Each victim is killed with SIGKILL after its first checkpoint. Then is checked:
-every policy is there, every victim has continued from its checkpoint, no process is left over, and
-MLflow has one finished run per seed whose curve has every summary once.
+`workflow/cluster`. Each victim is killed with SIGKILL after its first checkpoint: half of them the
+stage's process alone, as by a memory limit, the other half with the job's script and all else of
+the job, as when a node fails. Then is checked: every policy is there, every victim has continued
+from the step of its checkpoint, no process is left over, every learning curve has each summary
+once, and MLflow has one finished run per seed with every summary.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ import csv
 import json
 import os
 import random
+import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -74,8 +78,10 @@ def whole(found: dict[str, Any]) -> bool:
         found["exit_code"] == 0
         and found["policies"] == found["finished_mlflow_runs"] == found["jobs"]
         and found["mlflow_runs"] == found["jobs"]
-        and found["resumed"] == found["killed"] == found["victims"]
+        and found["killed"] == found["resumed"] == found["victims"]
+        and all(found["resumed_from_step"].get(str(one), 0) > 0 for one in found["victims"])
         and not found["broken_curves"]
+        and not found["broken_mlflow_curves"]
         and not found["left_over"]
     )
 
@@ -103,25 +109,61 @@ def measure(folder: Path, *, jobs: int, kill: int, at_once: int, seed: int) -> d
     if code != 0:
         sys.stderr.write((folder / "snakemake.log").read_text()[-4000:])
     time.sleep(2)
-    facts = {
-        number: json.loads(place(root, number, ".work/train").joinpath("stage.json").read_text())
-        for number in range(1, jobs + 1)
-        if place(root, number, ".work/train").joinpath("stage.json").is_file()
-    }
+    facts = facts_of(root, jobs)
     return {
         "jobs": jobs,
         "exit_code": code,
         "seconds": round(time.monotonic() - started, 1),
+        **seconds_of(facts),
         "policies": sum(
             place(root, n, "train").joinpath("policy.pt").is_file() for n in range(1, jobs + 1)
         ),
         "victims": sorted(victims),
         "killed": sorted(killed),
+        "killed_with_the_whole_job": sorted(n for n in killed if whole_job(n)),
         "resumed": sorted(number for number, one in facts.items() if one["resumed"]),
+        "resumed_from_step": resumed_from(root, jobs),
         "broken_curves": [n for n in range(1, jobs + 1) if not complete(place(root, n, "train"))],
         "left_over": [" ".join(one.cmdline()) for one in processes_in(root)],
         **mlflow_runs(root),
     }
+
+
+def facts_of(root: Path, jobs: int) -> dict[int, dict[str, Any]]:
+    """What the last attempt at each seed says of itself."""
+    found = {}
+    for number in range(1, jobs + 1):
+        file = place(root, number, ".work/train") / "stage.json"
+        if file.is_file():
+            found[number] = json.loads(file.read_text())
+    return found
+
+
+def seconds_of(facts: dict[int, dict[str, Any]]) -> dict[str, float]:
+    """Median seconds of a job that was not killed: all of its stage, and the training in it."""
+    whole = [one for one in facts.values() if not one["resumed"] and "seconds" in one]
+    if not whole:
+        return {}
+    return {
+        "median_stage_seconds": round(statistics.median(o["duration_s"] for o in whole), 2),
+        "median_training_seconds": round(statistics.median(trained(o) for o in whole), 2),
+    }
+
+
+def trained(facts: dict[str, Any]) -> float:
+    """Seconds of the training loop."""
+    return float(facts["seconds"]["total"])
+
+
+def resumed_from(root: Path, jobs: int) -> dict[str, int]:
+    """Step that the last attempt at a seed says it continued from, by seed."""
+    found = {}
+    for number in range(1, jobs + 1):
+        log = root / f"logs/train/short/seed{number}.log"
+        said = re.search(r"Resuming training of \S+ from step (\d+)", log.read_text())
+        if said:
+            found[str(number)] = int(said[1])
+    return found
 
 
 def prepare(root: Path, jobs: int) -> Path:
@@ -166,18 +208,29 @@ def kill_some(
             number = int(words[-1])
             saved = place(root, number, ".work/train") / "run/3DBall/checkpoint.pt"
             if number in victims and number not in killed and saved.is_file():
-                os.kill(process.pid, signal.SIGKILL)
+                if whole_job(number):
+                    os.killpg(os.getpgid(process.pid), signal.SIGKILL)
+                else:
+                    os.kill(process.pid, signal.SIGKILL)
                 killed.add(number)
         time.sleep(0.05)
     return killed
 
 
+def whole_job(number: int) -> bool:
+    """Whether a victim loses its job script and all its group, not the stage's process alone."""
+    return number % 2 == 0
+
+
 def processes_in(root: Path) -> list[psutil.Process]:
-    """Processes whose working folder is the copy."""
+    """Processes that work in the copy or were started with a path in it."""
+    root = root.resolve()
     found = []
     for process in psutil.process_iter():
         try:
-            if Path(process.cwd()) == root.resolve() and process.status() != psutil.STATUS_ZOMBIE:
+            named = any(word.startswith(f"{root}/") for word in process.cmdline())
+            here = named or Path(process.cwd()).is_relative_to(root)
+            if here and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
             continue
@@ -194,16 +247,24 @@ def complete(folder: Path) -> bool:
     return [step // SUMMARY for step in steps] == list(range(1, STEPS // SUMMARY + 1))
 
 
-def mlflow_runs(root: Path) -> dict[str, int]:
-    """How many runs the store has, and how many of them have finished."""
+def mlflow_runs(root: Path) -> dict[str, Any]:
+    """How many runs the store has, how many of them have finished, and which lack a summary."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-    import mlflow
+    from mlflow import MlflowClient
 
-    client = mlflow.MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
+    client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
     ids = [one.experiment_id for one in client.search_experiments()]
     runs = client.search_runs(ids, max_results=1000)
-    done = [one for one in runs if one.info.status == "FINISHED"]
-    return {"mlflow_runs": len(runs), "finished_mlflow_runs": len(done)}
+    broken = []
+    for run in runs:
+        points = client.get_metric_history(run.info.run_id, "Environment/Cumulative Reward")
+        if {point.step // SUMMARY for point in points} != set(range(1, STEPS // SUMMARY + 1)):
+            broken.append(run.info.run_name)
+    return {
+        "mlflow_runs": len(runs),
+        "finished_mlflow_runs": sum(one.info.status == "FINISHED" for one in runs),
+        "broken_mlflow_curves": sorted(broken),
+    }
 
 
 if __name__ == "__main__":

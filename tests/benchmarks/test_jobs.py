@@ -16,7 +16,9 @@ WHOLE = {
     "victims": [2],
     "killed": [2],
     "resumed": [2],
+    "resumed_from_step": {"2": 1000},
     "broken_curves": [],
+    "broken_mlflow_curves": [],
     "left_over": [],
 }
 
@@ -24,7 +26,7 @@ WHOLE = {
 @pytest.mark.slow
 def test_killed_jobs_continue_and_all_end_whole(tmp_path: Path) -> None:
     pytest.importorskip("snakemake_executor_plugin_cluster_generic")
-    found = jobs.measure(tmp_path, jobs=3, kill=1, at_once=2, seed=1)
+    found = jobs.measure(tmp_path, jobs=3, kill=2, at_once=2, seed=1)
     assert jobs.whole(found), found
 
 
@@ -36,6 +38,8 @@ def test_killed_jobs_continue_and_all_end_whole(tmp_path: Path) -> None:
         {"resumed": []},
         {"resumed": [], "killed": []},
         {"resumed": [1, 2]},
+        {"resumed_from_step": {}},
+        {"broken_mlflow_curves": ["short-seed3"]},
         {"mlflow_runs": 4},
         {"finished_mlflow_runs": 2},
         {"broken_curves": [3]},

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
-from pipeline.tracking import mlflow_store, names
+from pipeline.tracking import mlflow_curve, mlflow_store, names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -92,6 +92,10 @@ class MlflowRun:
     def curve(self) -> Sink:
         """A sink for training, which may close it while the run goes on."""
         return _Curve(self)
+
+    def complete(self, curve: Path) -> None:
+        """Queue the points of a finished curve's file that a killed attempt did not write."""
+        self._put(lambda store, run: mlflow_curve.fill(store, run, curve, prefix=self._prefix))
 
     def results(self, values: Mapping[str, float]) -> None:
         """Queue a stage's final numbers as `<stage>/<name>`."""
@@ -177,7 +181,7 @@ class MlflowRun:
             if isinstance(job, list):
                 store.log_metrics(run, job)
             else:
-                action: Callable[[mlflow_store.Store, str], None] = job
+                action: Callable[[mlflow_store.Store, str], object] = job
                 action(store, run)
         except Exception as error:  # noqa: BLE001  # tracking never stops training
             self.lost += 1

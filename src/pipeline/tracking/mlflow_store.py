@@ -140,6 +140,10 @@ class Store:
             part = [Metric(*point) for point in points[start : start + _BATCH]]
             self.client.log_batch(run, metrics=part)
 
+    def steps_of(self, run: str, name: str) -> set[int]:
+        """Steps at which the run has a point of this metric."""
+        return {point.step for point in self.client.get_metric_history(run, name)}
+
     def log_params(self, run: str, values: Mapping[str, str]) -> None:
         """Write parameters; MLflow refuses to change one."""
         from mlflow.entities import Param
