@@ -19,7 +19,6 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
 import statistics
 import subprocess
@@ -30,12 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from copies import copy_project, environment, processes_in
 
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import write_plan
-
-ROOT = Path(__file__).resolve().parents[1]
-NEEDED = ("src", "workflow", "config", "profiles", "Snakefile", "constraints.txt")
 SUMMARY, STEPS = 1000, 6000
 PARAMS = f"""\
 runtime: {{torch_threads: 1, device: cpu}}
@@ -88,7 +83,8 @@ def whole(found: dict[str, Any]) -> bool:
 
 def measure(folder: Path, *, jobs: int, kill: int, at_once: int, seed: int) -> dict[str, Any]:
     """Run the jobs in a copy of the project below `folder`, and say what came of them."""
-    root = prepare(folder / "project", jobs)
+    seeds = str(list(range(1, jobs + 1)))
+    root = copy_project(folder / "project", PARAMS.replace("SEEDS", seeds))
     victims = random.Random(seed).sample(range(1, jobs + 1), kill)  # noqa: S311  # no secret
     command = [sys.executable, "-m", "snakemake", "--profile", "profiles/cluster-generic"]
     started = time.monotonic()
@@ -166,27 +162,6 @@ def resumed_from(root: Path, jobs: int) -> dict[str, int]:
     return found
 
 
-def prepare(root: Path, jobs: int) -> Path:
-    """A copy of the project with one experiment of so many seeds."""
-    for name in NEEDED:
-        if (ROOT / name).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-            shutil.copytree(ROOT / name, root / name, ignore=ignored)
-        else:
-            shutil.copy(ROOT / name, root / name)
-    (root / "params.yaml").write_text(PARAMS.replace("SEEDS", str(list(range(1, jobs + 1)))))
-    write_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
-    return root
-
-
-def environment(root: Path) -> dict[str, str]:
-    """Variables for the engine: this Python, the copy's sources, a store of its own."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_"))}
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    more = {"PATH": path, "PYTHONPATH": str(root / "src"), "MLFLOW_DISABLE_TELEMETRY": "true"}
-    return kept | more | {"OMP_NUM_THREADS": "1"}
-
-
 def place(root: Path, number: int, stage: str) -> Path:
     """Folder of one seed's results."""
     return root / "results" / stage / "short" / f"seed{number}"
@@ -220,21 +195,6 @@ def kill_some(
 def whole_job(number: int) -> bool:
     """Whether a victim loses its job script and all its group, not the stage's process alone."""
     return number % 2 == 0
-
-
-def processes_in(root: Path) -> list[psutil.Process]:
-    """Processes that work in the copy or were started with a path in it."""
-    root = root.resolve()
-    found = []
-    for process in psutil.process_iter():
-        try:
-            named = any(word.startswith(f"{root}/") for word in process.cmdline())
-            here = named or Path(process.cwd()).is_relative_to(root)
-            if here and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 def complete(folder: Path) -> bool:
