@@ -4,16 +4,18 @@
     python benchmarks/jobs.py --jobs 64 --kill 10 --at-once 8
 
 The jobs are seeds of one small experiment in a copy of the project, submitted by the scripts of
-`workflow/cluster`. Each victim is killed with SIGKILL after its first checkpoint: half of them the
-stage's process alone, as by a memory limit, the other half with the job's script and all else of
-the job, as when a node fails. Then is checked: every policy is there, every victim has continued
-from the step of its checkpoint, no process is left over, every learning curve has each summary
-once, and MLflow has one finished run per seed with every summary.
+`workflow/cluster`. Each victim is stopped after its first checkpoint, in one of four ways by turns:
+SIGKILL for the stage's process alone, as by a memory limit; SIGKILL for the job's script and all
+else of the job, as when a node fails; SIGTERM and SIGUSR1 for the stage, as by a scheduler before a
+time limit. Then is checked: every policy is there, every victim has continued from the step of its
+checkpoint, no process is left over, every learning curve has each summary once, and MLflow has one
+finished run per seed with every summary.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
 import os
@@ -49,6 +51,13 @@ experiments:
     stages: [train]
 """
 MOST_S = 7200.0
+WAYS = {
+    "SIGKILL": signal.SIGKILL,
+    "SIGKILL of the whole job": signal.SIGKILL,
+    "SIGTERM": signal.SIGTERM,
+    "SIGUSR1": signal.SIGUSR1,
+}
+"""How victims are stopped, in this order by turns."""
 
 
 def main() -> int:
@@ -116,12 +125,15 @@ def measure(folder: Path, *, jobs: int, kill: int, at_once: int, seed: int) -> d
         ),
         "victims": sorted(victims),
         "killed": sorted(killed),
-        "killed_with_the_whole_job": sorted(n for n in killed if whole_job(n)),
+        "how": {
+            way: sorted(victims[turn :: len(WAYS)]) for turn, way in enumerate(WAYS) if victims
+        },
         "resumed": sorted(number for number, one in facts.items() if one["resumed"]),
-        "resumed_from_step": resumed_from(root, jobs),
+        "resumed_from_step": resumed_from(root),
         "broken_curves": [n for n in range(1, jobs + 1) if not complete(place(root, n, "train"))],
         "left_over": [" ".join(one.cmdline()) for one in processes_in(root)],
         **mlflow_runs(root),
+        "mlflow_warnings": said_of_mlflow(root),
     }
 
 
@@ -151,14 +163,24 @@ def trained(facts: dict[str, Any]) -> float:
     return float(facts["seconds"]["total"])
 
 
-def resumed_from(root: Path, jobs: int) -> dict[str, int]:
+def said_of_mlflow(root: Path) -> list[str]:
+    """What the last attempts said about a store that did not take everything."""
+    found = [re.findall(r".*MLflow is not being written.*", log.read_text()) for log in logs(root)]
+    return [line for lines in found for line in lines]
+
+
+def logs(root: Path) -> list[Path]:
+    """The logs of the seeds."""
+    return sorted(root.glob("logs/train/short/*.log"))
+
+
+def resumed_from(root: Path) -> dict[str, int]:
     """Step that the last attempt at a seed says it continued from, by seed."""
     found = {}
-    for number in range(1, jobs + 1):
-        log = root / f"logs/train/short/seed{number}.log"
+    for log in logs(root):
         said = re.search(r"Resuming training of \S+ from step (\d+)", log.read_text())
         if said:
-            found[str(number)] = int(said[1])
+            found[log.stem.removeprefix("seed")] = int(said[1])
     return found
 
 
@@ -170,7 +192,7 @@ def place(root: Path, number: int, stage: str) -> Path:
 def kill_some(
     engine: subprocess.Popen[bytes], root: Path, victims: list[int], *, until: float
 ) -> set[int]:
-    """Kill each victim once, when it has a checkpoint and is at work; until the engine ends."""
+    """Stop each victim once, when it has a checkpoint and is at work; until the engine ends."""
     killed: set[int] = set()
     while engine.poll() is None and time.monotonic() < until:
         for process in processes_in(root):
@@ -183,18 +205,19 @@ def kill_some(
             number = int(words[-1])
             saved = place(root, number, ".work/train") / "run/3DBall/checkpoint.pt"
             if number in victims and number not in killed and saved.is_file():
-                if whole_job(number):
-                    os.killpg(os.getpgid(process.pid), signal.SIGKILL)
-                else:
-                    os.kill(process.pid, signal.SIGKILL)
+                stop(process.pid, list(WAYS)[victims.index(number) % len(WAYS)])
                 killed.add(number)
-        time.sleep(0.05)
+        time.sleep(0.2)
     return killed
 
 
-def whole_job(number: int) -> bool:
-    """Whether a victim loses its job script and all its group, not the stage's process alone."""
-    return number % 2 == 0
+def stop(stage: int, way: str) -> None:
+    """Stop the process of a stage, or its job, in one of the WAYS."""
+    with contextlib.suppress(ProcessLookupError):  # it has ended just now
+        if way.endswith("job"):
+            os.killpg(os.getpgid(stage), WAYS[way])
+        else:
+            os.kill(stage, WAYS[way])
 
 
 def complete(folder: Path) -> bool:

@@ -24,10 +24,11 @@ WHOLE = {
 
 
 @pytest.mark.slow
-def test_killed_jobs_continue_and_all_end_whole(tmp_path: Path) -> None:
+def test_jobs_killed_and_signalled_in_every_way_continue_and_end_whole(tmp_path: Path) -> None:
     pytest.importorskip("snakemake_executor_plugin_cluster_generic")
-    found = jobs.measure(tmp_path, jobs=3, kill=2, at_once=2, seed=1)
+    found = jobs.measure(tmp_path, jobs=5, kill=4, at_once=2, seed=1)
     assert jobs.whole(found), found
+    assert all(len(stopped) == 1 for stopped in found["how"].values())
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import queue
 import threading
@@ -71,6 +72,7 @@ class MlflowRun:
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._closed = False
         self._failures = 0
+        self._taken = 0
         self.run_id: str | None = None
         self.lost = 0
         """Number of entries that could not be written."""
@@ -125,16 +127,23 @@ class MlflowRun:
         """Queue an ONNX file as a logged model with its signature."""
         self._put(lambda store, run: store.log_onnx(run, path, name))
 
-    def close(self, *, status: str = "FINISHED", timeout_s: float = 15.0) -> None:
-        """Write what is queued and end the run with `status`; gives up after `timeout_s`."""
+    def close(self, *, status: str = "FINISHED", timeout_s: float = 30.0) -> None:
+        """Write what is queued and end the run with `status`.
+
+        Gives up after `timeout_s`; of a run that has finished, after `timeout_s` in which the store
+        has taken nothing, since a busy machine may need longer for all of it.
+        """
         if self._closed:
             return
         self._put(lambda store, run: store.end(run, status))
         self._closed = True
         self._jobs.put(None)
-        self._thread.join(timeout_s)
+        before = -1.0
+        while self._thread.is_alive() and before < self._taken:
+            before = self._taken if status == "FINISHED" else math.inf
+            self._thread.join(timeout_s)
         if self._thread.is_alive():
-            self._warn(f"the store did not take everything within {timeout_s:g} s")
+            self._warn(f"the store took nothing more within {timeout_s:g} s")
 
     def _put(self, job: Any) -> None:
         if self._failures < _GIVE_UP_AFTER and not self._closed:
@@ -146,6 +155,7 @@ class MlflowRun:
         try:
             store = mlflow_store.Store.open(self._key.root)
             self.run_id = run = self._begin(store)
+            self._taken += 1
         except Exception as error:  # noqa: BLE001  # tracking never stops training
             self._failures = _GIVE_UP_AFTER
             self._warn(f"{type(error).__name__}: {_first_line(error)}")
@@ -190,6 +200,7 @@ class MlflowRun:
                 self._warn(f"{type(error).__name__}: {_first_line(error)}")
         else:
             self._failures = 0
+        self._taken += 1
 
     def _begin(self, store: mlflow_store.Store) -> str:
         """The run to write to: the recorded one, or a new one."""
