@@ -27,11 +27,16 @@ def copy_project(root: Path, params: str) -> Path:
         shutil.copytree(ROOT / name, root / name, ignore=ignored)
     for name in FILES:
         shutil.copy(ROOT / name, root / name)
-    (root / "params.yaml").write_text(params)
-    write_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
+    change_params(root, params)
     git(root, "init", "-q")
     commit(root, "start")
     return root
+
+
+def change_params(root: Path, params: str) -> None:
+    """Give the copy these contents of params.yaml, and plan them."""
+    (root / "params.yaml").write_text(params)
+    write_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
 
 
 def git(root: Path, *arguments: str) -> None:

@@ -1,14 +1,15 @@
-"""The DAG on a real SLURM of one node, started for it: a time limit, a failing node, all whole?
+"""The DAG on a real SLURM of one node, started for it: do jobs that meet their limit end whole?
 
     apt-get install slurm-wlm munge
     pip install -e '.[slurm]'
     python benchmarks/slurm.py
 
 Starts munged, slurmctld and slurmd on the loopback interface with a configuration, keys, ports and
-logs of their own below a temporary folder, as the user that calls it (root, to be able to start
-jobs of others). Then `snakemake --profile profiles/slurm` makes a small experiment whose training
-meets its time limit: SLURM sends SIGUSR1, the stage saves and ends with 138, and its retry
-continues from the step that was saved. Ends what it has started, and nothing else.
+logs of their own below a temporary folder, as the user that calls it. Then `snakemake --profile
+profiles/slurm` makes a small experiment, and another one with so many steps that its training takes
+longer than the scheduler lets it: SLURM sends SIGUSR1 two minutes before the limit, the stage saves
+and ends with 138, and its retry continues from the step that was saved. Ends what it has started,
+and nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from copies import copy_project, environment, processes_in
+from copies import change_params, copy_project, environment, processes_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,8 +45,8 @@ experiments:
     environment: balance_ball
     trainer: config/ppo/3DBall.yaml
     overrides:
-      behaviors.3DBall.max_steps: 2000
-      behaviors.3DBall.summary_freq: 1000
+      behaviors.3DBall.max_steps: 20000
+      behaviors.3DBall.summary_freq: 10000
       behaviors.3DBall.hyperparameters.buffer_size: 1000
     seeds: [1]
     stages: [train, export, evaluate]
@@ -55,9 +56,9 @@ experiments:
     <<: *quick
     overrides:
       behaviors.3DBall.max_steps: STEPS
-      behaviors.3DBall.summary_freq: 1000
+      behaviors.3DBall.summary_freq: 10000
       behaviors.3DBall.hyperparameters.buffer_size: 1000
-    resources: {minutes: 1, memory_mb: 1000}
+    resources: {minutes: 3, memory_mb: 1000}
 """
 CONFIGURATION = """\
 ClusterName=loopback
@@ -90,18 +91,18 @@ MinJobAge=300
 NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} RealMemory=8000 State=UNKNOWN
 PartitionName=main Nodes={host} Default=YES MaxTime=60 State=UP
 """
+TRAINED_S = 150.0
+"""Seconds of training that the second experiment is made for, at the pace of the first."""
 STARTUP_S = 60.0
 
 
 def main() -> int:
     """Run, print what was found as JSON, and give 1 if anything is not as it should be."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=200_000, help="of the job that is stopped")
-    given = parser.parse_args()
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     if missing := [name for name in DAEMONS if find(name) is None]:
         sys.exit(f"not installed: {', '.join(missing)}; `apt-get install slurm-wlm munge`")
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder), steps=given.steps)
+        found = measure(Path(folder))
     print(json.dumps(found, indent=2))  # noqa: T201  # the result
     return 0 if whole(found) else 1
 
@@ -122,43 +123,52 @@ def whole(found: dict[str, Any]) -> bool:
     )
 
 
-def measure(folder: Path, *, steps: int) -> dict[str, Any]:
+def measure(folder: Path) -> dict[str, Any]:
     """Run the experiments through a SLURM in `folder`, and say what came of them."""
-    root = copy_project(folder / "project", PARAMS.replace("STEPS", str(steps)))
+    root = copy_project(folder / "project", PARAMS.replace("STEPS", "20000"))
     started = time.monotonic()
     with slurm(folder) as configuration:
-        done = subprocess.run(  # noqa: S603  # fixed command
-            [
-                *(sys.executable, "-m", "snakemake", "--profile", "profiles/slurm"),
-                *("--slurm-no-account", "--slurm-status-command", "squeue"),
-                *("--slurm-init-seconds-before-status-checks", "2"),
-                *("--seconds-between-status-checks", "2", "--slurm-keep-successful-logs"),
-                *("--default-resources", "slurm_partition=main", "mem_mb=500", "runtime=5"),
-                *("slurm_extra=\"'--signal=USR1@30'\"",),
-            ],
-            cwd=root,
-            env=environment(root) | {"SLURM_CONF": str(configuration)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=3000,
-        )
-        told = done.stdout + done.stderr
-        if done.returncode != 0:
-            sys.stderr.write(told[-6000:])
-    logs = "".join(file.read_text() for file in root.rglob(".snakemake/slurm_logs/**/*.log"))
+        done = snakemake(root, configuration, "results/quick")
+        facts = json.loads((root / "results/.work/train/quick/seed1/stage.json").read_text())
+        steps = int(20000 * TRAINED_S / facts["seconds"]["total"])
+        change_params(root, PARAMS.replace("STEPS", str(steps)))
+        second = snakemake(root, configuration)
+    told = done.stdout + done.stderr + second.stdout + second.stderr
+    if done.returncode or second.returncode:
+        sys.stderr.write(told[-6000:])
     log = (root / "logs/train/late/seed1.log").read_text()
     return {
-        "exit_code": done.returncode,
+        "exit_code": done.returncode or second.returncode,
         "seconds": round(time.monotonic() - started, 1),
+        "steps_of_late": steps,
         "submitted": told.count("has been submitted with SLURM jobid"),
-        "stopped_by_signal": (told + logs).count("stopped by SIGUSR1"),
-        "resumed_from_step": re.findall(r"Resuming training of \S+ from step (\d+)", log),
+        "stopped_by_signal": told.count("stopped by SIGUSR1"),
+        "resumed_from_step": [
+            int(n) for n in re.findall(r"Resuming training of \S+ from step (\d+)", log)
+        ],
         "evaluated": sorted(
             path.parents[1].name for path in root.glob("results/evaluate/*/seed1/metrics.json")
         ),
         "left_over": [" ".join(one.cmdline()) for one in processes_in(folder)],
     }
+
+
+def snakemake(root: Path, configuration: Path, *targets: str) -> subprocess.CompletedProcess[str]:
+    """Run the DAG with the profile and what a SLURM without accounting needs beside it."""
+    return subprocess.run(  # noqa: S603  # fixed command
+        [
+            *(sys.executable, "-m", "snakemake", "--profile", "profiles/slurm"),
+            *("--slurm-no-account", "--slurm-status-command", "squeue"),
+            *("--slurm-init-seconds-before-status-checks", "2"),
+            *("--seconds-between-status-checks", "2", "--", *targets),
+        ],
+        cwd=root,
+        env=environment(root) | {"SLURM_CONF": str(configuration)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=3000,
+    )
 
 
 @contextlib.contextmanager

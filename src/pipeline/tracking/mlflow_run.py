@@ -127,7 +127,7 @@ class MlflowRun:
         """Queue an ONNX file as a logged model with its signature."""
         self._put(lambda store, run: store.log_onnx(run, path, name))
 
-    def close(self, *, status: str = "FINISHED", timeout_s: float = 30.0) -> None:
+    def close(self, *, status: str = "FINISHED", timeout_s: float = 120.0) -> None:
         """Write what is queued and end the run with `status`.
 
         Gives up after `timeout_s`; of a run that has finished, after `timeout_s` in which the store

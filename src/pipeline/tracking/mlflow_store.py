@@ -203,7 +203,7 @@ def _first_use(uri: str) -> Any:
     from filelock import FileLock
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{path}.lock", timeout=60):
+    with FileLock(f"{path}.lock", timeout=300):
         yield
 
 
