@@ -4,20 +4,25 @@
     python benchmarks/jobs.py --jobs 64 --kill 10 --at-once 8
 
 The jobs are seeds of one small experiment in a copy of the project, submitted by the scripts of
-`workflow/cluster`. Each victim is killed with SIGKILL after its first checkpoint. Then is checked:
-every policy is there, every victim has continued from its checkpoint, no process is left over, and
-MLflow has one finished run per seed whose curve has every summary once.
+`workflow/cluster`. Each victim is stopped after its first checkpoint, in one of four ways by turns:
+SIGKILL for the stage's process alone, as by a memory limit; SIGKILL for the job's script and all
+else of the job, as when a node fails; SIGTERM and SIGUSR1 for the stage, as by a scheduler before a
+time limit. Then is checked: every policy is there, every victim has continued from the step of its
+checkpoint, no process is left over, every learning curve has each summary once, and MLflow has one
+finished run per seed with every summary.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
 import os
 import random
-import shutil
+import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,12 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from copies import copy_project, environment, processes_in
 
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import write_plan
-
-ROOT = Path(__file__).resolve().parents[1]
-NEEDED = ("src", "workflow", "config", "profiles", "Snakefile", "constraints.txt")
 SUMMARY, STEPS = 1000, 6000
 PARAMS = f"""\
 runtime: {{torch_threads: 1, device: cpu}}
@@ -50,6 +51,13 @@ experiments:
     stages: [train]
 """
 MOST_S = 7200.0
+WAYS = {
+    "SIGKILL": signal.SIGKILL,
+    "SIGKILL of the whole job": signal.SIGKILL,
+    "SIGTERM": signal.SIGTERM,
+    "SIGUSR1": signal.SIGUSR1,
+}
+"""How victims are stopped, in this order by turns."""
 
 
 def main() -> int:
@@ -74,15 +82,18 @@ def whole(found: dict[str, Any]) -> bool:
         found["exit_code"] == 0
         and found["policies"] == found["finished_mlflow_runs"] == found["jobs"]
         and found["mlflow_runs"] == found["jobs"]
-        and found["resumed"] == found["killed"] == found["victims"]
+        and found["killed"] == found["resumed"] == found["victims"]
+        and all(found["resumed_from_step"].get(str(one), 0) > 0 for one in found["victims"])
         and not found["broken_curves"]
+        and not found["broken_mlflow_curves"]
         and not found["left_over"]
     )
 
 
 def measure(folder: Path, *, jobs: int, kill: int, at_once: int, seed: int) -> dict[str, Any]:
     """Run the jobs in a copy of the project below `folder`, and say what came of them."""
-    root = prepare(folder / "project", jobs)
+    seeds = str(list(range(1, jobs + 1)))
+    root = copy_project(folder / "project", PARAMS.replace("SEEDS", seeds))
     victims = random.Random(seed).sample(range(1, jobs + 1), kill)  # noqa: S311  # no secret
     command = [sys.executable, "-m", "snakemake", "--profile", "profiles/cluster-generic"]
     started = time.monotonic()
@@ -103,46 +114,74 @@ def measure(folder: Path, *, jobs: int, kill: int, at_once: int, seed: int) -> d
     if code != 0:
         sys.stderr.write((folder / "snakemake.log").read_text()[-4000:])
     time.sleep(2)
-    facts = {
-        number: json.loads(place(root, number, ".work/train").joinpath("stage.json").read_text())
-        for number in range(1, jobs + 1)
-        if place(root, number, ".work/train").joinpath("stage.json").is_file()
-    }
+    facts = facts_of(root, jobs)
     return {
         "jobs": jobs,
         "exit_code": code,
         "seconds": round(time.monotonic() - started, 1),
+        **seconds_of(facts),
         "policies": sum(
             place(root, n, "train").joinpath("policy.pt").is_file() for n in range(1, jobs + 1)
         ),
         "victims": sorted(victims),
         "killed": sorted(killed),
+        "how": {
+            way: sorted(victims[turn :: len(WAYS)]) for turn, way in enumerate(WAYS) if victims
+        },
         "resumed": sorted(number for number, one in facts.items() if one["resumed"]),
+        "resumed_from_step": resumed_from(root),
         "broken_curves": [n for n in range(1, jobs + 1) if not complete(place(root, n, "train"))],
         "left_over": [" ".join(one.cmdline()) for one in processes_in(root)],
         **mlflow_runs(root),
+        "mlflow_warnings": said_of_mlflow(root),
     }
 
 
-def prepare(root: Path, jobs: int) -> Path:
-    """A copy of the project with one experiment of so many seeds."""
-    for name in NEEDED:
-        if (ROOT / name).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-            shutil.copytree(ROOT / name, root / name, ignore=ignored)
-        else:
-            shutil.copy(ROOT / name, root / name)
-    (root / "params.yaml").write_text(PARAMS.replace("SEEDS", str(list(range(1, jobs + 1)))))
-    write_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
-    return root
+def facts_of(root: Path, jobs: int) -> dict[int, dict[str, Any]]:
+    """What the last attempt at each seed says of itself."""
+    found = {}
+    for number in range(1, jobs + 1):
+        file = place(root, number, ".work/train") / "stage.json"
+        if file.is_file():
+            found[number] = json.loads(file.read_text())
+    return found
 
 
-def environment(root: Path) -> dict[str, str]:
-    """Variables for the engine: this Python, the copy's sources, a store of its own."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_"))}
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    more = {"PATH": path, "PYTHONPATH": str(root / "src"), "MLFLOW_DISABLE_TELEMETRY": "true"}
-    return kept | more | {"OMP_NUM_THREADS": "1"}
+def seconds_of(facts: dict[int, dict[str, Any]]) -> dict[str, float]:
+    """Median seconds of a job that was not killed: all of its stage, and the training in it."""
+    whole = [one for one in facts.values() if not one["resumed"] and "seconds" in one]
+    if not whole:
+        return {}
+    return {
+        "median_stage_seconds": round(statistics.median(o["duration_s"] for o in whole), 2),
+        "median_training_seconds": round(statistics.median(trained(o) for o in whole), 2),
+    }
+
+
+def trained(facts: dict[str, Any]) -> float:
+    """Seconds of the training loop."""
+    return float(facts["seconds"]["total"])
+
+
+def said_of_mlflow(root: Path) -> list[str]:
+    """What the last attempts said about a store that did not take everything."""
+    found = [re.findall(r".*MLflow is not being written.*", log.read_text()) for log in logs(root)]
+    return [line for lines in found for line in lines]
+
+
+def logs(root: Path) -> list[Path]:
+    """The logs of the seeds."""
+    return sorted(root.glob("logs/train/short/*.log"))
+
+
+def resumed_from(root: Path) -> dict[str, int]:
+    """Step that the last attempt at a seed says it continued from, by seed."""
+    found = {}
+    for log in logs(root):
+        said = re.search(r"Resuming training of \S+ from step (\d+)", log.read_text())
+        if said:
+            found[log.stem.removeprefix("seed")] = int(said[1])
+    return found
 
 
 def place(root: Path, number: int, stage: str) -> Path:
@@ -153,7 +192,7 @@ def place(root: Path, number: int, stage: str) -> Path:
 def kill_some(
     engine: subprocess.Popen[bytes], root: Path, victims: list[int], *, until: float
 ) -> set[int]:
-    """Kill each victim once, when it has a checkpoint and is at work; until the engine ends."""
+    """Stop each victim once, when it has a checkpoint and is at work; until the engine ends."""
     killed: set[int] = set()
     while engine.poll() is None and time.monotonic() < until:
         for process in processes_in(root):
@@ -166,22 +205,19 @@ def kill_some(
             number = int(words[-1])
             saved = place(root, number, ".work/train") / "run/3DBall/checkpoint.pt"
             if number in victims and number not in killed and saved.is_file():
-                os.kill(process.pid, signal.SIGKILL)
+                stop(process.pid, list(WAYS)[victims.index(number) % len(WAYS)])
                 killed.add(number)
-        time.sleep(0.05)
+        time.sleep(0.2)
     return killed
 
 
-def processes_in(root: Path) -> list[psutil.Process]:
-    """Processes whose working folder is the copy."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if Path(process.cwd()) == root.resolve() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+def stop(stage: int, way: str) -> None:
+    """Stop the process of a stage, or its job, in one of the WAYS."""
+    with contextlib.suppress(ProcessLookupError):  # it has ended just now
+        if way.endswith("job"):
+            os.killpg(os.getpgid(stage), WAYS[way])
+        else:
+            os.kill(stage, WAYS[way])
 
 
 def complete(folder: Path) -> bool:
@@ -194,16 +230,24 @@ def complete(folder: Path) -> bool:
     return [step // SUMMARY for step in steps] == list(range(1, STEPS // SUMMARY + 1))
 
 
-def mlflow_runs(root: Path) -> dict[str, int]:
-    """How many runs the store has, and how many of them have finished."""
+def mlflow_runs(root: Path) -> dict[str, Any]:
+    """How many runs the store has, how many of them have finished, and which lack a summary."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-    import mlflow
+    from mlflow import MlflowClient
 
-    client = mlflow.MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
+    client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
     ids = [one.experiment_id for one in client.search_experiments()]
     runs = client.search_runs(ids, max_results=1000)
-    done = [one for one in runs if one.info.status == "FINISHED"]
-    return {"mlflow_runs": len(runs), "finished_mlflow_runs": len(done)}
+    broken = []
+    for run in runs:
+        points = client.get_metric_history(run.info.run_id, "Environment/Cumulative Reward")
+        if {point.step // SUMMARY for point in points} != set(range(1, STEPS // SUMMARY + 1)):
+            broken.append(run.info.run_name)
+    return {
+        "mlflow_runs": len(runs),
+        "finished_mlflow_runs": sum(one.info.status == "FINISHED" for one in runs),
+        "broken_mlflow_curves": sorted(broken),
+    }
 
 
 if __name__ == "__main__":

@@ -16,16 +16,19 @@ WHOLE = {
     "victims": [2],
     "killed": [2],
     "resumed": [2],
+    "resumed_from_step": {"2": 1000},
     "broken_curves": [],
+    "broken_mlflow_curves": [],
     "left_over": [],
 }
 
 
 @pytest.mark.slow
-def test_killed_jobs_continue_and_all_end_whole(tmp_path: Path) -> None:
+def test_jobs_killed_and_signalled_in_every_way_continue_and_end_whole(tmp_path: Path) -> None:
     pytest.importorskip("snakemake_executor_plugin_cluster_generic")
-    found = jobs.measure(tmp_path, jobs=3, kill=1, at_once=2, seed=1)
+    found = jobs.measure(tmp_path, jobs=5, kill=4, at_once=2, seed=1)
     assert jobs.whole(found), found
+    assert all(len(stopped) == 1 for stopped in found["how"].values())
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,8 @@ def test_killed_jobs_continue_and_all_end_whole(tmp_path: Path) -> None:
         {"resumed": []},
         {"resumed": [], "killed": []},
         {"resumed": [1, 2]},
+        {"resumed_from_step": {}},
+        {"broken_mlflow_curves": ["short-seed3"]},
         {"mlflow_runs": 4},
         {"finished_mlflow_runs": 2},
         {"broken_curves": [3]},

@@ -88,7 +88,8 @@ def snakemake_state(root: Path) -> State:
 
 def bless_dvc(root: Path) -> None:
     """Make DVC take the results as they lie there for its own."""
-    _must(["dvc", "--wait-for-lock", "commit", "--force", "--quiet"], root)
+    # with links made anew, outputs would look newer to Snakemake than what was made from them
+    _must(["dvc", "--wait-for-lock", "commit", "--force", "--no-relink", "--quiet"], root)
 
 
 def bless_snakemake(root: Path) -> None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline import files
 from pipeline.errors import StageError
 
+_log = logging.getLogger(__name__)
+
+SCRATCH = "PIPELINE_SCRATCH"
+"""Environment variable that names a folder on a disk of the node; `$NAME` in it is expanded."""
 DESCRIPTION = "environment.json"
 
 
@@ -30,11 +37,16 @@ def folder_of(environment: str) -> Path:
 
 
 def load(folder: Path) -> Build:
-    """The build in `folder`; makes its file executable when a checkout has forgotten that.
+    """The build in `folder`, or its copy on the node's own disk when PIPELINE_SCRATCH names one.
+
+    Makes its file executable when a checkout has forgotten that.
 
     Raises:
         StageError: The folder is not one that the `env` stage made.
+        OSError: There is no copying to the node's disk.
     """
+    if (folder / DESCRIPTION).is_file():
+        folder = _near(folder)
     path = folder / DESCRIPTION
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -51,3 +63,27 @@ def load(folder: Path) -> Build:
     if build.file.is_file() and not os.access(build.file, os.X_OK):
         build.file.chmod(build.file.stat().st_mode | 0o111)
     return build
+
+
+def _near(folder: Path) -> Path:
+    """A build's copy below PIPELINE_SCRATCH, made once for each content; without it, the build.
+
+    A build is read by every one of its processes, and some have gigabytes. What a stage resumes
+    from stays where other nodes find it.
+    """
+    wanted = os.path.expandvars(os.environ.get(SCRATCH, ""))
+    if not wanted:
+        return folder
+    from filelock import FileLock
+
+    known = files.sha256_of(folder / DESCRIPTION)[:16]  # it has the digest of the whole build
+    copy = Path(wanted).expanduser().resolve() / "rl-pipeline" / f"{folder.name}-{known}"
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{copy}.lock"):
+        if not copy.exists():
+            new = copy.with_name(f"{copy.name}.new")
+            shutil.rmtree(new, ignore_errors=True)
+            shutil.copytree(folder, new, symlinks=True)
+            new.rename(copy)
+            _log.info("%s is run from its copy in %s", folder.name, copy)
+    return copy

@@ -8,7 +8,8 @@ import logging
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, NoReturn
 
 from pipeline.errors import Interrupted, PipelineError, one_line
 
@@ -56,6 +57,20 @@ def run(work: Callable[[], None]) -> int:
             sys.stderr.write(f"error: {one_line(error)}\n")
             return int(getattr(error, "exit_code", PipelineError.exit_code))
     return 0
+
+
+def leave(code: int) -> NoReturn:
+    """End the process; at once if a thread is still at work.
+
+    Python aborts when it unloads while a daemon thread is inside foreign code, as one that writes
+    to a store which is too slow. The engine would then delete outputs that are whole.
+    """
+    if threading.active_count() > 1:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def exit_code(code: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import queue
 import threading
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
-from pipeline.tracking import mlflow_registry, mlflow_store, names, row
+from pipeline.tracking import mlflow_curve, mlflow_registry, mlflow_store, names, row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -73,6 +74,7 @@ class MlflowRun:
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._closed = False
         self._failures = 0
+        self._taken = 0
         self.run_id: str | None = None
         self.lost = 0
         """Number of entries that could not be written."""
@@ -94,6 +96,10 @@ class MlflowRun:
     def curve(self) -> Sink:
         """A sink for training, which may close it while the run goes on."""
         return _Curve(self)
+
+    def complete(self, curve: Path) -> None:
+        """Queue the points of a finished curve's file that a killed attempt did not write."""
+        self._put(lambda store, run: mlflow_curve.fill(store, run, curve, prefix=self._prefix))
 
     def results(self, values: Mapping[str, float], *, step: int = 0) -> None:
         """Queue a stage's final numbers as `<stage>/<name>`, at the policy's step."""
@@ -188,16 +194,23 @@ class MlflowRun:
 
         self._put(write)
 
-    def close(self, *, status: str = "FINISHED", timeout_s: float = 60.0) -> None:
-        """Write what is queued and end the run with `status`; gives up after `timeout_s`."""
+    def close(self, *, status: str = "FINISHED", timeout_s: float = 120.0) -> None:
+        """Write what is queued and end the run with `status`.
+
+        Gives up after `timeout_s`; of a run that has finished, after `timeout_s` in which the store
+        has taken nothing, since a busy machine may need longer for all of it.
+        """
         if self._closed:
             return
         self._put(lambda store, run: store.end(run, status))
         self._closed = True
         self._jobs.put(None)
-        self._thread.join(timeout_s)
+        before = -1.0
+        while self._thread.is_alive() and before < self._taken:
+            before = self._taken if status == "FINISHED" else math.inf
+            self._thread.join(timeout_s)
         if self._thread.is_alive():
-            self._warn(f"the store did not take everything within {timeout_s:g} s")
+            self._warn(f"the store took nothing more within {timeout_s:g} s")
 
     def _put(self, job: Any) -> None:
         if self._failures < _GIVE_UP_AFTER and not self._closed:
@@ -209,6 +222,7 @@ class MlflowRun:
         try:
             store = mlflow_store.Store.open(self._key.root)
             self.run_id = run = self._begin(store)
+            self._taken += 1
         except Exception as error:  # noqa: BLE001  # tracking never stops training
             self._failures = _GIVE_UP_AFTER
             self._warn(f"{type(error).__name__}: {_first_line(error)}")
@@ -244,7 +258,7 @@ class MlflowRun:
             if isinstance(job, list):
                 store.log_metrics(run, job)
             else:
-                action: Callable[[mlflow_store.Store, str], None] = job
+                action: Callable[[mlflow_store.Store, str], object] = job
                 action(store, run)
         except Exception as error:  # noqa: BLE001  # tracking never stops training
             self.lost += 1
@@ -253,6 +267,7 @@ class MlflowRun:
                 self._warn(f"{type(error).__name__}: {_first_line(error)}")
         else:
             self._failures = 0
+        self._taken += 1
 
     def _begin(self, store: mlflow_store.Store) -> str:
         """The run to write to: the one there is, or a new one in its place."""

@@ -96,7 +96,8 @@ class Store:
         logging.getLogger("urllib3").setLevel(logging.ERROR)  # we say what its retries came to
         uri = default_uri(root)
         with locked(uri):
-            client = MlflowClient(tracking_uri=uri)  # makes the tables of a new store
+            _make_whole(uri)
+            client = MlflowClient(tracking_uri=uri)
             found = client.get_experiment_by_name(experiment_name())
             if found is not None:
                 identifier = found.experiment_id
@@ -186,6 +187,10 @@ class Store:
         for start in range(0, len(points), _BATCH):
             part = [Metric(*point) for point in points[start : start + _BATCH]]
             self.client.log_batch(run, metrics=part)
+
+    def steps_of(self, run: str, name: str) -> set[int]:
+        """Steps at which the run has a point of this metric."""
+        return {point.step for point in self.client.get_metric_history(run, name)}
 
     def log_params(self, run: str, values: Mapping[str, str]) -> None:
         """Write the parameters that are not there yet; MLflow refuses to change one."""
@@ -295,15 +300,38 @@ def _git(root: Path, *arguments: str) -> str | None:
 @contextlib.contextmanager
 def locked(uri: str) -> Any:
     """Let one process at a time do what must not be interleaved in a SQLite store."""
-    if not uri.startswith("sqlite:///"):
+    path = _file_of(uri)
+    if path is None:
         yield
         return
     from filelock import FileLock
 
-    path = Path(uri.removeprefix("sqlite:///"))
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock", timeout=_WAIT_S):
         yield
+
+
+def _file_of(uri: str) -> Path | None:
+    """The file of a SQLite store."""
+    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+
+
+def _make_whole(uri: str) -> None:
+    """Make a SQLite store under another name first.
+
+    MLflow makes its tables in dozens of steps when a client is made. A process that is killed in
+    between would leave a file that no client can open any more.
+    """
+    path = _file_of(uri)
+    if path is None or path.exists():
+        return
+    from mlflow import MlflowClient
+
+    new = path.with_name(f"{path.name}.new")
+    for left in (new, new.with_name(f"{new.name}-journal")):
+        left.unlink(missing_ok=True)
+    MlflowClient(tracking_uri=f"sqlite:///{new}")
+    new.replace(path)
 
 
 def _create_shared(client: Any) -> str:

@@ -150,3 +150,30 @@ def test_success_is_zero_and_the_handlers_are_put_back():
     before = signal.getsignal(signal.SIGTERM)
     assert process.run(lambda: None) == 0
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+ABANDONED = """
+import sys, threading, time
+from pipeline.stages.process import leave
+class Held:
+    def __del__(self):
+        print("unloaded", flush=True)
+held = Held()
+if sys.argv[1] == "busy":
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+print("done")
+leave(3)
+"""
+
+
+@pytest.mark.parametrize(("how", "said"), [("busy", "done\n"), ("idle", "done\nunloaded\n")])
+def test_a_process_does_not_unload_under_a_thread_that_is_still_at_work(how, said):
+    done = subprocess.run(  # noqa: S603  # our own command
+        [sys.executable, "-c", ABANDONED, how],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert (done.returncode, done.stdout) == (3, said), done.stderr

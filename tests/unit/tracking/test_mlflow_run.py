@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.tracking import names
+from pipeline.tracking.csvfile import CsvSink
 from pipeline.tracking.mlflow_registry import Scored, alias_of, best
 from pipeline.tracking.mlflow_run import MlflowRun, RunKey, enabled
 from pipeline.tracking.mlflow_store import flatten
@@ -207,6 +209,38 @@ def test_a_killed_run_is_continued_or_closed(tmp_path: Path):
     fresh = finished(MlflowRun(key(tmp_path, "train", fingerprint="b")))
     assert fresh != killed.run_id
     assert client(tmp_path).get_run(killed.run_id).info.status == "KILLED"
+
+
+def test_a_finished_run_waits_for_a_slow_store_and_a_stopped_one_does_not(tmp_path: Path):
+    slow = [MlflowRun(key(tmp_path, "train", experiment=name)) for name in ("whole", "stopped")]
+    for run in slow:
+        run.results({"seen": 1.0})
+        while run.run_id is None:
+            time.sleep(0.01)
+        for _ in range(12):
+            run._put(lambda *_: time.sleep(0.5))
+    began = time.monotonic()
+    slow[1].close(status="KILLED", timeout_s=1.5)
+    assert time.monotonic() - began < 2.5
+    slow[0].close(timeout_s=2)
+    assert client(tmp_path).get_run(slow[0].run_id).info.status == "FINISHED"
+
+
+def test_points_that_a_killed_attempt_took_along_are_filled_in_from_the_curve(tmp_path: Path):
+    curve = CsvSink(tmp_path / "progress.csv")
+    run = MlflowRun(key(tmp_path, "train"), prefix=True)
+    for step in (1000, 2000, 3000):
+        values = {names.REWARD: step / 1000, "Losses/Q1 Loss": 0.5}
+        curve.metrics("Walker", values, step)
+        if step == 2000:
+            run.metrics("Walker", values, step)
+    run.complete(curve.path)
+    made = finished(run)
+    for name, wanted in ((names.REWARD, [1.0, 2.0, 3.0]), ("Losses/Q1 Loss", [0.5, 0.5, 0.5])):
+        history = client(tmp_path).get_metric_history(made, f"Walker/{name}")
+        assert sorted((p.step, p.value) for p in history) == list(
+            zip((1000, 2000, 3000), wanted, strict=True)
+        )
 
 
 def exported(root: Path, bias: float) -> Path:

@@ -1,0 +1,129 @@
+"""What the pipeline costs when there is nothing to do: engines, the command, stages.
+
+    python benchmarks/overhead.py --repeats 5
+
+In a copy of the project every experiment of params.yaml is made once with very few steps, by
+Snakemake, and DVC is told (`pipeline sync`). Then each command is timed in turn, round by round, so
+that a busy machine disturbs all alike. Wall and processor time, in seconds, processes started by
+the command included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from copies import commit, copy_project, environment, shortened
+
+STEPS = 2000
+STAGE = "workflow/scripts/{}.py"
+ONE = ("grid_world_ppo", "--seed", "1")
+COMMANDS = {
+    "`dvc repro`, nothing to do": ("dvc", "repro"),
+    "`dvc status`": ("dvc", "status"),
+    "`snakemake --cores 2`, nothing to do": ("snakemake", "--cores", "2", "--quiet", "all"),
+    "`snakemake -n`": ("snakemake", "-n", "--quiet", "all"),
+    "`pipeline --help`": ("python", "-m", "pipeline.cli", "--help"),
+    "`pipeline plan --check`": ("python", "-m", "pipeline.cli", "plan", "--check"),
+    "`pipeline sync`, nothing to do": ("python", "-m", "pipeline.cli", "sync"),
+    "stage `env`": ("python", STAGE.format("env"), "grid_world"),
+    "stage `export`": ("python", STAGE.format("export"), *ONE),
+    "stage `evaluate`, 4 episodes": ("python", STAGE.format("evaluate"), *ONE),
+    "stage `report`": ("python", STAGE.format("report")),
+    "stage `train` that is refused": ("python", STAGE.format("train"), "none", "--seed", "1"),
+}
+"""What is timed, by its name in the table."""
+WITHOUT = {name: {"PIPELINE_MLFLOW": "off"} for name in COMMANDS if name.startswith("stage `e")}
+"""Commands that are timed once more with these variables."""
+MOST_S = 5.0
+
+
+def main() -> int:
+    """Print the table; 1 when a median is above the limit."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write the seconds there too")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        root = make(Path(folder) / "project")
+        found = measure(root, given.repeats)
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=2) + "\n")
+    print(table(found))  # noqa: T201  # the result
+    return int(any(statistics.median(one["wall"]) > MOST_S for one in found.values()))
+
+
+def make(root: Path) -> Path:
+    """A copy in which both engines have nothing to do."""
+    copy_project(root, shortened(STEPS))
+    for command in (
+        ("snakemake", "--cores", "2", "--quiet", "all"),
+        ("python", "-m", "pipeline.cli", "sync"),
+    ):
+        run(root, command)
+    commit(root, "made")
+    return root
+
+
+def run(root: Path, command: tuple[str, ...], *, check: bool = True, **more: str) -> None:
+    """Run a command in the copy; a failure shows what it printed."""
+    done = subprocess.run(  # noqa: S603  # fixed commands
+        command, cwd=root, env=environment(root) | more, capture_output=True, text=True, check=False
+    )
+    if check and done.returncode != 0:
+        sys.exit(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
+
+
+def measure(root: Path, repeats: int) -> dict[str, dict[str, list[float]]]:
+    """Seconds of each command, by name.
+
+    Stages run in a copy of the copy, since their outputs are new to the engines.
+    """
+    cases = [(name, COMMANDS[name], {}) for name in COMMANDS]
+    cases += [(f"{name}, MLflow off", COMMANDS[name], more) for name, more in WITHOUT.items()]
+    found: dict[str, dict[str, list[float]]] = {
+        name: {"wall": [], "processor": []} for name, _, _ in cases
+    }
+    second = root.with_name("stages")
+    shutil.copytree(root, second, symlinks=True)
+    for _ in range(repeats):
+        for name, command, more in cases:
+            began, used = time.perf_counter(), processor_s()
+            place = second if name.startswith("stage") else root
+            run(place, command, check="refused" not in name, **more)
+            found[name]["wall"].append(time.perf_counter() - began)
+            found[name]["processor"].append(processor_s() - used)
+    return found
+
+
+def processor_s() -> float:
+    """User and system time of the processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def table(found: dict[str, dict[str, list[float]]]) -> str:
+    """The seconds as Markdown."""
+    lines = [
+        "| | median | least | most | processor |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, seconds in found.items():
+        wall = seconds["wall"]
+        three = (statistics.median(wall), min(wall), max(wall))
+        columns = (name, *(f"{value:.2f}" for value in three))
+        used = f"{statistics.median(seconds['processor']):.2f}"
+        lines.append(f"| {' | '.join((*columns, used))} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

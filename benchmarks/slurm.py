@@ -1,0 +1,258 @@
+"""The DAG on a real SLURM of one node, started for it: do jobs that meet their limit end whole?
+
+    apt-get install slurm-wlm munge
+    pip install -e '.[slurm]'
+    python benchmarks/slurm.py
+
+Starts munged, slurmctld and slurmd on the loopback interface with a configuration, keys, ports and
+logs of their own below a temporary folder, as the user that calls it. Then `snakemake --profile
+profiles/slurm` makes a small experiment, and another one with so many steps that its training takes
+longer than the scheduler lets it: SLURM sends SIGUSR1 two minutes before the limit, the stage saves
+and ends with 138, and its retry continues from the step that was saved. Ends what it has started,
+and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from copies import change_params, copy_project, environment, processes_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DAEMONS = ("munged", "slurmctld", "slurmd")
+PARAMS = """\
+runtime: {torch_threads: 1, device: cpu}
+environments:
+  balance_ball: {source: builtin, args: []}
+demonstrations: {}
+experiments:
+  quick: &quick
+    environment: balance_ball
+    trainer: config/ppo/3DBall.yaml
+    overrides:
+      behaviors.3DBall.max_steps: 20000
+      behaviors.3DBall.summary_freq: 10000
+      behaviors.3DBall.hyperparameters.buffer_size: 1000
+    seeds: [1]
+    stages: [train, export, evaluate]
+    evaluation: {episodes: 4, seed: 10000}
+    resources: {minutes: 5, memory_mb: 1000}
+  late:
+    <<: *quick
+    overrides:
+      behaviors.3DBall.max_steps: STEPS
+      behaviors.3DBall.summary_freq: 10000
+      behaviors.3DBall.hyperparameters.buffer_size: 1000
+    resources: {minutes: 3, memory_mb: 1000}
+"""
+CONFIGURATION = """\
+ClusterName=loopback
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmdPort={node_port}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+SlurmUser={user}
+SlurmdUser={user}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SlurmdParameters=config_overrides
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+ReturnToService=2
+KillWait=10
+MinJobAge=300
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} RealMemory=8000 State=UNKNOWN
+PartitionName=main Nodes={host} Default=YES MaxTime=60 State=UP
+"""
+TRAINED_S = 150.0
+"""Seconds of training that the second experiment is made for, at the pace of the first."""
+STARTUP_S = 60.0
+
+
+def main() -> int:
+    """Run, print what was found as JSON, and give 1 if anything is not as it should be."""
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
+    if missing := [name for name in DAEMONS if find(name) is None]:
+        sys.exit(f"not installed: {', '.join(missing)}; `apt-get install slurm-wlm munge`")
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(Path(folder))
+    print(json.dumps(found, indent=2))  # noqa: T201  # the result
+    return 0 if whole(found) else 1
+
+
+def find(name: str) -> str | None:
+    """A daemon's program, which may lie outside a user's PATH."""
+    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
+
+
+def whole(found: dict[str, Any]) -> bool:
+    """Whether everything is as it should be."""
+    return bool(
+        found["exit_code"] == 0
+        and found["evaluated"] == ["late", "quick"]
+        and found["stopped_by_signal"] > 0
+        and found["resumed_from_step"]
+        and not found["left_over"]
+    )
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """Run the experiments through a SLURM in `folder`, and say what came of them."""
+    root = copy_project(folder / "project", PARAMS.replace("STEPS", "20000"))
+    started = time.monotonic()
+    with slurm(folder) as configuration:
+        done = snakemake(root, configuration, "results/quick")
+        facts = json.loads((root / "results/.work/train/quick/seed1/stage.json").read_text())
+        steps = int(20000 * TRAINED_S / facts["seconds"]["total"])
+        change_params(root, PARAMS.replace("STEPS", str(steps)))
+        second = snakemake(root, configuration)
+    told = done.stdout + done.stderr + second.stdout + second.stderr
+    if done.returncode or second.returncode:
+        sys.stderr.write(told[-6000:])
+    log = (root / "logs/train/late/seed1.log").read_text()
+    return {
+        "exit_code": done.returncode or second.returncode,
+        "seconds": round(time.monotonic() - started, 1),
+        "steps_of_late": steps,
+        "submitted": told.count("has been submitted with SLURM jobid"),
+        "stopped_by_signal": told.count("stopped by SIGUSR1"),
+        "resumed_from_step": [
+            int(n) for n in re.findall(r"Resuming training of \S+ from step (\d+)", log)
+        ],
+        "evaluated": sorted(
+            path.parents[1].name for path in root.glob("results/evaluate/*/seed1/metrics.json")
+        ),
+        "left_over": [" ".join(one.cmdline()) for one in processes_in(folder)],
+    }
+
+
+def snakemake(root: Path, configuration: Path, *targets: str) -> subprocess.CompletedProcess[str]:
+    """Run the DAG with the profile and what a SLURM without accounting needs beside it."""
+    return subprocess.run(  # noqa: S603  # fixed command
+        [
+            *(sys.executable, "-m", "snakemake", "--profile", "profiles/slurm"),
+            *("--slurm-no-account", "--slurm-status-command", "squeue"),
+            *("--slurm-init-seconds-before-status-checks", "2"),
+            *("--seconds-between-status-checks", "2", "--", *targets),
+        ],
+        cwd=root,
+        env=environment(root) | {"SLURM_CONF": str(configuration)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=3000,
+    )
+
+
+@contextlib.contextmanager
+def slurm(folder: Path) -> Iterator[Path]:
+    """A SLURM of one node for the block; gives its configuration file."""
+    import getpass
+
+    for name in ("state", "spool"):
+        (folder / name).mkdir()
+    configuration = folder / "slurm.conf"
+    ports = free_ports(2)
+    text = CONFIGURATION.format(
+        host=socket.gethostname().partition(".")[0],
+        folder=folder,
+        user=getpass.getuser(),
+        cores=os.cpu_count(),
+        controller_port=ports[0],
+        node_port=ports[1],
+    )
+    configuration.write_text(text)
+    key = folder / "munge.key"
+    key.write_bytes(secrets.token_bytes(128))
+    key.chmod(0o600)
+    own = [f"--{name}={folder}/munge.{name}" for name in ("socket", "log-file", "pid-file")]
+    own += [f"--seed-file={folder}/munge.seed", f"--key-file={key}", "--foreground", "--force"]
+    variables = os.environ | {"SLURM_CONF": str(configuration)}
+    with contextlib.ExitStack() as started:
+        for name, arguments in (
+            ("munged", own),
+            ("slurmctld", ["-D", "-f", str(configuration)]),
+            ("slurmd", ["-D", "-f", str(configuration)]),
+        ):
+            log = started.enter_context((folder / f"{name}.out").open("w"))
+            process = subprocess.Popen(  # noqa: S603  # the daemon, with our configuration
+                [str(find(name)), *arguments], env=variables, stdout=log, stderr=log
+            )
+            started.callback(end, process)
+            if name == "munged":
+                wait_for((folder / "munge.socket").exists, "munged", folder)
+        wait_for(lambda: "idle" in nodes(variables), "slurmd", folder)
+        yield configuration
+
+
+def nodes(variables: dict[str, str]) -> str:
+    """States of the nodes, as sinfo says."""
+    done = subprocess.run(
+        ["sinfo", "--noheader", "--format=%T"],  # noqa: S607  # fixed command
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return done.stdout
+
+
+def wait_for(ready: Any, name: str, folder: Path) -> None:
+    """Wait until a daemon answers; a failure shows what it said."""
+    limit = time.monotonic() + STARTUP_S
+    while not ready():
+        if time.monotonic() > limit:
+            said = (folder / f"{name}.out").read_text()[-2000:]
+            sys.exit(f"{name} does not answer after {STARTUP_S:g} s:\n{said}")
+        time.sleep(0.2)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    with contextlib.ExitStack() as open_sockets:
+        sockets = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a daemon that this program has started."""
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(20)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

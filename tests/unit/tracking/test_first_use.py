@@ -1,0 +1,58 @@
+"""A store that does not exist yet, and processes that make it at once or are killed at it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+OPEN = """
+import sys
+from pathlib import Path
+from pipeline.tracking.mlflow_store import Store
+store = Store.open(Path(sys.argv[1]))
+store.end(store.create(sys.argv[2], {}), "FINISHED")
+"""
+
+
+def opening(root: Path, name: str) -> subprocess.Popen[bytes]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_")}
+    return subprocess.Popen(  # noqa: S603  # our own command
+        [sys.executable, "-c", OPEN, str(root), name],
+        env=kept | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def runs_in(root: Path) -> set[str]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{root / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("pipeline")
+    return {run.info.run_name for run in client.search_runs([experiment.experiment_id])}
+
+
+def test_several_processes_make_one_store(tmp_path: Path):
+    processes = [opening(tmp_path, f"run{number}") for number in range(4)]
+    assert [process.wait(120) for process in processes] == [0, 0, 0, 0]
+    assert runs_in(tmp_path) == {"run0", "run1", "run2", "run3"}
+    assert {path.name for path in tmp_path.iterdir()} == {"mlflow.db", "mlflow.db.lock"}
+
+
+def test_a_process_killed_while_it_makes_the_store_leaves_none_that_is_broken(tmp_path: Path):
+    process = opening(tmp_path, "killed")
+    made, limit = tmp_path / "mlflow.db.new", time.monotonic() + 60
+    while not (made.exists() and made.stat().st_size) and time.monotonic() < limit:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL
+    assert made.exists()
+    assert not (tmp_path / "mlflow.db").exists()
+    assert opening(tmp_path, "next").wait(120) == 0
+    assert runs_in(tmp_path) == {"next"}
