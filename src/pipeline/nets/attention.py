@@ -25,8 +25,6 @@ PADDING_BELOW = 0.01
 WEIGHT_VARIANCE = 0.125
 FORBIDDEN = -1e6
 _COUNT_EPSILON = 1e-7
-# Below so many products torch's matrix multiplication in batches does not use its fast routine.
-_FEW_PRODUCTS = 400
 
 
 def normal_linear(n_in: int, n_out: int, size: int) -> nn.Linear:
@@ -52,8 +50,6 @@ class ResidualSelfAttention(nn.Module):
         size: numbers of an embedding, a multiple of the number of heads.
     """
 
-    of_head: Tensor
-
     def __init__(self, size: int) -> None:
         super().__init__()
         if size % N_HEADS:
@@ -63,9 +59,6 @@ class ResidualSelfAttention(nn.Module):
         self.key = normal_linear(size, size, size)
         self.value = normal_linear(size, size, size)
         self.out = normal_linear(size, size, size)
-        # [E, heads] which head each number of an embedding is part of
-        of_head = torch.eye(N_HEADS).repeat_interleave(size // N_HEADS, dim=0)
-        self.register_buffer("of_head", of_head, persistent=False)
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         """Embeddings x [B, N, E] and which are padding, bool [B, N], to [B, E].
@@ -86,23 +79,11 @@ class ResidualSelfAttention(nn.Module):
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         """How much each of Q asks for each of N: [B, Q, E] and [B, N, E] to [B, heads, Q, N]."""
-        query = query * (1.0 / math.sqrt(self.size))
-        if self._few(query.shape[1], key.shape[1]):
-            products = query.unsqueeze(2) * key.unsqueeze(1)
-            return (products @ self.of_head).permute(0, 3, 1, 2)
-        return _heads(query) @ _heads(key).transpose(2, 3)
+        return _heads(query * (1.0 / math.sqrt(self.size))) @ _heads(key).transpose(2, 3)
 
     def mix(self, scores: Tensor, value: Tensor) -> Tensor:
         """What is seen [B, Q, E] with scores [B, heads, Q, N] of values [B, N, E]."""
-        shares = softmax_of_few(scores)
-        if self._few(*shares.shape[2:]):
-            of_numbers = shares.permute(0, 2, 3, 1) @ self.of_head.T
-            return (of_numbers * value.unsqueeze(1)).sum(2)
-        return (shares @ _heads(value)).transpose(1, 2).flatten(2)
-
-    def _few(self, n_queries: int, n_keys: int) -> bool:
-        """Whether the matrices of one head are so small that torch would not use its fast ones."""
-        return n_queries * n_keys * (self.size // N_HEADS) < _FEW_PRODUCTS
+        return (softmax_of_few(scores) @ _heads(value)).transpose(1, 2).flatten(2)
 
     def conclude(self, x: Tensor, seen: Tensor) -> Tensor:
         """Normalised embeddings and what they saw, both [..., E], to what they become [..., E]."""

@@ -169,22 +169,6 @@ def test_softmax_of_few_equals_torchs_in_value_and_first_and_second_derivatives(
     torch.testing.assert_close(softmax_of_few(far), torch.softmax(far, -1))
 
 
-@pytest.mark.parametrize("n_entities", [1, 2, 3])
-def test_few_entities_see_what_they_would_see_among_many(n_entities, monkeypatch):
-    torch.manual_seed(0)
-    made = ResidualSelfAttention(32)
-    x = torch.randn(5, n_entities, 32, requires_grad=True)
-    padding = torch.zeros(5, n_entities, dtype=torch.bool)
-    results = []
-    for n_products in (400, 0):  # by numbers, and by matrices
-        monkeypatch.setattr("pipeline.nets.attention._FEW_PRODUCTS", n_products)
-        y = made(x, padding)
-        grads = torch.autograd.grad(y, [x, *made.parameters()], torch.ones_like(y))
-        results.append((y, *grads))
-    for few, many in zip(*results, strict=True):
-        torch.testing.assert_close(few, many, rtol=1e-4, atol=1e-5)
-
-
 def test_initial_weights_have_the_stated_deviation_and_no_bias():
     torch.manual_seed(0)
     made = EntityEncoder(10, [23, 5])
