@@ -1,7 +1,8 @@
 """ML-Agents' side of updates.py; runs with the interpreter of `make peer`, not with ours.
 
 Reads lines `<algorithm> <batch size> <agents of a group> <1 where they leave>` and answers each
-with the milliseconds of processor time that one minibatch took. Buffers are filled by ML-Agents'
+with the milliseconds of processor time that one minibatch took, and how many of these were
+`optimizer.update`. Buffers are filled by ML-Agents'
 own `Trajectory.to_agentbuffer`, with everything that its trainers find there, and then treated as
 its trainers do: PPO and POCA shuffle, cut and `optimizer.update`; SAC samples, rewards and
 `optimizer.update`.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlagents.torch_utils  # noqa: F401  # before torch, as in its trainers
 import numpy as np
@@ -42,6 +43,23 @@ N_OBS, N_ACTIONS, LENGTH = 8, 2, 64
 NETWORK = NetworkSettings(normalize=True, hidden_units=128, num_layers=2)
 RNG = np.random.default_rng(0)
 NO_CHOICE = np.zeros(0, np.int32)
+
+
+class Stopwatch:
+    """Seconds of processor time that a function took, added up."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def run(self, function: Callable[..., Any], *args: object) -> Any:
+        """Call it, and give what it gives."""
+        began = time.process_time()
+        result = function(*args)
+        self.seconds += time.process_time() - began
+        return result
+
+
+UPDATES = Stopwatch()
 
 
 def numbers(*shape: int) -> np.ndarray:
@@ -126,7 +144,8 @@ def on_policy(kind: str, batch_size: int, size: int, *, leave: bool) -> Callable
     def epoch() -> int:
         buffer.shuffle(sequence_length=1)
         for start in range(0, n_rows // batch_size * batch_size, batch_size):
-            optimizer.update(buffer.make_mini_batch(start, start + batch_size), batch_size)
+            minibatch = buffer.make_mini_batch(start, start + batch_size)
+            UPDATES.run(optimizer.update, minibatch, batch_size)
         return n_rows // batch_size
 
     return epoch
@@ -149,7 +168,7 @@ def sac(batch_size: int) -> Callable[[], int]:
             for name, signal in optimizer.reward_signals.items():
                 rewards = signal.evaluate(batch) * signal.strength
                 batch[RewardSignalUtil.rewards_key(name)] = rewards
-            optimizer.update(batch, batch_size)
+            UPDATES.run(optimizer.update, batch, batch_size)
         return n_steps
 
     return steps
@@ -169,10 +188,10 @@ def main() -> None:
     for line in sys.stdin:
         kind, *sizes = line.split()
         run = prepared(kind, *map(int, sizes))
-        began = time.process_time()
-        n_minibatches = run()
-        milliseconds = (time.process_time() - began) / n_minibatches * 1e3
-        print(f"{milliseconds:.4f}", flush=True)  # noqa: T201
+        UPDATES.seconds, everything = 0.0, Stopwatch()
+        n_minibatches = everything.run(run)
+        spent = (everything.seconds, UPDATES.seconds)
+        print(*(f"{seconds / n_minibatches * 1e3:.4f}" for seconds in spent), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ between the two programs, and the ratio is taken within each round. Times are pr
 
 Ours is of whole updates as the trainer calls them: PPO and POCA with values, advantages, three
 epochs and statistics; SAC with taking new rows in, drawing minibatches, and statistics. ML-Agents'
-is of drawing minibatches from its buffer, rewarding them (SAC) and `optimizer.update` alone: the
-values and advantages that it computes as trajectories come in are not counted. `poca-3` and
+is of drawing minibatches from its buffer, rewarding them (SAC) and `optimizer.update`: the values
+and advantages that it computes as trajectories come in are not counted. A second ratio counts
+nothing of ML-Agents' but `optimizer.update`, against all of ours. `poca-3` and
 `poca-8` have groups of that many agents, of which all decide at all moments; in `poca-leaving`
 groups of 8 lose one member after another. ML-Agents runs in the environment of `make peer`.
 """
@@ -203,13 +204,14 @@ def main() -> None:
             for _ in range(options.rounds):
                 mine = milliseconds(run)
                 peer.stdin.write(f"{kind} {batch_size} {size} {int(leave)}\n")
-                rounds.append((mine, float(peer.stdout.readline())))
+                rounds.append((mine, *map(float, peer.stdout.readline().split())))
             middle = [statistics.median(column) for column in zip(*rounds, strict=True)]
-            ratios = sorted(theirs / mine for mine, theirs in rounds)
+            ratios = sorted(theirs / mine for mine, theirs, _ in rounds)
+            alone = statistics.median(update / mine for mine, _, update in rounds)
             print(  # noqa: T201
                 f"{case}, minibatches of {batch_size}: ours {middle[0]:.2f} ms, ML-Agents "
-                f"{middle[1]:.2f} ms, ratio {statistics.median(ratios):.2f} "
-                f"({ratios[0]:.2f} to {ratios[-1]:.2f})",
+                f"{middle[1]:.2f} ms, ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to "
+                f"{ratios[-1]:.2f}); its optimizer.update {middle[2]:.2f} ms, ratio {alone:.2f}",
                 flush=True,
             )
         peer.stdin.close()

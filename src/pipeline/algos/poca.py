@@ -53,6 +53,8 @@ BASELINE_WEIGHT = 0.5
 """Of the baseline's loss beside the value's; both are weighted as PPO's value loss."""
 _CHUNK = 2048
 """Moments that are valued at once: few, so that visual features stay small."""
+_PLACES = 16384
+"""Places in all sets of the moments that are valued at once: few, so that large groups fit."""
 
 
 class POCA(AlgorithmBase):
@@ -288,7 +290,7 @@ class POCA(AlgorithmBase):
             np.zeros((len(teams.following), n_signals), np.float32) for _ in range(2)
         )
         by_moment = np.argsort(teams.moment, kind="stable")
-        for moments in _chunks(np.unique(teams.moment)):
+        for moments in _chunks(np.unique(teams.moment), teams):
             first, last = np.searchsorted(teams.moment[by_moment], (moments[0], moments[-1] + 1))
             rows = by_moment[first:last]
             found = self._look(teams, moments, teams.present[moments], rows)
@@ -296,7 +298,7 @@ class POCA(AlgorithmBase):
         for result, everyone in ((following, False), (further, True)):
             if everyone and not self.signals.ignores_done.any():
                 break
-            for moments in _chunks(np.unique(teams.following)):
+            for moments in _chunks(np.unique(teams.following), teams):
                 present = teams.present[moments]
                 if not everyone:
                     present = present & ~teams.over[moments]
@@ -311,9 +313,11 @@ class POCA(AlgorithmBase):
         return value, baseline, following, further
 
 
-def _chunks(moments: AnyArray) -> Iterator[AnyArray]:
-    for first in range(0, len(moments), _CHUNK):
-        yield moments[first : first + _CHUNK]
+def _chunks(moments: AnyArray, teams: Teams) -> Iterator[AnyArray]:
+    n = teams.index.shape[1]
+    size = min(max(_PLACES // (n * (1 + n)), 1), _CHUNK)
+    for first in range(0, len(moments), size):
+        yield moments[first : first + size]
 
 
 def _warn_of_other_signals(signals: RewardSignals) -> None:

@@ -25,8 +25,6 @@ PADDING_BELOW = 0.01
 WEIGHT_VARIANCE = 0.125
 FORBIDDEN = -1e6
 _COUNT_EPSILON = 1e-7
-# Below so many products torch's matrix multiplication in batches does not use its fast routine.
-_FEW_PRODUCTS = 400
 
 
 def normal_linear(n_in: int, n_out: int, size: int) -> nn.Linear:
@@ -81,16 +79,11 @@ class ResidualSelfAttention(nn.Module):
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         """How much each of Q asks for each of N: [B, Q, E] and [B, N, E] to [B, heads, Q, N]."""
-        few = query.shape[1] * key.shape[1] * self.size < _FEW_PRODUCTS * N_HEADS
-        query, key = _heads(query * (1.0 / math.sqrt(self.size))), _heads(key)
-        if few:  # torch multiplies such small matrices number by number
-            return (query.unsqueeze(3) * key.unsqueeze(2)).sum(-1)
-        return query @ key.transpose(2, 3)
+        return _heads(query * (1.0 / math.sqrt(self.size))) @ _heads(key).transpose(2, 3)
 
     def mix(self, scores: Tensor, value: Tensor) -> Tensor:
         """What is seen [B, Q, E] with scores [B, heads, Q, N] of values [B, N, E]."""
-        seen = softmax_of_few(scores) @ _heads(value)
-        return seen.transpose(1, 2).flatten(2)
+        return (softmax_of_few(scores) @ _heads(value)).transpose(1, 2).flatten(2)
 
     def conclude(self, x: Tensor, seen: Tensor) -> Tensor:
         """Normalised embeddings and what they saw, both [..., E], to what they become [..., E]."""

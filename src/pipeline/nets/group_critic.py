@@ -127,7 +127,10 @@ class GroupCritic(nn.Module):
             groups: which of them belong together.
         """
         N, attention = groups.shape[1], self.attention
-        x, query, key, value = (_side_by_side(one, groups) for one in attention.project(x))
+        if groups.present is None:
+            x, query, key, value = attention.project(_side_by_side(x, groups))
+        else:  # afterwards, so that nothing is projected for those who are absent
+            x, query, key, value = (_side_by_side(one, groups) for one in attention.project(x))
         scores = attention.scores(query, key)
         who = torch.arange(N, device=x.device)
         if groups.wanted is not None:

@@ -213,6 +213,24 @@ def test_gradients_are_those_of_the_five_losses_each_for_its_own_network(kind):
     torch.testing.assert_close(found[:4], named.detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("restored", [False, True])
+def test_fresh_actions_are_valued_by_the_first_twin_as_it_is_now(restored):
+    algorithm = made("continuous")
+    algorithm.replay.add(experience("continuous"))
+    (batch,) = algorithm.samples.minibatches(1)
+    if restored:
+        other = made("continuous", init_entcoef=0.5)
+        other.replay.add(experience("continuous"))
+        other._learn(next(iter(other.samples.minibatches(1))))
+        algorithm.load_state_dict(other.state_dict())
+    before = algorithm.twins(batch.obs, taken=batch.continuous, fresh=batch.continuous)[1][0]
+    algorithm._learn(batch)
+    values, again = algorithm.twins(batch.obs, taken=batch.continuous, fresh=batch.continuous)
+    assert torch.equal(again[0], values[0])
+    assert torch.equal(again[1], values[1])
+    assert not torch.equal(again[0], before)
+
+
 def test_target_moves_by_tau():
     algorithm = made("continuous", tau=0.1)
     algorithm.replay.add(experience("continuous"))
