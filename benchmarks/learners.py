@@ -29,6 +29,7 @@ from tables import put
 from pipeline.evaluation.statistics import summarize
 from pipeline.files import write_whole
 from pipeline.simulators.pack import pack
+from pipeline.trainer.checkpoints import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "learners.md"
@@ -67,11 +68,14 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = settings(folder, options.steps)
     curves: dict[int, list[Curve]] = {1: [], 2: []}
+    updates: dict[int, list[float]] = {1: [], 2: []}
     for seed in options.seeds:
         for n_learners, found in curves.items():
             progress = trained(folder, config, n_learners, seed=seed, n_envs=options.envs)
             found.append(parts(progress, options.steps))
+            updates[n_learners].append(n_updates(folder / "runs" / progress.stem))
     rows = compared(curves[1], curves[2], options.steps)
+    rows.append(["updates", *_cells(np.array(updates[1]), np.array(updates[2]))])
     for row in [HEADER, *rows]:
         say("  ".join(f"{cell:>22}" for cell in row))
     if options.write:
@@ -113,6 +117,11 @@ def trained(folder: Path, config: Path, n_learners: int, *, seed: int, n_envs: i
     sys.stderr.write(f"{run}: {time.monotonic() - began:.0f} s\n")
     write_whole(kept, (folder / "runs" / run / "progress.csv").read_text(encoding="utf-8"))
     return kept
+
+
+def n_updates(run: Path) -> int:
+    """Updates that a run has made."""
+    return int(load_checkpoint(run / BEHAVIOR / "checkpoint.pt")["learner"]["n_updates"])
 
 
 def parts(progress: Path, steps: int) -> Curve:

@@ -199,6 +199,21 @@ def test_a_signal_saves_once_and_ends_all_learners(learn, tmp_path, number, code
     assert len(status["3DBall"]["checkpoints"]) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["poca", "sac"])
+def test_other_algorithms_learn_with_two_learners_too(learn, tmp_path, algorithm):
+    rows = {"batch_size": 64, "buffer_size": 512}
+    if algorithm == "sac":
+        rows = {"batch_size": 32, "buffer_size": 4000, "steps_per_update": 10}
+    write(tmp_path, PPO | {"trainer_type": algorithm, "hyperparameters": rows, "max_steps": 2000})
+    one = learn("--run-id", "a")
+    assert one.end() == 0, one.told
+    state = checkpoint(tmp_path, "a")["learner"]
+    assert state["step"] >= 2000
+    assert state["n_updates"] >= (3 if algorithm == "poca" else 10)
+    assert state["statistics"]["n_episodes"] > 20
+
+
 def test_what_several_learners_cannot_do_is_one_line_and_leaves_nothing(learn, tmp_path):
     write(tmp_path, PPO | {"hyperparameters": {"batch_size": 65, "buffer_size": 520}})
     one = learn("--run-id", "a")

@@ -21,6 +21,7 @@ from pipeline import seeding
 from pipeline.algos.base import AlgorithmBase
 from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.policy import Policy, generator_for, seeded_weights
+from pipeline.algos.ranks import ALONE
 from pipeline.algos.sac_losses import Fresh, squared_errors, taken_value, value_targets
 from pipeline.algos.safety import refuse_divergence
 from pipeline.algos.samples import Samples
@@ -66,6 +67,7 @@ class SAC(AlgorithmBase):
         self.settings = settings
         self.hyperparameters: SACSettings = settings.hyperparameters  # type: ignore[assignment]  # checked by trainer_type
         self.device = device
+        self.ranks = ALONE
         self.signals = RewardSignals(spec, settings, seed=seed, device=device)
         network, n_signals = settings.network_settings, len(self.signals.names)
         with seeded_weights(seed, "sac"):
@@ -180,7 +182,7 @@ class SAC(AlgorithmBase):
     def _due(self, step: int, n_done: int, steps_per_update: float) -> int:
         """Gradient steps to make now, after `n_done` (counted from 1)."""
         h = self.hyperparameters
-        if step < h.buffer_init_steps or len(self.replay) < h.batch_size:
+        if step < h.buffer_init_steps or self.ranks.least(len(self.replay)) < h.batch_size:
             return 0
         # the smallest n with (step - init) / n <= steps_per_update
         return max(math.ceil((step - h.buffer_init_steps) / steps_per_update) - n_done, 0)

@@ -7,6 +7,7 @@ import sys
 
 from pipeline.errors import Interrupted, PipelineError, one_line
 from pipeline.trainer.api import take_part
+from pipeline.trainer.learners import started_here
 
 _log = logging.getLogger(__name__)
 
@@ -17,6 +18,8 @@ def follow() -> int:
     Returns:
         The exit code of the process. Why it fails is for the first one to say.
     """
+    if not started_here():  # but by `torchrun`, which shows what all of them say
+        logging.getLogger("pipeline").setLevel(logging.WARNING)
     try:
         take_part()
     except Interrupted as error:

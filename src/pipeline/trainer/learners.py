@@ -28,7 +28,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from pipeline import __version__
 from pipeline.algos.ranks import launched
-from pipeline.errors import LearnerLostError, PipelineError, SettingsError, one_line
+from pipeline.errors import Interrupted, LearnerLostError, PipelineError, SettingsError, one_line
 from pipeline.trainer.ranks import PATIENCE_S, ProcessRanks
 from pipeline.trainer.supported import usable_device
 
@@ -43,6 +43,7 @@ _STARTED_HERE = "PIPELINE_LEARNER"
 _PR_SET_PDEATHSIG = 1
 # Seconds that a process gets to end by itself.
 _GRACE_S = 15.0
+_HURRY_S = 2.0
 
 
 class Started:
@@ -115,14 +116,14 @@ class Started:
                 found[rank] = f"{how}; its log is {self.log_of(rank)}"
         return found
 
-    def end(self) -> None:
-        """Leave none behind."""
+    def end(self, grace_s: float = _GRACE_S) -> None:
+        """Leave none behind: those that have not ended after `grace_s` are killed."""
         for process in self._processes.values():
             with contextlib.suppress(OSError):
                 _input(process).close()
         for process in self._processes.values():
             try:
-                process.wait(_GRACE_S)
+                process.wait(grace_s)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -144,11 +145,17 @@ def started(
         master_listen_fd=listener.detach(),
     )
     others = Started(n_learners - 1, port=port, threads=threads, log_folder=log_folder)
-    with contextlib.ExitStack() as stack:
-        stack.callback(others.end)
-        yield stack.enter_context(
-            _member(store, rank=0, size=n_learners, device=device, others=others)
-        )
+    grace_s = _HURRY_S  # after a failure nothing of theirs is waited for
+    try:
+        with _member(store, rank=0, size=n_learners, device=device, others=others) as ranks:
+            try:
+                yield ranks
+                grace_s = _GRACE_S
+            except Interrupted:
+                grace_s = _GRACE_S
+                raise
+    finally:
+        others.end(grace_s)
 
 
 @contextlib.contextmanager
@@ -159,7 +166,7 @@ def joined(device: torch.device | None = None) -> Iterator[ProcessRanks]:
         device: of the networks; None takes the kind that the first process names.
     """
     rank, size = launched()
-    if not os.environ.get(_STARTED_HERE):
+    if not started_here():
         _end_with_parent()
     patience = timedelta(seconds=PATIENCE_S)
     store, _, _ = next(rendezvous("env://", rank, size, timeout=patience))
@@ -230,9 +237,14 @@ def told(ranks: ProcessRanks, work: dict[str, Any] | None) -> dict[str, Any]:
     return first
 
 
+def started_here() -> bool:
+    """Whether the first process, and not `torchrun`, has started this one."""
+    return bool(os.environ.get(_STARTED_HERE))
+
+
 def heed_input(ranks: ProcessRanks) -> None:
     """In a process that was started here: stop when told to, end when the first process is gone."""
-    if not os.environ.get(_STARTED_HERE):
+    if not started_here():
         return
 
     def read() -> None:

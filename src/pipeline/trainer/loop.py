@@ -265,9 +265,8 @@ class TrainingLoop:
         settings = self.settings.for_behavior(name)
         spec = self.workers.behavior_specs[qualified]
         seed = seeding.of_behavior(self.seed, name, self.settings.behaviors)
-        learner = Learner(
-            name, spec, settings, seed=seed, device=self.device, learns=not self.inference
-        )
+        own = self.meeting.share_of(settings)
+        learner = Learner(name, spec, own, seed=seed, device=self.device, learns=not self.inference)
         saved = self._saved.pop(name, None)
         if saved is not None:
             restore(learner, saved, self.run_dir / name / RESUME_FILE, exact=self._exact)

@@ -19,12 +19,13 @@ import torch
 
 from pipeline.trainer.ranks import ProcessRanks
 from pipeline.trainer.stopping import StopRequest
-from pipeline.trainer.together import Together
+from pipeline.trainer.together import Together, share_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pipeline.algos.ranks import Ranks
+    from pipeline.settings.schema import TrainerSettings
     from pipeline.trainer.learner import Learner
     from pipeline.trainer.saving import Keeper
 
@@ -93,6 +94,10 @@ class Meeting:
             for one in [*learners.values()][:1]:  # of the run, so counted once
                 seconds = one.seconds.get("meeting", 0.0) + time.perf_counter() - began
                 one.seconds["meeting"] = seconds
+
+    def share_of(self, settings: TrainerSettings) -> TrainerSettings:
+        """What this process's learner is set to."""
+        return settings if self.ranks is None else share_of(settings, self.ranks.size)
 
     def admit(self, learner: Learner, *, seed: int) -> None:
         """Let a behavior's new or restored learner do as those of the other processes.

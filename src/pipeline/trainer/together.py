@@ -8,6 +8,7 @@ all, and so are observations. `trainer.meeting` says when the learners come toge
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from pipeline import seeding
 from pipeline.errors import SettingsError, TrainingError
 from pipeline.nets.layers import RunningNormalizer
 from pipeline.nets.optimizer import FlatAdam
+from pipeline.settings.schema import SACSettings
 from pipeline.trainer.ranks import ProcessRanks, merged
 from pipeline.trainer.statistics import Statistics
 
@@ -47,10 +49,7 @@ def refuse_alone_only(name: str, settings: TrainerSettings, n_learners: int) -> 
     at = f"behaviors.{name}"
     several = f"with {n_learners} learners"
     h = settings.hyperparameters
-    kind = str(settings.trainer_type)
     gail = settings.reward_signals.get("gail")
-    if kind not in ("ppo", "poca"):
-        raise SettingsError(f"{at}.trainer_type: {kind} learns in one process; use one learner")
     if settings.self_play is not None:
         raise SettingsError(f"{at}.self_play: games are played in one process; use one learner")
     if getattr(gail, "use_vail", False):
@@ -63,6 +62,21 @@ def refuse_alone_only(name: str, settings: TrainerSettings, n_learners: int) -> 
             f"{at}.hyperparameters.batch_size: {h.batch_size} cannot be shared equally "
             f"{several}; use a multiple of {n_learners}"
         )
+
+
+def share_of(settings: TrainerSettings, n_learners: int) -> TrainerSettings:
+    """What one of `n_learners` is set to: with a replay it keeps, and draws, its part of the rows.
+
+    Algorithms without a replay ask for their share themselves.
+    """
+    h = settings.hyperparameters
+    if n_learners == 1 or not isinstance(h, SACSettings):
+        return settings
+    cloning = settings.behavioral_cloning
+    if cloning is not None:  # which is not shared
+        cloning = replace(cloning, batch_size=cloning.batch_size or h.batch_size)
+    own = replace(h, batch_size=h.batch_size // n_learners, buffer_size=h.buffer_size // n_learners)
+    return replace(settings, hyperparameters=own, behavioral_cloning=cloning)
 
 
 class Together:
@@ -93,7 +107,8 @@ class Together:
         if ranks.rank > 0:
             _draw_differently(algorithm, seed, ranks.rank, learner.n_updates)
         self._optimizer: FlatAdam = algorithm.optimizer
-        self._normalizers = SharedNormalizers(algorithm.networks)
+        networks = {"policy": algorithm.policy, **algorithm.signals.modules}
+        self._normalizers = SharedNormalizers(networks)
 
     def is_due(self, next_summary: int) -> bool:
         """Whether this learner waits for the others.
@@ -104,6 +119,8 @@ class Together:
         learner = self._learner
         if learner.finished:
             return False
+        if learner.replay is not None:  # which takes rows in at any time
+            return True
         missing = min(learner.settings.max_steps, next_summary) - learner.step
         if self.steps * self._ranks.size >= missing:
             return True
@@ -137,12 +154,14 @@ class Together:
         """
         learner = self._learner
         refuse_other_weights(learner.name, notes)
-        learner.step += sum(one["steps"] for one in notes)
+        n_steps = sum(one["steps"] for one in notes)
+        learner.step += n_steps
         learner.statistics.add_from([Statistics.of(one["statistics"]) for one in notes])
         learner.heard = Statistics()
         self.steps = 0
         self._turn = all(one["ready"] for one in notes) and not learner.finished
-        self._normalizers.merge(self._ranks)
+        if n_steps:
+            self._normalizers.merge(self._ranks)
 
     def mean(self, stats: Mapping[str, float]) -> dict[str, float]:
         """Means over the processes of what an update has found, tag by tag."""

@@ -72,6 +72,7 @@ RETIRED: dict[str, tuple[list[str], str | None, Any]] = {
     "--sampler": (["sampler.yaml"], None, None),
 }
 """What each gets, the setting that it changes, and what that is then."""
+OURS = {"--learners"}
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def at(value: Any, key: str) -> Any:
 
 def test_the_table_has_every_option_there_ever_was_and_no_other():
     listed = {option.flag for option in OPTIONS}
-    assert listed | {"--debug"} == PRESENT.keys() | RETIRED.keys()
+    assert listed | {"--debug"} == PRESENT.keys() | RETIRED.keys() | OURS
     assert {option.flag for option in OPTIONS if option.note} == RETIRED.keys()
 
 
@@ -130,6 +131,20 @@ def test_a_retired_option_still_works_and_one_line_names_the_present_way(
     assert "\n" not in notes[0]
     if key is not None:
         assert at(settings, key) == expected
+
+
+def test_learners_are_asked_for_by_an_option_of_our_own(config, monkeypatch):
+    assert plan(config).learners == 1
+    assert plan(config, "--learners", "3").learners == 3
+    with pytest.raises(SettingsError, match=r"^--learners: must be at least 1, got 0"):
+        plan(config, "--learners", "0")
+    with pytest.raises(SettingsError, match=r"^--num-runs: 2 runs cannot share learners"):
+        plan(config, "--learners", "2", "--num-runs", "2")
+    launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=r"^--num-runs: 2 runs cannot share learners"):
+        plan(config, "--num-runs", "2")
 
 
 @pytest.mark.parametrize("flag", ["--keep-checkpoints", "--save-freq", "--deterministic"])

@@ -17,7 +17,12 @@ from pipeline.errors import SettingsError, TrainingError
 from pipeline.nets.layers import RunningNormalizer
 from pipeline.settings import load_run_settings
 from pipeline.trainer.ranks import merged
-from pipeline.trainer.together import digest, refuse_alone_only, refuse_other_weights
+from pipeline.trainer.together import (
+    digest,
+    refuse_alone_only,
+    refuse_other_weights,
+    share_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +146,12 @@ def test_what_learners_cannot_do_together_is_refused(changes, told):
     refuse_alone_only("Toy", settings, 1)
     with pytest.raises(SettingsError, match=rf"behaviors\.Toy\..*{told}"):
         refuse_alone_only("Toy", settings, 2)
+
+
+def test_learners_with_a_replay_keep_and_draw_their_part_of_it():
+    rows = {"batch_size": 64, "buffer_size": 1000}
+    overrides = {"behaviors": {"Toy": {"trainer_type": "sac", "hyperparameters": rows}}}
+    settings = load_run_settings(None, overrides=overrides).behaviors["Toy"]
+    own = share_of(settings, 2).hyperparameters
+    assert (own.batch_size, own.buffer_size) == (32, 500)
+    assert share_of(settings, 1) == settings
