@@ -103,9 +103,8 @@ def _train(
         metrics = {name: _metrics(one) for name, one in result.behaviors.items()}
         attempt.facts["seconds"] = dict(result.seconds)
         if record is not None:
-            step = max(one.steps for one in result.behaviors.values())
             told = {k: v for k, v in _flat(metrics).items() if v is not None}
-            record.results(told, step=step)
+            record.results(told)
             record.made(attempt.out("policy.pt"))
     return metrics
 

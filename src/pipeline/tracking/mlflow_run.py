@@ -96,7 +96,7 @@ class MlflowRun:
         return _Curve(self)
 
     def results(self, values: Mapping[str, float], *, step: int = 0) -> None:
-        """Queue a stage's final numbers as `<stage>/<name>`, at the policy's step."""
+        """Queue a stage's final numbers as `<stage>/<name>`; at step 0 MLflow draws bars."""
         self.points({name: [(step, value)] for name, value in values.items()})
 
     def points(
@@ -188,7 +188,7 @@ class MlflowRun:
 
         self._put(write)
 
-    def close(self, *, status: str = "FINISHED", timeout_s: float = 60.0) -> None:
+    def close(self, *, status: str = "FINISHED", timeout_s: float = 300.0) -> None:
         """Write what is queued and end the run with `status`; gives up after `timeout_s`."""
         if self._closed:
             return
