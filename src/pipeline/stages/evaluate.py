@@ -85,7 +85,7 @@ def _tell(
         if name in behaviors and behaviors[name].self_play is None
     }
     record.settings(attempt.job.params)
-    record.results({name: v for name, v in flat(metrics).items() if v is not None}, step=step)
+    record.results({name: v for name, v in flat(metrics).items() if v is not None})
     record.artifacts([attempt.out(name) for name in OUTPUTS])
     record.picture(attempt.out("returns.png"), step=step)
     record.made(attempt.out("metrics.json"))

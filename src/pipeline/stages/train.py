@@ -112,9 +112,8 @@ def _train(
         if record is not None:
             if attempt.resumed:
                 record.complete(attempt.run / "progress.csv")
-            step = max(one.steps for one in result.behaviors.values())
             told = {k: v for k, v in _flat(metrics).items() if v is not None}
-            record.results(told, step=step)
+            record.results(told)
             record.made(attempt.out("policy.pt"))
     return metrics
 

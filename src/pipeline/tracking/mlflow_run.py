@@ -102,7 +102,7 @@ class MlflowRun:
         self._put(lambda store, run: mlflow_curve.fill(store, run, curve, prefix=self._prefix))
 
     def results(self, values: Mapping[str, float], *, step: int = 0) -> None:
-        """Queue a stage's final numbers as `<stage>/<name>`, at the policy's step."""
+        """Queue a stage's final numbers as `<stage>/<name>`; at step 0 MLflow draws bars."""
         self.points({name: [(step, value)] for name, value in values.items()})
 
     def points(
