@@ -9,7 +9,7 @@ import slurm
 
 FOUND = {
     "exit_code": 0,
-    "stopped_by_signal": 1,
+    "stopped": 1,
     "resumed_from_step": [30000],
     "evaluated": ["late"],
     "left_over": [],
@@ -31,7 +31,7 @@ def test_a_job_that_meets_its_time_limit_continues_and_the_dag_ends_whole(tmp_pa
     "wrong",
     [
         {"exit_code": 1},
-        {"stopped_by_signal": 0},
+        {"stopped": 0},
         {"resumed_from_step": []},
         {"evaluated": []},
         {"left_over": ["python workflow/scripts/train.py"]},
