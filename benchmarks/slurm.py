@@ -225,7 +225,21 @@ def slurm(folder: Path) -> Iterator[Path]:
             if name == "munged":
                 wait_for((folder / "munge.socket").exists, "munged", folder)
         wait_for(lambda: "idle" in nodes(settings), "slurmd", folder)
+        started.callback(cancel_all, settings)
         yield configuration
+
+
+def cancel_all(settings: dict[str, str]) -> None:
+    """End the jobs that are left, which would outlive the daemons."""
+    subprocess.run(  # noqa: S603  # fixed command
+        ["scancel", f"--user={os.getuid()}"],  # noqa: S607  # from the same package
+        env=settings,
+        check=False,
+        timeout=60,
+    )
+    limit = time.monotonic() + STARTUP_S
+    while "idle" not in nodes(settings) and time.monotonic() < limit:
+        time.sleep(0.5)
 
 
 def nodes(settings: dict[str, str]) -> str:
