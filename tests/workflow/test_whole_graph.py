@@ -16,6 +16,8 @@ import pytest
 from project import commit, copy_project, environment, git, run
 
 from pipeline.commands.sync import sync
+from pipeline.settings.params import load_params
+from pipeline.settings.plan import plan
 
 TINY = Path(__file__).with_name("tiny.yaml")
 
@@ -122,6 +124,18 @@ def test_a_model_says_what_made_it_and_whether_the_tree_would_again(by_dvc: Path
         "code": ["src/pipeline/trainer/loop.py has changed"],
         "parameters of train": ["settings.behaviors.3DBall.max_steps: 4000 then, 5000 now"],
     }
+
+
+def test_every_job_has_a_log_and_its_time_and_memory_beside_it(by_snakemake: Path):
+    tables = plan(load_params(by_snakemake / "params.yaml"))["runs"]
+    logs = sorted((by_snakemake / "logs").rglob("*.log"))
+    assert len(logs) == sum(map(len, tables.values())) + 1  # and the report
+    for log in logs:
+        with log.with_suffix(".tsv").open(newline="") as file:
+            (row,) = csv.DictReader(file, delimiter="\t")
+        assert float(row["s"]) > 0
+        assert {"max_rss", "cpu_time"} <= row.keys()
+    assert "Step: 1000" in (by_snakemake / "logs/train/plain/seed1.log").read_text()
 
 
 def test_git_sees_metrics_and_no_models(by_dvc: Path):

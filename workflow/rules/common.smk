@@ -1,4 +1,5 @@
 # What the rules share: the plan, the watched parameters, and the watched sources.
+import signal
 import sys
 from pathlib import Path
 
@@ -13,6 +14,11 @@ from pipeline.settings.nodes import to_plain
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import check_plan, key_of, plan
 from pipeline.settings.subsets import runs_of
+
+if workflow.remote_exec and hasattr(signal, "SIGUSR1"):
+    # A scheduler sends its warning to all processes of a job. It is meant for the stage, which
+    # saves; a snakemake that died of it would take the stage along.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 if config:  # it would change the plan, but not what the stages read
     raise WorkflowError(

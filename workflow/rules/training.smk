@@ -1,4 +1,6 @@
-# Imitation, then reinforcement. Both resume by themselves after a kill, hence the retries.
+# Imitation, then reinforcement, which resumes after a kill, hence the retries. A scheduler's job
+# leaves them to the engine that has submitted it: its own time may be over.
+RETRIES = 0 if workflow.remote_exec else 3
 LEARNING = (
     "algos",
     "data",
@@ -31,7 +33,7 @@ rule pretrain:
     wildcard_constraints:
         experiment=one_of(experiments("pretrain")),
         seed=r"\d+",
-    retries: 3
+    retries: RETRIES
     conda:
         "../envs/pipeline.yaml"
     threads: threads_of("pretrain")
@@ -77,7 +79,7 @@ rule train:
     wildcard_constraints:
         experiment=one_of(experiments("train_from_scratch")),
         seed=r"\d+",
-    retries: 3
+    retries: RETRIES
     conda:
         "../envs/pipeline.yaml"
     threads: threads_of("train_from_scratch")
@@ -127,7 +129,7 @@ rule train_pretrained:
     wildcard_constraints:
         experiment=one_of(experiments("train_pretrained")),
         seed=r"\d+",
-    retries: 3
+    retries: RETRIES
     conda:
         "../envs/pipeline.yaml"
     threads: threads_of("train_pretrained")
@@ -210,7 +212,7 @@ rule train_best:
     wildcard_constraints:
         experiment=one_of(experiments("train_best")),
         seed=r"\d+",
-    retries: 3
+    retries: RETRIES
     conda:
         "../envs/pipeline.yaml"
     threads: threads_of("train_best")

@@ -1,0 +1,42 @@
+"""The DAG on a real SLURM of one node, where its daemons can be started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import slurm
+
+FOUND = {
+    "exit_code": 0,
+    "stopped": 1,
+    "resumed_from_step": [30000],
+    "evaluated": ["late"],
+    "left_over": [],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.skipif(
+    None in map(slurm.find, slurm.DAEMONS), reason="SLURM and munge are not installed"
+)
+def test_a_job_that_meets_its_time_limit_continues_and_the_dag_ends_whole(tmp_path: Path) -> None:
+    pytest.importorskip("snakemake_executor_plugin_slurm")
+    found = slurm.measure(tmp_path)
+    assert slurm.whole(found), found
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"exit_code": 1},
+        {"stopped": 0},
+        {"resumed_from_step": []},
+        {"evaluated": []},
+        {"left_over": ["python workflow/scripts/train.py"]},
+    ],
+)
+def test_what_is_not_whole_is_seen(wrong: dict) -> None:
+    assert slurm.whole(FOUND)
+    assert not slurm.whole(FOUND | wrong)
