@@ -31,7 +31,7 @@ TORCH := $(shell grep -m1 '^torch==' constraints.txt)
 export PATH := $(VENV)/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
 # Each process has one core, so its arithmetic one thread.
-PYTEST := OMP_NUM_THREADS=1 python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 python -m pytest -n $(TEST_PROCESSES)
 
 .PHONY: help install run test test-learning check peer clean
 
@@ -56,10 +56,10 @@ run: $(STAMP)
 	@echo "Parallel:  snakemake --cores $$(nproc) after: pipeline sync --from dvc"
 
 test: $(STAMP)
-	$(PYTEST)
+	$(PYTEST) --dist loadfile
 
 test-learning: $(STAMP)
-	$(PYTEST) tests/learning --learning-seeds 3 --learning-table results/learning.md
+	$(PYTEST) --dist load tests/learning --learning-seeds 3 --learning-table results/learning.md
 
 check: $(STAMP)
 	ruff check .
@@ -68,7 +68,7 @@ check: $(STAMP)
 	lint-imports
 	snakefmt --check Snakefile workflow
 	pipeline plan --check
-	$(PYTEST) -q tests/workflow -m "not slow"
+	$(PYTEST) --dist loadfile -q tests/workflow -m "not slow"
 
 peer:
 	$(PEER_PYTHON) -m venv .venv-mlagents

@@ -75,4 +75,5 @@ def pytest_terminal_summary(terminalreporter, config):
     terminalreporter.write_line("\n".join(lines))
     file = config.getoption("--learning-table", default=None)
     if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
