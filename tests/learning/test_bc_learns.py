@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from crowds import LargestName
-from playing import exported_return
+from exported import exported_return
 
 from pipeline.algos.policy import generator_for
 from pipeline.envs.in_process import InProcessEnvironment

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from answers import ACTIONS, BLIND, OBSERVATIONS, Answer
-from playing import exported_return
+from exported import exported_return
 
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment

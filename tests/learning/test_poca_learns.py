@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from crowds import LargestName
-from playing import played
+from exported import played
 from remembering import Cue
 from teams import Door, Teamed
 from toys import Chase, Corridor, Quadrant

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from crowds import LargestName, LargestPlace
-from playing import exported_return
+from exported import exported_return
 from remembering import Cue, Level
 from toys import Both, Chase, Corridor, Forbidden, Quadrant, Wish
 

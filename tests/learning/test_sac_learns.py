@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from playing import exported_return
+from exported import exported_return
 from remembering import Cue, Level
 from toys import Both, Chase, Corridor, Forbidden, Quadrant
 

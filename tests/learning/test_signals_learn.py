@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from exploring import Lock, LongLock, expert
-from playing import exported_return
+from exported import exported_return
 
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment

@@ -58,16 +58,19 @@ def trained(root: Path, weights: bytes) -> tuple[str, str]:
     return with_row.run_id, git(root, "rev-parse", "HEAD")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_server():
+    """MLflow sets the variable itself when other tests of the process use it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        yield
+
+
 @pytest.fixture(scope="module")
-def project(tmp_path_factory) -> tuple[Path, list[tuple[str, str]]]:
+def project(_no_server, tmp_path_factory) -> tuple[Path, list[tuple[str, str]]]:
     root = tmp_path_factory.mktemp("project")
     git(root, "init", "-q")
     return root, [trained(root, b"first"), trained(root, b"second")]
-
-
-@pytest.fixture(autouse=True)
-def _no_server(monkeypatch):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
 def test_a_row_leads_to_the_revision_that_holds_what_it_made(project):
