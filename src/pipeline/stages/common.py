@@ -137,7 +137,7 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     """Keep the scratch folder of an unfinished attempt with the same fingerprint, or empty it."""
     used = _sources(root, job.stage)
     fingerprint = files.fingerprint({"params": job.params, "inputs": digests, "code": used})
-    before = _read(folder / "attempt.json")
+    before = read_map(folder / "attempt.json")
     resumed = before.get("fingerprint") == fingerprint and not before.get("finished", True)
     if resumed:
         _log.info("%s: resuming the attempt that did not finish", job.name)
@@ -169,7 +169,7 @@ def _lock(job: Job, folder: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        holder = _read(folder / "attempt.json").get("pid", "unknown")
+        holder = read_map(folder / "attempt.json").get("pid", "unknown")
         raise StageError(
             f"{job.name}: another process (pid {holder}) is working on it. Wait until it is done, "
             "or end it."
@@ -254,7 +254,8 @@ def _write_facts(current: Attempt, started: float) -> None:
     files.write_whole(current.folder / "stage.json", text)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_map(path: Path) -> dict[str, Any]:
+    """What a JSON file says; nothing when it is not there or is no map."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

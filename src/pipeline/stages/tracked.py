@@ -187,22 +187,13 @@ def _data_of(run: Run, behaviors: Mapping[str, Any]) -> list[row.Data]:
     """The build of the environment, and every demonstration that a stage or a signal reads."""
     name = run.experiment.environment
     built = f"build/env/{name}"
-    facts = _read(run.root / built / "environment.json")
+    facts = common.read_map(run.root / built / "environment.json")
     found = [row.Data(name=name, path=built, context="environment", facts=facts)]
     paths = [value for at, value in row.leaves(behaviors) if at.endswith("demo_path")]
     if run.experiment.demonstrations is not None:
         paths.insert(0, f"data/demos/{run.experiment.demonstrations}.demo")
     for path in dict.fromkeys(map(str, paths)):
         stem = Path(path).stem
-        facts = _read(run.root / "results/demos" / f"{stem}.json")
+        facts = common.read_map(run.root / "results/demos" / f"{stem}.json")
         found.append(row.Data(name=stem, path=path, context="demonstrations", facts=facts))
     return found
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """What a JSON file says; nothing when it is not there, since this is for people only."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
