@@ -31,8 +31,9 @@ def rows(rank: int, round_: int = 0) -> np.ndarray:
     return rng.normal(3.0, 2.0 + rank, size=(ROWS[rank], 2)).astype(np.float32)
 
 
-def half(rank: int, n_rows: int = 64) -> Rollout:
-    """A process's rollout."""
+def half(rank: int) -> Rollout:
+    """A process's rollout: 48 rows of the one, 80 of the other."""
+    n_rows = 48 + 32 * rank
     rng = np.random.default_rng(10 + rank)
     lengths = np.full(n_rows // 16, 16)
     return Rollout(
@@ -76,7 +77,7 @@ def batch(n: int) -> Batch:
 def found(ranks: ProcessRanks) -> dict:
     rank = ranks.rank
     gradient = torch.from_numpy(np.random.default_rng(rank).normal(size=1001).astype(np.float32))
-    ranks.average_(gradient)
+    ranks.average_gradients_(gradient)
     own = torch.from_numpy(rows(rank))
     normalizer = RunningNormalizer(2)
     shared = SharedNormalizers({"network": torch.nn.Sequential(normalizer)})
@@ -84,11 +85,18 @@ def found(ranks: ProcessRanks) -> dict:
         normalizer.update(torch.from_numpy(rows(rank, round_)))
         shared.merge(ranks)
     stream = np.random.default_rng(rank)
-    sizes = [len(one.obs[0]) for one in batch(ROWS[rank]).minibatches(stream, 2, ranks)]
+    sizes = [len(one.obs[0]) for one in batch(ROWS[rank]).minibatches(stream, 4, ranks)]
+    means = []
+    for one in batch(ROWS[rank]).minibatches(stream, 14, ranks):
+        mean = one.obs[0].mean().view(1)
+        ranks.average_gradients_(mean)
+        means.append(mean.item())
+    mean = torch.full((1,), float(rank))
+    ranks.average_gradients_(mean)
+    means.append(mean.item())
     algorithm = ppo()
     algorithm.ranks = ranks
-    algorithm.optimizer.average = ranks.average_
-    ready = [algorithm.ready(50), algorithm.ready(51)]
+    algorithm.optimizer.average = ranks.average_gradients_
     stats = algorithm.update(half(rank), step=100)
     return {
         "average": gradient.tolist(),
@@ -103,7 +111,7 @@ def found(ranks: ProcessRanks) -> dict:
             *normalizer.squared.tolist(),
         ],
         "minibatches": sizes,
-        "ready": ready,
+        "means": means,
         "weights": algorithm.optimizer.flat.tolist(),
         "losses": [stats["Losses/Policy Loss"], stats["Losses/Value Loss"]],
     }
@@ -118,7 +126,7 @@ def main() -> None:
         ranks.tell_failure("no luck")
     else:
         try:
-            ranks.average_(torch.zeros(3))
+            ranks.average_gradients_(torch.zeros(3))
         except LearnerLostError as error:
             result["lost"] = str(error)
     print(json.dumps(result))  # noqa: T201  # to the test

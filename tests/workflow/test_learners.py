@@ -215,7 +215,8 @@ def test_other_algorithms_learn_with_two_learners_too(learn, tmp_path, algorithm
 
 
 def test_what_several_learners_cannot_do_is_one_line_and_leaves_nothing(learn, tmp_path):
-    write(tmp_path, PPO | {"hyperparameters": {"batch_size": 65, "buffer_size": 520}})
+    rows = {"batch_size": 65, "buffer_size": 520}
+    write(tmp_path, PPO | {"trainer_type": "sac", "hyperparameters": rows})
     one = learn("--run-id", "a")
     assert one.end() == 2
     (line,) = [line for line in one.told.splitlines() if line.startswith("error")]

@@ -50,18 +50,20 @@ class Batch:
     ) -> Iterator[Batch]:
         """The rows in a new order, `size` at a time; a rest that fills no minibatch is left.
 
-        With memory whole sequences change places, and `size` counts sequences. Of several processes
-        all have as many minibatches as the one with the fewest.
+        With memory whole sequences change places, and `size` counts sequences. Several processes
+        have a part of each minibatch.
         """
         n = len(self.log_prob) if self.recall is None else len(self.recall.lengths)
-        size = ranks.least(min(size, n))
-        order = stream.permutation(n)[: ranks.least(n // size) * size]
-        rows, sizes, recalls = minibatches(self.recall, order, size)
+        portions = ranks.portions(n, size)
+        order = stream.permutation(n)[: sum(portions)]
+        rows, sizes, recalls = minibatches(self.recall, order, portions)
         index = torch.from_numpy(rows).to(self.log_prob.device)
         names = ("continuous", "discrete", "log_prob", "advantage", "value", "returns", "allowed")
         columns = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         pieces = [torch.split(one[index], sizes) for one in (*self.obs, *columns.values())]
         indices = torch.split(index, sizes)
-        for recall, own, *parts in zip(recalls, indices, *pieces, strict=True):
+        for _, recall, own, *parts in zip(
+            ranks.weighed(sizes), recalls, indices, *pieces, strict=True
+        ):
             obs, rest = parts[: len(self.obs)], parts[len(self.obs) :]
             yield Batch(obs=obs, recall=recall, index=own, **dict(zip(columns, rest, strict=True)))

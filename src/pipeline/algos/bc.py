@@ -165,7 +165,8 @@ class BehavioralCloning:
             order = self.stream.permutation(self.n_units)[:n]
         else:
             order = self.stream.choice(self.n_units, n, p=self.probabilities)
-        rows, sizes, recalls = minibatches(self.recall, order, self.batch_size)
+        sizes = [self.batch_size] * n_batches
+        rows, sizes, recalls = minibatches(self.recall, order, sizes)
         index = torch.from_numpy(rows).to(self.continuous.device)
         yield from zip(torch.split(index, sizes), recalls, strict=True)
 

@@ -55,15 +55,17 @@ class GroupRows:
         """Rows of each minibatch, about `size`; a rest that fills none is left.
 
         A minibatch has all rows of some moments, in a new order of moments, so that what mates have
-        in common is computed once. With memory it has whole sequences instead. Of several processes
-        all have as many minibatches as the one with the fewest.
+        in common is computed once. With memory it has whole sequences instead. Several processes
+        have a part of each minibatch.
         """
         if self.recall is not None:
             n = len(self.recall.lengths)
-            size = ranks.least(min(max(size // self.sequence_length, 1), n))
-            order = stream.permutation(n)[: ranks.least(n // size) * size]
-            index, sizes, recalls = minibatches(self.recall, order, size)
-            yield from zip(np.split(index, np.cumsum(sizes)[:-1]), recalls, strict=True)
+            portions = ranks.portions(n, max(size // self.sequence_length, 1))
+            order = stream.permutation(n)[: sum(portions)]
+            index, sizes, recalls = minibatches(self.recall, order, portions)
+            pieces = np.split(index, np.cumsum(sizes)[:-1])
+            for _, piece, recall in zip(ranks.weighed(sizes), pieces, recalls, strict=True):
+                yield piece, recall
             return
         by_moment = np.argsort(self.teams.moment, kind="stable")
         counts = np.bincount(self.teams.moment)
@@ -71,9 +73,9 @@ class GroupRows:
         order = stream.permutation(np.flatnonzero(counts))
         index = by_moment[rows_of(starts[order], counts[order])]
         ends = np.cumsum(counts[order])
-        size = ranks.least(min(size, len(index)))
-        wanted = size * np.arange(1, len(index) // size + 1)
+        wanted = np.cumsum(ranks.portions(len(index), size))
         cuts = np.unique(ends[np.searchsorted(ends, wanted)])
         cuts = cuts[: ranks.least(len(cuts))]
-        for piece in np.split(index, cuts)[: len(cuts)]:
+        pieces = np.split(index, cuts)[: len(cuts)]
+        for _, piece in zip(ranks.weighed([len(one) for one in pieces]), pieces, strict=True):
             yield piece, None

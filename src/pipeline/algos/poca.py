@@ -113,7 +113,7 @@ class POCA(AlgorithmBase):
 
     def ready(self, n_rows: int) -> bool:
         """Whether `n_rows` of closed trajectories are enough for an update."""
-        return n_rows > self.ranks.share(self.hyperparameters.buffer_size)
+        return n_rows > self.hyperparameters.buffer_size
 
     def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
         """Learn from a rollout.
@@ -137,13 +137,12 @@ class POCA(AlgorithmBase):
         rows = self._experience(rollout)
         losses = []
         for _ in range(h.num_epoch):
-            size = self.ranks.share(h.batch_size)
-            for index, recall in rows.minibatches(self.minibatch_stream, size, self.ranks):
+            for index, recall in rows.minibatches(self.minibatch_stream, h.batch_size, self.ranks):
                 losses.append(self._learn(rows, index, recall, epsilon=epsilon, beta=beta))
                 if self.learned is not None:
                     self.learned.learn(torch.from_numpy(index).to(self.device))
         means = torch.stack(losses).mean(0)
-        self.ranks.average_(means)
+        self.ranks.average_(means, len(rows.log_prob))
         loss_pi, loss_v, loss_b = means.tolist()
         refuse_divergence(
             "POCA",

@@ -147,7 +147,7 @@ class PPO(AlgorithmBase):
 
     def ready(self, n_rows: int) -> bool:
         """Whether `n_rows` of closed trajectories are enough for an update."""
-        return n_rows > self.ranks.share(self.hyperparameters.buffer_size)
+        return n_rows > self.hyperparameters.buffer_size
 
     def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
         """Learn from a rollout.
@@ -174,14 +174,14 @@ class PPO(AlgorithmBase):
         if h.clip_value:
             clip = epsilon * self.ranks.deviation(batch.returns).clamp_min(1e-6)
         learned: list[Learned] = []
-        size = max(self.ranks.share(h.batch_size) // self.sequence_length, 1)
+        size = max(h.batch_size // self.sequence_length, 1)
         for _ in range(h.num_epoch):
             for minibatch in batch.minibatches(self.minibatch_stream, size, self.ranks):
                 learned.append(self._learn(minibatch, epsilon=epsilon, beta=beta, clip=clip))
                 if self.learned is not None and minibatch.index is not None:
                     self.learned.learn(minibatch.index)
         means = torch.stack([one.losses for one in learned]).mean(0)
-        self.ranks.average_(means)
+        self.ranks.average_(means, len(batch.log_prob))
         loss_pi, loss_v = means.tolist()
         refuse_divergence(
             "PPO",

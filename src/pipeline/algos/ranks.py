@@ -8,11 +8,14 @@ all, so that the result is that of one process which has seen everything.
 from __future__ import annotations
 
 import os
+from itertools import repeat
 from typing import TYPE_CHECKING, Protocol
 
 from pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from torch import Tensor
 
     from pipeline.arrays import FloatArray
@@ -29,8 +32,17 @@ class Ranks(Protocol):
     def size(self) -> int:
         """How many processes there are."""
 
-    def share(self, n: int) -> int:
-        """This process's part of `n` rows."""
+    def portions(self, n: int, size: int) -> list[int]:
+        """How many of the `n` rows here go into each minibatch of `size` rows from all processes.
+
+        Everybody has as many minibatches, and in each a part that is in proportion to its rows.
+        """
+
+    def weighed(self, sizes: Sequence[int]) -> Iterable[None]:
+        """Goes through minibatches that have `sizes` rows of this process's.
+
+        While it stands at one, gradients are averaged over the rows of that minibatch.
+        """
 
     def least(self, n: int) -> int:
         """The smallest of everybody's `n`."""
@@ -44,8 +56,8 @@ class Ranks(Protocol):
     def deviation(self, values: Tensor) -> Tensor:
         """[S] standard deviation of the columns of everybody's values [R, S]."""
 
-    def average_(self, values: Tensor) -> None:
-        """Replace `values` by the mean of everybody's, bit for bit the same in all processes."""
+    def average_(self, means: Tensor, n_rows: int) -> None:
+        """Replace means over `n_rows` here by those over everybody's, the same bits everywhere."""
 
 
 class OneRank:
@@ -54,9 +66,14 @@ class OneRank:
     rank = 0
     size = 1
 
-    def share(self, n: int) -> int:
-        """All of it."""
-        return n
+    def portions(self, n: int, size: int) -> list[int]:
+        """As many full ones as there are rows for; one of all rows where there are fewer."""
+        size = min(size, n)
+        return [size] * (n // size)
+
+    def weighed(self, sizes: Sequence[int]) -> Iterable[None]:
+        """All rows are here."""
+        return repeat(None, len(sizes))
 
     def least(self, n: int) -> int:
         """The number itself."""
@@ -74,7 +91,7 @@ class OneRank:
         """[S] standard deviation of each column."""
         return values.std(0, correction=0)
 
-    def average_(self, values: Tensor) -> None:
+    def average_(self, means: Tensor, n_rows: int) -> None:
         """They are the mean already."""
 
 

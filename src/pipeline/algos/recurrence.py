@@ -46,31 +46,30 @@ def forgetful_recall(
 
 
 def minibatches(
-    recall: Recall | None, order: AnyArray, size: int
+    recall: Recall | None, order: AnyArray, sizes: Sequence[int]
 ) -> tuple[AnyArray, list[int], Iterable[Recall | None]]:
-    """Rows, or with memory whole sequences, in the given order: `size` in each of P minibatches.
+    """Rows, or with memory whole sequences, in the given order: `sizes` [P] in each minibatch.
 
     Args:
         recall: of all sequences; None without memory.
-        order: [P size] numbers of rows, or of sequences.
-        size: rows, or sequences, of a minibatch.
+        order: numbers of rows, or of sequences: as many as `sizes` add up to.
+        sizes: [P] rows, or sequences, of each minibatch.
 
     Returns:
         Rows of all minibatches, rows of each [P], and its sequences with their memories.
     """
     if recall is None:
-        n = len(order) // size
-        return order, [size] * n, repeat(None, n)
+        return order, list(sizes), repeat(None, len(sizes))
     lengths = recall.lengths.numpy()
     rows = rows_of((lengths.cumsum() - lengths)[order], lengths[order])
-    per_minibatch = lengths[order].reshape(-1, size)
+    per_minibatch = np.split(lengths[order], np.cumsum(sizes)[:-1])
     picked = torch.from_numpy(order)
-    memories = torch.split(recall.memory[picked.to(recall.memory.device)], size)
+    memories = torch.split(recall.memory[picked.to(recall.memory.device)], list(sizes))
     recalls = (
         Recall(memory=memory, lengths=torch.from_numpy(one))
         for memory, one in zip(memories, per_minibatch, strict=True)
     )
-    return rows, per_minibatch.sum(axis=1).tolist(), recalls
+    return rows, [int(one.sum()) for one in per_minibatch], recalls
 
 
 def values_in_sequence(

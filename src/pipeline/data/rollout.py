@@ -157,10 +157,17 @@ class Trajectories:
         A trajectory shorter than a sequence counts like a whole one, so `buffer_size` is as many
         sequences for short episodes as for long ones.
         """
-        if not self._sparse:
-            return self._rows.used
-        every = max(spec.every or 1 for spec in self._sparse.values())
-        return int((-(-self._ends.filled()["length"] // every) * every).sum())
+        return self._counted(self._ends.filled()["length"]) if self._sparse else self._rows.used
+
+    @property
+    def n_held(self) -> int:
+        """What `n_closed` would be if all open trajectories closed now."""
+        return self.n_closed + self._counted(self._cursor)
+
+    def _counted(self, lengths: AnyArray) -> int:
+        """Rows of trajectories of these lengths, each of whole sequences."""
+        every = max((spec.every or 1 for spec in self._sparse.values()), default=1)
+        return int((-(-lengths // every) * every).sum())
 
     def reserve(self, n_slots: int) -> None:
         """Make room for slots 0 to `n_slots` - 1."""

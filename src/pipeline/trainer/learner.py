@@ -149,9 +149,8 @@ class Learner:
 
     def learn(self) -> bool:
         """Update if there is enough experience; says whether it did."""
-        if not self.algorithm.ready(self.trajectories.n_closed):
-            return False
-        if self.together is not None and not self.together.takes_turn():
+        together, n_rows = self.together, self.trajectories.n_closed
+        if not (self.algorithm.ready(n_rows) if together is None else together.takes_turn()):
             return False
         if self.finished or not self.learns:
             self._clear_closed()
@@ -169,7 +168,7 @@ class Learner:
         obs = [rollout.fields[f"obs_{i}"] for i in range(len(self.spec.observation_specs))]
         self.recorded = some_of(obs, rollout.fields.get("allowed"))
         self._clear_closed()
-        self.statistics.add_all(stats if self.together is None else self.together.mean(stats))
+        self.statistics.add_all(stats if together is None else together.mean(stats))
         self.n_updates += 1
         self.seconds["update"] += time.perf_counter() - began
         return True

@@ -26,11 +26,11 @@ from pipeline.errors import LearnerLostError
 from pipeline.trainer.stopping import StopRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
-    from pipeline.arrays import FloatArray
+    from pipeline.arrays import AnyArray, FloatArray
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +86,7 @@ class ProcessRanks:
         """Set where the first process asks this one to stop."""
         self.averaged_s = 0.0
         """Seconds spent on averages."""
+        self._weight = 1.0
         self._store = PrefixStore("pipeline", store)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if os.environ.get("MASTER_ADDR", _LOOPBACK[0]) in _LOOPBACK and os.path.exists(  # noqa: PTH110  # no file
@@ -102,9 +103,36 @@ class ProcessRanks:
             )
         )
 
-    def share(self, n: int) -> int:
-        """This process's part of `n` rows: as many as each other's."""
-        return n // self.size
+    def portions(self, n: int, size: int) -> list[int]:
+        """How many of the `n` rows here go into each minibatch of `size` rows from all processes.
+
+        Everybody has as many minibatches, and in each a part that is in proportion to its rows.
+
+        Args:
+            n: rows here, at least 1.
+            size: rows of a minibatch.
+        """
+        counts = self._numbers([n])[:, 0]
+        ends = np.concatenate(([0], np.cumsum(counts)))
+        total = int(ends[-1])
+        size = min(size, total)
+        n_minibatches = min(total // size, int(counts.min()))
+        first, last = ends[self.rank : self.rank + 2] * (n_minibatches * size) // total
+        own = max(int(last - first), n_minibatches)
+        cuts = own * np.arange(n_minibatches + 1) // n_minibatches
+        return [int(one) for one in np.diff(cuts)]
+
+    def weighed(self, sizes: Sequence[int]) -> Iterator[None]:
+        """Goes through minibatches that have `sizes` rows of this process's.
+
+        While it stands at one, gradients are averaged over the rows of that minibatch: the mean of
+        the processes' means, each weighed by its rows.
+        """
+        rows = self._numbers(sizes)
+        for weight in (rows[self.rank] * self.size / rows.sum(axis=0)).tolist():
+            self._weight = weight
+            yield
+        self._weight = 1.0
 
     def least(self, n: int) -> int:
         """The smallest of everybody's `n`."""
@@ -125,9 +153,16 @@ class ProcessRanks:
         _, variance = self._merged_columns(values.detach().to("cpu", torch.float64))
         return variance.sqrt().to(values)
 
-    def average_(self, values: Tensor) -> None:
-        """Replace `values` by the mean of everybody's, bit for bit the same in all processes."""
+    def average_(self, means: Tensor, n_rows: int) -> None:
+        """Replace means over `n_rows` here by those over everybody's, the same bits everywhere."""
+        for _ in self.weighed([n_rows]):
+            self.average_gradients_(means)
+
+    def average_gradients_(self, values: Tensor) -> None:
+        """Replace `values` by the mean of everybody's, weighed as `weighed` says."""
         began = time.perf_counter()
+        if self._weight != 1.0:
+            values *= self._weight
         try:
             dist.all_reduce(values)
         except RuntimeError as error:
@@ -182,6 +217,12 @@ class ProcessRanks:
         number = torch.tensor([n])
         self._interruptible(lambda: dist.all_reduce(number, how))
         return int(number)
+
+    def _numbers(self, own: Sequence[int]) -> AnyArray:
+        """int64 [processes, n] of everybody's `own` [n]."""
+        parts = self.gathered(torch.tensor(own, dtype=torch.int64))
+        found: AnyArray = torch.stack(parts).numpy()
+        return found
 
     def _merged_columns(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance [S] of the columns of everybody's values [R, S], in double."""

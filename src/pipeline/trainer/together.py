@@ -1,8 +1,9 @@
 """One behavior's learner as one of several that learn the same, each in a process of its own.
 
-The mathematics is that of one learner which has everybody's environments: minibatches are made of
-equal parts from all, gradients are their mean, advantages are normalised over the experience of
-all, and so are observations. `trainer.meeting` says when the learners come together.
+The mathematics is that of one learner which has everybody's environments: an update comes when all
+together have enough rows, minibatches are made of parts from all, gradients are means over their
+rows, advantages are normalised over the experience of all, and so are observations.
+`trainer.meeting` says when the learners come together.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def refuse_alone_only(name: str, settings: TrainerSettings, n_learners: int) -> 
             f"{at}.reward_signals.gail.use_vail: its bottleneck is adjusted in one process; set it "
             "to false, or use one learner"
         )
-    if h.batch_size % n_learners:
+    if isinstance(h, SACSettings) and h.batch_size % n_learners:
         raise SettingsError(
             f"{at}.hyperparameters.batch_size: {h.batch_size} cannot be shared equally "
             f"{several}; use a multiple of {n_learners}"
@@ -103,7 +104,7 @@ class Together:
         algorithm: Any = learner.algorithm
         algorithm.ranks = ranks
         for optimizer in _optimizers(algorithm):
-            optimizer.average = ranks.average_
+            optimizer.average = ranks.average_gradients_
         if ranks.rank > 0:
             _draw_differently(algorithm, seed, ranks.rank, learner.n_updates)
         self._optimizer: FlatAdam = algorithm.optimizer
@@ -124,10 +125,11 @@ class Together:
         missing = min(learner.settings.max_steps, next_summary) - learner.step
         if self.steps * self._ranks.size >= missing:
             return True
-        return learner.algorithm.ready(learner.trajectories.n_closed)
+        # sooner, not even all rows of all could be enough, were they closed
+        return learner.algorithm.ready(learner.trajectories.n_held * self._ranks.size)
 
     def takes_turn(self) -> bool:
-        """Whether all have enough for an update; once per meeting."""
+        """Whether all together have enough for an update; once per meeting."""
         turn, self._turn = self._turn, False
         return turn or self._learner.finished
 
@@ -139,7 +141,7 @@ class Together:
             "updates": learner.n_updates,
             "weights": self._weights(),
             "steps": self.steps,
-            "ready": learner.algorithm.ready(learner.trajectories.n_closed),
+            "rows": learner.trajectories.n_closed,
             "statistics": learner.heard.new(),
         }
 
@@ -159,7 +161,8 @@ class Together:
         learner.statistics.add_from([Statistics.of(one["statistics"]) for one in notes])
         learner.heard = Statistics()
         self.steps = 0
-        self._turn = all(one["ready"] for one in notes) and not learner.finished
+        rows = [one["rows"] for one in notes]
+        self._turn = all(rows) and learner.algorithm.ready(sum(rows)) and not learner.finished
         if n_steps:
             self._normalizers.merge(self._ranks)
 

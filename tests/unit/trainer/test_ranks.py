@@ -65,9 +65,14 @@ def test_normalisers_become_that_of_one_process_which_sees_all_rows(found):
     np.testing.assert_allclose(found[0]["normalizer"], expected, rtol=1e-12)
 
 
-def test_both_processes_have_as_many_equal_minibatches(found):
-    assert [one["minibatches"] for one in found] == [[2, 2], [2, 2]]  # of 5 and of 9 rows
-    assert [one["ready"] for one in found] == [[False, True]] * 2  # more than half of 100
+def test_minibatches_have_parts_of_both_in_proportion_to_their_rows(found):
+    assert [one["minibatches"] for one in found] == [[1, 1, 2], [2, 3, 3]]  # of 5 and of 9 rows
+
+
+def test_averages_over_a_minibatch_are_those_over_its_rows_wherever_they_are(found):
+    whole = [np.arange(float(n)) for n in ranked.ROWS.values()]
+    for one in found:  # one minibatch of all rows, and then no minibatch
+        np.testing.assert_allclose(one["means"], [np.concatenate(whole).mean(), 0.5], rtol=1e-6)
 
 
 def test_an_update_is_that_of_one_process_with_all_rows(found):
@@ -136,7 +141,10 @@ def test_other_weights_are_refused_with_step_and_rank():
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"hyperparameters": {"batch_size": 33}}, r"batch_size: 33 cannot be shared equally"),
+        (
+            {"trainer_type": "sac", "hyperparameters": {"batch_size": 33}},
+            r"batch_size: 33 cannot be shared equally",
+        ),
         ({"self_play": {}}, r"self_play: games are played in one process"),
     ],
 )
