@@ -94,6 +94,7 @@ CASES = {
                 name="gymnasium:locking:Lock-v0", exercises="sparse reward", solved="1"
             ),
             untrained="0.00",
+            n_episodes=4000,
         ),
         Case(
             name="gail_bc",
