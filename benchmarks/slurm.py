@@ -136,14 +136,14 @@ def measure(folder: Path) -> dict[str, Any]:
     told = done.stdout + done.stderr + second.stdout + second.stderr
     if done.returncode or second.returncode:
         sys.stderr.write(told[-6000:])
-    kept = "".join(log.read_text() for log in (root / ".snakemake/slurm_logs").rglob("*.log"))
+    kept = [log.read_text() for log in (root / ".snakemake/slurm_logs").rglob("*.log")]
     log = (root / "logs/train/late/seed1.log").read_text()
     return {
         "exit_code": done.returncode or second.returncode,
         "seconds": round(time.monotonic() - started, 1),
         "steps_of_late": steps,
         "submitted": told.count("has been submitted with SLURM jobid"),
-        "stopped": kept.count("(command exited with non-zero exit code)"),
+        "stopped": sum("(command exited with non-zero exit code)" in one for one in kept),
         "resumed_from_step": [
             int(n) for n in re.findall(r"Resuming training of \S+ from step (\d+)", log)
         ],
