@@ -92,8 +92,10 @@ NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} RealMemory=8000 State=UNKNOWN
 PartitionName=main Nodes={host} Default=YES MaxTime=60 State=UP
 """
 TRAINED_S = 200.0
-"""Seconds of training that the second experiment is made for, at the pace of the first: longer than
-what is left before the warning, shorter than four tries together, even at half or twice that pace."""
+"""Seconds of training that the second experiment is made for, at the pace of the first.
+
+More than come before the warning, and less than four tries have, even at half or twice that pace.
+"""
 STARTUP_S = 60.0
 
 

@@ -45,7 +45,7 @@ def test_a_job_lost_after_its_stage_has_finished_is_not_trained_again(tmp_path: 
     assert text.count('echo "$code" >') == 1
     submit.write_text(text.replace('echo "$code" >', first))
     engine = (sys.executable, "-m", "snakemake", "--profile", "profiles/cluster-generic")
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603  # fixed command
         [*engine, "--jobs", "1", "--", "results/short"],
         cwd=root,
         env=copies.environment(root),

@@ -9,8 +9,8 @@ Both engines delete a stage's declared outputs before they rerun it, so work in 
     out/           the declared outputs, before they are moved into place
     kept/          a copy of what a finished attempt made, where that takes long
 
-An engine that is ended between the stage's success and its own note of it deletes the outputs again.
-Its retry, which the Snakefile marks by PIPELINE_RETRY, then takes the copy; a run that is asked for
+A job that is ended between its stage's success and its engine's note of that has its outputs
+deleted. Its retry, which the Snakefile marks by PIPELINE_RETRY, takes the copy; what is asked for
 anew, by force for example, does not.
 """
 
