@@ -1,4 +1,4 @@
-"""What the report says of sweeps: every trial by rank, and the best on seeds it was not chosen by."""
+"""What the report says of sweeps: trials by rank, and the best on seeds that did not choose it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _search(root: Path, params: Params, name: str, sweep: SweepParams) -> Search
     )
 
 
-def _fresh(  # noqa: PLR0913  # one sentence that needs all of it
+def _fresh(
     root: Path, params: Params, best: str, sweep: SweepParams, chosen: Trial, n_trials: int
 ) -> str:
     """How the best did on seeds that had no part in choosing it."""
