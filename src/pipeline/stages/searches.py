@@ -63,6 +63,13 @@ def _search(root: Path, params: Params, name: str, sweep: SweepParams) -> Search
         f"{len(trials)} configurations of {sweep.experiment} with {_seeds(sweep.seeds)}, ranked by "
         f"{sweep.metric} of the evaluation{over}, {first} first."
     ]
+    n_best = sum(one.score == ranked[0].score for one in ranked)
+    if n_best > 1:
+        notes.append(
+            f"{n_best} trials share the best score, so the sweep does not tell them apart; the "
+            "first of them counts as the best. A harder measure would: fewer steps, say, or more "
+            "seeds and episodes."
+        )
     if sweep.best is not None:
         notes.append(_fresh(root, params, best_name(name), sweep, ranked[0], len(trials)))
     return Search(

@@ -72,6 +72,16 @@ def test_the_best_is_told_with_its_score_on_fresh_seeds(tmp_path: Path, params: 
     ) in found.notes[1]
 
 
+def test_trials_that_share_the_best_score_are_counted(tmp_path: Path, params: Params):
+    assert not [note for note in searches.searches(tmp_path, params)[0].notes if "share" in note]
+    for seed in (1, 2):
+        file = tmp_path / f"results/evaluate/rates/003/seed{seed}/metrics.json"
+        file.write_text(json.dumps({"Walker": {"mean_return": 6.0}}))
+    notes = searches.searches(tmp_path, params)[0].notes
+    assert notes[1].startswith("2 trials share the best score")
+    assert notes[2].startswith("The best, rates/002, came to 4.5")
+
+
 def test_every_evaluation_of_a_trial_is_an_input(params: Params):
     paths = [path.as_posix() for path in searches.inputs(params)]
     assert len(paths) == 6
