@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
+import copies
 import jobs
 import pytest
 
@@ -29,6 +33,35 @@ def test_jobs_killed_and_signalled_in_every_way_continue_and_end_whole(tmp_path:
     found = jobs.measure(tmp_path, jobs=5, kill=4, at_once=2, seed=1)
     assert jobs.whole(found), found
     assert all(len(stopped) == 1 for stopped in found["how"].values())
+
+
+@pytest.mark.slow
+def test_a_job_lost_after_its_stage_has_finished_is_not_trained_again(tmp_path: Path) -> None:
+    pytest.importorskip("snakemake_executor_plugin_cluster_generic")
+    root = copies.copy_project(tmp_path / "project", jobs.PARAMS.replace("SEEDS", "[1]"))
+    submit = root / "workflow/cluster/submit.sh"
+    first = """[[ $1 == *train* && ! -e lost ]] && touch lost && code=1; echo "$code" >"""
+    text = submit.read_text()
+    assert text.count('echo "$code" >') == 1
+    submit.write_text(text.replace('echo "$code" >', first))
+    engine = (sys.executable, "-m", "snakemake", "--profile", "profiles/cluster-generic")
+    done = subprocess.run(  # noqa: S603  # fixed command
+        [*engine, "--jobs", "1", "--", "results/short"],
+        cwd=root,
+        env=copies.environment(root),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (root / "lost").exists()
+    assert "Trying to restart job" in done.stderr
+    assert jobs.complete(jobs.place(root, 1, "train"))
+    assert "taking what it made" in jobs.logs(root)[0].read_text()
+    facts = json.loads((jobs.place(root, 1, ".work/train") / "stage.json").read_text())
+    assert facts["seconds"]["total"] > 0.0
+    assert jobs.mlflow_runs(root)["finished_mlflow_runs"] == 1
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ FOUND = {
     "exit_code": 0,
     "stopped": 1,
     "resumed_from_step": [30000],
-    "evaluated": ["late"],
+    "evaluated": ["late", "quick"],
     "left_over": [],
 }
 
@@ -33,10 +33,17 @@ def test_a_job_that_meets_its_time_limit_continues_and_the_dag_ends_whole(tmp_pa
         {"exit_code": 1},
         {"stopped": 0},
         {"resumed_from_step": []},
-        {"evaluated": []},
+        {"evaluated": ["quick"]},
+        {"evaluated": ["late"]},
         {"left_over": ["python workflow/scripts/train.py"]},
     ],
 )
 def test_what_is_not_whole_is_seen(wrong: dict) -> None:
     assert slurm.whole(FOUND)
     assert not slurm.whole(FOUND | wrong)
+
+
+def test_the_pace_of_a_training_leaves_out_its_start() -> None:
+    said = "[INFO] 3DBall. Step: {}. Time Elapsed: {} s. Mean Reward: 1.000."
+    log = "\n".join(["started", said.format(10000, "30.5"), said.format(20000, "31.500")])
+    assert slurm.pace(log) == 10000.0

@@ -1,4 +1,5 @@
 # What the rules share: the plan, the watched parameters, and the watched sources.
+import os
 import signal
 import sys
 from pathlib import Path
@@ -19,6 +20,10 @@ if workflow.remote_exec and hasattr(signal, "SIGUSR1"):
     # A scheduler sends its warning to all processes of a job. It is meant for the stage, which
     # saves; a snakemake that died of it would take the stage along.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+if "--attempt" in sys.argv and sys.argv[sys.argv.index("--attempt") + 1] != "1":
+    # A scheduler's job is tried again; `workflow.attempt` says so only when the rules are read.
+    os.environ["PIPELINE_RETRY"] = "yes"  # stages/common.py says what for
 
 if config:  # it would change the plan, but not what the stages read
     raise WorkflowError(

@@ -101,6 +101,8 @@ rule report:
             "settings",
             "stages/outcomes.py",
             "stages/pages.py",
+            "stages/searches.py",
+            "stages/sweep.py",
         ),
     output:
         report(
@@ -144,7 +146,7 @@ rule report:
         "../envs/pipeline.yaml"
     threads: 1
     params:
-        watched=watched("experiments", "runs.train_best"),
+        watched=watched("experiments", "runs.sweeps", "runs.train_best"),
     message:
         "Compare the experiments"
     shell:

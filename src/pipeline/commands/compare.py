@@ -54,39 +54,51 @@ def compare_runs(runs: Sequence[Path], *, fraction: float, form: str = "text") -
 
 
 def _of_dag(run: Path) -> list[Trial]:
-    """What a seed, or all seeds of an experiment, of the DAG came to."""
+    """What a seed, all seeds of an experiment, or all trials of a sweep of the DAG came to."""
     if not run.is_dir():
         raise SettingsError(f"{run}: there is no such folder; name the folder of a run")
     inside = run.resolve()
     one = _seed_of(inside)
     experiment = inside.parent if one is not None else inside
+    results, name = _place_of(experiment)
     seeds = sorted(
         {
             seed
             for stage in _STAGES
-            for path in (experiment.parents[1] / stage / experiment.name).glob("seed*")
+            for path in (results / stage / name).glob("seed*")
             if (seed := _seed_of(path)) is not None
         }
-        if experiment.parent.name in _STAGES
+        if name
         else ()
     )
     if one is not None:
         seeds = [one] if one in seeds else []
+    trials = sorted(path for path in experiment.iterdir() if path.name.isdigit())
+    if name and not seeds and trials:
+        return [found for path in trials for found in _of_dag(path)]
     if not seeds:
         raise SettingsError(
             f"{run}: is not the folder of a run: it has no {_CONFIGURATION} of `pipeline learn`, "
             "and is not like results/train/<experiment> or results/train/<experiment>/seed<k>"
         )
-    results = experiment.parents[1]
-    environment = _environment_of(results, experiment.name)
+    environment = _environment_of(results, name)
     found = [
-        trial
-        for seed in seeds
-        for trial in trials_of(results, experiment.name, seed, environment=environment)
+        trial for seed in seeds for trial in trials_of(results, name, seed, environment=environment)
     ]
     if not found:
         raise SettingsError(f"{run}: has neither a learning curve nor episodes; train it first")
     return found
+
+
+def _place_of(experiment: Path) -> tuple[Path, str]:
+    """The folder of all results, and the experiment's name, or `<sweep>/<number>` of a trial.
+
+    The name is empty where the folder is no experiment's.
+    """
+    for stage in experiment.parents[:2]:
+        if stage.name in _STAGES:
+            return stage.parent, experiment.relative_to(stage).as_posix()
+    return experiment, ""
 
 
 def _once(trials: Sequence[Trial]) -> list[Trial]:
@@ -108,7 +120,8 @@ def _environment_of(results: Path, experiment: str) -> str:
     if not path.is_file():
         return ""
     params = load_params(path)
-    found = params.experiments.get(experiment)
+    sweep = params.sweeps.get(experiment.partition("/")[0])
+    found = params.experiments.get(experiment if sweep is None else sweep.experiment)
     return "" if found is None else found.environment
 
 

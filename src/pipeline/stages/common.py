@@ -7,6 +7,11 @@ Both engines delete a stage's declared outputs before they rerun it, so work in 
     stage.json     facts for people: versions, times, digests, MLflow run
     run/           what the stage keeps to resume from
     out/           the declared outputs, before they are moved into place
+    kept/          a copy of what a finished attempt made, where that takes long
+
+A job that is ended between its stage's success and its engine's note of that has its outputs
+deleted. Its retry, which the Snakefile marks by PIPELINE_RETRY, takes the copy; what is asked for
+anew, by force for example, does not.
 """
 
 from __future__ import annotations
@@ -35,6 +40,8 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 WORK = Path("results/.work")
+_RETRY = "PIPELINE_RETRY"
+"""Environment variable that says that the engine tries a job again."""
 _VERSIONS = ("numpy", "torch", "onnx", "onnxruntime", "mlflow", "dvc", "snakemake")
 
 
@@ -70,6 +77,8 @@ class Job:
     """Files and folders that the result depends on."""
     outputs: tuple[Path, ...]
     """Files and folders that the stage makes; no two have the same name."""
+    takes_long: bool = False
+    """Whether it is worth a copy of the outputs not to make them again for nothing."""
 
     @property
     def name(self) -> str:
@@ -91,6 +100,9 @@ class Attempt:
     """Git's id of each source file that the stage imports, by path below `src`."""
     resumed: bool
     """Whether `run` holds what a killed attempt with the same inputs left."""
+    done: bool
+    """Whether nothing is left to do: `out` holds what a finished attempt with the same inputs made,
+    of which the engine did not take note."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Written to stage.json."""
 
@@ -130,22 +142,33 @@ def attempt(job: Job, root: Path) -> Iterator[Attempt]:
             _publish(current)
             _mark(current, finished=True)
         finally:
-            _write_facts(current, started)
+            if not current.done:
+                _write_facts(current, started)
 
 
 def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> Attempt:
-    """Keep the scratch folder of an unfinished attempt with the same fingerprint, or empty it."""
+    """Keep the scratch folder of an attempt with the same fingerprint that is of use, or empty it.
+
+    That is of one that did not finish, and in a retry of one that did.
+    """
     used = _sources(root, job.stage)
     fingerprint = files.fingerprint({"params": job.params, "inputs": digests, "code": used})
     before = read_map(folder / "attempt.json")
-    resumed = before.get("fingerprint") == fingerprint and not before.get("finished", True)
-    if resumed:
+    same, finished = before.get("fingerprint") == fingerprint, before.get("finished", True)
+    resumed = same and not finished
+    kept = folder / "kept"
+    done = same and finished and _RETRY in os.environ and kept.is_dir()
+    if done:
+        _log.info("%s: an attempt before has finished; taking what it made", job.name)
+    elif resumed:
         _log.info("%s: resuming the attempt that did not finish", job.name)
     else:
-        if before and not before.get("finished", True):
+        if before and not finished:
             _log.info("%s: its inputs have changed since it was stopped; starting afresh", job.name)
         shutil.rmtree(folder / "run", ignore_errors=True)
     shutil.rmtree(folder / "out", ignore_errors=True)
+    if not done:
+        shutil.rmtree(kept, ignore_errors=True)
     current = Attempt(
         job=job,
         root=root,
@@ -154,7 +177,11 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
         digests=digests,
         sources=used,
         resumed=resumed,
+        done=done,
     )
+    if done:
+        shutil.copytree(kept, folder / "out")
+        return current
     (folder / "out").mkdir()
     current.run.mkdir(exist_ok=True)
     _mark(current, finished=False)
@@ -209,6 +236,8 @@ def _publish(current: Attempt) -> None:
     missing = [str(path) for path, temporary in made.items() if not temporary.exists()]
     if missing:
         raise StageError(f"{current.job.name}: did not make {', '.join(missing)}")
+    if current.job.takes_long and not current.done:
+        shutil.copytree(current.folder / "out", current.folder / "kept")
     for path, temporary in made.items():
         _replace(temporary, current.root / path)
 

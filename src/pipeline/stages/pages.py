@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from pipeline.evaluation.comparison import Task
     from pipeline.stages.report import Figures
+    from pipeline.stages.searches import Search
 
 TITLE = "Experiments compared"
 INTRODUCTION = (
@@ -71,7 +72,7 @@ dd { margin: 0 0 0 1rem; }
 """
 
 
-def markdown(tasks: Sequence[Task], drawn: Sequence[Figures]) -> str:
+def markdown(tasks: Sequence[Task], drawn: Sequence[Figures], swept: Sequence[Search] = ()) -> str:
     """Tables of all experiments, and links to the figures beside the file."""
     from pipeline.evaluation import tables
 
@@ -88,6 +89,9 @@ def markdown(tasks: Sequence[Task], drawn: Sequence[Figures]) -> str:
             f"![{what}](figures/{name})\n\n*{caption}*\n"
             for what, name, caption in _shown(task, figures)
         ]
+    for one in swept:
+        lines += [f"## {one.title}", "", *(f"- {note}" for note in one.notes), ""]
+        lines += _markdown_table(one.header, one.rows, first_number=1)
     return "\n".join(lines)
 
 
@@ -96,6 +100,7 @@ def html(
     drawn: Sequence[Figures],
     folder: Path,
     stages: Mapping[str, Collection[str]],
+    swept: Sequence[Search] = (),
 ) -> str:
     """The same as a page that needs no other file, with links to the files of each seed.
 
@@ -104,8 +109,10 @@ def html(
         drawn: the figures of each.
         folder: where they lie.
         stages: of each experiment, which say what files it has.
+        swept: what the sweeps found.
     """
-    parts = [_contents(tasks)] if len(tasks) > 1 else []
+    titles = [*(task.name for task in tasks), *(one.title for one in swept)]
+    parts = [_contents(titles)] if len(titles) > 1 else []
     for number, (task, figures) in enumerate(zip(tasks, drawn, strict=True), start=1):
         parts.append(f'<section id="task{number}">\n<h2>{escape(task.name)}</h2>')
         parts += _told(task)
@@ -116,6 +123,10 @@ def html(
                 f"<figcaption>{escape(caption)}</figcaption></figure>"
             )
         parts += ["<h3>Every seed</h3>", _seeds(task, stages), "</section>"]
+    for number, one in enumerate(swept, start=len(tasks) + 1):
+        parts.append(f'<section id="task{number}">\n<h2>{escape(one.title)}</h2>')
+        parts += [f"<p>{escape(note)}</p>" for note in one.notes]
+        parts += [_table(one.header, _escaped(one.rows), first_number=1), "</section>"]
     terms = "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}.</dd>" for a, b in TERMS.items())
     body = "\n".join(parts)
     return (
@@ -143,10 +154,10 @@ def _told(task: Task) -> Iterator[str]:
         yield f'<p class="caution">{escape(one)}</p>'
 
 
-def _contents(tasks: Sequence[Task]) -> str:
+def _contents(titles: Sequence[str]) -> str:
     items = "".join(
-        f'<li><a href="#task{number}">{escape(task.name)}</a></li>'
-        for number, task in enumerate(tasks, start=1)
+        f'<li><a href="#task{number}">{escape(title)}</a></li>'
+        for number, title in enumerate(titles, start=1)
     )
     return f"<nav><ul>{items}</ul></nav>"
 

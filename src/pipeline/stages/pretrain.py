@@ -48,6 +48,7 @@ def job_of(run: tracked.Run) -> common.Job:
         },
         inputs=(Path(f"data/demos/{run.experiment.demonstrations}.demo"),),
         outputs=tuple(run.folder("pretrain") / name for name in OUTPUTS),
+        takes_long=True,
     )
 
 
@@ -61,6 +62,8 @@ def pretrain(run: tracked.Run) -> None:
     runtime = run.runtime()
     torch.set_num_threads(runtime["torch_threads"])
     with common.attempt(job, run.root) as attempt:
+        if attempt.done:
+            return
         losses = _Losses()
         sinks: list[Sink] = [losses]
         result = trainer.pretrain(

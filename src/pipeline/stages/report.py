@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline import files
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import check_plan
-from pipeline.stages import common, outcomes, pages, process
+from pipeline.stages import common, outcomes, pages, process, searches
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,8 +52,11 @@ def report(root: Path) -> None:
     job = common.Job(
         stage="report",
         instance="all",
-        params={"experiments": [repr(one) for one in params.experiments.items()]},
-        inputs=_inputs(params),
+        params={
+            "experiments": [repr(one) for one in params.experiments.items()],
+            "sweeps": [repr(one) for one in params.sweeps.items()],
+        },
+        inputs=(*_inputs(params), *searches.inputs(params)),
         outputs=tuple(FOLDER / name for name in OUTPUTS),
     )
     with common.attempt(job, root) as attempt:
@@ -73,6 +76,7 @@ def report(root: Path) -> None:
         folder.mkdir()
         curves = [_curves(task) for task in tasks]
         drawn = [_draw(*one, folder) for one in zip(tasks, curves, strict=True)]
+        swept = searches.searches(root, params)
         stages = {name: one.stages for name, one in params.experiments.items()}
         texts = {
             "comparison.csv": tables.csv_text(
@@ -80,8 +84,8 @@ def report(root: Path) -> None:
             ),
             "improvement.csv": tables.csv_text(tables.pair_records(tasks), tables.PAIR_COLUMNS),
             "learning.csv": tables.csv_text(_points(tasks, curves), _CURVE_COLUMNS),
-            "report.md": pages.markdown(tasks, drawn),
-            "report.html": pages.html(tasks, drawn, folder, stages),
+            "report.md": pages.markdown(tasks, drawn, swept),
+            "report.html": pages.html(tasks, drawn, folder, stages, swept),
         }
         for name, text in texts.items():
             files.write_whole(attempt.out(name), text)

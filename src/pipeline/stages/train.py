@@ -51,12 +51,15 @@ def job_of(run: tracked.Run) -> common.Job:
         },
         inputs=tuple(inputs),
         outputs=tuple(run.folder("train") / name for name in OUTPUTS),
+        takes_long=True,
     )
 
 
 def train(run: tracked.Run) -> None:
     """Make the trained policy, its metrics and its learning curve."""
     with common.attempt(job_of(run), run.root) as attempt:
+        if attempt.done:
+            return
         build = executable.load(run.root / executable.folder_of(run.experiment.environment))
         settings = run.params.run_settings(run.name, env_path=str(build.file))
         started_from = None

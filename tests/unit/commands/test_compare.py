@@ -90,6 +90,17 @@ def test_one_seed_of_the_dag_may_be_named_by_any_of_its_stages(tmp_path, capsys)
         assert (found["a"]["seeds"], found["a"]["mean"]) == ("1", "10")
 
 
+def test_the_trials_of_a_sweep_are_compared_beside_other_experiments(tmp_path, capsys):
+    for experiment, evaluated in (("rates/001", 1.0), ("rates/002", 2.0), ("rates_best", 3.0)):
+        dag(tmp_path, experiment, 1, [0.0, 1.0], evaluated=evaluated)
+    train = tmp_path / "results/train"
+    every = rows(compared(capsys, *sorted(train.iterdir()), "--csv"))
+    found = {name: row["iqm"] for name, row in every.items()}
+    assert found == {"rates/001": "1", "rates/002": "2", "rates_best": "3"}
+    for one in (train / "rates/002", train / "rates/002/seed1"):
+        assert list(rows(compared(capsys, one, "--csv"))) == ["rates/002"]
+
+
 def test_learned_runs_that_differ_only_in_the_seed_are_one_experiment(tmp_path, capsys):
     runs = [learned(tmp_path, f"walk-seed{seed}", seed) for seed in (1, 2)]
     runs += [learned(tmp_path, "faster", 1, rate=1e-3)]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,50 @@ def test_a_finished_attempt_is_not_resumed(root: Path):
     with common.attempt(job(), root) as attempt:
         assert not attempt.resumed
         assert list(attempt.run.iterdir()) == []
+        make(attempt)
+
+
+def lost(root: Path) -> None:
+    """An attempt that has finished, and whose outputs the engine has deleted again."""
+    with common.attempt(job(takes_long=True), root) as attempt:
+        make(attempt)
+        attempt.facts["mlflow_run_id"] = "abc"
+    (root / "results/a/model.bin").unlink()
+    shutil.rmtree(root / "results/a/curves")
+
+
+def test_a_retry_takes_what_a_finished_attempt_made(root: Path, monkeypatch: pytest.MonkeyPatch):
+    lost(root)
+    facts = root / "results/.work/report/walk/seed1/stage.json"
+    before = facts.read_bytes()
+    monkeypatch.setenv("PIPELINE_RETRY", "yes")
+    for _ in range(2):
+        with common.attempt(job(takes_long=True), root) as attempt:
+            assert attempt.done
+        assert (root / "results/a/model.bin").read_text() == "weights"
+        assert (root / "results/a/curves/a.png").read_text() == "picture"
+        assert facts.read_bytes() == before
+
+
+@pytest.mark.parametrize("change", [change_params, change_input, change_input_folder, change_code])
+def test_a_retry_with_other_inputs_makes_everything_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch, change
+):
+    lost(root)
+    monkeypatch.setenv("PIPELINE_RETRY", "yes")
+    again = job(takes_long=True, **change(root))
+    with common.attempt(again, root) as attempt:
+        assert not attempt.done
+        assert not attempt.resumed
+        make(attempt)
+    with common.attempt(again, root) as attempt:
+        assert attempt.done
+
+
+def test_what_is_asked_for_anew_is_made_again(root: Path):
+    lost(root)
+    with common.attempt(job(takes_long=True), root) as attempt:
+        assert not attempt.done
         make(attempt)
 
 
