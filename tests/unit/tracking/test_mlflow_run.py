@@ -8,6 +8,7 @@ import socket
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline.tracking import names
@@ -305,6 +306,30 @@ def test_the_best_evaluated_policy_has_the_alias_and_only_a_better_one_takes_it(
     signature = mlflow.models.get_model_info(f"models:/{NAME}@best").signature
     assert signature.inputs.to_dict()[0]["tensor-spec"]["shape"] == (-1, 8)
     assert store.search_logged_models(["1"])[0].source_run_id is not None
+
+
+def test_the_registered_model_is_the_exported_file_and_loads_both_ways(tmp_path: Path):
+    import mlflow
+
+    training = MlflowRun(key(tmp_path, "train"))
+    training.results({"mean_reward": 2.0})
+    finished(training)
+    export = MlflowRun(key(tmp_path, "export"))
+    export.model(file := exported(tmp_path, 3.0), environment="walk")
+    assert finished(export) == training.run_id
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    uri = f"models:/{NAME}/1"
+    whole = mlflow.artifacts.download_artifacts(uri, dst_path=str(tmp_path / "got"))
+    assert (Path(whole) / "Walker.onnx").read_bytes() == file.read_bytes()
+    graph = mlflow.onnx.load_model(uri).graph
+    assert [one.name for one in graph.output] == ["continuous_actions"]
+    acted = mlflow.pyfunc.load_model(uri).predict({"obs_0": np.zeros((2, 8), np.float32)})
+    assert acted["continuous_actions"].tolist() == [[3.0] * 8] * 2
+    needed = (Path(whole) / "requirements.txt").read_text().split()
+    assert [one.partition("==")[0] for one in needed] == ["mlflow", "onnx", "onnxruntime", "numpy"]
+    model = client(tmp_path).search_logged_models(["1"])[0]
+    assert (model.status, model.name) == ("READY", "Walker")
+    assert {one.key: one.value for one in model.metrics} == {"train/mean_reward": 2.0}
 
 
 def test_scores_in_another_build_of_the_environment_are_not_compared():
