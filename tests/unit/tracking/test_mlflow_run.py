@@ -15,7 +15,7 @@ from pipeline.tracking import names
 from pipeline.tracking.csvfile import CsvSink
 from pipeline.tracking.mlflow_registry import Scored, alias_of, best
 from pipeline.tracking.mlflow_run import MlflowRun, RunKey, enabled
-from pipeline.tracking.mlflow_store import flatten
+from pipeline.tracking.mlflow_store import Store, flatten
 from pipeline.tracking.row import Data, Row
 
 pytestmark = pytest.mark.slow
@@ -225,6 +225,37 @@ def test_a_finished_run_waits_for_a_slow_store_and_a_stopped_one_does_not(tmp_pa
     assert time.monotonic() - began < 2.5
     slow[0].close(timeout_s=2)
     assert client(tmp_path).get_run(slow[0].run_id).info.status == "FINISHED"
+
+
+def test_a_store_that_others_keep_busy_is_asked_again_and_a_broken_one_is_not(
+    tmp_path: Path, monkeypatch
+):
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import INTERNAL_ERROR, TEMPORARILY_UNAVAILABLE
+
+    asked: list[int] = []
+    code = TEMPORARILY_UNAVAILABLE
+    log = Store.log_metrics
+
+    def refuse_twice(self: Store, run: str, points) -> None:
+        asked.append(len(points))
+        if len(asked) < 3:
+            raise MlflowException("database is locked", error_code=code)
+        log(self, run, points)
+
+    monkeypatch.setattr(Store, "log_metrics", refuse_twice)
+    run = MlflowRun(key(tmp_path, "train"))
+    run.results({"mean_reward": 2.0})
+    made = finished(run)
+    assert asked == [1, 1, 1]
+    assert client(tmp_path).get_run(made).data.metrics == {"train/mean_reward": 2.0}
+
+    asked.clear()
+    code = INTERNAL_ERROR
+    run = MlflowRun(key(tmp_path, "evaluate"))
+    run.results({"mean_return": 2.0})
+    run.close(timeout_s=60)
+    assert (asked, run.lost) == ([1], 1)
 
 
 def test_points_that_a_killed_attempt_took_along_are_filled_in_from_the_curve(tmp_path: Path):
