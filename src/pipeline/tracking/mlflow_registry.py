@@ -8,6 +8,7 @@ the present build of the environment count, and an equal score moves nothing.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -88,6 +89,9 @@ def register(client: Any, name: str, source: str, run: str, tags: Mapping[str, s
     made = client.create_model_version(
         name, source=f"models:/{source}", run_id=run, model_id=source, tags=dict(tags)
     )
+    # by this tag the pages of runs and models know that a logged model is registered, and as what
+    known = json.dumps([{"name": name, "version": made.version}])
+    client.set_logged_model_tags(source, {"mlflow.modelVersions": known})
     return str(made.version)
 
 

@@ -360,6 +360,7 @@ def test_the_registered_model_is_the_exported_file_and_loads_both_ways(tmp_path:
     assert [one.partition("==")[0] for one in needed] == ["mlflow", "onnx", "onnxruntime", "numpy"]
     model = client(tmp_path).search_logged_models(["1"])[0]
     assert (model.status, model.name) == ("READY", "Walker")
+    assert json.loads(model.tags["mlflow.modelVersions"]) == [{"name": NAME, "version": 1}]
     assert {one.key: one.value for one in model.metrics} == {"train/mean_reward": 2.0}
 
 
