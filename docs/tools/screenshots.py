@@ -97,7 +97,7 @@ def mlflow_shots(project: Path, address: str) -> dict[str, dict[str, Any]]:
         "mlflow-compare": {
             "url": f"{address}/#/compare-runs?{compared}&{_MODE}",
             "clicks": ["Visualizations", "Show diff only"],
-            "height": 1500,
+            "height": 1190,
         },
         "mlflow-onnx": {
             "url": f"{address}/#/experiments/{experiment}/models/{logged}/artifacts?{_MODE}",
