@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import logging
 import os
 import signal
@@ -23,6 +24,7 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
 
 import requests
 from mlflow import MlflowClient
@@ -33,8 +35,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("screenshots")
 _COLORS = 128
-_SETTLE_MS = 9_000
+_SETTLE_MS = 12_000
 _START_S = 300.0
+_EYE = "a[iconname=eye]"
+"""In Snakemake's report, what opens a figure."""
 _MODE = "workflowType=machine_learning"
 
 
@@ -71,13 +75,35 @@ def mlflow_shots(project: Path, address: str) -> dict[str, dict[str, Any]]:
     cloned = next(run for run in runs if "bc" in run.info.run_name)
     base = f"{address}/#/experiments/{experiment}/runs"
     one = f"{base}/{cloned.info.run_id}"
+    spread = max(runs, key=lambda run: run.data.metrics["evaluate/std_return"])
     model = client.search_registered_models()[0].name
+    alike = [run for run in runs if run.data.params["environment"] == "balance_ball"]
+    compared = urlencode(
+        {
+            "runs": json.dumps([run.info.run_id for run in alike]),
+            "experiments": json.dumps([experiment]),
+        },
+        quote_via=quote,
+    )
+    logged = client.get_run(cloned.info.run_id).outputs.model_outputs[0].model_id
     return {
-        "mlflow-table": {"url": f"{base}?{_MODE}&viewStateShareKey=table"},
+        "mlflow-table": {"url": f"{base}?{_MODE}&viewStateShareKey=table", "height": 720},
         "mlflow-curves": {"url": f"{base}?{_MODE}&viewStateShareKey=curves&compareRunsMode=CHART"},
         "mlflow-run": {"url": f"{one}?{_MODE}", "height": 1500},
-        "mlflow-artifacts": {"url": f"{one}/artifacts/evaluate/returns.png?{_MODE}"},
-        "mlflow-model": {"url": f"{address}/#/models/{model}?{_MODE}"},
+        "mlflow-artifacts": {
+            "url": f"{base}/{spread.info.run_id}/artifacts/evaluate/returns.png?{_MODE}",
+            "height": 800,
+        },
+        "mlflow-compare": {
+            "url": f"{address}/#/compare-runs?{compared}&{_MODE}",
+            "clicks": ["Visualizations", "Show diff only"],
+            "height": 1190,
+        },
+        "mlflow-onnx": {
+            "url": f"{address}/#/experiments/{experiment}/models/{logged}/artifacts?{_MODE}",
+            "clicks": ["MLmodel"],
+        },
+        "mlflow-model": {"url": f"{address}/#/models/{model}?{_MODE}", "height": 1280},
     }
 
 
@@ -87,11 +113,21 @@ def files(project: Path) -> dict[str, dict[str, Any]]:
     snakemake = (project / "snakemake.html").resolve().as_uri()
     return {
         "report-wide": {"url": report, "whole": True, "width": 1100, "settle": 500},
-        "report-narrow": {"url": report, "width": 420, "settle": 500, "scheme": "dark"},
-        "snakemake-report": {"url": snakemake, "clicks": ["Comparison"], "settle": 3_000},
+        "report-narrow": {
+            "url": report,
+            "clicks": ["balance_ball: 3DBall"],
+            "width": 420,
+            "settle": 500,
+            "scheme": "dark",
+        },
+        "snakemake-report": {
+            "url": snakemake,
+            "clicks": ["Comparison", f"{_EYE} >> nth=2"],
+            "settle": 3_000,
+        },
         "snakemake-evaluation": {
             "url": snakemake,
-            "clicks": ["Evaluation", "balance_ball_ppo"],
+            "clicks": ["Evaluation", "balance_ball_ppo", f"{_EYE} >> nth=0"],
             "settle": 3_000,
         },
     }
@@ -119,8 +155,9 @@ def take(
     if close.count():  # MLflow's assistant, which opens by itself
         close.first.click()
         page.wait_for_timeout(settle // 3)
-    for text in clicks or []:
-        page.get_by_text(text, exact=True).first.click()
+    for what in clicks or []:
+        found = page.locator(what) if what.startswith(_EYE) else page.get_by_text(what, exact=True)
+        found.first.click()
         page.wait_for_timeout(settle // 3)
     with Image.open(io.BytesIO(page.screenshot(full_page=whole))) as picture:
         few = picture.convert("RGB").quantize(_COLORS, dither=Image.Dither.NONE)

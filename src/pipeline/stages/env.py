@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", help="a name under `environments` in params.yaml")
     arguments = parser.parse_args(argv)
-    return process.run(lambda: build(arguments.name, common.checkout()))
+    return process.run(lambda: build(arguments.name, common.checkout()), short=True)
 
 
 def build(name: str, root: Path) -> None:

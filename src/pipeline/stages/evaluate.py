@@ -21,7 +21,7 @@ OUTPUTS = ("returns.png", "episodes.csv", "metrics.json")
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
-    return tracked.main(argv, __doc__, evaluate)
+    return tracked.main(argv, __doc__, evaluate, short=True)
 
 
 def job_of(run: tracked.Run) -> common.Job:

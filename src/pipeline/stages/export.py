@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
-    return tracked.main(argv, __doc__, export)
+    return tracked.main(argv, __doc__, export, short=True)
 
 
 def job_of(run: tracked.Run) -> common.Job:

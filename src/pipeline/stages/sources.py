@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PACKAGE = "pipeline"
+_PARTS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Where statements hold statements."""
 
 
 def closure(src: Path, *modules: str) -> set[Path]:
@@ -26,9 +28,14 @@ def closure(src: Path, *modules: str) -> set[Path]:
     import is left out: that is for the package's users, not for its own modules.
     """
     found: set[Path] = set()
+    named: set[str] = set()
     waiting = list(modules)
     while waiting:
-        for file in _files(src, waiting.pop()):
+        module = waiting.pop()
+        if module in named:
+            continue
+        named.add(module)
+        for file in _files(src, module):
             if file not in found:
                 found.add(file)
                 waiting += _imports(src, file)
@@ -64,8 +71,9 @@ def _files(src: Path, module: str) -> list[Path]:
 def _imports(src: Path, file: Path) -> Iterator[str]:
     """Dotted names of the package's modules that `file` may import."""
     here = list(file.relative_to(src).with_suffix("").parts)
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    for node in _runtime(tree):
+    text = file.read_text(encoding="utf-8")
+    in_texts = any(f"{quote}{_PACKAGE}" in text for quote in "\"'")
+    for node in _runtime(ast.parse(text), in_texts=in_texts):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if _ours(alias.name))
         elif isinstance(node, ast.ImportFrom):
@@ -86,13 +94,28 @@ def _ours(module: str) -> bool:
     return module == _PACKAGE or module.startswith(f"{_PACKAGE}.")
 
 
-def _runtime(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes below `node`, without the bodies of `if TYPE_CHECKING`."""
-    yield node
-    children: list[ast.AST] = list(ast.iter_child_nodes(node))
-    if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
-        return
-    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-        children = list(node.orelse)
-    for child in children:
-        yield from _runtime(child)
+def _runtime(tree: ast.Module, *, in_texts: bool) -> Iterator[ast.AST]:
+    """All statements, without the bodies of `if TYPE_CHECKING`.
+
+    Args:
+        tree: of a file.
+        in_texts: whether a text in it may name a module; then expressions come too.
+    """
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
+            continue
+        if isinstance(node, ast.If) and _is_for_types(node.test):
+            waiting += node.orelse
+        elif in_texts:
+            waiting += ast.iter_child_nodes(node)
+        else:
+            for part in _PARTS:
+                waiting += getattr(node, part, ())
+
+
+def _is_for_types(test: ast.expr) -> bool:
+    names = (getattr(one, "id", getattr(one, "attr", None)) for one in ast.walk(test))
+    return "TYPE_CHECKING" in names

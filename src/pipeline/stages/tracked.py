@@ -64,13 +64,21 @@ class Run:
         return {} if n == 1 else {"learners": n}
 
 
-def main(argv: Sequence[str], description: str | None, work: Callable[[Run], None]) -> int:
-    """Command line of a stage that belongs to an experiment and a seed."""
+def main(
+    argv: Sequence[str],
+    description: str | None,
+    work: Callable[[Run], None],
+    *,
+    short: bool = False,
+) -> int:
+    """Command line of a stage of an experiment and a seed; `short` as in `process.run`."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("experiment", help="a name under `experiments` in params.yaml")
     parser.add_argument("--seed", type=int, required=True, help="one of the experiment's seeds")
     arguments = parser.parse_args(argv)
-    return process.run(lambda: work(find(common.checkout(), arguments.experiment, arguments.seed)))
+    return process.run(
+        lambda: work(find(common.checkout(), arguments.experiment, arguments.seed)), short=short
+    )
 
 
 def find(root: Path, name: str, seed: int) -> Run:

@@ -8,13 +8,13 @@ the present build of the environment count, and an equal score moves nothing.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 BEST = "best"
 SCORE, BUILD, EXPERIMENT, CONTENT = "score", "environment.dvc", "experiment", "sha256"
@@ -89,6 +89,9 @@ def register(client: Any, name: str, source: str, run: str, tags: Mapping[str, s
     made = client.create_model_version(
         name, source=f"models:/{source}", run_id=run, model_id=source, tags=dict(tags)
     )
+    # by this tag the pages of runs and models know that a logged model is registered, and as what
+    known = json.dumps([{"name": name, "version": made.version}])
+    client.set_logged_model_tags(source, {"mlflow.modelVersions": known})
     return str(made.version)
 
 
@@ -124,30 +127,6 @@ def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:
             client.set_registered_model_alias(name, alias, chosen)
 
 
-def log_model(client: Any, uri: str, run: str, path: Path, name: str) -> str:
-    """Log an ONNX file as a model of a run, with the signature that its graph declares.
-
-    Returns:
-        The logged model's id.
-    """
-    import mlflow
-    import mlflow.onnx
-    import onnx
-
-    model = onnx.load(str(path))
-    mlflow.set_tracking_uri(uri)
-    with mlflow.start_run(run_id=run):
-        logged = mlflow.onnx.log_model(
-            model,
-            name=name,
-            signature=_signature(model),
-            pip_requirements=["onnxruntime", "numpy"],
-            onnx_execution_providers=["CPUExecutionProvider"],
-        )
-    client.update_run(run, status="RUNNING")  # the block above has ended it
-    return str(logged.model_id)
-
-
 def _scored(version: Any) -> Scored | None:
     tags = version.tags
     if not {SCORE, BUILD, EXPERIMENT} <= tags.keys():
@@ -158,21 +137,3 @@ def _scored(version: Any) -> Scored | None:
         build=tags[BUILD],
         experiment=tags[EXPERIMENT],
     )
-
-
-def _signature(model: Any) -> Any:
-    import numpy as np
-    import onnx
-    from mlflow.models.signature import ModelSignature
-    from mlflow.types import ColSpec, Schema, TensorSpec
-
-    def specs(values: Any) -> Schema:
-        made: list[ColSpec | TensorSpec] = []
-        for value in values:
-            tensor = value.type.tensor_type
-            dims = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim)
-            dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-            made.append(TensorSpec(dtype, dims, value.name))
-        return Schema(made)
-
-    return ModelSignature(inputs=specs(model.graph.input), outputs=specs(model.graph.output))

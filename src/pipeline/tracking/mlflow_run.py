@@ -31,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 _BEGINNER = "train"
 _GIVE_UP_AFTER = 3
+_ATTEMPTS = 5
+"""At a write that finds the store locked; each waits 20 s, which MLflow sets for SQLite."""
 
 
 def enabled() -> bool:
@@ -255,11 +257,7 @@ class MlflowRun:
             self.lost += 1
             return
         try:
-            if isinstance(job, list):
-                store.log_metrics(run, job)
-            else:
-                action: Callable[[mlflow_store.Store, str], object] = job
-                action(store, run)
+            _write(job, store, run)
         except Exception as error:  # noqa: BLE001  # tracking never stops training
             self.lost += 1
             self._failures += 1
@@ -315,6 +313,23 @@ class _Curve:
 
     def close(self) -> None:
         """The run's owner closes it."""
+
+
+def _write(job: Any, store: mlflow_store.Store, run: str) -> None:
+    """Do a queued job; again while the store says that others keep it busy."""
+    for attempts_left in reversed(range(_ATTEMPTS)):
+        try:
+            if isinstance(job, list):
+                store.log_metrics(run, job)
+            else:
+                action: Callable[[mlflow_store.Store, str], object] = job
+                action(store, run)
+        except Exception as error:
+            busy = getattr(error, "error_code", None) == "TEMPORARILY_UNAVAILABLE"
+            if not busy or not attempts_left:
+                raise
+        else:
+            return
 
 
 def _name_of(key: RunKey) -> str:

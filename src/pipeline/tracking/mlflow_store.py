@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.errors import PipelineError
-from pipeline.tracking import mlflow_registry, mlflow_view
+from pipeline.tracking import mlflow_model, mlflow_registry, mlflow_view
 from pipeline.tracking.row import dvc_digest
 
 if TYPE_CHECKING:
@@ -254,14 +254,25 @@ class Store:
 
     def log_onnx(self, run: str, path: Path, name: str, tags: Mapping[str, str]) -> None:
         """Log an ONNX file as a model, and register it; the same file of a run only once."""
+        import mlflow
+
         content = files.sha256_of(path)
         made = mlflow_registry.versions_of(self.client, run)
         if any(
             one.name == name and one.tags.get(mlflow_registry.CONTENT) == content for one in made
         ):
             return
-        source = mlflow_registry.log_model(self.client, self.uri, run, path, path.stem)
+        known = self.client.get_run(run).data
+        final = [
+            point
+            for name in known.metrics
+            if name.startswith("train/")
+            for point in self.client.get_metric_history(run, name)
+            if point.model_id is None
+        ]
+        source = mlflow_model.log(self.client, run, path, params=known.params, metrics=final)
         told = {**tags, mlflow_registry.CONTENT: content}
+        mlflow.set_tracking_uri(self.uri)  # the registry looks the model up in the global one
         with locked(self.uri):
             mlflow_registry.register(self.client, name, source, run, told)
 

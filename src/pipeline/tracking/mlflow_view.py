@@ -18,18 +18,22 @@ SCORE = "evaluate/mean_return"
 """The metric that rows are ordered by."""
 _SHARED = "mlflow.sharedViewState."
 _NOTE = "mlflow.note.content"
-_COLUMNS = (
-    f"metrics.`{SCORE}`",
-    "metrics.`evaluate/ci_low`",
-    "metrics.`evaluate/ci_high`",
-    "metrics.`train/mean_reward`",
-    "metrics.`train/steps`",
-    "params.`trainer_type`",
-    "params.`learning_rate`",
-    "params.`environment`",
-    "attributes.`Dataset`",
-    "attributes.`Models`",
-)
+_COLUMNS = {
+    f"metrics.`{SCORE}`": 165,
+    "metrics.`evaluate/ci_low`": 130,
+    "metrics.`evaluate/ci_high`": 130,
+    "metrics.`train/mean_reward`": 160,
+    "metrics.`train/steps`": 100,
+    "params.`trainer_type`": 105,
+    "params.`learning_rate`": 110,
+    "params.`environment`": 120,
+    "attributes.`Models`": 190,
+    "attributes.`Dataset`": 200,
+}
+"""The columns that are shown, with their widths in pixels: MLflow's own cut the names."""
+_FIRST = {"1": 73, "attributes.`Run Name`": 270, "runDateAndNestInfo": 130}
+"""MLflow's names for the ticks, the name and the age of a run."""
+_LAST = {"duration": 80}
 
 
 def address(identifier: str, view: str) -> str:
@@ -64,6 +68,7 @@ def _state(*, grouped: bool) -> dict[str, Any]:
         "aggregateFunction": "average",
         "groupByKeys": [{"mode": "tag", "groupByData": "pipeline.experiment"}],
     }
+    widths = _FIRST | _COLUMNS | _LAST
     return {
         "searchFilter": "tags.`pipeline.current` = 'yes'",
         "orderByKey": f"metrics.`{SCORE}`",
@@ -73,6 +78,8 @@ def _state(*, grouped: bool) -> dict[str, Any]:
         "modelVersionFilter": "All Runs",
         "datasetsFilter": [],
         "selectedColumns": list(_COLUMNS),
+        "columnOrder": list(widths),
+        "columnWidths": widths,
         "runsHiddenMode": "FIRST_20_RUNS",
         "groupBy": group if grouped else None,
         "useGroupedValuesInCharts": False,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -150,6 +151,40 @@ def test_success_is_zero_and_the_handlers_are_put_back():
     before = signal.getsignal(signal.SIGTERM)
     assert process.run(lambda: None) == 0
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_short_stage_looks_for_cycles_less_often_and_only_while_it_works():
+    before = gc.get_threshold()
+    seen = []
+    assert process.run(lambda: seen.append(gc.get_threshold()), short=True) == 0
+    assert process.run(lambda: seen.append(gc.get_threshold())) == 0
+    assert seen[0][0] > 10 * before[0]
+    assert (seen[1], gc.get_threshold()) == (before, before)
+
+
+SHORT = """
+import atexit, sys
+from pipeline.stages.process import leave, run
+class Held:
+    def __del__(self):
+        print("collected", flush=True)
+held = Held()
+atexit.register(print, "left")
+leave(run(lambda: None, short=sys.argv[1] == "short"))
+"""
+
+
+@pytest.mark.parametrize(("how", "said"), [("short", "left\n"), ("long", "left\ncollected\n")])
+def test_a_short_stage_leaves_in_order_without_a_last_look_for_cycles(how, said):
+    done = subprocess.run(  # noqa: S603  # our own command
+        [sys.executable, "-c", SHORT, how],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert (done.returncode, done.stdout) == (0, said), done.stderr
 
 
 ABANDONED = """

@@ -8,13 +8,14 @@ import socket
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline.tracking import names
 from pipeline.tracking.csvfile import CsvSink
 from pipeline.tracking.mlflow_registry import Scored, alias_of, best
 from pipeline.tracking.mlflow_run import MlflowRun, RunKey, enabled
-from pipeline.tracking.mlflow_store import flatten
+from pipeline.tracking.mlflow_store import Store, flatten
 from pipeline.tracking.row import Data, Row
 
 pytestmark = pytest.mark.slow
@@ -226,6 +227,37 @@ def test_a_finished_run_waits_for_a_slow_store_and_a_stopped_one_does_not(tmp_pa
     assert client(tmp_path).get_run(slow[0].run_id).info.status == "FINISHED"
 
 
+def test_a_store_that_others_keep_busy_is_asked_again_and_a_broken_one_is_not(
+    tmp_path: Path, monkeypatch
+):
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import INTERNAL_ERROR, TEMPORARILY_UNAVAILABLE
+
+    asked: list[int] = []
+    code = TEMPORARILY_UNAVAILABLE
+    log = Store.log_metrics
+
+    def refuse_twice(self: Store, run: str, points) -> None:
+        asked.append(len(points))
+        if len(asked) < 3:
+            raise MlflowException("database is locked", error_code=code)
+        log(self, run, points)
+
+    monkeypatch.setattr(Store, "log_metrics", refuse_twice)
+    run = MlflowRun(key(tmp_path, "train"))
+    run.results({"mean_reward": 2.0})
+    made = finished(run)
+    assert asked == [1, 1, 1]
+    assert client(tmp_path).get_run(made).data.metrics == {"train/mean_reward": 2.0}
+
+    asked.clear()
+    code = INTERNAL_ERROR
+    run = MlflowRun(key(tmp_path, "evaluate"))
+    run.results({"mean_return": 2.0})
+    run.close(timeout_s=60)
+    assert (asked, run.lost) == ([1], 1)
+
+
 def test_points_that_a_killed_attempt_took_along_are_filled_in_from_the_curve(tmp_path: Path):
     curve = CsvSink(tmp_path / "progress.csv")
     run = MlflowRun(key(tmp_path, "train"), prefix=True)
@@ -305,6 +337,31 @@ def test_the_best_evaluated_policy_has_the_alias_and_only_a_better_one_takes_it(
     signature = mlflow.models.get_model_info(f"models:/{NAME}@best").signature
     assert signature.inputs.to_dict()[0]["tensor-spec"]["shape"] == (-1, 8)
     assert store.search_logged_models(["1"])[0].source_run_id is not None
+
+
+def test_the_registered_model_is_the_exported_file_and_loads_both_ways(tmp_path: Path):
+    import mlflow
+
+    training = MlflowRun(key(tmp_path, "train"))
+    training.results({"mean_reward": 2.0})
+    finished(training)
+    export = MlflowRun(key(tmp_path, "export"))
+    export.model(file := exported(tmp_path, 3.0), environment="walk")
+    assert finished(export) == training.run_id
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    uri = f"models:/{NAME}/1"
+    whole = mlflow.artifacts.download_artifacts(uri, dst_path=str(tmp_path / "got"))
+    assert (Path(whole) / "Walker.onnx").read_bytes() == file.read_bytes()
+    graph = mlflow.onnx.load_model(uri).graph
+    assert [one.name for one in graph.output] == ["continuous_actions"]
+    acted = mlflow.pyfunc.load_model(uri).predict({"obs_0": np.zeros((2, 8), np.float32)})
+    assert acted["continuous_actions"].tolist() == [[3.0] * 8] * 2
+    needed = (Path(whole) / "requirements.txt").read_text().split()
+    assert [one.partition("==")[0] for one in needed] == ["mlflow", "onnx", "onnxruntime", "numpy"]
+    model = client(tmp_path).search_logged_models(["1"])[0]
+    assert (model.status, model.name) == ("READY", "Walker")
+    assert json.loads(model.tags["mlflow.modelVersions"]) == [{"name": NAME, "version": 1}]
+    assert {one.key: one.value for one in model.metrics} == {"train/mean_reward": 2.0}
 
 
 def test_scores_in_another_build_of_the_environment_are_not_compared():
