@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from cases import CASES, Case
 from peer import ROOT
 from runs import NAMES, Runs, interval, say
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 
 PAGE = ROOT / "docs/comparison.md"
 _HEADER = (
-    *("case", "environment", "settings", "steps", "random", "best known"),
+    *("case", "environment", "settings", "steps", "seeds", "random", "best known"),
     *("mlagents-learn", "ours", "ours is", "deterministic: mlagents-learn", "ours"),
+    *("while training: mlagents-learn", "ours"),
 )
 
 
@@ -72,12 +74,14 @@ def row(case: Case, steps: int, found: dict[str, list[Outcome]]) -> list[str]:
     """The cells of one case."""
     sampled = {one: summarize([run.sampled for run in runs]) for one, runs in found.items()}
     fixed = {one: summarize([run.deterministic for run in runs]) for one, runs in found.items()}
+    whole = {one: summarize([mean_reward(run) for run in runs]) for one, runs in found.items()}
     own = case.environment
     return [
         case.title,
         f"[{own.env_id or own.name}](environments/{own.page})",
         f"`{case.file}`",
         f"{steps:,}",
+        str(max(len(runs) for runs in found.values())),
         case.untrained,
         own.solved,
         interval(sampled.get("peer")),
@@ -85,7 +89,14 @@ def row(case: Case, steps: int, found: dict[str, list[Outcome]]) -> list[str]:
         verdict(sampled.get("ours"), sampled.get("peer")),
         interval(fixed.get("peer")),
         interval(fixed.get("ours")),
+        interval(whole.get("peer")),
+        interval(whole.get("ours")),
     ]
+
+
+def mean_reward(run: Outcome) -> float:
+    """Mean of the rewards of all summaries of a run, which says how early it learned."""
+    return float(np.mean([one for one in run.curve.rewards if one is not None]))
 
 
 def verdict(ours: Summary | None, peer: Summary | None) -> str:
