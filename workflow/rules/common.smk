@@ -23,7 +23,7 @@ if workflow.remote_exec and hasattr(signal, "SIGUSR1"):
 
 if "--attempt" in sys.argv and sys.argv[sys.argv.index("--attempt") + 1] != "1":
     # A scheduler's job is tried again; `workflow.attempt` says so only when the rules are read.
-    os.environ["PIPELINE_RETRY"] = "yes"  # stages/common.py says what for
+    os.environ.update(PIPELINE_RETRY="yes")  # stages/common.py says what for
 
 if config:  # it would change the plan, but not what the stages read
     raise WorkflowError(
