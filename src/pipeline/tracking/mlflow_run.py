@@ -35,6 +35,10 @@ _ATTEMPTS = 5
 """At a write that finds the store locked; each waits 20 s, which MLflow sets for SQLite."""
 
 
+def _short(value: float) -> float:
+    return value if float(value).is_integer() else float(f"{value:.6g}")
+
+
 def enabled() -> bool:
     """False when the environment variable PIPELINE_MLFLOW says off, no, false or 0."""
     return os.environ.get("PIPELINE_MLFLOW", "on").lower() not in {"off", "no", "false", "0"}
@@ -104,8 +108,11 @@ class MlflowRun:
         self._put(lambda store, run: mlflow_curve.fill(store, run, curve, prefix=self._prefix))
 
     def results(self, values: Mapping[str, float], *, step: int = 0) -> None:
-        """Queue a stage's final numbers as `<stage>/<name>`; at step 0 MLflow draws bars."""
-        self.points({name: [(step, value)] for name, value in values.items()})
+        """Queue a stage's final numbers as `<stage>/<name>`; at step 0 MLflow draws bars.
+
+        With six digits, since the table of runs shows all that there are; whole numbers stay.
+        """
+        self.points({name: [(step, _short(value))] for name, value in values.items()})
 
     def points(
         self, values: Mapping[str, Sequence[tuple[int, float]]], *, stage: str | None = None

@@ -97,7 +97,7 @@ def test_stages_of_one_seed_share_a_row_that_says_everything(tmp_path: Path):
 
     evaluate = MlflowRun(key(tmp_path, "evaluate"))
     evaluate.describe(row, tmp_path)
-    evaluate.results({"mean_return": 7.5}, step=20)
+    evaluate.results({"mean_return": 7.50000014901, "rows": 1_234_567}, step=20)
     evaluate.settings({"episodes": 100})
     (tmp_path / "note.txt").write_text("hello")
     evaluate.artifacts([tmp_path / "note.txt"])
@@ -109,7 +109,8 @@ def test_stages_of_one_seed_share_a_row_that_says_everything(tmp_path: Path):
     assert seen.info.status == "FINISHED"
     assert seen.info.run_name == "walk-seed1"
     assert seen.data.params == {"learning_rate": "0.0003", "network_settings.hidden_units": "64"}
-    assert seen.data.metrics["evaluate/mean_return"] == 7.5
+    assert seen.data.metrics["evaluate/mean_return"] == 7.5  # the table shows all digits there are
+    assert seen.data.metrics["evaluate/rows"] == 1_234_567
     assert seen.data.tags["evaluate.episodes"] == "100"
     assert seen.data.tags["pipeline.algorithm"] == "ppo"
     assert seen.data.tags["pipeline.current"] == "yes"
