@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "tests/unit/envs/fake_environment.py"
 _MARK = "PIPELINE_BAD_INPUT_TEST"
+_GONE_S = 10.0
 
 CONFIG = """\
 behaviors:
@@ -138,7 +139,17 @@ class Place:
 
 
 def left_over(mark: str) -> list[str]:
-    """Living processes that descend from a command of the place called `mark`."""
+    """Processes that descend from a command of the place called `mark`, and stay.
+
+    What has been killed is gone when the system gets to it, on a busy machine a little later.
+    """
+    end = time.monotonic() + _GONE_S
+    while (found := _living(mark)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
+
+
+def _living(mark: str) -> list[str]:
     found = []
     for process in psutil.process_iter():
         try:

@@ -2,7 +2,7 @@
 
 Each process steps its environments on its own until it cannot rule out any more that all together
 have the rows of an update, or the steps to the next summary or to the end of training; or until it
-is told to stop. From then on it meets the others after each step. What they have seen since the
+is told to stop. From then on it meets the others again and again. What they have seen since the
 last meeting is added up in the order of ranks, so that steps, episodes and measures of lessons are
 those of all, and the same everywhere; and what is decided from them (to update, to summarise, to
 begin a lesson, to end) is decided everywhere at the same moment.

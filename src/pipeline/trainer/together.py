@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pipeline.settings.schema import TrainerSettings
     from pipeline.trainer.learner import Learner
 
+# Most rows by which an update may come late so that there are fewer meetings, of `buffer_size`.
+_LATE = 0.01
 # Updates between two comparisons of the weights, for algorithms that update all the time.
 _COMPARE_EVERY = 100
 
@@ -99,6 +101,7 @@ class Together:
         self._learner = learner
         self._ranks = ranks
         self._turn = False
+        self._held = 0
         self._digest = (-1, 0)
         learner.heard = Statistics()
         algorithm: Any = learner.algorithm
@@ -125,12 +128,17 @@ class Together:
         missing = min(learner.settings.max_steps, next_summary) - learner.step
         if self.steps * self._ranks.size >= missing:
             return True
-        # sooner, not even all rows of all could be enough, were they closed
-        return learner.algorithm.ready(learner.trajectories.n_held * self._ranks.size)
+        held = learner.trajectories.n_held
+        if not learner.algorithm.ready(held * self._ranks.size):
+            return False  # not even all rows of all would be enough, were they closed
+        late = _LATE * learner.settings.hyperparameters.buffer_size
+        return (held - self._held) * self._ranks.size >= late
 
     def takes_turn(self) -> bool:
         """Whether all together have enough for an update; once per meeting."""
         turn, self._turn = self._turn, False
+        if turn:
+            self._held = 0
         return turn or self._learner.finished
 
     def note(self) -> dict[str, Any]:
@@ -162,6 +170,7 @@ class Together:
         learner.heard = Statistics()
         self.steps = 0
         rows = [one["rows"] for one in notes]
+        self._held = learner.trajectories.n_held
         self._turn = all(rows) and learner.algorithm.ready(sum(rows)) and not learner.finished
         if n_steps:
             self._normalizers.merge(self._ranks)
