@@ -6,46 +6,20 @@ import math
 import numpy as np
 import pytest
 
-from pipeline.evaluation.statistics import summarize, t_cdf, t_quantile
+from pipeline.evaluation.statistics import summarize
 
 
-# Table of Student's t, two-sided 95 % and one-sided 99 %.
+# Two-sided 95 % quantiles from a table of Student's t.
 @pytest.mark.parametrize(
-    ("probability", "degrees", "expected"),
-    [
-        (0.975, 1, 12.7062047),
-        (0.975, 2, 4.3026527),
-        (0.975, 3, 3.1824463),
-        (0.975, 4, 2.7764451),
-        (0.975, 9, 2.2621572),
-        (0.975, 30, 2.0422725),
-        (0.975, 100, 1.9839715),
-        (0.99, 5, 3.3649300),
-        (0.75, 1, 1.0),
-        (0.5, 7, 0.0),
-        (0.025, 4, -2.7764451),
-        (0.975, 1000, 1.9623391),
-        (0.975, 10**6, 1.9599664),
-    ],
+    ("n", "quantile"),
+    [(2, 12.7062047), (3, 4.3026527), (4, 3.1824463), (10, 2.2621572), (101, 1.9839715)],
 )
-def test_t_quantiles_are_those_of_the_table(probability, degrees, expected):
-    assert t_quantile(probability, degrees) == pytest.approx(expected, abs=1e-6)
-
-
-def test_t_quantile_has_no_step_where_the_method_changes():
-    assert t_quantile(0.975, 1000) - t_quantile(0.975, 1001) == pytest.approx(2.37e-6, rel=0.02)
-
-
-def test_t_distribution_with_one_and_two_degrees_is_the_closed_form():
-    for t in (-3.0, -0.2, 0.0, 0.7, 5.0):
-        assert t_cdf(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi, abs=1e-12)
-        assert t_cdf(t, 2) == pytest.approx(0.5 + t / (2 * math.sqrt(2 + t * t)), abs=1e-12)
-
-
-@pytest.mark.parametrize(("probability", "degrees"), [(0.0, 3), (1.0, 3), (0.5, 0)])
-def test_quantile_out_of_range_is_refused(probability, degrees):
-    with pytest.raises(ValueError, match="out of range"):
-        t_quantile(probability, degrees)
+def test_intervals_are_those_of_students_t(n, quantile):
+    values = np.random.default_rng(n).normal(size=n)
+    summary = summarize(values)
+    half = quantile * values.std(ddof=1) / math.sqrt(n)
+    assert summary.ci_high - summary.mean == pytest.approx(half, rel=1e-7)
+    assert summary.mean - summary.ci_low == pytest.approx(half, rel=1e-7)
 
 
 def test_summary_of_a_hand_worked_sample():
