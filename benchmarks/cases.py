@@ -34,6 +34,8 @@ class Case:
     """Return of uniformly random actions."""
     n_episodes: int = 400
     """Of the final policy, in one measurement."""
+    at_once: int | None = None
+    """Agents that play side by side in a measurement; None for as many as in training."""
     n_demonstrations: int = 0
     """Episodes of the scripted expert that it learns from."""
     duel: bool = False
@@ -69,6 +71,7 @@ CASES = {
             title="PPO",
             environment=Listed(name="balance_ball", exercises="continuous", solved="100"),
             untrained="1.8",
+            at_once=100,
         ),
         Case(
             name="sac",
@@ -76,6 +79,17 @@ CASES = {
             title="SAC",
             environment=Listed(name="balance_ball", exercises="continuous", solved="100"),
             untrained="1.8",
+            n_episodes=1200,
+            at_once=100,
+        ),
+        Case(
+            name="sac_pendulum",
+            file="config/sac/Pendulum.yaml",
+            title="SAC, pendulum",
+            environment=Listed(
+                name="gymnasium:Pendulum-v1", exercises="continuous", solved="about -145"
+            ),
+            untrained="-1266",
         ),
         Case(
             name="lstm",

@@ -18,29 +18,36 @@ if TYPE_CHECKING:
 
     from pipeline.evaluation.episodes import Policy
 
-SEED = 1001
-"""Of the environment and of sampled actions; no run is trained with it."""
+SEED = 1000
+"""Added to a run's seed it is that of the environment and of sampled actions: nobody has trained
+with it, and no two runs of a program are measured by the same luck."""
 
 
-def returns(case: Case, models: Path, *, deterministic: bool) -> float:
+def returns(case: Case, models: Path, *, seed: int, deterministic: bool) -> float:
     """Mean return of the ONNX policies in the folder `models`, of whichever trainer.
 
     In a duel the policy plays as many episodes from each side, against the scripted opponent.
+
+    Args:
+        case: what it was trained on.
+        models: the folder.
+        seed: of the run.
+        deterministic: most probable actions instead of sampled ones.
     """
     own = case.environment
     names = list(action_specs(own.name, **own.options))
     if not case.duel:
         alone: dict[str, Policy] = {name: policy(models, name) for name in names}
-        return mean(case, alone, names, deterministic=deterministic)
+        return mean(case, alone, names, seed=seed, deterministic=deterministic)
     sides = []
     for side in names:
         players: dict[str, Policy] = {name: Scripted(own.name, name) for name in names}
         players[side] = policy(models, side)
-        sides.append(mean(case, players, [side], deterministic=deterministic))
+        sides.append(mean(case, players, [side], seed=seed, deterministic=deterministic))
     return float(np.mean(sides))
 
 
-def match(case: Case, models: Path, others: Path) -> float:
+def match(case: Case, models: Path, others: Path, *, seed: int) -> float:
     """Mean return of `models` against `others` of a duel, from both sides, with sampled actions."""
     own = case.environment
     names = list(action_specs(own.name, **own.options))
@@ -48,7 +55,7 @@ def match(case: Case, models: Path, others: Path) -> float:
     for side in names:
         players: dict[str, Policy] = {name: policy(others, name) for name in names}
         players[side] = policy(models, side)
-        sides.append(mean(case, players, [side], deterministic=False))
+        sides.append(mean(case, players, [side], seed=seed, deterministic=False))
     return float(np.mean(sides))
 
 
@@ -58,12 +65,18 @@ def policy(models: Path, behavior: str) -> OnnxPolicy:
 
 
 def mean(
-    case: Case, players: dict[str, Policy], counted: list[str], *, deterministic: bool
+    case: Case,
+    players: dict[str, Policy],
+    counted: list[str],
+    *,
+    seed: int,
+    deterministic: bool,
 ) -> float:
     """Mean return of the behaviors `counted`, of the episodes that begin first."""
     own = case.environment
-    with InProcessEnvironment(made(own.name, **own.options)) as env:
+    options = own.options if case.at_once is None else {**own.options, "n_agents": case.at_once}
+    with InProcessEnvironment(made(own.name, seed=SEED + seed, **options)) as env:
         played = evaluate(
-            env, players, episodes=case.n_episodes, seed=SEED, deterministic=deterministic
+            env, players, episodes=case.n_episodes, seed=SEED + seed, deterministic=deterministic
         )
     return float(np.mean([one.episode_return for one in played if one.behavior in counted]))

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from cases import CASES, Case
 from peer import ROOT
-from runs import NAMES, Runs, interval, say
+from runs import NAMES, Runs, interval, n_digits, say
+from scipy.stats import ttest_ind
 from tables import put, table
 
-from pipeline.evaluation.statistics import Summary, summarize
+from pipeline.evaluation.statistics import CONFIDENCE, Summary, summarize
 
 if TYPE_CHECKING:
     from runs import Outcome
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 PAGE = ROOT / "docs/comparison.md"
 _HEADER = (
     *("case", "environment", "settings", "steps", "seeds", "random", "best known"),
-    *("mlagents-learn", "ours", "ours is", "deterministic: mlagents-learn", "ours"),
+    *("mlagents-learn", "ours", "ours is", "difference"),
+    *("deterministic: mlagents-learn", "ours"),
     *("while training: mlagents-learn", "ours"),
 )
 
@@ -87,6 +89,7 @@ def row(case: Case, steps: int, found: dict[str, list[Outcome]]) -> list[str]:
         interval(sampled.get("peer")),
         interval(sampled.get("ours")),
         verdict(sampled.get("ours"), sampled.get("peer")),
+        difference(*([run.sampled for run in found.get(one, [])] for one in ("ours", "peer"))),
         interval(fixed.get("peer")),
         interval(fixed.get("ours")),
         interval(whole.get("peer")),
@@ -106,6 +109,15 @@ def verdict(ours: Summary | None, peer: Summary | None) -> str:
     if ours.mean < peer.ci_low:
         return "**below**"
     return "above" if ours.mean > peer.ci_high else "within"
+
+
+def difference(ours: list[float], peer: list[float]) -> str:
+    """Mean of ours minus the peer's, with its 95 % interval (Welch 1947); "" if not defined."""
+    if min(len(ours), len(peer)) < 2 or np.ptp(ours) == np.ptp(peer) == 0:
+        return ""
+    found = ttest_ind(ours, peer, equal_var=False).confidence_interval(CONFIDENCE)
+    n = n_digits(float(np.mean(peer)))
+    return f"{np.mean(ours) - np.mean(peer):+.{n}f} [{found.low:+.{n}f}, {found.high:+.{n}f}]"
 
 
 def curves(found: dict[str, list[Outcome]]) -> list[str]:

@@ -45,7 +45,10 @@ def peer_command() -> str:
     """Path of `mlagents-learn`; ends the program with the remedy where there is none."""
     path = Path(os.environ.get("MLAGENTS_LEARN", ROOT / ".venv-mlagents/bin/mlagents-learn"))
     if not path.exists():
-        sys.exit(f"{path} does not exist: run `make peer`, or set MLAGENTS_LEARN to the program")
+        sys.stderr.write(
+            f"{path} does not exist: run `make peer`, or set MLAGENTS_LEARN to the program\n"
+        )
+        sys.exit(2)
     return str(path)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
-from final import match, returns
+from final import SEED, match, returns
 from peer import Curve, train
 
 from pipeline.files import write_whole
@@ -37,6 +37,8 @@ class Outcome:
     """The same with its most probable ones."""
     episodes: int = 400
     """Of each of the two measurements."""
+    played_with: int | None = None
+    """Seed of the two measurements."""
 
 
 class Runs:
@@ -68,7 +70,8 @@ class Runs:
             content = json.loads(kept.read_text())
             old = Outcome(**{**content, "curve": Curve(**content["curve"])})
             if old.settings == self._digest:
-                if old.episodes == self._case.n_episodes:
+                wanted = (self._case.n_episodes, SEED + seed)
+                if (old.episodes, old.played_with) == wanted:
                     return old
                 curve = old.curve
         if curve is None:
@@ -77,9 +80,10 @@ class Runs:
         outcome = Outcome(
             settings=self._digest,
             curve=curve,
-            sampled=returns(self._case, models, deterministic=False),
-            deterministic=returns(self._case, models, deterministic=True),
+            sampled=returns(self._case, models, seed=seed, deterministic=False),
+            deterministic=returns(self._case, models, seed=seed, deterministic=True),
             episodes=self._case.n_episodes,
+            played_with=SEED + seed,
         )
         write_whole(kept, json.dumps(asdict(outcome)))
         sys.stderr.write(
@@ -91,7 +95,10 @@ class Runs:
     def matches(self, seeds: list[int]) -> list[float]:
         """Of a duel whose runs are there: mean return of ours against the peer's, seed by seed."""
         place = self._folder
-        return [match(self._case, place / f"ours-{one}", place / f"peer-{one}") for one in seeds]
+        return [
+            match(self._case, place / f"ours-{one}", place / f"peer-{one}", seed=one)
+            for one in seeds
+        ]
 
     def _train(self, program: str, seed: int) -> Curve:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -103,14 +110,21 @@ class Runs:
         return train(program, config, env, seed=seed, folder=self._folder, sources=self._sources)
 
 
-def interval(summary: Summary | None, digits: int = 2) -> str:
-    """Mean over seeds and its 95 % interval."""
+def interval(summary: Summary | None, digits: int | None = None) -> str:
+    """Mean over seeds and its 95 % interval, with three digits where they are of small numbers."""
     if summary is None:
         return "not run"
+    if digits is None:
+        digits = n_digits(summary.mean)
     mean = f"{summary.mean:.{digits}f}"
     if summary.ci_low is None or summary.ci_high is None:
         return f"{mean} (one seed)"
     return f"{mean} [{summary.ci_low:.{digits}f}, {summary.ci_high:.{digits}f}]"
+
+
+def n_digits(value: float) -> int:
+    """Digits after the point that a table shows of values like this one."""
+    return 3 if abs(value) < 10 else 2
 
 
 def say(line: str) -> None:

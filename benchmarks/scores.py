@@ -97,11 +97,11 @@ class Score:
         )
 
 
-def made(name: str, **options: Any) -> Simulator:
-    """The simulator or bridged environment called `name`."""
+def made(name: str, *, seed: int = SEED, **options: Any) -> Simulator:
+    """The simulator or bridged environment called `name`, with its own stream of `seed`."""
     source, _, env_id = name.partition(":")
     chosen = {"id": env_id, **options} if env_id else options
-    return registry.make(source, seed=SEED, **chosen)
+    return registry.make(source, seed=seed, **chosen)
 
 
 def action_specs(name: str, **options: Any) -> dict[str, ActionSpec]:

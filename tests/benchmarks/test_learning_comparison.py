@@ -73,10 +73,10 @@ def test_a_duel_is_measured_against_the_scripted_opponent_from_both_sides(monkey
         return Scripted("pong", behavior)
 
     monkeypatch.setattr(final, "policy", scripted)
-    assert abs(final.returns(case, tmp_path, deterministic=True)) < 0.3
+    assert abs(final.returns(case, tmp_path, seed=1, deterministic=True)) < 0.3
     assert set(asked) == set(specs)
     monkeypatch.setattr(final, "policy", lambda _, behavior: Random(specs[behavior]))
-    assert final.returns(case, tmp_path, deterministic=True) < -0.9
+    assert final.returns(case, tmp_path, seed=1, deterministic=True) < -0.9
 
 
 def test_a_match_is_played_from_both_sides_and_won_by_the_better(monkeypatch, tmp_path):
@@ -88,8 +88,39 @@ def test_a_match_is_played_from_both_sides_and_won_by_the_better(monkeypatch, tm
 
     monkeypatch.setattr(final, "policy", player)
     able, other = tmp_path / "able", tmp_path / "other"
-    assert final.match(case, able, other) > 0.9
-    assert final.match(case, other, able) < -0.9
+    assert final.match(case, able, other, seed=1) > 0.9
+    assert final.match(case, other, able, seed=1) < -0.9
+
+
+def test_a_measurement_may_have_more_agents_than_training_had(monkeypatch, tmp_path):
+    case = replace(cases.CASES["sac"], n_episodes=7, at_once=5)
+    (behavior,) = specs = action_specs("balance_ball")
+    player, sizes = Random(specs[behavior]), []
+    act = player.act
+    player.act = lambda steps, **given: sizes.append(len(steps)) or act(steps, **given)
+    monkeypatch.setattr(final, "policy", lambda *_: player)
+    assert 1 < final.returns(case, tmp_path, seed=1, deterministic=True) < 3
+    assert set(sizes) == {5}
+
+
+def test_every_run_is_measured_by_luck_of_its_own(monkeypatch, tmp_path):
+    case = replace(cases.CASES["ppo"], n_episodes=20)
+    (behavior,) = specs = action_specs("balance_ball")
+    begins = []
+
+    def player(models, name):
+        one = Random(specs[behavior])
+        act = one.act
+        one.act = lambda steps, **given: begins.append(steps.obs[0][0, 2]) or act(steps, **given)
+        return one
+
+    monkeypatch.setattr(final, "policy", player)
+    firsts = []
+    for seed in (1, 2, 1):
+        begins.clear()
+        final.returns(case, tmp_path, seed=seed, deterministic=False)
+        firsts.append(begins[0])
+    assert firsts[0] == firsts[2] != firsts[1]
 
 
 def outcome(value):
@@ -105,6 +136,12 @@ def test_the_mean_of_ours_is_held_against_the_interval_of_the_peer(ours, expecte
     assert learning.verdict(summarize([ours - 0.1, ours, ours + 0.1]), peer) == expected
 
 
+def test_the_difference_is_welchs():
+    # Standard error sqrt(1 / 3 + 4 / 3), 2.94 degrees of freedom, whose 97.5 % quantile is 3.2187.
+    assert learning.difference([3.0, 4.0, 5.0], [0.0, 2.0, 4.0]) == "+2.000 [-2.155, +6.155]"
+    assert learning.difference([1.0, 1.0], [1.0, 1.0]) == learning.difference([1.0], [2.0, 3]) == ""
+
+
 def test_nothing_is_concluded_from_one_seed_or_one_program():
     three = summarize([1.0, 2.0, 3.0])
     assert learning.verdict(three, summarize([1.0])) == ""
@@ -114,7 +151,7 @@ def test_nothing_is_concluded_from_one_seed_or_one_program():
 def test_a_row_shows_both_programs_and_those_that_were_not_run():
     case = cases.CASES["sac"]
     cells = learning.row(case, 1000, {"peer": [outcome(1.0), outcome(2.0), outcome(3.0)]})
-    assert "2.00 [-0.48, 4.48]" in cells
+    assert "2.000 [-0.484, 4.484]" in cells
     assert "not run" in cells
     assert len(cells) == len(learning._HEADER)
 
@@ -122,7 +159,7 @@ def test_a_row_shows_both_programs_and_those_that_were_not_run():
 def test_curves_leave_out_summaries_without_an_ended_episode():
     lines = learning.curves({"ours": [outcome(1.0), outcome(2.0)]})
     assert len(lines) == 2
-    assert lines[1].split()[:2] == ["2", "1.50"]
+    assert lines[1].split()[:2] == ["2", "1.500"]
 
 
 def test_runs_are_kept_until_the_settings_change(monkeypatch, tmp_path):
