@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "tests/unit/envs/fake_environment.py"
 _MARK = "PIPELINE_BAD_INPUT_TEST"
-_GONE_S = 10.0
+_GONE_S = 30.0
 
 CONFIG = """\
 behaviors:
@@ -104,7 +104,7 @@ class Place:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=240,
             preexec_fn=before,  # sets a limit, takes no lock
         )
         seconds = time.perf_counter() - began

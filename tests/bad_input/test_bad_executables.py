@@ -58,7 +58,7 @@ def test_an_environment_that_never_connects_is_given_up_after_the_time_out(place
     before = place.files()
     done = place.learn(env, "--timeout-wait", "2")
     assert "took too long to respond (2 s)" in done.error
-    assert 2 <= done.seconds < 12  # the time-out and the start of this program
+    assert 2 <= done.seconds < 40  # the time-out and the start of this program; the default is 60
     assert place.files() == before
 
 

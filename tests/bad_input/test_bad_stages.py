@@ -120,7 +120,8 @@ def test_training_from_a_policy_that_does_not_fit(project, trained, other_demo):
 
 @pytest.mark.parametrize("program", ["exit 3", "exec sleep 1000"])
 def test_a_stage_whose_environment_does_not_start(project, program):
-    project.config(CONFIG + "env_settings: {timeout_wait: 2}\n")
+    seconds = 60 if program == "exit 3" else 2
+    project.config(CONFIG + f"env_settings: {{timeout_wait: {seconds}}}\n")
     plan(project, "train")
     project.program(program, name="build/env/fake/fake")
     error = project.python("workflow/scripts/train.py", "small", "--seed", "1").error

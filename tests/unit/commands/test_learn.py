@@ -89,7 +89,7 @@ def test_without_env_the_editor_is_trained_in(learn, editor_port, editor, caplog
     assert "--base-port is ignored" in caplog.text
     assert "Echo: 1" in capsys.readouterr().out  # steps
     assert (tmp_path / "results/ppo/Echo.onnx").is_file()
-    assert editor.wait(10) == 0  # it was told that training is over
+    assert editor.wait(60) == 0  # it was told that training is over
 
 
 def test_the_editors_port_is_5004():

@@ -106,7 +106,7 @@ def test_last_lines_come_from_the_players_log_if_there_is_one(tmp_path):
     log = tmp_path / "Player-0.log"
     log.write_text("\n".join(f"line {k}" for k in range(100)))
     process = launch.EnvironmentProcess([str(build(tmp_path / "sim"))], log=log)
-    process._process.wait(10)
+    process._process.wait(60)
     with pytest.raises(UnityEnvironmentException) as caught:
         process.check()
     process.close(0)
@@ -120,7 +120,7 @@ def test_environment_learns_which_python_runs_us(tmp_path):
     path = build(tmp_path / "sim")
     path.write_text('#!/bin/sh\necho "$PIPELINE_PYTHON"\n')
     process = launch.EnvironmentProcess([str(path)])
-    process._process.wait(10)
+    process._process.wait(60)
     assert sys.executable in process.tail()
     process.close(0)
 
@@ -145,6 +145,6 @@ def test_long_output_is_trimmed_to_its_end_while_the_process_goes_on(tmp_path, m
     with (tmp_path / "fifo").open("w"):  # it has printed when it opens the other end
         process.trim()
         assert os.fstat(process._output.fileno()).st_size == 4096
-    process._process.wait(10)
+    process._process.wait(60)
     assert process.tail().endswith("xxx\ngoodbye")
     process.close(0)

@@ -53,7 +53,7 @@ def _nothing_is_left():
     threads, before = set(threading.enumerate()), children()
     yield
     for thread in set(threading.enumerate()) - threads:
-        thread.join(5)  # the general runtime's own thread ends just after it is told to
+        thread.join(60)  # the general runtime's own thread ends just after it is told to
     assert set(threading.enumerate()) == threads
     assert children() == before
 
@@ -275,6 +275,6 @@ sys.stdin.read()
     ) as trainer:
         environment = psutil.Process(int(trainer.stdout.readline()))
         os.kill(trainer.pid, signal.SIGKILL)
-        trainer.wait(10)
-    psutil.wait_procs([environment], timeout=10)
+        trainer.wait(60)
+    psutil.wait_procs([environment], timeout=60)
     assert not environment.is_running() or environment.status() == psutil.STATUS_ZOMBIE

@@ -233,7 +233,7 @@ def test_answer_waits_for_the_windows_of_stream_and_connection(server, client):
         client.send(update(0, 2**20))
         while got < len(data) + 5:
             got += len(client.until(DATA, 1).payload)
-        replied.result(10)
+        replied.result(30)
     assert client.until(HEADERS, 1, END_STREAM)
 
 
@@ -274,7 +274,7 @@ def test_call_cancelled_while_its_answer_waits_for_the_window_is_given_up(server
         replied = pool.submit(server.reply, message(1000))
         client.until(DATA, 1)
         client.send(frame(frames.RST_STREAM, 0, 1, struct.pack(">I", 8)))
-        replied.result(5)
+        replied.result(30)
     client.send(settings(window=65535), call(3, message(9)))
     served(server, client, 3, 9)
 

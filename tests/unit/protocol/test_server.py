@@ -219,7 +219,7 @@ def test_threads_end_with_the_server(kind):
     server.close()
     started = set(threading.enumerate()) - before
     for thread in started:
-        thread.join(5)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in started)
 
 
