@@ -10,13 +10,16 @@ import numpy as np
 CODE = (1, 3, 0, 2, 2, 1, 3, 0, 1, 2, 0, 3, 3, 1, 2, 0)
 """The right choice of four at each dial."""
 N_CHOICES, MAX_STEP = 4, 40
+SLIP = 0.2
+"""How often a right choice counts as a wrong one."""
 
 
 class Lock(gymnasium.Env[np.ndarray, np.int64]):
     """Sixteen dials, one after another: a right choice leads to the next, a wrong one a dial back.
 
-    The last one opens the lock, which is worth 1 and ends the episode; all else is worth nothing.
-    Which dial it is at is all that is observed, one-hot.
+    Dials slip: one time in five a right choice leads back, too, so who knows the combination opens
+    the lock in 0.969 of the episodes. The last dial opens it, which is worth 1 and ends the
+    episode; all else is worth nothing. Which dial it is at is all that is observed, one-hot.
     """
 
     def __init__(self) -> None:
@@ -34,7 +37,7 @@ class Lock(gymnasium.Env[np.ndarray, np.int64]):
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Turn the dial."""
-        is_right = int(action) == CODE[self._dial]
+        is_right = int(action) == CODE[self._dial] and self.np_random.random() >= SLIP
         opened = is_right and self._dial == len(CODE) - 1
         if not opened:
             self._dial = max(self._dial + (1 if is_right else -1), 0)
