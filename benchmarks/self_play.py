@@ -1,11 +1,11 @@
 """Does self-play make better players? Train a game, then let checkpoints play each other.
 
-    python benchmarks/self_play.py [pong | tag] [--steps N] [--seed N] [--games N]
+    python benchmarks/self_play.py [pong | tag] [--steps N | --full] [--seed N] [--games N]
         [--results FOLDER]
 
 Trains with `config/ppo/Pong.yaml` or `Tag.yaml` (`--config` for another file), but for --steps
-agent steps and with a checkpoint after each fifth of them; several behaviors take turns after a
-quarter of them at most. Then prints, for the first side's
+agent steps, unless --full, and with a checkpoint after each fifth of them; several behaviors take
+turns after a quarter of them at most. Then prints, for the first side's
 players in rows and the second side's in columns, the share of decided games that the first side
 wins, with its 95 % interval (Wilson 1927) and the number of decided games. Beside the checkpoints
 play `random`, uniform over all actions, and `scripted`, the environment's own expert. Actions are
@@ -52,7 +52,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("simulator", nargs="?", choices=CONFIGURATIONS, default="pong")
     parser.add_argument("--config", type=Path, default=None)
-    parser.add_argument("--steps", type=int, default=200_000, help="agent steps of each behavior")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--steps", type=int, default=200_000, help="agent steps of each behavior")
+    length.add_argument("--full", action="store_true", help="as many as the file says")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--games", type=int, default=400, help="of each pair of players")
     parser.add_argument("--results", type=Path, default=None)
@@ -60,24 +62,25 @@ def main() -> None:
     folder = options.results or Path(tempfile.mkdtemp())
     source = options.config or ROOT / CONFIGURATIONS[options.simulator]
     if not list(folder.glob("*.onnx")):
-        train(options.simulator, shortened(source, options.steps), options.seed, folder)
+        train(options.simulator, adapted(source, None if options.full else options.steps), options.seed, folder)
     report(options.simulator, folder, n_games=options.games, seed=options.seed)
 
 
-def shortened(source: Path, steps: int) -> RunSettings:
-    """The settings of a file, for fewer steps and with all checkpoints kept."""
+def adapted(source: Path, steps: int | None) -> RunSettings:
+    """The settings of a file, for `steps` if given, with all checkpoints kept."""
     settings = load_run_settings(source)
-    behaviors = {
-        name: replace(
+    n_turns = N_TURNS if len(settings.behaviors) > 1 else 1
+    behaviors = {}
+    for name, one in settings.behaviors.items():
+        n_steps = steps or one.max_steps
+        behaviors[name] = replace(
             one,
-            max_steps=steps,
-            checkpoint_interval=steps // N_CHECKPOINTS,
+            max_steps=n_steps,
+            checkpoint_interval=n_steps // N_CHECKPOINTS,
             keep_checkpoints=0,
-            summary_freq=steps // 10,
-            self_play=turns(one, steps // N_TURNS if len(settings.behaviors) > 1 else steps),
+            summary_freq=n_steps // 10,
+            self_play=turns(one, n_steps // n_turns),
         )
-        for name, one in settings.behaviors.items()
-    }
     return replace(settings, behaviors=behaviors)
 
 
