@@ -62,7 +62,8 @@ def main() -> None:
     folder = options.results or Path(tempfile.mkdtemp())
     source = options.config or ROOT / CONFIGURATIONS[options.simulator]
     if not list(folder.glob("*.onnx")):
-        train(options.simulator, adapted(source, None if options.full else options.steps), options.seed, folder)
+        settings = adapted(source, None if options.full else options.steps)
+        train(options.simulator, settings, options.seed, folder)
     report(options.simulator, folder, n_games=options.games, seed=options.seed)
 
 
