@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGURATIONS = {"pong": "config/ppo/Pong.yaml", "tag": "config/ppo/Tag.yaml"}
-N_CHECKPOINTS = 5
+N_CHECKPOINTS, N_SUMMARIES = 5, 10
 N_TURNS = 4
 Z = 1.959964
 """97.5 % quantile of the normal distribution."""
@@ -59,6 +59,8 @@ def main() -> None:
     parser.add_argument("--games", type=int, default=400, help="of each pair of players")
     parser.add_argument("--results", type=Path, default=None)
     options = parser.parse_args()
+    if options.steps < N_SUMMARIES:
+        parser.error(f"--steps {options.steps}: expected at least {N_SUMMARIES}")
     folder = options.results or Path(tempfile.mkdtemp())
     source = options.config or ROOT / CONFIGURATIONS[options.simulator]
     if not list(folder.glob("*.onnx")):
@@ -73,13 +75,13 @@ def adapted(source: Path, steps: int | None) -> RunSettings:
     n_turns = N_TURNS if len(settings.behaviors) > 1 else 1
     behaviors = {}
     for name, one in settings.behaviors.items():
-        n_steps = steps or one.max_steps
+        n_steps = one.max_steps if steps is None else steps
         behaviors[name] = replace(
             one,
             max_steps=n_steps,
             checkpoint_interval=n_steps // N_CHECKPOINTS,
             keep_checkpoints=0,
-            summary_freq=n_steps // 10,
+            summary_freq=n_steps // N_SUMMARIES,
             self_play=turns(one, n_steps // n_turns),
         )
     return replace(settings, behaviors=behaviors)
