@@ -223,7 +223,7 @@ def test_a_finished_run_waits_for_a_slow_store_and_a_stopped_one_does_not(tmp_pa
             run._put(lambda *_: time.sleep(0.5))
     began = time.monotonic()
     slow[1].close(status="KILLED", timeout_s=1.5)
-    assert time.monotonic() - began < 15  # of 30 s
+    assert time.monotonic() - began < 2.5  # of 30 s
     slow[0].close(timeout_s=2)
     assert client(tmp_path).get_run(slow[0].run_id).info.status == "FINISHED"
 
@@ -397,7 +397,7 @@ def test_an_unreachable_server_costs_one_warning_and_no_time(tmp_path, monkeypat
             run.metrics("Walker", {"loss": 1.0}, step)
         spent = time.perf_counter() - start
         run.close(timeout_s=60)
-    assert spent < 5.0
+    assert spent < 1.0
     assert run.run_id is None
     messages = [r.message for r in caplog.records if "MLflow is not being written" in r.message]
     assert len(messages) == 1

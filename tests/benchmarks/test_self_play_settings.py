@@ -1,0 +1,33 @@
+"""What benchmarks/self_play.py makes of a file's settings."""
+
+from __future__ import annotations
+
+import pytest
+import self_play
+
+from pipeline.settings import load_run_settings
+
+TAG = self_play.ROOT / self_play.CONFIGURATIONS["tag"]
+
+
+def test_a_whole_run_keeps_the_files_lengths_and_turns():
+    own = load_run_settings(TAG).behaviors
+    made = self_play.adapted(TAG, None).behaviors
+    for name, one in made.items():
+        assert one.max_steps == own[name].max_steps
+        assert one.self_play == own[name].self_play
+        assert one.checkpoint_interval == one.max_steps // 5
+    assert made["Hunter"].max_steps == 2 * made["Runner"].max_steps
+
+
+def test_a_shorter_run_has_at_least_four_turns():
+    for one in self_play.adapted(TAG, 1000).behaviors.values():
+        assert (one.max_steps, one.self_play.team_change) == (1000, 250)
+
+
+def test_a_run_without_steps_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["self_play.py", "tag", "--steps", "0"])
+    with pytest.raises(SystemExit) as ended:
+        self_play.main()
+    assert ended.value.code == 2
+    assert "--steps 0: expected at least 10" in capsys.readouterr().err
