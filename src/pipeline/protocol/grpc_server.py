@@ -47,7 +47,8 @@ class GrpcServer:
     """The same as `pipeline.protocol.server.Server`, with the general runtime's threads.
 
     A call waits in a thread of the runtime until `reply` has its answer. That an environment hangs
-    up between two calls is not seen here; its process or the time-out tells.
+    up between two calls, or so late in a call that the answer is given before the runtime hears of
+    it, is not seen here; its process or the time-out tells.
 
     Attributes:
         port: the TCP port it listens on.

@@ -5,6 +5,8 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -49,6 +51,13 @@ def message(size: int = 0, status: int = 200) -> bytes:
 
 def no_check() -> None:
     """There is no process to watch."""
+
+
+def _until(seen: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not seen():
+        assert time.monotonic() < deadline, "not seen in time"
+        time.sleep(0.01)
 
 
 class GeneralClient:
@@ -267,6 +276,8 @@ def test_environment_that_hangs_up_within_a_call_is_reported(kind, monkeypatch):
         end.close()
         with pytest.raises(grpc.RpcError):
             answer.result(20)
+        if kind is HastyGrpcServer:  # the news travel; after the reply they would not be seen
+            _until(lambda: server._lost_at is not None)
         server.reply(message())
         with pytest.raises(UnityCommunicatorStoppedException, match="closed its connection"):
             server.receive(20, no_check)
