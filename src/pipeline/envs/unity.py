@@ -16,7 +16,7 @@ from pipeline.envs.side_channels import (
 )
 from pipeline.errors import UnityEnvironmentException, UnityWorkerInUseException
 from pipeline.protocol import side_channels as wire
-from pipeline.protocol.codec import actions_bytes, behavior_spec_from, decode_list
+from pipeline.protocol.codec import Decoder, actions_bytes, behavior_spec_from
 from pipeline.protocol.generated.messages import (
     RESET,
     STEP,
@@ -134,6 +134,7 @@ class UnityEnvironment(StoredStepsEnv):
         self._seed, self._num_areas = seed, num_areas
         self._process: launch.EnvironmentProcess | None = None
         self._n_waits = 0
+        self._decoders: dict[str, Decoder] = {}
         self._unannounced: set[str] = set()
         self._is_reset = False
         self._loaded = True
@@ -327,14 +328,15 @@ class UnityEnvironment(StoredStepsEnv):
                     refuse_other_spec(name, self._specs[name], spec, "a later announcement")
                     continue
                 self._specs[name] = spec
+                self._decoders[name] = Decoder(spec, name)
                 _log.info("Connected new brain: %s", name)
         for name in infos:
             if name not in self._specs and name not in self._unannounced:
                 self._unannounced.add(name)
                 _log.warning("Agents of %s are ignored: the behavior is not announced.", name)
-        for name, spec in self._specs.items():
+        for name in self._specs:
             if name in infos:
-                self._steps[name] = decode_list(infos[name], spec, name)
+                self._steps[name] = self._decoders[name].decode(infos[name])
             else:
                 self._steps[name] = self._no_agents(name)
         self._channels.deliver(output.rl_output.side_channel)

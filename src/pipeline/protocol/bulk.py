@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 MANY = 256
 """Agents from which on they are decoded together; for fewer, one by one is as fast."""
-_REWARD, _DONE, _MAX_STEP, _ID = 0x3D, 0x40, 0x48, 0x50
-_MASK, _OBS, _GROUP, _GROUP_REWARD = 0x5A, 0x6A, 0x70, 0x7D
+REWARD, DONE, MAX_STEP, ID, GROUP, GROUP_REWARD = 0x3D, 0x40, 0x48, 0x50, 0x70, 0x7D
+_MASK = 0x5A
 _PADDING = bytes(16)
 
 
@@ -54,11 +54,12 @@ def _decode_many(
     message: UnityRLOutputProto.ListAgentInfoProto, spec: BehaviorSpec, name: str
 ) -> Steps | None:
     """What many agents sent; None where `decode_steps` must look at each."""
-    first, specs = message.value[0].observations, spec.observation_specs
-    if [one.name for one in first] != [obs.name for obs in specs]:
+    first, specs = message.value[0], spec.observation_specs
+    if not has_names(first, spec):
         return None
     last = [
-        len(obs.shape) == 3 and channels_last(one) for one, obs in zip(first, specs, strict=True)
+        len(obs.shape) == 3 and channels_last(one)
+        for one, obs in zip(first.observations, specs, strict=True)
     ]
     rows = _read_rows(
         message,
@@ -84,6 +85,11 @@ def _decode_many(
     return parted(infos, spec, masks)
 
 
+def has_names(info: AgentInfoProto, spec: BehaviorSpec) -> bool:
+    """Whether an agent's observations are those of `spec`, going by their names."""
+    return [one.name for one in info.observations] == [one.name for one in spec.observation_specs]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Rows:
     """N agents; their images are as on the wire."""
@@ -93,7 +99,7 @@ class _Rows:
     """[N, M] masks of all branches, False for agents without one."""
 
 
-class _UnfitError(Exception):
+class UnfitError(Exception):
     """The bytes do not follow the pattern."""
 
 
@@ -112,17 +118,17 @@ def _read_rows(
     """
     data = message.SerializeToString()
     try:
-        starts, ends = _bounds(data)
-        cursor = _Cursor(data, starts)
-        reward = cursor.floats(_REWARD)
-        done, max_step = cursor.flag(_DONE), cursor.flag(_MAX_STEP)
-        agent_id = cursor.varint(_ID)
+        starts, ends = bounds(data)
+        cursor = Cursor(data, starts)
+        reward = cursor.floats(REWARD)
+        done, max_step = cursor.flag(DONE), cursor.flag(MAX_STEP)
+        agent_id = cursor.varint(ID)
         mask = cursor.mask(mask_size)
-        obs = _observations(data, cursor, message.value[0], shapes)
-        group_id, group_reward = cursor.varint(_GROUP), cursor.floats(_GROUP_REWARD)
+        obs = observations(data, cursor, Pattern.of(message.value[0], shapes))
+        group_id, group_reward = cursor.varint(GROUP), cursor.floats(GROUP_REWARD)
         if (cursor.at != ends).any():
             return None
-    except _UnfitError:
+    except UnfitError:
         return None
     infos = AgentInfos(
         obs=obs,
@@ -136,7 +142,7 @@ def _read_rows(
     return _Rows(infos=infos, mask=mask)
 
 
-def _bounds(data: bytes) -> tuple[AnyArray, AnyArray]:
+def bounds(data: bytes) -> tuple[AnyArray, AnyArray]:
     """Where the body of each entry of the list begins and ends, [N] each."""
     starts, ends = [], []
     position, stop = 0, len(data)
@@ -159,7 +165,7 @@ def _bounds(data: bytes) -> tuple[AnyArray, AnyArray]:
     return np.array(starts), np.array(ends)
 
 
-class _Cursor:
+class Cursor:
     """A position in every row; each read moves it past a field in the rows that have the field."""
 
     def __init__(self, data: bytes, starts: AnyArray) -> None:
@@ -172,12 +178,18 @@ class _Cursor:
         self.at[rows] += 1
         return rows
 
+    def numbers(self, tag: int) -> tuple[AnyArray, AnyArray]:
+        """Rows [K] that have a float next, and where its bytes are [K, 4]."""
+        rows = self._having(tag)
+        where = self.at[rows, None] + np.arange(4)
+        self.at[rows] += 4
+        return rows, where
+
     def floats(self, tag: int) -> FloatArray:
         """float32 [N], 0 where absent."""
         out = np.zeros(len(self.at), dtype=np.float32)
-        rows = self._having(tag)
-        out[rows] = self._bytes[self.at[rows, None] + np.arange(4)].view("<f4")[:, 0]
-        self.at[rows] += 4
+        rows, where = self.numbers(tag)
+        out[rows] = self._bytes[where].view("<f4")[:, 0]
         return out
 
     def flag(self, tag: int) -> BoolArray:
@@ -212,34 +224,60 @@ class _Cursor:
         where = np.minimum(self.at[rows, None] + np.arange(len(length) + size), last)
         table = self._bytes[where]
         if (table[:, : len(length)] != np.frombuffer(length, np.uint8)).any():
-            raise _UnfitError
+            raise UnfitError
         out[rows] = table[:, len(length) :] != 0
         self.at[rows] += len(length) + size
         return out
 
 
-def _observations(
-    data: bytes, cursor: _Cursor, first: AgentInfoProto, shapes: Sequence[tuple[int, ...]]
-) -> list[FloatArray]:
-    """float32 [N, *shape] of each observation, if all rows are the first but for the numbers."""
-    bodies = [one.SerializeToString() for one in first.observations]
-    entries = [wire.delimited(13, body) for body in bodies]
-    pattern = np.frombuffer(b"".join(entries), dtype=np.uint8)
-    width = len(pattern)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pattern:
+    """An agent's observations as bytes, of which only the numbers differ between agents."""
+
+    data: AnyArray
+    """uint8 [W]."""
+    shapes: Sequence[tuple[int, ...]]
+    """Of each observation, in the order of its values on the wire."""
+    begins: Sequence[int]
+    """First byte of each observation's numbers."""
+
+    @staticmethod
+    def of(info: AgentInfoProto, shapes: Sequence[tuple[int, ...]]) -> Pattern:
+        """The observations of one agent, which has one for each of `shapes`.
+
+        Raises:
+            UnfitError: They are compressed, or have other shapes.
+        """
+        entries, begins, before = [], [], 0
+        for shape, one in zip(shapes, info.observations, strict=True):
+            body, header = one.SerializeToString(), wire.observation_header(shape)
+            if not body.startswith(header):
+                raise UnfitError
+            entries.append(wire.delimited(13, body))
+            before += len(entries[-1])
+            begins.append(before - len(body) + len(header))
+        data = np.frombuffer(b"".join(entries), dtype=np.uint8)
+        return Pattern(data=data, shapes=shapes, begins=begins)
+
+
+def observations(data: bytes, cursor: Cursor, pattern: Pattern) -> list[FloatArray]:
+    """float32 [N, *shape] of each observation, if all rows are the pattern but for the numbers.
+
+    Raises:
+        UnfitError: They are not.
+    """
+    width = len(pattern.data)
     joined = b"".join([data[start : start + width] for start in cursor.at.tolist()])
     if len(joined) != width * len(cursor.at):
-        raise _UnfitError
+        raise UnfitError
     table = np.frombuffer(joined, dtype=np.uint8).reshape(len(cursor.at), width)
-    out, done, before = [], 0, 0
-    for shape, body, entry in zip(shapes, bodies, entries, strict=True):
-        header = wire.observation_header(shape)
-        begin = before + len(entry) - len(body) + len(header)
-        before += len(entry)
-        if not body.startswith(header) or (table[:, done:begin] != pattern[done:begin]).any():
-            raise _UnfitError
+    out, done = [], 0
+    for shape, begin in zip(pattern.shapes, pattern.begins, strict=True):
+        if (table[:, done:begin] != pattern.data[done:begin]).any():
+            raise UnfitError
         out.append(wire.float_rows(table, begin, shape))
         done = begin + 4 * math.prod(shape)
-    if (table[:, done:] != pattern[done:]).any():
-        raise _UnfitError
+    if (table[:, done:] != pattern.data[done:]).any():
+        raise UnfitError
     cursor.at += width
     return out

@@ -1,6 +1,6 @@
 """Messages to batch arrays and back.
 
-The trainer uses `decode_steps`, `behavior_spec_from` and `encode_actions`; a simulator uses
+The trainer uses `Decoder`, `behavior_spec_from` and `encode_actions`; a simulator uses
 `encode_steps`, `decode_actions` and `brain_parameters`. The `..._bytes` forms give what can be
 merged into a message in place (`message.MergeFromString`), without an intermediate one.
 """
@@ -20,8 +20,10 @@ from pipeline.protocol.encoding import (
     encode_steps,
     steps_bytes,
 )
+from pipeline.protocol.recurring import Decoder
 
 __all__ = [
+    "Decoder",
     "NonFiniteError",
     "actions_bytes",
     "behavior_spec_from",
