@@ -198,13 +198,8 @@ class POCA(AlgorithmBase):
                 epsilon=epsilon,
             )
             returns = rows.returns[at]
-            anywhere = torch.full_like(returns[0], torch.inf)
-            loss_v, by_value = value_loss(
-                value=value, old_value=rows.value[at], returns=returns, clip=anywhere
-            )
-            loss_b, by_baseline = value_loss(
-                value=baseline, old_value=rows.baseline[at], returns=returns, clip=anywhere
-            )
+            loss_v, by_value = value_loss(value=value, returns=returns)
+            loss_b, by_baseline = value_loss(value=baseline, returns=returns)
             by_entropy = torch.full_like(entropy, -beta / len(entropy))
         # policy loss + VALUE_WEIGHT (value loss + BASELINE_WEIGHT baseline loss) - beta * entropy
         torch.autograd.backward(

@@ -65,7 +65,14 @@ def policy_loss(
     return gain.sum() * scale, torch.where(plain <= bound, plain * scale, 0.0)
 
 
-def value_loss(
+def value_loss(*, value: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean of (R - V)^2 of values and returns [B, S], and its derivative [B, S] by `value`."""
+    error = value - returns
+    scale = 1.0 / error.numel()
+    return error.square().sum() * scale, error * (2.0 * scale)
+
+
+def clipped_value_loss(
     *, value: Tensor, old_value: Tensor, returns: Tensor, clip: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Squared error, at least that of a value moved no further than `clip` from the old one.
@@ -170,7 +177,7 @@ class PPO(AlgorithmBase):
         beta = scheduled(h.beta_schedule, h.beta, BETA_FLOOR, **now)
         self.optimizer.learning_rate = rate
         batch = self._batch(rollout)
-        clip = torch.full_like(batch.returns[0], torch.inf)
+        clip = None
         if h.clip_value:
             clip = epsilon * self.ranks.deviation(batch.returns).clamp_min(1e-6)
         learned: list[Learned] = []
@@ -211,8 +218,8 @@ class PPO(AlgorithmBase):
             stats["Losses/Pretraining Loss"] = self.cloning.update(step=step)
         return stats
 
-    def _learn(self, batch: Batch, *, epsilon: float, beta: float, clip: Tensor) -> Learned:
-        """One gradient step on a minibatch."""
+    def _learn(self, batch: Batch, *, epsilon: float, beta: float, clip: Tensor | None) -> Learned:
+        """One gradient step on a minibatch; `clip` [S] if values are clipped."""
         self.optimizer.zero_gradients()
         own, critics = self._recalls(batch.recall)
         hidden = self.policy.actor(batch.obs, own)
@@ -227,9 +234,12 @@ class PPO(AlgorithmBase):
                 advantage=batch.advantage,
                 epsilon=epsilon,
             )
-            loss_v, by_value = value_loss(
-                value=value, old_value=batch.value, returns=batch.returns, clip=clip
-            )
+            if clip is None:
+                loss_v, by_value = value_loss(value=value, returns=batch.returns)
+            else:
+                loss_v, by_value = clipped_value_loss(
+                    value=value, old_value=batch.value, returns=batch.returns, clip=clip
+                )
             by_entropy = torch.full_like(entropy, -beta / len(entropy))
         # policy loss + VALUE_WEIGHT * value loss - beta * mean entropy, from its derivatives
         torch.autograd.backward(

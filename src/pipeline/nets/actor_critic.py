@@ -13,7 +13,6 @@ from pipeline.nets.distributions import (
     ACTION_RANGE,
     HALF_LOG_TAU,
     categorical_entropy,
-    gaussian_entropy,
     gaussian_log_prob,
     masked_log_softmax,
     sample_categorical,
@@ -142,8 +141,9 @@ class ActionHeads(nn.Module):
         log_probs, entropies = [], []
         if self.mu is not None:
             mu, log_sigma = self.gaussian(hidden)
-            log_probs.append(gaussian_log_prob(action=continuous, mu=mu, log_sigma=log_sigma))
-            entropies.append(gaussian_entropy(log_sigma))
+            found = gaussian_log_prob(action=continuous, mu=mu, log_sigma=log_sigma)
+            log_probs.append(found[0])
+            entropies.append(found[1])
         for number, branch in enumerate(self.branch_log_probs(hidden, allowed)):
             log_probs.append(branch.gather(1, discrete[:, number : number + 1]))
             entropies.append(categorical_entropy(branch))

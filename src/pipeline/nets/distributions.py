@@ -17,15 +17,15 @@ ACTION_RANGE = 3.0
 FORBIDDEN = -1e8
 
 
-def gaussian_log_prob(*, action: Tensor, mu: Tensor, log_sigma: Tensor) -> Tensor:
-    """Log density of each action component [B, A], not summed.
+def gaussian_log_prob(*, action: Tensor, mu: Tensor, log_sigma: Tensor) -> tuple[Tensor, Tensor]:
+    """Log density of each action component [B, A], not summed, and `gaussian_entropy` [1].
 
     Args:
         action: [B, A].
         mu: [B, A].
         log_sigma: [1, A], the same for all rows.
     """
-    result: Tensor = _GaussianLogProb.apply(action, mu, log_sigma)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    result: tuple[Tensor, Tensor] = _GaussianLogProb.apply(action, mu, log_sigma)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return result
 
 
@@ -33,22 +33,25 @@ class _GaussianLogProb(torch.autograd.Function):
     """With its derivatives written out: a third of the operations of automatic ones.
 
     For z = (a - mu) / sigma: log p = -z^2/2 - log sigma - log(2 pi)/2, d/dmu = z / sigma,
-    d/dlog sigma = z^2 - 1.
+    d/dlog sigma = z^2 - 1; that of the entropy by each log sigma is 1 / A.
     """
 
     @staticmethod
-    def forward(ctx: Any, action: Tensor, mu: Tensor, log_sigma: Tensor) -> Tensor:
+    def forward(ctx: Any, action: Tensor, mu: Tensor, log_sigma: Tensor) -> tuple[Tensor, Tensor]:
         inverse = torch.exp(-log_sigma)
         z = (action - mu) * inverse
         squared = z.square()
         ctx.save_for_backward(z, squared, inverse)
-        return squared * -0.5 - (log_sigma + HALF_LOG_TAU)
+        log_prob = squared * -0.5 - (log_sigma + HALF_LOG_TAU)
+        return log_prob, gaussian_entropy(log_sigma)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor]:
-        (gradient,) = gradients
+        by_log_prob, by_entropy = gradients
         z, squared, inverse = ctx.saved_tensors
-        return None, gradient * z * inverse, (gradient * (squared - 1.0)).sum(0, keepdim=True)
+        by_log_sigma = (by_log_prob * (squared - 1.0)).sum(0, keepdim=True)
+        by_log_sigma += by_entropy / z.shape[1]
+        return None, by_log_prob * z * inverse, by_log_sigma
 
 
 def gaussian_entropy(log_sigma: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """How to wait for the other process: look for a moment, then sleep.
 
 Trainer and environment take turns of a few hundred microseconds. Waking a sleeping process costs
-the kernel tens of them, on a virtual machine more; so each end first looks for up to half a
+the kernel tens of them, on a virtual machine more; so each end first looks for up to a
 millisecond, and only then blocks. Where looking does not pay, because the other end is slower than
 that or waits for this processor, it soon stops looking and only tries again now and then. On a
 machine with a single processor it blocks at once. PIPELINE_SPIN_US sets another limit in
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 VARIABLE = "PIPELINE_SPIN_US"
-_DEFAULT_US = 500.0
+_DEFAULT_US = 1000.0
+"""Twice what a trainer with a small network needs to decide. With half of it an environment gave up
+looking just before the answer came, and had to be woken, which made the next answer later still."""
 # Waits that are left out after looking in vain: doubled each time, up to this many.
 _LONGEST_PAUSE = 1024
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algos.ppo import PPO, policy_loss, value_loss
+from pipeline.algos.ppo import PPO, clipped_value_loss, policy_loss, value_loss
 from pipeline.data.rollout import Rollout
 from pipeline.errors import TrainingError
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -69,7 +69,7 @@ def test_policy_loss_takes_the_smaller_of_plain_and_clipped_ratio():
 
 
 def test_value_loss_counts_moves_beyond_the_clip_from_where_they_started():
-    loss, _ = value_loss(
+    loss, _ = clipped_value_loss(
         value=torch.tensor([[1.0], [0.1]]),
         old_value=torch.zeros(2, 1),
         returns=torch.tensor([[1.0], [1.0]]),
@@ -101,7 +101,7 @@ def test_written_derivatives_of_the_losses_equal_automatic_ones():
     )
     plain = torch.max((returns - value) ** 2, (returns - moved) ** 2).mean()
     plain.backward()
-    loss, derivative = value_loss(
+    loss, derivative = clipped_value_loss(
         value=value.detach(), old_value=old_value, returns=returns, clip=clip
     )
     torch.testing.assert_close(loss, plain.detach())
@@ -111,6 +111,24 @@ def test_written_derivatives_of_the_losses_equal_automatic_ones():
     # automatic differentiation halves ties, or takes either side of one that rounding broke
     expected = 2.0 * (value - returns).detach()[inside] / value.numel()
     torch.testing.assert_close(derivative[inside], expected)
+
+    value.grad = None
+    plain = ((returns - value) ** 2).mean()
+    plain.backward()
+    loss, derivative = value_loss(value=value.detach(), returns=returns)
+    torch.testing.assert_close(loss, plain.detach())
+    torch.testing.assert_close(derivative, value.grad)
+
+
+def test_values_clipped_nowhere_are_those_not_clipped():
+    value, old_value, returns = torch.randn(3, 50, 2, generator=torch.Generator().manual_seed(0))
+    anywhere = torch.tensor([torch.inf, torch.inf])
+    loss, derivative = clipped_value_loss(
+        value=value, old_value=old_value, returns=returns, clip=anywhere
+    )
+    plain, expected = value_loss(value=value, returns=returns)
+    torch.testing.assert_close(loss, plain)
+    torch.testing.assert_close(derivative, expected, atol=0.0, rtol=0.0)
 
 
 @pytest.mark.parametrize(

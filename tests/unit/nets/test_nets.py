@@ -53,9 +53,10 @@ def test_gaussian_log_prob_and_entropy_equal_torch_distributions():
     mu, log_sigma = torch.randn(5, 2), torch.tensor([[0.3, -0.7]])
     action = torch.randn(5, 2)
     normal = torch.distributions.Normal(mu, log_sigma.exp())
-    found = gaussian_log_prob(action=action, mu=mu, log_sigma=log_sigma)
-    torch.testing.assert_close(found, normal.log_prob(action))
-    torch.testing.assert_close(gaussian_entropy(log_sigma), normal.entropy().mean(-1)[:1])
+    log_prob, entropy = gaussian_log_prob(action=action, mu=mu, log_sigma=log_sigma)
+    torch.testing.assert_close(log_prob, normal.log_prob(action))
+    torch.testing.assert_close(entropy, normal.entropy().mean(-1)[:1])
+    torch.testing.assert_close(gaussian_entropy(log_sigma), entropy)
 
 
 def test_categorical_entropy_of_a_uniform_branch_is_its_log_size():
@@ -124,7 +125,7 @@ def test_flat_adam_steps_as_adam_over_separate_parameters():
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
-def test_written_derivative_of_the_gaussian_log_prob_equals_the_numerical_one():
+def test_written_derivatives_of_the_gaussian_log_prob_and_entropy_equal_the_numerical_ones():
     mu = torch.randn(4, 2, dtype=torch.float64, requires_grad=True)
     log_sigma = torch.randn(1, 2, dtype=torch.float64, requires_grad=True)
     action = torch.randn(4, 2, dtype=torch.float64)
