@@ -23,6 +23,7 @@ from pipeline.algos.recurrence import forgetful_recall, minibatches
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
 from pipeline.data.demonstrations import ExpertRows, load_expert_rows
 from pipeline.data.sequences import cut, rows_of
+from pipeline.nets.optimizer import FusedAdam
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -114,7 +115,7 @@ class BehavioralCloning:
         self.learning_rate = learning_rate
         self.steps = steps
         self.stream = seeding.stream(seed, "cloning")
-        self.optimizer = torch.optim.Adam(policy.parameters(), lr=learning_rate, fused=True)
+        self.optimizer = FusedAdam(policy.parameters(), learning_rate=learning_rate)
 
     @staticmethod
     def from_settings(
@@ -147,8 +148,7 @@ class BehavioralCloning:
             rate = scheduled("linear", rate, LEARNING_RATE_FLOOR, step=step, max_steps=self.steps)
         if rate <= LEARNING_RATE_FLOOR:
             return 0.0
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        self.optimizer.learning_rate = rate
         with torch.no_grad():
             obs = self.policy.normalizers(self.obs)
         losses = [
@@ -180,7 +180,8 @@ class BehavioralCloning:
 
     def _learn(self, obs: Sequence[Tensor], rows: Tensor, recall: Recall | None) -> Tensor:
         loss = self.loss(obs, rows, recall)
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.optimizer.parameters:
+            parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.optimizer.step()
         return loss.detach()

@@ -1,4 +1,4 @@
-"""Adam over one block of memory: small networks are bound by calls, not by arithmetic."""
+"""Adam in one operation: small networks are bound by calls, not by arithmetic."""
 
 from __future__ import annotations
 
@@ -8,14 +8,92 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
 # Numbers that each parameter's place is rounded up to, so that all begin at a cache line.
 _ALIGNMENT = 16
 
 
-class FlatAdam:
+class FusedAdam:
     """Adam (Kingma and Ba 2014, arXiv 1412.6980) with torch's default betas and epsilon.
+
+    The one operation behind `torch.optim.Adam(fused=True)`, whose checks cost as much as it does,
+    and whose module imports torch's compiler, which takes a second. States have the same form.
+
+    Args:
+        parameters: what to train.
+        learning_rate: step size until `learning_rate` is set.
+    """
+
+    BETAS, EPSILON = (0.9, 0.999), 1e-8
+
+    def __init__(self, parameters: Iterable[nn.Parameter], *, learning_rate: float) -> None:
+        self.parameters = list(parameters)
+        self.learning_rate = learning_rate
+        self._state = [
+            {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+                "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+            }
+            for parameter in self.parameters
+        ]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move along the gradients; parameters without one stay."""
+        moving = [
+            (parameter, parameter.grad, state)
+            for parameter, state in zip(self.parameters, self._state, strict=True)
+            if parameter.grad is not None
+        ]
+        if not moving:
+            return
+        steps = [state["step"] for _, _, state in moving]
+        torch._foreach_add_(steps, 1.0)
+        torch._fused_adam_(
+            [parameter for parameter, _, _ in moving],
+            [gradient for _, gradient, _ in moving],
+            [state["exp_avg"] for _, _, state in moving],
+            [state["exp_avg_sq"] for _, _, state in moving],
+            [],
+            steps,
+            lr=self.learning_rate,
+            beta1=self.BETAS[0],
+            beta2=self.BETAS[1],
+            weight_decay=0.0,
+            eps=self.EPSILON,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Adam's moments and step counts, as `torch.optim.Adam` gives them."""
+        group = {
+            "lr": self.learning_rate,
+            "betas": self.BETAS,
+            "eps": self.EPSILON,
+            "params": list(range(len(self.parameters))),
+        }
+        return {"state": dict(enumerate(self._state)), "param_groups": [group]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave; parameters that it leaves out have not moved yet."""
+        (group,) = state["param_groups"]
+        if len(group["params"]) != len(self.parameters):
+            raise ValueError(
+                f"the optimizer's state is of {len(group['params'])} parameters; there are "
+                f"{len(self.parameters)}"
+            )
+        self.learning_rate = group["lr"]
+        for index, own in enumerate(self._state):
+            saved = state["state"].get(index, {})
+            for name, values in own.items():
+                values.copy_(saved[name]) if saved else values.zero_()
+
+
+class FlatAdam:
+    """`FusedAdam` over one block of memory.
 
     The parameters move into one flat tensor that they become views of, and so do their gradients:
     a step is one operation however many parameters there are. The result is that of
@@ -40,18 +118,18 @@ class FlatAdam:
             parameter.data = self.flat.data[part].view_as(parameter)
             self._gradients.append(self.flat.grad[part].view_as(parameter))
             start += size
-        self._adam = torch.optim.Adam([self.flat], lr=learning_rate, fused=True)
+        self._adam = FusedAdam([self.flat], learning_rate=learning_rate)
         self.average: Callable[[Tensor], None] | None = None
         """Makes the gradient the mean over several processes, before anything is done with it."""
 
     @property
     def learning_rate(self) -> float:
         """Step size."""
-        return float(self._adam.param_groups[0]["lr"])
+        return self._adam.learning_rate
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self._adam.param_groups[0]["lr"] = value
+        self._adam.learning_rate = value
 
     def zero_gradients(self) -> None:
         """Forget the gradients, those of other optimizers of the same parameters included."""
@@ -73,30 +151,7 @@ class FlatAdam:
             self.average(self.gradient)
         if max_norm is not None:
             nn.utils.clip_grad_norm_([self.flat], max_norm)
-        state = self._adam.state.get(self.flat)
-        if not state:
-            self._adam.step()  # which makes the state
-            return
-        # The one operation behind `torch.optim.Adam.step`, whose checks cost as much as it does.
-        state["step"].add_(1)
-        group = self._adam.param_groups[0]
-        beta1, beta2 = group["betas"]
-        with torch.no_grad():
-            torch._fused_adam_(
-                [self.flat],
-                [self.gradient],
-                [state["exp_avg"]],
-                [state["exp_avg_sq"]],
-                [],
-                [state["step"]],
-                lr=group["lr"],
-                beta1=beta1,
-                beta2=beta2,
-                weight_decay=0.0,
-                eps=group["eps"],
-                amsgrad=False,
-                maximize=False,
-            )
+        self._adam.step()
 
     def state_dict(self) -> dict[str, Any]:
         """Adam's moments and step count."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from pipeline.nets.distributions import (
     sample_categorical,
 )
 from pipeline.nets.layers import RunningNormalizer, linear
-from pipeline.nets.optimizer import FlatAdam
+from pipeline.nets.optimizer import FlatAdam, FusedAdam
 from pipeline.nets.vision import MINIMUM_SIDE, visual_encoder
 from pipeline.protocol.specs import ObservationSpec, ObservationType
 from pipeline.settings.schema import NetworkSettings
@@ -103,6 +105,69 @@ def test_goal_signal_conditions_the_last_layer_unless_told_otherwise():
     assert plain.hyper is None
     obs = [torch.randn(4, 3), torch.eye(2)[[0, 1, 0, 1]]]
     assert conditioned(obs).shape == plain(obs).shape == (4, 16)
+
+
+def test_fused_adam_takes_up_the_state_of_torch_s_and_gives_it_back():
+    torch.manual_seed(0)
+
+    def network():
+        return torch.nn.ParameterList([torch.nn.Parameter(torch.ones(n)) for n in (3, 2, 4)])
+
+    def learn(weights, optimizer, n_steps):
+        for number in range(n_steps):
+            for k in (0, 2):  # the second has no gradient
+                weights[k].grad = (weights[k].detach() + number) * (k + 1)
+            optimizer.step()
+
+    torchs, ours = network(), network()
+    plain = torch.optim.Adam(torchs.parameters(), lr=0.01)
+    learn(torchs, plain, 3)
+    ours.load_state_dict(torchs.state_dict())
+    adam = FusedAdam(ours.parameters(), learning_rate=0.5)
+    adam.load_state_dict(plain.state_dict())
+    assert adam.learning_rate == 0.01
+    learn(torchs, plain, 3)
+    learn(ours, adam, 3)
+    for a, b in zip(torchs, ours, strict=True):
+        torch.testing.assert_close(a, b)
+
+    again = torch.optim.Adam(ours.parameters(), lr=0.5)
+    defaults = again.state_dict()["param_groups"][0]
+    state = adam.state_dict()
+    state["param_groups"] = [defaults | state["param_groups"][0]]
+    again.load_state_dict(state)
+    learn(torchs, plain, 2)
+    learn(ours, again, 2)
+    for a, b in zip(torchs, ours, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_fused_adam_refuses_the_state_of_another_network():
+    one = FusedAdam([torch.nn.Parameter(torch.ones(3))], learning_rate=0.1)
+    two = FusedAdam([torch.nn.Parameter(torch.ones(3)) for _ in range(2)], learning_rate=0.1)
+    with pytest.raises(ValueError, match="of 2 parameters; there are 1"):
+        one.load_state_dict(two.state_dict())
+
+
+def test_learning_does_not_import_torch_s_compiler():
+    """It takes a second, in every process that trains."""
+    program = """
+import sys
+import torch
+from pipeline.algos.ppo import PPO
+from pipeline.algos.bc import BehavioralCloning
+from pipeline.nets.optimizer import FlatAdam
+
+layer = torch.nn.Linear(2, 1)
+optimizer = FlatAdam(layer.parameters(), learning_rate=0.1)
+layer(torch.ones(1, 2)).sum().backward()
+optimizer.step(max_norm=1.0)
+print("torch._dynamo" in sys.modules)
+"""
+    found = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert found.stdout.split() == ["False"]
 
 
 def test_flat_adam_steps_as_adam_over_separate_parameters():
