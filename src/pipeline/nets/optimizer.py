@@ -68,14 +68,15 @@ class FusedAdam:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Adam's moments and step counts, as `torch.optim.Adam` gives them."""
+        """Moments and step counts of what has moved, as `torch.optim.Adam` gives them."""
         group = {
             "lr": self.learning_rate,
             "betas": self.BETAS,
             "eps": self.EPSILON,
             "params": list(range(len(self.parameters))),
         }
-        return {"state": dict(enumerate(self._state)), "param_groups": [group]}
+        moved = {i: state for i, state in enumerate(self._state) if state["step"] > 0}
+        return {"state": moved, "param_groups": [group]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what `state_dict` gave; parameters that it leaves out have not moved yet."""
