@@ -87,6 +87,19 @@ def test_an_episode_goes_through_the_whole_conversation(fake: Path):
         assert env.codec_seconds > 0
 
 
+def test_messages_that_recur_hold_the_numbers_of_each_step(fake: Path):
+    with UnityEnvironment(fake, seed=5, timeout_wait=20) as env:
+        env.reset()
+        for number in range(12):
+            actions = np.full((3, 2), 0.25 * number, dtype=np.float32)
+            env.set_actions(NAME, ActionTuple(actions))
+            env.step()
+            decision, _ = env.get_steps(NAME)
+            np.testing.assert_array_equal(decision.obs[0][:, 1:3], actions)
+            assert list(decision.agent_id) == [0, 1, 2]
+        assert env._decoders[NAME].n_recurring >= 4
+
+
 def test_step_before_reset_is_a_reset(fake: Path):
     with UnityEnvironment(fake, timeout_wait=20) as env:
         env.step()
