@@ -200,6 +200,29 @@ def test_where_nothing_recurs_little_is_remembered(remembered):
     assert len(decoder._layouts) <= recurring._MOST
 
 
+def test_once_something_recurs_more_is_remembered_again(remembered):
+    decoder = Decoder(SPEC, "b")
+
+    def nothing_recurs(seeds):
+        for seed in seeds:
+            decoder.decode(encode_steps(*sample(SPEC, 2, 0, seed), SPEC))
+
+    nothing_recurs(range(40))
+    steps = sample(SPEC, 3, 0, seed=1)
+    while not decoder.n_recurring:
+        decoder.decode(encode_steps(*steps, SPEC))
+    before = len(remembered)
+    nothing_recurs(range(100, 200))
+    assert len(remembered) - before >= 4
+
+
+def test_message_with_an_end_is_not_tried_to_remember(remembered):
+    decoder = Decoder(SPEC, "b")
+    for seed in range(8):
+        decoder.decode(encode_steps(*sample(SPEC, 2, 1, seed), SPEC))
+    assert not remembered
+
+
 def test_two_kinds_of_messages_in_turn_are_both_remembered(remembered):
     kinds = [sample(SPEC, n, 0, seed=n) for n in (2, 3)]
     decoder = Decoder(SPEC, "b")
