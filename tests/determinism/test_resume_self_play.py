@@ -118,15 +118,24 @@ def states(folder):
     return {f"{name}{key}": value for name, one in found.items() for key, value in one.items()}
 
 
+def numbered(folder):
+    """Names of the checkpoints that a run has kept on its way."""
+    return sorted(p.name for p in folder.glob("*/*-*.pt"))
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize(("at", "learning"), [(420, 0), (500, 1)])
 @pytest.mark.parametrize("toy", ["Duel", "Recall", "Uneven", "tag"])
-def test_self_play_killed_halfway_and_resumed_equals_the_uninterrupted_run(toy, tmp_path):
+def test_self_play_killed_halfway_and_resumed_equals_the_uninterrupted_run(
+    toy, at, learning, tmp_path
+):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run(whole, toy, at=1000) == 0
-    assert run(killed, toy, at=500, number=signal.SIGKILL) == -signal.SIGKILL
+    assert run(killed, toy, at=at, number=signal.SIGKILL) == -signal.SIGKILL
     last = NAMES[toy][-1]
     halfway = states(killed)
     assert halfway[f"{last}/learner/step"] < 900
+    assert halfway[f"{last}/run/self_play/learning"] == learning
     assert run(killed, toy, at=1000, resume="yes") == 0
     complete = states(whole)
     assert complete[f"{last}/learner/step"] >= 1000
@@ -137,6 +146,7 @@ def test_self_play_killed_halfway_and_resumed_equals_the_uninterrupted_run(toy, 
     assert all(rating != 1200.0 for rating in ratings)
     assert any(not np.array_equal(complete[key], halfway[key]) for key in snapshots)
     assert_equal_states(complete, states(killed))
+    assert numbered(whole) == numbered(killed)
 
 
 def test_snapshots_in_a_checkpoint_are_plain_tensors(tmp_path):

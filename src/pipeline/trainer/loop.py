@@ -281,9 +281,13 @@ class TrainingLoop:
             )
         self.meeting.admit(learner, seed=seed)
         self.tracker.began(name, description(name, spec, self.settings)["settings"])
+        next_checkpoint = _next_multiple(learner.step, settings.checkpoint_interval)
+        if saved is not None:  # one may be due, which waits for the next update
+            due = saved.get("run", {}).get("next_checkpoint", {}).get(name, next_checkpoint)
+            next_checkpoint = min(next_checkpoint, due)
         self._progress[name] = _Progress(
             next_summary=_next_multiple(learner.step, settings.summary_freq),
-            next_checkpoint=_next_multiple(learner.step, settings.checkpoint_interval),
+            next_checkpoint=next_checkpoint,
         )
         return learner
 
@@ -323,8 +327,11 @@ class TrainingLoop:
 
     def _shared_state(self) -> dict[str, Any]:
         """What all behaviors of the run share."""
-        steps = {name: learner.step for name, learner in self.learners.items()}
-        shared = {"steps": steps, "lessons": self.lessons.state_dict()}
+        # a behavior that has not shown up since the run was resumed is where it was
+        steps = {name: int(state["learner"]["step"]) for name, state in self._saved.items()}
+        steps |= {name: learner.step for name, learner in self.learners.items()}
+        due = {name: progress.next_checkpoint for name, progress in self._progress.items()}
+        shared = {"steps": steps, "next_checkpoint": due, "lessons": self.lessons.state_dict()}
         if self.self_play.learning is not None:
             shared["self_play"] = self.self_play.state_dict()
         return shared

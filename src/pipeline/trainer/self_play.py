@@ -66,10 +66,11 @@ class SelfPlay:
             _warn_of_late_change(learner)
         self._members.setdefault(team, {})[qualified] = learner
         learner.past.save_due(learner.step)
-        restored = set(learner.past.opponents)
-        wanted = self._ghosts(learner)
-        if restored != set(wanted):
-            learner.past.swap(wanted)
+        playing = learner.past.opponents
+        ghosts = self._ghosts(learner)
+        # a resumed run has its opponents already, also those of teams that join after this one
+        if not playing.keys() >= set(ghosts) or self.learning in map(team_of, playing):
+            learner.past.swap(ghosts)
 
     def heed(self, qualified: str, learner: Learner, steps: Sequence[Steps]) -> None:
         """Rate the games that have ended, or count what an opponent has decided.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import numpy as np
@@ -332,6 +333,60 @@ def test_request_to_stop_saves_what_can_be_resumed(n, quick, tmp_path, in_proces
     assert (saved > 0) == (n > 1)
     with WorkerSet([in_process(Corridor(n_agents=4))]) as workers:
         assert loop(workers, resume=True).run(StopRequest()).behaviors["Toy"].steps >= 500
+
+
+@pytest.fixture
+def looped(quick, tmp_path, in_process):
+    """Train on a corridor until told to stop; gives the loop."""
+
+    def run(folder, stop, *, resume=False, **changes):
+        with WorkerSet([in_process(Corridor(n_agents=4))]) as workers:
+            loop = TrainingLoop(
+                workers,
+                quick(**changes),
+                seed=1,
+                run_dir=tmp_path / folder,
+                device=CPU,
+                tracker=Tracker([]),
+                resume=resume,
+            )
+            with contextlib.suppress(Interrupted):
+                loop.run(stop)
+        return loop
+
+    return run
+
+
+@pytest.mark.parametrize("n", [5, 20, 33, 47])
+def test_a_checkpoint_that_waits_for_an_update_is_written_after_resuming_too(n, looped, tmp_path):
+    """Stopped at any step, the run keeps the checkpoints that the uninterrupted run keeps."""
+    frequent = {"checkpoint_interval": 100, "keep_checkpoints": 99}
+    looped("whole", StopRequest(), **frequent)
+    looped("halves", Stop(n), **frequent)
+    looped("halves", StopRequest(), resume=True, **frequent)
+    whole, halves = (
+        sorted(path.name for path in (tmp_path / name / "Toy").glob("Toy-*.pt"))
+        for name in ("whole", "halves")
+    )
+    assert len(whole) > 3
+    assert halves == whole
+
+
+def test_a_behavior_that_does_not_show_up_again_still_counts_in_the_state_of_the_run(
+    looped, tmp_path
+):
+    """Else the older file would be taken for the newest, and lessons would fall back."""
+    looped("run", Stop(40))
+    state = load_checkpoint(tmp_path / "run" / "Toy" / "checkpoint.pt")
+    state.pop("format")
+    n_steps = state["learner"]["step"]
+    other = {**state, "behavior": "Other", "run": {**state["run"], "steps": {"Other": 5 * n_steps}}}
+    other["learner"] = {**state["learner"], "step": 5 * n_steps}
+    save_checkpoint(tmp_path / "run" / "Other" / "checkpoint.pt", other)
+    looped("run", Stop(20), resume=True)
+    steps = load_checkpoint(tmp_path / "run" / "Toy" / "checkpoint.pt")["run"]["steps"]
+    assert steps["Toy"] > n_steps
+    assert steps["Other"] == 5 * n_steps
 
 
 def test_sinks_are_closed_when_no_environment_can_be_opened(quick, tmp_path, recorder):

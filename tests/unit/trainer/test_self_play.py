@@ -392,6 +392,55 @@ def test_three_teams_take_turns_and_share_what_the_learner_gains():
     assert learning == [(False, 2), (True, 0), (False, 0), (True, 1), (True, 2)]
 
 
+@pytest.mark.parametrize("learning", [0, 1, 2])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_teams_that_join_a_resumed_run_leave_its_opponents_as_they_were(learning, order):
+    changing = {"team_change": 10, "window": 4, "save_steps": 5}
+    self_play, one = SelfPlay(), learner("A", **changing)
+    for team in (0, 1, 2):
+        self_play.join(f"A?team={team}", one)
+    while self_play.learning != learning or one.step < 40:
+        one.step += 7
+        self_play.advance()
+    for opponent in one.past.opponents.values():
+        opponent.policy.weight.data.fill_(0.25)  # of a snapshot that has left the ring
+    saved = one.past.state_dict()
+
+    resumed, again = SelfPlay(), learner("A", **changing)
+    again.step = one.step
+    again.past.load_state_dict(saved)
+    resumed.restore({"self_play": self_play.state_dict()})
+    for team in order:
+        resumed.join(f"A?team={team}", again)
+    resumed.advance()
+    self_play.advance()
+    assert resumed.state_dict() == self_play.state_dict()
+    assert plain(again.past.state_dict()) == plain(one.past.state_dict())
+
+
+def test_an_opponent_whose_team_learns_by_now_is_drawn_anew():
+    """Of two resume files the older one may say that the other team learned."""
+    self_play, one = SelfPlay(), learner("A")
+    self_play.join("A?team=0", one)
+    self_play.join("A?team=1", one)
+    again = learner("A")
+    again.past.load_state_dict(one.past.state_dict())
+    resumed = SelfPlay()
+    resumed.restore({"self_play": {"learning": 1, "order": [0, 1]}})
+    resumed.join("A?team=0", again)
+    resumed.join("A?team=1", again)
+    assert list(again.past.opponents) == ["A?team=0"]
+
+
+def plain(value):
+    """A state with lists in place of its tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list) else value
+
+
 def test_all_behaviors_of_a_team_learn_together():
     self_play = SelfPlay()
     striker, keeper = learner("S", team_change=10), learner("K", team_change=10)
