@@ -87,17 +87,12 @@ def _body(
         x = builder.activation(x, "swish")
     if graph.hyper is None:
         return x, size
-    if not graph.goals:
+    goals = [features[index] for index in graph.goals if index in features]
+    if not goals:
         raise ExportError(
-            "export: goal_conditioning_type is hyper, but no observation is a goal signal; "
-            "describe the policy without a goal-conditioned layer"
+            "export: the policy has a goal-conditioned layer, but no vector or image is a goal "
+            "signal; describe the policy with the spec it was trained on"
         )
-    if not features.keys() >= set(graph.goals):
-        raise ExportError(
-            "export: a variable-length observation cannot be the goal of a goal-conditioned layer; "
-            "describe the policy with the spec it was trained on"
-        )
-    goals = [features[index] for index in graph.goals]
     goal = builder.concat([name for name, _ in goals])
     return _hyper_layer(builder, x, size, goal, sum(width for _, width in goals), graph.hyper)
 

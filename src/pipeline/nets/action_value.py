@@ -104,6 +104,7 @@ class TwinActionValues(nn.Module):
         if fresh is None:
             return values, (values[0].detach(), values[1].detach())
         joined, goal = first
+        goal = None if goal is None else goal.detach()
         again = self._frozen[0]((joined.detach(), goal), fresh, recall)
         with torch.no_grad():
             return values, (again, self.second(second, fresh, recall))

@@ -15,7 +15,7 @@ from pipeline.nets.vision import visual_encoder
 from pipeline.protocol.specs import DimensionProperty, ObservationSpec, ObservationType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from pipeline.settings.schema import NetworkSettings
 
@@ -76,16 +76,22 @@ class HyperLayer(nn.Module):
         """X [B, n_in] and goal [B, goal_size] to [B, n_out].
 
         Goals are few in most tasks: the weights are made once for each distinct one, which gives
-        the same numbers as once per row at a fraction of the work.
+        the same numbers as once per row at a fraction of the work. An image's encoding that is
+        being trained has a derivative in every row, so each row makes its own.
         """
+        y = self._per_row(x, goal) if goal.requires_grad else self._per_distinct(x, goal)
+        return nn.functional.silu(y + self.bias)
+
+    def _per_row(self, x: Tensor, goal: Tensor) -> Tensor:
+        return torch.bmm(x.unsqueeze(1), self._weights(goal)).squeeze(1)
+
+    def _per_distinct(self, x: Tensor, goal: Tensor) -> Tensor:
         distinct, which = torch.unique(goal, dim=0, return_inverse=True)
         if len(distinct) > FEW_GOALS:
-            y = torch.bmm(x.unsqueeze(1), self._weights(goal)).squeeze(1)
-        else:
-            side_by_side = self._weights(distinct).transpose(0, 1).flatten(1)
-            y = (x @ side_by_side).view(len(x), len(distinct), self.n_out)
-            y = y[torch.arange(len(x), device=x.device), which]
-        return nn.functional.silu(y + self.bias)
+            return self._per_row(x, goal)
+        side_by_side = self._weights(distinct).transpose(0, 1).flatten(1)
+        y = (x @ side_by_side).view(len(x), len(distinct), self.n_out)
+        return y[torch.arange(len(x), device=x.device), which]
 
     def _weights(self, goal: Tensor) -> Tensor:
         encoded = nn.functional.layer_norm(self.goal(goal), (self.weights.in_features,))
@@ -99,7 +105,8 @@ class Body(nn.Module):
     Vector observations enter as they are, visual ones through their encoder, and all lists of
     entities as one vector through attention; these are concatenated, that of attention last, and
     pass the dense layers. With a goal signal and `goal_conditioning_type: hyper` the last of those
-    layers is a `HyperLayer`. A recurrent layer is not part of it: `nets.memory` has that.
+    layers is a `HyperLayer`; a list of entities makes no weights, so that it is an input like other
+    lists even if it is a goal signal. A recurrent layer is not part of it: `nets.memory` has that.
 
     Args:
         specs: of the observations.
@@ -117,7 +124,6 @@ class Body(nn.Module):
         hidden = settings.hidden_units
         self.encoders = nn.ModuleDict()
         self.entities: list[int] = []
-        self.goals: list[int] = []
         widths: dict[int, int] = {}
         for index, spec in enumerate(specs):
             if len(spec.shape) == 3:
@@ -130,11 +136,12 @@ class Body(nn.Module):
             else:
                 _refuse_unless_entities(index, spec)
                 self.entities.append(index)
-            if spec.observation_type == ObservationType.GOAL_SIGNAL:
-                self.goals.append(index)
+        self.goals = [
+            index
+            for index in widths
+            if specs[index].observation_type == ObservationType.GOAL_SIGNAL
+        ]
         hyper = bool(self.goals) and str(settings.goal_conditioning_type) == "hyper"
-        if hyper:
-            _refuse_goals_of_variable_length(specs, [i for i in self.goals if i in self.entities])
         n_in = sum(widths.values())
         self.attention = None
         if self.entities:
@@ -203,14 +210,3 @@ def _refuse_unless_entities(index: int, spec: ObservationSpec) -> None:
         f"{tuple(spec.shape)} and dimension properties {flags}; send a vector (rank 1), an image "
         "(rank 3), or a list of entities [most, numbers] with VARIABLE_SIZE and NONE"
     )
-
-
-def _refuse_goals_of_variable_length(
-    specs: Sequence[ObservationSpec], goals: Iterable[int]
-) -> None:
-    for index in goals:
-        raise SettingsError(
-            f"observation {index} ({specs[index].name or 'unnamed'}): a variable-length one "
-            "cannot be a goal signal; send the goal as a vector, or set "
-            "network_settings.goal_conditioning_type: none"
-        )

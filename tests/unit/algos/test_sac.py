@@ -19,11 +19,13 @@ from pipeline.settings import load_run_settings
 
 CPU = torch.device("cpu")
 VECTOR = [ObservationSpec.vector(4)]
+IMAGE_GOAL = ObservationSpec.visual(3, 20, 20)._replace(observation_type=1)
 SPECS = {
     "continuous": BehaviorSpec(VECTOR, ActionSpec(2, ())),
     "discrete": BehaviorSpec(VECTOR, ActionSpec(0, (3, 2))),
     "hybrid": BehaviorSpec(VECTOR, ActionSpec(2, (3, 2))),
     "visual": BehaviorSpec([ObservationSpec.visual(3, 20, 20), *VECTOR], ActionSpec(1, ())),
+    "image as goal": BehaviorSpec([*VECTOR, IMAGE_GOAL], ActionSpec(1, (3,))),
 }
 kinds = pytest.mark.parametrize("kind", SPECS)
 

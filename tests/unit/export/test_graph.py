@@ -236,11 +236,11 @@ def test_entities_without_matching_layers_are_refused_by_name():
         )
 
 
-def test_a_list_of_entities_is_refused_as_the_goal_of_a_conditioned_layer():
+def test_a_list_of_entities_is_refused_as_the_only_goal_of_a_conditioned_layer():
     graph = reference.policy(branches=(3,), entities=((4, 3),), hyper="in_out")
-    specs = list(graph.spec.observation_specs)
+    specs = [one._replace(observation_type=0) for one in graph.spec.observation_specs]
     specs[0] = specs[0]._replace(observation_type=ObservationType.GOAL_SIGNAL)
-    with pytest.raises(ExportError, match="cannot be the goal of a goal-conditioned layer"):
+    with pytest.raises(ExportError, match="no vector or image is a goal signal"):
         build_model(changed(graph, spec=BehaviorSpec(specs, graph.spec.action_spec)))
 
 
@@ -325,5 +325,5 @@ def test_parts_that_do_not_fit_the_behavior_are_refused(changes, message):
 def test_goal_layer_without_goal_is_refused():
     graph = reference.policy(continuous=2)
     hyper = reference.policy(continuous=2, hyper="in_out").hyper
-    with pytest.raises(ExportError, match="no observation is a goal signal"):
+    with pytest.raises(ExportError, match="no vector or image is a goal signal"):
         build_model(changed(graph, hyper=hyper))

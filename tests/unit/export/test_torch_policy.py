@@ -15,6 +15,8 @@ from .reference import VISUAL_SIDES
 
 VECTOR, GOAL = ObservationSpec.vector, ObservationType.GOAL_SIGNAL
 LIST = ObservationSpec.entities
+IMAGE_GOAL = ObservationSpec.visual(1, 20, 20)._replace(observation_type=GOAL)
+LIST_GOAL = LIST(4, 2)._replace(observation_type=GOAL)
 CASES = {
     "continuous": ([VECTOR(6), VECTOR(3)], ActionSpec(3, ()), {"normalize": True}),
     "discrete": ([VECTOR(6)], ActionSpec(0, (3, 2)), {}),
@@ -42,6 +44,11 @@ CASES = {
         {"normalize": True},
     ),
     "nothing but entities": ([LIST(6, 5)], ActionSpec(2, ()), {}),
+    "goals of every kind": (
+        [VECTOR(6), LIST_GOAL, VECTOR(2, "", GOAL), IMAGE_GOAL, LIST(3, 2)],
+        ActionSpec(1, (3,)),
+        {"normalize": True, "hidden_units": 16},
+    ),
     "two lists, an image, a goal layer and memory": (
         [VECTOR(3), LIST(6, 5), ObservationSpec.visual(3, 20, 20), LIST(3, 2), VECTOR(2, "", GOAL)],
         ActionSpec(2, (3,)),

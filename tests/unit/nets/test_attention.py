@@ -213,12 +213,16 @@ def test_body_works_with_nothing_but_a_list():
     assert Body([ENTITIES(6, 5)], SMALL)([crowd([0, 6], 6, 5)]).shape == (2, 16)
 
 
-def test_a_goal_of_variable_length_is_refused_by_name_unless_it_is_only_an_input():
-    specs = [VECTOR(3), ENTITIES(6, 5, "wishes")._replace(observation_type=1)]
-    with pytest.raises(SettingsError, match=r"observation 1 \(wishes\).*goal_conditioning_type"):
-        Body(specs, SMALL)
-    body = Body(specs, NetworkSettings(hidden_units=16, goal_conditioning_type="none"))
-    assert body([torch.randn(2, 3), crowd([1, 2], 6, 5)]).shape == (2, 16)
+def test_a_list_as_goal_is_an_input_and_the_other_goals_make_the_weights():
+    wishes = ENTITIES(6, 5, "wishes")._replace(observation_type=ObservationType.GOAL_SIGNAL)
+    specs = [VECTOR(3), wishes, VECTOR(2, "goal", ObservationType.GOAL_SIGNAL)]
+    assert Body(specs[:2], SMALL).hyper is None
+    body = Body(specs, SMALL)
+    assert body.goals == [2]
+    obs = [torch.randn(2, 3), crowd([1, 2], 6, 5), torch.eye(2)]
+    joined, goal = body.encode(obs)
+    torch.testing.assert_close(goal, obs[2])
+    torch.testing.assert_close(joined[:, 5:], body.attention(joined[:, :5], [obs[1]]))
 
 
 @pytest.mark.parametrize(

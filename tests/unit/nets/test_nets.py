@@ -94,6 +94,19 @@ def test_weights_shared_between_equal_goals_give_what_one_set_per_row_gives(monk
     torch.testing.assert_close(shared, layer(x, goal), atol=1e-6, rtol=1e-5)
 
 
+def test_derivatives_reach_every_goal_also_equal_ones():
+    torch.manual_seed(1)
+    layer = HyperLayer(3, 8, 5, 16)
+    x, goal = torch.randn(6, 8), torch.rand(2, 3)[[0, 1, 0, 0, 1, 1]].requires_grad_()
+    (found,) = torch.autograd.grad(layer(x, goal).square().sum(), goal)
+    for row in range(len(x)):
+        alone = goal[row : row + 1].detach().requires_grad_()
+        hidden = torch.nn.functional.layer_norm(layer.goal(alone), (16,))
+        y = x[row] @ layer.weights(hidden).view(8, 5) + layer.bias
+        (wanted,) = torch.autograd.grad((y * y.sigmoid()).square().sum(), alone)
+        torch.testing.assert_close(found[row], wanted[0])
+
+
 def test_goal_signal_conditions_the_last_layer_unless_told_otherwise():
     specs = [
         ObservationSpec.vector(3),
