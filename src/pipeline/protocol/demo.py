@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pipeline.errors import DemonstrationError, UnityException
 from pipeline.protocol.decoding import (
     behavior_spec_from,
@@ -122,12 +124,13 @@ def describe(demo: Demonstration) -> str:
     """What a demonstration holds, for a person."""
     ends = int(demo.done.sum())
     what = "per ended episode" if ends else "in all, no episode ended"
+    counted = demo.reward[: np.flatnonzero(demo.done)[-1] + 1] if ends else demo.reward
     lines = [
         f"behavior      {demo.behavior_name}",
         f"name          {demo.metadata.name or '(none)'}",
         f"steps         {len(demo)}",
         f"episodes      {ends} ended ({int(demo.interrupted.sum())} of them cut short)",
-        f"mean reward   {demo.reward.sum() / max(1, ends):.4g} {what} "
+        f"mean reward   {counted.sum() / max(1, ends):.4g} {what} "
         f"(the header says {demo.metadata.mean_reward:.4g})",
         f"actions       {demo.spec.action_spec}",
     ]

@@ -55,6 +55,20 @@ def test_what_is_written_is_read(tmp_path):
     assert "observation 0 state (3,)" in describe(demo)
 
 
+@pytest.mark.parametrize(
+    ("done", "told"),
+    [
+        ([0, 1, 0, 1, 0, 0], "7 per ended episode"),  # (1 + 2 + 3 + 8) / 2
+        ([0, 0, 0, 0, 0, 1], "78 per ended episode"),
+        ([0, 0, 0, 0, 0, 0], "78 in all, no episode ended"),
+    ],
+)
+def test_mean_reward_is_of_ended_episodes_only(tmp_path, done, told):
+    rewards = np.array([1, 2, 3, 8, 32, 32], np.float32)
+    written(tmp_path / "a.demo", reward=rewards, done=np.array(done, dtype=bool))
+    assert f"mean reward   {told} (the header says" in describe(read_demo(tmp_path / "a.demo"))
+
+
 def test_equal_demonstrations_have_equal_bytes(tmp_path):
     written(tmp_path / "a.demo")
     written(tmp_path / "b.demo")
