@@ -118,7 +118,7 @@ def _read_rows(
     """
     data = message.SerializeToString()
     try:
-        starts, ends = bounds(data)
+        starts, ends = bounds(data, len(message.value))
         cursor = Cursor(data, starts)
         reward = cursor.floats(REWARD)
         done, max_step = cursor.flag(DONE), cursor.flag(MAX_STEP)
@@ -142,12 +142,16 @@ def _read_rows(
     return _Rows(infos=infos, mask=mask)
 
 
-def bounds(data: bytes) -> tuple[AnyArray, AnyArray]:
-    """Where the body of each entry of the list begins and ends, [N] each."""
+def bounds(data: bytes, n: int) -> tuple[AnyArray, AnyArray]:
+    """Where the bodies of a list's entries begin and end, [n] each.
+
+    Raises:
+        UnfitError: There are other fields behind the `n` entries.
+    """
     starts, ends = [], []
-    position, stop = 0, len(data)
-    while position < stop:
-        position += 1  # the tag of an entry: the list has no other field
+    position = 0
+    for _ in range(n):
+        position += 1  # the tag of an entry
         size = data[position]
         position += 1
         shift = 7
@@ -162,6 +166,8 @@ def bounds(data: bytes) -> tuple[AnyArray, AnyArray]:
         starts.append(position)
         position += size
         ends.append(position)
+    if position != len(data):
+        raise UnfitError
     return np.array(starts), np.array(ends)
 
 

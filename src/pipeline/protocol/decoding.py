@@ -216,7 +216,7 @@ def _decode_floats(
         return None
     values = wire.float_rows(table, start, shape)
     end = np.frombuffer(wire.observation_name(spec.name), dtype=np.uint8)
-    named = bool((table[:, width - len(end) :] == end).all())
+    named = len(end) <= width and bool((table[:, width - len(end) :] == end).all())
     return np.ascontiguousarray(values.transpose(0, 3, 1, 2)) if last else values, named
 
 

@@ -163,9 +163,9 @@ def _layout_of(
     if any(len(one.shape) == 3 and channels_last(one) for one in message.value[0].observations):
         return None
     data = message.SerializeToString()
-    starts, ends = bounds(data)
-    cursor = Cursor(data, starts)
     try:
+        starts, ends = bounds(data, len(message.value))
+        cursor = Cursor(data, starts)
         pattern = Pattern.of(message.value[0], [tuple(one.shape) for one in spec.observation_specs])
         reward, reward_at = cursor.numbers(REWARD)
         if cursor.flag(DONE).any() or cursor.flag(MAX_STEP).any():

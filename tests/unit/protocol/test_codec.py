@@ -9,6 +9,7 @@ from pipeline.errors import UnityActionException, UnityEnvironmentException
 from pipeline.errors import UnityObservationException as ObservationError
 from pipeline.protocol import bulk
 from pipeline.protocol.codec import (
+    Decoder,
     NonFiniteError,
     behavior_spec_from,
     brain_parameters,
@@ -137,6 +138,53 @@ def spoiled(spec, spoil):
     message = encode_steps(*steps, spec)
     spoil(message.value[4])
     return message
+
+
+def shortened_names(spec, names):
+    """One message of two agents per name; each agent calls its only observation so."""
+    for name in names:
+        infos = m.UnityRLOutputProto.ListAgentInfoProto()
+        for agent in range(2):
+            obs = infos.value.add(id=agent).observations.add(shape=[1], name=name)
+            obs.float_data.data.append(agent)
+        yield name, infos
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_observation_shorter_than_the_announced_name_is_taken_with_one_warning(
+    together, caplog, monkeypatch
+):
+    long = "a name that is longer than an observation of one number"
+    spec = BehaviorSpec([ObservationSpec.vector(1, long)], ActionSpec(1, ()))
+    if together:
+        in_turn(monkeypatch)
+    for name, infos in shortened_names(spec, ["", "x", long]):
+        for _ in range(2):
+            decision, _ = decode_list(infos, spec, f"B{together}")
+            assert decision.obs[0].tolist() == [[0], [1]], name
+    told = [record.message for record in caplog.records]
+    assert len(told) == 2
+    assert all(f"B{together}: an agent calls its observations" in line for line in told)
+
+
+@pytest.mark.parametrize("tail", [b"\x10\x05", b"\x15\x80\x80\x80\x80", b"\x1a\x02\x0a\x00"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        BehaviorSpec([ObservationSpec.vector(3)], ActionSpec(1, ())),
+        BehaviorSpec([], ActionSpec(1, ())),
+    ],
+)
+def test_unknown_fields_of_a_list_are_passed_over(spec, tail, monkeypatch):
+    steps = sample(spec, 3, 0, seed=1)
+    message = m.UnityRLOutputProto.ListAgentInfoProto.FromString(
+        encode_steps(*steps, spec).SerializeToString() + tail
+    )
+    in_turn(monkeypatch)
+    decoder = Decoder(spec, "b")
+    for _ in range(3):
+        assert_same_steps(decode_list(message, spec), steps)
+        assert_same_steps(decoder.decode(message), steps)
 
 
 def clear_mask(info):
