@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from pipeline.protocol.demo import DemoWriter, read_demo
+from pipeline.protocol.demo_file import delimited_message
+from pipeline.protocol.generated.messages import DemonstrationMetaProto
 from pipeline.protocol.specs import ActionSpec, ActionTuple
 
 pytestmark = pytest.mark.fixtures
@@ -40,6 +42,18 @@ def test_recorded_demonstration_is_read_whole(fixtures: Path, name, n, shapes, a
         if len(spec.shape) == 3:
             assert obs.min() >= 0
             assert 0.5 < obs.max() <= 1
+
+
+@pytest.mark.parametrize("name", [case[0] for case in EXPECTED])
+def test_recording_whose_header_was_never_completed_is_read_whole(
+    fixtures: Path, tmp_path: Path, name
+):
+    meta = read_demo(fixtures / "demos" / name).metadata
+    empty = DemonstrationMetaProto(api_version=1, demonstration_name=meta.name)
+    begun = delimited_message(empty).ljust(33, b"\0")
+    path = tmp_path / "begun.demo"
+    path.write_bytes(begun + (fixtures / "demos" / name).read_bytes()[33:])
+    assert len(read_demo(path)) == meta.n_steps
 
 
 def test_actions_recorded_in_v1_explain_the_next_observation(fixtures: Path):

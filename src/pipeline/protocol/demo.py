@@ -38,7 +38,7 @@ class DemonstrationMeta:
     name: str
     """Letters, digits, spaces and hyphens, at most 16."""
     n_steps: int
-    """Pairs in the file."""
+    """Pairs in the file, 0 where the recorder did not finish it."""
     n_episodes: int
     """Ended episodes plus one."""
     mean_reward: float

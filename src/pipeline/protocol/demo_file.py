@@ -1,11 +1,14 @@
 """The messages of a demonstration file, in the layouts of every package version.
 
 A file is delimited metadata, brain parameters at byte 33, then one record per step: a pair of agent
-info and action, or up to package 0.11 an agent info that stores the action of the step before.
+info and action, or up to package 0.11 an agent info that stores the action of the step before. The
+metadata count the steps. A recorder writes them when it closes the file, then also a copy behind
+the last record; until then they count none, and the records go on to the end of the file.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from google.protobuf.message import Message
+
+_log = logging.getLogger(__name__)
 
 BRAIN_OFFSET = 33
 API_VERSIONS = (0, 1)
@@ -68,12 +73,7 @@ def parse_demo(path: Path) -> DemoMessages:
     brain_data = data[start:stop]
     if not brain_data or not _parses(brain, brain_data):
         raise DemonstrationError(f"No BrainParameters found in demonstration file at {path}.")
-    records = []
-    for index in range(meta.number_steps):
-        start, stop = _record(data, stop) or (0, 0)
-        if not stop:
-            raise _damaged(path, index, meta)
-        records.append(data[start:stop])
+    records = _records(path, data, stop, meta)
     if records and _is_old(records[0]):
         return _old_steps(path, meta, brain, brain_data, records)
     pairs = [AgentInfoActionPairProto() for _ in records]
@@ -82,6 +82,38 @@ def parse_demo(path: Path) -> DemoMessages:
             raise _damaged(path, index, meta)
     infos = [pair.agent_info for pair in pairs]
     return DemoMessages(meta, brain, infos, [pair.action_info for pair in pairs])
+
+
+def _records(path: Path, data: bytes, stop: int, meta: DemonstrationMetaProto) -> list[bytes]:
+    """The records from `stop` on: as many as the metadata count, or all if they count none."""
+    records: list[bytes] = []
+    counted = meta.number_steps > 0
+    while len(records) < meta.number_steps if counted else stop < len(data):
+        bounds = _record(data, stop)
+        if bounds is None and counted:
+            raise _damaged(path, len(records), meta)
+        if not counted and _is_copy(data, stop, meta):
+            break
+        if bounds is None:
+            _log.warning(
+                "%s: its recording was never finished; the last %d bytes are no whole step, and "
+                "are left out.",
+                path,
+                len(data) - stop,
+            )
+            break
+        start, stop = bounds
+        records.append(data[start:stop])
+    return records
+
+
+def _is_copy(data: bytes, stop: int, meta: DemonstrationMetaProto) -> bool:
+    """Whether the last bytes are metadata, as a recorder leaves them behind the last record."""
+    copy = DemonstrationMetaProto()
+    if len(data) - stop >= BRAIN_OFFSET or not _parses(copy, data[stop:]):
+        return False
+    same = copy.api_version == meta.api_version
+    return same and copy.demonstration_name == meta.demonstration_name
 
 
 def _content(path: Path) -> bytes:
@@ -98,8 +130,9 @@ def _content(path: Path) -> bytes:
 
 
 def _damaged(path: Path, index: int, meta: DemonstrationMetaProto) -> DemonstrationError:
+    of = f" of {meta.number_steps}" if meta.number_steps > 0 else ""
     return DemonstrationError(
-        f"{path}: the file is cut off or damaged at pair {index + 1} of {meta.number_steps}; "
+        f"{path}: the file is cut off or damaged at pair {index + 1}{of}; "
         "restore the whole file, or record it again"
     )
 

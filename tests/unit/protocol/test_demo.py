@@ -119,6 +119,48 @@ def test_cut_off_file_says_at_which_pair(tmp_path):
         read_demo(path)
 
 
+def unfinished(path, n_steps=0, **changes) -> bytes:
+    """A recording whose header has the wrong number of steps, as its recorder began it."""
+    written(path, **changes)
+    data = header(api_version=1, number_steps=n_steps) + path.read_bytes()[33:]
+    path.write_bytes(data)
+    return data
+
+
+@pytest.mark.parametrize("n_steps", [0, -3])
+@pytest.mark.parametrize("copy", [b"", m.DemonstrationMetaProto(api_version=1, number_steps=6)])
+def test_file_whose_header_counts_no_steps_is_read_to_its_end(tmp_path, n_steps, copy, caplog):
+    path = tmp_path / "a.demo"
+    values = content()
+    path.write_bytes(unfinished(path, n_steps) + (copy and copy.SerializeToString()))
+    demo = read_demo(path)
+    np.testing.assert_array_equal(demo.reward, values["reward"])
+    np.testing.assert_array_equal(demo.continuous, values["actions"].continuous)
+    assert len(demo) == N
+    assert "steps         6" in describe(demo)
+    assert not caplog.records
+
+
+def test_last_step_of_an_unfinished_file_is_left_out_if_it_is_not_whole(tmp_path, caplog):
+    path = tmp_path / "a.demo"
+    path.write_bytes(unfinished(path)[:-10])
+    assert len(read_demo(path)) == N - 1
+    assert "bytes are no whole step, and are left out" in caplog.text
+
+
+def test_damaged_step_of_an_unfinished_file_is_refused(tmp_path):
+    path = tmp_path / "a.demo"
+    path.write_bytes(unfinished(path) + b"\x04\x0a\x7fab")
+    with pytest.raises(DemonstrationError, match="cut off or damaged at pair 7;"):
+        read_demo(path)
+
+
+def test_steps_behind_the_counted_ones_are_not_read(tmp_path):
+    path = tmp_path / "a.demo"
+    unfinished(path, n_steps=4)
+    assert len(read_demo(path)) == 4
+
+
 def header(**fields) -> bytes:
     data = m.DemonstrationMetaProto(**fields).SerializeToString()
     return (bytes([len(data)]) + data).ljust(33, b"\0")
