@@ -3,6 +3,7 @@
 #   make run             build, train, export, evaluate and report every experiment in params.yaml
 #   make test            the tests; agents learn their toys with one seed each
 #   make test-learning   every learning proof in full, three seeds each
+#   make test-mutations  small mistakes in the package, and the share that unit tests notice
 #   make check           formatting, types, import layers, and both descriptions of the DAG
 #   make peer            install mlagents-learn 1.1.0 in .venv-mlagents, for benchmarks/
 #
@@ -33,7 +34,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 # Each process has one core, so its arithmetic one thread.
 PYTEST := OMP_NUM_THREADS=1 python -m pytest -n $(TEST_PROCESSES)
 
-.PHONY: help install run test test-learning check peer clean
+.PHONY: help install run test test-learning test-mutations check peer clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -60,6 +61,9 @@ test: $(STAMP)
 
 test-learning: $(STAMP)
 	$(PYTEST) --dist load tests/learning --learning-seeds 3 --learning-table results/learning.md
+
+test-mutations: $(STAMP)
+	OMP_NUM_THREADS=1 python tests/mutations
 
 check: $(STAMP)
 	ruff check .
