@@ -51,7 +51,7 @@ class BaseEnv(ABC):
     @property
     @abstractmethod
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
-        """Each behavior's specification; empty before the first reset, and may grow."""
+        """Each behavior's specification; usually empty before the first reset, and may grow."""
 
     @abstractmethod
     def get_steps(self, behavior_name: str) -> Steps:
@@ -127,7 +127,7 @@ class StoredStepsEnv(BaseEnv):
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
-        """Each behavior's specification; empty before the first reset, and may grow."""
+        """Each behavior's specification; usually empty before the first reset, and may grow."""
         return MappingProxyType(self._specs)
 
     def get_steps(self, behavior_name: str) -> Steps:

@@ -20,6 +20,7 @@ from pipeline.protocol.codec import Decoder, actions_bytes, behavior_spec_from
 from pipeline.protocol.generated.messages import (
     RESET,
     STEP,
+    BrainParametersProto,
     UnityMessageProto,
     UnityRLCapabilitiesProto,
 )
@@ -135,6 +136,7 @@ class UnityEnvironment(StoredStepsEnv):
         self._process: launch.EnvironmentProcess | None = None
         self._n_waits = 0
         self._decoders: dict[str, Decoder] = {}
+        self._announced: dict[str, BrainParametersProto] = {}
         self._unannounced: set[str] = set()
         self._is_reset = False
         self._loaded = True
@@ -175,7 +177,8 @@ class UnityEnvironment(StoredStepsEnv):
             UnityEnvironmentException: It ended, or has another version.
         """
         try:
-            output = self._receive().unity_output.rl_initialization_output
+            hello = self._receive().unity_output
+            output = hello.rl_initialization_output
             _check_version(output, self.API_VERSION)
             self.academy_capabilities.CopyFrom(output.capabilities)
             message = UnityMessageProto(header={"status": OK})
@@ -185,7 +188,8 @@ class UnityEnvironment(StoredStepsEnv):
             start.package_version = self.PACKAGE_VERSION
             start.capabilities.CopyFrom(_CAPABILITIES)
             self._server.reply(message.SerializeToString())
-            self._receive()
+            self._learn(hello)
+            self._learn(self._receive().unity_output)
         except BaseException:
             self._shut_down(0.0)
             raise
@@ -317,28 +321,32 @@ class UnityEnvironment(StoredStepsEnv):
         if self._process is not None:
             self._process.check()
 
+    def _learn(self, output: UnityOutputProto) -> None:
+        """Take announcements in; a behavior's specification is complete with its first agent."""
+        for brain in output.rl_initialization_output.brain_parameters:
+            self._announced[brain.brain_name] = kept = BrainParametersProto()
+            kept.CopyFrom(brain)
+        infos = output.rl_output.agentInfos
+        for name in [one for one in self._announced if one in infos and len(infos[one].value)]:
+            spec = behavior_spec_from(self._announced.pop(name), infos[name].value[0])
+            if name in self._specs:
+                refuse_other_spec(name, self._specs[name], spec, "a later announcement")
+                continue
+            self._specs[name] = spec
+            self._decoders[name] = Decoder(spec, name)
+            _log.info("Connected new brain: %s", name)
+
     def _update(self, output: UnityOutputProto) -> None:
         """Learn new behaviors, and decode every behavior's agents."""
+        self._learn(output)
         infos = output.rl_output.agentInfos
-        for brain in output.rl_initialization_output.brain_parameters:
-            name = brain.brain_name
-            if name in infos and len(infos[name].value):
-                spec = behavior_spec_from(brain, infos[name].value[0])
-                if name in self._specs:
-                    refuse_other_spec(name, self._specs[name], spec, "a later announcement")
-                    continue
-                self._specs[name] = spec
-                self._decoders[name] = Decoder(spec, name)
-                _log.info("Connected new brain: %s", name)
         for name in infos:
             if name not in self._specs and name not in self._unannounced:
                 self._unannounced.add(name)
                 _log.warning("Agents of %s are ignored: the behavior is not announced.", name)
-        for name in self._specs:
-            if name in infos:
-                self._steps[name] = self._decoders[name].decode(infos[name])
-            else:
-                self._steps[name] = self._no_agents(name)
+        for name, decoder in self._decoders.items():
+            steps = decoder.decode(infos[name]) if name in infos else self._no_agents(name)
+            self._steps[name] = steps
         self._channels.deliver(output.rl_output.side_channel)
 
     def _fail(self) -> None:

@@ -59,12 +59,7 @@ def main() -> None:
 
 def converse(exchange: grpc.UnaryUnaryMultiCallable, options: argparse.Namespace) -> None:
     mode = options.mode
-    hello = m.UnityMessageProto(header={"status": 200})
-    start = hello.unity_output.rl_initialization_output
-    start.name, start.package_version = "AcademySingleton", "3.0.0"
-    start.communication_version = "0.15.0" if mode == "old" else "1.5.0"
-    start.capabilities.baseRLCapabilities = True
-    reply = exchange(hello, wait_for_ready=True)
+    reply = exchange(greeting(mode), wait_for_ready=True)
     if reply.header.status != 200:
         sys.exit(0)
     seed = reply.unity_input.rl_initialization_input.seed
@@ -72,7 +67,9 @@ def converse(exchange: grpc.UnaryUnaryMultiCallable, options: argparse.Namespace
         received = reply.unity_input.rl_initialization_input.SerializeToString()
         (options.record / f"{options.mlagents_port}.start").write_bytes(received)
     message = m.UnityMessageProto(header={"status": 200})
-    number, announced = 0, False
+    if mode == "announced-second":
+        announce(message.unity_output.rl_initialization_output)
+    number, announced = 0, mode.startswith(("announced-", "observed-"))
     while True:
         reply = exchange(message)
         if reply.header.status != 200:
@@ -95,11 +92,28 @@ def converse(exchange: grpc.UnaryUnaryMultiCallable, options: argparse.Namespace
         output = observe(number, actions, echo, extra=[0.0] * options.wide)
         message.unity_output.rl_output.CopyFrom(output)
         if not announced:
-            brain = message.unity_output.rl_initialization_output.brain_parameters.add()
-            brain.brain_name = NAME
-            brain.action_spec.num_continuous_actions = 2
+            announce(message.unity_output.rl_initialization_output)
             announced = True
         spoil(message.unity_output, number, options)
+
+
+def greeting(mode: str) -> m.UnityMessageProto:
+    hello = m.UnityMessageProto(header={"status": 200})
+    start = hello.unity_output.rl_initialization_output
+    start.name, start.package_version = "AcademySingleton", "3.0.0"
+    start.communication_version = "0.15.0" if mode == "old" else "1.5.0"
+    start.capabilities.baseRLCapabilities = True
+    if mode in ("announced-first", "observed-first"):
+        announce(start)
+    if mode == "observed-first":
+        hello.unity_output.rl_output.CopyFrom(observe(0, [[0.0, 0.0]] * 3, b"", []))
+    return hello
+
+
+def announce(start: m.UnityRLInitializationOutputProto) -> None:
+    brain = start.brain_parameters.add()
+    brain.brain_name = NAME
+    brain.action_spec.num_continuous_actions = 2
 
 
 def spoil(output: m.UnityOutputProto, number: int, options: argparse.Namespace) -> None:

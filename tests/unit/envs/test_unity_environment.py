@@ -216,6 +216,18 @@ def test_agents_of_a_behavior_that_is_not_announced_are_ignored_with_one_warning
     assert warned == ["Agents of Stranger?team=0 are ignored: the behavior is not announced."]
 
 
+@pytest.mark.parametrize("when", ["announced-first", "announced-second", "observed-first"])
+def test_behavior_announced_before_the_first_reset_is_known(fake: Path, when, caplog):
+    with UnityEnvironment(fake, **mode(when)) as env:
+        assert list(env.behavior_specs) == [NAME] * (when == "observed-first")
+        env.reset()
+        assert env.behavior_specs[NAME].action_spec.continuous_size == 2
+        env.set_actions(NAME, ActionTuple(np.full((3, 2), 0.5)))
+        env.step()
+        np.testing.assert_array_equal(env.get_steps(NAME)[0].obs[0][:, 1:3], np.full((3, 2), 0.5))
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
 def test_port_in_use_is_reported_with_the_worker(fake: Path):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
