@@ -273,7 +273,6 @@ FILES = {
     "a comma too many": ("Echo.json", JSON.replace("]}\n", "]},\n"), ":5: cannot be read as JSON"),
     "an empty JSON file": ("Echo.json", "", ":1: cannot be read as JSON"),
     "a list in JSON": ("Echo.json", "[1, 2]", ":1: needs a map of keys to values"),
-    "a field of JSON twice": ("Echo.json", JSON.replace("{\n", '{\n "measure": 1,\n', 1), ":3: "),
     "another count of thresholds": ("Echo.json", JSON.replace("[1, 2]", "[1]"), ":4: "),
     "thresholds of text": ("Echo.json", JSON.replace("[1, 2]", '["a", 2]'), ":3: "),
     "a curriculum of no measure": ("Echo.json", JSON.replace("measure", "mesure"), ":1: "),

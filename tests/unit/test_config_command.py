@@ -127,6 +127,17 @@ def test_the_new_file_says_what_it_comes_from_and_what_to_mind(here, capsys):
     assert any("Walker.burn_in_ratio: no equal any more" in line for line in header)
 
 
+def test_a_key_that_an_old_file_repeats_is_noted_in_the_new_one(here, capsys):
+    (here / "old.yaml").write_text(FLAT + "  batch_size: 256\n")
+    note = "old.yaml:13: batch_size: written twice, first in line 11; the last value counts"
+    assert note in run(capsys, "upgrade", "old.yaml", "-o", "new.yaml")
+    text = (here / "new.yaml").read_text()
+    assert f"#   {note}" in text
+    assert (
+        load_run_settings(here / "new.yaml").behaviors["Walker"].hyperparameters.batch_size == 256
+    )
+
+
 def test_upgrade_replaces_a_file_only_by_force(here, capsys):
     (here / "new.yaml").write_text("precious: 1\n")
     assert cli.main(["config", "upgrade", "old.yaml", "-o", "new.yaml"]) == 2

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.settings.inheritance import behavior_over, expanded, without_deprecated
-from pipeline.settings.legacy import Family, kind_of, read_document, to_present
+from pipeline.settings.legacy import Changes, Family, kind_of, read_document, to_present
 from pipeline.settings.nodes import Node, fail, join, merge, undotted
 from pipeline.settings.reader import (
     entries_of,
@@ -92,14 +92,17 @@ def read_present(
         SettingsError: A file cannot be read, holds nothing, or cannot be brought to the present
             format.
     """
-    document = Node({}, "the defaults") if path is None else read_document(Path(path))
+    changes = Changes()
+    document = Node({}, "the defaults")
     if path is not None:
+        document = read_document(Path(path), changes=changes)
         _refuse_nothing(document)
         _refuse_other_kinds(document)
     return to_present(
         document,
         curriculum=None if curriculum is None else Path(curriculum),
         sampler=None if sampler is None else Path(sampler),
+        changes=changes,
     )
 
 

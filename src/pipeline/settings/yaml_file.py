@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -77,18 +77,34 @@ for _tag, _pattern, _first in _CORE_SCHEMA:
     _Dumper.add_implicit_resolver(_tag, _compiled, _first)
 
 
-def read_yaml(path: Path | str, *, what: str = "Config file") -> Node:
+class Repeat(NamedTuple):
+    """A key that a map has already."""
+
+    node: Node
+    """The key where it is written again, and its line."""
+    first: int
+    """Line where it is written first."""
+
+    def __str__(self) -> str:
+        """What a user reads about it."""
+        return f"the key {self.node.value!r} is written twice, first in line {self.first}"
+
+
+def read_yaml(
+    path: Path | str, *, what: str = "Config file", repeats: list[Repeat] | None = None
+) -> Node:
     """The content of a YAML file; an empty file, or one with only comments, is an empty map.
 
     Args:
         path: the file; errors name it as given here.
         what: how errors call the file.
+        repeats: as for `parse_yaml`.
 
     Raises:
         SettingsError: The file is missing, unreadable, not UTF-8 or not YAML, has a key twice, or
             uses a tag.
     """
-    return parse_yaml(read_text(path, what=what), source=str(path))
+    return parse_yaml(read_text(path, what=what), source=str(path), repeats=repeats)
 
 
 def read_text(path: Path | str, *, what: str = "Config file") -> str:
@@ -114,12 +130,14 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
         ) from error
 
 
-def parse_yaml(text: str, *, source: str) -> Node:
+def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -> Node:
     """The value that YAML text describes, with the line of every key and value.
 
     Args:
         text: one YAML document.
         source: how errors and nodes name where the text comes from.
+        repeats: gets every key that is written twice, of which the last value is taken then;
+            None refuses such a key.
 
     Raises:
         SettingsError: The text is not one YAML document, has a key twice, or uses a tag.
@@ -128,7 +146,7 @@ def parse_yaml(text: str, *, source: str) -> Node:
         root = yaml.compose(text, Loader=_Loader)
         if root is None:
             return Node({}, source, 1)
-        node = _Builder(source).build(root, root.start_mark.line + 1)
+        node = _Builder(source, repeats).build(root, root.start_mark.line + 1)
     except yaml.MarkedYAMLError as error:
         raise SettingsError(_syntax_message(error, source)) from error
     except yaml.reader.ReaderError as error:
@@ -160,8 +178,9 @@ def dump_yaml(value: Any) -> str:
 class _Builder:
     """Turns PyYAML's nodes into ours, refusing what a settings file should not hold."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, repeats: list[Repeat] | None) -> None:
         self._source = source
+        self._repeats = repeats
         self._n_values = 0
         self._open: set[int] = set()
 
@@ -189,12 +208,13 @@ class _Builder:
             key = _key(key_node)
             line = key_node.start_mark.line + 1
             if key in lines:
-                raise _error(
-                    key_node, f"the key {key!r} is written twice, first in line {lines[key]}"
-                )
-            lines[key] = line
+                repeat = Repeat(Node(key, self._source, line), lines[key])
+                if self._repeats is None:
+                    raise _error(key_node, str(repeat))
+                self._repeats.append(repeat)
+            lines.setdefault(key, line)
             if key_node.tag == _MERGE:
-                merged = self._merged(value_node)
+                merged |= self._merged(value_node)
             else:
                 own[key] = self.build(value_node, line)
         return merged | own

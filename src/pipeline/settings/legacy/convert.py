@@ -39,7 +39,11 @@ class Present:
 
 
 def to_present(
-    document: Node, *, curriculum: Path | None = None, sampler: Path | None = None
+    document: Node,
+    *,
+    curriculum: Path | None = None,
+    sampler: Path | None = None,
+    changes: Changes | None = None,
 ) -> Present:
     """Bring a document of any age to the present format.
 
@@ -47,13 +51,16 @@ def to_present(
         document: a trainer configuration.
         curriculum: a curriculum file or folder of before 0.17.
         sampler: a sampler file of before 0.17.
+        changes: what was noted about the document while it was read.
 
     Raises:
         SettingsError: A file cannot be read, or something in it has no meaning.
     """
     family = family_of(document)
     entries = dict(entries_of(document, ""))
-    made = Present(family=family, document=document, portable=document)
+    made = Present(
+        family=family, document=document, portable=document, changes=changes or Changes()
+    )
     own: dict[str, Node] = {}
     if family in (Family.FLAT, Family.FLAT_BEHAVIORS):
         own = _convert_flat(made, entries)
@@ -62,10 +69,11 @@ def to_present(
     names = list(behaviors.value) if behaviors and isinstance(behaviors.value, dict) else []
     curricula = [own, _section(entries, "curriculum", made.changes)]
     if curriculum is not None:
-        curricula.append(convert_curricula(read_curricula(curriculum, names), "{}", made.changes))
+        read = read_curricula(curriculum, names, made.changes)
+        curricula.append(convert_curricula(read, "{}", made.changes))
     samplers = [_section(entries, "parameter_randomization", made.changes)]
     if sampler is not None:
-        samplers.append(convert_samplers(read_samplers(sampler), "", made.changes))
+        samplers.append(convert_samplers(read_samplers(sampler, made.changes), "", made.changes))
     parameters = _together(document, entries, [*curricula, *samplers], made.changes)
     made.document = _with_parameters(made.document, parameters)
     made.portable = _with_parameters(made.portable, parameters)

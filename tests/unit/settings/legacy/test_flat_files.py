@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from textwrap import indent
 
 import pytest
 
@@ -290,6 +291,37 @@ def test_self_play_has_the_names_and_the_default_of_its_time(loaded):
         swap_steps=20000,
     )
     assert loaded(SAC + more).behaviors["Agent"].self_play == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key", "first"),
+    [
+        ("Brain:\n  gamma: 0.5\n" + EARLY[7:], 8, "gamma", 2),
+        ("Brain: {trainer: sac}\n" + EARLY, 2, "Brain", 1),
+        ("behaviors:\n" + indent("Brain:\n  gamma: 1\n" + EARLY[7:], " "), 9, "gamma", 3),
+        ("curriculum: 3\ncurriculum: {}\nbehaviors: {Brain: {}}\n", 2, "curriculum", 1),
+    ],
+    ids=["a value", "a section", "below behaviors", "a section of 0.17"],
+)
+def test_a_repeated_key_has_its_last_value_with_a_warning(loaded, caplog, text, line, key, first):
+    with caplog.at_level(logging.WARNING):
+        settings = loaded(text).behaviors["Brain"]
+    told = f"old.yaml:{line}: {key}: written twice, first in line {first}; the last value counts"
+    assert [told in one for one in warnings(caplog)].count(True) == 1
+    if key != "curriculum":
+        assert settings == loaded(EARLY).behaviors["Brain"]
+
+
+def test_merge_keys_written_twice_bring_both_maps(loaded):
+    merged = "  <<: {gamma: 0.5, beta: 1.0e-2}\n  <<: {gamma: 0.97}\n"
+    text = EARLY.replace("  gamma: 0.97\n", merged).replace("  beta: 1.0e-2\n", "")
+    assert loaded(text) == loaded(EARLY)
+
+
+def test_a_repeated_key_in_todays_format_is_refused(loaded):
+    for text in ("behaviors: {B: {max_steps: 5, max_steps: 5}}\n", "seed: 1\nseed: 1\n"):
+        with pytest.raises(SettingsError, match=r"is written twice, first in line 1"):
+            loaded(text)
 
 
 def test_an_unknown_key_is_named_with_its_line_and_the_nearest_known_one(loaded, caplog):

@@ -136,15 +136,34 @@ def test_a_missing_field_is_named_with_what_stands_there_instead(loaded, written
 
 
 def test_broken_json_is_placed(loaded, written):
-    path = written('{\n "measure": "reward",\n}', "Walker.json")
+    path = written('{\n "measure": "reward"\n "thresholds": []}', "Walker.json")
     with pytest.raises(SettingsError) as caught:
         loaded(TRAINER, curriculum=path)
     assert str(caught.value).startswith(f"{path}:3: cannot be read as JSON: ")
-    twice = written('{\n "measure": "reward",\n "measure": "progress"}', "Walker.json")
-    with pytest.raises(SettingsError, match=r":3: .*'measure' is written twice, first in line 2"):
-        loaded(TRAINER, curriculum=twice)
     with pytest.raises(SettingsError, match="NaN is not a number"):
         loaded(TRAINER, curriculum=written('{"measure": NaN}', "Walker.json"))
+
+
+@pytest.mark.parametrize("name", ["Walker.json", "curricula/Walker.json", "Walker.yaml"])
+def test_a_key_that_a_curriculum_repeats_has_its_last_value(loaded, written, caplog, name):
+    text = json.dumps(CURRICULUM)[1:-1]
+    path = written('{\n"measure": "nothing",\n' + text + "}", name)
+    given = path.parent if "/" in name else path
+    with caplog.at_level(logging.WARNING):
+        repeated = loaded(TRAINER, curriculum=given).environment_parameters
+    assert f"{path}:3: measure: written twice, first in line 2; the last value" in caplog.text
+    once = loaded(TRAINER, curriculum=written(json.dumps(CURRICULUM), "Walker.json"))
+    assert repeated == once.environment_parameters
+
+
+def test_a_parameter_that_a_sampler_file_repeats_has_its_last_value(loaded, written, caplog):
+    low, high = (f"mass: {{sampler-type: uniform, min_value: {n}, max_value: 9}}\n" for n in "12")
+    path = written(f"resampling-interval: 5\n{low}{high}", "samplers.yaml")
+    with caplog.at_level(logging.WARNING):
+        repeated = loaded(TRAINER, sampler=path)
+    assert f"{path}:3: mass: written twice, first in line 2; the last value counts" in caplog.text
+    path = written(f"resampling-interval: 5\n{high}", "samplers.yaml")
+    assert repeated == loaded(TRAINER, sampler=path)
 
 
 def test_a_folder_with_something_else_or_nothing_is_refused(loaded, written, tmp_path):
