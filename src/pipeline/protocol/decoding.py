@@ -380,5 +380,10 @@ def _decode_actions_slowly(
                 f"actions; the behavior takes {spec.continuous_size} and {spec.discrete_size}"
             )
         out.continuous[row] = floats
+        if not (np.abs(choices) < 2**31).all():  # old messages hold them as floats: NaN, 1e30
+            raise UnityActionException(
+                f"agent number {row} got the discrete actions {list(choices)}; each must be a "
+                "choice of its branch"
+            )
         out.discrete[row] = choices
     return out

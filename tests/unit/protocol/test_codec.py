@@ -287,6 +287,15 @@ def test_actions_of_old_environments_are_read_from_the_deprecated_field():
         decode_actions(message, ActionSpec(3, ()))
 
 
+@pytest.mark.parametrize("choice", [float("nan"), float("inf"), -3e9])
+def test_discrete_actions_of_old_messages_that_are_no_choices_are_refused(choice):
+    message = m.UnityRLInputProto.ListAgentActionProto()
+    message.value.add(vector_actions_deprecated=[1.0])
+    message.value.add(vector_actions_deprecated=[choice])
+    with pytest.raises(UnityActionException, match=r"agent number 1 got the discrete actions \["):
+        decode_actions(message, ActionSpec(0, (2,)))
+
+
 def visual_info(shape, properties, values) -> m.AgentInfoProto:
     info = m.AgentInfoProto(id=4)
     obs = info.observations.add(shape=shape, dimension_properties=properties)
