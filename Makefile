@@ -4,6 +4,7 @@
 #   make test            the tests; agents learn their toys with one seed each
 #   make test-learning   every learning proof in full, three seeds each
 #   make test-mutations  small mistakes in the package, and the share that unit tests notice
+#   make fuzz SECONDS=60 input at random, so many seconds for each kind of it; see tests/fuzz
 #   make check           formatting, types, import layers, and both descriptions of the DAG
 #   make peer            install mlagents-learn 1.1.0 in .venv-mlagents, for benchmarks/
 #
@@ -14,6 +15,7 @@
 #   VENV=<folder>                  use this virtual environment as it is, and install nothing
 #   PEER_PYTHON=python3.10         the interpreter for mlagents-learn 1.1.0, the reference
 #   TEST_PROCESSES=1               how many tests run at once (as many as there are cores)
+#   TARGET="demo onnx"             fuzz only these (tests/fuzz/test_<target>.py)
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -22,6 +24,7 @@ PYTHON ?= python3
 TORCH_INDEX_URL ?=
 PEER_PYTHON ?= python3.10
 TEST_PROCESSES ?= auto
+SECONDS ?= 60
 ifdef VENV
 STAMP :=
 else
@@ -34,7 +37,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 # Each process has one core, so its arithmetic one thread.
 PYTEST := OMP_NUM_THREADS=1 python -m pytest -n $(TEST_PROCESSES)
 
-.PHONY: help install run test test-learning test-mutations check peer clean
+.PHONY: help install run test test-learning test-mutations fuzz check peer clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -64,6 +67,9 @@ test-learning: $(STAMP)
 
 test-mutations: $(STAMP)
 	OMP_NUM_THREADS=1 python tests/mutations
+
+fuzz: $(STAMP)
+	OMP_NUM_THREADS=1 python -m tests.fuzz --seconds $(SECONDS) $(addprefix --target ,$(TARGET))
 
 check: $(STAMP)
 	ruff check .
