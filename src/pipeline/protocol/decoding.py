@@ -13,7 +13,7 @@ from pipeline.errors import UnityObservationException as _ObservationError
 from pipeline.protocol import wire
 from pipeline.protocol.encoding import action_layout
 from pipeline.protocol.generated.messages import GOAL_SIGNAL, PNG, continuous
-from pipeline.protocol.png import decode_png
+from pipeline.protocol.png import decode_png, png_size
 from pipeline.protocol.specs import (
     ActionSpec,
     ActionTuple,
@@ -268,11 +268,14 @@ def decode_observation(message: ObservationProto, spec: ObservationSpec) -> Floa
 def channels_last(message: ObservationProto) -> bool:
     """Whether a rank-3 observation is [H, W, C], as packages before 3.0 send it.
 
-    Its dimension properties tell; messages without any are from before API 1.5, so they are.
+    Its dimension properties tell. Messages from before API 1.5, and of some Python environments,
+    have none: then a PNG's own size tells, and numbers are as their shape says, as in ML-Agents.
     """
     properties = message.dimension_properties
     if not properties:
-        return True
+        shape = tuple(message.shape)
+        size = png_size(message.compressed_data) if message.compression_type == PNG else None
+        return size == shape[:2] and size != shape[1:]
     return bool(properties[0] & _SPATIAL) and not (len(properties) > 2 and properties[2] & _SPATIAL)
 
 

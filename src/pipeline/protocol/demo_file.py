@@ -25,6 +25,7 @@ from pipeline.protocol.generated.messages import (
     OldAgentInfoProto,
     OldBrainParametersProto,
 )
+from pipeline.protocol.specs import DimensionProperty
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +36,11 @@ _log = logging.getLogger(__name__)
 
 BRAIN_OFFSET = 33
 API_VERSIONS = (0, 1)
+_CHANNELS_LAST = (
+    DimensionProperty.TRANSLATIONAL_EQUIVARIANCE,
+    DimensionProperty.TRANSLATIONAL_EQUIVARIANCE,
+    DimensionProperty.NONE,
+)
 
 
 class DemoMessages(NamedTuple):
@@ -217,6 +223,7 @@ def _modern_info(old: OldAgentInfoProto, brain: OldBrainParametersProto) -> Agen
         channels = 1 if camera.gray_scale else 3
         info.observations.add(
             shape=[camera.height, camera.width, channels],
+            dimension_properties=_CHANNELS_LAST,
             compression_type=PNG,
             compressed_data=image,
         )

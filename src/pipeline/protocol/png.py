@@ -57,6 +57,16 @@ def decode_png(data: bytes, shape: tuple[int, int, int], mapping: Sequence[int] 
     return np.divide(out, np.float32(255), out=out)
 
 
+def png_size(data: bytes) -> tuple[int, int] | None:
+    """Height and width that the header of the first image in `data` declares; None without one."""
+    start = data.find(SIGNATURE) + len(SIGNATURE)
+    head = data[start : start + 16]
+    if start < len(SIGNATURE) or len(head) < 16 or head[4:8] != b"IHDR":
+        return None
+    width, height = struct.unpack_from(">II", head, 8)
+    return height, width
+
+
 def encode_png(values: FloatArray) -> bytes:
     """An observation as PNGs, one after the other, as Unity's sensors write it.
 

@@ -303,10 +303,9 @@ def visual_info(shape, properties, values) -> m.AgentInfoProto:
     return info
 
 
-@pytest.mark.parametrize("properties", [[2, 2, 1], []])
-def test_channels_last_images_come_out_channels_first(properties):
+def test_channels_last_images_come_out_channels_first():
     image = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
-    info = visual_info((2, 4, 3), properties, image)
+    info = visual_info((2, 4, 3), [2, 2, 1], image)
     spec = behavior_spec_from(m.BrainParametersProto(brain_name="b"), info)
     spatial = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
     assert spec.observation_specs[0].shape == (3, 2, 4)
@@ -317,11 +316,23 @@ def test_channels_last_images_come_out_channels_first(properties):
     np.testing.assert_array_equal(decision.obs[0][1], image.transpose(2, 0, 1))
 
 
-def test_channels_first_images_stay_as_they_are():
-    image = np.arange(24, dtype=np.float32).reshape(3, 2, 4)
-    info = visual_info((3, 2, 4), [1, 2, 2], image)
+@pytest.mark.parametrize("properties", [[1, 2, 2], [], [0, 0, 0]])
+@pytest.mark.parametrize("shape", [(3, 2, 4), (2, 4, 3), (3, 3, 3)])
+def test_channels_first_images_stay_as_they_are(shape, properties, monkeypatch):
+    image = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    info = visual_info(shape, properties, image)
     spec = behavior_spec_from(m.BrainParametersProto(), info)
-    np.testing.assert_array_equal(decode_steps([info], spec)[0].obs[0][0], image)
+    assert spec.observation_specs[0].shape == shape
+    assert spec.observation_specs[0].dimension_property == tuple(properties or (0, 0, 0))
+    expected = decode_steps([info, info], spec)
+    np.testing.assert_array_equal(expected[0].obs[0][1], image)
+    infos = m.UnityRLOutputProto.ListAgentInfoProto(value=[info, info])
+    decoder = Decoder(spec, "b")
+    for number in range(3):
+        assert_same_steps(decoder.decode(infos), expected)
+        assert decoder.n_recurring == number
+    in_turn(monkeypatch)
+    assert_same_steps(decode_list(infos, spec), expected)
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,36 @@ def test_compressed_observations_are_decoded_in_both_orders(images, properties):
     np.testing.assert_array_equal(decision.obs[0][0], first(images, 3))
 
 
+@pytest.mark.parametrize(
+    ("shape", "pixels", "expected"),
+    [
+        ((4, 5, 3), (4, 5), (3, 4, 5)),  # packages before API 1.5
+        ((3, 4, 5), (4, 5), (3, 4, 5)),
+        ((3, 3, 3), (3, 3), (3, 3, 3)),
+        ((4, 5, 1), (4, 5), (1, 4, 5)),
+    ],
+)
+def test_size_of_an_image_without_properties_tells_where_its_channels_are(shape, pixels, expected):
+    image = np.random.default_rng(0).integers(0, 256, (*pixels, 3)).astype(np.uint8)
+    info = m.AgentInfoProto(id=1)
+    info.observations.add(shape=shape, compression_type=m.PNG, compressed_data=png(image))
+    spec = behavior_spec_from(m.BrainParametersProto(), info)
+    assert spec.observation_specs[0].shape == expected
+    decision, _ = decode_steps([info, info], spec)
+    np.testing.assert_array_equal(decision.obs[0][1], decode_png(png(image), expected))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x89PNG\r\n\x1a\n", b"\x89PNG\r\n\x1a\nxxxxIDAT" + b"x" * 20]
+)
+def test_image_without_properties_and_size_is_refused(data):
+    info = m.AgentInfoProto(id=1)
+    info.observations.add(shape=(4, 5, 3), compression_type=m.PNG, compressed_data=data)
+    spec = behavior_spec_from(m.BrainParametersProto(), info)
+    with pytest.raises(UnityObservationException, match=r"no PNG image|not a readable PNG"):
+        decode_steps([info], spec)
+
+
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 7])
 def test_what_is_written_is_read_without_a_mapping(channels):
     rng = np.random.default_rng(channels)
