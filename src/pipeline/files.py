@@ -1,17 +1,23 @@
-"""Files that are written whole or not at all, and the digests that name their content."""
+"""Files that are written whole or not at all, folders with one writer, and digests of content."""
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.errors import SettingsError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+_RANDOM = "[a-z0-9_]" * 8
+"""What `tempfile` puts into a name, as a pattern."""
 
 
 @contextmanager
@@ -26,9 +32,8 @@ def whole(path: Path | str) -> Iterator[Path]:
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    os.close(handle)
-    temporary = Path(name)
+    _remove_abandoned(target.parent.glob(f".{glob.escape(target.name)}.{_RANDOM}.tmp"))
+    handle, temporary = _temporary(target)
     try:
         yield temporary
         with temporary.open("rb") as file:
@@ -38,7 +43,53 @@ def whole(path: Path | str) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    finally:
+        os.close(handle)
     _sync_folder(target.parent)
+
+
+def remove_temporary(folder: Path) -> None:
+    """Remove what killed writers have left in a folder and below; files being written stay."""
+    _remove_abandoned(folder.rglob(f".*.{_RANDOM}.tmp"))
+
+
+@contextmanager
+def sole_writer(folder: Path | str) -> Iterator[None]:
+    """Be the only one who writes into a folder, for the block; it need not exist.
+
+    The lock is the operating system's, so that a process that was killed holds none. Its file
+    stands beside the folder, which may be renamed in the block, and is gone afterwards. The thread
+    that holds it may ask again.
+
+    Raises:
+        SettingsError: Another process, or another thread, writes there.
+    """
+    from filelock import FileLock, Timeout
+
+    real = Path(folder).resolve()
+    made = [path for path in real.parents if not path.exists()]
+    real.parent.mkdir(parents=True, exist_ok=True)
+    beside = os.access(real.parent, os.W_OK)  # else the folder is a volume, and stays where it is
+    path = real.with_name(f".{real.name}.lock") if beside else real / ".lock"
+    lock = FileLock(path, is_singleton=True)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        holder = path.read_text(encoding="utf-8").strip() if path.exists() else ""
+        raise SettingsError(
+            f"{folder}: another process (pid {holder or 'unknown'}) is writing into this folder; "
+            "wait until it has ended, or use another folder"
+        ) from None
+    try:
+        path.write_text(f"{os.getpid()}\n", encoding="utf-8")
+        yield
+    finally:
+        if lock.lock_counter == 1:
+            path.unlink(missing_ok=True)
+        lock.release()
+        for parent in made:
+            with suppress(OSError):  # it is used by now
+                parent.rmdir()
 
 
 def write_whole(path: Path | str, content: bytes | str) -> None:
@@ -73,6 +124,28 @@ def fingerprint(value: Any) -> str:
     """Hex SHA-256 of a JSON-like value, the same for equal values in any key order."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _temporary(target: Path) -> tuple[int, Path]:
+    """A new file beside `target`, and the handle by which others see that its writer lives."""
+    while True:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+        with suppress(ImportError, OSError):  # without it nobody takes the file for abandoned
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(handle).st_nlink:
+            return handle, Path(name)
+        os.close(handle)  # another process was faster than the lock
+
+
+def _remove_abandoned(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with suppress(ImportError, OSError), path.open("r+b") as file:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError while its writer lives
+            path.unlink()
 
 
 def _umask() -> int:

@@ -67,7 +67,12 @@ def _run(plan: Plan, settings: RunSettings) -> str:
     weights = first_weights(settings)
     with (
         process.signals(),
-        run_folder(run_dir, resume=checkpoint.resume, force=checkpoint.force) as folder,
+        run_folder(
+            run_dir,
+            resume=checkpoint.resume,
+            force=checkpoint.force,
+            watched=_only_watched(settings),
+        ) as folder,
     ):
         timers = TimersSink(run_dir / LOGS / "timers.json", metadata=run_metadata(trainer=_TRAINER))
         result = _train(plan, settings, seed, folder, weights, timers)
@@ -165,7 +170,7 @@ def _train(
             device=settings.torch_settings.device,
             sinks=_sinks(settings, run_dir, timers),
             base_port=plan.base_port,
-            log_folder=run_dir / LOGS,
+            log_folder=None if _only_watched(settings) else run_dir / LOGS,
             on_start=on_start,
             inference=checkpoint.inference,
             exporter=partial(publish, history=history),

@@ -9,6 +9,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipeline import files
 from pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -55,16 +56,30 @@ class RunFolder:
 
 
 @contextlib.contextmanager
-def run_folder(folder: Path, *, resume: bool, force: bool) -> Iterator[RunFolder]:
+def run_folder(
+    folder: Path, *, resume: bool, force: bool, watched: bool = False
+) -> Iterator[RunFolder]:
     """Make the folder for the block, which calls `start` as soon as the run has started.
+
+    No other run writes into it meanwhile, unless it is only `watched` and nothing is written.
 
     An earlier run that `force` replaces is moved to the first free one of `<folder>.1`,
     `<folder>.2`, ... and never deleted. When the block ends before the run has started, it is put
     back, or what was made is deleted.
 
     Raises:
-        SettingsError: There is an earlier run and neither `resume` nor `force`, or none to resume.
+        SettingsError: There is an earlier run and neither `resume` nor `force`, or none to resume,
+            or one that is still under way.
     """
+    with (
+        contextlib.nullcontext() if watched else files.sole_writer(folder),
+        _run_folder(folder, resume=resume, force=force) as run,
+    ):
+        yield run
+
+
+@contextlib.contextmanager
+def _run_folder(folder: Path, *, resume: bool, force: bool) -> Iterator[RunFolder]:
     used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     _check(folder, used=used, resume=resume, force=force)
     made = [path for path in (folder, *folder.parents) if not path.exists()]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pipeline import seeding
+from pipeline import files, seeding
 from pipeline.algos.ranks import ALONE, launched
 from pipeline.errors import SettingsError
 from pipeline.settings import RunSettings, load_run_settings
@@ -98,7 +98,7 @@ def train(
         Steps, rewards and checkpoints of each behavior, and where the time went.
 
     Raises:
-        SettingsError: A setting cannot be used.
+        SettingsError: A setting cannot be used, or another run writes into `run_dir`.
         UnityException: The environment failed; what was learned so far is saved.
         Interrupted: SIGINT or SIGTERM came; the state is saved.
     """
@@ -114,6 +114,9 @@ def train(
     learners = max(learners, n_processes)
     run_dir = Path(run_dir)
     with closing(Tracker(sinks)) as tracker, _threads(torch_threads), ExitStack() as stack:
+        if not inference:
+            stack.enter_context(files.sole_writer(run_dir))
+            files.remove_temporary(run_dir)
         run = _settings(settings).with_seed(seed)
         refuse_untrainable(run)
         run = unthreaded(run) if learners > 1 else run

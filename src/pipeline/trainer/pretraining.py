@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pipeline import seeding
+from pipeline import files, seeding
 from pipeline.algos.bc import BehavioralCloning, hold_out
 from pipeline.data.demonstrations import ExpertRows, demonstration_files, load_expert_rows
 from pipeline.errors import DemonstrationError, SettingsError
@@ -119,7 +119,9 @@ def pretrain(
     # nothing was taught to the critic, whose outputs are those of the run's own reward signals
     taught_state["algorithm"]["critic"] = None
     state = {**description(name, spec, settings), "learner": taught_state}
-    save_checkpoint(path, state)
+    with files.sole_writer(run_dir):
+        files.remove_temporary(Path(run_dir))
+        save_checkpoint(path, state)
     return PretrainResult(
         behavior=name,
         n_rows=len(taught),

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from pipeline import files
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.protocol import side_channels as wire
 from pipeline.protocol.generated.messages import UnityRLInitializationInputProto
+from pipeline.trainer.stopping import StopRequest
 
 FAKE = Path(__file__).parents[1] / "envs/fake_environment.py"
 
@@ -67,6 +72,55 @@ def test_options_reach_every_environment(learn, fake, tmp_path):
     assert shown[:2] == (False, False)
     assert hidden[:2] == (True, True)
     assert hidden[2] == shown[2] + 1
+
+
+@contextlib.contextmanager
+def written_by_another(folder: Path) -> Iterator[None]:
+    """While the block runs, a thread is the folder's writer."""
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with files.sole_writer(folder):
+            held.set()
+            done.wait()
+
+    other = threading.Thread(target=hold)
+    other.start()
+    held.wait()
+    try:
+        yield
+    finally:
+        done.set()
+        other.join()
+
+
+@pytest.mark.parametrize("option", ["--force", "--resume", None])
+def test_a_second_writer_of_a_run_folder_is_refused_before_anything_changes(
+    option, learn, fake, tmp_path, capsys
+):
+    options = ["--env", fake(), *([option] if option else [])]
+    assert learn("--env", fake()) == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    with written_by_another(tmp_path / "results/ppo"):
+        assert learn(*options) == 2
+    error = capsys.readouterr().err
+    assert "results/ppo" in error
+    assert f"pid {os.getpid()}" in error
+    assert error.count("\n") == 1
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert after == before
+    assert learn("--env", fake(), "--force") == 0
+    assert sorted(p.name for p in (tmp_path / "results").iterdir()) == ["ppo", "ppo.1"]
+
+
+def test_a_run_can_be_watched_while_it_is_written(learn, fake, tmp_path, monkeypatch):
+    assert learn("--env", fake()) == 0
+    monkeypatch.setattr(StopRequest, "__call__", lambda _: True)
+    before = sorted((tmp_path / "results").rglob("*"))
+    with written_by_another(tmp_path / "results/ppo"):
+        assert learn("--env", fake(), "--resume", "--inference") == 0
+    assert sorted((tmp_path / "results").rglob("*")) == before
 
 
 def test_no_graphics_is_told_to_the_first_environment_too(learn, fake, tmp_path):

@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from toys import Chase, Corridor, Crowd
 
 import pipeline
-from pipeline.errors import Interrupted, UnityException
+from pipeline.errors import Interrupted, SettingsError, UnityException
 from pipeline.export.policy import OnnxPolicy
 from pipeline.stages.export import publish
 from pipeline.trainer.checkpoints import load_checkpoint
@@ -79,6 +80,36 @@ def test_list_goes_on_when_the_run_is_resumed(quick, tmp_path, in_process):
         )
         steps.append(result.behaviors["Toy"].steps)
     assert [one["steps"] for one in status_of(tmp_path)["Toy"]["checkpoints"]] == steps
+
+
+def test_what_a_killed_run_was_writing_is_gone_when_the_next_starts(quick, tmp_path, in_process):
+    pipeline.train(in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    for name in (".checkpoint.pt.abcd1234.tmp", ".replay-128.npz.zz_zzzz9.tmp"):
+        (tmp_path / "Toy" / name).write_bytes(b"half")
+    pipeline.train(in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path, resume=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_another_run_in_the_same_folder_is_refused(quick, tmp_path, in_process):
+    class Nested(Corridor):
+        """In the middle of its run another one begins."""
+
+        refused = None
+
+        def step(self, actions):
+            if self.refused is None:
+                self.refused = ThreadPoolExecutor(1).submit(train).exception()
+            return super().step(actions)
+
+    def train():
+        pipeline.train(in_process(Corridor()), quick(), seed=1, run_dir=tmp_path / "run")
+
+    toy = Nested(n_agents=4)
+    pipeline.train(in_process(toy), quick(), seed=1, run_dir=tmp_path / "run")
+    assert isinstance(toy.refused, SettingsError)
+    assert "another process" in str(toy.refused)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_damaged_list_is_written_anew(quick, tmp_path, in_process, caplog):

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from pipeline import files
+from pipeline.errors import SettingsError
+
+
+def killed(program: str, *arguments: Path) -> None:
+    """Run a program that must end by its own SIGKILL."""
+    done = subprocess.run(  # noqa: S603  # a program from below
+        [sys.executable, "-c", PREPARED + program, *arguments],
+        check=False,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == -signal.SIGKILL
+
+
+def in_a_thread(work) -> BaseException | None:
+    """Do the work in a thread of its own; gives what it raised."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  # given back
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return raised[0] if raised else None
+
+
+PREPARED = "import os, sys; from pipeline import files"
+KILLED_WRITING = """
+with files.whole(sys.argv[1]) as temporary:
+    temporary.write_text("half")
+    os.kill(os.getpid(), 9)
+"""
+KILLED_HOLDING = """
+with files.sole_writer(sys.argv[1]):
+    os.kill(os.getpid(), 9)
+"""
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_write_of_the_file(tmp_path):
+    killed(KILLED_WRITING, tmp_path / "model.pt")
+    killed(KILLED_WRITING, tmp_path / "other.pt")
+    assert len(names(tmp_path)) == 2
+    files.write_whole(tmp_path / "model.pt", "whole")
+    assert "model.pt" in names(tmp_path)
+    (left,) = set(names(tmp_path)) - {"model.pt"}
+    assert left.startswith(".other.pt.")
+
+
+def test_what_killed_writers_left_can_be_removed_from_a_whole_tree(tmp_path):
+    (tmp_path / "Walker").mkdir()
+    killed(KILLED_WRITING, tmp_path / "Walker" / "replay-128.npz")
+    assert len(names(tmp_path / "Walker")) == 1
+    kept = [".tmp", "a.abcd1234.tmp", ".a.tmp", ".a.ABCD1234.tmp", ".a.abcd12345.tmp", "b.npz"]
+    for name in kept:
+        (tmp_path / "Walker" / name).touch()
+    files.remove_temporary(tmp_path)
+    assert names(tmp_path / "Walker") == sorted(kept)
+    files.remove_temporary(tmp_path / "missing")
+
+
+def test_what_a_living_writer_writes_stays(tmp_path):
+    with files.whole(tmp_path / "model.pt") as temporary:
+        temporary.write_text("slow")
+        files.remove_temporary(tmp_path)
+        files.write_whole(tmp_path / "model.pt", "fast")
+        assert temporary.exists()
+    assert (tmp_path / "model.pt").read_text() == "slow"
+    assert names(tmp_path) == ["model.pt"]
+
+
+def test_a_name_with_signs_of_patterns_is_a_name(tmp_path):
+    (tmp_path / ".a.abcd1234.tmp").touch()
+    files.write_whole(tmp_path / "[ab]", "x")
+    assert names(tmp_path) == [".a.abcd1234.tmp", "[ab]"]
+
+
+def test_a_second_writer_of_a_folder_is_refused_with_the_first_ones_number(tmp_path):
+    folder = tmp_path / "results" / "first"
+
+    def second() -> None:
+        with files.sole_writer(folder):
+            raise AssertionError("two writers")
+
+    with files.sole_writer(folder):
+        error = in_a_thread(second)
+        with files.sole_writer(str(folder)):  # the same thread may
+            pass
+        again = in_a_thread(second)
+    for one in (error, again):
+        assert isinstance(one, SettingsError)
+        assert str(folder) in str(one)
+        assert f"pid {os.getpid()}" in str(one)
+    assert isinstance(in_a_thread(second), AssertionError)
+    assert names(tmp_path) == []  # nor has a folder been made
+
+
+def test_other_names_of_a_folder_have_the_same_lock(tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path)
+
+    def second() -> None:
+        with files.sole_writer("link"):
+            raise AssertionError("two writers")
+
+    with files.sole_writer(tmp_path / "real"):
+        assert isinstance(in_a_thread(second), SettingsError)
+
+
+def test_a_folder_may_be_renamed_while_it_is_held(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+
+    def second() -> None:
+        with files.sole_writer(folder):
+            raise AssertionError("two writers")
+
+    with files.sole_writer(folder):
+        folder.rename(tmp_path / "run.1")
+        assert isinstance(in_a_thread(second), SettingsError)
+    assert names(tmp_path) == ["run.1"]
+
+
+def test_the_lock_of_a_killed_process_holds_nobody_up_and_goes_with_the_next(tmp_path):
+    killed(KILLED_HOLDING, tmp_path / "run")
+    with files.sole_writer(tmp_path / "run"):
+        assert names(tmp_path) == [".run.lock"]
+    assert names(tmp_path) == []
+
+
+def test_a_volume_whose_parent_cannot_be_written_is_locked_inside(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)
+    with files.sole_writer(tmp_path / "run"):
+        assert names(tmp_path / "run") == [".lock"]
+    assert names(tmp_path / "run") == []
+    assert names(tmp_path) == ["run"]
