@@ -7,6 +7,7 @@ Both engines delete a stage's declared outputs before they rerun it, so work in 
     stage.json     facts for people: versions, times, digests, MLflow run
     run/           what the stage keeps to resume from
     out/           the declared outputs, before they are moved into place
+    old/           an earlier output while a new one takes its place
     kept/          a copy of what a finished attempt made, where that takes long
 
 A job that is ended between its stage's success and its engine's note of that has its outputs
@@ -166,7 +167,9 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
         if before and not finished:
             _log.info("%s: its inputs have changed since it was stopped; starting afresh", job.name)
         shutil.rmtree(folder / "run", ignore_errors=True)
-    shutil.rmtree(folder / "out", ignore_errors=True)
+    for left in ("out", "old"):
+        shutil.rmtree(folder / left, ignore_errors=True)
+    files.remove_temporary(folder)
     if not done:
         shutil.rmtree(kept, ignore_errors=True)
     current = Attempt(
@@ -239,14 +242,13 @@ def _publish(current: Attempt) -> None:
     if current.job.takes_long and not current.done:
         shutil.copytree(current.folder / "out", current.folder / "kept")
     for path, temporary in made.items():
-        _replace(temporary, current.root / path)
+        _replace(temporary, current.root / path, current.folder / "old")
 
 
-def _replace(new: Path, target: Path) -> None:
+def _replace(new: Path, target: Path, old: Path) -> None:
+    """Move `new` to `target`; a folder that was there goes to `old` first, and then away."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir():
-        old = target.with_name(f".{target.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
         target.rename(old)
         new.rename(target)
         shutil.rmtree(old)

@@ -78,6 +78,33 @@ def test_a_new_result_replaces_the_old_folder_whole(root: Path):
     assert sorted(p.name for p in (root / "results/a").iterdir()) == ["curves", "model.bin"]
 
 
+def test_what_a_killed_attempt_has_not_put_away_is_gone_after_the_next(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with common.attempt(job(), root) as attempt:
+        make(attempt)
+
+    def killed(path: Path, **_: object) -> None:
+        raise process.Stopped(str(path))
+
+    def replaced() -> None:
+        with common.attempt(job(params={}), root) as attempt:
+            make(attempt)
+            (attempt.run / ".checkpoint.pt.abcd1234.tmp").touch()
+            monkeypatch.setattr(shutil, "rmtree", killed)  # between two moves
+
+    with pytest.raises(process.Stopped):
+        replaced()
+    monkeypatch.undo()
+    shutil.rmtree(root / "results/a")  # as an engine does before it runs the stage again
+    with common.attempt(job(params={}), root) as attempt:
+        make(attempt)
+        assert not list(attempt.run.iterdir())
+    left = [p.name for p in (root / "results").rglob("*") if p.name.startswith(".")]
+    assert left == [".work"]
+    assert not (root / "results/.work/report/walk/seed1/old").exists()
+
+
 def test_a_missing_output_publishes_nothing(root: Path):
     def half() -> None:
         with common.attempt(job(), root) as attempt:
