@@ -220,6 +220,55 @@ def test_the_best_policy_has_the_alias_and_its_row_leads_to_the_revision_and_bac
     assert {line.split()[0]: line.split()[1] for line in back.splitlines()[1:]} == rows
 
 
+def rows_of(root: Path) -> dict[str, dict]:
+    """Everything that MLflow says of each run, by the run's name."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{root / 'mlflow.db'}")
+    found = client.search_runs(["1"], "tags.`pipeline.current` = 'yes'")
+    assert len({run.info.run_name for run in found}) == len(found)
+    return {run.info.run_name: run.to_dictionary() for run in found}
+
+
+def test_experiments_of_dvc_have_rows_of_their_own(by_dvc: Path, tmp_path: Path):
+    root = tmp_path / "project"
+    shutil.copytree(by_dvc, root, symlinks=True)
+    for name, value in (("user.name", "test"), ("user.email", "test@example.org")):
+        git(root, "config", name, value)
+    commit(root, "results")
+    run(root, "python", "-m", "pipeline.cli", "runs")  # the store notices that it was copied
+    before = rows_of(root)
+
+    def tried(name: str, episodes: int, *how: str) -> None:
+        setting = f"experiments.plain.evaluation.episodes={episodes}"
+        command = ("dvc", "exp", "run", *how, "-n", name, "-S", setting, "evaluate@plain-1")
+        run(root, *command, PIPELINE_MLFLOW="on")
+
+    tried("here", 5)
+    git(root, "checkout", "-q", "--", ".")
+    run(root, "dvc", "checkout")
+    tried("beside", 6, "--temp")
+    tried("queued", 7, "--queue")
+    run(root, "dvc", "exp", "run", "--run-all", PIPELINE_MLFLOW="on")
+    after = rows_of(root)
+    assert {name: after[name] for name in before} == before
+    new = {name: after[name]["data"] for name in after.keys() - before.keys()}
+    assert {name: row["metrics"]["evaluate/episodes"] for name, row in new.items()} == {
+        "plain-seed1 (here)": 5,
+        "plain-seed1 (beside)": 6,
+        "plain-seed1 (queued)": 7,
+    }
+    groups = [row["data"]["tags"]["pipeline.experiment"] for row in after.values()]
+    assert len(set(groups)) == len(groups), "none of them looks like a seed of the baseline"
+    told = run(root, "python", "-m", "pipeline.cli", "runs", "plain-1 (queued)").stdout
+    assert new["plain-seed1 (queued)"]["tags"]["dvc.evaluate"] in told
+    again = ("dvc", "repro", "--force", "--single-item", "train@plain-1")
+    run(root, *again, PIPELINE_MLFLOW="on")
+    trained = rows_of(root)
+    assert trained.keys() == after.keys()
+    assert trained["plain-seed1"]["info"]["run_id"] != before["plain-seed1"]["info"]["run_id"]
+
+
 def start_training(root: Path) -> subprocess.Popen:
     """The train stage of `plain`, until it has shown its first summary."""
     child = subprocess.Popen(  # the stage's own command

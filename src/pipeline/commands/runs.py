@@ -34,6 +34,8 @@ class Found:
     run: str
     experiment: str
     seed: str
+    variant: str
+    """The experiment of DVC that it belongs to, else `workspace`."""
     tags: Mapping[str, str]
     score: float | None
 
@@ -41,6 +43,11 @@ class Found:
     def current(self) -> bool:
         """Whether it stands for its experiment and seed."""
         return self.tags.get(mlflow_store.CURRENT) == "yes"
+
+    @property
+    def name(self) -> str:
+        """What the tables call it."""
+        return row.label(f"{self.experiment}-{self.seed}", self.variant)
 
     def folder(self, stage: str) -> str:
         """Where the stage's results lie in the repository."""
@@ -80,16 +87,27 @@ def _rows(store: mlflow_store.Store) -> list[Found]:
     for run in store.client.search_runs([store.experiment_id], max_results=50_000):
         tags = run.data.tags
         if {"pipeline.experiment", "pipeline.seed"} <= tags.keys():
+            variant = tags.get(row.VARIANT, row.WORKSPACE)
             found.append(
                 Found(
                     run=run.info.run_id,
-                    experiment=tags["pipeline.experiment"],
+                    experiment=tags["pipeline.experiment"].removesuffix(f" ({variant})"),
                     seed=tags["pipeline.seed"],
+                    variant=variant,
                     tags=tags,
                     score=run.data.metrics.get(mlflow_view.SCORE),
                 )
             )
-    return sorted(found, key=lambda one: (one.experiment, int(one.seed), not one.current))
+    return sorted(
+        found,
+        key=lambda one: (
+            one.experiment,
+            int(one.seed),
+            one.variant != row.WORKSPACE,
+            one.variant,
+            not one.current,
+        ),
+    )
 
 
 def _named(rows: Sequence[Found], name: str) -> list[Found]:
@@ -98,10 +116,10 @@ def _named(rows: Sequence[Found], name: str) -> list[Found]:
         one
         for one in rows
         if one.current
-        and name in (f"{one.experiment}-{one.seed}", f"{one.experiment}-seed{one.seed}")
+        and name in (one.name, row.label(f"{one.experiment}-seed{one.seed}", one.variant))
     ]
     if not exact and not wanted:
-        known = ", ".join(f"{one.experiment}-{one.seed}" for one in rows if one.current)
+        known = ", ".join(one.name for one in rows if one.current)
         raise PipelineError(f"MLflow has no run {name!r}; it has {known or 'none'}")
     return exact or wanted
 
@@ -113,7 +131,7 @@ def _table(root: Path, rows: Iterable[Found]) -> str:
         if made := one.made():
             same = all(_here(root, path) == digest for _, path, digest in made)
             state = "those in results/" if same else "others than in results/"
-        lines.append((f"{one.experiment}-{one.seed}", one.run, _number(one.score), state))
+        lines.append((one.name, one.run, _number(one.score), state))
     return _aligned(lines)
 
 
@@ -122,7 +140,7 @@ def _one(root: Path, one: Found) -> str:
     commit = one.tags.get("mlflow.source.git.commit", "unknown")
     edited = ", with uncommitted changes" if one.tags.get("pipeline.uncommitted") == "yes" else ""
     lines = [
-        f"{one.experiment}-{one.seed}",
+        one.name,
         f"  MLflow run  {one.run} ({state})",
         f"  code        commit {commit}{edited}",
     ]

@@ -109,12 +109,13 @@ def recorded(
     if not mlflow_run.enabled():
         yield None
         return
-    stage = attempt.job.stage
-    key = mlflow_run.RunKey(
+    stage, policy = attempt.job.stage, run.root / run.folder("train") / "policy.pt"
+    key = row.RunKey(
         experiment=run.name,
         seed=run.seed,
         stage=stage,
         fingerprint=attempt.fingerprint,
+        policy=row.dvc_digest(policy) if stage != "train" and policy.exists() else None,
         resumed=attempt.resumed,
         root=Path(os.environ.get("DVC_ROOT") or run.root).resolve(),
         record=run.root / common.WORK / "mlflow" / f"{run.name}-seed{run.seed}.json",

@@ -73,7 +73,7 @@ def write(folder: Path, path: Path, *, model: Any) -> None:
 
     graph = onnx.load(str(path), load_external_data=False).graph
     described = Model(
-        artifact_path=model.artifact_location,
+        artifact_path=path.stem,  # its place would be an absolute path, wrong after a move
         model_uuid=model.model_id,
         run_id=model.source_run_id,
         model_id=model.model_id,

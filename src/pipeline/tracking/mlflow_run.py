@@ -15,15 +15,15 @@ import os
 import queue
 import threading
 import time
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.tracking import mlflow_curve, mlflow_registry, mlflow_store, names, row
+from pipeline.tracking.row import RunKey  # noqa: TC001  # for those who make a run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from pipeline.tracking.base import Sink
 
@@ -42,28 +42,6 @@ def _short(value: float) -> float:
 def enabled() -> bool:
     """False when the environment variable PIPELINE_MLFLOW says off, no, false or 0."""
     return os.environ.get("PIPELINE_MLFLOW", "on").lower() not in {"off", "no", "false", "0"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunKey:
-    """Which run a stage writes to."""
-
-    experiment: str
-    """Name in params.yaml."""
-    seed: int
-    """Seed of the run."""
-    stage: str
-    """Stage of the DAG; `train` may begin a new run, the others continue the one there is."""
-    fingerprint: str
-    """Digest of the stage's inputs; training on other inputs begins a new run."""
-    resumed: bool = False
-    """Whether a killed attempt goes on; training again from the start begins a new run."""
-    root: Path
-    """The repository, which holds the store unless MLFLOW_TRACKING_URI names another."""
-    record: Path
-    """JSON file that remembers the run between stages."""
-    tags: Mapping[str, str] = field(default_factory=dict)
-    """Facts to search by: algorithm, environment, commit."""
 
 
 class MlflowRun:
@@ -170,9 +148,9 @@ class MlflowRun:
         key = self._key
         name = mlflow_registry.model_name(environment, path.stem)
         tags = {
-            mlflow_registry.EXPERIMENT: key.experiment,
+            mlflow_registry.EXPERIMENT: key.label,
             "seed": str(key.seed),
-            "run": _name_of(key),
+            "run": key.name,
             "dvc.export": row.dvc_digest(path.parent),
             "git.commit": key.tags.get("mlflow.source.git.commit", ""),
         }
@@ -194,7 +172,7 @@ class MlflowRun:
         def write(store: mlflow_store.Store, run: str) -> None:
             shared = {
                 mlflow_registry.BUILD: row.dvc_digest(build),
-                mlflow_registry.EXPERIMENT: key.experiment,
+                mlflow_registry.EXPERIMENT: key.label,
                 **{f"evaluate.{name}": str(value) for name, value in told.items()},
             }
             for behavior, value in values.items():
@@ -275,29 +253,33 @@ class MlflowRun:
         self._taken += 1
 
     def _begin(self, store: mlflow_store.Store) -> str:
-        """The run to write to: the one there is, or a new one in its place."""
+        """Return the run to write to: the present one, or a new one in its place."""
         key, stages = self._key, dict[str, str]()
         tags = {
-            "pipeline.experiment": key.experiment,
+            "pipeline.experiment": key.label,
             "pipeline.seed": str(key.seed),
             "pipeline.checkout": mlflow_store.checkout(key.root),
-            "pipeline.variant": "workspace",
             **{name: str(value) for name, value in key.tags.items()},
+            "pipeline.variant": key.variant,
         }
         run: str | None = None
-        record = _read_record(key.record)
-        if record is not None and record["uri"] == store.uri and store.exists(record["run_id"]):
+        record = _read_record(key.remembered)
+        if record is not None and _is_ours(record, store, key) and store.exists(record["run_id"]):
             run, stages = record["run_id"], record["stages"]
         elif key.stage != _BEGINNER:
             run = store.current(tags)
-        if run is None or _anew(key, stages):
+        if run is None or _anew(key, stages) or not _same_policy(store, run, key):
+            if run is not None:  # a moved checkout and another host of a cluster give other tags
+                store.set_tags(run, {name: tags[name] for name in mlflow_store.IDENTITY})
             stages = {}
-            run = store.create(_name_of(key), {**tags, mlflow_store.CURRENT: "yes"})
+            policy = {} if key.policy is None else {"dvc.train": key.policy}
+            run = store.create(key.name, {**tags, **policy, mlflow_store.CURRENT: "yes"})
             store.supersede(run, tags)
         else:
             store.reopen(run, tags)
         stages[key.stage] = key.fingerprint
-        files.write_json(key.record, {"uri": store.uri, "run_id": run, "stages": stages})
+        place = {"uri": _address(store), "root": str(key.root)}
+        files.write_json(key.remembered, {**place, "run_id": run, "stages": stages})
         return run
 
     def _warn(self, why: str) -> None:
@@ -339,12 +321,6 @@ def _write(job: Any, store: mlflow_store.Store, run: str) -> None:
             return
 
 
-def _name_of(key: RunKey) -> str:
-    variant = key.tags.get("pipeline.variant", "workspace")
-    name = f"{key.experiment}-seed{key.seed}"
-    return name if variant == "workspace" else f"{name} ({variant})"
-
-
 def _anew(key: RunKey, stages: Mapping[str, str]) -> bool:
     """Whether this stage begins a new run instead of continuing the recorded one.
 
@@ -356,12 +332,34 @@ def _anew(key: RunKey, stages: Mapping[str, str]) -> bool:
     return before != key.fingerprint or not key.resumed
 
 
+def _same_policy(store: mlflow_store.Store, run: str, key: RunKey) -> bool:
+    """Whether a row is of the policy that this stage works on, as far as both are known.
+
+    DVC may have put back another one, from its run cache or from an experiment.
+    """
+    known = store.client.get_run(run).data.tags.get("dvc.train")
+    return key.policy is None or known is None or known == key.policy
+
+
 def _read_record(path: Path) -> dict[str, Any] | None:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         return record if {"uri", "run_id", "stages"} <= record.keys() else None
     except (OSError, ValueError, AttributeError):
         return None
+
+
+def _is_ours(record: Mapping[str, Any], store: mlflow_store.Store, key: RunKey) -> bool:
+    """Whether a record is about this store, and was not copied along with another checkout."""
+    if record["uri"] not in (_address(store), store.uri):
+        return False
+    made_in = Path(record.get("root", key.root))
+    return store.own or made_in == key.root or not made_in.exists()
+
+
+def _address(store: mlflow_store.Store) -> str:
+    """How a record names the store; not by its place when that moves with the record."""
+    return "mlflow.db" if store.own else store.uri
 
 
 def _first_line(error: Exception) -> str:

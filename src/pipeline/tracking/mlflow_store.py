@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.errors import PipelineError
-from pipeline.tracking import mlflow_model, mlflow_registry, mlflow_view
-from pipeline.tracking.row import dvc_digest
+from pipeline.tracking import mlflow_database, mlflow_model, mlflow_registry, mlflow_view
+from pipeline.tracking.row import BASELINE, VARIANT, WORKSPACE, dvc_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from pipeline.tracking.row import Data
 
 _EXPERIMENT = "pipeline"
+_DATABASE, _ARTIFACTS = "mlflow.db", "mlartifacts"
 _WRITTEN = ("src", "config", "workflow", "params.yaml", "dvc.yaml", "Snakefile")
 """What people edit; results are rewritten by every run."""
 CURRENT = "pipeline.current"
 """Tag of a run: `yes` on the one that stands for its experiment and seed."""
-IDENTITY = ("pipeline.experiment", "pipeline.seed", "pipeline.checkout", "pipeline.variant")
-"""Tags that say which runs stand for the same; the variant is DVC's experiment or `workspace`."""
+_CHECKOUT = "pipeline.checkout"
+IDENTITY = ("pipeline.experiment", "pipeline.seed", _CHECKOUT, VARIANT)
+"""Tags that say which runs stand for the same."""
 _BATCH = 900
-_WAIT_S = 300.0
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -49,7 +50,7 @@ def set_environment() -> None:
 
 def default_uri(root: Path) -> str:
     """The store in use: MLFLOW_TRACKING_URI, else `mlflow.db` in the repository."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / _DATABASE}"
 
 
 def clean(name: str) -> str:
@@ -78,6 +79,8 @@ class Store:
     """An open store and the experiment in it."""
 
     uri: str
+    own: bool
+    """Whether it lies in the checkout, and so belongs to no other."""
     experiment_id: str
     client: Any
 
@@ -94,22 +97,27 @@ class Store:
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table it makes
         logging.getLogger("urllib3").setLevel(logging.ERROR)  # we say what its retries came to
+        root = root.resolve()
         uri = default_uri(root)
-        with locked(uri):
-            _make_whole(uri)
+        file = mlflow_database.file_of(uri)
+        own = file is not None and file.resolve() == root / _DATABASE
+        with mlflow_database.locked(uri):
+            mlflow_database.make_whole(uri)
             client = MlflowClient(tracking_uri=uri)
             found = client.get_experiment_by_name(experiment_name())
             if found is not None:
                 identifier = found.experiment_id
+                if own:
+                    mlflow_database.follow(uri, found.artifact_location, root / _ARTIFACTS)
             elif uri.startswith("sqlite:"):
-                place = (root / "mlartifacts").as_uri()
+                place = (root / _ARTIFACTS).as_uri()
                 identifier = client.create_experiment(experiment_name(), artifact_location=place)
             else:
                 identifier = _create_shared(client)
             present = found.tags if found is not None else {}
             for name, text in mlflow_view.missing(identifier, present).items():
                 client.set_experiment_tag(identifier, name, text)
-        return cls(uri=uri, experiment_id=identifier, client=client)
+        return cls(uri=uri, own=own, experiment_id=identifier, client=client)
 
     @classmethod
     def existing(cls, root: Path) -> Store:
@@ -156,12 +164,17 @@ class Store:
 
     def of_same(self, tags: Mapping[str, str], *, more: str = "") -> list[Any]:
         """The runs of the same experiment, seed, checkout and variant, newest first."""
-        wanted = " and ".join(f"tags.`{name}` = '{tags[name]}'" for name in IDENTITY)
+        # a checkout's own store moves with it, and then all in it is the moved checkout's
+        names = [name for name in IDENTITY if not (self.own and name == _CHECKOUT)]
+        wanted = " and ".join(f"tags.`{name}` = {_quoted(tags[name])}" for name in names)
         return list(self.client.search_runs([self.experiment_id], wanted + more))
 
     def current(self, tags: Mapping[str, str]) -> str | None:
         """The run that stands for this experiment and seed, if there is one."""
-        found = self.of_same(tags, more=f" and tags.`{CURRENT}` = 'yes'")
+        more = f" and tags.`{CURRENT}` = 'yes'"
+        if BASELINE in tags:  # DVC lets a name be used again on another commit
+            more += f" and tags.`{BASELINE}` = {_quoted(tags[BASELINE])}"
+        found = self.of_same(tags, more=more)
         return str(found[0].info.run_id) if found else None
 
     def supersede(self, current: str, tags: Mapping[str, str]) -> None:
@@ -273,13 +286,18 @@ class Store:
         source = mlflow_model.log(self.client, run, path, params=known.params, metrics=final)
         told = {**tags, mlflow_registry.CONTENT: content}
         mlflow.set_tracking_uri(self.uri)  # the registry looks the model up in the global one
-        with locked(self.uri):
+        with mlflow_database.locked(self.uri):
             mlflow_registry.register(self.client, name, source, run, told)
 
     def score(self, run: str, name: str, tags: Mapping[str, str]) -> None:
         """Note a model's evaluation, and move its aliases where it is the best."""
-        with locked(self.uri):
+        with mlflow_database.locked(self.uri):
             mlflow_registry.score(self.client, run, name, tags)
+
+
+def _quoted(value: str) -> str:
+    """Return a value as MLflow's searches take it; a git reference may have quotes in it."""
+    return f'"{value}"' if "'" in value else f"'{value}'"
 
 
 def experiment_name() -> str:
@@ -289,7 +307,9 @@ def experiment_name() -> str:
 
 def source_tags(root: Path) -> dict[str, str]:
     """Where the code comes from: commit, whether it was edited since, and DVC's experiment."""
-    tags = {"pipeline.variant": os.environ.get("DVC_EXP_NAME") or "workspace"}
+    tags = {VARIANT: WORKSPACE}
+    if experiment := os.environ.get("DVC_EXP_NAME"):
+        tags = {VARIANT: experiment, BASELINE: os.environ.get("DVC_EXP_BASELINE_REV", "")}
     commit = _git(root, "rev-parse", "HEAD")
     if commit:
         tags["mlflow.source.git.commit"] = commit
@@ -306,43 +326,6 @@ def _git(root: Path, *arguments: str) -> str | None:
         )
         return done.stdout.strip()
     return None
-
-
-@contextlib.contextmanager
-def locked(uri: str) -> Any:
-    """Let one process at a time do what must not be interleaved in a SQLite store."""
-    path = _file_of(uri)
-    if path is None:
-        yield
-        return
-    from filelock import FileLock
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{path}.lock", timeout=_WAIT_S):
-        yield
-
-
-def _file_of(uri: str) -> Path | None:
-    """The file of a SQLite store."""
-    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
-
-
-def _make_whole(uri: str) -> None:
-    """Make a SQLite store under another name first.
-
-    MLflow makes its tables in dozens of steps when a client is made. A process that is killed in
-    between would leave a file that no client can open any more.
-    """
-    path = _file_of(uri)
-    if path is None or path.exists():
-        return
-    from mlflow import MlflowClient
-
-    new = path.with_name(f"{path.name}.new")
-    for left in (new, new.with_name(f"{new.name}-journal")):
-        left.unlink(missing_ok=True)
-    MlflowClient(tracking_uri=f"sqlite:///{new}")
-    new.replace(path)
 
 
 def _create_shared(client: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a row of MLflow's table says of one experiment and seed: parameters, data, note, color."""
+"""A row of MLflow's table: which experiment and seed it stands for, and what it says of them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,57 @@ _UNSAID: tuple[Any, ...] = (None, {}, [])
 _SHARED = "hyperparameters"
 _SHADES = 5
 _GOLDEN = 0.618034
+
+
+VARIANT, BASELINE, WORKSPACE = "pipeline.variant", "pipeline.baseline", "workspace"
+"""Tags with the name of DVC's experiment, or `workspace`, and with the commit it starts from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunKey:
+    """Which run a stage writes to."""
+
+    experiment: str
+    """Name in params.yaml."""
+    seed: int
+    """Seed of the run."""
+    stage: str
+    """Stage of the DAG; `train` may begin a new run, the others continue the one there is."""
+    fingerprint: str
+    """Digest of the stage's inputs; training on other inputs begins a new run."""
+    policy: str | None = None
+    """DVC's digest of the trained policy that a later stage works on."""
+    resumed: bool = False
+    """Whether a killed attempt goes on; training again from the start begins a new run."""
+    root: Path
+    """The repository, which holds the store unless MLFLOW_TRACKING_URI names another."""
+    record: Path
+    """JSON file that remembers the run between stages."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Facts to search by: algorithm, environment, commit, DVC's experiment."""
+
+    @property
+    def variant(self) -> str:
+        """The experiment of DVC that the stage runs in, else `workspace`."""
+        return self.tags.get(VARIANT, WORKSPACE)
+
+    @property
+    def label(self) -> str:
+        """The experiment, and DVC's when there is one: rows with one label are seeds of it."""
+        return label(self.experiment, self.variant)
+
+    @property
+    def name(self) -> str:
+        """What the row is called."""
+        return label(f"{self.experiment}-seed{self.seed}", self.variant)
+
+    @property
+    def remembered(self) -> Path:
+        """The record file: an experiment of DVC must not continue the workspace's row."""
+        if self.variant == WORKSPACE:
+            return self.record
+        baseline = self.tags.get(BASELINE, "")[:10]
+        return self.record.with_stem(f"{self.record.stem} ({self.variant} {baseline})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +93,11 @@ class Row:
     data: Sequence[Data]
     note: str
     """Markdown that MLflow shows above the run."""
+
+
+def label(name: str, variant: str) -> str:
+    """Return a name with DVC's experiment behind it, if there is one."""
+    return name if variant == WORKSPACE else f"{name} ({variant})"
 
 
 def parameters(behaviors: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import logging
 import shutil
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -165,12 +166,80 @@ def test_training_again_puts_a_new_row_in_place_of_the_old_and_folds_that_below_
         assert runs[old].info.run_name == "walk-seed1 (superseded)"
 
 
+def tried(root: Path, stage: str, variant: str = "brave-emu", baseline: str = "c0de", **options):
+    """As a stage in `dvc exp run` writes."""
+    names = {"pipeline.variant": variant, "pipeline.baseline": baseline}
+    return MlflowRun(key(root, stage, **options, **names))
+
+
 def test_an_experiment_of_dvc_has_a_row_of_its_own(tmp_path: Path):
     plain = MlflowRun(key(tmp_path, "train"))
-    tried = key(tmp_path, "train", "b", **{"pipeline.variant": "brave-emu"})
-    assert finished(MlflowRun(tried)) != finished(plain)
+    assert finished(tried(tmp_path, "train", fingerprint="b")) != finished(plain)
     found = rows(tmp_path, "tags.`pipeline.current` = 'yes'")
     assert set(found) == {"walk-seed1", "walk-seed1 (brave-emu)"}
+
+
+def evaluated(run: MlflowRun, score: float) -> str:
+    run.results({"mean_return": score})
+    return finished(run)
+
+
+def test_an_experiment_that_only_evaluates_leaves_the_baselines_row_as_it_was(tmp_path: Path):
+    finished(MlflowRun(key(tmp_path, "train")))
+    row = evaluated(MlflowRun(key(tmp_path, "evaluate")), 5.0)
+    before = client(tmp_path).get_run(row).to_dictionary()
+    first = evaluated(tried(tmp_path, "evaluate"), 7.0)
+    assert client(tmp_path).get_run(row).to_dictionary() == before
+    assert evaluated(tried(tmp_path, "evaluate"), 8.0) == first, "the same experiment again"
+    other = evaluated(tried(tmp_path, "evaluate", "it's"), 9.0)
+    assert len({row, first, other}) == 3
+    rebased = evaluated(tried(tmp_path, "evaluate", baseline="beef"), 6.0)
+    assert rebased != first, "the same name, based on another commit"
+    again = finished(MlflowRun(key(tmp_path, "train", "b")))
+    assert finished(MlflowRun(key(tmp_path, "evaluate"))) == again
+    shown = client(tmp_path).search_runs(["1"], "tags.`pipeline.current` = 'yes'")
+    assert {one.info.run_name: one.info.run_id for one in shown} == {
+        "walk-seed1": again,
+        "walk-seed1 (brave-emu)": rebased,
+        "walk-seed1 (it's)": other,
+    }
+    groups = [one.data.tags["pipeline.experiment"] for one in shown]
+    assert len(set(groups)) == 3, "no two of them look like seeds of one experiment"
+
+
+def test_an_experiments_policy_takes_no_alias_of_the_baselines(tmp_path: Path):
+    played(tmp_path, 1, 5.0)
+    played(tmp_path, 1, 6.0, **{"pipeline.variant": "brave-emu"})
+    aliases = client(tmp_path).get_registered_model(NAME).aliases
+    assert {name: str(version) for name, version in aliases.items()} == {
+        "best": "2",
+        "walk": "1",
+        "walk__brave-emu_": "2",
+    }
+
+
+def test_numbers_of_another_policy_do_not_go_into_the_row(tmp_path: Path):
+    """DVC puts back an older policy from its cache, and nothing but the evaluation runs."""
+
+    def stage(name: str, policy: bytes, fingerprint: str = "a") -> str:
+        (tmp_path / "policy.pt").write_bytes(policy)
+        worked_on = None if name == "train" else md5(policy)
+        run = MlflowRun(replace(key(tmp_path, name, fingerprint), policy=worked_on))
+        if name == "train":
+            run.made(tmp_path / "policy.pt")
+        return finished(run)
+
+    first = stage("train", b"first")
+    assert stage("evaluate", b"first") == first
+    second = stage("train", b"second", "b")
+    assert stage("evaluate", b"second") == second
+    restored = stage("evaluate", b"first")
+    assert restored not in (first, second)
+    assert stage("evaluate", b"first") == restored
+    (current,) = client(tmp_path).search_runs(["1"], "tags.`pipeline.current` = 'yes'")
+    assert current.info.run_id == restored
+    assert current.data.tags["dvc.train"] == md5(b"first")
+    assert stage("evaluate", b"second") != restored
 
 
 def test_a_stage_finds_the_row_without_the_record_and_a_param_is_not_changed(tmp_path: Path):
@@ -295,16 +364,16 @@ def exported(root: Path, bias: float) -> Path:
     return path
 
 
-def played(root: Path, seed: int, score: float, build: str = "first") -> str:
+def played(root: Path, seed: int, score: float, build: str = "first", **tags: str) -> str:
     """Train, export and evaluate as the stages do; gives the run."""
     (root / "build").mkdir(exist_ok=True)
     (root / "build/walker").write_text(build)
-    finished(MlflowRun(key(root, "train", str(score), seed=seed)))
-    export = MlflowRun(key(root, "export", seed=seed))
+    finished(MlflowRun(key(root, "train", str(score), seed=seed, **tags)))
+    export = MlflowRun(key(root, "export", seed=seed, **tags))
     export.model(exported(root, score), environment="walk")
     export.model(exported(root, score), environment="walk")
     finished(export)
-    evaluate = MlflowRun(key(root, "evaluate", seed=seed))
+    evaluate = MlflowRun(key(root, "evaluate", seed=seed, **tags))
     evaluate.score(
         {"Walker": score}, environment="walk", build=root / "build", told={"episodes": 4}
     )

@@ -1,0 +1,87 @@
+"""The file of an embedded MLflow store: one process makes it, and it may be copied and moved."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+_log = logging.getLogger(__name__)
+
+_WAIT_S = 300.0
+_BUSY_S = 5.0
+_LOCATIONS = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+)
+"""Columns in which MLflow keeps where artifacts lie; it makes every location absolute."""
+
+
+def file_of(uri: str) -> Path | None:
+    """Return the file of a SQLite store, or None for a store of another kind."""
+    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+
+
+@contextlib.contextmanager
+def locked(uri: str) -> Any:
+    """Let one process at a time do what must not be interleaved in a SQLite store."""
+    path = file_of(uri)
+    if path is None:
+        yield
+        return
+    from filelock import FileLock
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{path}.lock", timeout=_WAIT_S):
+        yield
+
+
+def make_whole(uri: str) -> None:
+    """Make a SQLite store under another name first.
+
+    MLflow makes its tables in dozens of steps when a client is made. A process that is killed in
+    between would leave a file that no client can open any more.
+    """
+    path = file_of(uri)
+    if path is None or path.exists():
+        return
+    from mlflow import MlflowClient
+
+    new = path.with_name(f"{path.name}.new")
+    for left in (new, new.with_name(f"{new.name}-journal")):
+        left.unlink(missing_ok=True)
+    MlflowClient(tracking_uri=f"sqlite:///{new}")
+    new.replace(path)
+
+
+def follow(uri: str, recorded: str, folder: Path) -> None:
+    """Let a SQLite store that was copied or moved find its artifacts where they lie now.
+
+    Everything that lay in the recorded checkout is looked for in the present one.
+
+    Args:
+        uri: of the store.
+        recorded: where the store says that the artifacts lie.
+        folder: where they lie.
+    """
+    parts = urlsplit(recorded)
+    before = Path(unquote(parts.path))
+    if parts.scheme not in ("", "file") or before == folder or before.name != folder.name:
+        return
+    old, new = before.parent, folder.parent
+    with contextlib.closing(sqlite3.connect(str(file_of(uri)), timeout=_BUSY_S)) as database:
+        for start, replacement in ((old.as_uri(), new.as_uri()), (str(old), str(new))):
+            for table, column in _LOCATIONS:
+                database.execute(
+                    f"UPDATE {table} SET {column} = ? || substr({column}, ?) "
+                    f"WHERE substr({column}, 1, ?) = ?",
+                    (f"{replacement}/", len(start) + 2, len(start) + 1, f"{start}/"),
+                )
+        database.commit()
+    _log.info("The MLflow store was copied or moved; its artifacts are looked for in %s", folder)

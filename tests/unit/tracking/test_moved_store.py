@@ -1,0 +1,136 @@
+"""A checkout with its MLflow store, copied and moved; each step a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.tracking.mlflow_database import follow
+
+pytestmark = pytest.mark.slow
+
+STAGES = """
+import json, sys
+from pathlib import Path
+import onnx
+from onnx import TensorProto, helper
+from pipeline.tracking.mlflow_run import MlflowRun, RunKey
+
+root, fingerprint = Path(sys.argv[1]), sys.argv[2]
+value = helper.make_tensor_value_info
+graph = helper.make_graph(
+    [helper.make_node("Identity", ["obs_0"], ["continuous_actions"])], "policy",
+    [value("obs_0", TensorProto.FLOAT, ["batch", 2])],
+    [value("continuous_actions", TensorProto.FLOAT, ["batch", 2])],
+)
+path = root / "export" / "Walker.onnx"
+path.parent.mkdir(exist_ok=True)
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+onnx.save(model, str(path))
+runs = []
+for stage in sys.argv[3:]:
+    record = root / "results/.work/mlflow/walk-seed1.json"
+    key = RunKey(experiment="walk", seed=1, stage=stage, fingerprint=fingerprint, root=root,
+                 record=record)
+    run = MlflowRun(key)
+    if stage == "export":
+        run.model(path, environment="walk")
+    run.artifacts([path])
+    if stage == "evaluate":
+        run.score({"Walker": 5.0}, environment="walk", build=path.parent, told={})
+    run.close()
+    assert run.lost == 0, run.lost
+    runs.append(run.run_id)
+print(json.dumps(runs))
+"""
+
+LOAD = """
+import json, os, sys
+from pathlib import Path
+import mlflow
+from pipeline.tracking.mlflow_store import Store
+
+store = Store.existing(Path(sys.argv[1]))
+mlflow.set_tracking_uri(store.uri)
+loaded = mlflow.onnx.load_model("models:/walk.Walker@best")
+info = mlflow.models.get_model_info("models:/walk.Walker@best")
+whole = mlflow.pyfunc.load_model(info.model_uri)
+rows = {}
+for run in store.client.search_runs([store.experiment_id], "tags.`pipeline.current` = 'yes'"):
+    rows[run.info.run_id] = [one.path for one in store.client.list_artifacts(run.info.run_id)]
+print(json.dumps({"output": loaded.graph.output[0].name, "rows": rows}))
+"""
+
+
+def python(script: str, *arguments: str | Path) -> object:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "DVC_"))}
+    done = subprocess.run(  # noqa: S603  # our own command
+        [sys.executable, "-W", "ignore", "-c", script, *map(str, arguments)],
+        env=kept | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def files_in(root: Path) -> dict[str, str]:
+    return {
+        file.relative_to(root).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(root.rglob("*"))
+        if file.is_file()
+    }
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> tuple[Path, str]:
+    """A folder in which one run was trained, exported and evaluated; and the run."""
+    root = tmp_path / "my 100% chéckout"
+    root.mkdir()
+    runs = python(STAGES, root, "a", "train", "export", "evaluate")
+    assert isinstance(runs, list)
+    assert len(set(runs)) == 1
+    return root, runs[0]
+
+
+def test_a_copied_checkout_leaves_the_original_as_it_is(checkout: tuple[Path, str]):
+    root, run = checkout
+    copy = root / "copy"  # below the original, so that their paths begin alike
+    shutil.copytree(root, copy, ignore=shutil.ignore_patterns("copy"))
+    before = files_in(root)
+    assert python(STAGES, copy, "a", "evaluate") == [run], "the copy's own row goes on"
+    (new,) = python(STAGES, copy, "b", "train")
+    told = python(LOAD, copy)
+    after = {name: digest for name, digest in files_in(root).items() if "copy/" not in name}
+    assert after == {name: digest for name, digest in before.items() if "copy/" not in name}
+    assert told == {"output": "continuous_actions", "rows": {new: ["train"]}}
+    assert (copy / "mlartifacts" / new).is_dir()
+    assert python(LOAD, root)["rows"] == {run: ["evaluate", "export", "train"]}
+
+
+def test_a_moved_checkout_keeps_its_models_and_rows(checkout: tuple[Path, str], tmp_path: Path):
+    root, run = checkout
+    moved = tmp_path / "elsewhere"
+    root.rename(moved)
+    told = python(LOAD, moved)
+    assert told == {
+        "output": "continuous_actions",
+        "rows": {run: ["evaluate", "export", "train"]},
+    }
+    (again,) = python(STAGES, moved, "b", "train")
+    assert python(LOAD, moved)["rows"] == {again: ["train"]}
+    assert not root.exists(), "nothing was written where the checkout was"
+
+
+def test_the_artifacts_that_a_user_keeps_elsewhere_stay_there(tmp_path: Path):
+    for place in ("s3://bucket/mlartifacts", str(tmp_path / "shared"), f"{tmp_path}/mlartifacts"):
+        follow("sqlite:///nowhere/mlflow.db", place, tmp_path / "mlartifacts")
