@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Messages without the agent that are waited out before the environment is called broken.
-_PATIENCE = 10_000
+PATIENCE = 10_000
+"""Messages without an agent that are waited out before the environment is called broken."""
 
 
 class UnityGymException(UnityException):
@@ -168,12 +168,12 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
 
     def _wait(self) -> Steps:
         """Steps in which the agent takes part."""
-        for _ in range(_PATIENCE):
+        for _ in range(PATIENCE):
             steps: Steps = self._env.get_steps(self.name)
             if len(steps[0]) or len(steps[1]):
                 return steps
             self._env.step()
-        raise UnityGymException(f"{self.name}: no agent asked for a decision in {_PATIENCE} steps.")
+        raise UnityGymException(f"{self.name}: no agent asked for a decision in {PATIENCE} steps.")
 
     def _layout(self) -> None:
         specs = self.spec_of_behavior.observation_specs
@@ -272,6 +272,16 @@ def _flattened(branches: Sequence[int]) -> AnyArray:
     return np.array(list(itertools.product(*map(range, branches))), dtype=np.int32)
 
 
+class HybridSpace(spaces.Tuple):  # type: ignore[type-arg]  # not generic in each Gymnasium
+    """Continuous and discrete actions; `sample` takes the mask of the discrete ones alone, too."""
+
+    def sample(self, mask: Any = None, probability: Any = None) -> tuple[Any, ...]:
+        """Draw an action; `mask` is of the discrete actions, or (None, that one)."""
+        if mask is not None and not (isinstance(mask, tuple) and mask[0] is None):
+            mask = (None, mask)
+        return super().sample(mask, probability)
+
+
 def action_space_of(actions: ActionSpec, flat: AnyArray | None = None) -> spaces.Space[Any]:
     """The space of one agent's actions.
 
@@ -289,7 +299,7 @@ def action_space_of(actions: ActionSpec, flat: AnyArray | None = None) -> spaces
     else:
         discrete = spaces.MultiDiscrete(list(branches) or [1])
     if actions.continuous_size and branches:
-        return spaces.Tuple([continuous, discrete])
+        return HybridSpace([continuous, discrete])
     return discrete if branches else continuous
 
 

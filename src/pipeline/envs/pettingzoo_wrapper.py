@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -9,7 +10,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from pettingzoo.utils.conversions import parallel_to_aec_wrapper
 
-from pipeline.envs.gym_wrapper import action_space_of, maker
+from pipeline.envs.gym_wrapper import PATIENCE, action_space_of, maker
 from pipeline.errors import UnityException
 from pipeline.protocol.specs import ActionTuple
 
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
     from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 
+_AGENT = "?agent_id="
+_GONE_AFTER = 1000
+"""Steps without a word of an agent after which it is taken to be gone."""
+_FEW = 256
+"""Agents up to which none is looked for that might be gone."""
+
+
 class UnityPettingZooException(UnityException):
     """The wrapper is used in the wrong order, or with an action that does not exist."""
 
@@ -32,7 +40,11 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
     An agent leaves `agents` with its terminal step and does not come back before `reset`, also when
     the environment begins a new episode for it at once. An agent that asks for no decision in a
     step keeps its observation, and `infos[agent]["asked"]` is False: its next action has no effect.
-    Agents that appear later are added to `agents` and `possible_agents`.
+    Agents that appear later are added to `agents`.
+
+    `possible_agents` are those seen since the last reset. Where agents come and go without end,
+    those not heard of for 1,000 steps are forgotten now and then, and truncated first if they had
+    not ended.
 
     One observation is an array, several are a dict by the sensors' names. With discrete actions it
     all stands in `{"observation": ..., "action_mask": ...}`, the mask as int8 with 1 = allowed,
@@ -54,14 +66,13 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         self._make = maker(env)
         self._seed = seed
         self._env: Any = None if self._make is not None else env
-        self._who: dict[str, tuple[str, int]] = {}
         self._specs: dict[str, BehaviorSpec] = {}
         self._spaces: dict[str, tuple[spaces.Space[Any], spaces.Space[Any]]] = {}
-        self._last: dict[str, Any] = {}
-        self.possible_agents: list[str] = []
-        self.agents: list[str] = []
+        self._n_spaces = 0
+        self._heard: dict[str, int] = {}
         self.reset(seed=seed)
-        self.agents = []
+        self.agents: list[str] = []
+        self._is_reset = False
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         """What `agent` sees."""
@@ -81,23 +92,41 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         Args:
             seed: of the environment from now on, where it can be started anew; see the class.
             options: not used.
+
+        Raises:
+            UnityPettingZooException: No agent asks for a decision.
         """
         if self._make is not None and (self._env is None or seed is not None):
             if self._env is not None:
                 self._env.close()
             self._env = self._make(0 if seed is None else seed)
         self._env.reset()
-        self.agents, self._last = [], {}
-        self._left: set[str] = set()
+        self._begin()
         obs: dict[str, Any] = {}
         infos: dict[str, dict[str, Any]] = {}
-        while not obs:
+        for _ in range(PATIENCE):
             for behavior in self._env.behavior_specs:
                 decision, _ = self._env.get_steps(behavior)
                 self._take(behavior, decision, obs, {}, infos)
-            if not obs:
-                self._env.step()
-        return obs, infos
+            if obs:
+                return obs, infos
+            self._env.step()
+        raise UnityPettingZooException(f"No agent asked for a decision in {PATIENCE} steps.")
+
+    def _begin(self) -> None:
+        """Forget all agents; spaces are kept for those that come back, if they are not too many."""
+        if len(self._spaces) > 2 * len(self._heard) + _FEW:
+            self._spaces = {one: self._spaces[one] for one in self._spaces.keys() & self._heard}
+        old, self._specs = self._specs, dict(self._env.behavior_specs)
+        if any(self._specs.get(name, spec) != spec for name, spec in old.items()):
+            self._spaces.clear()
+        self.agents = []
+        self.possible_agents: list[str] = []
+        self._last: dict[str, Any] = {}
+        self._left: set[str] = set()
+        self._heard = {}
+        self._n_steps, self._look_at = 0, _FEW
+        self._is_reset = True
 
     def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
         """Act once: observations, rewards, terminations, truncations and infos by agent.
@@ -107,12 +136,13 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         Raises:
             UnityPettingZooException: There was no reset, or an action is outside of its space.
         """
-        if self._env is None or not (self.agents or self._last):
+        if self._env is None or not self._is_reset:
             raise UnityPettingZooException(
                 "You must reset the environment before you can perform a step"
             )
         self._act(actions)
         self._env.step()
+        self._n_steps += 1
         alive = list(self.agents)
         obs: dict[str, Any] = {}
         infos: dict[str, dict[str, Any]] = {}
@@ -123,12 +153,11 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
             decision, terminal = self._env.get_steps(behavior)
             for row, agent in enumerate(self._names(behavior, terminal)):
                 if agent not in terminations:
-                    continue
+                    continue  # it has no decision since the reset, or has ended already
                 interrupted = bool(terminal.interrupted[row])
                 terminations[agent], truncations[agent] = not interrupted, interrupted
                 self._note(agent, behavior, terminal, row, obs, rewards, infos)
-                self.agents.remove(agent)
-                self._left.add(agent)
+                self._leave(agent)
             self._take(behavior, decision, obs, rewards, infos)
         for agent in self.agents:
             terminations.setdefault(agent, False)
@@ -136,6 +165,9 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         for agent in alive:
             if agent not in obs:
                 obs[agent], infos[agent] = self._last[agent], {"asked": False}
+        if len(self._heard) > self._look_at:
+            for agent in self._vanished():
+                truncations[agent] = True
         return obs, rewards, terminations, truncations, infos
 
     def render(self) -> None:
@@ -157,13 +189,34 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
     ) -> None:
         """Enter the agents that ask, new ones as well, but none whose episode has ended."""
         for row, agent in enumerate(self._names(behavior, decision)):
+            if agent not in self._heard:
+                insort(self.agents, agent)
+                insort(self.possible_agents, agent)
+            self._heard[agent] = self._n_steps
+            if agent not in self._left:
+                self._last[agent] = self._note(agent, behavior, decision, row, obs, rewards, infos)
+
+    def _leave(self, agent: str) -> None:
+        self.agents.remove(agent)
+        self._left.add(agent)
+        self._heard[agent] = self._n_steps
+        del self._last[agent]
+
+    def _vanished(self) -> list[str]:
+        """Let agents go that were not heard of for long; forget those that had left before."""
+        before = self._n_steps - _GONE_AFTER
+        gone = [agent for agent, when in self._heard.items() if when < before]
+        vanished = [agent for agent in gone if agent not in self._left]
+        for agent in gone:
             if agent in self._left:
-                continue
-            if agent not in self.agents:
-                self.agents = sorted([*self.agents, agent])
-            if agent not in self.possible_agents:
-                self.possible_agents = sorted([*self.possible_agents, agent])
-            self._note(agent, behavior, decision, row, obs, rewards, infos)
+                self._left.remove(agent)
+                del self._heard[agent]
+                self._spaces.pop(agent, None)
+        for agent in vanished:
+            self._leave(agent)
+        self.possible_agents = sorted(self._heard)
+        self._look_at = 2 * len(self._heard) + _FEW
+        return vanished
 
     def _note(
         self,
@@ -174,8 +227,8 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         obs: dict[str, Any],
         rewards: dict[str, float],
         infos: dict[str, dict[str, Any]],
-    ) -> None:
-        obs[agent] = self._last[agent] = self._observation(behavior, steps, row)
+    ) -> Any:
+        obs[agent] = self._observation(behavior, steps, row)
         rewards[agent] = float(steps.reward[row] + steps.group_reward[row])
         infos[agent] = {
             "behavior_name": behavior,
@@ -183,6 +236,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
             "group_reward": float(steps.group_reward[row]),
             "asked": True,
         }
+        return obs[agent]
 
     def _observation(self, behavior: str, steps: DecisionSteps | TerminalSteps, row: int) -> Any:
         parts = [values[row].copy() for values in steps.obs]
@@ -205,12 +259,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
     def _names(self, behavior: str, steps: DecisionSteps | TerminalSteps) -> list[str]:
         if behavior not in self._specs:
             self._specs[behavior] = self._env.behavior_specs[behavior]
-        names = []
-        for agent_id in steps.agent_id.tolist():
-            name = f"{behavior}?agent_id={agent_id}"
-            self._who[name] = (behavior, agent_id)
-            names.append(name)
-        return names
+        return [f"{behavior}{_AGENT}{agent_id}" for agent_id in steps.agent_id.tolist()]
 
     def _act(self, actions: Mapping[str, Any]) -> None:
         for behavior in self._env.behavior_specs:
@@ -222,7 +271,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
             continuous, discrete = together.continuous, together.discrete
             for row, agent in enumerate(self._names(behavior, decision)):
                 action = actions.get(agent)
-                if action is None or agent not in self.agents:
+                if action is None or agent in self._left:
                     continue
                 if not self.action_space(agent).contains(action):
                     raise UnityPettingZooException(
@@ -238,7 +287,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
 
     def _spaces_of(self, agent: str) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         if agent not in self._spaces:
-            spec = self._specs[self._who[agent][0]]
+            spec = self._specs[agent.rpartition(_AGENT)[0]]
             parts = [
                 spaces.Box(-np.inf, np.inf, tuple(one.shape), np.float32)
                 for one in spec.observation_specs
@@ -253,7 +302,8 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
                 seen = spaces.Dict({"observation": seen, "action_mask": mask})
             actions = action_space_of(spec.action_spec)
             if self._seed is not None:
-                actions.seed(self._seed + len(self._spaces))
+                actions.seed(self._seed + self._n_spaces)
+            self._n_spaces += 1
             self._spaces[agent] = (seen, actions)
         return self._spaces[agent]
 
@@ -268,6 +318,11 @@ class UnityAECEnv(parallel_to_aec_wrapper):  # type: ignore[misc]  # pettingzoo 
         self, env: BaseEnv | str | Path | Callable[[int], BaseEnv], seed: int | None = None
     ) -> None:
         super().__init__(UnityParallelEnv(env, seed))
+
+    @property
+    def possible_agents(self) -> list[str]:
+        """Agents seen since the last reset; see `UnityParallelEnv`."""
+        return list(self.env.possible_agents)
 
 
 def _observation_names(spec: BehaviorSpec) -> list[str]:

@@ -1,20 +1,20 @@
-"""Gymnasium's and PettingZoo's own checks on our wrappers, over real executables and in process."""
+"""The wrappers for Gymnasium and PettingZoo, over environments without a process."""
 
 import subprocess
 import sys
-import warnings
 
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import SyncVectorEnv
 from toys import Both, Chase, Crowd, Forbidden, Quadrant
 
+from pipeline.envs import pettingzoo_wrapper
 from pipeline.envs.gym_wrapper import (
     UnityGymException,
     UnityToGymWrapper,
     UnityToOldGymWrapper,
+    action_space_of,
 )
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.pettingzoo_wrapper import (
@@ -22,57 +22,11 @@ from pipeline.envs.pettingzoo_wrapper import (
     UnityParallelEnv,
     UnityPettingZooException,
 )
-from pipeline.envs.unity import UnityEnvironment
-from pipeline.simulators.pack import pack
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # of pettingzoo about itself
-    from pettingzoo.test import api_test, parallel_api_test
-
-
-@pytest.fixture(scope="module")
-def executables(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("built")
-    return {name: pack(name, folder / name) for name in ("balance_ball", "grid_world")}
+from pipeline.protocol.specs import ActionSpec
 
 
 def alone(toy, **options):
     return InProcessEnvironment(toy(n_agents=1, **options))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("balance_ball", {}),
-        ("grid_world", {}),
-        ("grid_world", {"allow_multiple_obs": True, "uint8_visual": True}),
-    ],
-)
-def test_executable_passes_gymnasiums_check(name, options, executables):
-    env = UnityToGymWrapper(executables[name], **options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of spaces without bounds
-        check_env(env, skip_render_check=True)
-    env.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["balance_ball", "grid_world"])
-def test_executable_passes_pettingzoos_tests(name, executables):
-    def make(seed):
-        args = ["--num-agents", "3"]
-        return UnityEnvironment(executables[name], seed=seed, additional_args=args)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        env = UnityParallelEnv(make, seed=1)
-        assert len(env.possible_agents) == 3
-        parallel_api_test(env, num_cycles=200)
-        env.close()
-        turns = UnityAECEnv(make, seed=1)
-        api_test(turns, num_cycles=200)
-        turns.close()
 
 
 def test_interrupted_is_truncated_and_the_end_is_terminated():
@@ -190,6 +144,104 @@ def test_agents_that_come_and_go_are_carried():
     assert set(env.possible_agents) >= seen
 
 
+@pytest.mark.parametrize("wrapper", [UnityParallelEnv, UnityAECEnv])
+def test_possible_agents_are_those_seen_since_the_reset(wrapper):
+    env = wrapper(InProcessEnvironment(Crowd(seed=2)))  # each agent has an id of its own
+    seen = set()
+    for _ in range(900):
+        env.reset()
+        assert set(env.agents) <= set(env.possible_agents)
+        assert len(env.possible_agents) < 20
+        for agent in env.agents:
+            env.action_space(agent), env.observation_space(agent)
+        seen |= set(env.agents)
+    parallel = env.env if wrapper is UnityAECEnv else env
+    assert len(seen) > 900
+    assert len(parallel._spaces) < 300
+
+
+def test_agents_that_are_gone_are_forgotten(monkeypatch):
+    monkeypatch.setattr(pettingzoo_wrapper, "_GONE_AFTER", 20)
+    monkeypatch.setattr(pettingzoo_wrapper, "_FEW", 16)
+    toy = Crowd(seed=2)
+    env = UnityParallelEnv(InProcessEnvironment(toy), seed=1)
+    env.reset()
+    vanished, ended = set(), set()
+    for _ in range(600):
+        before = set(env.agents)
+        actions = {agent: env.action_space(agent).sample() for agent in env.agents}
+        obs, _, terminations, truncations, infos = env.step(actions)
+        over = {agent for agent in obs if terminations[agent] or truncations[agent]}
+        assert set(env.agents) == set(obs) - over
+        assert set(env.agents) | over <= set(env.possible_agents)
+        assert not over & ended
+        vanished |= {agent for agent in over & before if not infos[agent]["asked"]}
+        ended |= over
+        kept = (env.possible_agents, env._heard, env._left, env._last, env._spaces)
+        assert max(map(len, kept)) < 120
+    assert toy.next_id > 500
+    assert len(vanished) > 10
+    assert not vanished & set(env.agents)
+
+
+def test_agents_that_go_on_asking_after_their_end_stay_away(monkeypatch):
+    monkeypatch.setattr(pettingzoo_wrapper, "_GONE_AFTER", 2)
+    monkeypatch.setattr(pettingzoo_wrapper, "_FEW", 0)
+    env = UnityParallelEnv(InProcessEnvironment(Chase(n_agents=3)))
+    env.reset()
+    agents = set(env.agents)
+    for _ in range(4 * Chase.length):
+        env.step({})
+    assert env.agents == []
+    assert set(env.possible_agents) == agents
+
+
+def test_spaces_stay_the_same_over_resets():
+    env = UnityParallelEnv(lambda seed: InProcessEnvironment(Chase(n_agents=2, seed=seed)), seed=1)
+    spaces_of = {agent: env.action_space(agent) for agent in env.possible_agents}
+    for seed in (None, 3):
+        env.reset(seed=seed)
+        assert all(env.action_space(agent) is spaces_of[agent] for agent in env.agents)
+
+
+def test_spaces_follow_an_environment_that_is_made_anew():
+    toys = iter([Chase, Both])
+    env = UnityParallelEnv(lambda seed: InProcessEnvironment(next(toys)(n_agents=1, seed=seed)))
+    (agent,) = env.possible_agents
+    before = env.action_space(agent)
+    env.reset(seed=1)
+    assert env.action_space(agent) != before
+    env.step({agent: env.action_space(agent).sample()})
+
+
+class Silent(Chase):
+    """No agent ever asks."""
+
+    def reset(self):
+        return {}
+
+    def step(self, actions):  # noqa: ARG002  # nobody acts
+        return {}
+
+
+def test_environment_whose_agents_never_ask_is_refused(monkeypatch):
+    monkeypatch.setattr(pettingzoo_wrapper, "PATIENCE", 50)
+    with pytest.raises(UnityPettingZooException, match="No agent asked for a decision in 50 steps"):
+        UnityParallelEnv(InProcessEnvironment(Silent()))
+
+
+def test_mask_of_hybrid_actions_is_that_of_the_discrete_ones():
+    space = action_space_of(ActionSpec(2, (3, 2)))
+    mask = (np.array([0, 0, 1], np.int8), np.array([1, 0], np.int8))
+    for form in (mask, (None, mask)):
+        continuous, discrete = space.sample(form)
+        assert continuous.shape == (2,)
+        assert discrete.tolist() == [2, 0]
+    single = action_space_of(ActionSpec(1, (3,)))
+    assert single.sample(np.array([0, 1, 0], np.int8))[1] == 1
+    assert single.contains(single.sample())
+
+
 def test_actions_outside_of_their_space_are_refused():
     env = UnityParallelEnv(InProcessEnvironment(Chase(n_agents=2)))
     env.reset()
@@ -197,9 +249,11 @@ def test_actions_outside_of_their_space_are_refused():
         env.step({env.agents[0]: np.full(2, 3.0, np.float32)})
 
 
-def test_step_before_reset_is_refused():
+@pytest.mark.parametrize("close", [False, True])
+def test_step_before_reset_is_refused(close):
     env = UnityParallelEnv(InProcessEnvironment(Chase(n_agents=2)))
-    env.close()
+    if close:
+        env.close()
     with pytest.raises(UnityPettingZooException, match="You must reset"):
         env.step({})
 

@@ -1,0 +1,103 @@
+"""Gymnasium's and PettingZoo's own tests on every built-in game, in process and as executables."""
+
+import warnings
+
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from pipeline.envs.gym_wrapper import UnityGymException, UnityToGymWrapper
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.envs.pettingzoo_wrapper import UnityAECEnv, UnityParallelEnv
+from pipeline.envs.unity import UnityEnvironment
+from pipeline.simulators.pack import pack
+from pipeline.simulators.registry import NAMES, make
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # of pettingzoo about itself
+    from pettingzoo.test import api_test, parallel_api_test
+
+
+MANY = {"couriers": 8, "collector": 3, "tag": 6}
+"""Games whose agents come and go, act in both ways, and are of two behaviors; and their agents."""
+TOGETHER = {"pong": 2, "push_together": 3, "tag": 3}
+"""Agents of the games that one alone cannot play, in one area."""
+
+
+@pytest.fixture(scope="module")
+def executables(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("built")
+    return {name: pack(name, folder / name) for name in ("balance_ball", "grid_world", *MANY)}
+
+
+def game(name, **options):
+    """A function from a seed to a built-in game, without a process."""
+    return lambda seed: InProcessEnvironment(make(name, seed=seed, **options))
+
+
+@pytest.fixture
+def _any_warning():  # of spaces without bounds, and of names of agents
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.usefixtures("_any_warning")
+@pytest.mark.parametrize("name", NAMES)
+def test_game_passes_pettingzoos_parallel_test(name):
+    parallel_api_test(UnityParallelEnv(game(name), seed=1), num_cycles=200)
+    parallel_api_test(UnityParallelEnv(game(name)(seed=1)), num_cycles=200)
+
+
+@pytest.mark.usefixtures("_any_warning")
+@pytest.mark.parametrize("name", NAMES)
+def test_game_passes_pettingzoos_test_turn_by_turn(name):
+    api_test(UnityAECEnv(game(name), seed=1), num_cycles=200)
+    api_test(UnityAECEnv(game(name)(seed=1)), num_cycles=200)
+
+
+@pytest.mark.usefixtures("_any_warning")
+@pytest.mark.parametrize("options", [{}, {"allow_multiple_obs": True, "uint8_visual": True}])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in TOGETHER])
+def test_game_passes_gymnasiums_check(name, options):
+    check_env(UnityToGymWrapper(game(name, n_agents=1), **options), skip_render_check=True)
+
+
+@pytest.mark.parametrize(("name", "n_agents"), TOGETHER.items())
+def test_game_of_several_is_refused_by_gymnasiums_wrapper(name, n_agents):
+    with pytest.raises(UnityGymException, match=rf"one Agent .* {n_agents} were|one behavior"):
+        UnityToGymWrapper(game(name, n_agents=n_agents))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("balance_ball", {}),
+        ("grid_world", {}),
+        ("grid_world", {"allow_multiple_obs": True, "uint8_visual": True}),
+    ],
+)
+def test_executable_passes_gymnasiums_check(name, options, executables):
+    env = UnityToGymWrapper(executables[name], **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of spaces without bounds
+        check_env(env, skip_render_check=True)
+    env.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "n_agents"), {"balance_ball": 3, "grid_world": 3, **MANY}.items())
+def test_executable_passes_pettingzoos_tests(name, n_agents, executables):
+    def make(seed):
+        args = ["--num-agents", str(n_agents)]
+        return UnityEnvironment(executables[name], seed=seed, additional_args=args)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        env = UnityParallelEnv(make, seed=1)
+        assert 0 < len(env.possible_agents) <= n_agents
+        parallel_api_test(env, num_cycles=200)
+        env.close()
+        turns = UnityAECEnv(make, seed=1)
+        api_test(turns, num_cycles=200)
+        turns.close()
