@@ -1,55 +1,50 @@
 """Do our updates make of given weights what ML-Agents' make of them?
 
-    make peer && python benchmarks/agreement.py [--case NAME ...] [--updates 300] [--write]
+    make peer && python benchmarks/agreement.py [--case NAME ...] [--rollouts 60] [--write]
+    make peer && python benchmarks/agreement.py [--case NAME ...] --golden
 
-Both programs begin with the same weights and learn from the same random minibatches with the same
-noise. Printed is how far the weights have come and how far apart they then are, network by network.
-Networks have two layers of 64. `agreement_ours.py` makes our steps; ML-Agents runs in the
-environment of `make peer`, and its side is `peer_agreement.py`. Ends with 1 if the weights differ
-by more than rounding. --write puts the table into docs/comparison.md.
+Both programs begin with the same weights, get the same messages of a few agents, in which these
+have decided the same, and draw the same random numbers; all the rest is their own: trajectories,
+advantages, schedules, minibatches, reward signals and losses. Printed is how far the weights have
+come and how far apart they then are, network by network. Ends with 1 if they differ by more than
+rounding. --write puts the table into docs/comparison.md.
+
+--golden writes what three rollouts make of networks with two layers of 8 to
+tests/unit/algos/golden: by the reference (unless it differs on purpose), and by us.
+
+The cases, and our side of them, are tests/support/golden_cases.py and golden_training.py beside it;
+ML-Agents runs in the environment of `make peer`, and its side is `peer_agreement.py`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from agreement_ours import BETA, EPSILON, GROUPS, N_OBS, N_ROWS, RATE, learner
 from peer import ROOT, peer_command
 from runs import say
 from tables import put
 
-from pipeline.protocol.specs import ActionSpec
+sys.path.append(str(ROOT / "tests/support"))
+from golden_cases import CASES, N_MESSAGES, N_OBS, golden_file
+from golden_training import Training, recorded, sampled
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from pipeline.arrays import AnyArray
 
 PAGE = ROOT / "docs/comparison.md"
+GOLDEN = ROOT / "tests/unit/algos/golden"
 HEADER = ("case", "network", "weights moved, at most", "differ, at most")
-_CONTINUOUS, _DISCRETE, _HYBRID = ActionSpec(2, ()), ActionSpec(0, (3, 2)), ActionSpec(2, (3, 2))
-CASES = {
-    "ppo, continuous": ("ppo", _CONTINUOUS),
-    "ppo, discrete": ("ppo", _DISCRETE),
-    "ppo, hybrid": ("ppo", _HYBRID),
-    "sac, continuous": ("sac", _CONTINUOUS),
-    "sac, discrete": ("sac", _DISCRETE),
-    "poca, continuous": ("poca", _CONTINUOUS),
-    "poca, discrete": ("poca", _DISCRETE),
-    "rnd": ("rnd", _CONTINUOUS),
-    "curiosity, continuous": ("curiosity", _CONTINUOUS),
-    "curiosity, discrete": ("curiosity", _DISCRETE),
-    "gail": ("gail", _CONTINUOUS),
-}
 ROUNDING = 1e-3
 """Most by which weights may differ, as a share of how far they have come."""
+Weights = dict[str, list["AnyArray"]]
 
 
 def main() -> int:
@@ -57,106 +52,95 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     choices = {"choices": list(CASES), "default": list(CASES), "metavar": "NAME"}
     parser.add_argument("--case", nargs="+", **choices, help=f"of: {'; '.join(CASES)}")
-    parser.add_argument("--updates", type=int, default=300, help="default: %(default)s")
+    parser.add_argument("--rollouts", type=int, default=60, help="default: %(default)s")
     parser.add_argument("--write", action="store_true", help="the table into its page")
+    parser.add_argument("--golden", action="store_true", help="the files of the unit tests")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    n_blocks, hidden_units = (3, 8) if options.golden else (options.rollouts, 64)
     agrees, rows = True, []
     for name in options.case:
-        for network, (moved, apart) in compared(name, options.updates).items():
+        if CASES[name].differs and not options.golden:
+            continue
+        before, ours, theirs = trained(name, n_blocks, hidden_units)
+        for network in ours:
+            moved = distance(ours[network], before[network])
+            apart = 0.0 if theirs is None else distance(ours[network], theirs[network])
             rows.append([name, network, f"{moved:.2g}", f"{apart:.1g}"])
             say("  ".join(f"{cell:>22}" for cell in rows[-1]))
             agrees &= apart <= ROUNDING * moved
+        if options.golden:
+            write_golden(name, before, ours, theirs)
     if options.write:
         put(PAGE, "agreement", HEADER, rows, n_keys=2, keep=True)
     return int(not agrees)
 
 
-def compared(case: str, n_updates: int) -> dict[str, tuple[float, float]]:
-    """How far each network's weights have moved in our updates, and how far theirs are from ours.
-
-    Args:
-        case: one of `CASES`.
-        n_updates: gradient steps.
-    """
-    kind, actions = CASES[case]
-    ours = learner(kind, actions)
-    before = weights(ours.networks)
-    data = minibatches(kind, actions, n_updates)
-    theirs = peer_weights(kind, actions, before, data)
-    for number in range(n_updates):
-        ours.learn({name: values[number] for name, values in data.items()})
-    after = weights(ours.networks)
-    return {
-        name: (distance(after[name], before[name]), distance(after[name], theirs[name]))
-        for name in after
-    }
-
-
-def minibatches(kind: str, actions: ActionSpec, n: int) -> dict[str, AnyArray]:
-    """Random rows [n, N_ROWS, ...] of everything that a minibatch has."""
-    rng = np.random.default_rng(0)
-    numbers = (n, N_ROWS)
-
-    def normal(*size: int) -> AnyArray:
-        return rng.normal(size=(*numbers, *size)).astype(np.float32)
-
-    sizes = actions.discrete_branches
-    choices = [rng.integers(size, size=numbers) for size in sizes]
-    n_actions = actions.continuous_size + len(sizes)
-    data: dict[str, Any] = {
-        "obs": normal(N_OBS),
-        "continuous": normal(actions.continuous_size),
-        "discrete": np.stack(choices, axis=-1) if sizes else np.zeros((*numbers, 0), np.int64),
-    }
-    if kind in ("ppo", "poca"):
-        old = normal(n_actions) * 0.1 - 1.2
-        data |= {"log_prob": old, "advantage": normal(), "value": normal(), "returns": normal()}
-        return data if kind == "ppo" else {**data, "baseline": normal()}
-    data["continuous"] = np.tanh(data["continuous"])
-    data["done"] = (rng.random(numbers) < 0.05).astype(np.float32)
-    noise = normal(actions.continuous_size)
-    data |= {"noise": noise, "next_obs": normal(N_OBS), "reward": normal()}
-    if kind == "gail":
-        data |= {"expert": normal(N_OBS) + 0.5, "share": rng.random(data["obs"].shape)}
-    return data
+def trained(name: str, n_blocks: int, hidden_units: int) -> tuple[Weights, Weights, Weights | None]:
+    """Weights before, after our updates, and after theirs; None for theirs if these differ."""
+    with tempfile.TemporaryDirectory() as folder:
+        ours = Training(name, Path(folder), n_blocks=n_blocks, hidden_units=hidden_units)
+        before = ours.weights()
+        with recorded(ours) as draws:
+            ours.run()
+        theirs = None if ours.case.differs else peer_weights(ours, before, draws, Path(folder))
+        return before, ours.weights(), theirs
 
 
 def peer_weights(
-    kind: str, actions: ActionSpec, before: dict[str, list[AnyArray]], data: dict[str, AnyArray]
-) -> dict[str, list[AnyArray]]:
+    ours: Training, before: Weights, draws: dict[str, list[AnyArray]], folder: Path
+) -> Weights:
     """What ML-Agents makes of the weights."""
-    named = {f"{name}/{i}": one for name, some in before.items() for i, one in enumerate(some)}
-    with tempfile.TemporaryDirectory() as folder:
-        given, found = Path(folder) / "given.npz", Path(folder) / "found.npz"
-        np.savez(given, **named, **data)
-        sizes = [actions.continuous_size, *actions.discrete_branches]
-        groups = ",".join(map(str, GROUPS))
-        numbers = [groups, EPSILON, BETA, RATE, *sizes]
-        python = Path(peer_command()).with_name("python")
-        script = Path(__file__).with_name("peer_agreement.py")
-        done = subprocess.run(  # noqa: S603  # our own file
-            [python, script, kind, given, found, *map(str, numbers)],
-            env={},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            sys.exit(f"{script.name} has failed:\n{done.stderr}")
-        with np.load(found) as content:
-            result: dict[str, list[AnyArray]] = {}
-            for key in content.files:
-                result.setdefault(key.partition("/")[0], []).append(content[key])
+    case, settings = ours.case, dict(ours.settings)
+    settings["hyperparameters"] = dict(settings["hyperparameters"])
+    clips_values = settings["hyperparameters"].pop("clip_value", False)
+    described = {
+        "trainer": case.trainer,
+        "settings": settings,
+        "actions": [case.actions.continuous_size, *case.actions.discrete_branches],
+        "n_obs": N_OBS,
+        "n_messages": N_MESSAGES,
+        "clips_values": clips_values,
+        "clones_means": case.cloning is not None and case.actions.continuous_size > 0,
+    }
+    named = {f"{name}/{i:03}": one for name, some in before.items() for i, one in enumerate(some)}
+    drawn = {
+        name: np.concatenate([one.ravel() for one in some]) if some else np.zeros(0)
+        for name, some in draws.items()
+    }
+    if ours.memories:
+        width = ours.learner.algorithm.policy.memory_size
+        named["memory"] = np.stack(ours.memories)[:, :, :width]
+    given, found, what = folder / "given.npz", folder / "found.npz", folder / "case.json"
+    np.savez(given, **named, **drawn, **ours.experience)
+    what.write_text(json.dumps(described), encoding="utf-8")
+    python = Path(peer_command()).with_name("python")
+    script = Path(__file__).with_name("peer_agreement.py")
+    done = subprocess.run(  # noqa: S603  # our own file
+        [python, script, what, given, found], env={}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{script.name} has failed in {described}:\n{done.stderr}")
+    result: Weights = {}
+    with np.load(found) as content:
+        for key in content.files:
+            result.setdefault(key.partition("/")[0], []).append(content[key])
     return result
 
 
-def weights(networks: dict[str, nn.Module]) -> dict[str, list[AnyArray]]:
-    """Copies of the parameters of each network, in the order that they are made in."""
-    return {
-        name: [one.detach().numpy().copy() for one in network.parameters()]
-        for name, network in networks.items()
+def write_golden(name: str, before: Weights, ours: Weights, theirs: Weights | None) -> None:
+    """Keep a sample of the weights, with what made them."""
+    versions = f"torch {torch.__version__}, numpy {np.__version__}"
+    reference = "differs on purpose" if theirs is None else "mlagents 1.1.0"
+    made_by = f"python benchmarks/agreement.py --golden --case '{name}' ({versions}; {reference})"
+    parts = {"before": before, "ours": ours} | ({} if theirs is None else {"theirs": theirs})
+    arrays = {
+        f"{part}/{network}": values
+        for part, weights in parts.items()
+        for network, values in sampled(weights).items()
     }
+    GOLDEN.mkdir(exist_ok=True)
+    np.savez_compressed(GOLDEN / golden_file(name), made_by=np.array(made_by), **arrays)
 
 
 def distance(one: list[AnyArray], other: list[AnyArray]) -> float:

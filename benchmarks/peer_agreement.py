@@ -1,78 +1,79 @@
 """ML-Agents' side of agreement.py; runs with the interpreter of `make peer`, not with ours.
 
-    python peer_agreement.py KIND GIVEN FOUND GROUPS EPSILON BETA RATE CONTINUOUS [BRANCH ...]
+    python peer_agreement.py CASE GIVEN FOUND
 
-Takes weights and minibatches from the file GIVEN, makes an `update` of each minibatch, with an
-optimizer or a reward provider, and writes the weights to FOUND.
+CASE is a file with the settings and the actions of a training, GIVEN one with weights, experience
+and random numbers. ML-Agents' own trainer learns from it, and its weights go to the file FOUND.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import mlagents.torch_utils  # noqa: F401  # before torch, as in its trainers
 import numpy as np
 import torch
+from mlagents.plugins.trainer_type import register_trainer_plugins
+from mlagents.trainers.action_info import ActionInfo
+from mlagents.trainers.agent_processor import AgentProcessor
+from mlagents.trainers.behavior_id_utils import BehaviorIdentifiers, get_global_agent_id
 from mlagents.trainers.buffer import AgentBuffer, BufferKey, RewardSignalUtil
-from mlagents.trainers.poca.optimizer_torch import POCASettings, TorchPOCAOptimizer
-from mlagents.trainers.policy.torch_policy import TorchPolicy
-from mlagents.trainers.ppo.optimizer_torch import PPOSettings, TorchPPOOptimizer
-from mlagents.trainers.sac.optimizer_torch import SACSettings, TorchSACOptimizer
-from mlagents.trainers.settings import (
-    CuriositySettings,
-    GAILSettings,
-    NetworkSettings,
-    RNDSettings,
-    ScheduleType,
-    TrainerSettings,
-)
-from mlagents.trainers.torch_entities.components.reward_providers import (
-    CuriosityRewardProvider,
-    GAILRewardProvider,
-    RNDRewardProvider,
-    gail_reward_provider,
-)
-from mlagents.trainers.torch_entities.networks import SimpleActor
+from mlagents.trainers.poca.trainer import POCATrainer
+from mlagents.trainers.ppo.trainer import PPOTrainer
+from mlagents.trainers.sac.trainer import SACTrainer
+from mlagents.trainers.settings import RunOptions
+from mlagents.trainers.torch_entities.action_log_probs import LogProbsTuple
 from mlagents.trainers.torch_entities.utils import ModelUtils
-from mlagents.trainers.trajectory import GroupObsUtil, ObsUtil
 from mlagents_envs.base_env import (
     ActionSpec,
+    ActionTuple,
     BehaviorSpec,
+    DecisionSteps,
     DimensionProperty,
     ObservationSpec,
     ObservationType,
+    TerminalSteps,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from mlagents.trainers.trajectory import Trajectory
 
-NETWORK = NetworkSettings(normalize=False, hidden_units=64, num_layers=2)
-CONSTANT = {"beta_schedule": ScheduleType.CONSTANT, "epsilon_schedule": ScheduleType.CONSTANT}
-Networks = dict[str, torch.nn.Module]
-Rows = dict[str, np.ndarray]
+BEHAVIOR = "B?team=0"
+TRAINERS = {"ppo": PPOTrainer, "sac": SACTrainer, "poca": POCATrainer}
+Data = dict[str, np.ndarray]
 
 
 def main() -> None:
     """Learn, and write what became of the weights."""
-    kind, given, found, sizes, *numbers = sys.argv[1:]
-    epsilon, beta, rate = map(float, numbers[:3])
-    n_continuous, *branches = map(int, numbers[3:])
-    groups = [int(size) for size in sizes.split(",")]
+    case_path, given, found = sys.argv[1:]
     torch.set_num_threads(1)
+    with open(case_path, encoding="utf-8") as file:  # noqa: PTH123  # nothing of ours is here
+        case = json.load(file)
     with np.load(given) as content:
         data = {name: content[name] for name in content.files}
-    actions = ActionSpec(n_continuous, tuple(branches))
-    if kind in ("rnd", "curiosity", "gail"):
-        learn, networks = provider(kind, actions, rate)
-    else:
-        learn, networks = optimizer(kind, actions, groups, (epsilon, beta, rate))
+    trainer = make_trainer(case)
+    networks = networks_of(trainer, case)
     for name, network in networks.items():
         for number, one in enumerate(learned(network)):
-            values = torch.from_numpy(data[f"{name}/{number}"])
+            values = torch.from_numpy(data[f"{name}/{number:03}"])
             one.data.copy_(values.view_as(one))
-    for number in range(len(data["obs"])):
-        learn({name: values[number] for name, values in data.items() if "/" not in name})
+    draw_as_recorded(data)
+    if case["clips_values"]:
+        clip_values(trainer)
+    if case["trainer"] == "poca":
+        without_clipping_of_baselines()
+        AgentBuffer.shuffle = lambda *_, **__: None  # all rows are one minibatch
+        trainer.optimizer.critic.network_body._current_max_agents.data.fill_(3.0)
+    if len(case["settings"]["reward_signals"]) == 1:
+        trainer._update_reward_signals = lambda: None  # nothing learns, but rows are drawn
+    if case["clones_means"]:
+        clone_means(trainer)
+    if case["trainer"] == "sac" and len(case["actions"]) > 1:
+        average_branches(trainer, len(case["actions"]) - 1)
+    Run(trainer, case, data).all()
     result = {
         f"{name}/{number:03}": one.detach().numpy()
         for name, network in networks.items()
@@ -81,50 +82,139 @@ def main() -> None:
     np.savez(found, **result)
 
 
-def behavior(actions: ActionSpec) -> BehaviorSpec:
-    """What is observed and done."""
-    seen = ObservationSpec((8,), (DimensionProperty.NONE,), ObservationType.DEFAULT, "seen")
-    return BehaviorSpec([seen], actions)
+def make_trainer(case: dict[str, Any]) -> Any:
+    """A trainer with a policy, as the settings ask for it."""
+    register_trainer_plugins()
+    settings = RunOptions.from_dict({"behaviors": {"B": case["settings"]}}).behaviors["B"]
+    seen = ObservationSpec(
+        (case["n_obs"],), (DimensionProperty.NONE,), ObservationType.DEFAULT, "seen"
+    )
+    n_continuous, *branches = case["actions"]
+    spec = BehaviorSpec([seen], ActionSpec(n_continuous, tuple(branches)))
+    folder = tempfile.mkdtemp()
+    trainer = TRAINERS[case["trainer"]]("B", 1, settings, True, False, 0, folder)
+    named = BehaviorIdentifiers.from_name_behavior_id(BEHAVIOR)
+    trainer.add_policy(named, trainer.create_policy(named, spec))
+    return trainer
 
 
-def optimizer(
-    kind: str, actions: ActionSpec, groups: list[int], numbers: tuple[float, float, float]
-) -> tuple[Callable[[Rows], Any], Networks]:
-    """An algorithm's step, and its networks."""
-    epsilon, beta, rate = numbers
-    constant = {"learning_rate": rate, "learning_rate_schedule": ScheduleType.CONSTANT}
-    clipped = {**constant, **CONSTANT, "epsilon": epsilon, "beta": beta}
-    own = {
-        "sac": lambda: SACSettings(**constant),
-        "ppo": lambda: PPOSettings(**clipped),
-        "poca": lambda: POCASettings(**clipped),
-    }[kind]()
-    settings = TrainerSettings(trainer_type=kind, network_settings=NETWORK, hyperparameters=own)
-    squash = {"conditional_sigma": kind == "sac", "tanh_squash": kind == "sac"}
-    policy = TorchPolicy(0, behavior(actions), NETWORK, SimpleActor, squash)
-    kinds = {"sac": TorchSACOptimizer, "ppo": TorchPPOOptimizer, "poca": TorchPOCAOptimizer}
-    made: Any = kinds[kind](policy, settings)
-    networks = {"policy": policy.actor, "critic" if kind == "poca" else "value": made.critic}
-    if kind == "sac":
-        temperatures = made._log_ent_coef
-        used = temperatures.discrete if actions.discrete_size else temperatures.continuous
-        networks.update(
-            target=made.target_network, q1=made.q_network.q1_network, q2=made.q_network.q2_network
-        )
+def networks_of(trainer: Any, case: dict[str, Any]) -> dict[str, torch.nn.Module]:
+    """Its networks, by the names that tables show."""
+    optimizer = trainer.optimizer
+    networks: dict[str, Any] = {"policy": trainer.policy.actor}
+    if case["trainer"] == "sac":
+        temperatures = optimizer._log_ent_coef
+        discrete = len(case["actions"]) > 1
+        networks |= {"value": optimizer.critic, "target": optimizer.target_network}
+        networks |= {"q1": optimizer.q_network.q1_network, "q2": optimizer.q_network.q2_network}
+        used = temperatures.discrete if discrete else temperatures.continuous
         networks["temperature"] = torch.nn.ParameterList([used])
-    if kind == "poca":
-        without_clipping_of_baselines()
+    elif optimizer.critic is trainer.policy.actor:
+        shared = optimizer.critic
+        networks["policy"] = torch.nn.ModuleList([shared.network_body, shared.action_model])
+        networks["critic"] = shared.value_heads
+    else:
+        networks["critic"] = optimizer.critic
+    for name, signal in optimizer.reward_signals.items():
+        if name == "rnd":
+            networks["rnd predictor"] = signal._training_network
+            networks["rnd target"] = signal._random_network
+        elif name == "curiosity":
+            networks[name] = signal._network
+        elif name == "gail":
+            networks[name] = signal._discriminator_network
+    return networks
 
-    def learn(rows: Rows) -> Any:
-        if kind == "sac":
-            noise = torch.from_numpy(rows["noise"])
-            torch.randn_like = lambda like: noise.view_as(like).clone()
-        batch = buffer(rows, actions)
-        if kind == "poca":
-            add_mates(batch, rows, groups)
-        return made.update(batch, len(rows["obs"]))
 
-    return learn, networks
+def learned(network: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Its weights, without the numbers that are stored as parameters for Unity."""
+    return [one for one in network.parameters() if one.requires_grad]
+
+
+def draw_as_recorded(data: Data) -> None:
+    """Let all that is drawn at random be what ours has drawn, in the same order."""
+    used = dict.fromkeys(("shuffles", "integers", "normal", "uniform"), 0)
+
+    def take(name: str, n: int) -> np.ndarray:
+        first = used[name]
+        used[name] += n
+        if used[name] > len(data[name]):
+            raise ValueError(f"more {name} are drawn here than there")
+        return data[name][first : first + n]
+
+    def randint(high: int, size: int) -> np.ndarray:
+        drawn = take("integers", size)
+        if drawn.max() >= high:
+            raise ValueError(f"{drawn.max()} was drawn there of less than {high} here")
+        return drawn
+
+    def shuffle(buffer: AgentBuffer, sequence_length: int, key_list: Any = None) -> None:
+        keys = key_list or list(buffer.keys())
+        n = len(buffer[keys[0]]) // sequence_length
+        wanted = take("shuffles", n).tolist()
+        now = getattr(buffer, "order", None) or list(range(n))
+        places = {row: place for place, row in enumerate(now)}
+        for key in keys:
+            rows = []
+            for row in wanted:
+                first = places[row] * sequence_length
+                rows += buffer[key][first : first + sequence_length]
+            buffer[key].set(rows)
+        buffer.order = wanted
+
+    def like(tensor: torch.Tensor, name: str) -> torch.Tensor:
+        return torch.from_numpy(take(name, tensor.numel()).copy()).view(tensor.shape)
+
+    np.random.randint = randint
+    AgentBuffer.shuffle = shuffle
+    torch.randn_like = lambda tensor: like(tensor, "normal")
+    torch.rand = lambda shape: like(torch.empty(shape), "uniform")
+
+
+def clip_values(trainer: Any) -> None:
+    """Clip values as the paper has it, by epsilon standard deviations of the returns.
+
+    In ML-Agents' buffer old values and returns are one column, so that its clipping has no effect:
+    what it does is given the old values in a column of their own.
+    """
+    names = list(trainer.optimizer.reward_signals)
+    estimate, append = (
+        trainer.optimizer.get_trajectory_value_estimates,
+        trainer._append_to_update_buffer,
+    )
+    update, loss = trainer.optimizer.update, ModelUtils.trust_region_value_loss
+    last: dict[str, Any] = {}
+
+    def estimating(*args: Any) -> Any:
+        last["estimates"], *rest = estimate(*args)
+        return (last["estimates"], *rest)
+
+    def appending(rows: AgentBuffer) -> None:
+        for name in names:
+            old = list(np.asarray(last["estimates"][name]).ravel())
+            rows[RewardSignalUtil.baseline_estimates_key(name)].set(old)
+        append(rows)
+
+    def updating(batch: AgentBuffer, n: int) -> Any:
+        last["old"] = {
+            name: ModelUtils.list_to_tensor(batch[RewardSignalUtil.baseline_estimates_key(name)])
+            for name in names
+        }
+        return update(batch, n)
+
+    def clipped(values: Any, _: Any, returns: Any, epsilon: float, masks: Any) -> Any:
+        losses = []
+        for name in names:
+            everything = trainer.update_buffer[RewardSignalUtil.returns_key(name)].get_batch()
+            most = epsilon * float(np.std(np.asarray(everything, np.float32)))
+            only = ({name: each[name]} for each in (values, last["old"], returns))
+            losses.append(loss(*only, most, masks))
+        return torch.stack(losses).mean()
+
+    trainer.optimizer.get_trajectory_value_estimates = estimating
+    trainer._append_to_update_buffer = appending
+    trainer.optimizer.update = updating
+    ModelUtils.trust_region_value_loss = staticmethod(clipped)
 
 
 def without_clipping_of_baselines() -> None:
@@ -137,88 +227,96 @@ def without_clipping_of_baselines() -> None:
     ModelUtils.trust_region_value_loss = staticmethod(unclipped)
 
 
-def provider(kind: str, actions: ActionSpec, rate: float) -> tuple[Callable[[Rows], Any], Networks]:
-    """A reward signal's step, and its networks."""
-    expert: dict[str, AgentBuffer] = {}
+def clone_means(trainer: Any) -> None:
+    """Compare continuous actions with the expert's on one scale.
 
-    class Demonstrations:
-        def sample_mini_batch(self, *_: int) -> AgentBuffer:
-            return expert["rows"]
-
-    gail_reward_provider.demo_to_buffer = lambda *_: (None, Demonstrations())
-    common = {"network_settings": NETWORK, "learning_rate": rate}
-    made: Any
-    if kind == "rnd":
-        made = RNDRewardProvider(behavior(actions), RNDSettings(**common))
-        networks = {"predictor": made._training_network, "target": made._random_network}
-    elif kind == "curiosity":
-        made = CuriosityRewardProvider(behavior(actions), CuriositySettings(**common))
-        networks = {"models": made._network}
-    else:
-        made = GAILRewardProvider(behavior(actions), GAILSettings(demo_path="", **common))
-        networks = {"discriminator": made._discriminator_network}
-
-    def learn(rows: Rows) -> Any:
-        if kind == "gail":
-            expert["rows"] = buffer({**rows, "obs": rows["expert"]}, actions)
-            torch.rand = lambda shape: torch.from_numpy(rows["share"]).float().view(shape)
-        return made.update(buffer(rows, actions))
-
-    return learn, networks
+    ML-Agents compares the Gaussian's sample, whose range is -3..3, with an action in -1..1. Here
+    the expert's is stretched, and the loss divided by the square of that.
+    """
+    module = trainer.optimizer.bc_module
+    module.demonstration_buffer[BufferKey.CONTINUOUS_ACTION].set(
+        [3.0 * np.asarray(one) for one in module.demonstration_buffer[BufferKey.CONTINUOUS_ACTION]]
+    )
+    loss = module._behavioral_cloning_loss
+    module._behavioral_cloning_loss = lambda *args: loss(*args) / 9.0
 
 
-def learned(network: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Its weights, without the numbers that are stored as parameters for Unity."""
-    return [one for one in network.parameters() if one.requires_grad]
+def average_branches(trainer: Any, n: int) -> None:
+    """Make SAC's policy loss the mean over branches, as ours is, which is their sum."""
+    loss = trainer.optimizer.sac_policy_loss
+    trainer.optimizer.sac_policy_loss = lambda *args: loss(*args) / n
 
 
-def buffer(rows: Rows, actions: ActionSpec) -> AgentBuffer:
-    """A minibatch."""
-    n, n_continuous = len(rows["obs"]), actions.continuous_size
-    result = AgentBuffer()
-    columns = {
-        ObsUtil.get_name_at(0): rows["obs"],
-        BufferKey.MASKS: np.ones(n, np.float32),
-        BufferKey.ACTION_MASK: np.ones((n, sum(actions.discrete_branches)), np.float32),
-        BufferKey.CONTINUOUS_ACTION: rows["continuous"],
-        BufferKey.DISCRETE_ACTION: rows["discrete"],
-    }
-    if "log_prob" in rows:
-        columns.update(
-            {
-                BufferKey.CONTINUOUS_LOG_PROBS: rows["log_prob"][:, :n_continuous],
-                BufferKey.DISCRETE_LOG_PROBS: rows["log_prob"][:, n_continuous:],
-                BufferKey.ADVANTAGES: rows["advantage"],
-                RewardSignalUtil.value_estimates_key("extrinsic"): rows["value"],
-                RewardSignalUtil.returns_key("extrinsic"): rows["returns"],
-            }
-        )
-    else:
-        columns.update(
-            {
-                ObsUtil.get_name_at_next(0): rows["next_obs"],
-                BufferKey.DONE: rows["done"],
-                RewardSignalUtil.rewards_key("extrinsic"): rows["reward"],
-            }
-        )
-    if "baseline" in rows:
-        columns[RewardSignalUtil.baseline_estimates_key("extrinsic")] = rows["baseline"]
-    for key, values in columns.items():
-        result[key].set(list(values))
-    return result
+class Run:
+    """Messages to ML-Agents' own bookkeeping of agents, and its trajectories to its trainer."""
 
+    def __init__(self, trainer: Any, case: dict[str, Any], data: Data) -> None:
+        self.trainer, self.case, self.data = trainer, case, data
+        self.waiting: list[Trajectory] = []
+        self.memories: dict[str, Any] = {}
+        """What the critic remembers of each agent, which ML-Agents mixes up."""
+        policy = trainer.policy
+        horizon = case["settings"]["time_horizon"]
+        self.processor = AgentProcessor(policy, BEHAVIOR, trainer.stats_reporter, horizon)
+        self.processor.publish_trajectory_queue(self)
+        self.ids = np.arange(len(data["groups"]), dtype=np.int32)
 
-def add_mates(batch: AgentBuffer, rows: Rows, groups: list[int]) -> None:
-    """What the others of each row's group see and do; groups lie one after another."""
-    ends = np.cumsum(groups)
-    members = [range(end - size, end) for size, end in zip(groups, ends, strict=True)]
-    mates = [[other for other in group if other != one] for group in members for one in group]
-    for key, name in (
-        (GroupObsUtil.get_name_at(0), "obs"),
-        (BufferKey.GROUP_CONTINUOUS_ACTION, "continuous"),
-        (BufferKey.GROUP_DISCRETE_ACTION, "discrete"),
-    ):
-        batch[key].set([[rows[name][other] for other in some] for some in mates])
+    def put(self, trajectory: Trajectory) -> None:
+        """What a queue does."""
+        self.waiting.append(trajectory)
+
+    def all(self) -> None:
+        """All messages, with an update after each block of them."""
+        last = ActionInfo.empty()
+        for number in range(len(self.data["obs"])):
+            self.processor.add_experiences(*self.message(number), 0, last)
+            for trajectory in self.waiting:
+                self.process(trajectory)
+            self.waiting.clear()
+            last = self.decided(number)
+            if number and number % self.case["n_messages"] == 0:
+                self.trainer.update_buffer.order = None
+                if self.trainer._update_policy() is False:
+                    raise ValueError(f"nothing was learned after message {number}")
+
+    def process(self, trajectory: Trajectory) -> None:
+        """A trajectory, after which the critic goes on with what it remembers of its agent."""
+        memories = getattr(self.trainer.optimizer, "critic_memory_dict", {})
+        memories.clear()
+        if trajectory.agent_id in self.memories:
+            memories[""] = self.memories[trajectory.agent_id]
+        self.trainer._process_trajectory(trajectory)
+        self.memories.pop(trajectory.agent_id, None)
+        if not trajectory.done_reached and memories.get("") is not None:
+            self.memories[trajectory.agent_id] = memories[""]
+
+    def message(self, number: int) -> tuple[DecisionSteps, TerminalSteps]:
+        """What the environment sends."""
+        names = ("obs", "last_obs", "reward", "group_reward", "ends", "mask")
+        obs, last, reward, shared, ends, mask = (self.data[name][number] for name in names)
+        over, groups = ends > 0, self.data["groups"]
+        branches = self.case["actions"][1:]
+        masks = np.split(mask, np.cumsum(branches)[:-1], axis=1) if branches else None
+        gains = [np.where(over, 0.0, one).astype(np.float32) for one in (reward, shared)]
+        return (
+            DecisionSteps([obs], gains[0], self.ids, masks, groups, gains[1]),
+            TerminalSteps(
+                [last[over]], reward[over], ends[over] == 2, self.ids[over], groups[over],
+                shared[over],
+            ),
+        )  # fmt: skip
+
+    def decided(self, number: int) -> ActionInfo:
+        """What the agents do."""
+        data, n_continuous = self.data, self.case["actions"][0]
+        log_prob = data["log_prob"][number]
+        action = ActionTuple(data["continuous"][number], data["discrete"][number].astype(np.int32))
+        likely = LogProbsTuple(log_prob[:, :n_continuous], log_prob[:, n_continuous:])
+        if "memory" in data:
+            named = [get_global_agent_id(0, agent) for agent in self.ids]
+            self.trainer.policy.save_memories(named, data["memory"][number])
+        outputs = {"action": action, "log_probs": likely}
+        return ActionInfo(action, action, outputs, list(self.ids))
 
 
 if __name__ == "__main__":

@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 import agreement
-import agreement_ours
-import pytest
+import numpy as np
 
 
-@pytest.mark.parametrize("case", agreement.CASES)
-def test_given_minibatches_move_every_network_that_learns_and_the_same_way_each_time(case):
-    kind, actions = agreement.CASES[case]
-    data = agreement.minibatches(kind, actions, 2)
-    results = []
-    for _ in range(2):
-        ours = agreement_ours.learner(kind, actions)
-        before = agreement.weights(ours.networks)
-        for number in range(2):
-            ours.learn({name: values[number] for name, values in data.items()})
-        results.append(agreement.weights(ours.networks))
-    for name, first in results[0].items():
-        moved = agreement.distance(first, before[name])
-        assert (moved > 1e-6) == ((kind, name) != ("rnd", "target")), name
-        assert agreement.distance(first, results[1][name]) == 0.0, name
+def shifted(training, before, draws, folder):
+    return {name: [values + 1e-3 for values in some] for name, some in before.items()}
+
+
+def run(monkeypatch, *options):
+    monkeypatch.setattr("sys.argv", ["agreement.py", *options])
+    return agreement.main()
 
 
 def test_a_difference_is_more_than_rounding_and_ends_with_1(monkeypatch):
-    def shifted(kind, actions, before, data):
-        return {name: [one + 1e-3 for one in some] for name, some in before.items()}
-
     monkeypatch.setattr(agreement, "peer_weights", shifted)
-    monkeypatch.setattr("sys.argv", ["agreement.py", "--case", "gail", "--updates", "2"])
-    assert agreement.main() == 1
+    assert run(monkeypatch, "--case", "ppo, gail", "--rollouts", "1") == 1
+
+
+def test_what_is_drawn_at_random_is_given_to_the_reference(monkeypatch):
+    draws = {}
+
+    def noted(training, before, drawn, folder):
+        draws.update(drawn)
+        return training.weights()
+
+    monkeypatch.setattr(agreement, "peer_weights", noted)
+    assert run(monkeypatch, "--case", "sac, curiosity and gail", "--rollouts", "1") == 0
+    assert {name: len(some) > 0 for name, some in draws.items()} == {
+        "shuffles": False, "integers": True, "normal": True, "uniform": True,
+    }  # fmt: skip
+    assert run(monkeypatch, "--case", "ppo, cloning, discrete", "--rollouts", "1") == 0
+    assert [len(order) for order in draws["shuffles"]] == [48, 48, 24, 24]
+
+
+def test_cases_that_differ_on_purpose_have_golden_files_without_the_reference(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(agreement, "peer_weights", None)
+    monkeypatch.setattr(agreement, "GOLDEN", tmp_path)
+    assert run(monkeypatch, "--case", "sac, hybrid", "--rollouts", "1") == 0
+    assert list(tmp_path.iterdir()) == []
+    assert run(monkeypatch, "--case", "sac, hybrid", "--golden") == 0
+    with np.load(tmp_path / "sac_hybrid.npz") as content:
+        assert {name.partition("/")[0] for name in content.files} == {"made_by", "before", "ours"}

@@ -1,0 +1,286 @@
+"""Short trainings that the golden files in tests/unit/algos/golden keep the weights of.
+
+A case has settings in the form of ML-Agents' files, which both programs read, and experience: the
+messages of a few agents, and what these decided. `golden_training` is our side of a case, and
+`benchmarks/agreement.py` has the reference's.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.protocol.demo import DemoWriter
+from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipeline.arrays import AnyArray
+
+N_OBS = 5
+N_MESSAGES = 12
+"""Between two updates."""
+TERMINATED, INTERRUPTED = 1, 2
+N_DEMO = 25
+"""Pairs of the demonstration, of which the last only closes its episode."""
+
+CONTINUOUS, DISCRETE, HYBRID = ActionSpec(2, ()), ActionSpec(0, (3, 2)), ActionSpec(2, (3, 2))
+# Who ends when: by agent, the messages of each block of N_MESSAGES and how the episode ends there.
+# With a horizon of 6 all trajectories are closed at the end of a block.
+WHOLE: tuple[dict[int, int], ...] = ({}, {6: 1, 12: 1}, {3: 1, 9: 1, 12: 1}, {6: 1})
+MIXED: tuple[dict[int, int], ...] = ({}, {4: 1, 9: 2, 12: 1}, {6: 1, 12: 2}, {5: 1, 12: 1})
+TOGETHER: tuple[dict[int, int], ...] = (*[{5: 1, 12: 1}] * 3, *[{8: 2, 12: 1}] * 2)
+APART: tuple[dict[int, int], ...] = ({12: 1}, {4: 1, 12: 1}, {7: 2, 12: 1}, {12: 2}, {9: 1, 12: 2})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A short training."""
+
+    trainer: str
+    actions: ActionSpec
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    network: dict[str, Any] = field(default_factory=dict)
+    signals: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Beside the extrinsic one."""
+    cloning: dict[str, Any] | None = None
+    ends: tuple[dict[int, int], ...] = MIXED
+    differs: str = ""
+    """Why the reference makes other weights of it, on purpose; empty where it makes the same."""
+
+    @property
+    def n_agents(self) -> int:
+        return len(self.ends)
+
+    @property
+    def groups(self) -> AnyArray:
+        """Int32 [N] group of each agent, 0 for none."""
+        n = self.n_agents
+        return np.array([1, 1, 1, 2, 2] if self.trainer == "poca" else [0] * n, np.int32)
+
+    def settings(self, n_blocks: int, hidden_units: int, demo: Path) -> dict[str, Any]:
+        """The behavior's section of an ML-Agents configuration."""
+        n_rows = N_MESSAGES * self.n_agents
+        common = {"batch_size": 16, "buffer_size": n_rows - 1, "learning_rate": 3e-3}
+        if self.trainer == "sac":
+            common |= {"buffer_size": 100_000, "steps_per_update": 16, "tau": 0.1}
+            common |= {"reward_signal_steps_per_update": 24, "init_entcoef": 0.5}
+        else:
+            common |= {"num_epoch": 2, "beta": 0.05, "lambd": 0.8, "epsilon": 0.2}
+        if self.trainer == "poca":
+            common |= {"batch_size": n_rows}
+        network = {"hidden_units": hidden_units, "num_layers": 2}
+        signals: dict[str, dict[str, Any]] = {"extrinsic": {"gamma": 0.9, "strength": 0.7}}
+        for name, own in self.signals.items():
+            signals[name] = {"network_settings": network, "learning_rate": 3e-3, **own}
+        if "gail" in signals:
+            signals["gail"]["demo_path"] = str(demo)
+        result: dict[str, Any] = {
+            "trainer_type": self.trainer,
+            "hyperparameters": {**common, **self.hyperparameters},
+            "network_settings": {**network, **self.network},
+            "reward_signals": signals,
+            "time_horizon": 6,
+            "max_steps": 2 * n_blocks * n_rows,
+            "summary_freq": 10**9,
+            "checkpoint_interval": 10**9,
+        }
+        if self.cloning is not None:
+            result["behavioral_cloning"] = {"demo_path": str(demo), **self.cloning}
+        return result
+
+
+_MEMORY = {"memory": {"sequence_length": 3, "memory_size": 8}}
+_CLONING = {"strength": 0.5, "batch_size": 8, "num_epoch": 2}
+CASES = {
+    "ppo, continuous": Case(trainer="ppo", actions=CONTINUOUS),
+    "ppo, discrete": Case(trainer="ppo", actions=DISCRETE),
+    "ppo, hybrid": Case(trainer="ppo", actions=HYBRID),
+    "ppo, constant schedules": Case(
+        trainer="ppo",
+        actions=HYBRID,
+        hyperparameters={
+            "learning_rate_schedule": "constant",
+            "beta_schedule": "constant",
+            "epsilon_schedule": "constant",
+        },
+    ),
+    "ppo, shared critic": Case(
+        trainer="ppo", actions=CONTINUOUS, hyperparameters={"shared_critic": True}
+    ),
+    "ppo, normalised": Case(
+        trainer="ppo",
+        actions=HYBRID,
+        network={"normalize": True},
+        hyperparameters={"max_grad_norm": 0.3},
+        signals={"rnd": {"network_settings": {"normalize": True, "hidden_units": 8}}},
+        differs="it values each trajectory with the statistics of when it came",
+    ),
+    "ppo, memory": Case(trainer="ppo", actions=HYBRID, network=_MEMORY, ends=WHOLE),
+    "ppo, memory, short sequences": Case(
+        trainer="ppo",
+        actions=CONTINUOUS,
+        network=_MEMORY,
+        differs="rows that fill sequences up count in the mean of advantages",
+    ),
+    "ppo, values clipped": Case(
+        trainer="ppo",
+        actions=CONTINUOUS,
+        hyperparameters={"clip_value": True, "learning_rate": 3e-2, "num_epoch": 4},
+        signals={"rnd": {"gamma": 0.8}},
+    ),
+    "ppo, curiosity and rnd": Case(
+        trainer="ppo",
+        actions=DISCRETE,
+        signals={"curiosity": {"gamma": 0.8, "strength": 0.4}, "rnd": {"strength": 0.3}},
+    ),
+    "ppo, gail": Case(trainer="ppo", actions=CONTINUOUS, signals={"gail": {"strength": 0.5}}),
+    "ppo, gail with actions": Case(
+        trainer="ppo",
+        actions=HYBRID,
+        signals={"gail": {"use_actions": True, "use_vail": True}},
+        differs="actions have no part in its gradient penalty",
+    ),
+    "ppo, curiosity, hybrid": Case(
+        trainer="ppo",
+        actions=HYBRID,
+        signals={"curiosity": {"gamma": 0.8}},
+        differs="its curiosity sees continuous actions as drawn, not as the environment gets them",
+    ),
+    "ppo, cloning, hybrid": Case(
+        trainer="ppo",
+        actions=HYBRID,
+        cloning={**_CLONING, "steps": 120},
+        differs="it compares actions in -3..3 with the expert's in -1..1",
+    ),
+    "ppo, cloning, discrete": Case(
+        trainer="ppo", actions=DISCRETE, cloning={**_CLONING, "samples_per_update": 16}
+    ),
+    "ppo, cloning, continuous": Case(
+        trainer="ppo", actions=CONTINUOUS, network={"deterministic": True}, cloning=_CLONING
+    ),
+    "ppo, cloning, memory": Case(
+        trainer="ppo", actions=DISCRETE, network=_MEMORY, ends=WHOLE, cloning=_CLONING
+    ),
+    "sac, continuous": Case(trainer="sac", actions=CONTINUOUS, ends=WHOLE),
+    "sac, discrete": Case(trainer="sac", actions=DISCRETE, ends=WHOLE),
+    "sac, memory": Case(trainer="sac", actions=CONTINUOUS, network=_MEMORY, ends=WHOLE),
+    "sac, normalised": Case(
+        trainer="sac", actions=CONTINUOUS, network={"normalize": True}, ends=WHOLE
+    ),
+    "sac, curiosity and gail": Case(
+        trainer="sac",
+        actions=CONTINUOUS,
+        ends=WHOLE,
+        signals={"curiosity": {"gamma": 0.8, "strength": 0.4}, "gail": {"strength": 0.5}},
+    ),
+    "sac, cloning": Case(trainer="sac", actions=DISCRETE, ends=WHOLE, cloning=_CLONING),
+    "sac, hybrid": Case(
+        trainer="sac",
+        actions=HYBRID,
+        network=_MEMORY,
+        differs="its value has continuous actions' entropy with the other sign and its policy's "
+        "loss their value twice; short sequences are padded, an episode cut short leads nowhere",
+    ),
+    "poca, continuous": Case(trainer="poca", actions=CONTINUOUS, ends=TOGETHER),
+    "poca, discrete": Case(trainer="poca", actions=DISCRETE, ends=TOGETHER),
+    "poca, hybrid": Case(trainer="poca", actions=HYBRID, ends=TOGETHER),
+    "poca, rnd": Case(
+        trainer="poca", actions=CONTINUOUS, ends=TOGETHER, signals={"rnd": {"gamma": 0.8}}
+    ),
+    "poca, members end apart": Case(
+        trainer="poca",
+        actions=CONTINUOUS,
+        ends=APART,
+        differs="its values of what follows an agent's end count the agent itself",
+    ),
+    "poca, memory": Case(
+        trainer="poca",
+        actions=DISCRETE,
+        network=_MEMORY,
+        ends=APART,
+        differs="its critic remembers what it saw itself, not what its agents remember",
+    ),
+}
+
+
+def experience(name: str, n_blocks: int) -> dict[str, AnyArray]:
+    """What `case`'s N agents see, do and get in M messages: [M, N, ...] of each.
+
+    Drawn from a generator whose numbers NumPy never changes; log probabilities are near those that
+    an untrained policy gives.
+    """
+    case = CASES[name]
+    draw = np.random.RandomState(zlib.crc32(name.encode()))
+    n_messages, N = n_blocks * N_MESSAGES + 1, case.n_agents
+    actions = case.actions
+
+    def normal(*size: int) -> AnyArray:
+        return draw.standard_normal((n_messages, N, *size)).astype(np.float32)
+
+    continuous = normal(actions.continuous_size)
+    mask = draw.random_sample((n_messages, N, sum(actions.discrete_branches))) < 0.2
+    choices, likely, first = [], [-0.5 * continuous**2 - 0.92], 0
+    for size in actions.discrete_branches:
+        chosen = draw.randint(size, size=(n_messages, N))
+        np.put_along_axis(mask[..., first : first + size], chosen[..., None], values=False, axis=2)
+        allowed = size - mask[..., first : first + size].sum(-1, keepdims=True)
+        choices.append(chosen)
+        likely.append(-np.log(allowed))
+        first += size
+    likely = np.concatenate(likely, axis=-1)
+    ends = np.zeros((n_messages, N), np.int64)
+    for agent, own in enumerate(case.ends):
+        for message, how in own.items():
+            ends[message::N_MESSAGES, agent] = how
+    return {
+        "obs": normal(N_OBS),
+        "last_obs": normal(N_OBS),
+        "continuous": np.tanh(continuous) if case.trainer == "sac" else continuous,
+        "discrete": np.stack(choices, axis=-1)
+        if choices
+        else np.zeros((n_messages, N, 0), np.int64),
+        "log_prob": (likely + 0.15 * normal(likely.shape[-1])).astype(np.float32),
+        "mask": mask,
+        "reward": normal(),
+        "group_reward": normal()[:, case.groups] * (case.groups > 0),
+        "ends": ends,
+        "groups": case.groups,
+    }
+
+
+def demonstration(name: str, folder: Path) -> Path:
+    """The demonstration that a case imitates: an episode of random steps."""
+    case = CASES[name]
+    draw = np.random.RandomState(zlib.crc32(name.encode()) + 1)
+    spec = behavior(case)
+    sizes = case.actions.discrete_branches
+    choices = [draw.randint(size, size=N_DEMO) for size in sizes]
+    path = folder / "expert.demo"
+    with DemoWriter(path, "B?team=0", spec) as writer:
+        writer.append(
+            obs=[draw.standard_normal((N_DEMO, N_OBS)).astype(np.float32) + 0.5],
+            actions=ActionTuple(
+                draw.uniform(-1, 1, (N_DEMO, case.actions.continuous_size)).astype(np.float32),
+                np.stack(choices, axis=1).astype(np.int32)
+                if sizes
+                else np.zeros((N_DEMO, 0), np.int32),
+            ),
+            reward=np.zeros(N_DEMO, np.float32),
+            done=np.arange(N_DEMO) == N_DEMO - 1,
+            interrupted=np.zeros(N_DEMO, np.bool_),
+        )
+    return path
+
+
+def behavior(case: Case) -> BehaviorSpec:
+    return BehaviorSpec([ObservationSpec.vector(N_OBS)], case.actions)
+
+
+def golden_file(name: str) -> str:
+    """Name of the file that keeps a case's weights."""
+    return f"{name.replace(',', '').replace(' ', '_')}.npz"

@@ -1,0 +1,210 @@
+"""Our side of the cases in `golden_cases`: from messages of agents to weights.
+
+It goes through the interface that the trainer uses, so that a message passes storage, advantages,
+minibatches, signals and optimizers on its way into the weights. This file is all that a rebuild of
+those has to adapt: `Training` drives a learner, `networks` names its networks, and `recorded` notes
+what they draw at random, which only the making of golden files needs.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from golden_cases import CASES, INTERRUPTED, N_MESSAGES, behavior, demonstration, experience
+from torch import nn
+
+from pipeline.algos import sac as sac_module
+from pipeline.nets.action_value import ActionValue
+from pipeline.nets.actor_critic import Critic
+from pipeline.nets.group_critic import GroupCritic
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.settings import load_run_settings
+from pipeline.trainer.learner import Learner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pipeline.arrays import AnyArray
+
+SAMPLED = 48
+"""Most numbers of a tensor that a file keeps."""
+
+
+class Training:
+    """Our side of a case.
+
+    Args:
+        name: of the case.
+        folder: for its demonstration.
+        n_blocks: rollouts, each with an update.
+        hidden_units: of every network.
+    """
+
+    def __init__(
+        self, name: str, folder: Path, *, n_blocks: int = 3, hidden_units: int = 8
+    ) -> None:
+        case = self.case = CASES[name]
+        self.n_blocks = n_blocks
+        self.experience = experience(name, n_blocks)
+        self.demo = demonstration(name, folder)
+        self.settings = case.settings(n_blocks, hidden_units, self.demo)
+        own = load_run_settings(None, overrides={"behaviors": {"B": self.settings}})
+        device = torch.device("cpu")
+        self.learner = Learner("B", behavior(case), own.behaviors["B"], seed=1, device=device)
+        self.memories: list[AnyArray] = []
+        """By message, [N, M] what agents remember after their decision."""
+
+    def run(self) -> None:
+        """All messages, and an update after each block."""
+        learner, given = self.learner, self.experience
+        for number in range(len(given["obs"])):
+            steps = [self._message(number)]
+            learner.absorb(steps)
+            if number and number % N_MESSAGES == 0:  # before a decision, as no memory is older then
+                assert learner.learn(), "an update was due"
+                assert learner.trajectories.n_closed == 0
+            decided = learner.decide(steps)
+            decision = decided.decision
+            instead = {
+                key: given[key][number]
+                for key in ("continuous", "discrete", "log_prob")
+                if key in decision.rows
+            }
+            if decision.memory is not None:
+                self.memories.append(decision.memory)
+            decided = decided._replace(
+                decision=replace(decision, rows={**decision.rows, **instead})
+            )
+            learner.remember(steps, decided)
+
+    def _message(self, number: int) -> tuple[DecisionSteps, TerminalSteps]:
+        given = {
+            key: values[number]
+            for key, values in self.experience.items()
+            if len(values) == len(self.experience["obs"])
+        }
+        groups, ids = self.case.groups, np.arange(self.case.n_agents, dtype=np.int32)
+        over = given["ends"] > 0
+        # what an agent gains comes with the end of its episode, and then nothing with its new start
+        gained = np.where(over, 0.0, given["reward"]).astype(np.float32)
+        shared = np.where(over, 0.0, given["group_reward"]).astype(np.float32)
+        branches = self.case.actions.discrete_branches
+        masks = np.split(given["mask"], np.cumsum(branches)[:-1], axis=1) if branches else None
+        return (
+            DecisionSteps([given["obs"]], gained, ids, masks, groups, shared),
+            TerminalSteps(
+                [given["last_obs"][over]],
+                given["reward"][over],
+                given["ends"][over] == INTERRUPTED,
+                ids[over],
+                groups[over],
+                given["group_reward"][over],
+            ),
+        )
+
+    def weights(self) -> dict[str, list[AnyArray]]:
+        """Copies of the weights of each network, in the order in which the reference has them."""
+        n_signals = len(self.learner.algorithm.signals.names)
+        return {
+            name: [values.detach().numpy().copy() for values in _parameters(network, n_signals)]
+            for name, network in networks(self.learner.algorithm).items()
+        }
+
+
+def networks(algorithm: Any) -> dict[str, nn.Module]:
+    """Networks of an algorithm and its signals, by the names that tables show."""
+    result: dict[str, nn.Module] = {"policy": algorithm.policy.actor}
+    if isinstance(algorithm, sac_module.SAC):
+        result |= {"value": algorithm.value, "target": algorithm.target}
+        result |= {"q1": algorithm.twins.first, "q2": algorithm.twins.second}
+        result["temperature"] = nn.ParameterList([algorithm.log_alpha])
+    else:
+        result["critic"] = algorithm.critic
+    for name, signal in algorithm.signals.by_name.items():
+        if name == "rnd":
+            result |= {"rnd predictor": signal.predictor, "rnd target": signal.target}
+        elif name != "extrinsic":
+            result[name] = signal.network
+    return result
+
+
+def _parameters(network: nn.Module, n_signals: int) -> Iterator[torch.Tensor]:
+    """Weights; a critic's heads one signal after another, as the reference has a layer for each."""
+    heads = network.heads if isinstance(network, Critic | GroupCritic | ActionValue) else None
+    for parameter in network.parameters():
+        if heads is None or (parameter is not heads.weight and parameter is not heads.bias):
+            yield parameter
+        elif parameter is heads.weight:
+            for weight, bias in zip(
+                heads.weight.chunk(n_signals), heads.bias.chunk(n_signals), strict=True
+            ):
+                yield weight
+                yield bias
+
+
+@contextmanager
+def recorded(training: Training) -> Iterator[dict[str, list[AnyArray]]]:
+    """What is drawn at random while updates go on, in the order in which it is drawn.
+
+    Gives lists of `shuffles` (new orders of rows or sequences), `integers` (rows out of a replay,
+    counted from its oldest, and of a demonstration), `normal` and `uniform` numbers.
+    """
+    draws: dict[str, list[AnyArray]] = {
+        name: [] for name in ("shuffles", "integers", "normal", "uniform")
+    }
+    algorithm = training.learner.algorithm
+
+    class Stream:
+        def __init__(self, stream: np.random.Generator) -> None:
+            self.stream = stream
+
+        def permutation(self, of: int) -> AnyArray:
+            draws["shuffles"].append(self.stream.permutation(of))
+            return draws["shuffles"][-1]
+
+        def integers(self, low: int, high: int, n: int) -> AnyArray:
+            drawn = self.stream.integers(low, high, n)
+            replay = algorithm.replay
+            draws["integers"].append(drawn if replay.remembers else len(replay) - 1 - drawn)
+            return drawn
+
+    def recording(name: str, draw: Any) -> Any:
+        def drawn(*args: Any, **options: Any) -> torch.Tensor:
+            result = draw(*args, **options)
+            draws[name].append(result.numpy().copy())
+            return result
+
+        return drawn
+
+    given = sac_module.squashed_action
+
+    def squashed(*, mu: torch.Tensor, log_sigma: torch.Tensor, noise: torch.Tensor) -> Any:
+        draws["normal"].append(noise.numpy().copy())
+        return given(mu=mu, log_sigma=log_sigma, noise=noise)
+
+    if hasattr(algorithm, "samples"):
+        algorithm.samples.stream = Stream(algorithm.minibatch_stream)
+    elif training.case.trainer == "ppo":
+        algorithm.minibatch_stream = Stream(algorithm.minibatch_stream)
+    if algorithm.cloning is not None:
+        algorithm.cloning.stream = Stream(algorithm.cloning.stream)
+    with (
+        patch.object(torch, "randint", recording("integers", torch.randint)),
+        patch.object(torch, "rand", recording("uniform", torch.rand)),
+        patch.object(sac_module, "squashed_action", squashed),
+    ):
+        yield draws
+
+
+def sampled(weights: dict[str, list[AnyArray]]) -> dict[str, AnyArray]:
+    """At most SAMPLED evenly spaced numbers of each tensor, in one row for each network."""
+    return {
+        name: np.concatenate([one.ravel()[:: -(-one.size // SAMPLED)] for one in some])
+        for name, some in weights.items()
+    }

@@ -1,0 +1,52 @@
+"""Weights after short trainings, against those that ML-Agents 1.1.0 and this project made of them.
+
+A file in golden/ keeps a sample of the weights of a case in tests/support/golden_cases.py: before,
+after three updates of ours, and after three of the reference's, unless this differs on purpose.
+`python benchmarks/agreement.py --golden` writes the files anew (it needs `make peer`). Ours change
+only when a change of what is learned is meant.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from golden_cases import CASES, golden_file
+from golden_training import Training, sampled
+
+FOLDER = Path(__file__).parent / "golden"
+ROUNDING = 1e-3
+"""Most by which weights may differ, as a share of how far they have come: other processors and
+versions of torch round otherwise, and Adam divides small gradients by themselves."""
+LEAST = 1e-6
+"""What they may differ by anyway, as initial weights do."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_three_updates_make_of_the_weights_what_they_made_before(name, tmp_path):
+    training = Training(name, tmp_path)
+    before = sampled(training.weights())
+    training.run()
+    after = sampled(training.weights())
+    with np.load(FOLDER / golden_file(name)) as content:
+        stored = {key: content[key] for key in content.files}
+    for network, values in after.items():
+        begun = stored[f"before/{network}"]
+        np.testing.assert_allclose(before[network], begun, rtol=1e-5, atol=LEAST, err_msg=network)
+        moved = np.abs(stored[f"ours/{network}"] - begun).max()
+        assert (moved > 0) == (network != "rnd target")
+        for whose in ("ours",) if CASES[name].differs else ("ours", "theirs"):
+            apart = np.abs(values - stored[f"{whose}/{network}"]).max()
+            assert apart <= ROUNDING * moved + LEAST, f"{whose}, {network}: {apart} of {moved}"
+
+
+def test_each_file_is_of_a_case_and_says_how_it_was_made():
+    assert {path.name for path in FOLDER.iterdir()} == {golden_file(name) for name in CASES}
+    for name, case in CASES.items():
+        with np.load(FOLDER / golden_file(name)) as content:
+            made_by = str(content["made_by"])
+            has_theirs = any(key.startswith("theirs/") for key in content.files)
+        assert f"--golden --case '{name}'" in made_by
+        assert "torch " in made_by
+        assert ("mlagents 1.1.0" in made_by) == has_theirs == (not case.differs)
