@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from pipeline.errors import PipelineError
+
 _log = logging.getLogger(__name__)
 
 _WAIT_S = 300.0
 _BUSY_S = 5.0
+"""How long another program may keep the file before it counts as locked for good."""
 _LOCATIONS = (
     ("experiments", "artifact_location"),
     ("runs", "artifact_uri"),
@@ -26,6 +31,42 @@ _LOCATIONS = (
 def file_of(uri: str) -> Path | None:
     """Return the file of a SQLite store, or None for a store of another kind."""
     return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+
+
+def check(uri: str) -> None:
+    """Make sure that a SQLite store can be opened and written, within seconds.
+
+    MLflow itself tries for 100 s before it says that it cannot.
+
+    Raises:
+        PipelineError: It cannot, for the reason that the message gives.
+    """
+    path = file_of(uri)
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for needed in (path.parent, path, path.with_name(f"{path.name}.lock")):
+            if needed.exists() and not os.access(needed, os.W_OK):
+                raise PermissionError(errno.EACCES, "no right to write", str(needed))
+        if path.exists():
+            _begin_to_write(path)
+    except (OSError, sqlite3.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise PipelineError(
+            f"the MLflow store {path} cannot be opened: {reason}; mend it or move it away, or name "
+            "another with MLFLOW_TRACKING_URI"
+        ) from error
+
+
+def _begin_to_write(path: Path) -> None:
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+    with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_S)) as database:
+        database.isolation_level = None
+        database.execute("BEGIN IMMEDIATE")
+        database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        database.execute("ROLLBACK")
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
+from pipeline.errors import PipelineError
 from pipeline.tracking import mlflow_curve, mlflow_registry, mlflow_store, names, row
 from pipeline.tracking.row import RunKey  # noqa: TC001  # for those who make a run
 
@@ -212,7 +213,7 @@ class MlflowRun:
             self._taken += 1
         except Exception as error:  # noqa: BLE001  # tracking never stops training
             self._failures = _GIVE_UP_AFTER
-            self._warn(f"{type(error).__name__}: {_first_line(error)}")
+            self._warn(_reason(error))
             return
         while (batch := self._next()) is not None:
             for job in batch:
@@ -247,7 +248,7 @@ class MlflowRun:
             self.lost += 1
             self._failures += 1
             if self._failures == 1:
-                self._warn(f"{type(error).__name__}: {_first_line(error)}")
+                self._warn(_reason(error))
         else:
             self._failures = 0
         self._taken += 1
@@ -362,6 +363,9 @@ def _address(store: mlflow_store.Store) -> str:
     return "mlflow.db" if store.own else store.uri
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:200] if text else "no details"
+def _reason(error: Exception) -> str:
+    """Return what a warning says of an error, in a line."""
+    text = str(error).strip().partition("\n")[0]
+    if isinstance(error, PipelineError):
+        return text
+    return f"{type(error).__name__}: {text[:200] or 'no details'}"

@@ -89,16 +89,17 @@ class Store:
         """Open the store, and make it when it does not exist; many processes may do so at once.
 
         Raises:
+            PipelineError: The store's file cannot be opened.
             mlflow.exceptions.MlflowException: The store cannot be reached or read.
             filelock.Timeout: Another process holds the new store's lock for too long.
         """
+        uri = default_uri(root := root.resolve())
+        mlflow_database.check(uri)
         set_environment()
         from mlflow import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table it makes
         logging.getLogger("urllib3").setLevel(logging.ERROR)  # we say what its retries came to
-        root = root.resolve()
-        uri = default_uri(root)
         file = mlflow_database.file_of(uri)
         own = file is not None and file.resolve() == root / _DATABASE
         with mlflow_database.locked(uri):
@@ -124,7 +125,7 @@ class Store:
         """Open the store that runs have made.
 
         Raises:
-            PipelineError: There is none.
+            PipelineError: There is none, or it cannot be opened.
         """
         uri = default_uri(root)
         if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
@@ -132,7 +133,13 @@ class Store:
                 "there are no runs yet: run `dvc repro` or `snakemake --cores 1` in this folder "
                 "first"
             )
-        return cls.open(root)
+        try:
+            return cls.open(root)
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] not in ("mlflow", "sqlalchemy"):
+                raise
+            why = str(error).strip().partition("\n")[0]
+            raise PipelineError(f"the MLflow store cannot be opened: {why}") from error
 
     def exists(self, run: str) -> bool:
         """Whether the store knows the run and it is not deleted."""

@@ -1,0 +1,170 @@
+"""A store that cannot be opened: one warning at once, and the stage goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline import cli
+from pipeline.errors import PipelineError
+from pipeline.tracking.mlflow_run import MlflowRun, RunKey
+from pipeline.tracking.mlflow_store import Store
+
+LIMIT_S = 15.0
+"""MLflow itself would try for 100 s."""
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def no_database(path: Path) -> None:
+    path.write_bytes(b"no database" * 1000)
+
+
+def cut_off(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE t (x)")
+        database.commit()
+    path.write_bytes(path.read_bytes()[:100].ljust(8192, b"\xff"))
+
+
+def in_a_file(path: Path) -> None:
+    path.parent.rmdir()
+    path.parent.write_text("in the place of the checkout")
+
+
+BROKEN: dict[str, Callable[[Path], None]] = {
+    "a folder in its place": a_folder,
+    "no database": no_database,
+    "a damaged database": cut_off,
+    "a file in the checkout's place": in_a_file,
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_store(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "checkout").mkdir()
+    return tmp_path / "checkout"
+
+
+def stage(root: Path) -> MlflowRun:
+    record = root.parent / "record.json"
+    run = MlflowRun(
+        RunKey(experiment="walk", seed=1, stage="train", fingerprint="a", root=root, record=record)
+    )
+    run.results({"mean_reward": 1.0})
+    run.close()
+    return run
+
+
+def refused(root: Path, caplog: pytest.LogCaptureFixture) -> str:
+    """The only warning of a stage, which comes and ends in time."""
+    began = time.monotonic()
+    run = stage(root)
+    assert time.monotonic() - began < LIMIT_S
+    assert run.run_id is None
+    (warning,) = caplog.messages
+    assert "the MLflow store" in warning
+    assert "MLflow is not being written" in warning
+    return warning
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_store_costs_one_warning_and_no_time(
+    broken: str, root: Path, caplog: pytest.LogCaptureFixture
+):
+    BROKEN[broken](root / "mlflow.db")
+    refused(root, caplog)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["EXCLUSIVE", "IMMEDIATE"])
+def test_a_store_that_another_program_keeps_locked_is_given_up_soon(
+    kind: str, root: Path, caplog: pytest.LogCaptureFixture
+):
+    with holding(root / "mlflow.db", kind):
+        assert "database is locked" in refused(root, caplog)
+
+
+@contextlib.contextmanager
+def holding(path: Path, kind: str) -> Iterator[None]:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE t (x)")
+        database.isolation_level = None
+        database.execute(f"BEGIN {kind}")
+        yield
+
+
+@pytest.mark.parametrize("command", [["runs"], ["ui"]])
+@pytest.mark.parametrize("broken", ["a folder in its place", "no database"])
+def test_the_commands_that_read_the_store_say_it_in_one_line(
+    command: list[str],
+    broken: str,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    BROKEN[broken](root / "mlflow.db")
+    monkeypatch.chdir(root)
+    assert cli.main(command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: the MLflow store {root / 'mlflow.db'} cannot be opened: ")
+
+
+def test_a_server_that_is_not_there_is_said_in_one_line(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with pytest.raises(PipelineError, match=r"the MLflow store cannot be opened: .*127\.0\.0\.1"):
+        Store.existing(root)
+
+
+WITHOUT_RIGHTS = """
+import logging, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_unusable_store import stage
+began = time.monotonic()
+assert stage(Path(sys.argv[1])).run_id is None
+print(time.monotonic() - began)
+"""
+
+
+@pytest.mark.parametrize("what", ["the file", "the folder"])
+def test_missing_rights_are_said_at_once(what: str, root: Path):
+    user = [] if os.geteuid() else ["setpriv", "--bounding-set=-dac_override"]  # root may all
+    if user and not shutil.which(user[0]):
+        pytest.skip("the superuser has every right, and setpriv is not here to take it away")
+    path = root / "mlflow.db"
+    path.touch()
+    locked, mode = (path, 0o444) if what == "the file" else (root, 0o555)
+    locked.chmod(mode)
+    try:
+        done = subprocess.run(  # noqa: S603  # our own command
+            [*user, sys.executable, "-c", WITHOUT_RIGHTS, root, Path(__file__).parent],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+        )
+    finally:
+        locked.chmod(0o755)
+    assert done.stderr.count("MLflow is not being written") == 1
+    assert f"the MLflow store {path} cannot be opened: no right to write" in done.stderr
+    assert float(done.stdout) < LIMIT_S
