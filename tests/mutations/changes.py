@@ -58,8 +58,8 @@ KEPT_CALLS = {
     *("issubclass", "len", "range", "enumerate", "zip", "type", "TypeVar", "NewType", "getattr"),
 }
 """Calls that stay: without them nothing changes, or nothing runs at all."""
-KEPT_KEYWORDS = {"strict", "stacklevel", "name", "daemon"}
-"""Keywords for what cannot happen (`zip`'s strict) and for texts."""
+KEPT_KEYWORDS = {"strict", "device", "stacklevel", "name", "daemon"}
+"""Keywords for what cannot happen (`zip`'s strict), for other devices than the tests' and for texts."""
 
 
 CONTEXT = 24
