@@ -117,3 +117,27 @@ def test_slots_go_on_from_a_saved_state_as_they_would_have_anyway():
         assert left["source"] == right["source"]
         np.testing.assert_array_equal(left["ids"], right["ids"])
         np.testing.assert_array_equal(left["slots"], right["slots"])
+
+
+def silence(slots):
+    vanishing(slots, 4 * LONG)
+
+
+GIVEN_BACK = {
+    "released": lambda slots: slots.release("a", [7]),
+    "of a worker that is gone": lambda slots: slots.forget(lambda source: source == "a"),
+    "silent for long": silence,
+    "unknown to a state taken up": lambda slots: slots.load_state_dict(Slots().state_dict()),
+}
+
+
+@pytest.mark.parametrize("way", GIVEN_BACK)
+def test_two_live_agents_never_have_the_same_slot_after_a_slot_was_given_back(way):
+    slots = Slots()
+    slots.deciding("a", ids(7, 8))
+    GIVEN_BACK[way](slots)
+    n = slots.n_slots + 1
+    others = slots.deciding("b", np.arange(n, dtype=np.int32)).tolist()
+    here = slots.deciding("a", ids(7, 8)).tolist()
+    assert len({*here, *others}) == n + 2
+    assert slots.deciding("a", ids(7, 8)).tolist() == here

@@ -146,6 +146,17 @@ def test_rule_warns_about_what_does_not_fit(rule, changes):
     assert rules(check_model(model(**changes), SPEC)) == [(rule, "warning")]
 
 
+def test_a_model_says_which_opset_and_memory_it_has():
+    described = describe(model())
+    assert (described.opset, described.ir_version, described.memory_size) == (9, 6, 8)
+    candidate = model(constants=without(CONSTANTS, "memory_size"))
+    foreign = helper.make_opsetid("ai.onnx.ml", 3)
+    candidate.opset_import.insert(0, foreign)
+    assert (describe(candidate).opset, describe(candidate).memory_size) == (9, 0)
+    del candidate.opset_import[1]
+    assert describe(candidate).opset == 0
+
+
 def test_every_legacy_input_is_known():
     inputs = INPUTS | {
         "prev_action": ("batch", 2),

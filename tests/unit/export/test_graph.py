@@ -8,8 +8,9 @@ import pytest
 from onnx import checker
 
 from pipeline.errors import ExportError
-from pipeline.export.description import Dense
+from pipeline.export.description import Dense, Residual
 from pipeline.export.graph import build_model, model_bytes
+from pipeline.export.heads import LOG_SIGMA_MAX, LOG_SIGMA_MIN
 from pipeline.export.layout import describe
 from pipeline.export.rules import publishing_findings
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
@@ -146,6 +147,26 @@ def test_large_actions_are_clipped_to_the_environments_range():
     result = reference.run(build_model(graph), names, reference.observations(graph, 4))
     for name in names:
         assert (result[name] == [1.0, -1.0]).all()
+
+
+@pytest.mark.parametrize(("raw", "bound"), [(10.0, 2.0), (-40.0, -20.0)])
+def test_squashed_spreads_have_the_bounds_of_training_in_the_file_too(raw, bound):
+    """With the same noise, and means of 0, so that the smallest spread shows in float32."""
+
+    def drawn(log_sigma):
+        graph = reference.policy(continuous=2, squash=True, conditional=True)
+        head = graph.continuous
+        mu = Dense(weight=head.mu.weight * 0, bias=head.mu.bias * 0)
+        spread = Dense(weight=mu.weight, bias=np.full(2, log_sigma, dtype=np.float32))
+        graph = changed(graph, continuous=replace(head, mu=mu, log_sigma=spread))
+        obs = reference.observations(graph, 50)
+        return reference.run(build_model(graph), ["continuous_actions"], obs, seed=4)
+
+    assert (LOG_SIGMA_MIN, LOG_SIGMA_MAX) == (-20.0, 2.0)
+    found = drawn(raw)["continuous_actions"]
+    np.testing.assert_array_equal(found, drawn(bound)["continuous_actions"])
+    assert (found != drawn(bound - np.sign(raw) * 0.5)["continuous_actions"]).any()
+    assert (found != 0.0).any()
 
 
 def quiet(graph):
@@ -306,6 +327,19 @@ def test_too_small_image_is_refused():
     graph = changed(graph, encoders=encoders, spec=BehaviorSpec(specs, ActionSpec(1, ())))
     with pytest.raises(ExportError, match=r"obs_1\.0 has a window of \[8, 8\] on an image of"):
         build_model(graph)
+
+
+def test_a_residual_block_that_changes_the_shape_is_refused():
+    rng = np.random.default_rng(0)
+    graph = reference.policy(continuous=1, visual="resnet")
+    encoder = graph.encoders[1]
+    narrower = Residual(layers=(reference.conv(rng, 16, 8, 3, padding=1),))
+    layers = [narrower if isinstance(layer, Residual) else layer for layer in encoder.layers]
+    encoders = (graph.encoders[0], replace(encoder, layers=tuple(layers)), graph.encoders[2])
+    with pytest.raises(
+        ExportError, match=r"residual block obs_1\.\d+ turns shape \[16, .* into \[8,"
+    ):
+        build_model(changed(graph, encoders=encoders))
 
 
 @pytest.mark.parametrize(

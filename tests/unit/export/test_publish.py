@@ -178,3 +178,71 @@ def test_memory_of_swapped_gates_is_caught(tmp_path):
     swapped = replace(lstm, input_bias=np.concatenate([gates[1], gates[0], *gates[2:]]))
     with pytest.raises(ExportError, match="what the trained policy remembers is"):
         publish(replace(graph, memory=swapped), tmp_path / "p.onnx", recording=record(graph))
+
+
+def test_recording_that_begins_in_the_middle_of_an_episode_is_refused(tmp_path):
+    """Row by row it fits; an agent that begins anew would go another way."""
+    graph = reference.policy(continuous=2, memory=6)
+    whole = record(graph)
+    later = Recording(
+        obs=[values[5:] for values in whole.obs],
+        continuous=whole.continuous[5:],
+        memory=whole.memory[5:],
+    )
+    with pytest.raises(ExportError, match="row 0, column 0"):
+        publish(graph, tmp_path / "p.onnx", recording=later)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("choice", [1, 3, -2])
+def test_an_equal_logit_excuses_no_choice_that_is_forbidden_or_does_not_exist(tmp_path, choice):
+    graph = reference.policy(branches=(3,))
+    branch = graph.branches[0]
+    branch.weight[:] = 0.0
+    branch.bias[:] = [1.0, 1.0, 0.0]
+    obs = reference.observations(graph, 4)
+    masks = np.tile(np.array([[1, 0, 1]], dtype=np.float32), (4, 1))
+    discrete = np.array([[0], [0], [choice], [0]])
+    recording = Recording(obs=obs, discrete=discrete, action_masks=masks)
+    with pytest.raises(ExportError, match=rf"row 2, column 0 is 0, but .* choice is {choice};"):
+        publish(graph, tmp_path / "p.onnx", recording=recording)
+
+
+def test_ties_are_told_by_the_masks_of_their_own_branch(tmp_path):
+    """The neighbours' masks forbid what is allowed here, and the other way round."""
+    graph = reference.policy(branches=(2, 2, 2))
+    for branch in graph.branches:
+        branch.weight[:] = 0.0
+        branch.bias[:] = 1.0
+    obs = reference.observations(graph, 2)
+    masks = np.array([[1, 0, 1, 1, 1, 0]] * 2, dtype=np.float32)
+    recording = Recording(obs=obs, discrete=np.array([[0, 1, 0]] * 2), action_masks=masks)
+    assert publish(graph, tmp_path / "p.onnx", recording=recording).discrete_ties == 2
+    recording = replace(recording, discrete=np.array([[1, 0, 0]] * 2))
+    with pytest.raises(ExportError, match="row 0, column 0 is 0, but"):
+        publish(graph, tmp_path / "p.onnx", recording=recording)
+
+
+def test_differences_up_to_the_tolerance_are_stated_and_larger_ones_refused(tmp_path):
+    graph = reference.policy(continuous=3)
+    recording = record(graph)
+    exact = recording.continuous.copy()
+    recording.continuous[19, 1] = exact[19, 1] + 8e-6
+    report = publish(graph, tmp_path / "p.onnx", recording=recording)
+    assert 7e-6 < report.max_continuous_error < 9e-6
+    assert report.max_memory_error == 0.0
+    recording.continuous[19, 1] = exact[19, 1] - 1.2e-5
+    with pytest.raises(ExportError, match="row 19, column 1"):
+        publish(graph, tmp_path / "p.onnx", recording=recording)
+
+
+def test_every_row_of_a_long_recording_is_compared_also_doubles(tmp_path):
+    graph = reference.policy(continuous=1)
+    recording = record(graph, 300)
+    doubles = replace(recording, obs=[values.astype(np.float64) for values in recording.obs])
+    assert publish(graph, tmp_path / "p.onnx", recording=doubles).rows == 300
+    for row in (0, 124, 125, 299):
+        wrong = recording.continuous.copy()
+        wrong[row] += 1e-3
+        with pytest.raises(ExportError, match=f"row {row}, column 0"):
+            publish(graph, tmp_path / "p.onnx", recording=replace(recording, continuous=wrong))

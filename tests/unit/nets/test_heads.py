@@ -1,0 +1,183 @@
+"""Action heads, value heads and what optimizers do around Adam: hand-worked or slow versions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from pipeline.nets.actor_critic import ActionHeads, Critic
+from pipeline.nets.body import Body, Normalizers
+from pipeline.nets.distributions import gaussian_entropy
+from pipeline.nets.group_critic import GroupCritic, Groups
+from pipeline.nets.memory import Memory
+from pipeline.nets.optimizer import FlatAdam, FusedAdam
+from pipeline.nets.squashed import SquashedHeads
+from pipeline.nets.weights import load_matching
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
+from pipeline.settings.schema import MemorySettings, NetworkSettings
+
+HYBRID = ActionSpec(2, (3, 2))
+
+
+def with_log_sigma(heads, *values):
+    with torch.no_grad():
+        heads.log_sigma.copy_(torch.tensor([values]))
+    return heads
+
+
+def test_initial_policies_are_nearly_the_same_for_every_observation():
+    torch.manual_seed(0)
+    heads = ActionHeads(300, ActionSpec(40, (50, 60)))
+    gains = [(heads.mu, 0.2), *((branch, 0.1) for branch in heads.branches)]
+    for layer, gain in gains:
+        deviation = float(layer.weight.detach().std())
+        assert deviation == pytest.approx(gain / math.sqrt(300), rel=0.03)
+    assert heads.log_sigma.tolist() == [[0.0] * 40]
+    squashed = SquashedHeads(300, ActionSpec(40, ()))
+    for layer in (squashed.mu, squashed.spread):
+        assert float(layer.weight.detach().std()) == pytest.approx(0.2 / math.sqrt(300), rel=0.03)
+
+
+def test_most_likely_action_is_a_third_of_the_mean_and_the_tanh_of_a_squashed_one():
+    hidden = torch.randn(4, 5)
+    heads = ActionHeads(5, HYBRID)
+    torch.testing.assert_close(heads.mean_action(hidden), heads.mu(hidden) / 3.0)
+    squashed = SquashedHeads(5, HYBRID)
+    torch.testing.assert_close(squashed.mean_action(hidden), torch.tanh(squashed.mu(hidden)))
+    for kind in (ActionHeads, SquashedHeads):
+        assert kind(5, ActionSpec(0, (3,))).mean_action(hidden) is None
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_drawn_actions_have_the_probabilities_and_the_entropy_that_evaluation_gives(deterministic):
+    torch.manual_seed(0)
+    heads = with_log_sigma(ActionHeads(5, HYBRID), 0.3, -0.9)
+    hidden, allowed = torch.randn(6, 5), torch.ones(6, 5, dtype=torch.bool)
+    allowed[::2, 1] = False
+    drawn = heads.sample(
+        hidden, allowed, torch.Generator().manual_seed(1), deterministic=deterministic
+    )
+    log_prob, entropy = heads.evaluate(hidden, drawn.continuous, drawn.discrete, allowed)
+    torch.testing.assert_close(drawn.log_prob, log_prob)
+    torch.testing.assert_close(drawn.entropy, entropy)
+    assert not (drawn.discrete[::2, 0] == 1).any()
+    only_continuous = with_log_sigma(ActionHeads(5, ActionSpec(2, ())), 0.3, -0.9)
+    alone = only_continuous.sample(
+        hidden, None, torch.Generator().manual_seed(1), deterministic=deterministic
+    )
+    torch.testing.assert_close(alone.entropy, gaussian_entropy(torch.tensor([[0.3, -0.9]])))
+
+
+def test_squashed_log_sigma_stays_between_minus_twenty_and_two():
+    heads = SquashedHeads(1, ActionSpec(2, ()))
+    with torch.no_grad():
+        heads.spread.weight.copy_(torch.tensor([[1e3], [1.0]]))
+    _, log_sigma = heads.gaussian(torch.tensor([[1.0], [-1.0]]))
+    torch.testing.assert_close(log_sigma, torch.tensor([[2.0, 1.0], [-20.0, -1.0]]))
+
+
+@pytest.mark.parametrize("kind", [Critic, GroupCritic])
+def test_each_signals_value_head_begins_as_a_head_of_its_own(kind):
+    """Xavier's bound of 300 heads together is a sixth of it."""
+    torch.manual_seed(0)
+    spec = BehaviorSpec([ObservationSpec.vector(3)], HYBRID)
+    critic = kind(spec, NetworkSettings(hidden_units=4), [f"signal {i}" for i in range(300)])
+    weight = critic.heads.weight.detach()
+    bound = math.sqrt(6.0 / (weight.shape[1] + 1))
+    assert 0.98 * bound < float(weight.abs().max()) <= bound
+    assert float(weight.std()) == pytest.approx(bound / math.sqrt(3), rel=0.03)
+
+
+def test_each_gate_of_a_tiny_memory_begins_with_xaviers_bound_of_its_own():
+    torch.manual_seed(0)
+    bound = math.sqrt(6.0 / 2.0)
+    weights = torch.stack([Memory(1, 2).lstm.weight_ih_l0.detach().abs() for _ in range(200)])
+    for largest in weights.amax(0):
+        assert 0.95 * bound < float(largest) <= bound
+
+
+def test_what_members_remember_enters_the_group_critic_like_observations_behind_the_others():
+    torch.manual_seed(0)
+    settings = NetworkSettings(hidden_units=8, memory=MemorySettings(memory_size=4))
+    critic = GroupCritic(BehaviorSpec([ObservationSpec.vector(3)], HYBRID), settings, ["extrinsic"])
+    wider = GroupCritic(
+        BehaviorSpec([ObservationSpec.vector(7)], HYBRID),
+        NetworkSettings(hidden_units=8),
+        ["extrinsic"],
+    )
+    wider.load_state_dict(critic.state_dict())
+    obs, memory, actions = torch.randn(6, 3), torch.randn(6, 4), torch.randn(6, 7)
+    groups = Groups(shape=(2, 3), wanted=torch.tensor([0, 1, 3, 4, 6]))
+    values = critic([obs], memory, actions, groups)
+    assert values.std() > 1e-4
+    expected = wider([torch.cat((obs, memory), dim=1)], None, actions, groups)
+    torch.testing.assert_close(values, expected)
+
+
+def test_a_single_vector_is_enough_for_normalizers_and_an_image_is_not():
+    vector, image = ObservationSpec.vector(3), ObservationSpec.visual(3, 8, 8)
+    assert Normalizers([image, vector], enabled=True)
+    assert not Normalizers([image], enabled=True)
+    assert not Normalizers([image, vector], enabled=False)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+def test_the_goal_makes_the_weights_of_the_last_of_the_layers_that_are_asked_for(num_layers):
+    goal = ObservationSpec.vector(2, "goal", ObservationType.GOAL_SIGNAL)
+    settings = NetworkSettings(hidden_units=6, num_layers=num_layers)
+    body = Body([ObservationSpec.vector(3), goal], settings)
+    layers = [name for name in body.state_dict() if name.startswith("dense.") and "bias" in name]
+    assert len(layers) == num_layers - 1
+    assert body([torch.randn(4, 3), torch.randn(4, 2)]).shape == (4, 6)
+
+
+@pytest.mark.parametrize("max_norm", [0.1, 1e3])
+def test_longer_gradients_are_shortened_together_before_adam_takes_them(max_norm):
+    torch.manual_seed(0)
+    one, two = (torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)) for _ in range(2))
+    two.load_state_dict(one.state_dict())
+    plain = torch.optim.Adam(one.parameters(), lr=0.01)
+    flat = FlatAdam(two.parameters(), learning_rate=0.01)
+    for scale in (1.0, 30.0, 0.02):  # Adam takes no notice of a scale that is always the same
+        x = torch.randn(4, 3)
+        plain.zero_grad()
+        (one(x).square().sum() * scale).backward()
+        torch.nn.utils.clip_grad_norm_(one.parameters(), max_norm)
+        plain.step()
+        flat.zero_gradients()
+        (two(x).square().sum() * scale).backward()
+        flat.step(max_norm=max_norm)
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
+def test_adam_keeps_no_state_of_what_has_never_moved():
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
+    adam = FusedAdam(weights, learning_rate=0.1)
+    assert adam.state_dict()["state"] == {}
+    weights[1].grad = torch.ones(2)
+    adam.step()
+    assert list(adam.state_dict()["state"]) == [1]
+
+
+def test_weights_that_fit_are_taken_over_and_each_that_does_not_is_named_with_its_reason():
+    ours = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 3), "b": torch.nn.Linear(3, 1)})
+    theirs = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 3), "b": torch.nn.Linear(4, 1)})
+    saved = theirs.state_dict()
+    del saved["b.bias"]
+    saved["c.bias"] = torch.ones(1)
+    kept = ours["b"].bias.clone()
+    left, n_loaded = load_matching(
+        {"policy": ours, "critic": torch.nn.Linear(1, 1)}, {"policy": saved, "critic": None}
+    )
+    assert left == [
+        "policy.b.weight (1x4 there, 1x3 here)",
+        "policy.b.bias (not in the checkpoint)",
+        "policy.c.bias (unknown here)",
+    ]
+    assert n_loaded == 2
+    assert torch.equal(ours["a"].weight, theirs["a"].weight)
+    assert torch.equal(ours["a"].bias, theirs["a"].bias)
+    assert torch.equal(ours["b"].bias, kept)
