@@ -106,7 +106,7 @@ def record(test_file: str, target: Path) -> None:
     recorder = _Recorder()
     status = pytest.main([*QUIET, test_file], plugins=[recorder])
     sys.settrace(None)
-    if status not in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}:
+    if status not in {0, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED}:
         raise RuntimeError(f"{test_file}: its tests cannot be run")
     inside = [
         Path(module.__file__)

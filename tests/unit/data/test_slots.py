@@ -136,8 +136,9 @@ def test_two_live_agents_never_have_the_same_slot_after_a_slot_was_given_back(wa
     slots = Slots()
     slots.deciding("a", ids(7, 8))
     GIVEN_BACK[way](slots)
-    n = slots.n_slots + 1
-    others = slots.deciding("b", np.arange(n, dtype=np.int32)).tolist()
+    slots.deciding("b", np.arange(slots.n_slots + 1, dtype=np.int32))
     here = slots.deciding("a", ids(7, 8)).tolist()
-    assert len({*here, *others}) == n + 2
+    taken = {one["source"]: one["slots"].tolist() for one in slots.state_dict()["taken"]}
+    assert sorted(taken["a"]) == sorted(here)
+    assert len({slot for of_source in taken.values() for slot in of_source}) == slots.n_taken
     assert slots.deciding("a", ids(7, 8)).tolist() == here

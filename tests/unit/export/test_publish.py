@@ -194,7 +194,7 @@ def test_recording_that_begins_in_the_middle_of_an_episode_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("choice", [1, 3, -2])
+@pytest.mark.parametrize("choice", [1, 3, -3])
 def test_an_equal_logit_excuses_no_choice_that_is_forbidden_or_does_not_exist(tmp_path, choice):
     graph = reference.policy(branches=(3,))
     branch = graph.branches[0]
