@@ -59,7 +59,7 @@ KEPT_CALLS = {
 }
 """Calls that stay: without them nothing changes, or nothing runs at all."""
 KEPT_KEYWORDS = {"strict", "device", "stacklevel", "name", "daemon"}
-"""Keywords for what cannot happen (`zip`'s strict), for other devices than the tests' and for texts."""
+"""Keywords for what cannot happen (`zip`'s strict), for other devices, and for texts."""
 
 
 CONTEXT = 24
