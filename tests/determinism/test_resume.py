@@ -156,6 +156,17 @@ def assert_equal_states(one: dict, two: dict) -> None:
     assert differing == []
 
 
+def assert_equal_files(one: Path, two: Path) -> None:
+    """Whatever two runs have kept on their way is the same, byte by byte."""
+    kept, again = (
+        {p.relative_to(folder): p.read_bytes() for p in folder.glob("*/*") if p.suffix != ".log"}
+        for folder in (one, two)
+    )
+    assert len(kept) > 1
+    assert kept.keys() == again.keys()
+    assert [name for name in kept if kept[name] != again[name]] == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how"),
@@ -188,6 +199,7 @@ def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, how, 
         assert 1 <= killed["/run/lessons/curriculum/lessons/mass"] < 5
         assert whole["/run/lessons/curriculum/lessons/mass"] == 5
     assert_equal_states(whole, final_state(tmp_path / "killed"))
+    assert_equal_files(tmp_path / "whole", tmp_path / "killed")
 
 
 @pytest.mark.slow
@@ -199,6 +211,7 @@ def test_resumed_run_with_memory_equals_the_uninterrupted_run(name, tmp_path):
     whole = final_state(tmp_path / "whole")
     assert np.abs(whole["/experience/memories"]).max() > 0.01
     assert_equal_states(whole, final_state(tmp_path / "killed"))
+    assert_equal_files(tmp_path / "whole", tmp_path / "killed")
 
 
 @pytest.mark.slow
@@ -214,6 +227,7 @@ def test_resumed_run_with_sac_equals_the_uninterrupted_run(name, how, tmp_path):
     whole = final_state(tmp_path / "whole")
     assert whole["/learner/step"] > 120
     assert_equal_states(whole, final_state(tmp_path / "killed"))
+    assert_equal_files(tmp_path / "whole", tmp_path / "killed")
     one, two = (next((tmp_path / part).glob("*/replay-*.npz")) for part in ("whole", "killed"))
     assert one.read_bytes() == two.read_bytes()
 
@@ -251,6 +265,7 @@ def test_resumed_run_with_a_learned_reward_equals_the_uninterrupted_run(how, tmp
     assert len([key for key in kept if "optimizer/state/0/exp_avg" in key]) == 2
     assert len(kept) > 10
     assert_equal_states(whole, final_state(tmp_path / "killed"))
+    assert_equal_files(tmp_path / "whole", tmp_path / "killed")
 
 
 @pytest.mark.slow

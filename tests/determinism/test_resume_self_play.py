@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from duels import Duel, Recall, Uneven
-from test_resume import assert_equal_states, leaves
+from test_resume import assert_equal_files, assert_equal_states, leaves
 
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
@@ -118,11 +118,6 @@ def states(folder):
     return {f"{name}{key}": value for name, one in found.items() for key, value in one.items()}
 
 
-def numbered(folder):
-    """Names of the checkpoints that a run has kept on its way."""
-    return sorted(p.name for p in folder.glob("*/*-*.pt"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("at", "learning"), [(420, 0), (500, 1)])
 @pytest.mark.parametrize("toy", ["Duel", "Recall", "Uneven", "tag"])
@@ -146,7 +141,7 @@ def test_self_play_killed_halfway_and_resumed_equals_the_uninterrupted_run(
     assert all(rating != 1200.0 for rating in ratings)
     assert any(not np.array_equal(complete[key], halfway[key]) for key in snapshots)
     assert_equal_states(complete, states(killed))
-    assert numbered(whole) == numbered(killed)
+    assert_equal_files(whole, killed)
 
 
 def test_snapshots_in_a_checkpoint_are_plain_tensors(tmp_path):

@@ -28,12 +28,30 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     import torch
 
     buffer = io.BytesIO()
-    torch.save({"format": FORMAT, **state}, buffer)
+    torch.save(_without_identity({"format": FORMAT, **state}, {}), buffer)
     try:
         write_whole(path, buffer.getvalue())
     except OSError as error:
         what = f"the checkpoint of {len(buffer.getvalue())} bytes"
         raise not_written(path, what, error) from error
+
+
+def _without_identity(value: Any, texts: dict[Any, Any]) -> Any:
+    """`value` with one object for equal texts, and containers of its own in each place.
+
+    Pickle writes an object that it meets again as a reference. Which objects are shared depends on
+    whether they come from a program or from a file, and the bytes must not.
+    """
+    if isinstance(value, str | bytes):
+        return texts.setdefault(value, value)
+    if isinstance(value, dict):
+        return {
+            _without_identity(key, texts): _without_identity(item, texts)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return type(value)(_without_identity(item, texts) for item in value)
+    return value
 
 
 def not_written(path: Path, what: str, error: OSError) -> CheckpointError:

@@ -145,7 +145,9 @@ class TrainingLoop:
         should_stop = self.meeting.listen(should_stop)
         try:
             self._begin()
-            while True:
+            finished_before = self._finished()
+            self._note_start()
+            while not finished_before:
                 self._step()
                 self._note_start()
                 if self._finished() or (self.inference and should_stop()):
@@ -170,7 +172,9 @@ class TrainingLoop:
             for learner in self.learners.values():
                 learner.close()
         seconds = self.stopwatch.seconds(self.learners.values())  # of training, not of exporting
-        if not self.inference:
+        if finished_before:  # nothing has been done, so what is saved stays as it is
+            self.keeper.give_onnx(list(self.learners.values()))
+        elif not self.inference:
             self.keeper.finish(list(self.learners.values()), self._shared_state())
         return result_of(self.learners, self.run_dir, seconds)
 
@@ -181,11 +185,11 @@ class TrainingLoop:
         self.self_play.restore(latest_run(self._saved))
         if not self._exact:
             self.lessons.begin()
-            return
-        for qualified in self.workers.behavior_specs:
+        for qualified in self.workers.behavior_specs if self._saved else ():
             self._learner(qualified)
-        self.stopwatch.timed(self.workers.step_wait)
-        self._apply_lessons()
+        if self._exact:
+            self.stopwatch.timed(self.workers.step_wait)
+            self._apply_lessons()
 
     def _note_restarts(self) -> None:
         for worker in self.workers.take_restarted():

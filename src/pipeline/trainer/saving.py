@@ -170,6 +170,9 @@ class Keeper:
             newest = self._file(learner.name, f"{learner.name}-{learner.step}.onnx")
             target = self.run_dir / f"{learner.name}.onnx"
             with _written(target, "the exported policy"):
+                if not newest.exists():  # of a run that ended without an exporter
+                    resumed = self._file(learner.name, RESUME_FILE)
+                    self.exporter(resumed, resumed.parent, label=f"-{learner.step}")
                 files.write_whole(target, newest.read_bytes())
             _log.info("Copied %s to %s.", newest, target)
             self._export_best(learner.name)

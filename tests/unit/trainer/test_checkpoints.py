@@ -5,6 +5,7 @@ import pickle
 import random
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,30 @@ def test_equal_states_give_equal_bytes_whatever_the_file_is_called(tmp_path):
     for name in ("a.pt", "longer.pt"):
         save_checkpoint(tmp_path / name, STATE | {"weights": STATE["weights"].clone()})
     assert (tmp_path / "a.pt").read_bytes() == (tmp_path / "longer.pt").read_bytes()
+
+
+def test_equal_states_give_equal_bytes_whichever_objects_they_share(tmp_path):
+    """Those of a resumed run come from a file, and are others than those of its program."""
+
+    def text(letters):
+        return "".join(letters)
+
+    key, rows, shape = text("rows"), [1, text("ab")], (2, text("ab"))
+    shared = {"a": {key: rows, "shape": shape}, "b": OrderedDict({key: rows, "shape": shape})}
+    shared["raw"] = [b"12", bytes(bytearray(b"12"))]
+    apart = {
+        text("a"): {text("rows"): [1, text("ab")], text("shape"): (2, text("ab"))},
+        text("b"): {text("rows"): [1, text("ab")], text("shape"): (2, text("ab"))},
+        text("raw"): [b"12"] * 2,
+    }
+    save_checkpoint(tmp_path / "shared.pt", shared)
+    save_checkpoint(tmp_path / "apart.pt", apart)
+    assert (tmp_path / "shared.pt").read_bytes() == (tmp_path / "apart.pt").read_bytes()
+    again = load_checkpoint(tmp_path / "apart.pt")
+    assert again == {"format": 1, **apart}
+    again.pop("format")
+    save_checkpoint(tmp_path / "again.pt", again)
+    assert (tmp_path / "again.pt").read_bytes() == (tmp_path / "apart.pt").read_bytes()
 
 
 def full_disk(*_args, **_kwargs):

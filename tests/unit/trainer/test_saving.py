@@ -13,6 +13,7 @@ from pipeline.errors import Interrupted, SettingsError, UnityException
 from pipeline.export.policy import OnnxPolicy
 from pipeline.stages.export import publish
 from pipeline.trainer.checkpoints import load_checkpoint
+from pipeline.trainer.result import outcome
 from pipeline.trainer.saved import load_policy
 from pipeline.trainer.saving import EPISODES_FOR_BEST
 
@@ -80,6 +81,39 @@ def test_list_goes_on_when_the_run_is_resumed(quick, tmp_path, in_process):
         )
         steps.append(result.behaviors["Toy"].steps)
     assert [one["steps"] for one in status_of(tmp_path)["Toy"]["checkpoints"]] == steps
+
+
+@pytest.mark.parametrize("trainer", ["ppo", "sac"])
+def test_a_finished_run_that_is_resumed_keeps_its_checkpoints(trainer, quick, tmp_path, in_process):
+    replay = {"batch_size": 16, "buffer_init_steps": 32, "save_replay_buffer": True}
+    changes = {} if trainer == "ppo" else {"hyperparameters": replay}
+    settings = quick(trainer_type=trainer, **changes)
+    one = pipeline.train(in_process(Chase(n_agents=4)), settings, seed=1, run_dir=tmp_path)
+    before = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
+    assert len(before) > 2
+    again = pipeline.train(
+        in_process(Chase(n_agents=4)), settings, seed=1, run_dir=tmp_path, resume=True
+    )
+    after = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
+    assert after.keys() == before.keys()
+    assert [path.name for path in before if before[path] != after[path]] == []
+    assert outcome(again) == outcome(one)
+
+
+def test_a_finished_run_that_is_resumed_gets_the_policies_that_it_lacks(
+    quick, tmp_path, in_process
+):
+    pipeline.train(in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path)
+    assert names(tmp_path, "*.onnx") == []
+    pipeline.train(
+        in_process(Corridor(n_agents=4)),
+        quick(),
+        seed=1,
+        run_dir=tmp_path,
+        resume=True,
+        exporter=publish,
+    )
+    assert names(tmp_path, "*.onnx") == ["Toy.onnx"]
 
 
 def test_what_a_killed_run_was_writing_is_gone_when_the_next_starts(quick, tmp_path, in_process):
