@@ -6,6 +6,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,9 @@ from pipeline.errors import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+LONGEST_NAME = 200
+"""Bytes of a name that leave room for what is added to it, of the 255 that systems allow."""
+_WINDOWS_DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 _RANDOM = "[a-z0-9_]" * 8
 """What `tempfile` puts into a name, as a pattern."""
 
@@ -90,6 +94,69 @@ def sole_writer(folder: Path | str) -> Iterator[None]:
         for parent in made:
             with suppress(OSError):  # it is used by now
                 parent.rmdir()
+
+
+def named(folder: Path | str, name: str, suffix: str = "") -> Path:
+    """Return the path in `folder` of what is called after a behavior, with a suffix.
+
+    Names come from environments and files. Each has a path of its own, which is the name itself, as
+    in ML-Agents' results; one that cannot be such a path is refused.
+
+    Raises:
+        SettingsError: The name is empty, too long, or would lead elsewhere.
+    """
+    why = _why_no_file_name(name)
+    if why is not None:
+        shown = name if len(name) <= LONGEST_NAME else f"{name[:60]}..."
+        raise SettingsError(
+            f"behavior {shown!r}: this name cannot name a folder, because {why}; give the behavior "
+            "another name in its environment, and in the files that mention it"
+        )
+    return Path(folder) / f"{name}{suffix}"
+
+
+def _why_no_file_name(name: str) -> str | None:
+    if name in ("", ".", ".."):
+        return "it is empty" if not name else "it means a folder that is there already"
+    if "/" in name or "\\" in name:
+        return "'/' and '\\' separate folders"
+    if any(character < " " or character == "\x7f" for character in name):
+        return "it has a control character"
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        return "it is no valid Unicode"
+    if size > LONGEST_NAME:
+        return f"it has {size} bytes, and {LONGEST_NAME} are allowed"
+    if os.name == "nt" and (
+        set(name) & set('<>:"|?*') or name[-1] in ". " or _WINDOWS_DEVICES.fullmatch(name)
+    ):
+        return "Windows does not allow it"
+    return None
+
+
+def refuse_shared_folder(folder: Path | str, name: str, others: Iterable[str]) -> None:
+    """Refuse a behavior whose folder is that of another on a disk that does not mind the case.
+
+    Raises:
+        SettingsError: There is another of that kind, or the name cannot name a folder.
+    """
+    own = named(folder, name)
+    if own.exists() and not own.is_dir():
+        raise SettingsError(
+            f"behavior {name!r}: the folder of this name cannot be made, because {own} is a file "
+            "of the run; give the behavior another name in its environment"
+        )
+    for other in others:
+        if other.casefold() != name.casefold():
+            continue
+        for path in (own, named(folder, other)):
+            path.mkdir(parents=True, exist_ok=True)
+        if own.samefile(named(folder, other)):
+            raise SettingsError(
+                f"behaviors {other!r} and {name!r}: on this disk both have the folder {own}, "
+                "because it does not tell upper case from lower; rename one in the environment"
+            )
 
 
 def write_whole(path: Path | str, content: bytes | str) -> None:

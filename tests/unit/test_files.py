@@ -7,6 +7,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from pipeline import files
 from pipeline.errors import SettingsError
 
@@ -153,3 +155,59 @@ def test_a_volume_whose_parent_cannot_be_written_is_locked_inside(tmp_path, monk
         assert names(tmp_path / "run") == [".lock"]
     assert names(tmp_path / "run") == []
     assert names(tmp_path) == ["run"]
+
+
+ORDINARY = ["3DBall", "My Behavior", "Läufer", "a.b", ".a", "a-1", "[ab]*", "CON", "a:b", "é" * 100]
+IMPOSSIBLE = {
+    "": "empty",
+    ".": "there already",
+    "..": "there already",
+    "a/b": "separate folders",
+    "../../../evil": "separate folders",
+    "/etc/evil": "separate folders",
+    "a\\b": "separate folders",
+    "a\0b": "control character",
+    "a\nb": "control character",
+    "\x7f": "control character",
+    "\ud800": "Unicode",
+    "a" * 201: "201 bytes",
+    "é" * 101: "202 bytes",
+}
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_a_behavior_s_file_has_its_name(name, tmp_path):
+    path = files.named(tmp_path, name, "-12.pt")
+    assert path == tmp_path / f"{name}-12.pt"
+    files.write_whole(path, "x")  # with what is added to it while it is written
+    assert [one.name for one in tmp_path.iterdir()] == [f"{name}-12.pt"]
+
+
+@pytest.mark.parametrize(("name", "why"), IMPOSSIBLE.items())
+def test_a_behavior_whose_name_cannot_name_a_file_is_refused(name, why, tmp_path):
+    with pytest.raises(SettingsError, match=why) as caught:
+        files.named(tmp_path, name, ".onnx")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("name", ["con", "NUL.txt", "COM1", "a:b", "a?", "a.", "a "])
+def test_what_windows_does_not_allow_is_refused_there(name, tmp_path, monkeypatch):
+    assert files.named(tmp_path, name).name == name
+    monkeypatch.setattr(files.os, "name", "nt")
+    with pytest.raises(SettingsError, match="Windows"):
+        files.named(".", name)
+
+
+def test_behaviors_that_share_a_folder_are_refused(tmp_path, monkeypatch):
+    files.refuse_shared_folder(tmp_path, "walker", ["Walker", "Other"])  # this disk minds the case
+    monkeypatch.setattr(Path, "samefile", lambda *_: True)
+    files.refuse_shared_folder(tmp_path, "walker", ["Other"])
+    with pytest.raises(SettingsError, match="'Walker' and 'walker': on this disk both"):
+        files.refuse_shared_folder(tmp_path, "walker", ["Other", "Walker"])
+
+
+def test_a_behavior_that_is_called_like_a_file_of_the_run_is_refused(tmp_path):
+    (tmp_path / "progress.csv").touch()
+    with pytest.raises(SettingsError, match="is a file of the run"):
+        files.refuse_shared_folder(tmp_path, "progress.csv", [])

@@ -99,11 +99,11 @@ def _told(settings: RunSettings, seed: int, run_dir: Path, result: TrainResult) 
         rating = "" if one.elo is None else f", ELO {one.elo:.1f}"
         lines.append(f"  {name}: {one.steps} steps, mean reward {mean}{rating}")
         if not inference:
-            lines.append(f"    policy for Unity: {run_dir / name}.onnx")
+            lines.append(f"    policy for Unity: {files.named(run_dir, name, '.onnx')}")
             lines.append(f"    checkpoint:       {one.checkpoint}")
     lines.append(f"Time: {_split(result.seconds)}")
     if not inference and (env := settings.env_settings.env_path):
-        first = run_dir / f"{next(iter(result.behaviors))}.onnx"
+        first = files.named(run_dir, next(iter(result.behaviors)), ".onnx")
         lines.append(f"Play it: pipeline evaluate {first} --env {env}")
     return "\n".join(lines)
 

@@ -52,7 +52,9 @@ def export(run: tracked.Run) -> None:
         if record is not None:
             record.made(folder)
             for name in reports:
-                record.model(folder / f"{name}.onnx", environment=run.experiment.environment)
+                record.model(
+                    files.named(folder, name, ".onnx"), environment=run.experiment.environment
+                )
 
 
 def publish(
@@ -79,7 +81,7 @@ def publish(
 
     saved = load_policy(checkpoint)
     seen = record(saved.policy, saved.recorded_obs, saved.recorded_masks)
-    target = folder / f"{saved.behavior}{label}.onnx"
+    target = files.named(folder, saved.behavior, f"{label}.onnx")
     told = {provenance.KEY: provenance.text(history)} if history else {}
     report = write(describe_policy(saved.policy), target, recording=seen, metadata=told)
     return {**report.as_dict(), "step": saved.step}

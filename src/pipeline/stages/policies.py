@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import CheckpointError
+from pipeline import files
+from pipeline.errors import CheckpointError, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,7 +49,10 @@ def split(path: Path, folder: Path) -> dict[str, Path]:
     states = load_checkpoint(path).get("behaviors")
     if not isinstance(states, dict):
         raise CheckpointError(f"{path}: this is not the policy.pt of a stage; run its stage again")
-    made = {name: folder / f"{name}.pt" for name in states}
+    try:
+        made = {name: files.named(folder, name, ".pt") for name in states}
+    except SettingsError as error:
+        raise CheckpointError(f"{path}: {error}") from error
     folder.mkdir(parents=True, exist_ok=True)
     for name, target in made.items():
         save_checkpoint(target, {k: v for k, v in states[name].items() if k != "format"})

@@ -119,7 +119,7 @@ def _curves(task: Task) -> dict[str, Curves]:
 def _draw(task: Task, curves: Mapping[str, Curves], folder: Path) -> Figures:
     from pipeline.evaluation import plots
 
-    stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"{task.environment}-{task.behavior}")
+    stem = _file_name(f"{task.environment}-{task.behavior}")
     drawn = Figures(
         learning=f"{stem}-learning.png" if curves else None,
         returns=f"{stem}-returns.png",
@@ -138,6 +138,11 @@ def _draw(task: Task, curves: Mapping[str, Curves], folder: Path) -> Figures:
     if drawn.improvements:
         plots.plot_improvements(folder / drawn.improvements, task.improvements, title=task.name)
     return drawn
+
+
+def _file_name(text: str) -> str:
+    """Return a file's name that no other text has, without signs that links would need escaped."""
+    return re.sub(r"[^A-Za-z0-9_.-]", lambda found: f"~{ord(found[0]):x}~", text)
 
 
 def _points(tasks: Sequence[Task], curves: Sequence[Mapping[str, Curves]]) -> list[dict[str, Any]]:

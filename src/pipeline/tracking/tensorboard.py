@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline import files
 from pipeline.tracking import names
 from pipeline.tracking.console import hyperparameters_text
 
@@ -81,7 +82,7 @@ class TensorBoardSink:
         if behavior not in self._writers:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-            folder = self._folder / behavior
+            folder = files.named(self._folder, behavior)
             folder.mkdir(parents=True, exist_ok=True)
             if not self._keep_earlier:
                 _delete_events(folder)

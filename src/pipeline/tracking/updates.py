@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from pipeline import files
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -83,7 +85,7 @@ class UpdatesCsvSink:
 
     def _opened(self, behavior: str) -> _Last:
         """The behavior's file, with its header when it is new."""
-        path = self._folder / f"{behavior}.csv"
+        path = files.named(self._folder, behavior, ".csv")
         path.parent.mkdir(parents=True, exist_ok=True)
         resumed = path.exists()
         file = path.open("a", encoding="utf-8", newline="")

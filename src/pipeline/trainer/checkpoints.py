@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import io
 import zipfile
 import zlib
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.errors import CheckpointError
-from pipeline.files import write_whole
+from pipeline.files import named, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -139,11 +140,11 @@ def _is_whole(content: bytes) -> bool:
 
 def numbered(folder: Path, behavior: str, keep: int, step: int) -> tuple[Path, list[Path]]:
     """The file for a checkpoint at `step`, and the older ones to delete so that `keep` remain."""
-    path = folder / f"{behavior}-{step}.pt"
+    path = named(folder, behavior, f"-{step}.pt")
     existing = sorted(
         (
             p
-            for p in folder.glob(f"{behavior}-*.pt")
+            for p in folder.glob(f"{glob.escape(behavior)}-*.pt")
             if p.stem.removeprefix(f"{behavior}-").isdigit()
         ),
         key=lambda p: int(p.stem.removeprefix(f"{behavior}-")),

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline import files
 from pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def first_weights(settings: RunSettings) -> dict[str, Path]:
     found = {
         name: file
         for name, one in settings.behaviors.items()
-        if (file := _file(None if run is None else run / name, one.init_path)) is not None
+        if (file := _file(run and files.named(run, name), one.init_path)) is not None
     }
     for name, file in found.items():
         if file.suffix != ".pt" or not file.is_file():

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline import seeding
+from pipeline import files, seeding
 from pipeline.algos.ranks import ALONE
 from pipeline.errors import (
     CheckpointError,
@@ -29,7 +28,7 @@ from pipeline.trainer.saved import description
 from pipeline.trainer.saving import RESUME_FILE, Keeper, Onlooker
 from pipeline.trainer.self_play import SelfPlay
 from pipeline.trainer.statistics import REWARD
-from pipeline.trainer.timing import Stopwatch
+from pipeline.trainer.timing import Progress, Stopwatch, next_multiple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -54,14 +53,6 @@ _STATE_IS_BAD = (CheckpointError, TrainingError, UnityPolicyException)
 
 # Seconds between refreshes of the file that a killed run resumes from.
 RESUME_INTERVAL_S = 10.0
-
-
-@dataclass(kw_only=True, slots=True)
-class _Progress:
-    """What one behavior has due next."""
-
-    next_summary: int
-    next_checkpoint: int
 
 
 class TrainingLoop:
@@ -128,7 +119,7 @@ class TrainingLoop:
         self._started = False
         self.learners: dict[str, Learner] = {}
         self._learner_of: dict[str, Learner] = {}
-        self._progress: dict[str, _Progress] = {}
+        self._progress: dict[str, Progress] = {}
         self.stopwatch = Stopwatch(workers)
 
     def run(self, should_stop: StopRequest) -> TrainResult:
@@ -267,13 +258,16 @@ class TrainingLoop:
 
     def _new_learner(self, name: str, qualified: str) -> Learner:
         settings = self.settings.for_behavior(name)
+        files.refuse_shared_folder(self.run_dir, name, self.learners)
         spec = self.workers.behavior_specs[qualified]
         seed = seeding.of_behavior(self.seed, name, self.settings.behaviors)
         own = self.meeting.share_of(settings)
         learner = Learner(name, spec, own, seed=seed, device=self.device, learns=not self.inference)
         saved = self._saved.pop(name, None)
         if saved is not None:
-            restore(learner, saved, self.run_dir / name / RESUME_FILE, exact=self._exact)
+            restore(
+                learner, saved, files.named(self.run_dir, name) / RESUME_FILE, exact=self._exact
+            )
             self.keeper.restore_best(name, saved)
             _log.info("Resuming training of %s from step %d.", name, learner.step)
         elif name in self.init_from:
@@ -285,14 +279,7 @@ class TrainingLoop:
             )
         self.meeting.admit(learner, seed=seed)
         self.tracker.began(name, description(name, spec, self.settings)["settings"])
-        next_checkpoint = _next_multiple(learner.step, settings.checkpoint_interval)
-        if saved is not None:  # one may be due, which waits for the next update
-            due = saved.get("run", {}).get("next_checkpoint", {}).get(name, next_checkpoint)
-            next_checkpoint = min(next_checkpoint, due)
-        self._progress[name] = _Progress(
-            next_summary=_next_multiple(learner.step, settings.summary_freq),
-            next_checkpoint=next_checkpoint,
-        )
+        self._progress[name] = Progress.of(learner, (saved or {}).get("run", {}))
         return learner
 
     def _note_update(self, learner: Learner) -> None:
@@ -316,7 +303,7 @@ class TrainingLoop:
             learner, progress = self.learners[name], self._progress[name]
             if learner.step >= progress.next_checkpoint:
                 interval = learner.settings.checkpoint_interval
-                progress.next_checkpoint = _next_multiple(learner.step, interval)
+                progress.next_checkpoint = next_multiple(learner.step, interval)
                 self.keeper.milestone(learner, self._shared_state())
                 late = True
         self._due.clear()
@@ -394,7 +381,3 @@ class TrainingLoop:
         """At which step of each behavior training is, for messages."""
         steps = ", ".join(f"at step {one.step} of {name}" for name, one in self.learners.items())
         return steps or "before the first step"
-
-
-def _next_multiple(step: int, interval: int) -> int:
-    return (step // interval + 1) * interval

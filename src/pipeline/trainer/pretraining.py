@@ -81,6 +81,7 @@ def pretrain(
     first = read_demo(file)
     name, spec = first.behavior_name.partition("?")[0], first.spec
     try:
+        path = files.named(run_dir, name) / RESUME_FILE
         chosen_settings = settings.for_behavior(name)
     except SettingsError as error:
         raise DemonstrationError(f"{file}: it shows the behavior {name}. {error}") from error
@@ -114,7 +115,6 @@ def pretrain(
             loss, held_out = cloning.update(), check.measure()
             tracker.metrics(name, {TRAIN_LOSS: loss, CHECK_LOSS: held_out}, epoch)
     learner.recorded = some_of(taught.obs, None)
-    path = Path(run_dir) / name / RESUME_FILE
     taught_state = learner.state_dict()
     # nothing was taught to the critic, whose outputs are those of the run's own reward signals
     taught_state["algorithm"]["critic"] = None

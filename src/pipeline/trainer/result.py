@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pipeline import files
 from pipeline.trainer.saving import RESUME_FILE
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def result_of(
             n_updates=learner.n_updates,
             n_episodes=learner.statistics.n_episodes,
             mean_reward=sum(recent) / len(recent) if recent else None,
-            checkpoint=run_dir / name / RESUME_FILE,
+            checkpoint=files.named(run_dir, name) / RESUME_FILE,
             elo=None if learner.past is None else learner.past.rating,
         )
     return TrainResult(behaviors=behaviors, seconds=seconds)

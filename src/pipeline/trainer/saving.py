@@ -136,7 +136,7 @@ class Keeper:
 
     def milestone(self, learner: Learner, run: Mapping[str, Any]) -> Path:
         """Write a numbered checkpoint, and delete those beyond `keep_checkpoints`."""
-        folder = self.run_dir / learner.name
+        folder = files.named(self.run_dir, learner.name)
         keep = learner.settings.keep_checkpoints
         path, surplus = numbered(folder, learner.name, keep, learner.step)
         save_checkpoint(path, self._state(learner, run))
@@ -168,7 +168,7 @@ class Keeper:
             return
         for learner in learners:
             newest = self._file(learner.name, f"{learner.name}-{learner.step}.onnx")
-            target = self.run_dir / f"{learner.name}.onnx"
+            target = files.named(self.run_dir, learner.name, ".onnx")
             with _written(target, "the exported policy"):
                 if not newest.exists():  # of a run that ended without an exporter
                     resumed = self._file(learner.name, RESUME_FILE)
@@ -185,7 +185,7 @@ class Keeper:
         delete_older_replays(path.parent, replay)
 
     def _file(self, behavior: str, name: str) -> Path:
-        return self.run_dir / behavior / name
+        return files.named(self.run_dir, behavior) / name
 
     def _state(
         self,

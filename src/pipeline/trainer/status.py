@@ -62,11 +62,12 @@ class StatusFile:
             "creation_time": time.time(),
             "auxillary_file_paths": [str(checkpoint)],  # ML-Agents' spelling
         }
+        final = {"file_path": str(files.named(self.run_dir, behavior, ".onnx"))}
         known = status.get(behavior, {}).get("checkpoints", [])
         kept = [one for one in known if one["steps"] != step and self._exists(behavior, one)]
         status[behavior] = {
             "checkpoints": [*kept, entry],
-            "final_checkpoint": entry | {"file_path": str(self.run_dir / f"{behavior}.onnx")},
+            "final_checkpoint": entry | final,
             **more,
         }
         self._write(status)
@@ -77,7 +78,8 @@ class StatusFile:
         self._write(self.read() | lines)
 
     def _exists(self, behavior: str, entry: Mapping[str, Any]) -> bool:
-        return (self.run_dir / behavior / f"{behavior}-{entry['steps']}.pt").is_file()
+        folder = files.named(self.run_dir, behavior)
+        return files.named(folder, behavior, f"-{entry['steps']}.pt").is_file()
 
     def _write(self, status: dict[str, Any]) -> None:
         status["metadata"] = {

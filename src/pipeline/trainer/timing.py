@@ -1,15 +1,46 @@
-"""Where a run's time goes: the parts that are measured, as they add up and between summaries."""
+"""When a run's summaries and checkpoints are due, and where its time goes."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from pipeline.envs.workers import WorkerSet
     from pipeline.trainer.learner import Learner
+
+
+@dataclass(kw_only=True, slots=True)
+class Progress:
+    """What one behavior has due next."""
+
+    next_summary: int
+    next_checkpoint: int
+
+    @classmethod
+    def of(cls, learner: Learner, run: Mapping[str, Any]) -> Progress:
+        """Return what is due after a learner's present step.
+
+        Args:
+            learner: new, or restored.
+            run: what its resume file says of the run; a checkpoint may be due already, and wait for
+                the next update.
+        """
+        settings = learner.settings
+        following = next_multiple(learner.step, settings.checkpoint_interval)
+        due = run.get("next_checkpoint", {}).get(learner.name, following)
+        return cls(
+            next_summary=next_multiple(learner.step, settings.summary_freq),
+            next_checkpoint=min(following, due),
+        )
+
+
+def next_multiple(step: int, interval: int) -> int:
+    """Return the first multiple of `interval` above `step`."""
+    return (step // interval + 1) * interval
 
 
 class Stopwatch:

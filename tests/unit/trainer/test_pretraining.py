@@ -17,6 +17,7 @@ from pipeline.errors import DemonstrationError
 from pipeline.export.torch_policy import record
 from pipeline.protocol.demo import DemoWriter
 from pipeline.protocol.specs import ActionTuple
+from pipeline.settings import load_run_settings
 from pipeline.settings.schema import DemoSource
 from pipeline.trainer.checkpoints import load_checkpoint
 from pipeline.trainer.pretraining import TRAIN_LOSS, pretrain
@@ -27,7 +28,7 @@ from pipeline.trainer.saved import load_policy
 def demo(tmp_path):
     """Write a demonstration of `Both` in which the expert is always right."""
 
-    def write(name="d.demo", *, n_rows=200, done_every=10, spec=Both.spec):
+    def write(name="d.demo", *, n_rows=200, done_every=10, spec=Both.spec, behavior="Toy?team=0"):
         x = np.random.default_rng(0).uniform(-1, 1, (n_rows, spec.observation_specs[0].shape[0]))
         done = np.arange(1, n_rows + 1) % done_every == 0
         first = x[:, :1]
@@ -36,7 +37,7 @@ def demo(tmp_path):
             (first > 0).astype(int)[:, : spec.action_spec.discrete_size],
         )
         masks = [np.zeros((n_rows, size), bool) for size in spec.action_spec.discrete_branches]
-        with DemoWriter(tmp_path / name, "Toy?team=0", spec) as writer:
+        with DemoWriter(tmp_path / name, behavior, spec) as writer:
             writer.append(
                 obs=[x.astype(np.float32)],
                 actions=actions,
@@ -103,6 +104,14 @@ def test_demonstration_of_other_actions_is_refused(demo, quick, tmp_path):
     pair = [demo("a.demo"), demo("b.demo", spec=Chase.spec)]
     with pytest.raises(DemonstrationError, match=r"^[^\n]*b\.demo: its actions are[^\n]*$"):
         run(pair, quick(), tmp_path)
+
+
+def test_demonstration_of_a_behavior_whose_name_leads_elsewhere_is_refused(demo, tmp_path):
+    given = {"default_settings": {"trainer_type": "ppo"}}
+    settings = load_run_settings(None, overrides=given)
+    with pytest.raises(DemonstrationError, match=r"d\.demo: .*'\.\./evil'.*separate folders"):
+        run([demo(behavior="../evil")], settings, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["d.demo"]
 
 
 def test_demonstration_of_other_observations_is_refused(demo, quick, tmp_path):

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 from pairs import Pair
-from toys import Chase, Corridor
+from toys import BEHAVIOR, Chase, Corridor
 
 import pipeline
 from pipeline import seeding
+from pipeline.errors import SettingsError
 from pipeline.export.policy import OnnxPolicy
 from pipeline.settings import load_run_settings
 from pipeline.stages.export import publish
@@ -104,3 +105,64 @@ def test_lessons_follow_the_behavior_that_they_name(tmp_path, in_process):
     assert result.behaviors["One"].n_updates >= 1
     state = load_checkpoint(result.behaviors["One"].checkpoint)
     assert state["run"]["lessons"]["curriculum"]["lessons"] == {"lesson": 2}
+
+
+class Called(Chase):
+    """Calls its behavior what it is told to."""
+
+    def __init__(self, name):
+        super().__init__(n_agents=4)
+        self.name = name
+
+    @property
+    def behavior_specs(self):
+        return {self.name: self.spec}
+
+    def reset(self):
+        return {self.name: super().reset()[BEHAVIOR]}
+
+    def step(self, actions):
+        return {self.name: super().step({BEHAVIOR: actions[self.name]})[BEHAVIOR]}
+
+
+HOSTILE = ["../../../evil", "/evil", "a/b", "..", ".", "", "a\\b", "a\0b", "\n", "e" * 300]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("team", ["", "?team=0"])
+def test_a_behavior_whose_name_would_lead_elsewhere_is_refused_before_anything_is_written(
+    name, team, tmp_path, in_process
+):
+    run_dir = tmp_path / "a" / "b" / "c" / "run"
+    everything = load_run_settings(None, overrides={"default_settings": QUICK})
+    toy = Called(f"{name}{team}")
+    with pytest.raises(SettingsError, match=r"^behavior '.*cannot name a folder, because"):
+        pipeline.train(in_process(toy), everything, seed=1, run_dir=run_dir)
+    assert list(tmp_path.rglob("*")) == []
+
+
+@pytest.mark.parametrize("name", ["My Behavior", "Ähre", "[ab]*", ".hidden", "a.b-1", "CON"])
+def test_other_names_are_those_of_the_folder_and_its_files_and_are_resumed(
+    name, tmp_path, in_process, caplog
+):
+    def train(max_steps, *, resume):
+        changes = {"checkpoint_interval": 50, "keep_checkpoints": 2, "max_steps": max_steps}
+        everything = load_run_settings(None, overrides={"default_settings": QUICK | changes})
+        pipeline.train(
+            in_process(Called(f"{name}?team=0")),
+            everything,
+            seed=1,
+            run_dir=tmp_path,
+            exporter=publish,
+            resume=resume,
+        )
+
+    train(300, resume=False)
+    folder = tmp_path / name
+    step = load_checkpoint(folder / "checkpoint.pt")["learner"]["step"]
+    with caplog.at_level("INFO"):
+        train(600, resume=True)
+    assert f"Resuming training of {name} from step {step}." in caplog.text
+    assert (tmp_path / f"{name}.onnx").is_file()
+    assert len([path for path in folder.iterdir() if path.suffix == ".onnx"]) == 2 + 1
+    assert len([path for path in folder.iterdir() if path.suffix == ".pt"]) == 2 + 2
