@@ -10,13 +10,9 @@ the tests that execute the changed line, quickest first, and ends with the first
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import faulthandler
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import json
 import os
 import resource
@@ -29,9 +25,9 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType
 from typing import TypeVar
 
+import inside
 import pytest
 import yaml
 from changes import Mutation, mutations_of, sample
@@ -87,7 +83,9 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python tests/mutations", description=__doc__)
     parser.add_argument("--package", nargs="+", help="packages below src/pipeline")
-    parser.add_argument("--module", help="only files whose path contains this text")
+    parser.add_argument(
+        "--module", nargs="+", default=[""], help="only files whose path contains one of these"
+    )
     parser.add_argument("--sample", type=int, help="mutations of each package; 0: all of them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="mutations tried at a time")
@@ -101,14 +99,19 @@ def _chosen(package: str, options: argparse.Namespace) -> list[Mutation]:
     files = {}
     for path in sorted((REPOSITORY / "src" / "pipeline" / package).rglob("*.py")):
         name = path.relative_to(REPOSITORY).as_posix()
-        if "/generated/" not in name and (options.module or "") in name:
+        if "/generated/" not in name:
             files[name] = mutations_of(name, path.read_text(encoding="utf-8"))
-    n_all = sum(map(len, files.values()))
-    wanted = SAMPLES.get(package, 100) if options.sample is None else options.sample or n_all
+    wanted = SAMPLES.get(package, 100)
+    in_module = {name for name in files if any(text in name for text in options.module)}
+    if options.sample is not None:
+        files = {name: files[name] for name in in_module}
+        wanted = options.sample or sum(map(len, files.values()))
+    n_all = max(sum(map(len, files.values())), 1)
     chosen = []
-    for mutations in files.values():
-        share = min(-(-wanted * len(mutations) // max(n_all, 1)), len(mutations))
-        chosen += sample(mutations, share, options.seed)
+    for name, mutations in files.items():
+        if name in in_module:
+            share = min(-(-wanted * len(mutations) // n_all), len(mutations))
+            chosen += sample(mutations, share, options.seed)
     if options.again:
         last = json.loads((KEPT / f"{package}.json").read_text())
         chosen = [each for each in chosen if last.get(each.key) == SURVIVED]
@@ -212,10 +215,14 @@ _EXIT_PASSED, _EXIT_TIME_OUT, _EXIT_NO_TESTS, _EXIT_BROKEN = 10, 1, 15, 70
 def _try(mutation: Mutation, tests: list[tuple[bool, float, str]]) -> int:
     """Run the tests on the mutated module, in a process of its own; return its exit code."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    sys.meta_path.insert(0, _Finder(mutation))
+    inside.mutate(mutation)
+    inside.tell_children("mutation", inside.written(mutation))
     limits = {test: max(20.0, 10 * seconds) for _, seconds, test in tests}
     watchdog = _Watchdog(limits)
-    return 10 + pytest.main([*QUIET, "-x", *limits], plugins=[watchdog])
+    try:
+        return 10 + pytest.main([*QUIET, "-x", *limits], plugins=[watchdog])
+    except Exception:  # noqa: BLE001  # warnings that are errors, after the last test
+        return 10 + pytest.ExitCode.TESTS_FAILED
 
 
 class _Watchdog:
@@ -231,34 +238,6 @@ class _Watchdog:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._arm(self._limits.get(nodeid, 60.0))
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Gives the import system one module with its mutation."""
-
-    def __init__(self, mutation: Mutation) -> None:
-        self._path = REPOSITORY / mutation.path
-        parts = Path(mutation.path).with_suffix("").parts[1:]
-        self._name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        self._mutation = mutation
-
-    def find_spec(
-        self, fullname: str, _path: object = None, _target: object = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name:
-            return None
-        loader = _Loader(fullname, str(self._path))
-        loader.tree = self._mutation.apply(self._path.read_text(encoding="utf-8"))
-        return importlib.util.spec_from_file_location(fullname, self._path, loader=loader)
-
-
-class _Loader(importlib.machinery.SourceFileLoader):
-    tree: ast.Module
-
-    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002  # the import system's call
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return compile(self.tree, self.path, "exec", dont_inherit=True)
 
 
 def _in_children(

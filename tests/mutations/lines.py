@@ -5,18 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import threading
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
+from inside import REPOSITORY, Tracer, tell_children
 
-REPOSITORY = Path(__file__).parents[2]
-SOURCE = str(REPOSITORY / "src" / "pipeline")
 QUIET = (
     *("-q", "-p", "no:cacheprovider", "-m", "not slow", "--hypothesis-seed=0"),
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # plugins are imported before the fork
@@ -61,41 +59,46 @@ def digest(path: Path) -> str:
 
 
 class _Recorder:
-    """Notes lines, as a plugin of pytest."""
+    """Notes which test runs which lines, as a plugin of pytest."""
 
     def __init__(self) -> None:
         self.imported: dict[str, set[int]] = {}
         self.lines: dict[str, dict[str, set[int]]] = {}
         self.seconds: dict[str, float] = {}
-        self._now = self.imported
-        sys.settrace(self._enter)
-        threading.settrace(self._enter)
-
-    def _enter(self, frame: FrameType, _event: str, _arg: Any) -> Any:
-        path = frame.f_code.co_filename
-        if not path.startswith(SOURCE):
-            return None
-        lines = self._now.setdefault(path, set())
-        lines.add(frame.f_lineno)
-
-        def line(frame: FrameType, _event: str, _arg: Any) -> Any:
-            lines.add(frame.f_lineno)
-            return line
-
-        return line
+        self._tracer = Tracer(self.imported)
+        self._tracer.start()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self._now = self.lines.setdefault(item.nodeid, {})
-        sys.settrace(self._enter)  # pytest's own plugins may have taken it
+        self._tracer.lines = self.lines.setdefault(item.nodeid, {})
+        self._tracer.start()  # pytest's own plugins may have stopped it
         start = time.monotonic()
         result = yield
         self.seconds[item.nodeid] = time.monotonic() - start
         return result
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+        """What several tests share matters to each of them, as imports do."""
+        before = self._tracer.lines
+        if fixturedef.scope != "function":
+            self._tracer.lines = self.imported
+        result = yield
+        self._tracer.lines = before
+        return result
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not report.passed:
             self.lines.pop(report.nodeid, None)
+
+    def add_children(self, folder: Path) -> None:
+        """Add what the processes noted that tests have started."""
+        for path in folder.iterdir():
+            started_in, lines = json.loads(path.read_text())
+            test, _, phase = started_in.rpartition(" ")
+            target = self.imported if phase == "(setup)" else self.lines.get(test, {})
+            for file, numbers in lines.items():
+                target.setdefault(file, set()).update(numbers)
 
 
 def record(test_file: str, target: Path) -> None:
@@ -104,18 +107,19 @@ def record(test_file: str, target: Path) -> None:
     Tests that do not pass as things are, skipped ones included, are left out.
     """
     recorder = _Recorder()
+    folder = Path(tempfile.mkdtemp())
+    tell_children("lines", str(folder))
     status = pytest.main([*QUIET, test_file], plugins=[recorder])
     sys.settrace(None)
     if status not in {0, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED}:
         raise RuntimeError(f"{test_file}: its tests cannot be run")
-    inside = [
-        Path(module.__file__)
-        for module in list(sys.modules.values())
-        if (getattr(module, "__file__", None) or "").startswith(str(REPOSITORY / "src"))
-        or (getattr(module, "__file__", None) or "").startswith(str(REPOSITORY / "tests"))
-    ]
+    recorder.add_children(folder)
+    ours, this = (f"{REPOSITORY}/src/", f"{REPOSITORY}/tests/"), str(Path(__file__).parent)
+    names = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+    inside = {name for name in names if name.startswith(ours) and not name.startswith(this)}
+    inside |= {name for lines in (recorder.imported, *recorder.lines.values()) for name in lines}
     result = Record(
-        digests={_below(path): digest(path) for path in inside},
+        digests={_below(path): digest(Path(path)) for path in sorted(inside)},
         imported={_below(path): sorted(lines) for path, lines in recorder.imported.items()},
         seconds={test: recorder.seconds[test] for test in recorder.lines},
         lines={
