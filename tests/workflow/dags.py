@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+CHECK, CHECKED = "check", "workflow/checked.txt"
+"""DVC's first stage and what it makes; Snakemake does the same when it reads the rules."""
+
 
 @dataclass
 class Node:
@@ -27,13 +30,15 @@ def dvc_nodes(root: Path) -> list[Node]:
     nodes = []
     with Repo(str(root)) as repo:
         for stage in repo.index.stages:
+            if stage.name == CHECK:
+                continue
             deps: set[str] = set()
             params: dict[str, Any] = {}
             for dep in stage.deps:
                 if isinstance(dep, ParamsDependency):
                     values = dep.read_params()
                     params |= {key: values[key] for key in dep.params}
-                else:
+                elif dep.def_path != CHECKED:
                     deps.add(dep.def_path)
             outs = {out.def_path for out in stage.outs}
             nodes.append(Node(stage.name, outs, deps, params, plain_command(stage.cmd)))

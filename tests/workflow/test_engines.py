@@ -212,3 +212,40 @@ def test_a_deleted_deliverable_is_noticed_and_made_again(toy):
     assert "evaluate@grid_world_ppo-1" in state.pending
     repro(root, engine)
     assert metrics.read_text() == content
+
+
+def made_by_stages(root: Path) -> dict[str, bytes]:
+    return {
+        file.relative_to(root).as_posix(): file.read_bytes()
+        for place in ("results", "data", "build")
+        for file in sorted((root / place).rglob("*"))
+        if file.is_file()
+    }
+
+
+MISTAKES = {
+    "a seed that is not planned": ("params.yaml", "seeds:\n      - 1\n", "seeds:\n      - 7\n"),
+    "an unknown key": ("params.yaml", "episodes: 36", "episoden: 36"),
+    "an unknown override": ("params.yaml", "          max_steps: 50000", "          max_stpes: 5"),
+    "no YAML": ("params.yaml", "runtime:\n", "runtime: [\n"),
+    "a trainer file": ("config/ppo/GridWorld.yaml", "learning_rate:", "learning_rat:"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_refused_before_any_result_is_deleted(toy, mistake: str):
+    root, engine = toy
+    before = made_by_stages(root)
+    assert any("results/report" in name for name in before)
+    name, old, new = MISTAKES[mistake]
+    text = (root / name).read_text()
+    assert old in text
+    (root / name).write_text(text.replace(old, new, 1))
+    (root / "ran.log").unlink(missing_ok=True)
+    command = ("dvc", "repro") if engine == "dvc" else ("snakemake", "--cores", "1")
+    done = run(root, *command, check=False)
+    assert done.returncode != 0
+    assert not (root / "ran.log").exists()
+    assert made_by_stages(root) == before
+    (root / name).write_text(text)
+    assert repro(root, engine) == []

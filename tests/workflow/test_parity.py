@@ -3,8 +3,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import networkx as nx
 import pytest
-from dags import Node, differences, dvc_nodes, plain_command, snakemake_nodes
+from dags import CHECK, Node, differences, dvc_nodes, plain_command, snakemake_nodes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -13,6 +14,22 @@ def test_both_engines_describe_the_same_dag():
     dvc = dvc_nodes(ROOT)
     assert "train@balance_ball_ppo-1" in {node.name for node in dvc}
     assert differences(dvc, snakemake_nodes(ROOT), ROOT) == []
+
+
+@pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")  # of DVC's pygtrie
+def test_dvc_checks_before_it_runs_any_other_stage():
+    """As the Snakefile does when it is read, so that this is a stage for DVC alone."""
+    from dvc.repo import Repo
+
+    with Repo(str(ROOT)) as repo:
+        before = {
+            stage.addressing: {one.addressing for one in nx.descendants(repo.index.graph, stage)}
+            for stage in repo.index.stages
+        }
+    assert before.pop(CHECK) == set()
+    assert [name for name, needed in before.items() if CHECK not in needed] == []
+    rules = (ROOT / "workflow/rules/common.smk").read_text()
+    assert "\n    check_params(PARAMS)" in rules
 
 
 def test_a_folder_dependency_stands_for_what_others_write_into_it(tmp_path: Path):

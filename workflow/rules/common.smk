@@ -13,8 +13,9 @@ from pipeline.errors import PipelineError
 from pipeline.settings import read_yaml
 from pipeline.settings.nodes import to_plain
 from pipeline.settings.params import load_params
-from pipeline.settings.plan import check_plan, key_of, plan
+from pipeline.settings.plan import key_of, plan
 from pipeline.settings.subsets import runs_of
+from pipeline.stages.check import check_params
 
 if workflow.remote_exec and hasattr(signal, "SIGUSR1"):
     # A scheduler sends its warning to all processes of a job. It is meant for the stage, which
@@ -32,7 +33,7 @@ if config:  # it would change the plan, but not what the stages read
 
 try:
     PARAMS = load_params("params.yaml")
-    check_plan(PARAMS)
+    check_params(PARAMS)  # a stage refuses too, but then what it made before is deleted
 except PipelineError as error:
     raise WorkflowError(str(error)) from None
 

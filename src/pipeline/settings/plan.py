@@ -152,12 +152,7 @@ def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
     Raises:
         SettingsError: A trainer configuration, or an override, has a mistake.
     """
-    trials = [f"{name}/{one}" for name, sweep in params.sweeps.items() for one in sweep.trials()]
-    for name in [*params.experiments, *trials]:
-        if name in trials or params.experiments[name].best_of is None:  # which is yet to be found
-            params.run_settings(name)
-            if name in params.experiments:
-                _check_demonstrations(params, name)
+    check_settings(params)
     n_stages = sum(len(table) for table in plan(params)["runs"].values())
     if n_stages > _MOST_STAGES:
         _log.warning(
@@ -168,6 +163,20 @@ def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
             _MOST_STAGES,
         )
     write_whole(path, plan_text(params))
+
+
+def check_settings(params: Params) -> None:
+    """Make sure that the trainer configuration of every experiment and trial can be read.
+
+    Raises:
+        SettingsError: A trainer configuration, or an override, has a mistake.
+    """
+    trials = [f"{name}/{one}" for name, sweep in params.sweeps.items() for one in sweep.trials()]
+    for name in [*params.experiments, *trials]:
+        if name in trials or params.experiments[name].best_of is None:  # which is yet to be found
+            params.run_settings(name)
+            if name in params.experiments:
+                _check_demonstrations(params, name)
 
 
 def _check_demonstrations(params: Params, name: str) -> None:
