@@ -1,6 +1,6 @@
 """Do our updates make of given weights what ML-Agents' make of them?
 
-    make peer && python benchmarks/agreement.py [--case NAME ...] [--rollouts 60] [--write]
+    make peer && python benchmarks/agreement.py [--case NAME ...] [--rollouts 20] [--write]
     make peer && python benchmarks/agreement.py [--case NAME ...] --golden
 
 Both programs begin with the same weights, get the same messages of a few agents, in which these
@@ -52,7 +52,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     choices = {"choices": list(CASES), "default": list(CASES), "metavar": "NAME"}
     parser.add_argument("--case", nargs="+", **choices, help=f"of: {'; '.join(CASES)}")
-    parser.add_argument("--rollouts", type=int, default=60, help="default: %(default)s")
+    parser.add_argument("--rollouts", type=int, default=20, help="default: %(default)s")
     parser.add_argument("--write", action="store_true", help="the table into its page")
     parser.add_argument("--golden", action="store_true", help="the files of the unit tests")
     options = parser.parse_args()

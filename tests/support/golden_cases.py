@@ -130,7 +130,12 @@ CASES = {
     "ppo, values clipped": Case(
         trainer="ppo",
         actions=CONTINUOUS,
-        hyperparameters={"clip_value": True, "learning_rate": 3e-2, "num_epoch": 4},
+        hyperparameters={
+            "clip_value": True,
+            "epsilon": 0.05,
+            "epsilon_schedule": "constant",
+            "num_epoch": 4,
+        },
         signals={"rnd": {"gamma": 0.8}},
     ),
     "ppo, curiosity and rnd": Case(

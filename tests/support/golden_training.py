@@ -44,16 +44,24 @@ class Training:
         folder: for its demonstration.
         n_blocks: rollouts, each with an update.
         hidden_units: of every network.
+        hyperparameters: instead of the case's.
     """
 
     def __init__(
-        self, name: str, folder: Path, *, n_blocks: int = 3, hidden_units: int = 8
+        self,
+        name: str,
+        folder: Path,
+        *,
+        n_blocks: int = 3,
+        hidden_units: int = 8,
+        **hyperparameters: Any,
     ) -> None:
         case = self.case = CASES[name]
         self.n_blocks = n_blocks
         self.experience = experience(name, n_blocks)
         self.demo = demonstration(name, folder)
         self.settings = case.settings(n_blocks, hidden_units, self.demo)
+        self.settings["hyperparameters"] |= hyperparameters
         own = load_run_settings(None, overrides={"behaviors": {"B": self.settings}})
         device = torch.device("cpu")
         self.learner = Learner("B", behavior(case), own.behaviors["B"], seed=1, device=device)

@@ -125,6 +125,45 @@ def test_reported_reward_is_the_mean_sum_over_episodes_that_span_rollouts():
     assert "Policy/Extrinsic Reward" not in stats
 
 
+def test_rewards_of_an_episode_that_was_dropped_are_not_counted_with_the_next_in_its_slot():
+    learned = LearnedRewards(
+        RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU), device=CPU
+    )
+    agents, slots = Agents(), np.arange(3)
+    agents.trajectories = Trajectories(FIELDS, n_obs=1, horizon=4, capacity=8)
+    agents.trajectories.reserve(3)
+
+    def step(*, ended):
+        rows = {
+            "obs_0": agents.draw(),
+            "log_prob": np.zeros((3, 1)),
+            "continuous": np.zeros((3, 1)),
+            "discrete": np.zeros((3, 0)),
+        }
+        agents.trajectories.decide(slots, rows)
+        interrupted = np.zeros(3, np.bool_) if ended else None
+        agents.trajectories.outcome(
+            slots, np.ones(3, np.float32), [agents.draw()], ended=ended, interrupted=interrupted
+        )
+
+    for _ in range(4):
+        step(ended=False)
+    rollout = agents.trajectories.rollout()
+    assert rollout.begins.tolist() == [True] * 3
+    learned.begin(rollout)
+    assert "Policy/Rnd Reward" not in learned.end(step=0)
+    agents.trajectories.clear_closed()
+    agents.trajectories.drop_open(slots[:2])  # the third goes on
+    step(ended=True)
+    rollout = agents.trajectories.rollout()
+    assert rollout.begins.tolist() == [True, True, False]
+    before = learned.state_dict()["sums"][2][1]
+    rewards = learned.begin(rollout)[:, 1]
+    expected = (rewards[0] + rewards[1] + rewards[2] + before) / 3
+    assert learned.end(step=0)["Policy/Rnd Reward"] == pytest.approx(expected, rel=1e-5)
+    assert learned.state_dict() == {"slots": [], "sums": []}
+
+
 def test_signals_that_ignore_the_end_bootstrap_beyond_it_and_others_do_not():
     algorithm = PPO(
         SPEC, settings(extrinsic={"gamma": 0.5}, rnd={"gamma": 0.9}), seed=1, device=CPU

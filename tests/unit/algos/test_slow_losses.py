@@ -1,0 +1,355 @@
+"""The whole losses of PPO and POCA, composed slowly from formulas, against what updates apply.
+
+Row by row and agent by agent from the messages of a golden case, for two gradient steps on all rows
+of a rollout: rewards, values, advantages, clipping, entropy, weights of the terms and schedules are
+in it. Compared are the losses that are reported, the gradient of the last step, and the weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from golden_cases import N_MESSAGES, TERMINATED
+from golden_training import Training
+
+from pipeline.nets.group_critic import Groups
+
+HORIZON, LAMBDA, STRENGTH = 6, 0.8, 0.7
+GAMMAS = {"extrinsic": 0.9, "rnd": 0.8}
+N_EPOCHS = 2
+# Linear schedules half way: rollouts end at half of max_steps.
+EPSILON, BETA = (0.2 + 0.1) / 2, (0.05 + 1e-5) / 2
+
+
+@dataclass
+class Trajectory:
+    """What an agent did after some messages, one after another."""
+
+    agent: int
+    messages: list[int]
+    begins: bool
+    ended: bool
+    terminated: bool
+
+    @property
+    def keys(self):
+        return [(message, self.agent) for message in self.messages]
+
+
+def trajectories(given) -> list[Trajectory]:
+    """Of one agent after another."""
+    result = []
+    for agent in range(len(given["groups"])):
+        messages, begins = [], True
+        for message in range(1, N_MESSAGES + 1):
+            messages.append(message - 1)
+            how = given["ends"][message, agent]
+            if how or len(messages) == HORIZON:
+                one = Trajectory(agent, messages, begins, bool(how), how == TERMINATED)
+                result.append(one)
+                messages, begins = [], bool(how)
+    return result
+
+
+def mean(terms):
+    terms = list(terms)
+    return sum(terms) / len(terms)
+
+
+def standardised(numbers: dict) -> dict:
+    center = mean(numbers.values())
+    spread = math.sqrt(mean((x - center) ** 2 for x in numbers.values()))
+    return {key: (x - center) / (spread + 1e-10) for key, x in numbers.items()}
+
+
+class Slow:
+    """What PPO and POCA have in common; `given` is the experience of a training."""
+
+    def __init__(self, training: Training) -> None:
+        self.given = training.experience
+        self.trajectories = trajectories(self.given)
+        algorithm = training.learner.algorithm
+        self.spec, self.signals = algorithm.spec, algorithm.signals.by_name
+        self.memory = training.learner.settings.network_settings.memory
+        self.policy, self.critic = copy.deepcopy((algorithm.policy, algorithm.critic))
+        self.rate = training.settings["hyperparameters"]["learning_rate"] / 2
+
+    def learn(self) -> list[float]:
+        """Two steps; gives the mean of each loss."""
+        parameters = [*self.policy.parameters(), *self.critic.parameters()]
+        moments = [(torch.zeros_like(one), torch.zeros_like(one)) for one in parameters]
+        with torch.no_grad():
+            self.targets()
+        means = []
+        for number in range(1, N_EPOCHS + 1):
+            losses, entropy = self.losses()
+            for parameter in parameters:
+                parameter.grad = None
+            (self.weighted(*losses) - BETA * entropy).backward()
+            for parameter, (first, second) in zip(parameters, moments, strict=True):
+                first.lerp_(parameter.grad, 1 - 0.9)
+                second.lerp_(parameter.grad**2, 1 - 0.999)
+                scale = (second / (1 - 0.999**number)).sqrt() + 1e-8
+                parameter.data -= self.rate * first / (1 - 0.9**number) / scale
+            means.append([loss.item() for loss in losses])
+        return [mean(each) for each in zip(*means, strict=True)]
+
+    def seen(self, message: int, agent: int, *, after: bool = False) -> list[torch.Tensor]:
+        """An agent's observation; `after` an action, it may be that of the episode's end."""
+        over = after and self.given["ends"][message, agent]
+        return [torch.from_numpy(self.given["last_obs" if over else "obs"][message, agent][None])]
+
+    def hidden(self, t: Trajectory) -> list[torch.Tensor]:
+        """The actor's output in each row."""
+        return [self.policy.actor(self.seen(*key)) for key in t.keys]
+
+    def gains(self, t: Trajectory) -> tuple[list, list]:
+        """Clipped gain of each component of each row, and the entropy of each row."""
+        gains, entropies = [], []
+        for (message, agent), hidden in zip(t.keys, self.hidden(t), strict=True):
+            log_probs, entropy = self.heads(hidden, message, agent)
+            entropies.append(entropy)
+            advantage = self.advantages[message, agent]
+            old = self.given["log_prob"][message, agent]
+            for log_prob, before in zip(log_probs, old, strict=True):
+                ratio = (log_prob - float(before)).exp()
+                clipped = ratio.clamp(1 - EPSILON, 1 + EPSILON)
+                gains.append(torch.minimum(ratio * advantage, clipped * advantage))
+        return gains, entropies
+
+    def heads(self, hidden, message: int, agent: int) -> tuple[list, torch.Tensor]:
+        """Log probability of each component of what was done, and the entropy."""
+        own, actions = self.policy.actor.heads, self.spec.action_spec
+        log_probs, entropy, first = [], 0.0, 0
+        if actions.continuous_size:
+            mu, log_sigma = own.gaussian(hidden)
+            taken = self.given["continuous"][message, agent]
+            parts = [
+                torch.distributions.Normal(mu[0, i], log_sigma[0, i].exp())
+                for i in range(actions.continuous_size)
+            ]
+            log_probs += [
+                one.log_prob(torch.tensor(a)) for one, a in zip(parts, taken, strict=True)
+            ]
+            entropy = mean(one.entropy() for one in parts)
+        for number, size in enumerate(actions.discrete_branches):
+            forbidden = self.given["mask"][message, agent, first : first + size]
+            logits = own.branches[number](hidden)[0]
+            allowed = [i for i in range(size) if not forbidden[i]]
+            total = sum(logits[i].exp() for i in allowed)
+            logs = {i: (logits[i].exp() / total).log() for i in allowed}
+            log_probs.append(logs[int(self.given["discrete"][message, agent, number])])
+            entropy = entropy - sum(log.exp() * log for log in logs.values())
+            first += size
+        return log_probs, entropy
+
+
+class SlowPPO(Slow):
+    def targets(self) -> None:
+        """Returns by signal, values and advantages of each row, with the networks as they are."""
+        self.begin_memories()
+        self.values, self.returns, advantages = {}, {}, {}
+        for t in self.trajectories:
+            obs = [self.seen(*key) for key in t.keys]
+            obs.append(self.seen(t.messages[-1] + 1, t.agent, after=True))
+            *values, following = self.critic_values(t, obs)
+            for s, name in enumerate(self.signals):
+                counts = name == "rnd" or not t.terminated
+                after, advantage = float(following[s]) * counts, 0.0
+                for key, value in reversed(list(zip(t.keys, values, strict=True))):
+                    delta = self.reward(name, *key) + GAMMAS[name] * after - float(value[s])
+                    advantage = delta + GAMMAS[name] * LAMBDA * advantage
+                    after = float(value[s])
+                    self.values[key, s] = after
+                    self.returns[key, s] = advantage + after
+                    advantages.setdefault(key, []).append(advantage)
+        self.advantages = standardised({key: mean(some) for key, some in advantages.items()})
+
+    def reward(self, name: str, message: int, agent: int) -> float:
+        if name == "extrinsic":
+            return STRENGTH * float(self.given["reward"][message + 1, agent])
+        obs, signal = self.seen(message, agent), self.signals["rnd"]
+        return float((signal.predictor(obs) - signal.target(obs)).square().sum())
+
+    def begin_memories(self) -> None:
+        """What actor and critic remember when each sequence begins, from acting step by step."""
+        self.starts = {}
+        for t in self.trajectories if self.memory else []:
+            if t.begins:
+                own = critics = torch.zeros(1, self.policy.memory_size)
+            for number, key in enumerate(t.keys):
+                if number % self.memory.sequence_length == 0:
+                    self.starts[key] = own, critics
+                own = self.policy.actor.step(self.seen(*key), own)[1]
+                critics = self.critic.step(self.seen(*key), critics)
+
+    def critic_values(self, t: Trajectory, obs) -> list[torch.Tensor]:
+        """Values [signals] of a trajectory's observations, and perhaps of what follows it."""
+        values = []
+        for number, seen in enumerate(obs):
+            if self.memory is None:
+                values.append(self.critic(seen, seen[0])[0])
+                continue
+            if number < len(t.keys) and number % self.memory.sequence_length == 0:
+                memory = self.starts[t.keys[number]][1]
+            hidden, memory = self.critic.memory.step(self.critic.body(seen), memory)
+            values.append(self.critic.heads(hidden)[0])
+        return values
+
+    def hidden(self, t: Trajectory) -> list[torch.Tensor]:
+        if self.memory is None:
+            return super().hidden(t)
+        result = []
+        for number, key in enumerate(t.keys):
+            if number % self.memory.sequence_length == 0:
+                memory = self.starts[key][0]
+            hidden, memory = self.policy.actor.step(self.seen(*key), memory)
+            result.append(hidden)
+        return result
+
+    def losses(self) -> tuple:
+        """Policy loss and value loss, and the mean entropy."""
+        gains, entropies, errors = [], [], []
+        for t in self.trajectories:
+            each = self.gains(t)
+            gains += each[0]
+            entropies += each[1]
+            values = self.critic_values(t, [self.seen(*key) for key in t.keys])
+            for key, value in zip(t.keys, values, strict=True):
+                errors += [self.error(key, s, value[s]) for s in range(len(self.signals))]
+        return (-mean(gains), mean(errors)), mean(entropies)
+
+    clips = False
+
+    def error(self, key, s: int, value):
+        target = self.returns[key, s]
+        error = (target - value) ** 2
+        if not self.clips:
+            return error
+        column = [returns for (_, signal), returns in self.returns.items() if signal == s]
+        most = EPSILON * float(np.std(column))
+        before = self.values[key, s]
+        moved = before + (value - before).clamp(-most, most)
+        return torch.maximum(error, (target - moved) ** 2)
+
+    @staticmethod
+    def weighted(policy, value):
+        return policy + 0.5 * value
+
+
+class SlowPOCA(Slow):
+    """Groups begin and end together, so that a group's members are those with its number."""
+
+    def mates(self, agent: int) -> list[int]:
+        groups = self.given["groups"].tolist()
+        return [other for other in range(len(groups)) if groups[other] == groups[agent]]
+
+    def targets(self) -> None:
+        """Lambda returns, baselines and advantages of each row."""
+        self.critic.notice(3)
+        self.returns, advantages = {}, {}
+        for t in self.trajectories:
+            end = t.messages[-1] + 1
+            everyone = [self.seen(end, mate, after=True)[0] for mate in self.mates(t.agent)]
+            after = 0.0 if t.terminated else float(self.value_of(everyone))
+            later = after
+            for key in reversed(t.keys):
+                mixed = LAMBDA * later + (1 - LAMBDA) * after
+                later = self.reward(*key) + GAMMAS["extrinsic"] * mixed
+                after = float(self.value(*key))
+                self.returns[key] = later
+                advantages[key] = later - float(self.baseline(*key))
+        self.advantages = standardised(advantages)
+
+    def reward(self, message: int, agent: int) -> float:
+        own = [self.given["reward"][message + 1, mate] for mate in self.mates(agent)]
+        return STRENGTH * float(sum(own) + self.given["group_reward"][message + 1, agent])
+
+    def value_of(self, seen: list):
+        """What a group is worth that sees this; one reward signal."""
+        return self.critic([torch.cat(seen)], None, None, Groups(shape=(1, len(seen))))[0, 0]
+
+    def value(self, message: int, agent: int):
+        return self.value_of([self.seen(message, mate)[0] for mate in self.mates(agent)])
+
+    def baseline(self, message: int, agent: int):
+        """What it is worth by what the agent sees, and its mates see and do."""
+        mates = self.mates(agent)
+        place = 1 + mates.index(agent)
+        groups = Groups(shape=(1, len(mates)), wanted=torch.tensor([place]))
+        parts = []
+        for mate in mates:
+            action = [torch.from_numpy(self.given["continuous"][message, mate])]
+            chosen = self.given["discrete"][message, mate]
+            for choice, size in zip(chosen, self.spec.action_spec.discrete_branches, strict=True):
+                action.append(torch.eye(size)[choice])
+            if mate == agent:  # what it does itself must make no difference
+                action = [torch.full_like(part, 9.0) for part in action]
+            parts.append(torch.cat(action))
+        seen = torch.cat([self.seen(message, mate)[0] for mate in mates])
+        return self.critic([seen], None, torch.stack(parts), groups)[0, 0]
+
+    def losses(self) -> tuple:
+        """Policy loss, value loss and baseline loss, and the mean entropy."""
+        gains, entropies, values, baselines = [], [], [], []
+        for t in self.trajectories:
+            each = self.gains(t)
+            gains += each[0]
+            entropies += each[1]
+            for key in t.keys:
+                values.append((self.returns[key] - self.value(*key)) ** 2)
+                baselines.append((self.returns[key] - self.baseline(*key)) ** 2)
+        return (-mean(gains), mean(values), mean(baselines)), mean(entropies)
+
+    @staticmethod
+    def weighted(policy, value, baseline):
+        return policy + 0.5 * (value + 0.5 * baseline)
+
+
+def assert_updates_agree(training: Training, slow: Slow, names: list[str]) -> None:
+    losses = slow.learn()
+    training.run()
+    fast, numbers = training.learner.algorithm, training.learner.statistics
+    reported = [numbers.mean(f"Losses/{name} Loss") for name in names]
+    assert reported == pytest.approx([abs(losses[0]), *losses[1:]], rel=1e-4)
+    pairs = zip(
+        [*slow.policy.parameters(), *slow.critic.parameters()],
+        [*fast.policy.parameters(), *fast.critic.parameters()],
+        strict=True,
+    )
+    for expected, found in pairs:
+        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-3, atol=2e-6)
+        torch.testing.assert_close(found.detach(), expected.detach(), rtol=1e-3, atol=2e-5)
+
+
+def training_of(name: str, folder, **hyperparameters) -> Training:
+    n_rows = 48 if name.startswith("ppo") else 60
+    whole = {"num_epoch": N_EPOCHS, "batch_size": n_rows}
+    return Training(name, folder, n_blocks=1, **whole, **hyperparameters)
+
+
+@pytest.mark.parametrize("name", ["ppo, continuous", "ppo, discrete", "ppo, hybrid", "ppo, memory"])
+def test_ppo_applies_the_loss_that_is_composed_row_by_row(name, tmp_path):
+    training = training_of(name, tmp_path)
+    assert_updates_agree(training, SlowPPO(training), ["Policy", "Value"])
+
+
+def test_ppo_clips_values_by_epsilon_deviations_of_the_returns_of_each_signal(tmp_path):
+    changes = {"learning_rate": 0.1, "epsilon": 0.2, "epsilon_schedule": "linear"}
+    training = training_of("ppo, values clipped", tmp_path, **changes)
+    slow, plain = SlowPPO(training), SlowPPO(training)
+    slow.clips = True
+    losses, otherwise = copy.deepcopy(slow).learn(), plain.learn()
+    assert losses[1] > 1.05 * otherwise[1]
+    assert_updates_agree(training, slow, ["Policy", "Value"])
+
+
+@pytest.mark.parametrize("name", ["poca, continuous", "poca, discrete", "poca, hybrid"])
+def test_poca_applies_the_loss_that_is_composed_row_by_row(name, tmp_path):
+    training = training_of(name, tmp_path)
+    assert_updates_agree(training, SlowPOCA(training), ["Policy", "Value", "Baseline"])

@@ -1,0 +1,232 @@
+"""Whole losses of reward signals and of cloning, composed step by step, against what they apply."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from test_signals import CONTINUOUS, PLAIN, signal, steps
+
+from pipeline.algos.bc import BehavioralCloning
+from pipeline.algos.policy import Policy, seeded_weights
+from pipeline.data.demonstrations import ExpertRows
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.settings.schema import MemorySettings, NetworkSettings
+
+HYBRID = BehaviorSpec([ObservationSpec.vector(3)], ActionSpec.create_hybrid(2, [3, 2]))
+specs = pytest.mark.parametrize(
+    "spec", [CONTINUOUS, PLAIN, HYBRID], ids=["continuous", "discrete", "hybrid"]
+)
+
+
+def mean(terms):
+    terms = list(terms)
+    return sum(terms) / len(terms)
+
+
+def step(some, i: int):
+    """Observation, next observation and action of a step, each as a row of its own."""
+    return (
+        [obs[i : i + 1] for obs in some.obs],
+        [obs[i : i + 1] for obs in some.next_obs],
+        some.continuous[i],
+        some.discrete[i].tolist(),
+    )
+
+
+def as_numbers(spec, continuous, discrete) -> torch.Tensor:
+    """An action in one row of numbers: choices are 1 at their place among zeros."""
+    parts = [continuous]
+    for choice, size in zip(discrete, spec.action_spec.discrete_branches, strict=True):
+        parts.append(torch.tensor([float(i == choice) for i in range(size)]))
+    return torch.cat(parts).unsqueeze(0)
+
+
+def cross_entropy(logits, choice: int) -> torch.Tensor:
+    return logits.exp().sum().log() - logits[choice]
+
+
+def assert_gradients_are_of(loss, parameters, apply) -> None:
+    """What `apply` leaves in the parameters' gradients are the derivatives of `loss`."""
+    parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    expected = torch.autograd.grad(loss, parameters)
+    apply()
+    for parameter, gradient in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=2e-6)
+    assert max(float(gradient.abs().max()) for gradient in expected) > 1e-3
+
+
+def only(tag: str, losses) -> float:
+    return float(losses[tag])
+
+
+@specs
+def test_curiosity_applies_a_fifth_of_the_forward_loss_and_the_rest_of_the_inverse_loss(spec):
+    one, some = signal("curiosity", spec), steps(spec, 12)
+    net = one.network
+    forwards, inverses = [], []
+    for i in range(12):
+        obs, next_obs, continuous, discrete = step(some, i)
+        now, later = net.body(obs), net.body(next_obs)
+        action = as_numbers(spec, continuous, discrete)
+        foreseen = net.next_features(net.forward_model(torch.cat((now, action), dim=1)))
+        forwards.append(0.5 * sum((a - b) ** 2 for a, b in zip(later[0], foreseen[0], strict=True)))
+        guess = net.action(net.inverse(torch.cat((now, later), dim=1)))[0]
+        n_continuous = spec.action_spec.continuous_size
+        error = sum((guess[j] - continuous[j]) ** 2 for j in range(n_continuous))
+        first = n_continuous
+        for choice, size in zip(discrete, spec.action_spec.discrete_branches, strict=True):
+            error = error + cross_entropy(guess[first : first + size], choice)
+            first += size
+        inverses.append(error)
+    forward, inverse = mean(forwards), mean(inverses)
+    loss = 10 * (0.2 * forward + 0.8 * inverse)
+    told = {}
+    assert_gradients_are_of(loss, net.parameters(), lambda: told.update(one.update(some)))
+    assert told["Losses/Curiosity Forward Loss"].item() == pytest.approx(forward.item(), rel=1e-4)
+    assert told["Losses/Curiosity Inverse Loss"].item() == pytest.approx(inverse.item(), rel=1e-4)
+
+
+def test_rnd_applies_the_mean_over_steps_of_summed_squared_errors():
+    one, some = signal("rnd"), steps(n=12)
+    errors = []
+    for i in range(12):
+        obs = step(some, i)[0]
+        pairs = zip(one.predictor(obs)[0], one.target(obs)[0].detach(), strict=True)
+        errors.append(sum((a - b) ** 2 for a, b in pairs))
+    loss, told = mean(errors), {}
+    assert_gradients_are_of(loss, one.predictor.parameters(), lambda: told.update(one.update(some)))
+    assert told["Losses/RND Loss"].item() == pytest.approx(loss.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("sees_actions", [False, True])
+@pytest.mark.parametrize("bottleneck", [False, True])
+def test_gail_applies_cross_entropy_and_the_penalty_and_the_bottleneck(
+    sees_actions, bottleneck, tmp_path
+):
+    n = 12
+    given = {"use_actions": sees_actions, "use_vail": bottleneck}
+    one, some = signal("gail", HYBRID, tmp_path, **given), steps(HYBRID, n)
+    some.done[::3] = True
+    if bottleneck:
+        one.beta = torch.tensor(0.3)
+        with torch.no_grad():
+            one.network.log_deviation -= 0.5
+    # what is drawn at random: the expert's steps, noise in the code, and places between two steps
+    stream = torch.Generator()
+    stream.set_state(one.generator.get_state())
+    shown = torch.randint(len(one.done), (n,), generator=stream)
+    own = [sees(one, some.obs[0][i], some.continuous[i], some.discrete[i], some.done[i])
+           for i in range(n)]  # fmt: skip
+    expert = [sees(one, one.obs[0][i], one.continuous[i], one.discrete[i], one.done[i])
+              for i in shown]  # fmt: skip
+    noise = torch.zeros(2 * n, 128)
+    if bottleneck:
+        noise = torch.empty(2 * n, 128).normal_(generator=stream)
+    shares = [torch.rand(n, part.shape[1], generator=stream) for part in own[0]]
+
+    found, divergences = {}, []
+    for who, inputs, noises in (("own", own, noise[:n]), ("expert", expert, noise[n:])):
+        found[who] = [probability(one, *pair) for pair in zip(inputs, noises, strict=True)]
+    crossed = mean(
+        -torch.log(yes + 1e-7) - torch.log(1 - no + 1e-7)
+        for yes, no in zip(found["expert"], found["own"], strict=True)
+    )
+    penalties = []
+    for i in range(n):
+        point = [
+            (share[i] * a + (1 - share[i]) * b).detach().requires_grad_()
+            for share, a, b in zip(shares, own[i], expert[i], strict=True)
+        ]
+        slopes = torch.autograd.grad(probability(one, point), point, create_graph=True)
+        length = (sum((slope**2).sum() for slope in slopes) + 1e-7).sqrt()
+        penalties.append((length - 1) ** 2)
+    loss = crossed + 10 * mean(penalties)
+    if bottleneck:
+        sigma = one.network.log_deviation.exp()
+        for a, b in zip(own, expert, strict=True):
+            for code in (one.network.code(one.network.body(inputs))[0] for inputs in (a, b)):
+                each = 0.5 * (code**2 + sigma**2 - 1 - (sigma**2).log())
+                divergences.append(each.sum())
+        kl = 2 * mean(divergences)
+        loss = loss + 0.3 * (kl - 0.5)
+    told = {}
+    assert_gradients_are_of(loss, one.network.parameters(), lambda: told.update(one.update(some)))
+    assert told["Losses/GAIL Loss"].item() == pytest.approx(crossed.item(), rel=1e-4)
+    assert told["Policy/GAIL Grad Mag Loss"].item() == pytest.approx(
+        mean(penalties).item(), rel=1e-4
+    )
+    if bottleneck:
+        assert told["Losses/GAIL KL Loss"].item() == pytest.approx(kl.item(), rel=1e-4)
+        assert float(one.beta) == pytest.approx(0.3 + 0.0005 * (kl.item() - 0.5), rel=1e-5)
+
+
+def sees(one, obs, continuous, discrete, done) -> list[torch.Tensor]:
+    """What a discriminator looks at: an observation, perhaps an action and the end."""
+    inputs = [obs.unsqueeze(0)]
+    if one.network.use_actions:
+        ended = torch.tensor([[float(done)]])
+        inputs.append(torch.cat((as_numbers(HYBRID, continuous, discrete.tolist()), ended), dim=1))
+    return inputs
+
+
+def probability(one, inputs, noise=None) -> torch.Tensor:
+    """That a step is the expert's."""
+    net = one.network
+    hidden = net.body(inputs)
+    if net.code is not None:
+        hidden = net.code(hidden)
+        if noise is not None:
+            hidden = hidden + net.log_deviation.exp() * noise
+    return 1 / (1 + torch.exp(-net.estimate(hidden)[0, 0]))
+
+
+@specs
+@pytest.mark.parametrize("remembers", [False, True])
+def test_cloning_applies_squared_errors_of_means_and_cross_entropy_of_choices(spec, remembers):
+    n, actions, rng = 12, spec.action_spec, np.random.default_rng(0)
+    memory = MemorySettings(sequence_length=4, memory_size=8) if remembers else None
+    with seeded_weights(1, "a policy"):
+        policy = Policy(spec, NetworkSettings(hidden_units=8, num_layers=1, memory=memory))
+    rows = ExpertRows(
+        obs=[rng.normal(size=(n, 3)).astype(np.float32)],
+        continuous=rng.uniform(-1, 1, (n, actions.continuous_size)).astype(np.float32),
+        discrete=np.stack(
+            [rng.integers(size, size=n) for size in actions.discrete_branches], axis=1
+        ).astype(np.int32)
+        if actions.discrete_size
+        else np.zeros((n, 0), np.int32),
+        lengths=np.array([7, 5]),
+    )
+    squared, crossed = [], []
+    for i in range(n):
+        obs = [torch.from_numpy(rows.obs[0][i : i + 1])]
+        if remembers:
+            if i in (0, 4, 7, 11):  # sequences of 4 and 3 rows, then of 4 and 1
+                memory = torch.zeros(1, 8)
+            hidden, memory = policy.actor.step(obs, memory)
+        else:
+            hidden = policy.actor(obs)
+        heads = policy.actor.heads
+        if actions.continuous_size:
+            mu = heads.gaussian(hidden)[0][0]
+            squared += [
+                (mu[j] / 3 - float(rows.continuous[i, j])) ** 2
+                for j in range(actions.continuous_size)
+            ]
+        crossed += [
+            cross_entropy(heads.branches[j](hidden)[0], int(rows.discrete[i, j]))
+            for j in range(actions.discrete_size)
+        ]
+    loss = sum(mean(terms) for terms in (squared, crossed) if terms)
+    cloning = BehavioralCloning(
+        policy, rows, batch_size=4 * n, num_epoch=1, learning_rate=1e-3, seed=1
+    )
+    if remembers:
+        cloning.batch_size = 4  # all sequences
+    told = []
+    used = [
+        parameter for name, parameter in policy.named_parameters() if not name.endswith("log_sigma")
+    ]
+    assert_gradients_are_of(loss, used, lambda: told.append(cloning.update()))
+    assert told[0] == pytest.approx(loss.item(), rel=1e-5)
