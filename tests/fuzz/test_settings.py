@@ -1,0 +1,230 @@
+"""Settings of every age: trainer configurations, curricula, samplers, params.yaml, manifests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from pipeline.settings.params import load_params
+
+from .frame import command, fuzz
+from .mutations import NAMES, mutated
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+_FLAT = """\
+default: {trainer: ppo, batch_size: 1024, beta: 5.0e-3, buffer_size: 10240, epsilon: 0.2,
+    gamma: 0.99, hidden_units: 128, lambd: 0.95, learning_rate: 3.0e-4, max_steps: 5.0e4,
+    memory_size: 256, normalize: false, num_epoch: 3, num_layers: 2, time_horizon: 64,
+    sequence_length: 64, summary_freq: 1000, use_recurrent: false, use_curiosity: false}
+WalkerLearning: {normalize: true, time_horizon: 1000, reward_signals: {
+    extrinsic: {strength: 1.0, gamma: 0.99}, curiosity: {strength: 0.02, encoding_size: 256}}}
+CrawlerBrain:
+    trainer: sac
+    init_entcoef: 0.1
+    tau: 0.01
+    behavioral_cloning: {demo_path: a.demo, strength: 0.5, steps: 1000}
+Teacher: {trainer: imitation, brain_to_imitate: CrawlerBrain}
+"""
+_SECTIONS = """\
+behaviors:
+  Wall: {trainer_type: ppo, max_steps: 5.0e6, hyperparameters: {learning_rate_schedule: linear}}
+parameter_randomization:
+  resampling-interval: 5000
+  mass: {sampler-type: uniform, min_value: 0.5, max_value: 10}
+  scale: {sampler-type: multirange_uniform, intervals: [[1, 2], [4, 8]]}
+curriculum:
+  Wall: {measure: progress, thresholds: [0.1, 0.3], min_lesson_length: 100,
+    signal_smoothing: true, parameters: {height: [1.5, 2.0, 4.0]}}
+"""
+_CURRICULUM = {
+    "measure": "progress",
+    "thresholds": [0.1, 0.3],
+    "min_lesson_length": 100,
+    "signal_smoothing": True,
+    "parameters": {"height": [0.0, 4.0, 6.0], "gap": [1, 2, 3]},
+}
+_SAMPLER = """\
+resampling-interval: 5000
+mass: {sampler-type: uniform, min_value: 0.5, max_value: 10}
+gravity: {sampler-type: gaussian, mean: 0, st_dev: .3}
+"""
+_MANIFEST = """\
+environments:
+  - Basic:
+      expected_reward: 0.93
+      description: Reach the goal.
+      linux_url: file:///nowhere/basic.zip
+      win_sha256: 00000000000000000000000000000000000000000000000000000000000000ff
+      additional_args: [--a]
+"""
+_EVERY_KEY = """\
+behaviors:
+  Walker:
+    trainer_type: poca
+    hyperparameters: {batch_size: 64, buffer_size: 640, learning_rate: 3e-4, beta: 1e-2,
+      epsilon: 0.2, lambd: 0.95, num_epoch: 3, learning_rate_schedule: linear}
+    network_settings: {normalize: false, hidden_units: 128, num_layers: 2, vis_encode_type: simple,
+      memory: {sequence_length: 64, memory_size: 128}, goal_conditioning_type: hyper}
+    reward_signals:
+      extrinsic: {gamma: 0.99, strength: 1.0}
+      gail: {gamma: 0.99, strength: 0.1, demo_path: a.demo, use_actions: true, use_vail: false}
+      rnd: {gamma: 0.99, strength: 0.01, network_settings: {hidden_units: 64}}
+    behavioral_cloning: {demo_path: a.demo, steps: 50000, strength: 0.5}
+    self_play: {save_steps: 50, team_change: 100, swap_steps: 20, window: 10,
+      play_against_latest_model_ratio: 0.5, initial_elo: 1200}
+    keep_checkpoints: 5
+    checkpoint_interval: 500
+    max_steps: 1_000
+    time_horizon: 64
+    summary_freq: 100
+    threaded: false
+default_settings: null
+env_settings: {env_path: game, num_envs: 2, base_port: 5005, seed: -1, env_args: [a, 3],
+  max_lifetime_restarts: 10, timeout_wait: 60}
+engine_settings: {width: 84, height: 84, quality_level: 5, time_scale: 20, no_graphics: false}
+environment_parameters:
+  gravity: {sampler_type: uniform, sampler_parameters: {min_value: 7, max_value: 9}}
+  mass: 3
+  wall:
+    curriculum:
+      - name: Low
+        completion_criteria: {measure: progress, behavior: Walker, signal_smoothing: true,
+          min_lesson_length: 10, threshold: 0.3}
+        value: 0.5
+      - {name: High, value: {sampler_type: gaussian, sampler_parameters: {mean: 1, st_dev: 2}}}
+checkpoint_settings: {run_id: 007, results_dir: results, resume: false}
+torch_settings: {device: cpu}
+debug: false
+"""
+_CONFIGS = sorted(path.read_text() for path in (_ROOT / "config").rglob("*.yaml"))
+_SCALARS = st.one_of(
+    st.sampled_from(
+        ("", "~", "true", "yes", "0", "-1", "0.5", "1e400", "-1e400", ".nan", ".inf", "0x10", "3.")
+    ),
+    st.sampled_from(
+        ("9" * 400, "9" * 5000, "1e-999", "0o17", "0o8", "1_000", "010", "12:30", "2020-01-01")
+    ),
+    st.sampled_from(
+        ("[]", "{}", "[[1]]", "{a: {}}", "'", '"\\ud800"', '"\\0"', "!!python/name:os.system x")
+    ),
+    st.sampled_from(("!!int 3", "*a", "&a 1", "&a {b: *a}", "|", ">-", "? x", "<<", "@", "`", "%")),
+    st.sampled_from(("[" * 300, "{a: " * 300, "[" * 30 + "]" * 30, '"' + "x" * 5000 + '"')),
+    st.sampled_from(("ppo", "sac", "linear", "constant", "uniform", "a.demo", "../up", "file:///")),
+    st.integers().map(str),
+    st.floats().map(repr),
+    NAMES.map(json.dumps),
+    NAMES,
+)
+_LINES = st.one_of(
+    st.sampled_from(
+        ("---", "...", "%YAML 1.2", "%TAG ! tag:x,2000:", "<<: *a", "<<: {a: 1}", "<<: 3", "? [a]")
+    ),
+    st.sampled_from(("a: &a [1]", "b: [*a, *a]", "\t", "# x", "- a", "- - - a", ": x", "? ", "{")),
+    st.builds("{}: {}".format, NAMES, _SCALARS),
+)
+_ENCODINGS = st.sampled_from(
+    (*("utf-8",) * 8, "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "latin-1", "cp1252")
+)
+
+
+@st.composite
+def _spoiled(draw: Any, texts: st.SearchStrategy[str]) -> bytes:
+    """A text with some lines and values changed, perhaps in another encoding, or damaged."""
+    lines = draw(texts).splitlines()
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, max(0, len(lines) - 1)))
+        kind = draw(st.integers(0, 7))
+        line = lines[at] if lines else ""
+        if kind <= 2:
+            key, colon, _ = line.partition(": ")
+            lines[at : at + 1] = [f"{key}: {draw(_SCALARS)}" if colon else draw(_LINES)]
+        elif kind == 3:
+            parts = line.split(", ")
+            parts[draw(st.integers(0, len(parts) - 1))] = f"{draw(NAMES)}: {draw(_SCALARS)}"
+            lines[at : at + 1] = [", ".join(parts)]
+        elif kind == 4:
+            lines.insert(at, " " * draw(st.integers(0, 8)) + draw(_LINES))
+        elif kind == 5:
+            del lines[at : at + 1]
+        elif kind == 6:
+            lines[at : at + 1] = [line, line]
+        else:
+            lines[at : at + 1] = [" " * draw(st.integers(0, 6)) + line.strip()]
+    text = draw(st.sampled_from(("\n", "\n", "\r\n", "\r"))).join(lines) + "\n"
+    data = text.encode(draw(_ENCODINGS), errors="replace")
+    return draw(mutated(st.just(data), most=1)) if draw(st.integers(0, 3)) == 0 else data
+
+
+def _values(draw: Any) -> Any:
+    scalars = st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), NAMES, st.sampled_from((0.5, 3, 10))
+    )
+    return draw(st.recursive(scalars, lambda s: st.lists(s, max_size=3), max_leaves=4))
+
+
+@st.composite
+def _curricula(draw: Any) -> bytes:
+    """A curriculum with some fields changed, as JSON that Python writes (NaN included)."""
+    value: Any = dict(_CURRICULUM)
+    for _ in range(draw(st.integers(0, 2))):
+        key = draw(st.sampled_from((*_CURRICULUM, "x")))
+        value[key] = _values(draw)
+    if draw(st.integers(0, 3)) == 0:
+        value = {draw(st.sampled_from(("Wall", "Walker", ""))): value}
+    if draw(st.booleans()):
+        value["parameters"] = {draw(NAMES): _values(draw)}
+    data = json.dumps(value, indent=draw(st.sampled_from((None, 2, "\t")))).encode()
+    return draw(mutated(st.just(data), most=2)) if draw(st.booleans()) else data
+
+
+_TRAINERS = _spoiled(st.sampled_from([_EVERY_KEY, _FLAT, _SECTIONS, *_CONFIGS]))
+_SAMPLERS = _spoiled(st.just(_SAMPLER))
+
+
+@fuzz(_TRAINERS, examples=120)
+def test_trainer_configurations_mean_something_or_are_refused(data: bytes, folder: Path) -> object:
+    (folder / "config.yaml").write_bytes(data)
+    return command("config", "check", "config.yaml")
+
+
+@fuzz(_TRAINERS, examples=60)
+def test_upgraded_configurations_are_whole_or_absent(data: bytes, folder: Path) -> object:
+    (folder / "config.yaml").write_bytes(data)
+    accepted = command("config", "upgrade", "config.yaml", "-o", "new.yaml")
+    assert (folder / "new.yaml").exists() == accepted
+    assert not accepted or command("config", "check", "new.yaml")
+    return accepted
+
+
+@fuzz(
+    st.tuples(_curricula(), _SAMPLERS, st.sampled_from(("Wall.json", "a.yaml", "a.JSON"))),
+    examples=80,
+    size=lambda example: len(example[0]) + len(example[1]),
+)
+def test_old_curricula_and_samplers_mean_something_or_are_refused(
+    example: tuple[bytes, bytes, str], folder: Path
+) -> object:
+    curriculum, sampler, name = example
+    (folder / name).write_bytes(curriculum)
+    (folder / "sampler.yaml").write_bytes(sampler)
+    (folder / "config.yaml").write_text(_SECTIONS.partition("parameter_")[0])
+    both = command("config", "check", "config.yaml", "--curriculum", name)
+    both &= command("config", "check", "config.yaml", "--sampler", "sampler.yaml")
+    return both
+
+
+@fuzz(_spoiled(st.just((_ROOT / "params.yaml").read_text())), examples=80)
+def test_params_are_read_or_refused(data: bytes, folder: Path) -> None:
+    (folder / "params.yaml").write_bytes(data)
+    (folder / "config").symlink_to(_ROOT / "config")
+    load_params(Path("params.yaml"))
+
+
+@fuzz(_spoiled(st.just(_MANIFEST)), examples=40)
+def test_manifests_are_read_or_refused(data: bytes, folder: Path) -> object:
+    (folder / "manifest.yaml").write_bytes(data)
+    return command("env", "list", "--manifest", "manifest.yaml")
