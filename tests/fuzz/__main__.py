@@ -137,7 +137,8 @@ def _work(name: str, seconds: float, seed: int, state_file: Path) -> None:
             test()
         except Exception as error:  # noqa: BLE001  # whatever it is, it is a finding
             key = _key(error)
-            text = "".join(traceback.format_exception(error))[-4000:]
+            text = "".join(traceback.format_exception(error))
+            text = text if len(text) < 6000 else f"{text[:4000]}\n[...]\n{text[-1500:]}"
             failures.setdefault(key, {"key": key, "text": text, "count": 0})["count"] += 1
 
 

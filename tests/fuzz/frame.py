@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,7 +102,9 @@ def fuzz(
             for example in reversed(explicit):
                 run = hypothesis.example(example)(run)
             try:
-                hypothesis.seed(seed)(run)()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", hypothesis.errors.HypothesisWarning)
+                    hypothesis.seed(seed)(run)()
             except BaseException as error:
                 error.add_note(
                     f"repeat: PIPELINE_FUZZ_SEED={seed} python -m pytest -n 0 "

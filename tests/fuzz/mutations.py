@@ -27,9 +27,9 @@ _TELLING_RUNS = [
 
 @st.composite
 def mutated(draw: Any, contents: SearchStrategy[bytes], *, most: int = 4, begin: int = 0) -> bytes:
-    """`contents` with up to `most` changes behind the first `begin` bytes."""
+    """`contents`, half of them with up to `most` changes behind the first `begin` bytes."""
     data = bytearray(draw(contents))
-    for _ in range(draw(st.integers(0, most))):
+    for _ in range(draw(st.integers(-most, most))):
         at = draw(st.integers(begin, max(begin, len(data))))
         count = draw(st.sampled_from((1, 1, 1, 2, 4, 16, 64)))
         kind = draw(st.integers(0, 6))

@@ -35,7 +35,8 @@ _BROKEN = (
     NotImplementedError,
     RuntimeError,  # zipfile's word for a password that it lacks
     struct.error,
-    UnicodeDecodeError,
+    ValueError,  # tarfile's for a number of an extended header that is none
+    OverflowError,
 )
 
 
@@ -145,7 +146,8 @@ def _tar_kind(member: tarfile.TarInfo) -> str:
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
-    return tar.extractfile(member) or io.BytesIO()
+    file = tar.extractfile(member) if member.isreg() else None  # not what a link leads to
+    return file or io.BytesIO()
 
 
 def _decompressed(file: Any, start: bytes) -> Any:

@@ -122,6 +122,11 @@ BAD = {
         tarred(member("a", linkname="b", **LINK), member("evil", linkname="a", **HARD)),
         "the hard link 'evil' leads to 'a', which is no file",
     ),
+    "tar link to nowhere": (tarred(member("a", linkname="", **LINK)), "'a' has no target"),
+    "tar sparse": (
+        tarred(member("a", pax_headers={"GNU.sparse.size": "many"})),
+        "the archive cannot be read: invalid literal",
+    ),
     "tar device": (tarred(member("sda", type=tarfile.BLKTYPE)), "'sda' is a device file"),
     "tar pipe": (tarred(member("pipe", type=tarfile.FIFOTYPE)), "'pipe' is a pipe"),
     "tar twice": (tarred(member("a", b"1"), member("./a", b"2")), "the entry './a' twice"),
