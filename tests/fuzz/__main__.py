@@ -65,6 +65,7 @@ class _Target:
         self.total: dict[str, Any] = {"outcomes": {}, "refused_at": {}}
         self._seconds, self._folder = seconds, folder
         self._state: Path
+        self._said: Path
         self._process: subprocess.Popen[bytes]
 
     def start(self) -> None:
@@ -73,6 +74,7 @@ class _Target:
 
     def _spawn(self, seed: int) -> None:
         self._state = self._folder / f"{self.name}-{seed}.json"
+        self._said = self._state.with_suffix(".txt")
         left = max(0.0, self._end - time.monotonic())
         command = [sys.executable, "-m", "tests.fuzz", "--target", self.name]
         command += ["--seconds", str(left), "--seed", str(seed), "--state", str(self._state)]
@@ -80,7 +82,10 @@ class _Target:
             str(ROOT / part) for part in ("src", "tests/support", "tests/learning")
         )
         environment = os.environ | {"PYTHONPATH": path, "GRPC_ENABLE_FORK_SUPPORT": "0"}
-        self._process = subprocess.Popen(command, cwd=ROOT, env=environment)  # noqa: S603  # ours
+        with self._said.open("wb") as said:
+            self._process = subprocess.Popen(  # noqa: S603  # ours
+                command, cwd=ROOT, env=environment, stderr=said
+            )
 
     def goes_on(self) -> bool:
         """Look at the process; False when the target's time is over."""
@@ -92,7 +97,8 @@ class _Target:
         if code == 0:
             return False
         where = f"{state.get('test')} with seed {state.get('seed')}"
-        self._fail({"key": f"ended with code {code}", "text": where, "count": 1})
+        said = self._said.read_text(errors="replace")[-3000:]
+        self._fail({"key": f"ended with code {code}", "text": f"{where}\n{said}", "count": 1})
         again = state.get("seed", self.seed) + 1
         if time.monotonic() > self._end or not state:
             return False

@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import io
 import os
+import re
 import resource
 import shutil
 import signal
@@ -23,6 +24,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+from unittest import mock
 
 import hypothesis
 
@@ -40,6 +42,7 @@ _LONGEST_S = 120.0
 EXTRA_BYTES = 200 << 20
 TIMES_INPUT = 10
 """An example may take `EXTRA_BYTES` and so many times the bytes of its input."""
+_NO_MEMORY = r"(?i)bad.?alloc|cannot allocate memory|failed to allocate|unable to allocate"
 REFUSALS = (PipelineError, OSError)
 """What the command line turns into one line and the exit code 2."""
 
@@ -125,19 +128,35 @@ def command(*arguments: str | Path) -> bool:
     from pipeline import cli
 
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    report = cli._report
+
+    def noted(error: BaseException) -> int:
+        note_refusal(error)
+        return report(error)
+
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        mock.patch.object(cli, "_report", noted),
+    ):
         code = cli.main([str(argument) for argument in arguments])
     out.getvalue().encode()  # what a terminal would refuse to show
     lines = err.getvalue().splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
     assert (code, len(errors)) in ((0, 0), (2, 1)), (code, lines)
-    if code:
-        TALLY.refused_at[errors[0].split(":")[-1][:40]] += 1
     return code == 0
 
 
 def note_refusal(error: BaseException) -> None:
-    """Count the place in `pipeline` that an error comes from."""
+    """Count the place in `pipeline` that an error comes from.
+
+    Raises:
+        BrokenPromiseError: The memory that an example may take was not enough, and that was taken
+            for a mistake in the input.
+    """
+    if re.search(_NO_MEMORY, str(error)) or isinstance(error.__cause__, MemoryError):
+        TALLY.outcomes["memory"] += 1
+        raise BrokenPromiseError(f"it takes over the memory allowed: {error}") from error
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "/pipeline/" in f.filename]
     if frames:
         TALLY.refused_at[f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"] += 1

@@ -1,0 +1,102 @@
+"""Demonstration files of every layout, whole, changed and damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from pipeline.data.demonstrations import load_expert_rows
+from pipeline.protocol.codec import brain_parameters, encode_actions, encode_steps
+from pipeline.protocol.demo import read_demo
+from pipeline.protocol.demo_file import BRAIN_OFFSET, delimited_message
+from pipeline.protocol.generated import messages as m
+
+from .agents import SPECS, SPOILS, agents_of, spoil_announcement
+from .frame import command, fuzz
+from .mutations import messages, mutated
+
+_COUNTS = st.sampled_from((0, 1, 2, 7, -1, 2**31 - 1))
+
+
+def _some(draw: Any) -> bool:
+    return draw(st.integers(0, 3)) == 0
+
+
+def _head(draw: Any, n: int, brain: Any) -> bytes:
+    meta = m.DemonstrationMetaProto(
+        api_version=draw(st.sampled_from((1, 1, 1, 1, 0, 2, -1))),
+        demonstration_name=draw(st.sampled_from(("demo", "", "éé"))),
+        number_steps=draw(_COUNTS) if _some(draw) else n,
+        number_episodes=draw(_COUNTS),
+        mean_reward=draw(st.sampled_from((0.0, 1.5, float("nan"), 3e38))),
+    )
+    padded = delimited_message(meta).ljust(BRAIN_OFFSET, b"\0")
+    return (padded if _some(draw) else padded[:BRAIN_OFFSET]) + delimited_message(brain)
+
+
+@st.composite
+def _demos(draw: Any) -> bytes:
+    """Pairs of infos and actions, of which some are spoiled."""
+    spec = draw(SPECS)
+    n, n_ended = draw(st.integers(0, 6)), draw(st.integers(0, 2))
+    infos = encode_steps(*agents_of(spec, n, n_ended, draw(st.integers(0, 99))), spec).value
+    brain = brain_parameters("Ball", spec, old_fields=draw(st.booleans()))
+    if _some(draw):
+        spoil_announcement(draw, brain)
+    rng = np.random.default_rng(draw(st.integers(0, 9)))
+    actions = encode_actions(spec.action_spec.random_action(len(infos), rng), spec).value
+    if _some(draw) and infos:
+        draw(st.sampled_from(SPOILS))(draw, draw(st.sampled_from(list(infos))))
+    if _some(draw) and infos:
+        action = draw(st.sampled_from(list(actions)))
+        action.Clear() if draw(st.booleans()) else None
+        action.MergeFrom(draw(messages(m.AgentActionProto, likely=0.4)))
+    pairs = zip(infos, actions, strict=True)
+    return _head(draw, len(infos), brain) + b"".join(
+        delimited_message(m.AgentInfoActionPairProto(agent_info=info, action_info=action))
+        for info, action in pairs
+    )
+
+
+@st.composite
+def _old_demos(draw: Any) -> bytes:
+    """Agent infos alone, as packages before 0.12 recorded them."""
+    brain = draw(messages(m.OldBrainParametersProto, likely=0.3))
+    announced = m.BrainParametersProto(brain_name="Old", vector_action_size_deprecated=[2])
+    if _some(draw):
+        spoil_announcement(draw, announced)
+    infos = []
+    for _ in range(draw(st.integers(1, 4))):
+        info = m.OldAgentInfoProto(
+            stacked_vector_observation=[0.5, 1.0],
+            stored_vector_actions=[1.0, 0.0],
+            reward=0.5,
+            id=3,
+        )
+        if _some(draw):
+            info.MergeFrom(draw(messages(m.OldAgentInfoProto, likely=0.4)))
+        infos.append(info)
+    brain_data = announced.SerializeToString() + brain.SerializeToString()
+    merged = m.BrainParametersProto.FromString(brain_data)
+    return _head(draw, len(infos), merged) + b"".join(map(delimited_message, infos))
+
+
+_FILES = st.one_of(
+    *(mutated(_demos()),) * 6, mutated(_demos(), begin=BRAIN_OFFSET), mutated(_old_demos())
+)
+
+
+@fuzz(_FILES, examples=150)
+def test_demonstrations_are_read_or_refused(data: bytes, folder: Path) -> object:
+    path = folder / "a.demo"
+    path.write_bytes(data)
+    if not command("demo", "info", path):
+        return False
+    demo = read_demo(path)
+    for values, obs in zip(demo.obs, demo.spec.observation_specs, strict=True):
+        assert values.shape == (len(demo), *obs.shape)
+    load_expert_rows([path], demo.spec)
+    return True
