@@ -18,6 +18,9 @@ from pipeline.settings.nodes import Node
 _MOST_VALUES = 200_000
 """Aliases can make a short file describe more values than memory holds; no real one does."""
 
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")
+"""Escapes can say them, but neither a path nor a terminal takes them."""
+
 _NULL, _BOOL, _INT, _FLOAT, _MERGE = (
     f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "merge")
 )
@@ -49,7 +52,10 @@ class _Loader(yaml.SafeLoader):
                 f"the tag {tag!r} is not allowed, settings are plain data",
                 event.start_mark,
             )
-        return super().compose_node(parent, index)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        if isinstance(node, yaml.ScalarNode) and (bad := _UNUSABLE.search(node.value)):
+            raise _error(node, f"the character U+{ord(bad[0]):04X} is not allowed")
+        return node
 
 
 class _Dumper(yaml.SafeDumper):

@@ -131,6 +131,8 @@ def test_a_key_is_text_as_it_was_written() -> None:
         ("[1, 2]: 3\n", "x.yaml:1:", "key must be text"),
         ("x:\n  <<: 5\n", "x.yaml:2:", "merge key"),
         ("a: ok\nb: \x07\n", "x.yaml:2:", "U+0007"),
+        ('a: ok\nb: "\\0"\n', "x.yaml:2:", "U+0000"),
+        ('a: ok\n"\\ud800": 3\n', "x.yaml:2:", "U+D800"),
         (f"a: {'9' * 5000}\n", "x.yaml:1:", "too many digits"),
     ],
 )
@@ -179,11 +181,11 @@ SCALARS = (
     | st.booleans()
     | st.integers(-(2**63), 2**63)
     | st.floats(allow_nan=False)
-    | st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+    | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
     | st.sampled_from(["1e4", "yes", "010", "null", "~", "<<", "=", "1_000", "2020-01-01", ""])
 )
 VALUES = st.dictionaries(
-    st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8),
     st.recursive(
         SCALARS,
         lambda inner: (
