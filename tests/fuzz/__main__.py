@@ -145,6 +145,7 @@ def _work(name: str, seconds: float, seed: int, state_file: Path) -> None:
             key = _key(error)
             text = "".join(traceback.format_exception(error))
             text = text if len(text) < 6000 else f"{text[:4000]}\n[...]\n{text[-1500:]}"
+            os.environ["PIPELINE_FUZZ_WITHOUT"] = "shrink" if key in failures else ""
             failures.setdefault(key, {"key": key, "text": text, "count": 0})["count"] += 1
 
 

@@ -42,6 +42,8 @@ _LONGEST_S = 120.0
 EXTRA_BYTES = 200 << 20
 TIMES_INPUT = 10
 """An example may take `EXTRA_BYTES` and so many times the bytes of its input."""
+_TEMPORARY = r"\..+\.[a-z0-9_]{8}\.tmp"
+"""Names that `files.whole` gives."""
 _NO_MEMORY = r"(?i)bad.?alloc|cannot allocate memory|failed to allocate|unable to allocate"
 REFUSALS = (PipelineError, OSError)
 """What the command line turns into one line and the exit code 2."""
@@ -77,6 +79,7 @@ def fuzz(
     explicit: Sequence[Any] = (),
     size: Callable[[Any], int] = len,
     refusals: tuple[type[Exception], ...] = REFUSALS,
+    warm_up: Callable[[], object] = lambda: None,
 ) -> Callable[[Callable[[Any, Path], object]], Callable[[], None]]:
     """A decorator that makes a test of `check(example, folder)`, which gives False for a refusal.
 
@@ -86,6 +89,7 @@ def fuzz(
         explicit: examples that every round begins with: those that failed once.
         size: bytes of an example, which limit its memory.
         refusals: what a check may raise.
+        warm_up: called before, for imports whose memory is not that of an example.
     """
 
     def decorate(check: Callable[[Any, Path], object]) -> Callable[[], None]:
@@ -95,11 +99,14 @@ def fuzz(
 
         def test() -> None:
             seed = int(os.environ.get("PIPELINE_FUZZ_SEED", "0"))
+            warm_up()
+            skipped = os.environ.get("PIPELINE_FUZZ_WITHOUT", "").split()
             run = hypothesis.settings(
                 max_examples=examples,
                 deadline=None,
                 database=None,
                 report_multiple_bugs=False,
+                phases=[phase for phase in hypothesis.Phase if phase.name not in skipped],
                 suppress_health_check=list(hypothesis.HealthCheck),
             )(hypothesis.given(strategy)(checked))
             for example in reversed(explicit):
@@ -176,7 +183,7 @@ def _run(
             raise BrokenPromiseError(f"a refusal without a message: {error!r}") from error
         note_refusal(error)
     TALLY.outcomes["accepted" if accepted else "refused"] += 1
-    left = [path for path in folder.rglob("*.tmp") if path.name.startswith(".")]
+    left = [path for path in folder.rglob(".*.tmp") if re.fullmatch(_TEMPORARY, path.name)]
     if left:
         raise BrokenPromiseError(f"temporary files are left: {left}")
 

@@ -1,0 +1,204 @@
+"""Whole conversations with an environment that means no good, at the low level and in training."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import numpy as np
+from hypothesis import strategies as st
+from toys import Both
+
+import pipeline
+from pipeline.envs import unity
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.envs.side_channels import (
+    EngineConfigurationChannel,
+    EnvironmentParametersChannel,
+    FloatPropertiesChannel,
+    StatsSideChannel,
+)
+from pipeline.errors import UnityCommunicatorStoppedException
+from pipeline.protocol import side_channels as wire
+from pipeline.protocol.codec import brain_parameters, encode_steps
+from pipeline.protocol.generated import messages as m
+from pipeline.protocol.server import parse_call
+
+from .agents import SPECS, SPOILS, agents_of, spoil_announcement
+from .frame import fuzz
+from .mutations import NAMES, messages, mutated
+
+if TYPE_CHECKING:
+    from pipeline.protocol.specs import BehaviorSpec
+
+_OVER = "the script is over"
+_USUAL_NAMES = st.sampled_from(("Ball?team=0", "Ball?team=1", "Ball", "Walker"))
+_CHANNELS = st.sampled_from(
+    (wire.STATS, wire.STATS, wire.FLOAT_PROPERTIES, wire.ENGINE_CONFIGURATION, uuid.UUID(int=7))
+)
+
+
+@st.composite
+def _side_channels(draw: Any) -> bytes:
+    frames = []
+    for _ in range(draw(st.integers(1, 3))):
+        message = wire.OutgoingMessage()
+        message.write_string(draw(st.sampled_from(("", "speed", "a/b", "x" * 100))))
+        message.write_float32(draw(st.floats(width=32)))
+        message.write_int32(draw(st.sampled_from((0, 1, 2))))
+        frames.append((draw(_CHANNELS), bytes(message.buffer)))
+    return draw(mutated(st.just(wire.pack(frames)), most=2))
+
+
+def _some(draw: Any, of: int = 4) -> bool:
+    return draw(st.integers(0, of)) == of
+
+
+def _greeting(draw: Any) -> Any:
+    greeting = m.UnityMessageProto(header={"status": 200})
+    hello = greeting.unity_output.rl_initialization_output
+    hello.communication_version, hello.package_version = "1.5.0", "3.0.0"
+    hello.capabilities.baseRLCapabilities = True
+    if _some(draw, 12):
+        hello.MergeFrom(draw(messages(m.UnityRLInitializationOutputProto, likely=0.3)))
+    return greeting
+
+
+def _announcement(draw: Any, name: str, spec: BehaviorSpec) -> Any:
+    brain = brain_parameters(name, spec, old_fields=draw(st.booleans()))
+    if _some(draw, 8):
+        spoil_announcement(draw, brain)
+    return brain
+
+
+@st.composite
+def _conversations(draw: Any) -> list[bytes]:
+    """What an environment sends: a greeting, announcements with its agents, then more of them."""
+    spec = draw(SPECS)
+    seed = 4 * draw(st.integers(0, 99))
+    names = draw(st.lists(_USUAL_NAMES, min_size=1, max_size=2, unique=True))
+    if _some(draw, 9):
+        names[0] = draw(NAMES)
+    out = [_greeting(draw)]
+    n, n_ended = draw(st.integers(0, 3)), 0
+    for turn in range(draw(st.integers(1, 12))):
+        message = m.UnityMessageProto(header={"status": 200})
+        if turn == 0 or _some(draw, 20):
+            brains = [_announcement(draw, name, spec) for name in names]
+            message.unity_output.rl_initialization_output.brain_parameters.extend(brains)
+        for name in names:
+            infos = encode_steps(*agents_of(spec, n, n_ended, seed + turn % 4), spec)
+            if _some(draw, 15) and infos.value:
+                draw(st.sampled_from(SPOILS))(draw, draw(st.sampled_from(list(infos.value))))
+            message.unity_output.rl_output.agentInfos[name].CopyFrom(infos)
+        if _some(draw):
+            message.unity_output.rl_output.side_channel = draw(_side_channels())
+        if _some(draw, 30):
+            message.MergeFrom(draw(messages(m.UnityMessageProto, likely=0.2)))
+        n_ended = draw(st.sampled_from((0, 0, 0, 1)))
+        out.append(message)
+    sent = [message.SerializeToString() for message in out]
+    if _some(draw):
+        at = draw(st.integers(0, len(sent) - 1))
+        sent[at] = draw(mutated(st.just(sent[at]), most=2))
+    return sent
+
+
+class _Script:
+    """Takes the place of the server that an environment calls."""
+
+    port = 5004
+
+    def __init__(self, sent: list[bytes]) -> None:
+        self._left = list(reversed(sent))
+
+    def receive(self, *_: object) -> Any:
+        if not self._left:
+            raise UnityCommunicatorStoppedException(_OVER)
+        return parse_call(self._left.pop())
+
+    def reply(self, message: bytes) -> None:
+        assert m.UnityMessageProto.FromString(message).header.status == 200
+
+    def close(self, *_: object) -> None:
+        self._left.clear()
+
+
+def _connected(sent: list[bytes]) -> unity.UnityEnvironment:
+    channels = (
+        StatsSideChannel(),
+        FloatPropertiesChannel(),
+        EngineConfigurationChannel(),
+        EnvironmentParametersChannel(),
+    )
+    with mock.patch.object(unity, "open_server", return_value=_Script(sent)):
+        return unity.UnityEnvironment(side_channels=channels)
+
+
+def _size(sent: list[bytes]) -> int:
+    return sum(map(len, sent))
+
+
+@fuzz(_conversations(), examples=120, size=_size)
+def test_environment_is_driven_or_refused(sent: list[bytes], folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    try:
+        env = _connected(sent)
+        env.reset()
+        while True:
+            for name, spec in env.behavior_specs.items():
+                decision, terminal = env.get_steps(name)
+                for steps in (decision, terminal):
+                    shapes = [(len(steps), *obs.shape) for obs in spec.observation_specs]
+                    assert [values.shape for values in steps.obs] == shapes
+                env.set_actions(name, spec.action_spec.random_action(len(decision), rng))
+            env.step()
+    except UnityCommunicatorStoppedException as error:
+        if str(error) != _OVER:
+            raise
+
+
+_SMALL = {"network_settings": {"hidden_units": 4, "num_layers": 1}, "time_horizon": 3}
+_ON_POLICY = {"batch_size": 4, "buffer_size": 8, "num_epoch": 1}
+_TRAINERS: tuple[dict[str, Any], ...] = (
+    {"trainer_type": "ppo", "hyperparameters": _ON_POLICY, **_SMALL},
+    {"trainer_type": "poca", "hyperparameters": _ON_POLICY, **_SMALL},
+    {
+        "trainer_type": "sac",
+        "hyperparameters": {"batch_size": 4, "buffer_size": 16, "buffer_init_steps": 4},
+        **_SMALL,
+    },
+)
+
+
+@cache
+def _warm_up() -> None:
+    """Import what training imports when it begins."""
+    with tempfile.TemporaryDirectory() as folder:
+        for trainer in _TRAINERS:
+            settings = {"behaviors": {"Toy": trainer | {"max_steps": 40}}}
+            env = InProcessEnvironment(Both(n_agents=2))
+            pipeline.train(env, settings, seed=1, run_dir=Path(folder) / trainer["trainer_type"])
+
+
+@fuzz(
+    st.tuples(_conversations(), st.sampled_from(_TRAINERS)),
+    examples=15,
+    warm_up=_warm_up,
+    size=lambda example: _size(example[0]),
+)
+def test_hostile_environment_is_trained_on_or_refused(
+    example: tuple[list[bytes], dict[str, Any]], folder: Path
+) -> None:
+    sent, trainer = example
+    settings = {"default_settings": trainer | {"max_steps": 40, "summary_freq": 10}}
+    try:
+        env = _connected(sent)
+        pipeline.train(env, settings, seed=1, run_dir=folder / "run")
+    except UnityCommunicatorStoppedException as error:
+        if _OVER not in str(error):
+            raise

@@ -1,0 +1,197 @@
+"""Names that become paths: of behaviors, runs, environments, and files named in settings."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import zipfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from hypothesis import strategies as st
+from toys import Corridor
+
+import pipeline
+from pipeline.commands.run_folder import folder_of, run_folder
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.errors import PipelineError
+from pipeline.settings.params import load_params
+from pipeline.stages.export import publish
+from pipeline.tracking.csvfile import CsvSink
+from pipeline.tracking.tensorboard import TensorBoardSink
+
+from .frame import command, fuzz
+from .mutations import NAMES
+
+_ROOT = Path(__file__).resolve().parents[2]
+_LONG = st.sampled_from(("é" * 130, "a" * 250, "a/" * 150, "a" * 5000))
+_PATHS = st.sampled_from(
+    ("../../up", "a/../../up", "~", "~root/x", "/dev/null", "/proc/self/mem", "a//b", "./a", "a/")
+)
+_ODD = st.sampled_from(
+    (".lock", "checkpoint.pt", "run_logs", "a.tmp", ".a.1.tmp", "a?team=1?team=2", "?team=x", "%2e")
+)
+_TEXTS = st.one_of(NAMES, _PATHS, _LONG, _ODD, st.text("ab./?\\\0\n:*", max_size=8))
+
+
+def _size(name: object) -> int:
+    return len(str(name))
+
+
+class _Named:
+    """A corridor whose behavior has another name."""
+
+    def __init__(self, name: str) -> None:
+        self._corridor, self._name = Corridor(n_agents=2), name
+
+    @property
+    def behavior_specs(self) -> Any:
+        return {self._name: self._corridor.spec}
+
+    def reset(self) -> Any:
+        (steps,) = self._corridor.reset().values()
+        return {self._name: steps}
+
+    def step(self, actions: Any) -> Any:
+        (name,) = self._corridor.behavior_specs
+        (steps,) = self._corridor.step({name: actions[self._name]}).values()
+        return {self._name: steps}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._corridor, name)
+
+
+def _train(name: str, max_steps: int, run_dir: Path, *, resume: bool) -> Any:
+    behavior = {
+        "trainer_type": "ppo",
+        "hyperparameters": {"batch_size": 4, "buffer_size": 8, "num_epoch": 1},
+        "network_settings": {"hidden_units": 4, "num_layers": 1},
+        "max_steps": max_steps,
+        "checkpoint_interval": 10,
+        "summary_freq": 10,
+    }
+    return pipeline.train(
+        InProcessEnvironment(_Named(name)),  # type: ignore[arg-type]
+        {"default_settings": behavior},
+        seed=1,
+        run_dir=run_dir,
+        exporter=publish,
+        sinks=[TensorBoardSink(run_dir), CsvSink(run_dir / "progress.csv")],
+        resume=resume,
+    )
+
+
+@cache
+def _warm_up() -> None:
+    """Import what training imports when it begins."""
+    with tempfile.TemporaryDirectory() as folder:
+        _train("Toy", 20, Path(folder), resume=False)
+
+
+@fuzz(_TEXTS, examples=20, size=_size, warm_up=_warm_up)
+def test_runs_of_any_behavior_name_are_resumed_or_refused(name: str, folder: Path) -> None:
+    run = folder / "results" / "run"
+    (folder / "up").write_text("precious")
+    try:
+        _train(name, 20, run, resume=False)
+        result = _train(name, 40, run, resume=True)
+    finally:
+        assert sorted(path.name for path in folder.iterdir()) in (["results", "up"], ["up"])
+        assert (folder / "up").read_text() == "precious"
+    saved = [path for path in run.rglob("checkpoint.pt") if path.parent.parent == run]
+    assert len(saved) == 1
+    assert len(result.behaviors) == 1
+    assert sum(path.name.endswith(".onnx") for path in run.iterdir()) == 1
+
+
+_ARGUMENTS = _TEXTS.map(lambda text: text.replace("\0", "0"))
+"""Neither a command's arguments nor settings can hold a NUL."""
+
+
+@fuzz(st.lists(_ARGUMENTS, min_size=1, max_size=3), examples=100, size=_size)
+def test_run_ids_name_folders_in_results_or_are_refused(names: list[str], folder: Path) -> None:
+    results = folder / "results"
+    (folder / "precious").touch()
+    try:
+        for name in names:
+            with run_folder(folder_of(results, name), resume=False, force=True) as run:
+                run.start()
+                (run.path / "a").touch()
+    finally:
+        beside = {path.name for path in folder.iterdir()} - {"precious", "results"}
+        assert not beside
+
+
+def _zipped() -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("game.x86_64", b"#!/bin/sh\n")
+    return out.getvalue()
+
+
+def _quoted(text: str) -> str:
+    """YAML of any text."""
+    return '"' + "".join(f"\\U{ord(character):08x}" for character in text) + '"'
+
+
+@fuzz(st.tuples(_ARGUMENTS, _TEXTS), examples=40, size=_size)
+def test_environments_of_any_name_are_fetched_or_refused(
+    names: tuple[str, str], folder: Path
+) -> object:
+    name, other = names
+    (folder / "a.zip").write_bytes(_zipped())
+    (folder / "manifest.yaml").write_text(
+        f"environments:\n- {_quoted(name)}:\n    linux_url: file://{folder}/a.zip\n"
+        f"- b:\n    linux_url: {_quoted(f'file://{folder}/{other}')}\n"
+    )
+    with mock.patch.dict(os.environ, {"PIPELINE_CACHE": str(folder / "cache")}):
+        options = ("--manifest", "manifest.yaml", "--platform", "linux")
+        accepted = command("env", "list", *options[:2])
+        accepted &= not name.startswith("-") and command("env", "fetch", name, *options)
+        accepted and command("env", "fetch", "b", *options)
+    return accepted
+
+
+@fuzz(_ARGUMENTS, examples=60, size=_size)
+def test_files_of_any_name_are_used_or_refused(name: str, folder: Path) -> object:
+    if name.startswith("-"):
+        return False
+    (folder / "config.yaml").write_text("behaviors: {A: {trainer_type: ppo}}\n")
+    used = [
+        command("demo", "info", name),
+        command("config", "check", name),
+        command("onnx", "check", name),
+        command("config", "upgrade", name, "-o", "new.yaml"),
+    ]
+    with mock.patch.dict(os.environ, {"PIPELINE_CACHE": str(folder / "cache")}):
+        used.append(command("env", "list", "--manifest", name))
+    target = folder / name
+    if target.is_relative_to(folder) and ".." not in target.parts and name.strip("./"):
+        used.append(command("config", "upgrade", "config.yaml", "-o", name))
+    return any(used)
+
+
+@fuzz(_TEXTS, examples=60, size=_size, warm_up=_warm_up)
+def test_paths_in_settings_are_used_or_refused(name: str, folder: Path) -> object:
+    text = (_ROOT / "params.yaml").read_text()
+    (folder / "config").symlink_to(_ROOT / "config")
+    (folder / "params.yaml").write_text(text.replace("config/ppo/3DBall.yaml", _quoted(name)))
+    (folder / "init.yaml").write_text(
+        "behaviors:\n  Toy:\n    trainer_type: ppo\n    max_steps: 4\n"
+        f"    init_path: {_quoted(name)}\n"
+    )
+    (folder / "clone.yaml").write_text(
+        "behaviors:\n  Toy:\n    trainer_type: ppo\n    max_steps: 4\n"
+        f"    behavioral_cloning: {{demo_path: {_quoted(name)}, steps: 4, strength: 1}}\n"
+    )
+    for file in ("init.yaml", "clone.yaml"):
+        try:
+            env = InProcessEnvironment(Corridor(n_agents=2))
+            pipeline.train(env, folder / file, seed=1, run_dir=folder / "run")
+        except PipelineError:
+            assert not list((folder / "run").rglob("*.pt"))
+    load_params(Path("params.yaml"))
+    return True
