@@ -1,5 +1,10 @@
 """The stage `sweep`: see `pipeline.stages.sweep`."""
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to save yet, and no traceback to show
+
 import sys
 from pathlib import Path
 
@@ -7,7 +12,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from pipeline.stages.process import leave
-from pipeline.stages.sweep import main
 
 if __name__ == "__main__":
+    from pipeline.stages.sweep import main
+
     leave(main(sys.argv[1:]))

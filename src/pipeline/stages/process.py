@@ -28,6 +28,8 @@ _TIME_IS_UP = 128 + 10
 _REQUEUE_CODE = "PIPELINE_REQUEUE_EXIT_CODE"
 _RARELY = (50_000, 5, 20)
 """New objects before the youngest are looked at, and how often until the older ones are."""
+_PARENT = os.getppid()
+"""Who started this process, as early as this module is imported."""
 _received: list[int] = []
 _short: list[bool] = []
 
@@ -52,19 +54,19 @@ def run(work: Callable[[], None], *, short: bool = False) -> int:
     """
     logging.basicConfig(level=logging.INFO, format="[%(levelname)s] %(message)s")
     _short[:] = [short]
-    with signals(), collecting_rarely() if short else contextlib.nullcontext():
-        die_with_parent()
-        try:
+    try:
+        with signals(), collecting_rarely() if short else contextlib.nullcontext():
+            die_with_parent()
             work()
             stop_if_signalled()
-        except (KeyboardInterrupt, Interrupted) as error:
-            sys.stderr.write(f"interrupted: {one_line(error) or 'stopped by a signal'}\n")
-            if _received:
-                return exit_code(128 + _received[0])
-            return exit_code(error.exit_code) if isinstance(error, Interrupted) else 130
-        except (PipelineError, OSError) as error:
-            sys.stderr.write(f"error: {one_line(error)}\n")
-            return int(getattr(error, "exit_code", PipelineError.exit_code))
+    except (KeyboardInterrupt, Interrupted) as error:
+        sys.stderr.write(f"interrupted: {one_line(error) or 'stopped by a signal'}\n")
+        if _received:
+            return exit_code(128 + _received[0])
+        return exit_code(error.exit_code) if isinstance(error, Interrupted) else 130
+    except (PipelineError, OSError) as error:
+        sys.stderr.write(f"error: {one_line(error)}\n")
+        return int(getattr(error, "exit_code", PipelineError.exit_code))
     return 0
 
 
@@ -118,11 +120,21 @@ def exit_code(code: int) -> int:
 
 @contextlib.contextmanager
 def signals() -> Iterator[None]:
-    """Turn the first SIGINT, SIGTERM or SIGUSR1 into `Stopped`; a second one kills at once."""
+    """Turn the first SIGINT, SIGTERM or SIGUSR1 into `Stopped`; a second one kills at once.
+
+    Whatever the block makes of it: a module that is imported may raise another error instead, or
+    take the end of its environment for a failure.
+    """
     _received.clear()
     before = {number: signal.signal(number, _on_signal) for number in _HANDLED}
     try:
         yield
+    except Interrupted:
+        raise
+    except Exception as error:
+        if _received:
+            raise _stopped() from error
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -131,7 +143,7 @@ def signals() -> Iterator[None]:
 def stop_if_signalled() -> None:
     """Raise `Stopped` when a signal came, even if the work in between went on to its end."""
     if _received:
-        raise Stopped(f"stopped by {signal.Signals(_received[0]).name}")
+        raise _stopped()
 
 
 def die_with_parent() -> None:
@@ -139,10 +151,13 @@ def die_with_parent() -> None:
 
     Linux sends the signal also when only the parent's starting thread ends, so the handler looks
     whether the parent itself is gone.
+
+    Raises:
+        Stopped: The parent has ended already.
     """
     if not sys.platform.startswith("linux"):
         return
-    parent = os.getppid()
+    parent = _PARENT
 
     def leave_with_parent(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         asked = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # and is saving what it has
@@ -154,12 +169,29 @@ def die_with_parent() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR2), 0, 0, 0) != 0:
         _log.warning("this process will outlive its parent: prctl failed (%s)", ctypes.get_errno())
+    if os.getppid() != parent or _is_adopted():
+        _received.append(signal.SIGTERM)
+        raise Stopped("the process that started this stage is gone")
+
+
+def _is_adopted() -> bool:
+    """Whether the parent is one that takes orphans in: it is not of this process's session."""
+    own = os.getsid(0)
+    try:
+        return own != os.getpid() and os.getppid() != 0 and os.getsid(os.getppid()) != own
+    except OSError:
+        return False  # whose session it is may be secret
+
+
+def _stopped() -> Stopped:
+    number = _received[0]
+    stopped = Stopped(f"stopped by {signal.Signals(number).name}")
+    stopped.exit_code = exit_code(128 + number)
+    return stopped
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # a handler's form
     _received.append(number)
     for handled in _HANDLED:
         signal.signal(handled, signal.SIG_DFL)
-    stopped = Stopped(f"stopped by {signal.Signals(number).name}")
-    stopped.exit_code = exit_code(128 + number)
-    raise stopped
+    raise _stopped()

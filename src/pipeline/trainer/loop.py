@@ -136,18 +136,10 @@ class TrainingLoop:
         should_stop = self.meeting.listen(should_stop)
         try:
             self._begin()
-            finished_before = self._finished()
             self._note_start()
-            while not finished_before:
-                self._step()
-                self._note_start()
-                if self._finished() or (self.inference and should_stop()):
-                    break
-                self._save_due()
-                self._stop_if(should_stop)
-                self.stopwatch.timed(self.workers.step_wait)
-                self._note_restarts()
-                self._apply_lessons()
+            finished_before = self._finished()
+            if not finished_before:
+                self._step_until_finished(should_stop)
         except NonFiniteError as error:
             self._save_learned()
             raise NonFiniteError(f"{error} It came {self._at()}; repair the environment") from error
@@ -156,8 +148,10 @@ class TrainingLoop:
         except Interrupted:
             self._save_stopped()
             raise
-        except PipelineError:
+        except PipelineError as error:
             self._save_learned()
+            if should_stop():  # what stops a whole group ends the environments too
+                raise self._interrupted(should_stop) from error
             raise
         finally:
             for learner in self.learners.values():
@@ -168,6 +162,19 @@ class TrainingLoop:
         elif not self.inference:
             self.keeper.finish(list(self.learners.values()), self._shared_state())
         return result_of(self.learners, self.run_dir, seconds)
+
+    def _step_until_finished(self, should_stop: StopRequest) -> None:
+        while True:
+            self._step()
+            self._note_start()
+            if self._finished() or (self.inference and should_stop()):
+                return
+            self._save_due()
+            if should_stop():
+                raise self._interrupted(should_stop)
+            self.stopwatch.timed(self.workers.step_wait)
+            self._note_restarts()
+            self._apply_lessons()
 
     def _begin(self) -> None:
         """Reset the environments, or take them up exactly where the run was when it was saved."""
@@ -366,16 +373,16 @@ class TrainingLoop:
             self._export(learned)
 
     def _export(self, learners: list[Learner]) -> None:
-        for learner in learners:
+        """Give each policy its ONNX, but for those that have met nothing to prove it with."""
+        met = [learner for learner in learners if len(learner.recorded["obs"][0])]
+        for learner in met:
             self.keeper.milestone(learner, self._shared_state())
-        self.keeper.give_onnx(learners)
+        self.keeper.give_onnx(met)
 
-    def _stop_if(self, should_stop: StopRequest) -> None:
-        if not should_stop():
-            return
+    def _interrupted(self, should_stop: StopRequest) -> Interrupted:
         saved = f"the state is saved in {self.run_dir}" if self.learners else "nothing to save yet"
         message = f"stopped by a signal {self._at()}; {saved}"
-        raise Interrupted(message, exit_code=should_stop.exit_code)
+        return Interrupted(message, exit_code=should_stop.exit_code)
 
     def _at(self) -> str:
         """At which step of each behavior training is, for messages."""

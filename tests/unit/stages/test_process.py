@@ -83,6 +83,102 @@ child.wait()
         assert engine.stdout.read() == ""
 
 
+ORPHAN = """
+import sys
+{early}
+print("waits", flush=True)
+sys.stdin.readline()
+from pipeline.stages import process
+print("works", process.run(lambda: print("worked", flush=True)), flush=True)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="tells orphans by Linux's means")
+@pytest.mark.parametrize("early", ["", "from pipeline.stages import process"])
+def test_a_stage_whose_parent_is_killed_before_it_works_does_not_begin(early):
+    """Before it can know its parent it is told by its session, later by its parent."""
+    engine_program = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+child.wait()
+"""
+    with subprocess.Popen(  # noqa: S603  # this interpreter
+        [sys.executable, "-c", engine_program, ORPHAN.format(early=early)],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as engine:
+        assert engine.stdin is not None
+        assert engine.stdout is not None
+        assert engine.stdout.readline() == "waits\n"
+        engine.kill()
+        engine.wait()
+        engine.stdin.write("\n")
+        engine.stdin.flush()
+        assert engine.stdout.read() == "works 143\n"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, SettingsError, OSError])
+def test_work_that_takes_the_signal_for_a_failure_still_ends_the_stage_as_stopped(error, capsys):
+    def work() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt as stopped:
+            raise error("an import was cut short") from stopped
+
+    assert process.run(work) == 143
+    assert capsys.readouterr().err == "interrupted: stopped by SIGTERM\n"
+
+
+def test_a_failure_without_a_signal_stays_one():
+    def work() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        process.run(work)
+
+
+INTERRUPTED_IMPORT = """
+import os, runpy, signal, sys
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+if sys.argv[2].endswith(".py"):
+    runpy.run_path(sys.argv[2], run_name="__main__")
+else:
+    runpy.run_module(sys.argv[2], run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "program"),
+    [
+        ("pipeline.cli", "pipeline"),
+        ("pipeline.commands.learn_options", "pipeline"),
+        ("pipeline.stages.process", "train.py"),
+        ("pipeline.stages.train", "train.py"),
+        ("pipeline.settings", "report.py"),
+    ],
+)
+def test_a_program_that_is_interrupted_while_it_is_imported_says_nothing(module, program):
+    scripts = SRC.parent / "workflow/scripts"
+    program = str(scripts / program) if program.endswith(".py") else program
+    done = subprocess.run(  # noqa: S603  # this interpreter
+        [sys.executable, "-c", INTERRUPTED_IMPORT, module, program],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
 def test_a_scheduler_is_told_to_queue_again_in_its_own_way(monkeypatch, caplog):
     assert process.exit_code(138) == 138
     monkeypatch.setenv("PIPELINE_REQUEUE_EXIT_CODE", "99")

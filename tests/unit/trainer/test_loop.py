@@ -15,6 +15,7 @@ import pipeline
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import CheckpointError, Interrupted, TrainingError, UnityException
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.stages.export import publish
 from pipeline.tracking.base import Tracker
 from pipeline.trainer.checkpoints import load_checkpoint, save_checkpoint
 from pipeline.trainer.learner import Learner
@@ -387,6 +388,63 @@ def test_a_behavior_that_does_not_show_up_again_still_counts_in_the_state_of_the
     steps = load_checkpoint(tmp_path / "run" / "Toy" / "checkpoint.pt")["run"]["steps"]
     assert steps["Toy"] > n_steps
     assert steps["Other"] == 5 * n_steps
+
+
+class Undecided(Corridor):
+    """Its agents never ask for a decision."""
+
+    def reset(self):
+        steps = super().reset()
+        return {name: (DecisionSteps.empty(self.spec), self._gone()) for name in steps}
+
+    def step(self, _actions):
+        return self.reset()
+
+    def _gone(self):
+        n = self.n
+        zeros, ids = np.zeros(n, np.float32), np.arange(n, dtype=np.int32)
+        obs = [np.zeros((n, *one.shape), np.float32) for one in self.spec.observation_specs]
+        return TerminalSteps(obs, zeros, np.zeros(n, np.bool_), ids, ids * 0, zeros)
+
+
+def test_request_to_stop_before_any_agent_has_decided_is_no_failure(quick, tmp_path, in_process):
+    with WorkerSet([in_process(Undecided(n_agents=4))]) as workers:
+        loop = TrainingLoop(
+            workers,
+            quick(),
+            seed=1,
+            run_dir=tmp_path,
+            device=CPU,
+            tracker=Tracker([]),
+            exporter=publish,
+        )
+        with pytest.raises(Interrupted, match="at step 0 of Toy") as caught:
+            loop.run(Stop(9))
+    assert caught.value.exit_code == 143
+    assert load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["step"] == 0
+    assert not list(tmp_path.rglob("*.onnx"))
+
+
+def test_a_failing_environment_that_a_signal_has_ended_is_an_interruption(
+    quick, tmp_path, in_process
+):
+    stop = StopRequest()
+
+    class Ended(Corridor):
+        def step(self, actions):
+            if stop.signal_number is None and loop.learners["Toy"].step > 200:
+                stop.signal_number = 15
+                raise UnityException("the environment was ended by SIGTERM")
+            return super().step(actions)
+
+    with WorkerSet([in_process(Ended(n_agents=4))]) as workers:
+        loop = TrainingLoop(
+            workers, quick(), seed=1, run_dir=tmp_path, device=CPU, tracker=Tracker([])
+        )
+        with pytest.raises(Interrupted, match="the state is saved") as caught:
+            loop.run(stop)
+    assert caught.value.exit_code == 143
+    assert load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["step"] > 200
 
 
 def test_sinks_are_closed_when_no_environment_can_be_opened(quick, tmp_path, recorder):
