@@ -21,8 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
+from pipeline.protocol.channel import Channel  # noqa: E402
 from pipeline.protocol.generated.messages import UnityMessageProto  # noqa: E402
-from pipeline.protocol.http2 import Channel  # noqa: E402
 from pipeline.protocol.server import METHOD  # noqa: E402
 from pipeline.protocol.transport import TRANSPORTS, open_server  # noqa: E402
 
@@ -32,8 +32,9 @@ _WARM_UP = 50
 
 
 def message(size: int) -> bytes:
-    """An environment's message with `size` bytes in it."""
+    """An environment's message with `size` bytes in it, which greets as its first one must."""
     out = UnityMessageProto(header={"status": 200})
+    out.unity_output.rl_initialization_output.name = "AcademySingleton"
     out.unity_output.rl_output.side_channel = bytes(size)
     return out.SerializeToString()
 

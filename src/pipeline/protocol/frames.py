@@ -7,25 +7,26 @@ from __future__ import annotations
 
 import struct
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
-END_STREAM, ACK, END_HEADERS, PADDED = 1, 1, 4, 8
-INITIAL_WINDOW, MAX_FRAME = 4, 5
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY = range(8)
+WINDOW_UPDATE, CONTINUATION = 8, 9
+END_STREAM, ACK, END_HEADERS, PADDED, WITH_PRIORITY = 1, 1, 4, 8, 32
+ENABLE_PUSH, MAX_STREAMS, INITIAL_WINDOW, MAX_FRAME, MAX_HEADERS = range(2, 7)
 """Settings; all others are of no concern to us."""
 LARGEST_WINDOW, DEFAULT_WINDOW = 2**31 - 1, 65535
 LARGEST_FRAME, DEFAULT_FRAME = 2**24 - 1, 16384
-NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR = 0, 1, 3, 6
+NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR = 0, 1, 3, 5, 6
+REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 9, 11
 
-_NAMES = {
-    DATA: "DATA",
-    HEADERS: "HEADERS",
-    RST_STREAM: "RST_STREAM",
-    SETTINGS: "SETTINGS",
-    PING: "PING",
-    GOAWAY: "GOAWAY",
-    WINDOW_UPDATE: "WINDOW_UPDATE",
-}
-_OF_STREAMS, _OF_CONNECTIONS = {DATA, HEADERS, RST_STREAM}, {SETTINGS, PING, GOAWAY}
-_LENGTHS = {RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
+HEAD = struct.Struct(">BHBBI")
+"""Length (high, low), kind, flags and stream of a frame."""
+
+_NAMES = (
+    *("DATA", "HEADERS", "PRIORITY", "RST_STREAM", "SETTINGS", "PUSH_PROMISE", "PING", "GOAWAY"),
+    *("WINDOW_UPDATE", "CONTINUATION"),
+)
+_OF_STREAMS = {DATA, HEADERS, PRIORITY, RST_STREAM, CONTINUATION}
+_OF_CONNECTIONS = {SETTINGS, PING, GOAWAY}
+_LENGTHS = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 
 
 class FrameError(Exception):
@@ -36,9 +37,14 @@ class FrameError(Exception):
         self.code = code
 
 
+def name(kind: int) -> str:
+    """What the RFC calls a frame of this kind."""
+    return _NAMES[kind] if kind < len(_NAMES) else f"type-{kind}"
+
+
 def head(kind: int, flags: int, stream: int, length: int) -> bytes:
     """The nine bytes before a frame's payload of `length` bytes."""
-    return struct.pack(">BHBBI", length >> 16, length & 0xFFFF, kind, flags, stream)
+    return HEAD.pack(length >> 16, length & 0xFFFF, kind, flags, stream)
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -49,29 +55,42 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 def check(kind: int, flags: int, stream: int, length: int) -> None:
     """Accept a frame's head; frames of kinds that are not ours pass.
 
+    Only DATA may be as large as we announce: what else we read is small, or ignored.
+
     Raises:
         FrameError: The frame is malformed.
     """
+    if stream and (kind == DATA or (kind == HEADERS and length <= DEFAULT_FRAME)):
+        return
     if (kind in _OF_STREAMS and stream == 0) or (kind in _OF_CONNECTIONS and stream != 0):
-        raise FrameError(PROTOCOL_ERROR, f"a {_NAMES[kind]} frame on stream {stream}")
+        raise FrameError(PROTOCOL_ERROR, f"a {name(kind)} frame on stream {stream}")
+    if kind == PUSH_PROMISE:
+        raise FrameError(PROTOCOL_ERROR, "a PUSH_PROMISE frame, which was not allowed")
     wrong = length != _LENGTHS.get(kind, length)
     if kind == SETTINGS:
         wrong = length % 6 != 0 or (bool(flags & ACK) and length != 0)
     if wrong or (kind == GOAWAY and length < 8):
-        raise FrameError(FRAME_SIZE_ERROR, f"a {_NAMES[kind]} frame of {length} bytes")
+        raise FrameError(FRAME_SIZE_ERROR, f"a {name(kind)} frame of {length} bytes")
+    if length > DEFAULT_FRAME:
+        raise FrameError(ENHANCE_YOUR_CALM, f"a {name(kind)} frame of {length} bytes")
 
 
-def without_padding(flags: int, payload: bytes) -> bytes:
-    """The data of a DATA frame.
+def without_padding(kind: int, flags: int, payload: bytes) -> bytes:
+    """The content of a DATA or HEADERS frame, without padding and priority.
 
     Raises:
-        FrameError: There is more padding than frame.
+        FrameError: There is more padding than frame, or less frame than priority.
     """
-    if not flags & PADDED:
-        return payload
-    if not payload or payload[0] >= len(payload):
-        raise FrameError(PROTOCOL_ERROR, "a DATA frame with more padding than it holds")
-    return payload[1 : len(payload) - payload[0]]
+    start, stop = 0, len(payload)
+    if flags & PADDED:
+        if not payload or payload[0] >= len(payload):
+            raise FrameError(PROTOCOL_ERROR, f"a {name(kind)} frame with more padding than it has")
+        start, stop = 1, len(payload) - payload[0]
+    if kind == HEADERS and flags & WITH_PRIORITY:
+        start += 5
+        if start > stop:
+            raise FrameError(FRAME_SIZE_ERROR, "a HEADERS frame that ends within its priority")
+    return payload[start:stop]
 
 
 def increment(payload: bytes, window: int) -> int:
@@ -95,9 +114,11 @@ def settings(payload: bytes) -> list[tuple[int, int]]:
         FrameError: One that concerns us is out of its range.
     """
     pairs = list(struct.iter_unpack(">HI", payload))
-    for name, value in pairs:
-        if name == INITIAL_WINDOW and value > LARGEST_WINDOW:
+    for key, value in pairs:
+        if key == ENABLE_PUSH and value > 1:
+            raise FrameError(PROTOCOL_ERROR, f"a setting of {value} where 0 or 1 is allowed")
+        if key == INITIAL_WINDOW and value > LARGEST_WINDOW:
             raise FrameError(FLOW_CONTROL_ERROR, f"an initial window of {value} bytes")
-        if name == MAX_FRAME and not DEFAULT_FRAME <= value <= LARGEST_FRAME:
+        if key == MAX_FRAME and not DEFAULT_FRAME <= value <= LARGEST_FRAME:
             raise FrameError(PROTOCOL_ERROR, f"a largest frame of {value} bytes")
     return pairs

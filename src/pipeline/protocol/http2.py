@@ -1,265 +1,327 @@
-"""gRPC's unary calls over plain sockets: the part of HTTP/2 that one method with one caller needs.
+"""HTTP/2 connections that carry gRPC's unary calls: what the calling and the called end share.
 
 A step is one call, so its latency bounds the speed of small environments. The general gRPC runtime
 hands every call through several threads; here the thread that wants a message reads the socket
 itself.
 
-Header blocks are never decoded, so a call's path is not looked at: there is one method, and every
-call that carries one uncompressed message is taken for it. No state of header compression is needed
-therefore (HEADERS and CONTINUATION may hold anything), and what we send uses literals only. What
-is no such call gets the status UNIMPLEMENTED; a peer that breaks the rules gets GOAWAY.
+A peer that breaks the rules gets GOAWAY, also where RFC 9113 would end only a stream.
 
-Sources: RFC 9113 (HTTP/2), RFC 7541 (HPACK) and the gRPC-over-HTTP/2 specification.
+Sources: RFC 9113 (HTTP/2) and the gRPC-over-HTTP/2 specification.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import math
-import selectors
 import socket
 import struct
 import time
 from collections import deque
 
 from pipeline.errors import UnityCommunicationException
-from pipeline.protocol import frames
-from pipeline.protocol.frames import ACK, DATA, END_HEADERS, END_STREAM, HEADERS, frame
-from pipeline.protocol.patience import Patience
-
-_log = logging.getLogger(__name__)
+from pipeline.protocol import frames, headers
+from pipeline.protocol.frames import ACK, DATA, END_HEADERS, END_STREAM, HEADERS, FrameError, frame
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_RECEIVE_BYTES = 1 << 18
+LARGEST_CALL = frames.LARGEST_WINDOW
+"""Bytes: more is no message of protobuf, and more than one stream's window."""
+LARGEST_READ = 1 << 18
 _RENEW_BYTES = 1 << 24
-_SEND_LIMIT_S = 60.0
-
-
-def _literal(name: bytes, value: bytes) -> bytes:
-    """A header field without indexing; `name` is an index below 127 (one byte) or a text."""
-    return name + bytes([len(value)]) + value
-
-
-_CONTENT_TYPE = _literal(b"\x0f\x10", b"application/grpc")
-_RESPONSE = b"\x88" + _CONTENT_TYPE
-_STATUS = b"\x00\x0bgrpc-status"
-_SUCCESS = _literal(_STATUS, b"0")
-_REFUSAL = (
-    _RESPONSE
-    + _literal(_STATUS, b"12")
-    + _literal(
-        b"\x00\x0cgrpc-message",
-        b"not one uncompressed message; the trainer takes others with PIPELINE_TRANSPORT=grpc",
-    )
-)
-_HELLO = frame(
-    frames.SETTINGS,
-    0,
-    0,
-    struct.pack(
-        ">HIHI",
-        frames.INITIAL_WINDOW,
-        frames.LARGEST_WINDOW,
-        frames.MAX_FRAME,
-        frames.LARGEST_FRAME,
-    ),
-) + frame(
+_WINDOW_UPDATE = frame(
     frames.WINDOW_UPDATE, 0, 0, struct.pack(">I", frames.LARGEST_WINDOW - frames.DEFAULT_WINDOW)
 )
+
+
+def hello(setting: int, value: int) -> bytes:
+    """The frames that each end begins with: one setting of its own, and the largest windows."""
+    pairs = {
+        setting: value,
+        frames.INITIAL_WINDOW: frames.LARGEST_WINDOW,
+        frames.MAX_FRAME: frames.LARGEST_FRAME,
+        frames.MAX_HEADERS: headers.LARGEST_BLOCK,
+    }
+    payload = b"".join(struct.pack(">HI", *pair) for pair in pairs.items())
+    return frame(frames.SETTINGS, 0, 0, payload) + _WINDOW_UPDATE
+
+
+def goaway(last_stream: int, code: int, why: str = "") -> bytes:
+    """The frame that announces the end of a connection."""
+    return frame(frames.GOAWAY, 0, 0, struct.pack(">II", last_stream, code) + why.encode())
+
+
+class Stream:
+    """A call that is not over: what has come of it, or of the answer to ours.
+
+    Args:
+        is_known: whether it is of the method that is served; other calls' data are not kept.
+
+    Attributes:
+        parts: of the body.
+        size: bytes of the DATA frames that came, padding included.
+        has_ended: whether the peer has said all.
+        credit: what the peer's window for it is above the initial one.
+    """
+
+    size = credit = 0
+    has_ended = False
+
+    def __init__(self, is_known: bool = True) -> None:
+        self.is_known = is_known
+        self.parts: list[bytes] = []
+
+    def message(self) -> bytes | None:
+        """The message in the body; None if it is not one uncompressed message."""
+        body = b"".join(self.parts)
+        if len(body) < 5 or body[0] != 0 or len(body) - 5 != int.from_bytes(body[1:5], "big"):
+            return None
+        return body[5:]
 
 
 class Connection:
     """One HTTP/2 connection, driven by the thread that calls its methods.
 
     Attributes:
+        socket: the connected socket; belongs to this object.
         messages: complete gRPC messages that arrived, as (stream, bytes), oldest first.
-        n_messages: how many arrived in all.
+        is_open: whether more may come.
+        is_greeted: whether the preface of HTTP/2 has come where it must.
+        failure: what the peer did against the rules; empty if nothing.
     """
 
-    def __init__(self, sock: socket.socket, *, is_server: bool) -> None:
-        self.messages: deque[tuple[int, bytes]] = deque()
-        self.n_messages = 0
+    _call_limit = LARGEST_CALL
+    _read_bytes = LARGEST_READ
+
+    def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        self._is_server = is_server
+        self.messages: deque[tuple[int, bytes]] = deque()
+        self.is_open = True
+        self.is_greeted = True
+        self.failure = ""
         self._buffer = bytearray()
-        self._greeted = not is_server
-        self._open = True
-        self._parts: dict[int, list[bytes]] = {}
-        self._unanswered: set[int] = set()
+        self._expected: int | None = frames.SETTINGS
+        self._block = (0, 0, bytearray())
+        self._streams: dict[int, Stream] = {}
         self._last_stream = 0
         self._window = frames.DEFAULT_WINDOW
         self._stream_window = frames.DEFAULT_WINDOW
-        self._stream_credit: dict[int, int] = {}
         self._frame_limit = frames.DEFAULT_FRAME
         self._consumed = 0
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.settimeout(_SEND_LIMIT_S)
-        sock.sendall(_HELLO if is_server else PREFACE + _HELLO)
 
     def read(self) -> bool:
         """Take what the socket holds, waiting for its time-out; False when the peer has left.
 
         Raises:
-            TimeoutError: On our calls: the server was silent.
+            TimeoutError: The socket has a time-out, and the peer was silent.
         """
         try:
-            chunk = self.socket.recv(_RECEIVE_BYTES)
+            chunk = self.socket.recv(self._read_bytes)
+        except BlockingIOError:
+            return self.is_open
         except OSError as error:
-            if isinstance(error, TimeoutError) and not self._is_server:
+            if isinstance(error, TimeoutError):
                 raise
             chunk = b""
         if not chunk:
-            self._open = False
+            self.is_open = False
             return False
         self._buffer += chunk
-        if not self._greeted and not self._greet():
-            return self._open
+        if not self.is_greeted and not self._greet():
+            return self.is_open
         try:
             self._take_frames()
-        except frames.FrameError as error:
-            _log.warning("An HTTP/2 connection is cut off: the peer sent %s", error)
-            last = struct.pack(">II", self._last_stream, error.code)
-            self._send(frame(frames.GOAWAY, 0, 0, last))
-            self._open = False
-        return self._open
+        except FrameError as error:
+            self.failure = str(error)
+            self._send(goaway(self._last_stream, error.code, self.failure))
+            self.is_open = False
+        return self.is_open
 
     def _take_frames(self) -> None:
         position, end = 0, len(self._buffer)
-        while end - position >= 9:
-            high, low, kind, flags, stream = struct.unpack_from(">BHBBI", self._buffer, position)
-            stop = position + 9 + (high << 16 | low)
-            if stop > end:
-                break
-            with memoryview(self._buffer) as view:
-                payload = bytes(view[position + 9 : stop])
-            stream &= frames.LARGEST_WINDOW  # the first bit is reserved
-            frames.check(kind, flags, stream, len(payload))
-            self._handle(kind, flags, stream, payload)
-            position = stop
+        with memoryview(self._buffer) as view:
+            while end - position >= 9:
+                high, low, kind, flags, stream = frames.HEAD.unpack_from(view, position)
+                length = high << 16 | low
+                stop = position + 9 + length
+                stream &= frames.LARGEST_WINDOW  # the first bit is reserved
+                frames.check(kind, flags, stream, length)
+                if self._expected is not None:
+                    self._check_expected(kind, flags, stream)
+                if stop > end:
+                    if length > self._call_limit:
+                        raise FrameError(frames.ENHANCE_YOUR_CALM, f"a frame of {length} bytes")
+                    break
+                self._handle(kind, flags, stream, bytes(view[position + 9 : stop]))
+                position = stop
         del self._buffer[:position]
+
+    def _check_expected(self, kind: int, flags: int, stream: int) -> None:
+        """Nothing may come before the first SETTINGS, or between the parts of a header block."""
+        wrong = kind != self._expected
+        if self._expected == frames.SETTINGS:
+            wrong = wrong or bool(flags & ACK)
+        else:
+            wrong = wrong or stream != self._block[0]
+        if wrong:
+            due = frames.name(self._expected or 0)
+            raise FrameError(
+                frames.PROTOCOL_ERROR, f"a {frames.name(kind)} frame where {due} is due"
+            )
 
     def _greet(self) -> bool:
         """Check the client's first bytes; a client that speaks something else is cut off."""
         if self._buffer[: len(PREFACE)] != PREFACE[: len(self._buffer)]:
-            self._open = False
+            self.failure = "something else than HTTP/2"
+            self.is_open = False
             return False
         if len(self._buffer) < len(PREFACE):
             return False
         del self._buffer[: len(PREFACE)]
-        self._greeted = True
+        self.is_greeted = True
         return True
 
     def _handle(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == DATA:
             self._data(flags, stream, payload)
         elif kind == HEADERS:
-            self._headers(flags, stream)
+            self._headers(flags, stream, payload)
+        elif kind == frames.CONTINUATION:
+            self._continuation(flags, stream, payload)
         elif kind == frames.RST_STREAM:
+            self._check_opened(kind, stream)
             self._cancelled(stream)
         elif kind == frames.WINDOW_UPDATE:
             self._credit(stream, payload)
         elif kind == frames.SETTINGS and not flags & ACK:
             self._settings(payload)
         elif kind == frames.PING and not flags & ACK:
-            self._send(frame(frames.PING, ACK, 0, payload))
-        elif kind == frames.GOAWAY and not self._is_server and not self._parts:
-            self._open = False
+            self._notify(frame(frames.PING, ACK, 0, payload))
+        elif kind == frames.GOAWAY:
+            self._leaving()
 
-    def _headers(self, flags: int, stream: int) -> None:
-        """The beginning of a stream, or its trailers."""
-        parts = self._parts.get(stream)
-        if parts is None:
-            if not self._is_server or stream <= self._last_stream:
-                return
-            if stream % 2 == 0:
-                raise frames.FrameError(frames.PROTOCOL_ERROR, f"a call on stream {stream}")
-            self._last_stream = stream
-            parts = self._parts[stream] = []
+    def _headers(self, flags: int, stream: int, payload: bytes) -> None:
+        if flags & (frames.PADDED | frames.WITH_PRIORITY):
+            payload = frames.without_padding(HEADERS, flags, payload)
+        if flags & END_HEADERS:
+            self._take_block(flags, stream, payload)
+        else:
+            self._expected = frames.CONTINUATION
+            self._block = (stream, flags, bytearray(payload))
+
+    def _continuation(self, flags: int, stream: int, payload: bytes) -> None:
+        if self._expected is None:
+            raise FrameError(frames.PROTOCOL_ERROR, "a CONTINUATION frame without HEADERS")
+        block = self._block[2]
+        block += payload
+        if len(block) > headers.LARGEST_BLOCK:
+            raise FrameError(frames.ENHANCE_YOUR_CALM, f"more than {len(block)} bytes of headers")
+        if flags & END_HEADERS:
+            self._expected = None
+            self._take_block(self._block[1], stream, bytes(block))
+
+    def _take_block(self, flags: int, stream: int, block: bytes) -> None:
+        """Take whole headers: the beginning of a stream, or its trailers."""
+        call = self._streams.get(stream)
+        if call is None:
+            call = self._begin(flags, stream, block)
+        elif call.has_ended:
+            raise FrameError(frames.STREAM_CLOSED, f"HEADERS after the end of stream {stream}")
+        else:
+            self._follow(flags, call, block)
+        if call is not None and flags & END_STREAM:
+            self._complete(stream, call)
+
+    def _data(self, flags: int, stream: int, payload: bytes) -> None:
+        size = len(payload)
+        self._consumed += size
+        if self._consumed >= _RENEW_BYTES:
+            renewal = struct.pack(">I", self._consumed)
+            self._notify(frame(frames.WINDOW_UPDATE, 0, 0, renewal))
+            self._consumed = 0
+        if flags & frames.PADDED:
+            payload = frames.without_padding(DATA, flags, payload)
+        call = self._streams.get(stream)
+        if call is None or call.has_ended:
+            self._pass_over(DATA, flags, stream)
+            return
+        call.size += size
+        if call.size > self._call_limit:
+            what = f"more than {self._call_limit} bytes in one call"
+            raise FrameError(frames.ENHANCE_YOUR_CALM, what)
+        if payload and call.is_known:
+            call.parts.append(payload)
         if flags & END_STREAM:
-            self._complete(stream, parts)
-
-    def _cancelled(self, stream: int) -> None:
-        """The peer gave a stream up: it takes no answer any more, or gives none."""
-        if self._parts.pop(stream, None) is not None and not self._is_server:
-            self._open = False
-        if stream in self._unanswered:
-            self._unanswered.remove(stream)
-            self.messages = deque(one for one in self.messages if one[0] != stream)
-        self._stream_credit.pop(stream, None)
+            self._complete(stream, call)
 
     def _credit(self, stream: int, payload: bytes) -> None:
         if stream == 0:
             self._window += frames.increment(payload, self._window)
-        elif stream in self._parts or stream in self._unanswered:
-            # What a window holds besides is only known while we send, so its sum is not checked.
-            credit = self._stream_credit.get(stream, 0)
-            self._stream_credit[stream] = credit + frames.increment(payload, 0)
-
-    def _data(self, flags: int, stream: int, payload: bytes) -> None:
-        self._consumed += len(payload)
-        if self._consumed >= _RENEW_BYTES:
-            renewal = struct.pack(">I", self._consumed)
-            self._send(frame(frames.WINDOW_UPDATE, 0, 0, renewal))
-            self._consumed = 0
-        parts = self._parts.get(stream)
-        if parts is None:
             return
-        payload = frames.without_padding(flags, payload)
-        parts.append(payload)
-        if flags & END_STREAM:
-            self._complete(stream, parts)
-
-    def _complete(self, stream: int, parts: list[bytes]) -> None:
-        """The peer has said all on this stream: one message, or on our calls also a failure."""
-        del self._parts[stream]
-        body = b"".join(parts)
-        if len(body) >= 5 and body[0] == 0 and len(body) - 5 == int.from_bytes(body[1:5], "big"):
-            self.messages.append((stream, body[5:]))
-            self.n_messages += 1
-            if self._is_server:
-                self._unanswered.add(stream)
-                return
-        elif self._is_server:
-            self._send(frame(HEADERS, END_HEADERS | END_STREAM, stream, _REFUSAL))
+        self._check_opened(frames.WINDOW_UPDATE, stream)
+        call = self._streams.get(stream)
+        if call is None:
+            frames.increment(payload, 0)
         else:
-            self._open = False
-        self._stream_credit.pop(stream, None)
+            call.credit += frames.increment(payload, self._stream_window + call.credit)
 
     def _settings(self, payload: bytes) -> None:
-        for name, value in frames.settings(payload):
-            if name == frames.INITIAL_WINDOW:
+        self._expected = None
+        for key, value in frames.settings(payload):
+            if key == frames.INITIAL_WINDOW:
+                largest = max((call.credit for call in self._streams.values()), default=0)
+                if value + largest > frames.LARGEST_WINDOW:
+                    what = f"an initial window of {value} bytes, too large for an open stream"
+                    raise FrameError(frames.FLOW_CONTROL_ERROR, what)
                 self._stream_window = value
-            elif name == frames.MAX_FRAME:
+            elif key == frames.MAX_FRAME:
                 self._frame_limit = value
-        self._send(frame(frames.SETTINGS, ACK, 0))
+        self._notify(frame(frames.SETTINGS, ACK, 0))
+
+    def _check_opened(self, kind: int, stream: int) -> None:
+        if stream > self._last_stream or stream % 2 == 0:
+            what = f"a {frames.name(kind)} frame on stream {stream}, which was never opened"
+            raise FrameError(frames.PROTOCOL_ERROR, what)
+
+    def _pass_over(self, kind: int, flags: int, stream: int) -> None:
+        """Refuse what belongs to no open stream; an end may know streams to ignore."""
+        del flags
+        self._check_opened(kind, stream)
+        what = f"a {frames.name(kind)} frame after the end of stream {stream}"
+        raise FrameError(frames.STREAM_CLOSED, what)
+
+    def _begin(self, flags: int, stream: int, block: bytes) -> Stream | None:
+        """Open a stream that the peer begins; None if it is refused."""
+        raise NotImplementedError
+
+    def _follow(self, flags: int, call: Stream, block: bytes) -> None:
+        """Take headers on an open stream."""
+        raise NotImplementedError
+
+    def _complete(self, stream: int, call: Stream) -> None:
+        """Take what the peer has said on a stream, now that it has ended it."""
+        raise NotImplementedError
+
+    def _cancelled(self, stream: int) -> None:
+        """Forget a stream that the peer gave up."""
+        raise NotImplementedError
+
+    def _leaving(self) -> None:
+        """Hear that the peer will make, or take, no more calls."""
 
     def _send(self, data: bytes | bytearray) -> None:
-        try:
-            self.socket.sendall(data)
-        except OSError:
-            self._open = False
+        """Send; a connection that fails is not open any more."""
+        raise NotImplementedError
 
-    def respond(self, stream: int, message: bytes) -> None:
-        """Answer the call that came on `stream`; one that was cancelled takes no answer.
+    def _notify(self, data: bytes) -> None:
+        """Send what the peer's frames caused."""
+        self._send(data)
 
-        Raises:
-            UnityCommunicationException: The peer takes no data any more.
-        """
-        if stream not in self._unanswered:
-            return
-        head = frame(HEADERS, END_HEADERS, stream, _RESPONSE)
-        tail = frame(HEADERS, END_HEADERS | END_STREAM, stream, _SUCCESS)
-        self._transmit(stream, head, message, 0, tail)
-        self._unanswered.discard(stream)
+    def _make_way(self, deadline: float) -> bool:
+        """Wait until the peer reads or sends more; False when it does not, or is gone."""
+        raise NotImplementedError
 
-    def request(self, stream: int, headers: bytes, message: bytes) -> None:
-        """Make a call; streams of a client are odd and grow."""
-        self._parts[stream] = []
-        head = frame(HEADERS, END_HEADERS, stream, headers)
-        self._transmit(stream, head, message, END_STREAM, b"")
-
-    def _transmit(self, stream: int, head: bytes, message: bytes, last: int, tail: bytes) -> None:
+    def _transmit(
+        self, stream: int, head: bytes, message: bytes, last: int, tail: bytes, deadline: float
+    ) -> None:
         """Send a message between `head` and `tail`, as fast as the peer's windows allow.
 
         Raises:
@@ -267,102 +329,39 @@ class Connection:
         """
         body = memoryview(b"\0" + struct.pack(">I", len(message)) + message)
         out = bytearray(head)
-        sent = position = 0
-        deadline = time.monotonic() + (_SEND_LIMIT_S if self._is_server else math.inf)
-        while position < len(body):
-            credit = self._stream_window + self._stream_credit.get(stream, 0) - sent
-            size = min(len(body) - position, self._window, credit, self._frame_limit)
+        position = 0
+        while (call := self._streams.get(stream)) is not None:
+            credit = min(self._window, self._stream_window + call.credit, self._frame_limit)
+            size = min(len(body) - position, credit)
             if size > 0:
                 ends = position + size == len(body)
                 out += frames.head(DATA, last if ends else 0, stream, size)
                 out += body[position : position + size]
                 position += size
-                sent += size
+                call.credit -= size
                 self._window -= size
-                continue
-            self._send(out)
-            out.clear()
-            if not self._open or time.monotonic() > deadline or not self.read():
-                raise UnityCommunicationException(
-                    f"the environment took only {position} of a message's {len(body)} bytes"
-                )
-            if self._is_server and stream not in self._unanswered:
+            if position == len(body):
+                out += tail
+                self._send(out)
                 return
-        self._stream_credit.pop(stream, None)
-        out += tail
-        self._send(out)
+            if size <= 0:
+                self._send(out)
+                out.clear()
+                if not self._make_way(deadline):
+                    raise UnityCommunicationException(
+                        f"the environment took only {position} of a message's {len(body)} bytes"
+                    )
 
     def farewell(self, wait_s: float) -> None:
         """Announce the end, let the peer finish reading for up to `wait_s`, and close."""
         with contextlib.suppress(OSError):
-            if self._open:
-                last = struct.pack(">II", frames.LARGEST_WINDOW, frames.NO_ERROR)
-                self._send(frame(frames.GOAWAY, 0, 0, last))
+            self.socket.setblocking(False)
+            if self.is_open:
+                self._send(goaway(frames.LARGEST_WINDOW, frames.NO_ERROR))
                 self.socket.shutdown(socket.SHUT_WR)
                 deadline = time.monotonic() + wait_s
                 while (left := deadline - time.monotonic()) > 0:
                     self.socket.settimeout(left)
-                    if not self.socket.recv(_RECEIVE_BYTES):
+                    if not self.socket.recv(LARGEST_READ):
                         break
         self.socket.close()
-
-
-class Channel:
-    """The calling end, for environments: one unary method of one server."""
-
-    def __init__(self, port: int, method: str, *, timeout_s: float = 30.0) -> None:
-        """Connect to `localhost`.
-
-        Raises:
-            OSError: No one listens there.
-        """
-        sock = socket.create_connection(("localhost", port), timeout=timeout_s)
-        if sock.getsockname() == sock.getpeername():
-            # The system chose the very port that we looked for: we called ourselves.
-            sock.close()
-            raise ConnectionRefusedError(f"no one listens on localhost:{port}")
-        try:
-            self._connection = Connection(sock, is_server=False)
-        except OSError:
-            sock.close()
-            raise
-        sock.settimeout(None)
-        self._patience = Patience()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(sock, selectors.EVENT_READ)
-        self._stream = -1
-        self._headers = (
-            b"\x83\x86"
-            + _literal(b"\x04", method.encode())
-            + _literal(b"\x01", f"localhost:{port}".encode())
-            + _CONTENT_TYPE
-            + _literal(b"\x00\x02te", b"trailers")
-        )
-
-    def call(self, message: bytes, timeout_s: float | None = None) -> bytes:
-        """Send one message and wait for the answer, without limit if `timeout_s` is None.
-
-        Raises:
-            ConnectionError: The server went away or refused.
-            TimeoutError: It was silent for `timeout_s`.
-        """
-        connection = self._connection
-        connection.socket.settimeout(timeout_s)
-        self._stream += 2
-        try:
-            connection.request(self._stream, self._headers, message)
-        except UnityCommunicationException as error:
-            raise ConnectionError(str(error)) from error
-        self._patience.look(self._something_there)
-        while not connection.messages:
-            if not connection.read() and not connection.messages:
-                raise ConnectionError("the trainer closed the connection")
-        return connection.messages.popleft()[1]
-
-    def close(self) -> None:
-        """End the connection."""
-        self._selector.close()
-        self._connection.farewell(0.0)
-
-    def _something_there(self) -> bool:
-        return bool(self._selector.select(0))

@@ -7,9 +7,9 @@ call until we do. So an exchange is: reply to the pending call, then wait for th
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import selectors
-import socket
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -23,13 +23,17 @@ from pipeline.errors import (
     UnityWorkerInUseException,
 )
 from pipeline.protocol.generated.messages import UnityMessageProto
-from pipeline.protocol.http2 import Connection
+from pipeline.protocol.headers import FAILED_PRECONDITION
+from pipeline.protocol.incoming import BACKLOG, IncomingConnection, accepted_from, listen
 from pipeline.protocol.patience import Patience
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
     from types import TracebackType
     from typing import Self
+
+_log = logging.getLogger(__name__)
 
 METHOD = "/communicator_objects.UnityToExternalProto/Exchange"
 OK, STOP = 200, 400
@@ -37,6 +41,13 @@ POLL_S = 0.2
 LOST_S = 2.0
 """How long after its connection broke an environment may come back."""
 _KEEP_S = 0.5
+_SEND_LIMIT_S = 60.0
+_PREFACE_S = 10.0
+"""How long a connection may be silent before its first bytes."""
+_MAX_OTHERS, _STAY_S = 8, 1.0
+"""Connections that own nothing, and how long each may keep its place when others wait for one."""
+_MAX_WARNINGS = 10
+NO_GREETING = "a conversation begins with an environment's greeting: status 200, and what it is"
 STOPPED = UnityMessageProto(header={"status": STOP}).SerializeToString()
 
 _TIME_OUT = """\
@@ -65,6 +76,15 @@ def parse_call(request: bytes) -> UnityMessageProto:
     return message
 
 
+def may_own(request: bytes, *, has_begun: bool) -> bool:
+    """Whether a call may begin the conversation, or go on with it over a new connection."""
+    try:
+        message = parse_call(request)
+    except (UnityCommunicationException, UnityCommunicatorStoppedException):
+        return False
+    return has_begun or message.unity_output.HasField("rl_initialization_output")
+
+
 def time_out(seconds: float) -> UnityTimeOutException:
     """What to raise when no call came for `seconds`."""
     return UnityTimeOutException(_TIME_OUT.format(seconds=seconds))
@@ -87,6 +107,9 @@ def lost() -> UnityCommunicatorStoppedException:
 class Server:
     """Listens on loopback for one environment; the thread that waits reads the socket itself.
 
+    The first connection that greets owns the conversation. As long as it lives, all others are
+    closed unread, twice a second; when it breaks, the environment may go on over another one.
+
     While no one waits, as in a long update of the networks or while other environments start, a
     keeper looks twice a second: clients give up where no one greets them, acknowledges their
     SETTINGS or answers their PING.
@@ -106,21 +129,29 @@ class Server:
         Raises:
             UnityWorkerInUseException: The port is taken.
         """
-        self._selector = selectors.DefaultSelector()
-        self._connections: list[Connection] = []
-        self._pending: tuple[Connection, int] | None = None
+        # Either all connections are watched, or the owner's alone.
+        self._all_selector = selectors.DefaultSelector()
+        self._owner_selector = selectors.DefaultSelector()
+        self._selector = self._all_selector
+        self._others: list[IncomingConnection] = []
+        self._owner: IncomingConnection | None = None
+        self._pending: tuple[IncomingConnection, int] | None = None
+        self._has_begun = False
         self._lost_at: float | None = None
+        self._next_look = 0.0
+        self._n_warnings = 0
         self._closed = threading.Event()
         self._lock = threading.RLock()
         self._patience = Patience()
         try:
-            self._listeners = _listen(port, host)
+            self._listeners = listen(port, host)
         except (OSError, OverflowError) as error:  # overflow: beyond port 65535
-            self._selector.close()
+            self._all_selector.close()
+            self._owner_selector.close()
             raise UnityWorkerInUseException(worker_id, port) from error
         self.port: int = self._listeners[0].getsockname()[1]
         for listener in self._listeners:
-            self._selector.register(listener, selectors.EVENT_READ, None)
+            self._all_selector.register(listener, selectors.EVENT_READ, None)
         self._keeper = threading.Thread(target=self._keep, name="protocol-keeper", daemon=True)
         self._keeper.start()
 
@@ -136,23 +167,30 @@ class Server:
             UnityCommunicatorStoppedException: The environment stops, or its connection broke.
             UnityCommunicationException: What it sent is not a message of the protocol.
         """
-        deadline = time.monotonic() + timeout_s
+        now = time.monotonic()
+        deadline, next_check = now + timeout_s, now + POLL_S
         while True:
-            left = deadline - time.monotonic()
+            left = deadline - now
             with self._lock:
                 if self._closed.is_set():
                     raise UnityCommunicationException("the server is closed")
-                request = self._next_call()
-                idle = request is None and not self._wait(max(0.0, min(left, POLL_S)))
+                request, idle = self._next_call(), False
+                if request is None:
+                    idle = not self._wait(max(0.0, min(left, POLL_S)))
+                    request = self._next_call()
+                if now >= self._next_look:
+                    self._refuse_others(now)
             if request is not None:
                 return parse_call(request)
-            if idle:
+            if idle or now >= next_check:  # also when something comes that is no call
+                next_check = now + POLL_S
                 check()
                 self._check_lost()
                 if left <= 0:
                     raise time_out(timeout_s)
+            now = time.monotonic()
 
-    def reply(self, message: bytes) -> None:
+    def reply(self, message: bytes, limit_s: float = _SEND_LIMIT_S) -> None:
         """Answer the pending call with a serialized UnityMessageProto.
 
         Raises:
@@ -163,7 +201,7 @@ class Server:
                 raise nothing_to_answer()
             connection, stream = self._pending
             self._pending = None
-            connection.respond(stream, message)
+            connection.respond(stream, message, limit_s)
 
     def close(self, wait_s: float = 1.0) -> None:
         """Tell the environment to stop, and free the port; waits `wait_s` for it to hang up."""
@@ -176,18 +214,22 @@ class Server:
 
     def _say_goodbye(self, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
-        while self._pending is None and any(c.n_messages for c in self._connections):
+        left = wait_s
+        while self._pending is None and self._next_call() is None:
             left = deadline - time.monotonic()
-            if self._next_call() is not None or left <= 0 or not self._wait(left):
+            if self._owner is None or left <= 0 or not self._wait(left):
                 break
         if self._pending is not None:
             with contextlib.suppress(UnityCommunicationException):  # it may be gone
-                self.reply(STOPPED)
+                self.reply(STOPPED, max(left, 0.0))
         for listener in self._listeners:
             listener.close()
-        for connection in self._connections:
-            connection.farewell(wait_s)
-        self._selector.close()
+        for connection in self._others:
+            connection.farewell(0.0)
+        if self._owner is not None:
+            self._owner.farewell(wait_s)
+        self._all_selector.close()
+        self._owner_selector.close()
 
     def __enter__(self) -> Self:
         return self
@@ -201,13 +243,42 @@ class Server:
         self.close()
 
     def _next_call(self) -> bytes | None:
-        for connection in self._connections:
-            if connection.messages:
-                stream, request = connection.messages.popleft()
-                self._pending = (connection, stream)
-                self._lost_at = None
-                return request
+        owner = self._owner or self._find_owner()
+        if owner is None:
+            return None
+        if owner.messages:
+            stream, request = owner.messages.popleft()
+            self._pending = (owner, stream)
+            return request
+        if not owner.is_open:
+            self._owner_selector.unregister(owner.socket)
+            owner.socket.close()
+            self._selector, self._owner = self._all_selector, None
+            self._lost_at = time.monotonic()
         return None
+
+    def _find_owner(self) -> IncomingConnection | None:
+        """The connection whose call begins, or continues, the conversation; others are refused."""
+        for connection in self._others:
+            while connection.messages:
+                stream, request = connection.messages[0]
+                if connection.is_open and may_own(request, has_begun=self._has_begun):
+                    self._make_owner(connection)
+                    return connection
+                connection.messages.popleft()
+                connection.refuse(stream, FAILED_PRECONDITION, NO_GREETING)
+                self._warn("A call is refused: %s", NO_GREETING)
+        return None
+
+    def _make_owner(self, connection: IncomingConnection) -> None:
+        for other in [one for one in self._others if one is not connection]:
+            self._drop(other)
+        self._others.remove(connection)
+        self._all_selector.unregister(connection.socket)
+        self._owner_selector.register(connection.socket, selectors.EVENT_READ, connection)
+        connection.trust()
+        self._selector, self._owner = self._owner_selector, connection
+        self._has_begun, self._lost_at = True, None
 
     def _keep(self) -> None:
         """Handle what arrives while no one waits for it."""
@@ -215,6 +286,7 @@ class Server:
             if self._lock.acquire(blocking=False):
                 try:
                     self._wait(0.0)
+                    self._refuse_others(time.monotonic())
                 finally:
                     self._lock.release()
 
@@ -224,10 +296,13 @@ class Server:
             self._patience.look(self._something_there)
         events = self._selector.select(seconds)
         for key, _ in events:
-            connection = key.data
+            connection: IncomingConnection | None = key.data
             if connection is None:
                 self._accept(key.fileobj)  # type: ignore[arg-type]  # listeners have no data
-            elif not connection.read() and not connection.messages:
+            elif connection is self._owner:
+                if connection.is_open:
+                    connection.read()
+            elif connection in self._others and not (connection.is_open and connection.read()):
                 self._drop(connection)
         return bool(events)
 
@@ -235,52 +310,54 @@ class Server:
         return bool(self._selector.select(0))
 
     def _accept(self, listener: socket.socket) -> None:
-        try:
-            accepted = listener.accept()[0]
-        except OSError:
-            return
-        try:
-            connection = Connection(accepted, is_server=True)
-        except OSError:
-            accepted.close()
-            return
-        self._connections.append(connection)
-        self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+        """Take who waits, and let the others wait when all places are taken."""
+        free = _MAX_OTHERS - len(self._others)
+        for accepted in accepted_from(listener, free):
+            try:
+                connection = IncomingConnection(accepted, METHOD)
+            except OSError:
+                accepted.close()
+                continue
+            self._others.append(connection)
+            self._all_selector.register(accepted, selectors.EVENT_READ, connection)
+        if free and len(self._others) == _MAX_OTHERS:
+            for one in self._listeners:
+                self._all_selector.unregister(one)
 
-    def _drop(self, connection: Connection) -> None:
-        self._selector.unregister(connection.socket)
-        self._connections.remove(connection)
-        connection.socket.close()
-        if connection.n_messages:
-            self._lost_at = time.monotonic()
+    def _drop(self, connection: IncomingConnection) -> None:
+        if connection.failure:
+            self._warn("A connection is cut off: the peer sent %s", connection.failure)
+        if len(self._others) == _MAX_OTHERS:
+            for one in self._listeners:
+                self._all_selector.register(one, selectors.EVENT_READ, None)
+        self._all_selector.unregister(connection.socket)
+        self._others.remove(connection)
+        connection.farewell(0.0)
+
+    def _refuse_others(self, now: float) -> None:
+        """End connections that stay without a greeting, and all but the owner's."""
+        self._next_look = now + _KEEP_S
+        if self._owner is None:
+            full = len(self._others) == _MAX_OTHERS
+            for connection in list(self._others):
+                limit_s = _PREFACE_S if not connection.is_greeted else math.inf
+                limit_s = _STAY_S if full else limit_s
+                if now - connection.since > limit_s or not connection.is_open:
+                    self._drop(connection)
+            return
+        self._wait(0.0)  # it may have left, and come back
+        if self._owner.is_open:
+            for listener in self._listeners:
+                for accepted in accepted_from(listener, BACKLOG):
+                    accepted.close()  # without GOAWAY, after which clients try again and again
+                    self._warn("A connection is refused: the environment has another one.")
+
+    def _warn(self, message: str, *values: str) -> None:
+        """Log what strangers do, but not for as long as they do it."""
+        self._n_warnings += 1
+        level = logging.WARNING if self._n_warnings <= _MAX_WARNINGS else logging.DEBUG
+        _log.log(level, message, *values)
 
     def _check_lost(self) -> None:
         if self._lost_at is not None and time.monotonic() - self._lost_at > LOST_S:
             raise lost()
-
-
-def _listen(port: int, host: str | None) -> list[socket.socket]:
-    """Listen on `host`, or on both loopback addresses where the machine has both."""
-    listeners = [_listener(host or "127.0.0.1", port)]
-    if host is None:
-        # Without IPv6, clients of "localhost" fall back to 127.0.0.1.
-        with contextlib.suppress(OSError):
-            listeners.append(_listener("::1", listeners[0].getsockname()[1]))
-    return listeners
-
-
-def _listener(address: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if sys.platform != "win32":
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.bind((address, port))
-        listener.listen(16)
-        listener.setblocking(False)  # a client may be gone before it is accepted
-    except OSError:
-        listener.close()
-        raise
-    return listener

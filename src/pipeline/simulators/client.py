@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import UnityCommunicationException, UnityTimeOutException
 from pipeline.protocol import side_channels, wire
+from pipeline.protocol.channel import Channel
 from pipeline.protocol.codec import (
     brain_parameters,
     compressed_steps_bytes,
@@ -25,7 +26,6 @@ from pipeline.protocol.generated.messages import (
     UnityMessageProto,
     UnityRLInitializationOutputProto,
 )
-from pipeline.protocol.http2 import Channel
 from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Controls, Sampler
 
 if TYPE_CHECKING:

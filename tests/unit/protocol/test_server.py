@@ -21,10 +21,11 @@ from pipeline.errors import (
     UnityTimeOutException,
     UnityWorkerInUseException,
 )
+from pipeline.protocol.channel import Channel
 from pipeline.protocol.frames import ACK, PING
 from pipeline.protocol.generated.messages import UnityMessageProto
 from pipeline.protocol.grpc_server import GrpcServer
-from pipeline.protocol.http2 import Channel, Connection
+from pipeline.protocol.http2 import Connection
 from pipeline.protocol.server import METHOD, Server
 from pipeline.protocol.transport import open_server
 
@@ -44,13 +45,24 @@ UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 
 
 def message(size: int = 0, status: int = 200) -> bytes:
+    """Every message is a greeting too, so that each may be the first."""
     out = UnityMessageProto(header={"status": status})
+    out.unity_output.rl_initialization_output.name = "AcademySingleton"
     out.unity_output.rl_output.side_channel = bytes(size)
     return out.SerializeToString()
 
 
 def no_check() -> None:
     """There is no process to watch."""
+
+
+def greet(server: Server | GrpcServer, end: Channel | GeneralClient) -> None:
+    """Make `end` the environment."""
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(end.call, message())
+        server.receive(20, no_check)
+        server.reply(message())
+        answer.result(20)
 
 
 def _until(seen: Callable[[], bool], timeout_s: float = 20.0) -> None:
@@ -80,6 +92,7 @@ class GeneralClient:
 def test_messages_of_every_size_arrive_whole_both_ways(kind, client, size):
     with kind() as server, ThreadPoolExecutor(1) as pool:
         end = client(server.port, METHOD)
+        greet(server, end)
         for k in range(3):
             answer = pool.submit(end.call, message(size + k))
             got = server.receive(20, no_check)
@@ -179,6 +192,7 @@ def test_strangers_do_not_disturb(kind):
 def test_bytes_that_are_no_message_are_refused(kind):
     with kind() as server, ThreadPoolExecutor(1) as pool:
         end = Channel(server.port, METHOD)
+        greet(server, end)
         answer = pool.submit(end.call, b"\xff\xff\xff")
         with pytest.raises(UnityCommunicationException, match="3 bytes that are not a message"):
             server.receive(20, no_check)
@@ -242,6 +256,7 @@ def test_reply_without_a_call_is_refused(kind):
 def test_environment_that_stops_says_so(kind):
     with kind() as server, ThreadPoolExecutor(1) as pool:
         end = GeneralClient(server.port, METHOD)
+        greet(server, end)
         answer = pool.submit(end.call, message(status=400))
         with pytest.raises(UnityCommunicatorStoppedException, match="has exited"):
             server.receive(20, no_check)
@@ -309,12 +324,16 @@ def test_twenty_megabytes_pass_both_ways_while_the_client_probes_the_bandwidth(k
         monkeypatch.setattr(Connection, "_handle", watch)
     options = [*UNLIMITED, ("grpc.http2.bdp_probe", 1), ("grpc.http2.max_frame_size", 20_000)]
     data = bytes(range(256)) * (20_000_000 // 256)
-    out = UnityMessageProto(header={"status": 200})
+    out = UnityMessageProto.FromString(message())
     out.unity_output.rl_output.side_channel = data
     big = out.SerializeToString()
     with kind() as server, ThreadPoolExecutor(1) as pool:
         channel = grpc.insecure_channel(f"localhost:{server.port}", options=options)
         call = channel.unary_unary(METHOD)
+        answer = pool.submit(call, message(), timeout=20)
+        server.receive(20, no_check)
+        server.reply(message())
+        answer.result(20)
         for _ in range(2):
             answer = pool.submit(call, big, timeout=20)
             assert server.receive(20, no_check).unity_output.rl_output.side_channel == data

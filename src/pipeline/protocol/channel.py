@@ -1,0 +1,132 @@
+"""The calling end of the conversation, for environments."""
+
+from __future__ import annotations
+
+import math
+import selectors
+import socket
+
+from pipeline.errors import UnityCommunicationException
+from pipeline.protocol import frames, headers
+from pipeline.protocol.frames import END_HEADERS, END_STREAM, HEADERS, FrameError, frame
+from pipeline.protocol.http2 import PREFACE, Connection, Stream, hello
+from pipeline.protocol.patience import Patience
+
+_HELLO = PREFACE + hello(frames.ENABLE_PUSH, 0)
+
+
+class OutgoingConnection(Connection):
+    """A connection on which we call. The headers of answers are not looked at.
+
+    Args:
+        sock: connected; belongs to this object from now on.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self._send(_HELLO)
+
+    def request(self, stream: int, block: bytes, message: bytes) -> None:
+        """Make a call; the streams of a client are odd and grow.
+
+        Raises:
+            UnityCommunicationException: The server takes no data any more.
+        """
+        self._streams[stream] = Stream()
+        self._last_stream = stream
+        head = frame(HEADERS, END_HEADERS, stream, block)
+        self._transmit(stream, head, message, END_STREAM, b"", math.inf)
+
+    def _begin(self, flags: int, stream: int, block: bytes) -> Stream | None:
+        del flags, block
+        raise FrameError(frames.PROTOCOL_ERROR, f"HEADERS on stream {stream}, which has no call")
+
+    def _follow(self, flags: int, call: Stream, block: bytes) -> None:
+        del block
+        if call.size and not flags & END_STREAM:
+            raise FrameError(frames.PROTOCOL_ERROR, "trailers that end no stream")
+
+    def _complete(self, stream: int, call: Stream) -> None:
+        """Deliver an answer; a failure ends the connection."""
+        del self._streams[stream]
+        message = call.message()
+        if message is None:
+            self.is_open = False
+        else:
+            self.messages.append((stream, message))
+
+    def _cancelled(self, stream: int) -> None:
+        if self._streams.pop(stream, None) is not None:
+            self.is_open = False
+
+    def _leaving(self) -> None:
+        if not self._streams:
+            self.is_open = False
+
+    def _send(self, data: bytes | bytearray) -> None:
+        try:
+            self.socket.sendall(data)
+        except OSError:
+            self.is_open = False
+
+    def _make_way(self, deadline: float) -> bool:
+        del deadline  # the socket's time-out holds
+        return self.is_open and self.read()
+
+
+class Channel:
+    """One unary method of one server."""
+
+    def __init__(self, port: int, method: str, *, timeout_s: float = 30.0) -> None:
+        """Connect to `localhost`.
+
+        Raises:
+            OSError: No one listens there.
+        """
+        sock = socket.create_connection(("localhost", port), timeout=timeout_s)
+        if sock.getsockname() == sock.getpeername():
+            # The system chose the very port that we looked for: we called ourselves.
+            sock.close()
+            raise ConnectionRefusedError(f"no one listens on localhost:{port}")
+        try:
+            self._connection = OutgoingConnection(sock)
+        except OSError:
+            sock.close()
+            raise
+        sock.settimeout(None)
+        self._patience = Patience()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(sock, selectors.EVENT_READ)
+        self._stream = -1
+        self._headers = headers.request(method, f"localhost:{port}")
+
+    def call(self, message: bytes, timeout_s: float | None = None) -> bytes:
+        """Send one message and wait for the answer, without limit if `timeout_s` is None.
+
+        Raises:
+            ConnectionError: The server went away or refused.
+            TimeoutError: It was silent for `timeout_s`.
+        """
+        connection = self._connection
+        connection.socket.settimeout(timeout_s)
+        self._stream += 2
+        try:
+            connection.request(self._stream, self._headers, message)
+        except UnityCommunicationException as error:
+            raise ConnectionError(str(error)) from error
+        self._patience.look(self._something_there)
+        while not connection.messages:
+            if not connection.read() and not connection.messages:
+                what = (
+                    f"sent {connection.failure}" if connection.failure else "closed the connection"
+                )
+                raise ConnectionError(f"the trainer {what}")
+        return connection.messages.popleft()[1]
+
+    def close(self) -> None:
+        """End the connection."""
+        self._selector.close()
+        self._connection.farewell(0.0)
+
+    def _something_there(self) -> bool:
+        return bool(self._selector.select(0))

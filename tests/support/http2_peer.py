@@ -1,0 +1,147 @@
+"""The environment's end of a connection by hand: frames as bytes, right and wrong ones."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpack import Encoder
+
+from pipeline.protocol import frames
+from pipeline.protocol.frames import DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, frame
+from pipeline.protocol.generated.messages import UnityMessageProto
+from pipeline.protocol.http2 import PREFACE
+from pipeline.protocol.server import METHOD
+
+FIELDS = (
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", METHOD),
+    (":authority", "localhost"),
+    ("content-type", "application/grpc"),
+    ("te", "trailers"),
+)
+
+
+def block(*fields: tuple[str, str]) -> bytes:
+    """A header block with Huffman codes that enters every field into the table."""
+    return Encoder().encode(fields or FIELDS, huffman=True)
+
+
+BLOCK = block()
+TRAILERS = block(("checksum", "none"), ("x", "y" * 20))
+
+
+def no_check() -> None:
+    """There is no process to watch."""
+
+
+def message(size: int = 0, status: int = 200) -> bytes:
+    """A greeting with `size` bytes in it: it may be the first message, and any other."""
+    out = UnityMessageProto(header={"status": status})
+    out.unity_output.rl_initialization_output.name = "AcademySingleton"
+    out.unity_output.rl_output.side_channel = bytes(size)
+    return out.SerializeToString()
+
+
+def prefixed(data: bytes) -> bytes:
+    return b"\0" + struct.pack(">I", len(data)) + data
+
+
+def settings(**values: int) -> bytes:
+    names = {"table": 1, "push": 2, "streams": 3, "window": 4, "frame": 5, "unknown": 0xF0F0}
+    return frame(4, 0, 0, b"".join(struct.pack(">HI", names[k], v) for k, v in values.items()))
+
+
+def update(stream: int, credit: int) -> bytes:
+    return frame(frames.WINDOW_UPDATE, 0, stream, struct.pack(">I", credit))
+
+
+def cancel(stream: int) -> bytes:
+    return frame(frames.RST_STREAM, 0, stream, struct.pack(">I", 8))
+
+
+def opening(stream: int, headers: bytes = BLOCK, flags: int = 0) -> bytes:
+    return frame(HEADERS, END_HEADERS | flags, stream, headers)
+
+
+def call(stream: int, data: bytes, headers: bytes = BLOCK) -> bytes:
+    """The plainest conforming call."""
+    return opening(stream, headers) + frame(DATA, END_STREAM, stream, prefixed(data))
+
+
+@dataclass
+class Frame:
+    kind: int
+    flags: int
+    stream: int
+    payload: bytes
+
+
+def cut(data: bytes) -> Iterator[Frame]:
+    """The frames in `data`, the last of which may be unfinished."""
+    while len(data) >= 9:
+        high, low, kind, flags, stream = struct.unpack(">BHBBI", data[:9])
+        end = 9 + (high << 16 | low)
+        yield Frame(kind, flags, stream, data[9:end])
+        data = data[end:]
+
+
+class RawClient:
+    """Sends bytes, and cuts what comes back into frames."""
+
+    def __init__(self, port: int, first: bytes | None = None):
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+        self.socket.sendall(PREFACE + settings() if first is None else first)
+        self._file = self.socket.makefile("rb")
+
+    def send(self, *parts: bytes) -> None:
+        self.socket.sendall(b"".join(parts))
+
+    def frames(self) -> Iterator[Frame]:
+        """What comes until the connection ends."""
+        try:
+            while head := self._file.read(9):
+                high, low, kind, flags, stream = struct.unpack(">BHBBI", head)
+                yield Frame(kind, flags, stream, self._file.read(high << 16 | low))
+        except ConnectionResetError:  # what we had sent last was not read
+            return
+
+    def until(self, kind: int, stream: int = 0, flags: int = 0) -> Frame:
+        for one in self.frames():
+            if (one.kind, one.stream) == (kind, stream) and one.flags & flags == flags:
+                return one
+        raise AssertionError(f"no frame of kind {kind}")
+
+    def answer(self, stream: int) -> bytes:
+        """The message of an answer that ends as gRPC wants."""
+        body = b""
+        for one in self.frames():
+            if one.stream == stream and one.kind == DATA:
+                assert len(one.payload) <= 16384
+                body += one.payload
+            elif one.stream == stream and one.flags & END_STREAM:
+                assert one.kind == HEADERS
+                assert one.payload.endswith(b"grpc-status\x010")
+                break
+        assert body[:1] == b"\0"
+        assert int.from_bytes(body[1:5], "big") == len(body) - 5
+        return body[5:]
+
+    def failure(self, stream: int) -> tuple[int, str]:
+        """Status and text of an answer without message."""
+        payload = self.until(HEADERS, stream, END_STREAM).payload
+        _, _, rest = payload.partition(b"grpc-status")
+        status, _, text = rest[1:].partition(b"\0\x0cgrpc-message")
+        return int(status), text[1:].decode()
+
+    def end(self) -> int | None:
+        """The code in the last GOAWAY before the connection ends; None if there was none."""
+        codes = [one.payload[4:8] for one in self.frames() if one.kind == GOAWAY]
+        return int.from_bytes(codes[-1], "big") if codes else None
+
+    def close(self) -> None:
+        self._file.close()
+        self.socket.close()

@@ -1,0 +1,291 @@
+"""Broken HTTP/2, kind by kind: what ends its connection and what is tolerated (RFC 9113)."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import h2.config
+import h2.connection
+import h2.exceptions
+import pytest
+from http2_peer import (
+    BLOCK,
+    FIELDS,
+    TRAILERS,
+    RawClient,
+    block,
+    call,
+    cancel,
+    cut,
+    message,
+    no_check,
+    opening,
+    prefixed,
+    settings,
+    update,
+)
+
+from pipeline.protocol import frames
+from pipeline.protocol.frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PADDED,
+    PING,
+    PRIORITY,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    WITH_PRIORITY,
+    frame,
+)
+from pipeline.protocol.http2 import PREFACE
+from pipeline.protocol.incoming import MAX_CALLS, UNTRUSTED_CALL
+from pipeline.protocol.server import METHOD, Server
+
+PROTOCOL, FLOW_CONTROL, CLOSED, SIZE, COMPRESSION, CALM = 1, 3, 5, 6, 9, 11
+UNKNOWN = 0xEE
+OPEN = opening(1)
+PLAIN = dict(FIELDS)
+HALF = frame(HEADERS, 0, 1, BLOCK[:9])
+DONE = call(1, b"")  # no greeting, and refused as such
+
+
+def without(name: str) -> bytes:
+    return opening(1, block(*(pair for pair in FIELDS if pair[0] != name)))
+
+
+def extra(name: str, value: str) -> bytes:
+    return opening(1, block(*FIELDS, (name, value)))
+
+
+# What comes after the client's preface and SETTINGS, and the code in the GOAWAY that answers it.
+REFUSED = {
+    # frames on the wrong stream
+    "DATA on stream 0": (frame(DATA, 0, 0, b"x"), PROTOCOL),
+    "HEADERS on stream 0": (frame(HEADERS, END_HEADERS, 0, BLOCK), PROTOCOL),
+    "PRIORITY on stream 0": (frame(PRIORITY, 0, 0, bytes(5)), PROTOCOL),
+    "RST_STREAM on stream 0": (frame(RST_STREAM, 0, 0, bytes(4)), PROTOCOL),
+    "CONTINUATION on stream 0": (HALF + frame(CONTINUATION, END_HEADERS, 0), PROTOCOL),
+    "SETTINGS on a stream": (frame(SETTINGS, 0, 1), PROTOCOL),
+    "PING on a stream": (frame(PING, 0, 1, bytes(8)), PROTOCOL),
+    "GOAWAY on a stream": (frame(GOAWAY, 0, 1, bytes(8)), PROTOCOL),
+    "PUSH_PROMISE": (frame(PUSH_PROMISE, END_HEADERS, 1, bytes(4) + BLOCK), PROTOCOL),
+    # frames of the wrong size
+    "PRIORITY of 4 bytes": (frame(PRIORITY, 0, 1, bytes(4)), SIZE),
+    "RST_STREAM of 3 bytes": (OPEN + frame(RST_STREAM, 0, 1, bytes(3)), SIZE),
+    "SETTINGS of 5 bytes": (frame(SETTINGS, 0, 0, bytes(5)), SIZE),
+    "SETTINGS acknowledged with values": (frame(SETTINGS, ACK, 0, bytes(6)), SIZE),
+    "PING of 7 bytes": (frame(PING, 0, 0, bytes(7)), SIZE),
+    "GOAWAY of 7 bytes": (frame(GOAWAY, 0, 0, bytes(7)), SIZE),
+    "WINDOW_UPDATE of 3 bytes": (frame(WINDOW_UPDATE, 0, 0, bytes(3)), SIZE),
+    "HEADERS that end in their priority": (
+        frame(HEADERS, END_HEADERS | WITH_PRIORITY, 1, bytes(4)),
+        SIZE,
+    ),
+    # padding
+    "DATA with padding beyond the frame": (OPEN + frame(DATA, PADDED, 1, b"\4abc"), PROTOCOL),
+    "DATA with padding without a length": (OPEN + frame(DATA, PADDED, 1), PROTOCOL),
+    "HEADERS with padding beyond the frame": (
+        frame(HEADERS, END_HEADERS | PADDED, 1, b"\xff" + BLOCK),
+        PROTOCOL,
+    ),
+    # settings and windows
+    "push of 2": (settings(push=2), PROTOCOL),
+    "window too large": (settings(window=2**31), FLOW_CONTROL),
+    "frame too small": (settings(frame=16383), PROTOCOL),
+    "frame too large": (settings(frame=2**24), PROTOCOL),
+    "window too large for an open stream": (
+        settings(window=0) + OPEN + update(1, 2**31 - 1) + settings(window=1),
+        FLOW_CONTROL,
+    ),
+    "WINDOW_UPDATE of the connection by 0": (update(0, 0), PROTOCOL),
+    "WINDOW_UPDATE of a stream by 0": (OPEN + update(1, 0), PROTOCOL),
+    "WINDOW_UPDATE of the connection beyond the limit": (update(0, 2**31 - 1), FLOW_CONTROL),
+    "WINDOW_UPDATE of a stream beyond the limit": (OPEN + update(1, 2**31 - 1), FLOW_CONTROL),
+    "WINDOW_UPDATE twice beyond the limit": (OPEN + 2 * update(1, 2**30), FLOW_CONTROL),
+    # the states of a stream
+    "DATA before HEADERS": (frame(DATA, END_STREAM, 1, prefixed(message())), PROTOCOL),
+    "RST_STREAM before HEADERS": (cancel(1), PROTOCOL),
+    "WINDOW_UPDATE before HEADERS": (update(1, 10), PROTOCOL),
+    "WINDOW_UPDATE of a stream of ours": (call(3, b"") + update(2, 10), PROTOCOL),
+    "HEADERS on an even stream": (opening(2), PROTOCOL),
+    "HEADERS on a stream that was passed over": (opening(3) + opening(1), CLOSED),
+    "HEADERS again without the end": (OPEN + opening(1, TRAILERS), PROTOCOL),
+    "HEADERS after the end": (DONE + opening(1, TRAILERS, END_STREAM), CLOSED),
+    "DATA after the end": (DONE + frame(DATA, 0, 1, b"x"), CLOSED),
+    "DATA after RST_STREAM": (OPEN + cancel(1) + frame(DATA, 0, 1, b"x"), CLOSED),
+    "HEADERS after RST_STREAM": (OPEN + cancel(1) + opening(1, BLOCK, END_STREAM), CLOSED),
+    # header blocks
+    "CONTINUATION without HEADERS": (OPEN + frame(CONTINUATION, END_HEADERS, 1, b""), PROTOCOL),
+    "CONTINUATION on another stream": (
+        HALF + frame(CONTINUATION, END_HEADERS, 3, BLOCK[9:]),
+        PROTOCOL,
+    ),
+    "DATA within headers": (HALF + frame(DATA, 0, 1, b"x"), PROTOCOL),
+    "PING within headers": (HALF + frame(PING, 0, 0, bytes(8)), PROTOCOL),
+    "a frame of an unknown type within headers": (HALF + frame(UNKNOWN, 0, 1), PROTOCOL),
+    "headers that end within a field": (opening(1, BLOCK[:-3]), COMPRESSION),
+    "headers with an entry that is not in the table": (opening(1, b"\xfe"), COMPRESSION),
+    "headers with wrong Huffman codes": (opening(1, b"\x44\x84\xff\xff\xff\xff"), COMPRESSION),
+    "a header table larger than allowed": (opening(1, b"\x3f\xe2\x1f" + BLOCK), COMPRESSION),
+    "a number without end in headers": (opening(1, b"\xff" + b"\x80" * 12 + b"\1"), COMPRESSION),
+    "headers without path": (without(":path"), PROTOCOL),
+    "headers without method": (without(":method"), PROTOCOL),
+    "headers without scheme": (without(":scheme"), PROTOCOL),
+    "a pseudo-header after others": (extra(":authority", "again"), PROTOCOL),
+    "a pseudo-header twice": (
+        opening(1, block((":path", METHOD), *FIELDS)),
+        PROTOCOL,
+    ),
+    "a pseudo-header of answers": (opening(1, block((":status", "200"), *FIELDS)), PROTOCOL),
+    "a header with capitals": (extra("Checksum", "1"), PROTOCOL),
+    "a header without name": (extra("", "1"), PROTOCOL),
+    "a header with a line break": (extra("checksum", "1\r\nx: 2"), PROTOCOL),
+    "a header with blanks around": (extra("checksum", " 1"), PROTOCOL),
+    "a header of HTTP/1's connections": (extra("connection", "close"), PROTOCOL),
+    "te that is not trailers": (extra("te", "gzip"), PROTOCOL),
+    "trailers with a pseudo-header": (OPEN + opening(1, block((":path", "/")), 1), PROTOCOL),
+    # more than is taken
+    "16 kB of headers in one frame": (opening(1, bytes(16385)), CALM),
+    "16 kB of headers in several frames": (
+        HALF + 2 * frame(CONTINUATION, 0, 1, bytes(9000)),
+        CALM,
+    ),
+    "headers that unpack to more than 16 kB": (
+        opening(1, block(("x", "y" * 3000)) + b"\xbe" * 9),
+        COMPRESSION,
+    ),
+    "SETTINGS of 16 kB": (frame(SETTINGS, 0, 0, bytes(6 * 2731)), CALM),
+    "an unknown frame of 16 kB": (frame(UNKNOWN, 0, 0, bytes(16385)), CALM),
+    "a large frame announced": (OPEN + frames.head(DATA, 0, 1, UNTRUSTED_CALL + 1), CALM),
+    "a large call in one frame": (OPEN + frame(DATA, 0, 1, bytes(UNTRUSTED_CALL + 1)), CALM),
+    "a large call in many frames": (
+        OPEN + (UNTRUSTED_CALL // 16000 + 1) * frame(DATA, 0, 1, bytes(16000)),
+        CALM,
+    ),
+    "a large call of padding": (
+        OPEN + (UNTRUSTED_CALL // 256 + 1) * frame(DATA, PADDED, 1, b"\xff" + bytes(255)),
+        CALM,
+    ),
+    "a large call of another method": (
+        opening(1, block(*{**PLAIN, ":path": "/other"}.items()))
+        + (UNTRUSTED_CALL // 16000 + 1) * frame(DATA, 0, 1, bytes(16000)),
+        CALM,
+    ),
+    "thousands of calls without end": (
+        b"".join(opening(k) for k in range(1, 2 * (MAX_CALLS + 1002), 2)),
+        CALM,
+    ),
+}
+
+
+# What comes before anything else.
+FIRST = {
+    "PING before SETTINGS": (PREFACE + frame(PING, 0, 0, bytes(8)), PROTOCOL),
+    "HEADERS before SETTINGS": (PREFACE + OPEN, PROTOCOL),
+    "SETTINGS that acknowledge ours first": (PREFACE + frame(SETTINGS, ACK, 0), PROTOCOL),
+    "another version's preface": (PREFACE.replace(b"2.0", b"3.0"), None),
+    "a request of HTTP/1": (b"GET / HTTP/1.1\r\n\r\n", None),
+    "a greeting of TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32), None),
+}
+
+# What is against the rules and does no harm; docs/protocol.md says why each is let through.
+TOLERATED = {
+    "PRIORITY that depends on itself": frame(PRIORITY, 0, 1, struct.pack(">IB", 1, 9)),
+    "HEADERS that depend on themselves": frame(
+        HEADERS,
+        END_HEADERS | END_STREAM | WITH_PRIORITY,
+        1,
+        struct.pack(">IB", 1, 9) + BLOCK,
+    ),
+    "RST_STREAM twice": OPEN + cancel(1) + cancel(1),
+    "WINDOW_UPDATE after RST_STREAM": OPEN + cancel(1) + update(1, 10),
+    "SETTINGS acknowledged twice": 2 * frame(SETTINGS, ACK, 0),
+    "PING acknowledged that was not sent": frame(PING, ACK, 0, bytes(8)),
+    "a setting of another protocol out of its range": frame(
+        SETTINGS, 0, 0, struct.pack(">HI", 8, 2)
+    ),
+    "a length of the content that is not its": extra("content-length", "1") + cancel(1),
+    "a host that is not the authority": extra("host", "elsewhere") + cancel(1),
+    "CONNECT with a path": opening(1, block(*{**PLAIN, ":method": "CONNECT"}.items()), END_STREAM),
+}
+
+LIMITS = {name for name, (_, code) in REFUSED.items() if code == CALM}
+
+
+@pytest.fixture
+def server():
+    with Server() as one:
+        yield one
+
+
+def cut_off(server: Server, client: RawClient, act: Callable[[], int | None]) -> int | None:
+    """What `act` gives while the server reads, and another client's greeting is then served."""
+    other = RawClient(server.port)
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(server.receive, 20, no_check)
+        result = act()
+        other.send(call(1, message(4)))
+        assert received.result(20).unity_output.rl_output.side_channel == bytes(4)
+    server.reply(message(7))
+    assert other.answer(1) == message(7)
+    other.close()
+    return result
+
+
+@pytest.mark.parametrize(("sent", "code"), REFUSED.values(), ids=REFUSED.keys())
+def test_broken_traffic_ends_its_connection_with_the_reason_and_no_other(server, sent, code):
+    client = RawClient(server.port)
+
+    def act() -> int | None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # before all is sent
+            client.send(sent)
+        return client.end()
+
+    assert cut_off(server, client, act) == code
+    client.close()
+
+
+@pytest.mark.parametrize(("sent", "code"), FIRST.values(), ids=FIRST.keys())
+def test_connection_that_begins_otherwise_is_cut_off_and_no_other(server, sent, code):
+    client = RawClient(server.port, first=sent)
+    assert cut_off(server, client, client.end) == code
+    client.close()
+
+
+@pytest.mark.parametrize("sent", TOLERATED.values(), ids=TOLERATED.keys())
+def test_call_after_what_is_tolerated_is_served(server, sent):
+    client = RawClient(server.port)
+    client.send(sent, call(3, message(5)))
+    assert server.receive(20, no_check).unity_output.rl_output.side_channel == bytes(5)
+    server.reply(message(7))
+    assert client.answer(3) == message(7)
+    client.close()
+
+
+def is_refused_by_h2(sent: bytes) -> bool:
+    """Whether the strict implementation ends the connection, or the stream."""
+    config = h2.config.H2Configuration(client_side=False)
+    peer = h2.connection.H2Connection(config=config)
+    peer.initiate_connection()
+    peer.receive_data(PREFACE + settings())
+    peer.data_to_send()
+    try:
+        peer.receive_data(sent)
+    except h2.exceptions.ProtocolError:
+        return True
+    return any(one.kind == RST_STREAM for one in cut(peer.data_to_send()))
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED.keys() - LIMITS))
+def test_strict_implementation_refuses_it_too(name):
+    assert is_refused_by_h2(REFUSED[name][0])

@@ -1,0 +1,99 @@
+"""An environment's end against servers that break the rules, refuse or leave."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from http2_peer import message, prefixed, settings, update
+
+from pipeline.protocol.channel import Channel
+from pipeline.protocol.frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    frame,
+)
+from pipeline.protocol.headers import RESPONSE, SUCCESS, refusal
+from pipeline.protocol.server import METHOD
+
+HEAD = frame(HEADERS, END_HEADERS, 1, RESPONSE)
+TAIL = frame(HEADERS, END_HEADERS | END_STREAM, 1, SUCCESS)
+ANSWER = HEAD + frame(DATA, 0, 1, prefixed(message(9))) + TAIL
+BROKEN = {
+    "a push": frame(PUSH_PROMISE, END_HEADERS, 1, bytes(4)),
+    "headers without call": frame(HEADERS, END_HEADERS, 3, RESPONSE),
+    "headers on a stream of its own": frame(HEADERS, END_HEADERS, 2, RESPONSE),
+    "data without call": frame(DATA, 0, 3, b"x"),
+    "two answers": HEAD + TAIL + ANSWER,
+    "trailers without end": HEAD
+    + frame(DATA, 0, 1, b"x")
+    + frame(HEADERS, END_HEADERS, 1, SUCCESS),
+    "headers that go on elsewhere": frame(HEADERS, 0, 1) + frame(CONTINUATION, 0, 3),
+    "a window of nothing": update(0, 0),
+    "a window beyond the limit": update(1, 2**31 - 1),
+    "a short PING": frame(PING, 0, 0, b"x"),
+}
+FAILED = {
+    "a refusal": frame(HEADERS, END_HEADERS | END_STREAM, 1, refusal(9, "another environment")),
+    "no message": HEAD + TAIL,
+    "half a message": HEAD + frame(DATA, 0, 1, prefixed(message(9))[:-1]) + TAIL,
+    "a cancelled answer": HEAD + frame(RST_STREAM, 0, 1, bytes(4)),
+    "goodbye": frame(GOAWAY, 0, 0, bytes(8)),
+}
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        one.settimeout(20)
+        yield one
+
+
+def call(listener: socket.socket, sent: bytes, *, first: bytes = settings()) -> bytes:
+    """The answer to a call of a server that sends `sent`, and then no more."""
+    with ThreadPoolExecutor(1) as pool:
+        channel = Channel(listener.getsockname()[1], METHOD)
+        accepted = listener.accept()[0]
+        answer = pool.submit(channel.call, message(), 20)
+        accepted.sendall(first + sent)
+        accepted.shutdown(socket.SHUT_WR)
+        try:
+            return answer.result(20)
+        finally:
+            accepted.close()
+            channel.close()
+
+
+@pytest.mark.parametrize("sent", BROKEN.values(), ids=BROKEN.keys())
+def test_broken_answer_is_an_error_that_says_what_was_sent(listener, sent):
+    with pytest.raises(ConnectionError, match=r"the trainer sent .*(a|HEADERS|trailers) "):
+        call(listener, sent)
+
+
+@pytest.mark.parametrize("first", [b"", frame(SETTINGS, ACK, 0)], ids=["none", "acknowledged"])
+def test_server_that_does_not_begin_with_its_settings_is_an_error(listener, first):
+    with pytest.raises(ConnectionError, match="where SETTINGS is due"):
+        call(listener, ANSWER, first=first)
+
+
+@pytest.mark.parametrize("sent", FAILED.values(), ids=FAILED.keys())
+def test_call_without_an_answer_is_an_error(listener, sent):
+    with pytest.raises(ConnectionError, match="the trainer closed the connection"):
+        call(listener, sent)
+
+
+def test_answer_is_taken_though_the_server_leaves_after_it(listener):
+    leaving = frame(GOAWAY, 0, 0, bytes(8))
+    late = frame(RST_STREAM, 0, 1, bytes(4)) + update(1, 10)
+    assert call(listener, ANSWER + late + leaving) == message(9)

@@ -1,0 +1,279 @@
+"""What a peer can cause: bounded memory, bounded time, and no stop of the conversation."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from http2_peer import BLOCK, RawClient, call, cancel, message, no_check, opening, settings, update
+
+from pipeline.errors import (
+    UnityCommunicationException,
+    UnityCommunicatorStoppedException,
+    UnityTimeOutException,
+)
+from pipeline.protocol import incoming
+from pipeline.protocol import server as server_module
+from pipeline.protocol.channel import Channel
+from pipeline.protocol.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PING,
+    RST_STREAM,
+    SETTINGS,
+    frame,
+)
+from pipeline.protocol.http2 import PREFACE
+from pipeline.protocol.incoming import BACKLOG, MAX_CALLS, IncomingConnection
+from pipeline.protocol.server import METHOD, Server
+
+PINGS = 3000 * frame(PING, 0, 0, bytes(8))
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A server whose connections hold few bytes for peers that do not read."""
+    accept = server_module.accepted_from
+
+    def narrow(listener: socket.socket, limit: int) -> Iterator[socket.socket]:
+        for accepted in accept(listener, limit):
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+            yield accepted
+
+    monkeypatch.setattr(server_module, "accepted_from", narrow)
+    with Server() as one:
+        yield one
+
+
+def answered(server: Server, client: RawClient, stream: int, size: int = 0) -> None:
+    """One call of the environment, and its answer."""
+    client.send(call(stream, message(size)))
+    assert server.receive(20, no_check).unity_output.rl_output.side_channel == bytes(size)
+    server.reply(message(3))
+    assert client.answer(stream) == message(3)
+
+
+@contextlib.contextmanager
+def endlessly(client: RawClient, data: bytes) -> Iterator[threading.Event]:
+    """Send the same again and again, without reading, until the connection ends."""
+    stop, ended = threading.Event(), threading.Event()
+
+    def send() -> None:
+        with contextlib.suppress(OSError):
+            while not stop.is_set():
+                client.send(data)
+        ended.set()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    yield ended
+    stop.set()
+    with contextlib.suppress(OSError):
+        client.socket.shutdown(socket.SHUT_RDWR)
+    thread.join()
+    client.close()
+
+
+def test_all_who_wait_are_accepted_at_one_look(server):
+    clients = [RawClient(server.port) for _ in range(5)]
+    with server._lock:
+        server._wait(5.0)
+    for client in clients:
+        assert client.until(SETTINGS)
+        client.close()
+
+
+def test_silent_connections_do_not_keep_the_environment_out(server, monkeypatch):
+    monkeypatch.setattr(server_module, "_STAY_S", 0.1)
+    monkeypatch.setattr(server_module, "_KEEP_S", 0.05)
+    silent = [RawClient(server.port) for _ in range(20)]
+    client = RawClient(server.port)
+    answered(server, client, 1)
+    for one in [*silent, client]:
+        one.close()
+
+
+def test_connection_without_a_preface_is_ended_after_a_time(server, monkeypatch):
+    monkeypatch.setattr(server_module, "_PREFACE_S", 0.2)
+    slow, idle = RawClient(server.port, first=PREFACE[:5]), RawClient(server.port)
+    assert slow.end() is not None
+    answered(server, idle, 1)
+    slow.close()
+    idle.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [PINGS, 3000 * settings(window=70000), 500 * frame(PING, 0, 0, bytes(8)) + opening(2)],
+    ids=["PING", "SETTINGS", "PING and a broken frame"],
+)
+def test_peer_that_does_not_read_what_it_causes_is_cut_off_and_holds_no_one_up(server, data):
+    client = RawClient(server.port)
+    with endlessly(RawClient(server.port), data) as ended, ThreadPoolExecutor(1) as pool:
+        received = pool.submit(server.receive, 20, no_check)
+        assert ended.wait(20)
+        client.send(call(1, message(1)))
+        received.result()
+    server.reply(message(3))
+    assert client.answer(1) == message(3)
+    client.close()
+
+
+@pytest.mark.parametrize("data", [PINGS, 3000 * frame(0xEE, 0, 0)], ids=["PING", "unknown"])
+def test_time_out_and_check_hold_under_a_flood(server, data):
+    checks = []
+    client = RawClient(server.port)
+    answered(server, client, 1)
+    with endlessly(client, 3000 * frame(0xEE, 0, 0)), pytest.raises(UnityTimeOutException):
+        server.receive(0.5, lambda: checks.append(1))
+    assert checks
+    checks.clear()
+    with Server() as other:
+        readers = [RawClient(other.port) for _ in range(2)]
+        with (
+            ThreadPoolExecutor(2) as pool,
+            endlessly(readers[0], data),
+            endlessly(readers[1], data),
+        ):
+            for one in readers:
+                pool.submit(lambda one=one: list(one.frames()))
+            with pytest.raises(UnityTimeOutException):
+                other.receive(0.5, lambda: checks.append(1))
+    assert checks
+
+
+def test_loss_is_reported_under_a_flood(server, monkeypatch):
+    monkeypatch.setattr(server_module, "LOST_S", 0.1)
+    client = RawClient(server.port)
+    answered(server, client, 1)
+    client.close()
+    with (
+        endlessly(RawClient(server.port), 3000 * frame(0xEE, 0, 0)),
+        pytest.raises(UnityCommunicatorStoppedException, match="closed its connection"),
+    ):
+        server.receive(20, no_check)
+
+
+def test_flood_beside_a_conversation_costs_a_bounded_number_of_looks(monkeypatch):
+    """Nothing of what strangers send is read, and few of them are accepted at a time."""
+    monkeypatch.setattr(server_module, "_KEEP_S", 0.05)
+    accept, read = server_module.accepted_from, IncomingConnection.read
+    looks, strangers, readers = [], [], set()
+
+    def counted(listener: socket.socket, limit: int) -> Iterator[socket.socket]:
+        looks.append(time.monotonic())
+        assert limit <= BACKLOG
+        for accepted in accept(listener, limit):
+            strangers.append(accepted)
+            yield accepted
+
+    def noted(self: IncomingConnection) -> bool:
+        readers.add(id(self))
+        return read(self)
+
+    stop = threading.Event()
+
+    def flood(port: int) -> None:
+        while not stop.is_set():
+            with contextlib.suppress(OSError):
+                one = socket.create_connection(("127.0.0.1", port), timeout=0.5)
+                one.sendall(PREFACE + settings() + PINGS + call(1, message(10)))
+                one.close()
+
+    def converse(port: int) -> int:
+        channel, n = Channel(port, METHOD), 0
+        while channel.call(message(n)) == message(n):
+            n += 1
+        channel.close()
+        return n
+
+    server = Server()
+    with ThreadPoolExecutor(5) as pool:
+        environment = pool.submit(converse, server.port)
+        assert server.receive(20, no_check)
+        server.reply(message(0))
+        monkeypatch.setattr(server_module, "accepted_from", counted)
+        monkeypatch.setattr(IncomingConnection, "read", noted)
+        floods = [pool.submit(flood, server.port) for _ in range(4)]
+        start, n = time.monotonic(), 1
+        while len(strangers) < 100 or n < 200:
+            assert time.monotonic() - start < 60
+            got = server.receive(20, no_check).unity_output.rl_output.side_channel
+            assert got == bytes(n)
+            server.reply(message(n))
+            n += 1
+        elapsed = time.monotonic() - start
+        stop.set()
+        for one in floods:
+            one.result()
+        server.close()
+        assert environment.result() == n
+    assert len(readers) == 1
+    # Two listeners; a look of the waiting thread and one of the keeper in each period.
+    assert len(looks) <= 2 * 2 * (elapsed / 0.05 + 2)
+
+
+def stuck(server: Server) -> RawClient:
+    """An environment with all windows open that does not read a large answer."""
+    client = RawClient(server.port)
+    client.send(settings(window=2**31 - 1), update(0, 2**30), call(1, message()))
+    server.receive(20, no_check)
+    with pytest.raises(UnityCommunicationException, match="does not read"):
+        server.reply(message(20_000_000), 0.1)
+    return client
+
+
+def test_environment_that_does_not_read_its_answer_is_waited_for_a_limited_time(server):
+    stuck(server).close()
+
+
+def test_close_is_quick_though_no_one_reads():
+    with ThreadPoolExecutor(1) as pool:
+        server = Server()
+        client = stuck(server)
+        client.send(call(3, message()))
+        server.receive(20, no_check)
+        silent = [RawClient(server.port) for _ in range(5)]
+        pool.submit(server.close, 0.2).result(10)
+        for one in [*silent, client]:
+            one.close()
+
+
+def test_calls_beyond_the_announced_number_are_refused_one_by_one(server):
+    client = RawClient(server.port)
+    answered(server, client, 1)
+    last = 3 + 2 * MAX_CALLS
+    client.send(*(opening(stream) for stream in range(3, last, 2)))
+    client.send(opening(last), frame(DATA, 0, last, b"x"))
+    client.send(frame(DATA, 0, last, b"y"), frame(DATA, END_STREAM, last, b"z"))
+    client.send(opening(last + 2, BLOCK, END_STREAM), cancel(3))
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(server.receive, 20, no_check)
+        for stream in (last, last + 2):
+            assert client.until(RST_STREAM, stream).payload == struct.pack(">I", 7)
+        client.send(call(last + 4, message(5)))
+        assert received.result().unity_output.rl_output.side_channel == bytes(5)
+    server.reply(message(3))
+    assert client.answer(last + 4) == message(3)
+    client.close()
+
+
+def test_call_of_the_environment_has_a_largest_size_too(server, monkeypatch):
+    monkeypatch.setattr(incoming, "LARGEST_CALL", 100_000)
+    client = RawClient(server.port)
+    answered(server, client, 1)
+    with ThreadPoolExecutor(1) as pool:
+        lost = pool.submit(server.receive, 20, no_check)
+        client.send(frame(HEADERS, END_HEADERS, 3, BLOCK))
+        client.send(*(frame(DATA, 0, 3, bytes(10_000)) for _ in range(11)))
+        assert client.end() == 11
+        assert isinstance(lost.exception(20), UnityCommunicatorStoppedException)
+    client.close()
