@@ -11,17 +11,20 @@ import contextlib
 import os
 import queue
 import socket
+import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import UnityWorkerInUseException
 from pipeline.protocol.server import (
     LOST_S,
     METHOD,
+    NO_GREETING,
     POLL_S,
     STOPPED,
     lost,
+    may_own,
     nothing_to_answer,
     parse_call,
     time_out,
@@ -38,9 +41,13 @@ _N_THREADS = 4
 """One call is answered at a time; the others are those of a client that comes back."""
 _OPTIONS = (
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_receive_message_length", 1 << 28),
     ("grpc.max_send_message_length", -1),
+    ("grpc.max_allowed_incoming_connections", 16),
+    ("grpc.max_concurrent_streams", 2),
 )
+_OTHER_OWNER = "another environment has this conversation"
+_LOOK_S = 0.5
 
 
 class GrpcServer:
@@ -48,7 +55,8 @@ class GrpcServer:
 
     A call waits in a thread of the runtime until `reply` has its answer. That an environment hangs
     up between two calls, or so late in a call that the answer is given before the runtime hears of
-    it, is not seen here; its process or the time-out tells.
+    it, is not seen here; its process or the time-out tells. Connections are known by the address of
+    the client's end.
 
     Attributes:
         port: the TCP port it listens on.
@@ -72,7 +80,10 @@ class GrpcServer:
 
         self._calls: queue.SimpleQueue[tuple[bytes, Future[bytes]]] = queue.SimpleQueue()
         self._pending: Future[bytes] | None = None
-        self._n_messages = 0
+        self._latest: Future[bytes] | None = None
+        self._owner: str | None = None
+        self._next_look = 0.0
+        self._lock = threading.Lock()
         self._lost_at: float | None = None
         self._closed = False
         self._pool = ThreadPoolExecutor(_N_THREADS, thread_name_prefix="protocol-grpc")
@@ -112,14 +123,15 @@ class GrpcServer:
         """
         if self._pending is None:
             raise nothing_to_answer()
-        self._pending.set_result(message)
+        if self._pending.set_running_or_notify_cancel():
+            self._pending.set_result(message)
         self._pending = None
 
     def close(self, wait_s: float = 1.0) -> None:
         """Tell the environment to stop, and free the port; waits `wait_s` for it to take that."""
         if self._closed:
             return
-        if self._pending is None and self._n_messages and self._lost_at is None:
+        if self._pending is None and self._owner is not None and self._lost_at is None:
             with contextlib.suppress(queue.Empty):
                 self._next_call(wait_s)
         self._closed = True  # later calls are answered at once
@@ -127,7 +139,8 @@ class GrpcServer:
             self.reply(STOPPED)
         with contextlib.suppress(queue.Empty):
             while True:
-                self._calls.get_nowait()[1].set_result(STOPPED)
+                self._pending = self._calls.get_nowait()[1]
+                self.reply(STOPPED)
         self._server.stop(wait_s).wait()
         self._pool.shutdown()
 
@@ -156,20 +169,58 @@ class GrpcServer:
         """Runs in a thread of the runtime: hand the call over, and wait for its answer."""
         if self._closed:
             return STOPPED
+        if refusal := self._refusal(request, context.peer()):
+            from grpc import StatusCode
+
+            context.abort(StatusCode.FAILED_PRECONDITION, refusal)
         reply: Future[bytes] = Future()
+        self._latest = reply
         context.add_callback(lambda: self._ended(reply))
         self._calls.put((request, reply))
-        return reply.result()
+        try:
+            return reply.result()
+        except CancelledError:
+            return b""  # no one reads it
+
+    def _refusal(self, request: bytes, peer: str) -> str | None:
+        """Why a call is not the environment's; the first connection that greets is."""
+        with self._lock:
+            if peer == self._owner:
+                return None
+            if self._owner is not None and self._owner_lives():
+                return _OTHER_OWNER
+            if not may_own(request, has_begun=self._owner is not None):
+                return NO_GREETING
+            self._owner = peer
+            return None
+
+    def _owner_lives(self) -> bool:
+        """Whether the owner's connection is there; looked up twice a second at most."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return True
+        import psutil
+
+        port = int(str(self._owner).rpartition(":")[2])
+        there = any(
+            one.status == psutil.CONN_ESTABLISHED
+            and (one.laddr.port, one.raddr.port) == (self.port, port)
+            for one in psutil.Process().net_connections("tcp")
+        )
+        if there:
+            self._next_look = now + _LOOK_S
+        return there
 
     def _ended(self, reply: Future[bytes]) -> None:
         """A call is over; if it has no answer then the environment gave it up."""
-        if not reply.done():
+        if reply.cancel() and reply is self._latest:
             self._lost_at = time.monotonic()
 
     def _next_call(self, seconds: float) -> bytes:
-        request, self._pending = self._calls.get(timeout=seconds)
-        self._n_messages += 1
-        self._lost_at = None
+        request, reply = self._calls.get(timeout=seconds)
+        if reply.cancelled():
+            raise queue.Empty
+        self._pending, self._lost_at = reply, None
         return request
 
     def _check_lost(self) -> None:

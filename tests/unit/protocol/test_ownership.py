@@ -1,0 +1,195 @@
+"""Who takes part in the conversation: the connection that greeted, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from http2_peer import (
+    message,
+    no_check,
+)
+
+from pipeline.errors import (
+    UnityTimeOutException,
+)
+from pipeline.protocol import grpc_server
+from pipeline.protocol import server as server_module
+from pipeline.protocol.generated.messages import UnityMessageProto
+from pipeline.protocol.grpc_server import GrpcServer
+from pipeline.protocol.server import METHOD, Server
+
+both_servers = pytest.mark.parametrize("kind", [Server, GrpcServer])
+HEALTH = "/grpc.health.v1.Health/Check"
+
+
+def step(reward: float = 0.0) -> bytes:
+    """A message of a conversation that has begun."""
+    out = UnityMessageProto(header={"status": 200})
+    info = out.unity_output.rl_output.agentInfos["Agent?team=0"].value.add()
+    info.reward = reward
+    return out.SerializeToString()
+
+
+NO_GREETINGS = {
+    "a step": step(),
+    "status 400": message(status=400),
+    "status 0": message(status=0),
+    "no protobuf": b"\xff\xff\xff",
+    "nothing": b"",
+    "an empty output": UnityMessageProto(
+        header={"status": 200}, unity_output={}
+    ).SerializeToString(),
+}
+
+
+class Client:
+    """A client on the general runtime, on a connection of its own."""
+
+    def __init__(self, port: int):
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=options)
+        self._pool = ThreadPoolExecutor(1)
+
+    def call(self, data: bytes, method: str = METHOD) -> grpc.Future:
+        return self._channel.unary_unary(method).future(data, timeout=20, wait_for_ready=False)
+
+    def refusal(self, data: bytes, method: str = METHOD) -> grpc.StatusCode:
+        return self.call(data, method).exception().code()
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def exchange(server: Server | GrpcServer, client: Client, data: bytes) -> None:
+    """One call of the environment, and its answer."""
+    answer = client.call(data)
+    assert server.receive(20, no_check) == UnityMessageProto.FromString(data)
+    server.reply(message(9))
+    assert answer.result() == message(9)
+
+
+def while_receiving(server: Server | GrpcServer, act: Callable[[], object]) -> object:
+    """What `act` gives while the server waits for a greeting, which comes afterwards."""
+    client = Client(server.port)
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(server.receive, 20, no_check)
+        result = act()
+        answer = client.call(message(1))
+        assert received.result() == UnityMessageProto.FromString(message(1))
+    server.reply(message(2))
+    assert answer.result() == message(2)
+    exchange(server, client, step(1.0))
+    client.close()
+    return result
+
+
+@both_servers
+@pytest.mark.parametrize("sent", NO_GREETINGS.values(), ids=NO_GREETINGS.keys())
+def test_first_call_that_is_no_greeting_is_refused_and_the_environment_greets_later(kind, sent):
+    with kind() as server:
+        stranger = Client(server.port)
+        refusal = while_receiving(server, lambda: stranger.refusal(sent))
+        assert refusal == grpc.StatusCode.FAILED_PRECONDITION
+        stranger.close()
+
+
+@both_servers
+@pytest.mark.parametrize(
+    "method",
+    [HEALTH, METHOD.lower(), METHOD + "/", "/communicator_objects.UnityToExternalProto/Other"],
+)
+def test_another_method_is_unimplemented_and_no_message(kind, method):
+    with kind() as server:
+        stranger = Client(server.port)
+        refusal = while_receiving(server, lambda: stranger.refusal(message(), method))
+        assert refusal == grpc.StatusCode.UNIMPLEMENTED
+        stranger.close()
+
+
+@both_servers
+def test_another_method_on_the_environments_connection_is_no_message(kind):
+    with kind() as server, ThreadPoolExecutor(1) as pool:
+        client = Client(server.port)
+        exchange(server, client, message())
+        received = pool.submit(server.receive, 20, no_check)
+        assert client.refusal(step(), HEALTH) == grpc.StatusCode.UNIMPLEMENTED
+        answer = client.call(step(2.0))
+        assert received.result() == UnityMessageProto.FromString(step(2.0))
+        server.reply(message())
+        answer.result()
+        client.close()
+
+
+@both_servers
+@pytest.mark.parametrize("sent", [*NO_GREETINGS.values(), message()])
+def test_stranger_beside_a_conversation_is_refused_whatever_it_sends(kind, sent):
+    with kind() as server:
+        client = Client(server.port)
+        exchange(server, client, message())
+        stranger = Client(server.port)
+        asked = stranger.call(sent)
+        for k in range(3):
+            exchange(server, client, step(float(k)))
+        answer = client.call(step(5.0))
+        assert server.receive(20, no_check) == UnityMessageProto.FromString(step(5.0))
+        code = asked.exception().code()  # also while the environment waits for its answer
+        assert code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE)
+        server.reply(message())
+        answer.result()
+        stranger.close()
+        exchange(server, client, step(6.0))
+        client.close()
+
+
+@both_servers
+def test_stranger_that_came_first_and_leaves_late_does_not_end_the_conversation(kind, monkeypatch):
+    monkeypatch.setattr(server_module, "LOST_S", 0.05)
+    monkeypatch.setattr(grpc_server, "LOST_S", 0.05)
+    with kind() as server:
+        stranger = Client(server.port)
+        while_receiving(server, lambda: stranger.refusal(step()))
+    with kind() as server, ThreadPoolExecutor(1) as pool:
+        stranger, client = Client(server.port), Client(server.port)
+        received = pool.submit(server.receive, 20, no_check)
+        stranger.refusal(step())
+        answer = client.call(message())
+        received.result()
+        server.reply(message())
+        answer.result()
+        stranger.close()
+        with pytest.raises(UnityTimeOutException):
+            server.receive(0.4, no_check)
+        exchange(server, client, step())
+        client.close()
+
+
+@both_servers
+def test_environment_may_go_on_over_another_connection_after_its_own_broke(kind):
+    with kind() as server:
+        for k in range(3):
+            client = Client(server.port)
+            exchange(server, client, message() if k == 0 else step(float(k)))
+            client.close()
+            if kind is GrpcServer:  # the runtime closes its sockets in threads of its own
+                while server._owner_lives():
+                    server._next_look = 0.0
+
+
+def test_call_that_is_over_late_does_not_count_as_the_loss_of_a_later_one():
+    with GrpcServer() as server:
+        client = Client(server.port)
+        exchange(server, client, message())
+        first = client.call(step(1.0))
+        server.receive(20, no_check)
+        older = server._latest
+        first.cancel()
+        second = client.call(step(2.0))
+        assert server.receive(20, no_check) == UnityMessageProto.FromString(step(2.0))
+        server._ended(older)
+        assert server._lost_at is None
+        server.reply(message())
+        second.result()
+        client.close()
