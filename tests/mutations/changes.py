@@ -168,7 +168,7 @@ class _Walk:
                     yield "condition", (("test", None),), ast.Constant(forced)
         if isinstance(node, ast.AugAssign) and type(node.op) in OPERATORS:
             yield "operator", (("op", None),), OPERATORS[type(node.op)]()
-        if isinstance(node, ast.Return) and node.value and not _is_constant(node.value, None):
+        if isinstance(node, ast.Return) and not isinstance(node.value, ast.Constant | None):
             yield "return value", (("value", None),), ast.Constant(None)
         for field in _HEADS.get(type(node), ("value",)):
             part = getattr(node, field, None)

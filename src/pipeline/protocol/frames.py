@@ -84,7 +84,9 @@ def without_padding(kind: int, flags: int, payload: bytes) -> bytes:
     start, stop = 0, len(payload)
     if flags & PADDED:
         if not payload or payload[0] >= len(payload):
-            raise FrameError(PROTOCOL_ERROR, f"a {name(kind)} frame with more padding than it has")
+            raise FrameError(
+                PROTOCOL_ERROR, f"a {name(kind)} frame with more padding than it holds"
+            )
         start, stop = 1, len(payload) - payload[0]
     if kind == HEADERS and flags & WITH_PRIORITY:
         start += 5

@@ -61,7 +61,8 @@ def load_replay(folder: Path, name: str | None, learner: Learner) -> None:
     reason = "the run was not saved with save_replay_buffer: true"
     try:
         if name is not None:
-            with np.load(folder / name, allow_pickle=False) as saved:
+            # numpy leaves a file open that it cannot read
+            with (folder / name).open("rb") as file, np.load(file, allow_pickle=False) as saved:
                 replay.load_state_dict(dict(saved))
             return
     except _UNREADABLE as error:

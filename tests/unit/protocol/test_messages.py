@@ -1,0 +1,202 @@
+"""Borders of what messages and demonstrations may hold, written out byte by byte."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.protocol import bulk, decoding
+from pipeline.protocol.codec import (
+    decode_actions,
+    decode_list,
+    decode_steps,
+    encode_actions,
+    encode_steps,
+)
+from pipeline.protocol.demo import DemoWriter, read_demo
+from pipeline.protocol.encoding import compressed_steps_bytes
+from pipeline.protocol.frames import DATA, PADDED, FrameError, without_padding
+from pipeline.protocol.generated import messages as m
+from pipeline.protocol.png import encode_png
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+
+
+def steps_of(spec, n, n_ended, *, mask=None, seed=0):
+    """`n` agents that ask for a decision and `n_ended` whose episode has ended."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for count, kind in ((n, "decision"), (n_ended, "terminal")):
+        obs = [rng.random((count, *one.shape)).astype(np.float32) for one in spec.observation_specs]
+        floats = rng.random(count).astype(np.float32)
+        ids = np.arange(count, dtype=np.int32) + 10 * (kind == "terminal")
+        groups = ids % 3
+        if kind == "decision":
+            parts.append(DecisionSteps(obs, floats, ids, mask, groups, floats))
+        else:
+            ended = np.arange(count) % 2 == 0
+            parts.append(TerminalSteps(obs, floats, ended, ids, groups, floats))
+    return tuple(parts)
+
+
+def assert_equal(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        for got, wanted in zip(one.obs, other.obs, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+        for name in ("reward", "agent_id", "group_id", "group_reward"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+@pytest.mark.parametrize("size", [25, 26, 27, 4050, 4062, 4063, 4080, 4090, 4096])
+def test_lengths_at_the_borders_of_their_varints_are_read_together(size, monkeypatch):
+    """Entries of 2^7 k bytes and around 127 * 2^7, where a length takes another byte."""
+    spec = BehaviorSpec([ObservationSpec.vector(size)], ActionSpec(1, ()))
+    steps = steps_of(spec, 3, 1)
+    message = encode_steps(*steps, spec)
+    monkeypatch.setattr(bulk, "MANY", 1)
+    monkeypatch.setattr(bulk, "decode_steps", None)  # agent by agent nothing would be shown
+    assert_equal(decode_list(message, spec), steps)
+
+
+def test_a_mask_that_is_too_short_at_the_end_of_a_message_allows_everything(monkeypatch):
+    """Nothing is read behind the message, however many choices there are."""
+    spec = BehaviorSpec([], ActionSpec(0, (200_000,)))
+    infos = m.UnityRLOutputProto.ListAgentInfoProto()
+    for agent in range(3):
+        infos.value.add(id=agent, action_mask=[True, False])
+    monkeypatch.setattr(bulk, "MANY", 1)
+    together, alone = decode_list(infos, spec), decode_steps(infos.value, spec)
+    assert_equal(together, alone)
+    for decision, _ in (together, alone):
+        assert decision.action_mask is None or not any(mask.any() for mask in decision.action_mask)
+
+
+@pytest.mark.parametrize(
+    "spec", [ActionSpec(3, ()), ActionSpec(0, (2, 100)), ActionSpec(2, (4, 5))]
+)
+def test_actions_of_many_are_read_together(spec, monkeypatch):
+    monkeypatch.setattr(decoding, "_decode_actions_slowly", None)
+    actions = spec.random_action(7, np.random.default_rng(0))
+    found = decode_actions(encode_actions(actions, BehaviorSpec([], spec)), spec)
+    np.testing.assert_array_equal(found.continuous, actions.continuous)
+    np.testing.assert_array_equal(found.discrete, actions.discrete)
+
+
+def test_choices_of_more_than_a_byte_are_not_taken_for_smaller_ones():
+    """Two entries may together be as long as two of another form."""
+    spec = ActionSpec(0, (300, 300))
+    message = m.UnityRLInputProto.ListAgentActionProto()
+    for choices in ([128, 1], [1, 299], [127, 0]):
+        message.value.add(discrete_actions=choices)
+    assert decode_actions(message, spec).discrete.tolist() == [[128, 1], [1, 299], [127, 0]]
+
+
+def test_images_of_up_to_the_stated_channels_are_sent_as_pngs():
+    camera, depth = ObservationSpec.visual(3, 4, 5), ObservationSpec.visual(4, 4, 5)
+    spec = BehaviorSpec([ObservationSpec.vector(2), camera, depth], ActionSpec(1, ()))
+    decision, terminal = steps_of(spec, 2, 1)
+    message = m.UnityRLOutputProto.ListAgentInfoProto.FromString(
+        compressed_steps_bytes(decision, terminal, spec, 3)
+    )
+    images = [*terminal.obs[1], *decision.obs[1]]  # ended episodes come first
+    for info, image in zip(message.value, images, strict=True):
+        vector, small, large = info.observations
+        assert (small.compression_type, small.compressed_data) == (m.PNG, encode_png(image))
+        for raw in (vector, large):
+            assert (raw.compression_type, raw.WhichOneof("observation_data")) == (0, "float_data")
+    found = decode_steps(message.value, spec)
+    np.testing.assert_array_equal(found[0].obs[0], decision.obs[0])
+    np.testing.assert_array_equal(found[0].obs[2], decision.obs[2])
+    np.testing.assert_allclose(found[0].obs[1], decision.obs[1], atol=0.5 / 255 + 1e-6)
+    np.testing.assert_allclose(found[1].obs[1], terminal.obs[1], atol=0.5 / 255 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("payload", "data"),
+    [(b"\x00", b""), (b"\x00ab", b"ab"), (b"\x01ab", b"a"), (b"\x02ab", b"")],
+)
+def test_padding_may_take_all_of_a_frame(payload, data):
+    assert without_padding(DATA, PADDED, payload) == data
+    assert without_padding(DATA, 0, payload) == payload
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x01", b"\x03ab", b"\xffab"])
+def test_padding_may_not_take_more_than_its_frame(payload):
+    with pytest.raises(FrameError, match="more padding than it holds"):
+        without_padding(DATA, PADDED, payload)
+
+
+def delimited(message) -> bytes:
+    data = message if isinstance(message, bytes) else message.SerializeToString()
+    length, size = b"", len(data)
+    while size > 127:
+        length, size = length + bytes([size & 127 | 128]), size >> 7
+    return length + bytes([size]) + data
+
+
+def demo_header(**meta) -> bytes:
+    data = m.DemonstrationMetaProto(api_version=1, **meta).SerializeToString()
+    return (bytes([len(data)]) + data).ljust(33, b"\0")
+
+
+def test_cameras_of_the_first_packages_are_read_in_colour_and_in_grey(tmp_path):
+    rng = np.random.default_rng(0)
+    colour, grey = rng.random((3, 3, 4, 5)), rng.random((3, 1, 6, 2))
+    brain = m.BrainParametersProto(
+        brain_name="Old",
+        vector_action_size_deprecated=[2],
+        vector_action_space_type_deprecated=m.continuous,
+    )
+    cameras = m.OldBrainParametersProto()
+    cameras.camera_resolutions.add(width=5, height=4, gray_scale=False)
+    cameras.camera_resolutions.add(width=2, height=6, gray_scale=True)
+    infos = [
+        m.OldAgentInfoProto(
+            visual_observations=[encode_png(one.astype(np.float32)) for one in images],
+            stored_vector_actions=[1.0, 2.0],
+            reward=0.5,
+            done=k == 2,
+            max_step_reached=k == 2,
+        )
+        for k, images in enumerate(zip(colour, grey, strict=True))
+    ]
+    path = tmp_path / "old.demo"
+    announced = brain.SerializeToString() + cameras.SerializeToString()
+    records = b"".join(map(delimited, [announced, *infos]))
+    path.write_bytes(demo_header(number_steps=3) + records)
+    demo = read_demo(path)
+    assert [one.shape for one in demo.spec.observation_specs] == [(3, 4, 5), (1, 6, 2)]
+    for found, images in zip(demo.obs, (colour, grey), strict=True):
+        np.testing.assert_allclose(found, images, atol=0.5 / 255 + 1e-6)
+    assert demo.reward.tolist() == [0.5] * 3
+    assert (demo.done.tolist(), demo.interrupted.tolist()) == ([False, False, True],) * 2
+
+
+def test_recorded_pairs_are_of_an_agent_without_number_and_group(tmp_path):
+    spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
+    path = tmp_path / "a.demo"
+    with DemoWriter(path, "B", spec) as writer:
+        writer.append(
+            obs=[np.ones((2, 2), np.float32)],
+            actions=spec.action_spec.random_action(2, np.random.default_rng(0)),
+            reward=np.array([1.0, 2.0], np.float32),
+            done=np.array([False, True]),
+        )
+    data = path.read_bytes()
+    infos = [m.AgentInfoActionPairProto.FromString(one).agent_info for one in pairs_of(data)]
+    assert [(info.id, info.group_id, info.group_reward) for info in infos] == [(0, 0, 0.0)] * 2
+    assert [(info.reward, info.done, info.max_step_reached) for info in infos] == [
+        (1.0, False, False),
+        (2.0, True, False),
+    ]
+
+
+def pairs_of(data: bytes) -> list[bytes]:
+    """The records behind a demonstration's header and its behavior, each under 128 bytes."""
+    position, records = 33, []
+    while position < len(data):
+        size = data[position]
+        assert size < 128
+        records.append(data[position + 1 : position + 1 + size])
+        position += 1 + size
+    return records[1:]
