@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 from changes import mutations_of, sample
 
 SOURCE = '''
@@ -108,3 +109,12 @@ def test_package_is_mutated_and_the_share_that_is_caught_is_stated(request):
     assert int(row[2]) >= 6
     survivors = [line for line in done.stdout.splitlines() if line.startswith("src/")]
     assert len(survivors) == int(row[5])
+
+
+def test_every_mistake_that_needs_no_test_still_exists_and_has_a_reason(request):
+    root = request.config.rootpath
+    for each in yaml.safe_load((root / "tests/mutations/equivalent.yaml").read_text()):
+        source = (root / each["file"]).read_text(encoding="utf-8")
+        known = {mutation.text for mutation in mutations_of(each["file"], source)}
+        assert each["mutation"] in known, each
+        assert each["reason"]
