@@ -87,6 +87,7 @@ class Slow:
             self.targets()
         means = []
         for number in range(1, N_EPOCHS + 1):
+            self.log_ratios = []
             losses, entropy = self.losses()
             for parameter in parameters:
                 parameter.grad = None
@@ -118,6 +119,7 @@ class Slow:
             old = self.given["log_prob"][message, agent]
             for log_prob, before in zip(log_probs, old, strict=True):
                 ratio = (log_prob - float(before)).exp()
+                self.log_ratios.append(ratio.log().item())
                 clipped = ratio.clamp(1 - EPSILON, 1 + EPSILON)
                 gains.append(torch.minimum(ratio * advantage, clipped * advantage))
         return gains, entropies
@@ -241,6 +243,24 @@ class SlowPPO(Slow):
     def weighted(policy, value):
         return policy + 0.5 * value
 
+    def statistics(self) -> dict[str, float]:
+        """Of the last pass over the rows, and of the values before the first."""
+        far = [ratio for ratio in self.log_ratios if abs(math.exp(ratio) - 1) > EPSILON]
+        shares = []
+        for s, _ in enumerate(self.signals):
+            columns = [(self.returns[key], self.values[key]) for key in self.returns if key[1] == s]
+            left = np.var([returns - value for returns, value in columns])
+            shares.append(1 - left / np.var([returns for returns, _ in columns]))
+        result = {
+            "Policy/approx_kl": mean(math.exp(x) - 1 - x for x in self.log_ratios),
+            "Policy/clip_fraction": len(far) / len(self.log_ratios),
+            "Policy/explained_variance": mean(shares),
+        }
+        for s, name in enumerate(self.signals):
+            own = [value for (_, signal), value in self.values.items() if signal == s]
+            result[f"Policy/{name.capitalize()} Value Estimate"] = mean(own)
+        return result
+
 
 class SlowPOCA(Slow):
     """Groups begin and end together, so that a group's members are those with its number."""
@@ -252,7 +272,7 @@ class SlowPOCA(Slow):
     def targets(self) -> None:
         """Lambda returns, baselines and advantages of each row."""
         self.critic.notice(3)
-        self.returns, advantages = {}, {}
+        self.returns, advantages, self.values, self.baselines = {}, {}, [], []
         for t in self.trajectories:
             end = t.messages[-1] + 1
             everyone = [self.seen(end, mate, after=True)[0] for mate in self.mates(t.agent)]
@@ -263,7 +283,9 @@ class SlowPOCA(Slow):
                 later = self.reward(*key) + GAMMAS["extrinsic"] * mixed
                 after = float(self.value(*key))
                 self.returns[key] = later
-                advantages[key] = later - float(self.baseline(*key))
+                self.values.append(after)
+                self.baselines.append(float(self.baseline(*key)))
+                advantages[key] = later - self.baselines[-1]
         self.advantages = standardised(advantages)
 
     def reward(self, message: int, agent: int) -> float:
@@ -310,6 +332,12 @@ class SlowPOCA(Slow):
     def weighted(policy, value, baseline):
         return policy + 0.5 * (value + 0.5 * baseline)
 
+    def statistics(self) -> dict[str, float]:
+        return {
+            "Policy/Extrinsic Value Estimate": mean(self.values),
+            "Policy/Extrinsic Baseline Estimate": mean(self.baselines),
+        }
+
 
 def assert_updates_agree(training: Training, slow: Slow, names: list[str]) -> None:
     losses = slow.learn()
@@ -317,6 +345,9 @@ def assert_updates_agree(training: Training, slow: Slow, names: list[str]) -> No
     fast, numbers = training.learner.algorithm, training.learner.statistics
     reported = [numbers.mean(f"Losses/{name} Loss") for name in names]
     assert reported == pytest.approx([abs(losses[0]), *losses[1:]], rel=1e-4)
+    expected = {"Policy/Learning Rate": slow.rate, "Policy/Epsilon": EPSILON, "Policy/Beta": BETA}
+    for tag, number in (expected | slow.statistics()).items():
+        assert numbers.mean(tag) == pytest.approx(number, rel=1e-3, abs=1e-6), tag
     pairs = zip(
         [*slow.policy.parameters(), *slow.critic.parameters()],
         [*fast.policy.parameters(), *fast.critic.parameters()],

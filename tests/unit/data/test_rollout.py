@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -178,3 +180,174 @@ def test_sequences_that_are_not_full_count_as_full_ones_towards_an_update():
         assert storage.n_closed == waiting
     storage.clear_closed()
     assert storage.n_closed == 0
+
+
+RECURRENT = {
+    "obs_0": Field(shape=(2,)),
+    "choice": Field(shape=(1,), dtype=np.int64),
+    "memory": Field(shape=(3,), every=2),
+    "next": Field(shape=(), dtype=np.int64, at_end=True),
+}
+
+
+def play(storage: Trajectories, n_steps: int, *, seed: int, n_slots: int = 3) -> list:
+    """Random steps of some agents, and what closed in each; all numbers differ."""
+    rng, closed = np.random.default_rng(seed), []
+    for _ in range(n_steps):
+        slots = np.flatnonzero(rng.random(n_slots) < 0.8)
+        n = len(slots)
+        storage.decide(
+            slots,
+            {
+                "obs_0": rng.random((n, 2)),
+                "choice": rng.integers(1000, size=(n, 1)),
+                "memory": rng.random((n, 3)),
+            },
+        )
+        ends = rng.random(n) < 0.2
+        for over in (True, False):
+            some = ends == over
+            k = int(some.sum())
+            closed.append(
+                storage.outcome(
+                    slots[some],
+                    rng.random(k).astype(np.float32),
+                    [rng.random((k, 2)).astype(np.float32)],
+                    ended=over,
+                    interrupted=rng.random(k) < 0.5 if over else None,
+                    at_end={"next": rng.integers(1000, size=k)},
+                )
+            )
+    return [one for one in closed if one is not None]
+
+
+def everything(storage: Trajectories) -> list:
+    rollout = storage.rollout()
+    arrays = [rollout.fields[name] for name in ("obs_0", "choice", "reward")]
+    arrays += [rollout.starts, rollout.lengths, rollout.terminated, *rollout.next_obs]
+    arrays += [rollout.slots, rollout.begins, rollout.ended, rollout.at_end["next"]]
+    sequences = -(-rollout.lengths // 2)
+    arrays += [memory[:n] for memory, n in zip(rollout.memory, sequences, strict=True)]
+    return [array.copy() for array in arrays]
+
+
+def recurrent(capacity: int = 4) -> Trajectories:
+    storage = Trajectories(RECURRENT, n_obs=1, horizon=5, capacity=capacity)
+    storage.reserve(3)
+    return storage
+
+
+def test_storage_taken_up_again_goes_on_as_it_would_have():
+    one, dirty = recurrent(), recurrent()
+    fresh = Trajectories(RECURRENT, n_obs=1, horizon=5, capacity=1)
+    play(one, 23, seed=1)
+    play(dirty, 9, seed=2)
+    closed, opened = one.closed_state(), one.open_state(3)
+    went_on = copy.deepcopy(one)
+    one.drop_open()  # the copies are copies
+    one.clear_closed()
+    play(one, 5, seed=6)
+    for storage in (fresh, dirty):
+        storage.load_closed_state(closed)
+        storage.load_open_state(opened)
+        assert storage.n_closed == went_on.n_closed > 23
+        assert storage.n_held == went_on.n_held
+        for name, values in storage.open_state(3)["rows"].items():
+            np.testing.assert_array_equal(values, opened["rows"][name])
+    returns = [
+        [(c.episode_returns, c.episode_lengths) for c in play(storage, 30, seed=3)]
+        for storage in (went_on, fresh, dirty)
+    ]
+    assert returns[0] == returns[1] == returns[2]
+    for a, b, c in zip(everything(went_on), everything(fresh), everything(dirty), strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(a, c)
+
+
+def test_storage_that_had_room_from_the_start_keeps_the_same_rows():
+    grown, roomy = recurrent(capacity=1), recurrent(capacity=1000)
+    late = Trajectories(RECURRENT, n_obs=1, horizon=5, capacity=7)
+    late.reserve(1)
+    for storage in (grown, roomy):
+        play(storage, 8, seed=7, n_slots=1)
+        play(storage, 60, seed=4)
+    play(late, 8, seed=7, n_slots=1)
+    late.reserve(2)  # with an open trajectory
+    late.reserve(3)
+    late.reserve(1)
+    play(late, 60, seed=4)
+    for a, b, c in zip(everything(grown), everything(roomy), everything(late), strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(a, c)
+
+
+def test_what_closes_says_how_long_episodes_were_and_what_they_gained():
+    storage = _storage()
+    storage.reserve(2)
+    closed = []
+    for time in range(6):
+        slots = np.array([0, 1]) if time < 3 else np.array([0])
+        obs = np.full((len(slots), 2), time, np.float32)
+        storage.decide(slots, {"obs_0": obs})
+        ended = slots == 1 if time == 2 else np.full(len(slots), time == 5)
+        for over in (True, False):
+            some = ended == over
+            reward = (slots[some] + 1.0).astype(np.float32)
+            interrupted = np.zeros(int(some.sum()), np.bool_) if over else None
+            closed.append(
+                storage.outcome(
+                    slots[some], reward, [obs[some]], ended=over, interrupted=interrupted
+                )
+            )
+    first, full, last = (one for one in closed if one is not None)
+    assert (first.n_rows, first.episode_returns, first.episode_lengths) == (3, [6.0], [3])
+    assert (full.n_rows, full.episode_returns, full.episode_lengths) == (HORIZON, [], [])
+    assert (last.n_rows, last.episode_returns, last.episode_lengths) == (2, [6.0], [6])
+    assert [one.obs[0][:, 0].tolist() for one in (first, full, last)] == [
+        [0, 1, 2], [0, 1, 2, 3], [4, 5],
+    ]  # fmt: skip
+    rollout = storage.rollout()
+    assert rollout.slots.tolist() == [1, 0, 0]
+    assert rollout.begins.tolist() == [True, True, False]
+    assert rollout.ended.tolist() == [True, False, True]
+    assert rollout.starts.tolist() == [0, 3, 7]
+    assert rollout.n_rows == storage.n_closed == 9
+
+
+def test_rows_of_open_trajectories_are_counted_and_listed_with_those_that_wait():
+    storage = recurrent()
+    for number in range(3):
+        slots = np.array([0, 2]) if number < 2 else np.array([2])
+        values = np.arange(len(slots))[:, None] + 10 * number
+        rows = {"obs_0": np.zeros((len(slots), 2)), "memory": np.zeros((len(slots), 3))}
+        storage.decide(slots, {**rows, "choice": values})
+        if number < 2:
+            zeros = np.zeros(len(slots), np.float32)
+            storage.outcome(slots, zeros, [np.zeros((len(slots), 2))], ended=False)
+    assert storage.open_values("choice")[:, 0].tolist() == [0, 10, 1, 11, 20]
+    assert storage.n_closed == 0
+    assert storage.n_held == 2 + 2  # rows that wait for what follows count when they have it
+    storage.drop_open(np.array([0]))
+    assert storage.open_values("choice")[:, 0].tolist() == [1, 11, 20]
+    assert storage.n_held == 2
+    storage.drop_open()
+    assert storage.n_held == len(storage.open_values("choice")) == 0
+
+
+def test_an_episode_after_one_that_was_dropped_begins_anew():
+    storage, slots = _storage(), np.array([0])
+    storage.reserve(1)
+    obs = np.zeros((1, 2), np.float32)
+    for _ in range(2):
+        storage.decide(slots, {"obs_0": obs})
+        storage.outcome(slots, np.ones(1, np.float32), [obs], ended=False)
+    storage.drop_open(slots)
+    storage.decide(slots, {"obs_0": obs})
+    closed = storage.outcome(
+        slots, np.full(1, 5.0, np.float32), [obs], ended=True, interrupted=np.array([True])
+    )
+    assert (closed.episode_returns, closed.episode_lengths) == ([5.0], [1])
+    rollout = storage.rollout()
+    assert rollout.begins.tolist() == [True]
+    assert rollout.terminated.tolist() == [False]
+    assert rollout.lengths.tolist() == [1]

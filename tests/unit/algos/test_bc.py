@@ -1,0 +1,201 @@
+"""Cloning: which rows an update takes, how fast it learns, and what it keeps."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.algos.bc import BehavioralCloning, hold_out
+from pipeline.algos.policy import Policy, seeded_weights
+from pipeline.data.demonstrations import ExpertRows
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.settings.schema import MemorySettings, NetworkSettings
+
+SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, (3,)))
+
+
+def policy(**network) -> Policy:
+    with seeded_weights(1, "a policy"):
+        return Policy(SPEC, NetworkSettings(hidden_units=8, num_layers=1, **network))
+
+
+def expert(n=20, **given) -> ExpertRows:
+    rng = np.random.default_rng(0)
+    return ExpertRows(
+        obs=[rng.normal(2.0, 3.0, (n, 2)).astype(np.float32)],
+        continuous=rng.uniform(-1, 1, (n, 1)).astype(np.float32),
+        discrete=rng.integers(3, size=(n, 1)).astype(np.int32),
+        **given,
+    )
+
+
+def cloning(rows=None, *, network=None, **changes) -> BehavioralCloning:
+    options = {"batch_size": 6, "num_epoch": 2, "learning_rate": 1e-2, "seed": 1} | changes
+    rows = expert() if rows is None else rows
+    return BehavioralCloning(policy(**(network or {})), rows, **options)
+
+
+def taken(one: BehavioralCloning, monkeypatch) -> list[list[int]]:
+    """Rows of each minibatch of an update."""
+    minibatches, loss = [], one.loss
+    monkeypatch.setattr(
+        one,
+        "loss",
+        lambda obs, rows, recall: (minibatches.append(rows.tolist()), loss(obs, rows, recall))[1],
+    )
+    one.update()
+    return minibatches
+
+
+def weights(one: BehavioralCloning) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in one.policy.parameters()])
+
+
+def test_each_epoch_takes_rows_in_a_new_order_and_leaves_a_rest_that_fills_no_minibatch(
+    monkeypatch,
+):
+    minibatches = taken(cloning(), monkeypatch)
+    assert [len(rows) for rows in minibatches] == [6] * 6
+    for epoch in (minibatches[:3], minibatches[3:]):
+        assert len({row for rows in epoch for row in rows}) == 18
+    assert minibatches[:3] != minibatches[3:]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes"),
+    [
+        ({"batch_size": 50}, [20, 20]),
+        ({"samples_per_update": 13}, [6] * 4),
+        ({"samples_per_update": 3}, [6] * 2),
+        ({"samples_per_update": 500, "num_epoch": 1}, [6] * 3),
+        ({"batch_size": 1, "samples_per_update": 4, "num_epoch": 1}, [1] * 4),
+    ],
+)
+def test_number_of_rows_follows_the_settings(changes, sizes, monkeypatch):
+    assert [len(rows) for rows in taken(cloning(**changes), monkeypatch)] == sizes
+
+
+def test_with_memory_an_update_takes_whole_sequences(monkeypatch):
+    memory = {"memory": MemorySettings(sequence_length=4, memory_size=8)}
+    rows = expert(lengths=np.array([7, 9, 4]))
+    pieces = [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9, 10], [11, 12, 13, 14], [15], [16, 17, 18, 19]]
+    minibatches = taken(cloning(rows, network=memory, batch_size=8, num_epoch=1), monkeypatch)
+    assert len(minibatches) == 3
+    for rows_of_two in minibatches:
+        assert [pair for pair in ((a, b) for a in pieces for b in pieces)
+                if pair[0] + pair[1] == rows_of_two]  # fmt: skip
+    few = {"batch_size": 4, "num_epoch": 1, "samples_per_update": 9}
+    assert len(taken(cloning(rows, network=memory, **few), monkeypatch)) == 2
+    fewest = {"batch_size": 3, "num_epoch": 1, "samples_per_update": 3}
+    assert len(taken(cloning(rows, network=memory, **fewest), monkeypatch)) == 1
+    with pytest.raises(ValueError, match="which episode"):
+        cloning(network=memory)
+
+
+def test_rows_with_weights_are_drawn_by_them_and_sequences_by_that_of_their_first_row():
+    weighed = np.repeat(np.array([1.0, 3.0], np.float32), 10)
+    one = cloning(expert(weights=weighed))
+    assert one.probabilities.tolist() == pytest.approx([1 / 40] * 10 + [3 / 40] * 10)
+    memory = {"memory": MemorySettings(sequence_length=4, memory_size=8)}
+    one = cloning(expert(weights=weighed, lengths=np.array([10, 10])), network=memory)
+    assert one.probabilities.tolist() == pytest.approx([1 / 12] * 3 + [3 / 12] * 3)
+
+
+def test_rate_falls_to_nothing_within_the_steps_and_stays_there():
+    one = cloning(steps=100)
+    assert one.update(step=0) > 0
+    assert one.optimizer.learning_rate == pytest.approx(1e-2)
+    one.update(step=75)
+    assert one.optimizer.learning_rate == pytest.approx(0.25e-2, rel=1e-6)
+    before = weights(one)
+    assert one.update(step=100) == 0.0
+    assert one.update(step=1000) == 0.0
+    assert torch.equal(weights(one), before)
+    constant = cloning()
+    assert constant.update(step=10**9) > 0
+    assert constant.optimizer.learning_rate == 1e-2
+
+
+def test_reported_loss_is_the_mean_over_minibatches_and_falls():
+    one = cloning(batch_size=10, num_epoch=1, learning_rate=1e-9)
+    assert one.update() == pytest.approx(one.measure(), rel=1e-5)
+    learning = cloning(num_epoch=30)
+    assert learning.update() > 1.02 * learning.measure()
+
+
+def test_loss_of_many_rows_is_that_of_all_at_once(monkeypatch):
+    one = cloning()
+    whole = one.measure()
+    assert whole == pytest.approx(
+        one.loss(one.policy.normalizers(one.obs), slice(None)).item(), rel=1e-6
+    )
+    monkeypatch.setattr("pipeline.algos.bc.CHUNK", 7)
+    monkeypatch.setattr(one, "loss", _counted(one.loss, calls := []))
+    assert one.measure() == pytest.approx(whole, rel=1e-5)
+    assert len(calls) == 3
+
+
+def _counted(function, calls):
+    return lambda *args: (calls.append(1), function(*args))[1]
+
+
+def test_observations_of_demonstrations_go_into_the_normaliser_once():
+    one = cloning(network={"normalize": True})
+    one.observe()
+    running = one.policy.normalizers.by_observation["0"]
+    assert float(running.count) == 21
+    assert torch.allclose(running.mean.float(), one.obs[0].sum(0) / 21, atol=1e-5)
+    one.update()
+    assert float(running.count) == 21
+    expected = one.policy.normalizers(one.obs)
+    assert one.measure() == pytest.approx(one.loss(expected, slice(None)).item())
+    cloning().observe()  # nothing to do
+
+
+def test_state_continues_exactly_where_it_was_taken():
+    one, two = cloning(), cloning(seed=2)
+    one.update()
+    two.load_state_dict(copy.deepcopy(one.state_dict()))
+    two.policy.load_state_dict(one.policy.state_dict())
+    one.update()
+    two.update()
+    assert torch.equal(weights(one), weights(two))
+    other = cloning(seed=2)
+    other.policy.load_state_dict(cloning().policy.state_dict())
+    other.update()
+    assert not torch.equal(weights(other), weights(one))
+
+
+def test_rows_are_held_out_at_random_and_none_is_on_both_sides():
+    rows = expert(weights=np.arange(20, dtype=np.float32))
+    taught, checked = hold_out(rows, 0.3, np.random.default_rng(0))
+    assert (len(taught), len(checked)) == (14, 6)
+    numbers = [part.weights.astype(int).tolist() for part in (taught, checked)]
+    assert sorted(numbers[0] + numbers[1]) == list(range(20))
+    assert sorted(numbers[1]) != numbers[1]
+    for part, index in zip((taught, checked), numbers, strict=True):
+        np.testing.assert_array_equal(part.obs[0], rows.obs[0][index])
+        np.testing.assert_array_equal(part.continuous, rows.continuous[index])
+        np.testing.assert_array_equal(part.discrete, rows.discrete[index])
+        assert part.lengths is None
+    again = hold_out(rows, 0.3, np.random.default_rng(0))[1]
+    np.testing.assert_array_equal(again.weights, checked.weights)
+    assert hold_out(expert(), 0.0, np.random.default_rng(0))[0].weights is None
+
+
+def test_sequences_are_held_out_whole():
+    lengths = np.array([7, 9, 4])
+    rows = expert(lengths=lengths, weights=np.arange(20, dtype=np.float32))
+    pieces = [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9, 10], [11, 12, 13, 14], [15], [16, 17, 18, 19]]
+    taught, checked = hold_out(rows, 0.4, np.random.default_rng(0), sequence_length=4)
+    assert (len(taught.lengths), len(checked.lengths)) == (4, 2)
+    seen = []
+    for part in (taught, checked):
+        cuts = np.cumsum(part.lengths)[:-1]
+        seen += [piece.astype(int).tolist() for piece in np.split(part.weights, cuts)]
+    assert sorted(seen) == pieces
+    with pytest.raises(ValueError, match="which episode"):
+        hold_out(expert(), 0.4, np.random.default_rng(0), sequence_length=4)
