@@ -10,6 +10,7 @@ from pipeline.algos.experience import Experience, LearnedRewards
 from pipeline.algos.ppo import PPO
 from pipeline.algos.signals import RewardSignals
 from pipeline.data.rollout import Field, Trajectories
+from pipeline.errors import TrainingError
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 
@@ -197,3 +198,58 @@ def test_each_minibatch_teaches_the_signals_the_rows_that_it_taught_the_policy()
     for tag in ("Losses/Curiosity Forward Loss", "Losses/Curiosity Inverse Loss",
                 "Policy/Curiosity Value Estimate"):  # fmt: skip
         assert np.isfinite(stats[tag])
+
+
+def test_nothing_is_learned_of_a_rollout_that_has_not_begun_or_is_over():
+    signals = RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
+    learned = LearnedRewards(signals, device=CPU)
+    with pytest.raises(ValueError, match="no rollout to learn from"):
+        learned.learn(torch.arange(3))
+    learned.begin(Agents().play(10))
+    learned.learn(torch.arange(3))
+    learned.end(step=0)
+    with pytest.raises(ValueError, match="no rollout to learn from"):
+        learned.learn(torch.arange(3))
+
+
+def test_reported_losses_are_the_means_over_minibatches_of_one_rollout():
+    signals = RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
+    learned = LearnedRewards(signals, device=CPU)
+    losses = iter([1.0, 4.0, 10.0])
+    signals.update = lambda _: {"Losses/RND Loss": torch.tensor(next(losses))}
+    agents = Agents()
+    learned.begin(agents.play(10))
+    for _ in range(2):
+        learned.learn(torch.arange(3))
+    assert learned.end(step=0)["Losses/RND Loss"] == 2.5
+    learned.begin(agents.play(10))
+    learned.learn(torch.arange(3))
+    assert learned.end(step=0)["Losses/RND Loss"] == 10.0
+
+
+def test_a_signals_loss_that_is_not_finite_stops_with_step_and_tag():
+    signals = RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
+    learned = LearnedRewards(signals, device=CPU)
+    learned.begin(Agents().play(10))
+    with torch.no_grad():
+        signals.by_name["rnd"].predictor.dense.layers[0].weight[0, 0] = torch.inf
+    learned.learn(torch.arange(3))
+    with pytest.raises(TrainingError, match="step 7: Losses/RND Loss is not finite"):
+        learned.end(step=7)
+
+
+def test_sums_of_open_episodes_are_kept_in_the_state():
+    parts = []
+    for restored in (False, True):
+        signals = RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
+        agents, learned = Agents(), LearnedRewards(signals, device=CPU)
+        for n in (7, 50):
+            learned.begin(agents.play(n))
+            parts.append(learned.end(step=0).get("Policy/Rnd Reward"))
+            agents.trajectories.clear_closed()
+            if restored:
+                state = learned.state_dict()
+                learned = LearnedRewards(signals, device=CPU)
+                learned.load_state_dict(state)
+    assert parts[:2] == parts[2:]
+    assert parts[1] is not None

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from pipeline.algos.ppo import PPO
+from pipeline.algos.safety import refuse_non_finite_rollout
 from pipeline.data.rollout import Rollout
 from pipeline.errors import TrainingError, UnityPolicyException
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -79,3 +80,22 @@ def test_weights_that_are_not_finite_stop_with_step_and_tensor(algorithm, monkey
         TrainingError, match=r"step 7: the PPO weights of policy\.actor\.heads\.mu\.bias"
     ):
         algorithm.update(experience, step=7)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_rewards_and_last_observations_that_are_not_finite_are_named(algorithm, value):
+    good = rollout(algorithm)
+    refuse_non_finite_rollout(good, step=5)
+    good.next_obs[1][0, 1] = value
+    with pytest.raises(TrainingError, match="step 5: the environment gave observation 1 that is"):
+        refuse_non_finite_rollout(good, step=5)
+    good.fields["reward"][3] = value
+    with pytest.raises(TrainingError, match="step 5: the environment gave a reward that is not"):
+        refuse_non_finite_rollout(good, step=5)
+
+
+def test_log_probabilities_that_are_not_finite_stop_the_decision(algorithm):
+    with torch.no_grad():
+        algorithm.policy.actor.heads.log_sigma[0, 1] = torch.nan
+    with pytest.raises(UnityPolicyException, match="the policy's action is not finite"):
+        algorithm.act(seen(), None)

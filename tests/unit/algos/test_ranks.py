@@ -1,0 +1,44 @@
+"""What learning asks of the processes of a run, answered by a process that learns alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.algos.ranks import ALONE, launched
+from pipeline.errors import SettingsError
+
+GIVEN = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}
+
+
+def test_rank_and_size_are_those_that_a_launcher_has_set(monkeypatch):
+    for name, value in GIVEN.items():
+        monkeypatch.setenv(name, value)
+    assert launched() == (1, 3)
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(SettingsError, match=r"RANK and WORLD_SIZE must be whole numbers .*first"):
+        launched()
+
+
+@pytest.mark.parametrize("missing", GIVEN)
+def test_a_process_that_nobody_has_launched_is_alone(missing, monkeypatch):
+    for name, value in GIVEN.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(missing)
+    assert launched() == (0, 1)
+
+
+def test_a_process_alone_has_all_rows():
+    assert (ALONE.rank, ALONE.size) == (0, 1)
+    assert ALONE.portions(10, 4) == [4, 4]
+    assert ALONE.portions(3, 4) == [3]
+    assert (ALONE.least(7), ALONE.most(7)) == (7, 7)
+    assert len(list(ALONE.weighed([4, 4, 2]))) == 3
+    values = np.array([[1.0], [2.0], [6.0]], np.float32)
+    mean, deviation = ALONE.moments(values)
+    assert (mean, deviation) == pytest.approx((3.0, np.sqrt(14 / 3)))
+    assert ALONE.deviation(torch.from_numpy(values)).tolist() == pytest.approx([np.sqrt(14 / 3)])
+    means = torch.tensor([1.0, 2.0])
+    ALONE.average_(means, 5)
+    assert means.tolist() == [1.0, 2.0]
