@@ -95,8 +95,9 @@ def test_each_step_comes_with_what_it_led_to_and_whether_the_task_ended():
 
 
 def test_what_follows_is_not_gathered_unless_asked_for():
-    taken = Experience(Agents().play(20), device=CPU, with_next_obs=False).take(torch.arange(5))
-    assert taken.next_obs == []
+    experience = Experience(Agents().play(20), device=CPU, with_next_obs=False)
+    assert experience.take(torch.arange(5)).next_obs == []
+    assert experience.after == experience.end_of.tolist() == []
     assert [RewardSignals(SPEC, settings(**{name: {}}), seed=1, device=CPU).needs_next_obs
             for name in ("extrinsic", "rnd", "curiosity")] == [False, False, True]  # fmt: skip
 

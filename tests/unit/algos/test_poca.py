@@ -6,18 +6,23 @@ import torch
 
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
-from pipeline.settings.schema import NetworkSettings, POCASettings, TrainerSettings
+from pipeline.settings.schema import (
+    MemorySettings,
+    NetworkSettings,
+    POCASettings,
+    TrainerSettings,
+)
 from pipeline.trainer.learner import Learner
 
 SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec.create_discrete([3]))
 
 
 def learner(trainer="poca", **changes):
+    given = {"network_settings": NetworkSettings(hidden_units=8, num_layers=1)} | changes
     settings = TrainerSettings(
         trainer_type=trainer,
         hyperparameters=POCASettings(buffer_size=4, batch_size=4),
-        network_settings=NetworkSettings(hidden_units=8, num_layers=1),
-        **changes,
+        **given,
     )
     return Learner("Team", SPEC, settings, seed=1, device=torch.device("cpu"))
 
@@ -167,3 +172,13 @@ def test_other_trainers_learn_from_own_and_group_reward_and_say_so_once(caplog):
     said = [record.message for record in caplog.records if "Group Reward" in record.message]
     assert len(said) == 1
     assert "Please use the POCA trainer" in said[0]
+
+
+def test_a_member_is_known_by_what_it_sees_does_and_remembers():
+    known = ["obs_0", "continuous", "discrete"]
+    assert list(learner().algorithm.member_fields) == [*known, "over"]
+    memory = MemorySettings(sequence_length=2, memory_size=4)
+    network = NetworkSettings(hidden_units=8, num_layers=1, memory=memory)
+    fields = learner(network_settings=network).algorithm.member_fields
+    assert list(fields) == [*known, "memory", "over"]
+    assert fields["memory"].shape == (4,)

@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from golden_cases import demonstration
 
 from pipeline.algos.ppo import PPO, clipped_value_loss, policy_loss, value_loss
 from pipeline.data.rollout import Rollout
@@ -179,6 +180,28 @@ def test_state_continues_exactly_where_it_was_taken():
     two.update(rollout(spec, seed=4), step=10)
     for a, b in zip(one.parameters, two.parameters, strict=True):
         assert torch.equal(a, b)
+
+
+def test_state_of_signals_and_cloning_continues_where_it_was_taken_if_it_is_there(tmp_path):
+    spec = BehaviorSpec([ObservationSpec.vector(5)], ActionSpec(2, ()))  # that of the demonstration
+    cloned = {"demo_path": str(demonstration("ppo, continuous", tmp_path))}
+    with_all = trainer_settings(
+        reward_signals={"extrinsic": {}, "rnd": {}}, behavioral_cloning=cloned
+    )
+    algorithms = [PPO(spec, with_all, seed=seed, device=CPU) for seed in (1, 2)]
+    one, two = algorithms
+    one.update(rollout(spec), step=0)
+    state = copy.deepcopy(one.state_dict())
+    two.load_state_dict(state)
+    for algorithm in algorithms:
+        algorithm.update(rollout(spec, seed=4), step=10)
+    for name, network in one.networks.items():
+        for a, b in zip(network.parameters(), two.networks[name].parameters(), strict=True):
+            assert torch.equal(a, b), name
+    signals_only = trainer_settings(reward_signals={"extrinsic": {}, "rnd": {}})
+    without = PPO(spec, signals_only, seed=3, device=CPU)
+    without.load_state_dict(state)
+    two.load_state_dict(without.state_dict())  # goes on cloning with what it has
 
 
 def test_actions_sent_to_the_environment_are_a_third_of_the_clipped_sample():

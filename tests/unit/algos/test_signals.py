@@ -269,11 +269,13 @@ def test_gail_tells_actions_apart_only_with_use_actions(sees, tmp_path):
         assert torch.equal(told, told[:1].expand(4))
 
 
+@pytest.mark.parametrize("second", [ObservationType.DEFAULT, ObservationType.GOAL_SIGNAL])
 @pytest.mark.parametrize("use_actions", [False, True])
-def test_gradient_penalty_is_over_all_inputs(use_actions, tmp_path):
+def test_gradient_penalty_is_over_all_inputs(use_actions, second, tmp_path):
     """Against derivatives by finite differences, of every number that the discriminator sees."""
     spec = BehaviorSpec(
-        [ObservationSpec.vector(2), ObservationSpec.vector(3)], ActionSpec.create_continuous(1)
+        [ObservationSpec.vector(2), ObservationSpec.vector(3, "second", second)],
+        ActionSpec.create_continuous(1),
     )
     one = signal("gail", spec, tmp_path, use_actions=use_actions)
     one.network.double()

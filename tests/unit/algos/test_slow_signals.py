@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from test_signals import CONTINUOUS, PLAIN, signal, steps
+from test_signals import CONTINUOUS, PLAIN, SMALL, signal, steps
 
 from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.policy import Policy, seeded_weights
@@ -13,6 +16,7 @@ from pipeline.data.demonstrations import ExpertRows
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings.schema import MemorySettings, NetworkSettings
 
+NORMALIZED = {**SMALL, "normalize": True}
 HYBRID = BehaviorSpec([ObservationSpec.vector(3)], ActionSpec.create_hybrid(2, [3, 2]))
 specs = pytest.mark.parametrize(
     "spec", [CONTINUOUS, PLAIN, HYBRID], ids=["continuous", "discrete", "hybrid"]
@@ -83,8 +87,20 @@ def test_curiosity_applies_a_fifth_of_the_forward_loss_and_the_rest_of_the_inver
     loss = 10 * (0.2 * forward + 0.8 * inverse)
     told = {}
     assert_gradients_are_of(loss, net.parameters(), lambda: told.update(one.update(some)))
+    assert [error.shape for error in net.errors(some)] == [(12,)] * 2
     assert told["Losses/Curiosity Forward Loss"].item() == pytest.approx(forward.item(), rel=1e-4)
     assert told["Losses/Curiosity Inverse Loss"].item() == pytest.approx(inverse.item(), rel=1e-4)
+
+
+def test_curiosity_foresees_normalised_observations():
+    one, plain = signal("curiosity", network_settings=NORMALIZED), signal("curiosity")
+    one.observe([torch.randn(50, 3) * 3 + 2])
+    some = steps(n=12)
+    seen = [one.network.normalizers(obs) for obs in (some.obs, some.next_obs)]
+    same = replace(some, obs=seen[0], next_obs=seen[1])
+    for expected, found in zip(plain.network.errors(same), one.network.errors(some), strict=True):
+        torch.testing.assert_close(found, expected)
+        assert len(found.unique()) == 12
 
 
 def test_rnd_applies_the_mean_over_steps_of_summed_squared_errors():
@@ -230,3 +246,16 @@ def test_cloning_applies_squared_errors_of_means_and_cross_entropy_of_choices(sp
     ]
     assert_gradients_are_of(loss, used, lambda: told.append(cloning.update()))
     assert told[0] == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_curiosity_that_counts_for_nothing_is_not_limited():
+    one = signal("curiosity", strength=0.0)
+    one.update(steps())
+    assert float(one.rewards(steps(shift=30.0)).max()) > 10.0
+
+
+def test_gail_rewards_a_step_that_it_is_sure_of_by_16_at_most(tmp_path):
+    one = signal("gail", PLAIN, tmp_path)
+    with torch.no_grad():
+        one.network.estimate.bias.fill_(100.0)
+    assert one.rewards(steps()).tolist() == pytest.approx([-math.log(2.0**-23)] * 64, rel=0.05)
