@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.algos import poca
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.settings.schema import (
@@ -144,6 +145,21 @@ def test_advantages_are_returns_less_baselines_normalised_over_the_buffer():
     values, _ = following(one, rollout)
     gained = rollout.fields["reward"][last] + 0.99 * values
     assert rows.returns[last, 0].numpy() == pytest.approx(gained, abs=1e-5)
+
+
+@pytest.mark.parametrize("limits", [{"_CHUNK": 2}, {"_PLACES": 30}])
+def test_values_of_a_few_moments_at_a_time_are_those_of_all_at_once(limits, monkeypatch):
+    one = learner(time_horizon=2)
+    agents = [{i: (t / 5 + i, t) for i in range(3 if t % 3 else 2)} for t in range(9)]
+    rollout = play(one, *map(message, agents))
+    whole = one.algorithm._experience(rollout)
+    for name, value in limits.items():
+        monkeypatch.setattr(poca, name, value)
+    in_parts = one.algorithm._experience(rollout)
+    for name in ("value", "baseline", "returns", "advantage"):
+        expected = getattr(whole, name)
+        torch.testing.assert_close(getattr(in_parts, name), expected, rtol=1e-4, atol=1e-5)
+        assert len(expected.unique()) > 5
 
 
 def test_own_and_group_returns_are_charted_apart():

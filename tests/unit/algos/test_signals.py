@@ -273,10 +273,8 @@ def test_gail_tells_actions_apart_only_with_use_actions(sees, tmp_path):
 @pytest.mark.parametrize("use_actions", [False, True])
 def test_gradient_penalty_is_over_all_inputs(use_actions, second, tmp_path):
     """Against derivatives by finite differences, of every number that the discriminator sees."""
-    spec = BehaviorSpec(
-        [ObservationSpec.vector(2), ObservationSpec.vector(3, "second", second)],
-        ActionSpec.create_continuous(1),
-    )
+    both = [ObservationSpec.vector(2), ObservationSpec.vector(3, "second", second)]
+    spec = BehaviorSpec(both, ActionSpec.create_continuous(1))
     one = signal("gail", spec, tmp_path, use_actions=use_actions)
     one.network.double()
     pairs = [
