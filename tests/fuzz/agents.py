@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from pipeline.protocol.codec import compressed_steps_bytes, steps_bytes
 from pipeline.protocol.generated import messages as m
 from pipeline.protocol.png import encode_png
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -54,6 +55,13 @@ def agents_of(spec: BehaviorSpec, n: int, n_ended: int, seed: int) -> tuple[Any,
     return decision, TerminalSteps(
         obs, reward, interrupted, agent_id, ids(n_ended), floats(n_ended)
     )
+
+
+def message_of(draw: Any, spec: BehaviorSpec, n: int, n_ended: int, seed: int) -> Any:
+    """A list of agent infos, some of them with images as PNGs."""
+    steps = agents_of(spec, n, n_ended, seed)
+    written = compressed_steps_bytes(*steps, spec, 4) if draw(st.booleans()) else b""
+    return m.UnityRLOutputProto.ListAgentInfoProto.FromString(written or steps_bytes(*steps, spec))
 
 
 def _spoil_agent(draw: Any, info: Any) -> None:

@@ -21,12 +21,11 @@ from pipeline.protocol.codec import (
     actions_bytes,
     decode_actions,
     decode_steps,
-    encode_steps,
 )
 from pipeline.protocol.generated import messages as m
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 
-from .agents import ACTIONS, SPECS, SPOILS, agents_of
+from .agents import ACTIONS, SPECS, SPOILS, message_of
 from .frame import TALLY, fuzz, note_refusal
 from .mutations import messages, mutated
 
@@ -39,8 +38,7 @@ def _conversations(draw: Any) -> tuple[BehaviorSpec, list[bytes]]:
     seed = 4 * draw(st.integers(0, 999))
     out = []
     for _ in range(draw(st.integers(1, 4))):
-        steps = agents_of(spec, n, n_ended, seed + draw(st.integers(0, 3)))
-        message = encode_steps(*steps, spec)
+        message = message_of(draw, spec, n, n_ended, seed + draw(st.integers(0, 3)))
         for _ in range(draw(st.sampled_from((0, 0, 1, 1, 2, 4)))):
             if message.value:
                 info = message.value[draw(st.integers(0, len(message.value) - 1))]

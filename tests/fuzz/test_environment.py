@@ -24,11 +24,11 @@ from pipeline.envs.side_channels import (
 )
 from pipeline.errors import UnityCommunicatorStoppedException
 from pipeline.protocol import side_channels as wire
-from pipeline.protocol.codec import brain_parameters, encode_steps
+from pipeline.protocol.codec import brain_parameters
 from pipeline.protocol.generated import messages as m
 from pipeline.protocol.server import parse_call
 
-from .agents import SPECS, SPOILS, agents_of, spoil_announcement
+from .agents import SPECS, SPOILS, message_of, spoil_announcement
 from .frame import fuzz
 from .mutations import NAMES, messages, mutated
 
@@ -91,7 +91,7 @@ def _conversations(draw: Any) -> list[bytes]:
             brains = [_announcement(draw, name, spec) for name in names]
             message.unity_output.rl_initialization_output.brain_parameters.extend(brains)
         for name in names:
-            infos = encode_steps(*agents_of(spec, n, n_ended, seed + turn % 4), spec)
+            infos = message_of(draw, spec, n, n_ended, seed + turn % 4)
             if _some(draw, 15) and infos.value:
                 draw(st.sampled_from(SPOILS))(draw, draw(st.sampled_from(list(infos.value))))
             message.unity_output.rl_output.agentInfos[name].CopyFrom(infos)
