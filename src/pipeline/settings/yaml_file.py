@@ -17,6 +17,8 @@ from pipeline.settings.nodes import Node
 
 _MOST_VALUES = 200_000
 """Aliases can make a short file describe more values than memory holds; no real one does."""
+_MOST_CHARACTERS = 4_000_000
+"""A longer file would be read for many seconds before anything could be said about it."""
 
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 """Escapes can say them, but neither a path nor a terminal takes them."""
@@ -41,6 +43,7 @@ class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with the core schema of YAML 1.2, and without tags."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML's own class attribute
+    _n_nodes = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()  # type: ignore[no-untyped-call]  # types-PyYAML lacks it
@@ -52,6 +55,9 @@ class _Loader(yaml.SafeLoader):
                 f"the tag {tag!r} is not allowed, settings are plain data",
                 event.start_mark,
             )
+        self._n_nodes += 1
+        if self._n_nodes > _MOST_VALUES:
+            raise _too_many(event)
         node: yaml.Node | None = super().compose_node(parent, index)
         if isinstance(node, yaml.ScalarNode) and (bad := _UNUSABLE.search(node.value)):
             raise _error(node, f"the character U+{ord(bad[0]):04X} is not allowed")
@@ -148,6 +154,11 @@ def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -
     Raises:
         SettingsError: The text is not one YAML document, has a key twice, or uses a tag.
     """
+    if len(text) > _MOST_CHARACTERS:
+        raise SettingsError(
+            f"{source}: has {len(text)} characters, more than the {_MOST_CHARACTERS} that settings "
+            "may have."
+        )
     try:
         root = yaml.compose(text, Loader=_Loader)
         if root is None:
@@ -193,7 +204,7 @@ class _Builder:
     def build(self, node: yaml.Node, line: int) -> Node:
         self._n_values += 1
         if self._n_values > _MOST_VALUES:
-            raise _error(node, f"the file describes more than {_MOST_VALUES} values")
+            raise _too_many(node)
         if isinstance(node, yaml.ScalarNode):
             return Node(_scalar(node), self._source, line, node.value)
         if id(node) in self._open:
@@ -267,6 +278,10 @@ def _whole(node: yaml.ScalarNode) -> int:
 
 def _error(node: yaml.Node, message: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(None, None, message, node.start_mark)
+
+
+def _too_many(node: yaml.Node) -> yaml.MarkedYAMLError:
+    return _error(node, f"the file describes more than {_MOST_VALUES} values")
 
 
 def _syntax_message(error: yaml.MarkedYAMLError, source: str) -> str:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import SettingsError
-from pipeline.settings import dump_yaml, parse_yaml, read_yaml
+from pipeline.settings import dump_yaml, parse_yaml, read_yaml, yaml_file
 from pipeline.settings.nodes import find, to_plain
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ def test_a_key_is_text_as_it_was_written() -> None:
         ("a: &a [*a]\n", "x.yaml:1:", "alias"),
         ("[1, 2]: 3\n", "x.yaml:1:", "key must be text"),
         ("x:\n  <<: 5\n", "x.yaml:2:", "merge key"),
+        (f"a: {' ' * 4_000_000}1\n", "x.yaml:", "more than the 4000000 that settings may have"),
         ("a: ok\nb: \x07\n", "x.yaml:2:", "U+0007"),
         ('a: ok\nb: "\\0"\n', "x.yaml:2:", "U+0000"),
         ('a: ok\n"\\ud800": 3\n', "x.yaml:2:", "U+D800"),
@@ -209,6 +210,12 @@ def test_what_is_written_reads_back_equal(value: Any) -> None:
 @given(st.dictionaries(st.text("abc", min_size=1), SCALARS, max_size=4))
 def test_what_is_written_reads_the_same_under_yaml_1_1(value: Any) -> None:
     assert yaml.safe_load(dump_yaml(value)) == value
+
+
+def test_too_many_values_are_refused_while_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yaml_file, "_MOST_VALUES", 100)
+    with pytest.raises(SettingsError, match=r"x\.yaml:100: .* more than 100 values"):
+        parse_yaml("- 1\n" * 99 + "- [1, 2}", source="x.yaml")  # whose end is never looked at
 
 
 def test_writing_keeps_the_order_and_uses_blocks() -> None:
