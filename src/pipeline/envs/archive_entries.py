@@ -123,7 +123,9 @@ def _kind(mode: int) -> str:
 
 
 def _tar_entries(tar: tarfile.TarFile) -> Iterator[Entry]:
-    for member in tar:
+    while (member := tar.next()) is not None:
+        # tarfile keeps them all, with headers that compress a thousandfold
+        tar.members.clear()  # type: ignore[attr-defined]  # typeshed lacks it
         yield Entry(
             name=member.name,
             kind=_tar_kind(member),

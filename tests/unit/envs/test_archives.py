@@ -3,13 +3,14 @@ from __future__ import annotations
 import os
 import stat
 import tarfile
+import tracemalloc
 import zipfile
 from pathlib import Path
 
 import pytest
 from made_archives import GAME, member, tarred, zip_link, zipped
 
-from pipeline.envs import archives
+from pipeline.envs import archive_entries, archives
 from pipeline.envs.archives import Limits, unpack
 from pipeline.errors import FetchError
 
@@ -204,6 +205,19 @@ def test_a_header_that_says_it_is_huge_is_not_read(tmp_path):
     long_name.size = 1 << 33
     content = long_name.tobuf(tarfile.GNU_FORMAT) + b"\0" * 4096
     assert "a header of the archive says it has" in refusal(tmp_path, content)
+
+
+def test_headers_of_entries_gone_by_take_no_memory(tmp_path):
+    headers = {f"comment{n}": "x" * 300 for n in range(10)}
+    content = tarred(
+        *(member(f"d{n}", type=tarfile.DIRTYPE, pax_headers=headers) for n in range(500))
+    )
+    (tmp_path / "archive").write_bytes(content)
+    tracemalloc.start()
+    with archive_entries.opened(tmp_path / "archive", most_bytes=1 << 30, label="a") as entries:
+        assert sum(1 for _ in entries) == 500
+    assert tracemalloc.get_traced_memory()[1] < 500_000
+    tracemalloc.stop()
 
 
 def test_a_locked_zip_is_refused(tmp_path):
