@@ -23,6 +23,7 @@ from pipeline.export.description import (
 from pipeline.export.graph import build_model
 from pipeline.export.layout import describe
 from pipeline.export.policy import OnnxPolicy, create_session
+from pipeline.export.rules import model_findings
 from pipeline.nets.actor_critic import Actor
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.protocol.steps import DecisionSteps
@@ -147,6 +148,7 @@ def test_declared_shapes_are_read(models, name):
 def test_shipped_model_gives_no_finding_on_its_own_behavior(models, name):
     assert check_model(models / f"{name}.onnx") == []
     assert check_model(models / f"{name}.onnx", SPECS[name]) == []
+    assert model_findings(models / f"{name}.onnx", SPECS[name]) == []
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -122,11 +122,14 @@ def test_ui_without_runs_says_what_to_do(tmp_path, monkeypatch, capsys):
     assert "there are no runs yet" in capsys.readouterr().err
 
 
-def test_onnx_check_refuses_what_is_no_model(tmp_path, capsys):
+@pytest.mark.parametrize("command", ["onnx check", "evaluate", "provenance"])
+def test_what_is_no_model_is_refused(tmp_path, capsys, command):
     path = tmp_path / "a.onnx"
     path.write_bytes(b"nothing")
-    assert cli.main(["onnx", "check", str(path)]) == 2
-    assert "a.onnx" in capsys.readouterr().err
+    env = ["--env", "nowhere"] if command == "evaluate" else []
+    assert cli.main([*command.split(), str(path), *env]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "a.onnx" in line
 
 
 def test_learn_refuses_a_used_run_id_and_a_missing_one(tmp_path, capsys):

@@ -16,16 +16,15 @@ def check(path: Path) -> str:
     Raises:
         ExportError: It cannot be read, or breaks a rule.
     """
-    from pipeline.export.contract import check_model
     from pipeline.export.layout import describe, load
+    from pipeline.export.rules import model_findings, publishing_findings
 
     model = load(path)
-    findings = check_model(model)
-    errors = [str(finding) for finding in findings if finding.severity == "error"]
-    if errors:
-        raise ExportError(f"{path}: " + "; ".join(errors))
+    findings = model_findings(model)
+    if findings:
+        raise ExportError(f"{path}: " + "; ".join(map(str, findings)))
     seen = describe(model)
     lines = [f"{path}: keeps the contract (version {seen.version}, opset {seen.opset})"]
     for title, tensors in (("input", seen.inputs), ("output", seen.outputs)):
         lines += [f"  {title:7} {name} {info.dtype} {info.shape}" for name, info in tensors.items()]
-    return "\n".join([*lines, *(f"  warning {f}" for f in findings)])
+    return "\n".join([*lines, *(f"  note    {one.message}" for one in publishing_findings(model))])

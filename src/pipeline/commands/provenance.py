@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Verdict = Literal["same", "differs", "unknown"]
 _MOST_SHOWN = 12
+_TEXTS = ("stage", "run", "parameters_sha256", "code_sha256")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,13 +80,38 @@ def read(model: Path) -> list[provenance.Record]:
         value = json.loads(held[provenance.KEY])
         known = value["format"] == provenance.FORMAT
         stages: list[provenance.Record] = value["stages"] if known else []
-    except (ValueError, KeyError, TypeError) as error:
+        readable = all(_is_record(one) for one in stages)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ExportError(f"{model}: its provenance cannot be read ({error})") from error
+    if not readable:
+        raise ExportError(f"{model}: its provenance is damaged; export it again from its run")
     if not stages:
         raise ExportError(
             f"{model}: its provenance has another format; use the version that made it"
         )
     return stages
+
+
+def _is_record(one: Any) -> bool:
+    """Whether this has all that is read of a record."""
+    return (
+        isinstance(one, dict)
+        and all(isinstance(one.get(key), str) for key in _TEXTS)
+        and (one["stage"] == "learn" or isinstance(one.get("experiment"), str))
+        and isinstance(one.get("seed"), int)
+        and isinstance(one.get("parameters"), dict)
+        and isinstance(one.get("inputs"), dict)
+        and all(_is_texts(entry, "name", "sha256") for entry in one["inputs"].values())
+        and all(_is_texts(one.get(key)) for key in ("versions", "sources"))
+    )
+
+
+def _is_texts(value: Any, *needed: str) -> bool:
+    return (
+        isinstance(value, dict)
+        and all(isinstance(text, str) for text in value.values())
+        and all(key in value for key in needed)
+    )
 
 
 def _root(tree: Path | None) -> Path:
@@ -152,7 +178,8 @@ def _parameters_now(stage: str, run: tracked.Run) -> Mapping[str, Any]:
 def _input(kind: str, one: Mapping[str, str], root: Path) -> Check:
     what = f"{kind} {one['name']}"
     path = one.get("path")
-    if path is None or not (root / path).exists():
+    elsewhere = path is None or Path(path).is_absolute() or ".." in Path(path).parts
+    if path is None or elsewhere or not (root / path).exists():
         where = "its place is not in the file" if path is None else f"{path} is not in the tree"
         return Check(what=what, verdict="unknown", details=(where,))
     now = common.digest_of(root / path)

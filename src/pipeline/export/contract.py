@@ -147,7 +147,7 @@ def _unexpected_inputs(model: _Model) -> Iterator[Finding]:
     """Rule 15."""
     count = None if model.spec is None else len(model.spec.observation_specs)
     for name in model.inputs:
-        number = re.fullmatch(r"obs_(\d+)", name)
+        number = re.fullmatch(r"obs_(0|[1-9][0-9]{0,5})", name)
         is_sensor = number is not None and (count is None or int(number[1]) < count)
         if not is_sensor and name not in _KNOWN_INPUTS:
             yield warning("15", f"unexpected input {name}: no sensor of the behavior fills it")

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from pipeline.errors import ExportError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import onnx
+    from google.protobuf.message import Message
 
     from pipeline.arrays import AnyArray
 
 Dimension = int | str
+_NAMING_FIELDS = {"name", "input", "output", "op_type", "domain", "dim_param", "key"}
+# Of each element type that policies have, by its number: bytes of a value, and the field for those
+# that are not stored as bytes.
+_STORED = {
+    1: (4, "float_data"),  # float32
+    2: (1, "int32_data"),  # uint8
+    6: (4, "int32_data"),  # int32
+    7: (8, "int64_data"),  # int64
+    9: (1, "int32_data"),  # bool
+    11: (8, "double_data"),  # float64
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +87,55 @@ def load(source: onnx.ModelProto | Path | str) -> onnx.ModelProto:
         raise ExportError(f"{path}: is not an ONNX file; export the policy again") from error
     if not model.HasField("graph") or not model.graph.output:
         raise ExportError(f"{path}: is not an ONNX file with a graph; export the policy again")
+    flaw = data_flaw(model)
+    if flaw is not None:
+        raise ExportError(f"{path}: {flaw}; export the policy again")
     return model
+
+
+def data_flaw(model: onnx.ModelProto) -> str | None:
+    """What keeps the names and tensors of a model from being read; None when nothing does.
+
+    A tensor's data is compared with its declared sizes before anything takes memory for those.
+    """
+    import onnx
+
+    for part in _parts(model):
+        if not all(isinstance(text, str) and text.isprintable() for text in _names(part)):
+            return "a name in it is no printable text"
+        if not isinstance(part, onnx.TensorProto):
+            continue
+        if part.data_location != part.DEFAULT:
+            return f"the weights {part.name!r} lie outside of the file"
+        if min(part.dims, default=0) < 0 or prod(part.dims) != _n_values(part):
+            return f"the tensor {part.name!r} has other data than its type and sizes say"
+    return None
+
+
+def _parts(message: Message) -> Iterator[Message]:
+    """A message and all messages inside of it."""
+    yield message
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in [value] if hasattr(value, "ListFields") else value:
+                yield from _parts(part)
+
+
+def _names(message: Message) -> Iterator[str | bytes]:
+    """The texts of a message that name something, as bytes where they are not UTF-8."""
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_STRING and field.name in _NAMING_FIELDS:
+            yield from [value] if isinstance(value, str | bytes) else value
+
+
+def _n_values(tensor: onnx.TensorProto) -> int:
+    """How many values a tensor holds, in whichever field; -1 when that cannot be."""
+    if tensor.data_type not in _STORED or tensor.HasField("segment"):
+        return -1
+    size, field = _STORED[tensor.data_type]
+    if not tensor.HasField("raw_data"):
+        return len(getattr(tensor, field))
+    return -1 if len(tensor.raw_data) % size else len(tensor.raw_data) // size
 
 
 def describe(source: onnx.ModelProto | Path | str) -> ModelDescription:
@@ -111,6 +176,9 @@ def read_constants(model: onnx.ModelProto) -> dict[str, AnyArray]:
 
     Exporters write them in three forms: an initializer that carries the output's name, a Constant
     node, or an Identity of either.
+
+    Raises:
+        ExportError: One of them holds something else than finite numbers.
     """
     from onnx import numpy_helper
 
@@ -127,11 +195,15 @@ def read_constants(model: onnx.ModelProto) -> dict[str, AnyArray]:
             if node.op_type == "Constant":
                 tensor = next((a.t for a in node.attribute if a.name == "value"), None)
                 return None if tensor is None else numpy_helper.to_array(tensor)
-            name = node.input[0]
+            name = next(iter(node.input), "")
         return None
 
     found = {output.name: value(output.name) for output in model.graph.output}
-    return {name: array for name, array in found.items() if array is not None and array.size}
+    constants = {name: array for name, array in found.items() if array is not None and array.size}
+    for name, array in constants.items():
+        if array.dtype.kind not in "fiub" or not np.isfinite(array).all():
+            raise ExportError(f"the constant {name} of the model holds no finite numbers")
+    return constants
 
 
 def _actions(constants: dict[str, AnyArray]) -> tuple[int, tuple[int, ...]]:
@@ -156,9 +228,8 @@ def _tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
     from onnx import TensorProto, helper
 
     tensor = value.type.tensor_type
-    if tensor.elem_type == TensorProto.UNDEFINED:
-        dtype = "undefined"
-    else:
+    dtype = "undefined"
+    if tensor.elem_type in set(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}:
         dtype = str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     shape = tuple(
         dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?"

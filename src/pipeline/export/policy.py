@@ -9,6 +9,7 @@ import numpy as np
 from pipeline import seeding
 from pipeline.errors import ExportError
 from pipeline.export.layout import describe, load
+from pipeline.export.rules import model_findings
 from pipeline.protocol.specs import ActionTuple
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ class OnnxPolicy:
                 f"{self._name}: version_number is {self.description.version}, only version "
                 f"{SUPPORTED_VERSION} models can be run here; export the policy again"
             )
+        findings = model_findings(self._model)
+        if findings:
+            raise ExportError(f"{self._name}: {'; '.join(map(str, findings))}")
         self._memories: dict[int, FloatArray] = {}
         self._session = create_session(self._model, seed)
 
@@ -78,7 +82,12 @@ class OnnxPolicy:
         if self.description.memory_size:
             feeds["recurrent_in"] = self._recall(agents)
             wanted = [*wanted, "recurrent_out"]
-        result = dict(zip(wanted, self._session.run(wanted, feeds), strict=True))
+        try:
+            result = dict(zip(wanted, self._session.run(wanted, feeds), strict=True))
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ExportError(f"{self._name}: ONNX Runtime cannot run it: {reason}") from error
+        self._refuse_nonsense(result, len(steps))
         if self.description.memory_size:
             self._memories.update(zip(agents, result["recurrent_out"], strict=True))
         return self._actions(result, len(steps))
@@ -136,6 +145,26 @@ class OnnxPolicy:
                 memory[row] = self._memories[agent]
         return memory
 
+    def _refuse_nonsense(self, result: dict[str, AnyArray], n_agents: int) -> None:
+        """Actions and memories that no environment could use."""
+        sizes = self.description.discrete_branches
+        widths = {
+            "continuous_actions": (self.description.continuous_size,),
+            "discrete_actions": (len(sizes),),
+            "recurrent_out": (1, self.description.memory_size),
+        }
+        for name, values in result.items():
+            shape = (n_agents, *widths[name.removeprefix("deterministic_")])
+            if values.shape != shape:
+                flaw = f"has shape {list(values.shape)}, not {list(shape)}"
+            elif not np.isfinite(values).all():
+                flaw = "holds values that are not finite"
+            elif name.endswith("discrete_actions") and not ((values >= 0) & (values < sizes)).all():
+                flaw = f"holds choices that the branches {list(sizes)} lack"
+            else:
+                continue
+            raise ExportError(f"{self._name}: the output {name} {flaw}; export the policy again")
+
     def _actions(self, result: dict[str, AnyArray], n_agents: int) -> ActionTuple:
         sizes = {
             "continuous": self.description.continuous_size,
@@ -178,10 +207,11 @@ def create_session(model: onnx.ModelProto, seed: int, extra_outputs: Sequence[st
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what it says of errors, they carry themselves
     try:
         return onnxruntime.InferenceSession(
             copy.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
     except Exception as error:
-        raise ExportError(f"ONNX Runtime refuses the model: {error}") from error
+        reason = str(error).strip().splitlines()[0]
+        raise ExportError(f"ONNX Runtime refuses the model: {reason}") from error

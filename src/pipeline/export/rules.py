@@ -1,12 +1,14 @@
-"""What a model must keep to before we publish it: stricter than what Unity's loader accepts."""
+"""What a model must keep to before we publish or run it, beside what Unity's loader looks at."""
 
 from __future__ import annotations
 
+import re
+from math import prod
 from typing import TYPE_CHECKING
 
 from pipeline.export.contract import check_model
 from pipeline.export.findings import error
-from pipeline.export.layout import TensorInfo, describe, inputs, load, outputs, read_constants
+from pipeline.export.layout import data_flaw, describe, inputs, load, outputs, read_constants
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,84 +69,155 @@ _CONSTANTS = (
     "discrete_action_output_shape",
 )
 _ACTION_TYPES = {"continuous_actions": "float32", "discrete_actions": "int64"}
-_MEMORIES = ("recurrent_in", "recurrent_out")
+_OBSERVED = re.compile(r"(obs|visual_observation)_[0-9]+\Z|vector_observation\Z")
+_V2 = 2
+MOST_NUMBERS = 1 << 26
+"""Numbers that a model may compute for one agent; policies take a few million."""
 
 
-def publishing_findings(source: onnx.ModelProto | Path | str, spec: BehaviorSpec) -> list[Finding]:
-    """Everything that keeps a model from being published for `spec`; empty when nothing does.
+def model_findings(
+    source: onnx.ModelProto | Path | str, spec: BehaviorSpec | None = None
+) -> list[Finding]:
+    """Everything that speaks against a model, whoever exported it; empty when nothing does.
+
+    Args:
+        source: the model or its file.
+        spec: the behavior that it is to drive; None leaves out what compares the two.
 
     Raises:
-        ExportError: The file cannot be read as ONNX.
+        ExportError: The file cannot be read as ONNX, or a constant of it as numbers.
     """
     model = load(source)
-    findings = [*check_model(model, spec), *check_model(model, spec, deterministic=True)]
-    findings += _file_rules(model)
-    findings += _tensor_rules(model)
-    findings += _graph_rules(model)
-    findings += _memory_rules(model)
+    flaw = data_flaw(model)
+    if flaw is not None:
+        return [error("publish-data", flaw)]
+    findings = check_model(model, spec)
+    for rules in (_file_rules, _tensor_rules, _graph_rules, _action_rules, _memory_rules):
+        findings += rules(model)
+    return list(dict.fromkeys(findings))
+
+
+def publishing_findings(
+    source: onnx.ModelProto | Path | str, spec: BehaviorSpec | None = None
+) -> list[Finding]:
+    """Everything that keeps a model from being published for `spec`; empty when nothing does.
+
+    To `model_findings` this adds what exports of earlier packages leave out.
+    """
+    model = load(source)
+    findings = model_findings(model, spec)
+    if data_flaw(model) is None:
+        findings += check_model(model, spec, deterministic=True)
+        findings += _recurrent_batch(model)
     return list(dict.fromkeys(findings))
 
 
 def _file_rules(model: onnx.ModelProto) -> Iterator[Finding]:
-    """Opset, IR version, external data, and ONNX's own checker."""
-    from onnx import TensorProto, checker
+    """Opset, IR version, ONNX's own checker, and sizes of everything that is computed."""
+    from onnx import checker, shape_inference
 
     opsets = [(entry.domain, entry.version) for entry in model.opset_import]
     if opsets != [("", PUBLISHED_OPSET)]:
         yield error("publish-opset", f"opset imports are {opsets}, not default {PUBLISHED_OPSET}")
     if model.ir_version not in PUBLISHED_IR:
         yield error("publish-ir", f"IR version is {model.ir_version}, not 4 to 6")
-    external = [
-        tensor.name
-        for tensor in model.graph.initializer
-        if tensor.data_location == TensorProto.EXTERNAL
-    ]
-    if external:
-        yield error("publish-external-data", f"weights lie outside the file: {external}")
-        return
     try:
-        checker.check_model(model, full_check=True)
-    except Exception as problem:  # noqa: BLE001  # the checker raises several unrelated types
+        checker.check_model(model)
+        inferred = shape_inference.infer_shapes(model, check_type=True, strict_mode=True).graph
+    except Exception as problem:  # noqa: BLE001  # it raises several unrelated types
         yield error("publish-checker", f"onnx.checker: {str(problem).strip().splitlines()[0]}")
+        return
+    values = [*inferred.input, *inferred.value_info, *inferred.output]
+    shapes = [[dim.dim_value for dim in one.type.tensor_type.shape.dim] for one in values]
+    if any(min(shape, default=0) < 0 for shape in shapes):
+        yield error("publish-size", "a tensor has a negative size")
+    total = sum(prod(max(size, 1) for size in shape) for shape in shapes)
+    if total > MOST_NUMBERS:
+        yield error("publish-size", f"{total} numbers for one agent, more than {MOST_NUMBERS}")
 
 
 def _tensor_rules(model: onnx.ModelProto) -> Iterator[Finding]:
-    """Names of batch axes and element types."""
+    """Names of batch axes, element types, and values of constants."""
     declared = outputs(model)
-    batched = {name: info for name, info in declared.items() if name in _ACTION_TYPES}
+    types = dict(_ACTION_TYPES)
+    batched = {name: info for name, info in declared.items() if name in types}
+    if describe(model).version == _V2:  # log probabilities, with any batch declared
+        types["discrete_actions"] = "float32"
+        batched.pop("discrete_actions", None)
     for name, info in (inputs(model) | batched).items():
         if info.shape[:1] != (BATCH_AXIS,):
             yield error("publish-batch", f"{name} has shape {list(info.shape)}, not [batch, …]")
-    for name, dtype in _ACTION_TYPES.items():
-        for tensor in (name, f"deterministic_{name}"):
-            if tensor in declared and declared[tensor].dtype != dtype:
-                yield error("publish-type", f"{tensor} is {declared[tensor].dtype}, not {dtype}")
+    typed = {name: info for name, info in inputs(model).items() if _OBSERVED.match(name)}
+    types |= dict.fromkeys([*typed, "action_masks", "recurrent_in", "recurrent_out"], "float32")
+    for name, info in (inputs(model) | declared).items():
+        dtype = types.get(name.removeprefix("deterministic_"), info.dtype)
+        if info.dtype != dtype:
+            yield error("publish-type", f"{name} is {info.dtype}, not {dtype}")
     for name, value in read_constants(model).items():
         if name in _CONSTANTS and str(value.dtype) != "float32":
             yield error("publish-constant", f"constant {name} is {value.dtype}, not float32")
+        elif name in _CONSTANTS and ((value % 1 != 0).any() or (value < -1).any()):
+            yield error("publish-constant", f"constant {name} is {value.tolist()}, no whole number")
+
+
+def _action_rules(model: onnx.ModelProto) -> Iterator[Finding]:
+    """Masks and actions as wide as the constants say."""
+    described = describe(model)
+    branches = described.discrete_branches
+    masks = described.inputs.get("action_masks")
+    if branches and masks is not None and masks.shape[1:] != (sum(branches),):
+        yield error("publish-masks", f"action_masks are {list(masks.shape)} for {sum(branches)}")
+    if described.version == _V2:
+        return  # which declares any shape
+    widths = {"continuous_actions": described.continuous_size, "discrete_actions": len(branches)}
+    for kind, width in widths.items():
+        if width and kind not in described.outputs:
+            yield error("publish-actions", f"there is no output {kind}, but a size of {width}")
+        for name in (kind, f"deterministic_{kind}"):
+            found = described.outputs.get(name)
+            if found is not None and found.shape[1:] != (width,):
+                yield error(
+                    "publish-actions", f"{name} is {list(found.shape)}, not [batch, {width}]"
+                )
 
 
 def _memory_rules(model: onnx.ModelProto) -> Iterator[Finding]:
-    """Shape and type of what a recurrent model takes and gives; neither without memory."""
-    size = describe(model).memory_size
-    wanted = TensorInfo(dtype="float32", shape=(BATCH_AXIS, 1, size))
-    for name, declared in zip(_MEMORIES, (inputs(model), outputs(model)), strict=True):
+    """Shape of what a recurrent model takes and gives; neither without memory."""
+    described = describe(model)
+    size = described.memory_size
+    for name, declared in (
+        ("recurrent_in", described.inputs),
+        ("recurrent_out", described.outputs),
+    ):
         found = declared.get(name)
-        if size > 0 and found is not None and found != wanted:
-            message = f"{name} is {found.dtype} {list(found.shape)}, not float32 [batch, 1, {size}]"
-            yield error("publish-memory", message)
+        if size > 0 and found is not None and found.shape[1:] != (1, size):
+            yield error("publish-memory", f"{name} is {list(found.shape)}, not [batch, 1, {size}]")
         if size == 0 and found is not None:
             yield error("publish-memory", f"there is {name}, but memory_size is 0")
 
 
+def _recurrent_batch(model: onnx.ModelProto) -> Iterator[Finding]:
+    """Earlier packages declare any batch for what is remembered."""
+    found = outputs(model).get("recurrent_out")
+    if found is not None and found.shape[:1] != (BATCH_AXIS,):
+        yield error("publish-memory", f"recurrent_out is {list(found.shape)}, not [batch, …]")
+
+
 def _graph_rules(model: onnx.ModelProto) -> Iterator[Finding]:
-    """Operators, and inputs that nothing reads."""
+    """Operators, their random numbers, and inputs that nothing reads."""
     unknown = sorted(
         {n.op_type for n in model.graph.node if n.domain}
         | ({n.op_type for n in model.graph.node} - SAFE_OPERATORS)
     )
     if unknown:
         yield error("publish-operators", f"operators outside the safe vocabulary: {unknown}")
+    for node in model.graph.node:
+        given = {one.name: one for one in node.attribute}
+        if node.op_type == "RandomNormalLike" and "scale" in given and not given["scale"].f > 0.0:
+            # ONNX Runtime ends the whole process over such a one
+            yield error("publish-operators", f"random numbers of a spread of {given['scale'].f}")
+        if node.op_type == "Multinomial" and "sample_size" in given and given["sample_size"].i != 1:
+            yield error("publish-operators", f"{given['sample_size'].i} choices at once, not 1")
     used = {name for node in model.graph.node for name in node.input}
     unused = [name for name in inputs(model) if name not in used]
     if unused:

@@ -85,8 +85,9 @@ def _actions(
 ) -> Iterator[Finding]:
     """Rules 17 to 19 and v2-d."""
     action = spec.action_spec
-    if "prev_action" in inputs and inputs["prev_action"].shape[-1] != action.discrete_size:
-        found = inputs["prev_action"].shape[-1]
+    previous = inputs["prev_action"].shape[-1:] if "prev_action" in inputs else ()
+    if "prev_action" in inputs and previous != (action.discrete_size,):
+        found = list(previous)
         yield warning("17", f"prev_action has {found} values for {action.discrete_size} branches")
     is_legacy = "continuous_action_output_shape" not in constants and (
         "discrete_action_output_shape" not in constants

@@ -211,6 +211,38 @@ def test_a_mistake_is_told_on_one_line(mistake, tmp_path, capsys):
     assert expected in error
 
 
+DAMAGE = {
+    **{f"no {key}": {key: None} for key in ("stage", "run", "seed", "inputs", "sources")},
+    **{f"{key} of another kind": {key: [1]} for key in ("parameters", "versions", "inputs")},
+    "a stage of the graph without its experiment": {"stage": "train"},
+    "an input without a digest": {"inputs": {"environment": {"name": "ball"}}},
+    "an input at a number": {"inputs": {"environment": {"name": "b", "sha256": "0", "path": 3}}},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_record_is_refused_in_one_line(damage, tree, tmp_path, capsys):
+    damaged = record(tree) | DAMAGE[damage]
+    file = model(tmp_path / "m.onnx", record(tree))
+    held = onnx.load(file)
+    text = json.dumps({"format": provenance.FORMAT, "stages": [record(tree), damaged]})
+    held.metadata_props[0].value = text
+    file.write_bytes(held.SerializeToString())
+    assert main(["provenance", str(file), "--tree", str(tree)]) == 2
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert "its provenance is damaged" in error
+
+
+@pytest.mark.parametrize("path", ["../outside", "/etc/hostname"])
+def test_a_record_cannot_have_a_file_outside_of_the_tree_read(path, tree, tmp_path, capsys):
+    (tmp_path / "outside").write_text("secret")
+    entry = {"name": "ball", "path": path, "sha256": "0"}
+    facts = told(capsys, model(tmp_path / "m.onnx", record(tree, inputs={"env": entry})), tree)
+    (check,) = (one for one in facts["checks"] if one["what"] == "env ball")
+    assert check["verdict"] == "unknown"
+
+
 def test_a_tree_that_is_no_checkout_is_refused(tree, tmp_path, capsys):
     file = model(tmp_path / "m.onnx", record(tree))
     assert main(["provenance", str(file), "--tree", str(tmp_path)]) == 2

@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from pipeline.commands.onnx import check
+from pipeline.errors import ExportError
 from pipeline.export.contract import check_model
 from pipeline.export.graph import build_model
 from pipeline.export.layout import describe, read_constants
-from pipeline.export.rules import publishing_findings
+from pipeline.export.policy import OnnxPolicy
+from pipeline.export.rules import model_findings, publishing_findings
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 from . import reference
@@ -300,6 +303,137 @@ def declare_float_choices(candidate):
     output.type.tensor_type.elem_type = TensorProto.FLOAT
 
 
+def set_the_newest_opset(candidate):
+    candidate.opset_import[0].version = 99
+
+
+def use_a_foreign_operator(candidate):
+    next(node for node in candidate.graph.node if node.op_type == "Sigmoid").domain = "com.other"
+
+
+def widen(name):
+    def damage(candidate):
+        declared = [*candidate.graph.input, *candidate.graph.output]
+        tensor = next(one for one in declared if one.name == name)
+        tensor.type.tensor_type.shape.dim[1].dim_value += 1
+
+    return damage
+
+
+def deny(name):
+    def damage(candidate):
+        weights = candidate.graph.initializer
+        index = next(i for i, w in enumerate(weights) if w.name == name)
+        del weights[index]
+        outputs = candidate.graph.output
+        del outputs[next(i for i, one in enumerate(outputs) if one.name == name)]
+
+    return damage
+
+
+def constant(name, *values):
+    def damage(candidate):
+        weight = next(w for w in candidate.graph.initializer if w.name == name)
+        weight.raw_data = np.array(values, np.float32).tobytes()
+
+    return damage
+
+
+def use_doubles_to_observe(candidate):
+    observed = next(one for one in candidate.graph.input if one.name == "obs_0")
+    observed.type.tensor_type.elem_type = TensorProto.DOUBLE
+
+
+def make_noise_of_no_spread(candidate):
+    node = next(node for node in candidate.graph.node if node.op_type == "RandomNormalLike")
+    next(one for one in node.attribute if one.name == "scale").f = 0.0
+
+
+def draw_twice(candidate):
+    node = next(node for node in candidate.graph.node if node.op_type == "Multinomial")
+    next(one for one in node.attribute if one.name == "sample_size").i = 2
+
+
+def compute_too_much(candidate):
+    """Two small tensors whose product is large."""
+    column = numpy_helper.from_array(np.zeros((1 << 13, 1), np.float32), "column")
+    row = numpy_helper.from_array(np.zeros((1, 1 << 13), np.float32), "row")
+    candidate.graph.initializer.extend((column, row))
+    candidate.graph.node.append(helper.make_node("MatMul", ["column", "row"], ["square"]))
+
+
+def shorten_its_data(candidate):
+    weight = candidate.graph.initializer[0]
+    weight.raw_data = weight.raw_data[:-4]
+
+
+def claim_a_huge_size(candidate):
+    candidate.graph.initializer[0].dims.insert(0, 1 << 40)
+
+
+def name_it_in_two_lines(candidate):
+    candidate.graph.initializer[0].name = "a\nb"
+
+
+@pytest.mark.parametrize(
+    ("rule", "damage"),
+    [
+        ("2", deny("version_number")),
+        ("3", deny("memory_size")),
+        ("publish-opset", set_the_newest_opset),
+        ("publish-operators", use_a_foreign_operator),
+        ("publish-masks", widen("action_masks")),
+        ("publish-actions", widen("continuous_actions")),
+        ("publish-actions", widen("deterministic_discrete_actions")),
+        ("publish-actions", constant("continuous_action_output_shape", 3.0)),
+        ("publish-masks", constant("discrete_action_output_shape", 4.0)),
+        ("publish-constant", constant("discrete_action_output_shape", 2.5)),
+        ("publish-constant", constant("continuous_action_output_shape", -2.0)),
+        ("publish-type", use_doubles_to_observe),
+        ("publish-operators", make_noise_of_no_spread),
+        ("publish-operators", draw_twice),
+        ("publish-size", compute_too_much),
+        ("publish-data", shorten_its_data),
+        ("publish-data", claim_a_huge_size),
+        ("publish-data", name_it_in_two_lines),
+    ],
+)
+def test_what_an_export_must_keep_is_checked_in_any_file(rule, damage, tmp_path):
+    candidate, _ = published()
+    damage(candidate)
+    assert rule in {finding.rule for finding in model_findings(candidate)}
+    path = tmp_path / "a.onnx"
+    path.write_bytes(candidate.SerializeToString())
+    for use in (check, OnnxPolicy):
+        with pytest.raises(ExportError, match=r"a\.onnx: ") as caught:
+            use(path)
+        assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["version_number", "memory_size"])
+def test_constants_are_finite_numbers(name, value):
+    candidate, _ = published()
+    constant(name, value)(candidate)
+    with pytest.raises(ExportError, match=f"{name} of the model holds no finite numbers"):
+        model_findings(candidate)
+
+
+def test_what_earlier_packages_left_out_is_only_noted(tmp_path):
+    candidate, spec = recurrent()
+    fix_its_batch(candidate)
+    outputs = candidate.graph.output
+    missing = next(one for one in outputs if one.name == "deterministic_continuous_actions")
+    outputs.remove(missing)
+    assert model_findings(candidate, spec) == []
+    assert len(publishing_findings(candidate, spec)) == 2
+    path = tmp_path / "a.onnx"
+    path.write_bytes(candidate.SerializeToString())
+    notes = [line for line in check(path).splitlines() if line.startswith("  note ")]
+    assert "deterministic" in notes[0]
+    assert "recurrent_out is [1, 1, 6]" in notes[1]
+
+
 @pytest.mark.parametrize(
     ("rule", "damage"),
     [
@@ -308,7 +442,7 @@ def declare_float_choices(candidate):
         ("publish-ir", set_ir),
         ("publish-batch", rename_batch),
         ("publish-constant", use_doubles),
-        ("publish-external-data", use_external_data),
+        ("publish-data", use_external_data),
         ("publish-operators", use_unsafe_operator),
         ("publish-unused-input", add_unused_input),
         ("publish-checker", break_a_node),
