@@ -30,7 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _log_on_the_console(debug=arguments.debug):
         try:
             text = work(arguments)
-        except (PipelineError, OSError, KeyboardInterrupt, ModuleNotFoundError) as error:
+        except (
+            PipelineError,
+            OSError,
+            MemoryError,
+            KeyboardInterrupt,
+            ModuleNotFoundError,
+        ) as error:
             if arguments.debug:
                 traceback.print_exception(error)
             return _report(error)

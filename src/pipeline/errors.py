@@ -54,6 +54,8 @@ def one_line(error: BaseException) -> str:
     message = str(error)
     if isinstance(error, OSError) and error.strerror:
         message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, MemoryError):
+        message = f"not enough memory; use smaller inputs, networks or buffers ({message})"
     return " | ".join(line.strip() for line in message.splitlines() if line.strip())
 
 
@@ -83,6 +85,10 @@ class UnityCommunicatorStoppedException(UnityException):
 
 class UnityObservationException(UnityException):
     """An observation does not have the shape or the encoding that it declares."""
+
+
+class UnitySpecificationException(UnityException):
+    """A behavior's shapes or actions cannot be, or what is sent would take too much memory."""
 
 
 class UnityActionException(UnityException):

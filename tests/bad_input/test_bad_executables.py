@@ -73,6 +73,27 @@ def test_an_environment_of_another_protocol_version(place):
     assert place.files() == before
 
 
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("no-actions", "behavior Echo?team=0: it announces no actions; give its agents"),
+        ("huge-branch", "2147483647 choices in all; at most 65536 actions and choices"),
+        ("huge-shape", "behavior Echo?team=0: an agent observes 4611686014132420609 numbers"),
+        ("no-observations", "a message about the behavior Echo?team=0 would take 413 MB of memory"),
+        (
+            "unknown-statistic",
+            "statistic Echo/Score is to be aggregated by method 9; known methods",
+        ),
+    ],
+)
+def test_an_environment_that_sends_what_cannot_be(place, mode, expected):
+    place.config()
+    env = place.fake("--mode", mode)
+    done = place.learn(env)
+    assert expected in done.error
+    assert "Traceback" not in done.err
+
+
 def test_a_base_port_in_use(place):
     place.config()
     env = place.fake()

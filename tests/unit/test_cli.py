@@ -68,6 +68,16 @@ def test_a_mistake_is_one_line_and_exit_code_two(tmp_path, monkeypatch, capsys):
     assert error.count("\n") == 1
 
 
+def test_too_little_memory_is_one_line_and_exit_code_two(monkeypatch, capsys):
+    def read(path):
+        raise MemoryError("Unable to allocate 12.5 GiB")
+
+    monkeypatch.setattr("pipeline.protocol.demo.read_demo", read)
+    assert cli.main(["demo", "info", "a.demo"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: not enough memory; use smaller inputs, networks or buffers (Una")
+
+
 def test_debug_shows_where_it_came_from(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["plan", "--debug"]) == 2

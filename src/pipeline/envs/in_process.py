@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.envs.base import StoredStepsEnv, closed_error
-from pipeline.envs.side_channels import StatsAggregationMethod
+from pipeline.envs.side_channels import aggregation_of
 from pipeline.protocol.parameters import Controls, Sampler
 from pipeline.protocol.simulator import Restorable
-from pipeline.protocol.specs import ActionTuple
+from pipeline.protocol.specs import ActionTuple, check_spec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +69,7 @@ class InProcessEnvironment(StoredStepsEnv):
         """What the simulator has reported since the last call, by name."""
         stats: Stats = {}
         for name, value, method in self._controls.take_stats():
-            stats.setdefault(name, []).append((value, StatsAggregationMethod(method)))
+            stats.setdefault(name, []).append((value, aggregation_of(name, method)))
         return stats
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -129,6 +129,7 @@ class InProcessEnvironment(StoredStepsEnv):
         specs = self._simulator.behavior_specs
         for name, (decision, terminal) in result.items():
             if name not in self._specs and (len(decision) or len(terminal)):
+                check_spec(name, specs[name])
                 self._specs[name] = specs[name]
         for name in self._specs:
             self._steps[name] = result[name] if name in result else self._no_agents(name)

@@ -18,6 +18,7 @@ from pipeline.errors import (
 from pipeline.protocol import side_channels as wire
 from pipeline.protocol.parameters import MULTI_RANGE, Sampler
 from pipeline.protocol.side_channels import IncomingMessage, OutgoingMessage
+from pipeline.protocol.specs import brief
 
 if TYPE_CHECKING:
     import uuid
@@ -241,6 +242,25 @@ class StatsAggregationMethod(IntEnum):
     HISTOGRAM = 3
 
 
+_METHODS = {int(method): method for method in StatsAggregationMethod}
+
+
+def aggregation_of(name: str, number: int) -> StatsAggregationMethod:
+    """How values of the statistic `name` become one.
+
+    Raises:
+        UnitySideChannelException: The number is not known.
+    """
+    method = _METHODS.get(number)
+    if method is None:
+        known = ", ".join(f"{one.value} {one.name}" for one in StatsAggregationMethod)
+        raise UnitySideChannelException(
+            f"the environment's statistic {brief(name)} is to be aggregated by method {number}; "
+            f"known methods are {known}: use one of them"
+        )
+    return method
+
+
 class StatsSideChannel(SideChannel):
     """Statistics that the environment records."""
 
@@ -249,10 +269,14 @@ class StatsSideChannel(SideChannel):
         self.stats: dict[str, list[tuple[float, StatsAggregationMethod]]] = {}
 
     def on_message_received(self, msg: IncomingMessage) -> None:
-        """Keep one value."""
+        """Keep one value.
+
+        Raises:
+            UnitySideChannelException: How its values become one is not known.
+        """
         key = msg.read_string()
         value = msg.read_float32()
-        method = StatsAggregationMethod(msg.read_int32())
+        method = aggregation_of(key, msg.read_int32())
         self.stats.setdefault(key, []).append((value, method))
 
     def get_and_reset_stats(self) -> dict[str, list[tuple[float, StatsAggregationMethod]]]:

@@ -15,12 +15,16 @@ from pipeline.protocol.encoding import action_layout
 from pipeline.protocol.generated.messages import GOAL_SIGNAL, PNG, continuous
 from pipeline.protocol.png import decode_png, png_size
 from pipeline.protocol.specs import (
+    MOST_DIMENSIONS,
+    MOST_PARTS,
     ActionSpec,
     ActionTuple,
     BehaviorSpec,
     DimensionProperty,
     ObservationSpec,
     ObservationType,
+    brief,
+    check_spec,
     note_other_names,
     other_order,
 )
@@ -245,7 +249,7 @@ def decode_observation(message: ObservationProto, spec: ObservationSpec) -> Floa
     Raises:
         UnityObservationException: Its shape or its number of values is not what `spec` says.
     """
-    shape = tuple(message.shape)
+    shape = tuple(message.shape[: MOST_DIMENSIONS + 1])
     last = len(shape) == 3 and channels_last(message)
     if last:
         shape = (shape[2], shape[0], shape[1])
@@ -273,9 +277,8 @@ def channels_last(message: ObservationProto) -> bool:
     """
     properties = message.dimension_properties
     if not properties:
-        shape = tuple(message.shape)
         size = png_size(message.compressed_data) if message.compression_type == PNG else None
-        return size == shape[:2] and size != shape[1:]
+        return size == tuple(message.shape[:2]) != tuple(message.shape[1:3])
     return bool(properties[0] & _SPATIAL) and not (len(properties) > 2 and properties[2] & _SPATIAL)
 
 
@@ -305,16 +308,20 @@ def behavior_spec_from(brain: BrainParametersProto, first: AgentInfoProto) -> Be
     """What a behavior observes and does, from its announcement and its first agent.
 
     Rank-3 observations come out channels first.
+
+    Raises:
+        UnityException: Its sizes contradict each other, are impossible or too large.
     """
-    return BehaviorSpec(
-        [observation_spec_from(message) for message in first.observations], _action_spec(brain)
-    )
+    few = first.observations[: MOST_PARTS + 1]
+    spec = BehaviorSpec([observation_spec_from(message) for message in few], _action_spec(brain))
+    check_spec(brain.brain_name, spec)
+    return spec
 
 
 def observation_spec_from(message: ObservationProto) -> ObservationSpec:
     """Shape and meaning of one observation, channels first."""
-    shape = tuple(message.shape)
-    declared = tuple(DimensionProperty(p) for p in message.dimension_properties)
+    shape = tuple(message.shape[: MOST_DIMENSIONS + 1])
+    declared = tuple(DimensionProperty(p) for p in message.dimension_properties[: len(shape)])
     properties = declared or (DimensionProperty.UNSPECIFIED,) * len(shape)
     if len(shape) == 3 and channels_last(message):
         shape = (shape[2], shape[0], shape[1])
@@ -327,11 +334,11 @@ def observation_spec_from(message: ObservationProto) -> ObservationSpec:
 def _action_spec(brain: BrainParametersProto) -> ActionSpec:
     declared: ActionSpecProto = brain.action_spec
     if declared.num_continuous_actions or declared.num_discrete_actions:
-        branches = tuple(declared.discrete_branch_sizes)
-        if len(branches) != declared.num_discrete_actions:
+        n, branches = declared.num_discrete_actions, tuple(declared.discrete_branch_sizes)
+        if len(branches) != n:
             raise UnityEnvironmentException(
-                f"behavior {brain.brain_name} declares {declared.num_discrete_actions} discrete "
-                f"actions but gives the sizes of {len(branches)} branches: {branches}"
+                f"behavior {brain.brain_name} declares {n} discrete actions but gives the sizes of "
+                f"{len(branches)} branches: {brief(branches)}"
             )
         return ActionSpec(declared.num_continuous_actions, branches)
     sizes = tuple(brain.vector_action_size_deprecated)

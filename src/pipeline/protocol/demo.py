@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.errors import DemonstrationError, UnityException
+from pipeline.errors import DemonstrationError, UnityActionException, UnityException
 from pipeline.protocol.decoding import (
     behavior_spec_from,
     decode_actions,
@@ -22,10 +22,11 @@ from pipeline.protocol.decoding import (
 from pipeline.protocol.demo_file import parse_demo
 from pipeline.protocol.demo_writer import DemoWriter
 from pipeline.protocol.generated.messages import UnityRLInputProto
+from pipeline.protocol.specs import refuse_excess, row_bytes
 
 if TYPE_CHECKING:
     from pipeline.arrays import BoolArray, FloatArray, IntArray
-    from pipeline.protocol.specs import BehaviorSpec
+    from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 
 __all__ = ["DemoWriter", "Demonstration", "DemonstrationMeta", "describe", "read_demo"]
 
@@ -86,16 +87,19 @@ def read_demo(path: Path | str) -> Demonstration:
             version.
     """
     path = Path(path)
-    meta, brain, infos, acted = parse_demo(path)
-    if not infos:
-        raise DemonstrationError(
-            f"{path}: the demonstration holds no steps; did its recording end before it was closed?"
-        )
     try:
+        meta, brain, infos, acted, n_bytes = parse_demo(path)
+        if not infos:
+            raise DemonstrationError(
+                f"{path}: the demonstration holds no steps; did its recording end before it was "
+                "closed?"
+            )
         spec = behavior_spec_from(brain, infos[0])
+        refuse_excess(len(infos) * row_bytes(spec), n_bytes, f"a recording of {len(infos)} steps")
         batch = decode_infos(infos, spec, brain.brain_name)
         entries = UnityRLInputProto.ListAgentActionProto(value=acted)
         actions = decode_actions(entries, spec.action_spec, absent_is_zero=True)
+        _check_actions(actions, spec.action_spec)
     except (UnityException, ValueError) as error:
         raise DemonstrationError(f"{path}: {error}") from error
     return Demonstration(
@@ -118,6 +122,18 @@ def read_demo(path: Path | str) -> Demonstration:
         group_reward=batch.group_reward,
         action_mask=decode_masks(infos, spec.action_spec),
     )
+
+
+def _check_actions(actions: ActionTuple, spec: ActionSpec) -> None:
+    choices = actions.discrete
+    wrong = ~np.isfinite(actions.continuous).all(axis=1)
+    wrong |= ((choices < 0) | (choices >= np.array(spec.discrete_branches))).any(axis=1)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise UnityActionException(
+            f"the action of step {row + 1}, {actions.continuous[row]} and {choices[row]}, is none "
+            f"of the behavior's ({spec}); record it again"
+        )
 
 
 def describe(demo: Demonstration) -> str:

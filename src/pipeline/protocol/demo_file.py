@@ -25,7 +25,7 @@ from pipeline.protocol.generated.messages import (
     OldAgentInfoProto,
     OldBrainParametersProto,
 )
-from pipeline.protocol.specs import DimensionProperty
+from pipeline.protocol.specs import AGENT_BYTES, DimensionProperty, refuse_excess
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +50,8 @@ class DemoMessages(NamedTuple):
     brain: BrainParametersProto
     infos: list[AgentInfoProto]
     actions: list[AgentActionProto]
+    n_bytes: int
+    """Of the whole file."""
 
 
 def delimited_message(message: Message) -> bytes:
@@ -64,6 +66,7 @@ def parse_demo(path: Path) -> DemoMessages:
     Raises:
         DemonstrationError: The file is not there, not a demonstration, cut off, or of an unknown
             version; says where it stops making sense.
+        UnitySpecificationException: It has far more steps than bytes for them.
     """
     data = _content(path)
     meta, brain = DemonstrationMetaProto(), BrainParametersProto()
@@ -80,14 +83,15 @@ def parse_demo(path: Path) -> DemoMessages:
     if not brain_data or not _parses(brain, brain_data):
         raise DemonstrationError(f"No BrainParameters found in demonstration file at {path}.")
     records = _records(path, data, stop, meta)
+    refuse_excess(len(records) * AGENT_BYTES, len(data), f"a recording of {len(records)} steps")
     if records and _is_old(records[0]):
-        return _old_steps(path, meta, brain, brain_data, records)
+        return _old_steps(path, meta, brain, brain_data, records, len(data))
     pairs = [AgentInfoActionPairProto() for _ in records]
     for index, (pair, record) in enumerate(zip(pairs, records, strict=True)):
         if not _parses(pair, record):
             raise _damaged(path, index, meta)
     infos = [pair.agent_info for pair in pairs]
-    return DemoMessages(meta, brain, infos, [pair.action_info for pair in pairs])
+    return DemoMessages(meta, brain, infos, [pair.action_info for pair in pairs], len(data))
 
 
 def _records(path: Path, data: bytes, stop: int, meta: DemonstrationMetaProto) -> list[bytes]:
@@ -193,13 +197,16 @@ def _old_steps(
     brain: BrainParametersProto,
     brain_data: bytes,
     records: list[bytes],
+    n_bytes: int,
 ) -> DemoMessages:
     """Today's messages for the agent infos of packages 0.6 to 0.11.
 
     An info stores the action of the step before, so a step's action comes from the info after it;
     the last step has none.
     """
-    old_brain = OldBrainParametersProto.FromString(brain_data)
+    old_brain = OldBrainParametersProto()
+    if not _parses(old_brain, brain_data):
+        raise DemonstrationError(f"No BrainParameters found in demonstration file at {path}.")
     infos, actions = [], []
     for index, record in enumerate(records):
         old = OldAgentInfoProto()
@@ -207,7 +214,7 @@ def _old_steps(
             raise _damaged(path, index, meta)
         infos.append(_modern_info(old, old_brain))
         actions.append(AgentActionProto(vector_actions_deprecated=old.stored_vector_actions))
-    return DemoMessages(meta, brain, infos, [*actions[1:], AgentActionProto()])
+    return DemoMessages(meta, brain, infos, [*actions[1:], AgentActionProto()], n_bytes)
 
 
 def _modern_info(old: OldAgentInfoProto, brain: OldBrainParametersProto) -> AgentInfoProto:

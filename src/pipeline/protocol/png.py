@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.errors import UnityObservationException
+from pipeline.protocol.specs import brief, refuse_excess
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,11 +36,21 @@ def decode_png(data: bytes, shape: tuple[int, int, int], mapping: Sequence[int] 
         UnityObservationException: The data are not such images, or do not fit.
     """
     count, height, width = shape
-    images = [_image(part, height, width) for part in _parts(data)]
-    if not images:
+    parts = _parts(data)
+    if not parts:
         raise UnityObservationException(
             f"a compressed observation of shape {shape} holds no PNG image ({len(data)} bytes)"
         )
+    if not mapping:
+        parts = parts[: -(-count // 3)]
+    elif len(mapping) != 3 * len(parts):
+        raise UnityObservationException(
+            f"a compressed observation has {3 * len(parts)} channels, "
+            f"but its channel mapping {brief(mapping)} is for {len(mapping)}"
+        )
+    what = f"a compressed observation of shape {shape}"
+    refuse_excess(3 * len(parts) * height * width, len(data), what)
+    images = [_image(part, height, width) for part in parts]
     if not mapping and count == 1:
         gray = images[0].astype(np.float32).mean(axis=2, dtype=np.float32)
         return np.asarray(gray / np.float32(255), dtype=np.float32)[None]
@@ -128,32 +139,30 @@ def _image(data: bytes, height: int, width: int) -> AnyArray:
     """uint8 [height, width, 3]."""
     from PIL import Image  # only runs with compressed cameras need it
 
+    size = png_size(data) or (height, width)  # before Pillow makes anything of that size
     try:
-        with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
-            if image.size != (width, height):
-                raise UnityObservationException(
-                    f"a compressed observation has a PNG of {image.size[1]}x{image.size[0]} pixels "
-                    f"where its shape says {height}x{width}"
-                )
-            return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:
+        if size == (height, width):
+            with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
+                size = image.size[::-1]  # that of the last header
+                if size == (height, width):
+                    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+    except Exception as error:  # Pillow has no base class for what damaged files make it raise
         raise UnityObservationException(
             f"a compressed observation is not a readable PNG: {error}"
         ) from error
+    raise UnityObservationException(
+        f"a compressed observation has a PNG of {size[0]}x{size[1]} pixels where its shape says "
+        f"{height}x{width}"
+    )
 
 
 def _mapped(channels: AnyArray, mapping: Sequence[int]) -> FloatArray:
     """Mean of the decoded channels of each target, float32 [targets, H, W] in 0..255."""
     target = np.asarray(mapping)
-    if len(target) != len(channels):
-        raise UnityObservationException(
-            f"a compressed observation has {len(channels)} channels, "
-            f"but its channel mapping {list(mapping)} is for {len(target)}"
-        )
     kept = target[target >= 0]
-    if not len(kept) or sorted(set(kept.tolist())) != list(range(int(kept.max()) + 1)):
+    if not len(kept) or len(np.unique(kept)) != int(kept.max()) + 1:
         raise UnityObservationException(
-            f"the channel mapping {list(mapping)} of a compressed observation leaves out a channel"
+            f"the channel mapping {brief(mapping)} of a compressed observation leaves out a channel"
         )
     means = [channels[target == k].mean(axis=0, dtype=np.float32) for k in range(kept.max() + 1)]
     return np.stack(means)

@@ -30,6 +30,7 @@ from pipeline.protocol.bulk import (
     observations,
 )
 from pipeline.protocol.decoding import branches, channels_last
+from pipeline.protocol.specs import ROOM, brief, refuse_excess, row_bytes
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Decoder:
 
     def __init__(self, spec: BehaviorSpec, name: str) -> None:
         self._spec, self._name = spec, name
+        self._row_bytes = row_bytes(spec)
         self._layouts: dict[int, _Layout] = {}
         self._left_out, self._pause = 0, 1
         self.n_recurring = 0
@@ -68,10 +70,9 @@ class Decoder:
 
         Raises:
             UnityObservationException: As `decode_list` does.
+            UnitySpecificationException: Its agents take far more memory than was sent.
         """
         size = message.ByteSize()
-        if size > _LARGEST:
-            return decode_list(message, self._spec, self._name)
         layout = self._layouts.get(size)
         if layout is not None:
             decision = layout.read(message.SerializeToString())
@@ -79,8 +80,11 @@ class Decoder:
                 self.n_recurring += 1
                 self._pause = 1
                 return decision, TerminalSteps.empty(self._spec)
+        n_bytes = len(message.value) * self._row_bytes
+        if n_bytes > ROOM:  # it is not, nearly always
+            refuse_excess(n_bytes, size, f"a message about the behavior {brief(self._name)}")
         steps = decode_list(message, self._spec, self._name)
-        if not len(steps[1]):
+        if size <= _LARGEST and not len(steps[1]):
             self._remember(message, size)
         return steps
 

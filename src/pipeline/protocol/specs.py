@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from functools import lru_cache
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pipeline.errors import UnityObservationException
+from pipeline.errors import UnityObservationException, UnitySpecificationException
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +19,24 @@ if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, FloatArray, IntArray
 
 _log = logging.getLogger(__name__)
+
+MOST_NUMBERS = 1 << 24
+"""Numbers that an agent may observe at once: two color cameras of 1080 x 1920 pixels fit."""
+MOST_PARTS = 1024
+"""Observations of an agent, or branches of its actions."""
+MOST_DIMENSIONS = 8
+MOST_ENTITIES = 4096
+"""In a list of variable length: attention compares each with each."""
+MOST_ACTIONS = 1 << 16
+"""Continuous actions, and choices of all branches together: networks have rows for each."""
+ROOM = 1 << 27
+"""Bytes of memory that a message or a file may take in any case."""
+_GAIN = 256
+"""Bytes of memory that each of its bytes may take beyond that; PNGs of simple images take 100."""
+_BRIEF = 200
+"""Characters of a name or a shape that an error shows."""
+AGENT_BYTES = 4096
+"""Bytes of memory that an agent or a recorded step takes at most, beside its numbers."""
 
 
 class DimensionProperty(IntFlag):
@@ -171,6 +190,100 @@ class BehaviorSpec(NamedTuple):
 
     observation_specs: list[ObservationSpec]
     action_spec: ActionSpec
+
+
+def check_spec(name: str, spec: BehaviorSpec) -> None:
+    """Raise unless arrays and networks can have the sizes that a behavior announces.
+
+    Args:
+        name: of the behavior.
+        spec: as announced by an environment or a file.
+
+    Raises:
+        UnitySpecificationException: A size is impossible, or too large.
+    """
+    fault = _fault_of_actions(spec.action_spec) or _fault_of_observations(spec.observation_specs)
+    if fault is not None:
+        raise UnitySpecificationException(f"behavior {brief(name)}: {fault}")
+
+
+def _fault_of_actions(actions: ActionSpec) -> str | None:
+    n, branches = actions.continuous_size, actions.discrete_branches
+    if n < 0 or min(branches, default=1) < 1:
+        return (
+            f"it announces {n} continuous actions and discrete branches of the sizes "
+            f"{brief(branches)}; a number of actions is at least 0, and a branch has at least 1 "
+            "choice: correct its action specification"
+        )
+    if not n and not branches:
+        return "it announces no actions; give its agents a continuous or a discrete action"
+    if len(branches) > MOST_PARTS or n + sum(branches) > MOST_ACTIONS:
+        return (
+            f"it announces {n} continuous actions and {len(branches)} discrete branches with "
+            f"{sum(branches)} choices in all; at most {MOST_ACTIONS} actions and choices, in "
+            f"{MOST_PARTS} branches, can be learned: divide large branches into several"
+        )
+    return None
+
+
+def _fault_of_observations(specs: Sequence[ObservationSpec]) -> str | None:
+    if len(specs) > MOST_PARTS:
+        return f"it has more than {MOST_PARTS} observations: join some of them"
+    for index, obs in enumerate(specs):
+        shape = brief(obs.shape)
+        where = f"observation {index} ({brief(obs.name) or 'no name'}) has the shape {shape}"
+        smallest = 0 if len(obs.shape) == 1 else 1  # a vector may be empty
+        if len(obs.shape) > MOST_DIMENSIONS or min(obs.shape, default=1) < smallest:
+            return (
+                f"{where}; it must have at most {MOST_DIMENSIONS} dimensions, each of at least 1: "
+                "correct the sensor"
+            )
+        is_list = DimensionProperty.VARIABLE_SIZE in obs.dimension_property
+        if is_list and max(obs.shape[:1], default=0) > MOST_ENTITIES:
+            return (
+                f"{where}, a list of variable length, in which each entry is compared with each; "
+                f"at most {MOST_ENTITIES} entries are possible: send fewer"
+            )
+    total = sum(math.prod(obs.shape) for obs in specs)
+    if total > MOST_NUMBERS:
+        return (
+            f"an agent observes {total} numbers, in the shapes "
+            f"{brief([obs.shape for obs in specs])}; at most {MOST_NUMBERS} are possible: send "
+            "smaller images"
+        )
+    return None
+
+
+def row_bytes(spec: BehaviorSpec) -> int:
+    """Bytes of memory that an agent's observations, masks and actions take at most."""
+    actions = spec.action_spec
+    numbers = sum(math.prod(obs.shape) for obs in spec.observation_specs)
+    masks, parts = sum(actions.discrete_branches), actions.continuous_size + actions.discrete_size
+    return AGENT_BYTES + 4 * numbers + masks + 8 * parts
+
+
+def refuse_excess(n_bytes: int, sent: int, what: str) -> None:
+    """Raise if something would take far more memory than was sent for it.
+
+    Args:
+        n_bytes: that it would take.
+        sent: bytes that were sent.
+        what: would take them, for the error.
+
+    Raises:
+        UnitySpecificationException: It would.
+    """
+    if n_bytes > ROOM + _GAIN * sent:
+        raise UnitySpecificationException(
+            f"{what} would take {n_bytes / 1e6:,.0f} MB of memory, although only "
+            f"{sent:,} bytes were sent; divide it, or make its images, masks and actions smaller"
+        )
+
+
+def brief(value: object) -> str:
+    """A name or a shape as text, cut where it is long."""
+    text = str(value)
+    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."
 
 
 def refuse_other_spec(name: str, ours: BehaviorSpec, theirs: BehaviorSpec, where: str) -> None:

@@ -24,6 +24,22 @@ def sent(channel) -> list[bytes]:
     return [payload for _, payload in wire.unpack(SideChannelManager([channel]).outgoing())]
 
 
+@pytest.mark.parametrize("method", [-1, 4, 2**31 - 1])
+def test_statistic_of_an_unknown_method_is_refused_by_name(method):
+    channel = StatsSideChannel()
+    message = wire.OutgoingMessage()
+    message.write_string("Score" * 100)
+    message.write_float32(1.0)
+    message.write_int32(method)
+    data = wire.pack([(wire.STATS, bytes(message.buffer))])
+    text = (
+        rf"statistic (Score){{40}}\.\.\. is to be .* by method {method}; .* 0 AVERAGE, 1 MOST_REC"
+    )
+    with pytest.raises(UnitySideChannelException, match=text):
+        SideChannelManager([channel]).deliver(data)
+    assert channel.get_and_reset_stats() == {}
+
+
 def test_engine_settings_go_one_by_one_and_only_those_given():
     channel = EngineConfigurationChannel()
     channel.set_configuration(EngineConfig.default_config())

@@ -30,6 +30,7 @@ from pipeline.protocol.specs import (
 )
 from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 
+BRAIN = m.BrainParametersProto(brain_name="b", action_spec={"num_continuous_actions": 1})
 OBSERVATIONS = st.sampled_from(
     [
         ObservationSpec.vector(1),
@@ -238,7 +239,7 @@ def test_images_of_many_come_out_channels_first(properties, monkeypatch):
             shape=[2, 3, 4], dimension_properties=properties
         )
         obs.float_data.data.extend(range(agent, agent + 24))
-    spec = behavior_spec_from(m.BrainParametersProto(), infos.value[0])
+    spec = behavior_spec_from(BRAIN, infos.value[0])
     expected = decode_steps(infos.value, spec)
     assert in_turn(monkeypatch) == []
     assert_same_steps(decode_list(infos, spec), expected)
@@ -306,7 +307,7 @@ def visual_info(shape, properties, values) -> m.AgentInfoProto:
 def test_channels_last_images_come_out_channels_first():
     image = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
     info = visual_info((2, 4, 3), [2, 2, 1], image)
-    spec = behavior_spec_from(m.BrainParametersProto(brain_name="b"), info)
+    spec = behavior_spec_from(BRAIN, info)
     spatial = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
     assert spec.observation_specs[0].shape == (3, 2, 4)
     assert spec.observation_specs[0].dimension_property == (
@@ -321,7 +322,7 @@ def test_channels_last_images_come_out_channels_first():
 def test_channels_first_images_stay_as_they_are(shape, properties, monkeypatch):
     image = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     info = visual_info(shape, properties, image)
-    spec = behavior_spec_from(m.BrainParametersProto(), info)
+    spec = behavior_spec_from(BRAIN, info)
     assert spec.observation_specs[0].shape == shape
     assert spec.observation_specs[0].dimension_property == tuple(properties or (0, 0, 0))
     expected = decode_steps([info, info], spec)

@@ -7,6 +7,7 @@ import pytest
 
 from pipeline.errors import DemonstrationError
 from pipeline.protocol.demo import DemoWriter, describe, read_demo
+from pipeline.protocol.demo_file import delimited_message
 from pipeline.protocol.generated import messages as m
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 
@@ -194,10 +195,6 @@ def test_wrong_paths_are_refused(tmp_path):
 
 
 def test_old_recording_takes_each_action_from_the_step_after(tmp_path):
-    def delimited(message) -> bytes:
-        data = message.SerializeToString()
-        return bytes([len(data)]) + data
-
     brain = m.BrainParametersProto(
         brain_name="Old",
         vector_action_size_deprecated=[2],
@@ -211,7 +208,7 @@ def test_old_recording_takes_each_action_from_the_step_after(tmp_path):
     ]
     path = tmp_path / "old.demo"
     path.write_bytes(
-        header(api_version=1, number_steps=3) + b"".join(map(delimited, [brain, *steps]))
+        header(api_version=1, number_steps=3) + b"".join(map(delimited_message, [brain, *steps]))
     )
     demo = read_demo(path)
     assert demo.obs[0].tolist() == [[0, 0.5], [1, 1.5], [2, 2.5]]

@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
+from test_codec import BRAIN
 
 from pipeline.errors import UnityObservationException
 from pipeline.protocol.codec import behavior_spec_from, decode_steps
@@ -82,7 +83,7 @@ def test_compressed_observations_are_decoded_in_both_orders(images, properties):
         compression_type=m.PNG,
         compressed_data=png(images[0]),
     )
-    spec = behavior_spec_from(m.BrainParametersProto(), info)
+    spec = behavior_spec_from(BRAIN, info)
     decision, _ = decode_steps([info], spec)
     np.testing.assert_array_equal(decision.obs[0][0], first(images, 3))
 
@@ -100,7 +101,7 @@ def test_size_of_an_image_without_properties_tells_where_its_channels_are(shape,
     image = np.random.default_rng(0).integers(0, 256, (*pixels, 3)).astype(np.uint8)
     info = m.AgentInfoProto(id=1)
     info.observations.add(shape=shape, compression_type=m.PNG, compressed_data=png(image))
-    spec = behavior_spec_from(m.BrainParametersProto(), info)
+    spec = behavior_spec_from(BRAIN, info)
     assert spec.observation_specs[0].shape == expected
     decision, _ = decode_steps([info, info], spec)
     np.testing.assert_array_equal(decision.obs[0][1], decode_png(png(image), expected))
@@ -112,7 +113,7 @@ def test_size_of_an_image_without_properties_tells_where_its_channels_are(shape,
 def test_image_without_properties_and_size_is_refused(data):
     info = m.AgentInfoProto(id=1)
     info.observations.add(shape=(4, 5, 3), compression_type=m.PNG, compressed_data=data)
-    spec = behavior_spec_from(m.BrainParametersProto(), info)
+    spec = behavior_spec_from(BRAIN, info)
     with pytest.raises(UnityObservationException, match=r"no PNG image|not a readable PNG"):
         decode_steps([info], spec)
 
@@ -150,7 +151,7 @@ def test_stacked_gray_cameras_come_out_oldest_first(images, n_stacked):
     data = b"".join(png(one) for one in gray)
     mapping = np.repeat(np.arange(n_stacked), 3).tolist()
     info = agent_with(data, (n_stacked, 4, 5), mapping)
-    decision, _ = decode_steps([info], behavior_spec_from(m.BrainParametersProto(), info))
+    decision, _ = decode_steps([info], behavior_spec_from(BRAIN, info))
     np.testing.assert_array_equal(decision.obs[0][0], gray / np.float32(255))
 
 
@@ -158,14 +159,14 @@ def test_stacked_padded_sensor_drops_its_padding(images):
     both = np.concatenate([images[0], images[1]], axis=2).transpose(2, 0, 1)
     mapping = [0, 1, -1, 2, 3, -1]
     info = agent_with(png(images[0]) + png(images[1]), (4, 4, 5), mapping)
-    decision, _ = decode_steps([info], behavior_spec_from(m.BrainParametersProto(), info))
+    decision, _ = decode_steps([info], behavior_spec_from(BRAIN, info))
     np.testing.assert_array_equal(decision.obs[0][0], both[[0, 1, 3, 4]] / np.float32(255))
 
 
 def test_wrong_mapping_is_one_line_with_agent_and_observation(images):
     info = agent_with(png(images[0]), (3, 4, 5), [0, 1])
     with pytest.raises(UnityObservationException) as caught:
-        decode_steps([info], behavior_spec_from(m.BrainParametersProto(), info))
+        decode_steps([info], behavior_spec_from(BRAIN, info))
     assert str(caught.value) == (
         "Observation at index=0 for agent with id=9 didn't match the ObservationSpec: a compressed "
         "observation has 3 channels, but its channel mapping [0, 1] is for 2"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_codec import SPECS, assert_same_steps, sample
+from test_codec import BRAIN, SPECS, assert_same_steps, sample
 
 from pipeline.protocol import recurring
 from pipeline.protocol.codec import (
@@ -173,7 +173,7 @@ def test_images_with_channels_last_are_read_in_full():
     infos = m.UnityRLOutputProto.ListAgentInfoProto()
     obs = infos.value.add(id=1).observations.add(shape=[2, 2, 2], dimension_properties=[2, 2, 1])
     obs.float_data.data.extend(range(8))
-    spec = behavior_spec_from(m.BrainParametersProto(), infos.value[0])
+    spec = behavior_spec_from(BRAIN, infos.value[0])
     decoder = Decoder(spec, "b")
     for _ in range(4):
         assert_same_steps(decoder.decode(infos), decode_list(infos, spec))

@@ -1,0 +1,273 @@
+"""What comes from outside sizes an array only after it was checked."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+import zlib
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from test_codec import BRAIN
+from test_demo import header
+
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.errors import (
+    DemonstrationError,
+    UnityObservationException,
+    UnitySpecificationException,
+)
+from pipeline.protocol import specs
+from pipeline.protocol.codec import Decoder, behavior_spec_from
+from pipeline.protocol.demo import read_demo
+from pipeline.protocol.demo_file import delimited_message
+from pipeline.protocol.generated import messages as m
+from pipeline.protocol.png import SIGNATURE, _chunk, decode_png, encode_png
+from pipeline.protocol.specs import (
+    ActionSpec,
+    BehaviorSpec,
+    DimensionProperty,
+    ObservationSpec,
+    check_spec,
+)
+
+BIG = 2**31 - 1
+ROOM = 210e6
+"""Bytes of memory that a short input may take."""
+
+
+@contextmanager
+def little_memory():
+    """Fail if what is within takes more than a short input may."""
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < ROOM
+
+
+def agent(*shapes, properties=(), name="eye") -> m.AgentInfoProto:
+    info = m.AgentInfoProto()
+    for shape in shapes:
+        info.observations.add(shape=shape, dimension_properties=properties, name=name)
+    return info
+
+
+def announced(**fields) -> m.BrainParametersProto:
+    return m.BrainParametersProto(brain_name="Walker", action_spec=fields)
+
+
+def discrete(*sizes) -> m.BrainParametersProto:
+    return announced(num_discrete_actions=len(sizes), discrete_branch_sizes=sizes)
+
+
+@pytest.mark.parametrize(
+    ("brain", "text"),
+    [
+        (announced(), "Walker: it announces no actions; give"),
+        (announced(num_continuous_actions=-1), "announces -1 continuous actions"),
+        (discrete(3, 0), r"branches of the sizes \(3, 0\); a number of actions is at least 0"),
+        (discrete(-3), r"branches of the sizes \(-3,\)"),
+        (discrete(BIG), f"{BIG} choices in all; at most 65536"),
+        (announced(num_continuous_actions=BIG), f"announces {BIG} continuous actions"),
+        (discrete(*[2] * 1025), "1025 discrete branches with 2050 choices"),
+        (discrete(*[1] * 2_000_000), "at most 65536 actions and choices, in 1024 branches"),
+        (m.BrainParametersProto(brain_name="Walker"), "announces no actions"),
+        (
+            m.BrainParametersProto(brain_name="Walker", vector_action_size_deprecated=[4, -2]),
+            r"branches of the sizes \(4, -2\)",
+        ),
+    ],
+)
+def test_impossible_actions_are_refused_by_behavior(brain, text):
+    with little_memory(), pytest.raises(UnitySpecificationException, match=text) as caught:
+        behavior_spec_from(brain, agent([1]))
+    assert str(caught.value).startswith("behavior Walker: it announces")
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("info", "text"),
+    [
+        (agent([-1]), r"observation 0 \(eye\) has the shape \(-1,\); it must have at most 8"),
+        (agent([2], [3, -4, 5]), r"observation 1 \(eye\) has the shape \(3, -4, 5\)"),
+        (agent([0, 3]), r"has the shape \(0, 3\)"),
+        (agent([3, 0, 5]), r"has the shape \(3, 0, 5\)"),
+        (agent([1] * 9), "it must have at most 8 dimensions"),
+        (agent([1] * 3_000_000), "it must have at most 8 dimensions"),
+        (agent([BIG]), f"observes {BIG} numbers"),
+        (agent([BIG, BIG, BIG]), f"observes {BIG**3} numbers"),
+        (agent([3, 2000, 2000], [2000, 2400]), r"observes 16800000 numbers, in the shapes .* 1677"),
+        (agent([4097, 2], properties=[4, 1]), "at most 4096 entries"),
+        (agent(*[[1]] * 1025), "more than 1024 observations"),
+        (agent([-1], name="x" * 10_000), r"observation 0 \(x{200}\.\.\.\) has"),
+    ],
+)
+def test_impossible_observations_are_refused_by_behavior_and_index(info, text):
+    with little_memory(), pytest.raises(UnitySpecificationException, match=text) as caught:
+        behavior_spec_from(BRAIN, info)
+    assert len(str(caught.value)) < 800
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        BehaviorSpec([ObservationSpec.vector(0)], ActionSpec(1, ())),
+        BehaviorSpec([ObservationSpec((), ())], ActionSpec(0, (1,))),
+        BehaviorSpec([ObservationSpec.visual(4, 2048, 2048)], ActionSpec(65536, ())),
+        BehaviorSpec([ObservationSpec.vector(1)] * 1024, ActionSpec(0, (64,) * 1024)),
+        BehaviorSpec([ObservationSpec.entities(4096, 4096)], ActionSpec(1, (65535,))),
+        BehaviorSpec([ObservationSpec((1,) * 8, (DimensionProperty.NONE,) * 8)], ActionSpec(1, ())),
+    ],
+)
+def test_the_largest_that_are_possible_pass(spec):
+    check_spec("b", spec)
+
+
+def test_simulator_with_an_impossible_specification_is_refused():
+    class Simulator:
+        behavior_specs = {"b": BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(0, ()))}  # noqa: RUF012
+
+        def reset(self):
+            return {"b": (range(1), ())}
+
+    with pytest.raises(UnitySpecificationException, match="behavior b: it announces no actions"):
+        InProcessEnvironment(Simulator()).reset()
+
+
+def of_agents(n: int, info: m.AgentInfoProto) -> m.UnityRLOutputProto.ListAgentInfoProto:
+    entry = info.SerializeToString()
+    data = (b"\x0a" + bytes([len(entry)]) + entry) * n
+    return m.UnityRLOutputProto.ListAgentInfoProto.FromString(data)
+
+
+@pytest.mark.parametrize(
+    ("spec", "n"),
+    [
+        (BehaviorSpec([], ActionSpec(0, (60_000,))), 5_000),
+        (BehaviorSpec([], ActionSpec(60_000, ())), 500),
+        (BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ())), 40_000),
+        (BehaviorSpec([ObservationSpec.visual(3, 1000, 1000)], ActionSpec(1, ())), 20),
+    ],
+)
+def test_agents_that_take_far_more_memory_than_they_send_are_refused(spec, n):
+    message = of_agents(n, m.AgentInfoProto())
+    decoder = Decoder(spec, "Walker?team=0")
+    text = rf"behavior Walker\?team=0 would take [\d,]+ MB .* only {message.ByteSize():,} bytes"
+    with little_memory(), pytest.raises(UnitySpecificationException, match=text):
+        decoder.decode(message)
+
+
+def test_many_small_agents_are_taken():
+    spec = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(0, (3,)))
+    info = m.AgentInfoProto()
+    info.observations.add(shape=[1]).float_data.data.append(1.0)
+    decision, _ = Decoder(spec, "b").decode(of_agents(50_000, info))
+    assert len(decision) == 50_000
+
+
+def bomb(height: int, width: int, second: tuple[int, int] | None = None) -> bytes:
+    """A PNG whose header declares a size; `second` is that of another header."""
+    sizes = [(height, width), *([second] if second else [])]
+    heads = [_chunk(b"IHDR", struct.pack(">IIBBBBB", w, h, 8, 2, 0, 0, 0)) for h, w in sizes]
+    data = zlib.compress(bytes(1000))
+    return SIGNATURE + b"".join(heads) + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
+
+
+@pytest.mark.filterwarnings("ignore:Image size")  # Pillow says so before it refuses
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (bomb(30_000, 30_000), "PNG of 30000x30000 pixels where its shape says 4x5"),
+        (bomb(4, 5, second=(9_000, 10_000)), "PNG of 9000x10000 pixels where its shape says 4x5"),
+        (bomb(4, 5, second=(90_000, 10_000)), "not a readable PNG: Image size"),
+        (bomb(0, 0), "PNG of 0x0 pixels"),
+    ],
+)
+def test_size_of_an_image_is_checked_before_it_is_unpacked(data, text):
+    with little_memory(), pytest.raises(UnityObservationException, match=text):
+        decode_png(data, (3, 4, 5))
+
+
+def test_whatever_pillow_makes_of_a_damaged_image_is_refused():
+    data = bomb(4, 5)
+    late = data[:-12] + _chunk(b"iCCP", b"k\0") + data[-12:]  # an IndexError of Pillow's
+    with pytest.raises(UnityObservationException, match="not a readable PNG"):
+        decode_png(late, (3, 4, 5))
+
+
+@pytest.mark.parametrize("mapping", [[0, 1, BIG], [BIG] * 3, [0, -1, 2], [-1, -1, -1], [0, 1, 3]])
+def test_channel_mapping_sizes_nothing_before_it_is_checked(mapping):
+    data = encode_png(np.ones((3, 4, 5), np.float32))
+    with little_memory(), pytest.raises(UnityObservationException, match="leaves out a channel"):
+        decode_png(data, (3, 4, 5), mapping)
+
+
+def test_images_beyond_the_channels_are_not_unpacked():
+    whole = encode_png(np.ones((3, 4, 5), np.float32))
+    many = whole + bomb(4, 5) * 50
+    np.testing.assert_array_equal(decode_png(many, (3, 4, 5)), np.ones((3, 4, 5)))
+    np.testing.assert_array_equal(decode_png(many, (1, 4, 5)), np.ones((1, 4, 5)))
+    with pytest.raises(
+        UnityObservationException, match="has 153 channels, but its channel mapping"
+    ):
+        decode_png(many, (3, 4, 5), [0, 1, 2])
+
+
+def test_images_that_are_all_dropped_take_no_memory():
+    mapping = [0, 1, 2] + [-1] * 3 * 200
+    text = r"compressed observation of shape \(3, 1000, 1000\) would take 603 MB"
+    with little_memory(), pytest.raises(UnitySpecificationException, match=text):
+        decode_png(bomb(1000, 1000) * 201, (3, 1000, 1000), mapping)
+
+
+def demo(path, brain, pairs, n_steps=None):
+    """A demonstration file of these messages."""
+    n = len(pairs) if n_steps is None else n_steps
+    body = b"".join(delimited_message(one) for one in [brain, *pairs])
+    path.write_bytes(header(api_version=1, number_steps=n) + body)
+    return path
+
+
+def pair(*numbers, **action) -> m.AgentInfoActionPairProto:
+    out = m.AgentInfoActionPairProto(action_info=action)
+    out.agent_info.observations.add(shape=[len(numbers)]).float_data.data.extend(numbers)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("brain", "pairs", "text"),
+    [
+        (discrete(60_000), [pair(1.0)] * 5_000, "a recording of 5000 steps .* 3[0-9][0-9] MB"),
+        (announced(num_continuous_actions=60_000), [pair(1.0)] * 500, "a recording of 500 steps"),
+        (discrete(3), [m.AgentInfoActionPairProto()] * 40_000, "a recording of 40000 steps"),
+        (announced(), [pair(1.0)], "behavior Walker: it announces no actions"),
+        (discrete(3), [pair(1.0, discrete_actions=[1]), pair(1.0, discrete_actions=[3])],
+         r"the action of step 2, \[\] and \[3\], is none of the behavior's \(.*\(3,\)\)"),
+        (discrete(3), [pair(1.0, discrete_actions=[-1])], "the action of step 1"),
+        (announced(num_continuous_actions=2), [pair(1.0, continuous_actions=[0, np.inf])],
+         r"the action of step 1, \[ 0. inf\]"),
+    ],
+)  # fmt: skip
+def test_demonstration_that_cannot_be_is_refused(tmp_path, brain, pairs, text):
+    path = demo(tmp_path / "a.demo", brain, pairs)
+    with little_memory(), pytest.raises(DemonstrationError, match=text) as caught:
+        read_demo(path)
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+def test_old_recording_with_a_broken_announcement_is_refused(tmp_path):
+    brain = discrete(3)
+    brain.MergeFromString(b"\x22\x02\xff\xff")  # camera resolutions, of old packages only
+    old = m.OldAgentInfoProto(stacked_vector_observation=[1.0], id=1)
+    with pytest.raises(DemonstrationError, match="No BrainParameters found"):
+        read_demo(demo(tmp_path / "a.demo", brain, [old]))
+
+
+def test_limits_leave_room_for_real_observations():
+    cameras = [ObservationSpec.visual(3, 1080, 1920)] * 2
+    check_spec("b", BehaviorSpec(cameras, ActionSpec(1, ())))
+    specs.refuse_excess(10_000 * 4 * 3 * 84 * 84, 10_000 * 400, "simple images")
