@@ -56,6 +56,7 @@ CAUGHT, TIMED_OUT, SURVIVED, EQUAL = "caught", "by time-out", "survived", "equiv
 
 def main() -> int:
     options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaves no child behind
     for name in PRELOADED:
         with contextlib.suppress(ImportError), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -273,6 +274,7 @@ def _fork(work: Callable[[], int], scratch: str) -> int:
     status = _EXIT_BROKEN
     try:
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         output = os.open(f"{scratch}/output", os.O_WRONLY | os.O_CREAT)
         for stream in (1, 2):
