@@ -1,0 +1,129 @@
+"""A learner that meets the others, of whom there are none, does what one alone does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed import FileStore
+from toys import Corridor
+
+from pipeline.algos.ranks import ALONE
+from pipeline.envs.workers import WorkerSet
+from pipeline.errors import Interrupted
+from pipeline.settings import load_run_settings
+from pipeline.tracking.base import Tracker
+from pipeline.trainer.loop import TrainingLoop
+from pipeline.trainer.ranks import ProcessRanks
+from pipeline.trainer.stopping import StopRequest
+
+CPU = torch.device("cpu")
+ON_POLICY = {"batch_size": 32, "buffer_size": 128, "num_epoch": 2}
+OFF_POLICY = {"batch_size": 32, "buffer_size": 1000, "buffer_init_steps": 100}
+
+
+@pytest.fixture
+def ranks(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    group = ProcessRanks(FileStore(str(tmp_path / "store"), 1), rank=0, size=1, device=CPU)
+    yield group
+    group.close()
+
+
+def loop(in_process, recorder, folder, ranks, *, trainer="ppo", resume=False, max_steps=300):
+    behavior = {
+        "trainer_type": trainer,
+        "hyperparameters": OFF_POLICY if trainer == "sac" else ON_POLICY,
+        "network_settings": {"hidden_units": 8, "num_layers": 1, "normalize": True},
+        "max_steps": max_steps,
+        "time_horizon": 8,
+        "summary_freq": 100,
+        "checkpoint_interval": 200,
+    }
+    return TrainingLoop(
+        WorkerSet([in_process(Corridor())]),
+        load_run_settings(None, overrides={"behaviors": {"Toy": behavior}}).with_seed(3),
+        seed=3,
+        run_dir=folder,
+        device=CPU,
+        tracker=Tracker([recorder]),
+        resume=resume,
+        ranks=ranks,
+    )
+
+
+def tensors(algorithm):
+    networks = {"policy": algorithm.policy, **algorithm.own_networks, **algorithm.signals.modules}
+    return {
+        f"{name}.{key}": value
+        for name, network in networks.items()
+        for key, value in network.state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("trainer", ["ppo", "sac"])
+def test_a_lone_learner_learns_what_one_without_others_learns(
+    trainer, tmp_path, in_process, recorder, ranks
+):
+    results, learned, steps = [], [], []
+    for name, group in (("alone", ALONE), ("group", ranks)):
+        one = loop(in_process, recorder, tmp_path / name, group, trainer=trainer)
+        with one.workers:
+            result = one.run(StopRequest()).behaviors["Toy"]
+        results.append((result.steps, result.n_updates, result.n_episodes))
+        learned.append(tensors(one.learners["Toy"].algorithm))
+        steps.append(recorder.steps("Toy"))
+        recorder.rows.clear()
+    assert results[0] == results[1]
+    assert results[0][1] > 1
+    assert steps[0] == steps[1]
+    for name, value in learned[0].items():  # running means are added up in another order
+        torch.testing.assert_close(learned[1][name], value, atol=1e-5, rtol=1e-5, msg=name)
+
+
+class Others:
+    """The processes that a first one has started."""
+
+    def __init__(self):
+        self.asked = []
+
+    def pass_on(self, signal_number):
+        self.asked.append(signal_number)
+
+    def ended(self):
+        return {}
+
+
+@pytest.mark.parametrize("asked_by", ["its own signal", "the first process"])
+def test_a_learner_that_is_asked_to_stop_agrees_with_the_others_and_passes_it_on(
+    asked_by, tmp_path, in_process, recorder, ranks
+):
+    ranks.others = Others()
+    one = loop(in_process, recorder, tmp_path, ranks, max_steps=100_000)
+    request = StopRequest(15 if asked_by == "its own signal" else None)
+    if not request():
+        ranks.stop.signal_number = 15
+    with one.workers, pytest.raises(Interrupted) as stopped:
+        one.run(request)
+    assert stopped.value.exit_code == 143
+    assert set(ranks.others.asked) == {15}
+    assert one.learners["Toy"].step < 100
+
+
+def test_a_lone_learner_that_is_resumed_goes_on_from_the_saved_weights_and_steps(
+    tmp_path, in_process, recorder, ranks
+):
+    first = loop(in_process, recorder, tmp_path, ranks, max_steps=300)
+    with first.workers:
+        before = first.run(StopRequest()).behaviors["Toy"]
+    learned = tensors(first.learners["Toy"].algorithm)
+    again = loop(in_process, recorder, tmp_path, ranks, max_steps=300, resume=True)
+    with again.workers:
+        after = again.run(StopRequest()).behaviors["Toy"]
+    assert (after.steps, after.n_updates) == (before.steps, before.n_updates)
+    for name, value in tensors(again.learners["Toy"].algorithm).items():
+        assert torch.equal(learned[name], value), name
+    longer = loop(in_process, recorder, tmp_path, ranks, max_steps=600, resume=True)
+    with longer.workers:
+        result = longer.run(StopRequest()).behaviors["Toy"]
+    assert result.steps >= 600
+    assert result.n_updates > before.n_updates
