@@ -112,6 +112,13 @@ CASES = {
     "ppo, shared critic": Case(
         trainer="ppo", actions=CONTINUOUS, hyperparameters={"shared_critic": True}
     ),
+    "ppo, shared critic, memory": Case(
+        trainer="ppo",
+        actions=CONTINUOUS,
+        network=_MEMORY,
+        hyperparameters={"shared_critic": True},
+        ends=WHOLE,
+    ),
     "ppo, normalised": Case(
         trainer="ppo",
         actions=HYBRID,

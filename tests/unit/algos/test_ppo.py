@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from golden_cases import demonstration
+from golden_training import Training
 
 from pipeline.algos.ppo import PPO, clipped_value_loss, policy_loss, value_loss
 from pipeline.data.rollout import Rollout
@@ -239,3 +240,48 @@ def test_shared_critic_learns_through_the_actors_body():
     assert algorithm.critic.body is None
     stats = algorithm.update(rollout(spec), step=0)
     assert np.isfinite(stats["Losses/Value Loss"])
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_size", "n_steps"),
+    [
+        ("ppo, continuous", 16, 3),
+        ("ppo, continuous", 17, 2),
+        ("ppo, continuous", 49, 1),
+        ("ppo, memory", 7, 8),  # 16 sequences of 3 rows
+        ("ppo, memory", 5, 16),
+        ("ppo, memory", 3, 16),
+    ],
+)
+def test_number_of_gradient_steps_follows_the_minibatches(name, batch_size, n_steps, tmp_path):
+    training = Training(name, tmp_path, n_blocks=1, batch_size=batch_size, num_epoch=2)
+    training.run()
+    (moments,) = training.learner.algorithm.optimizer.state_dict()["state"].values()
+    assert int(moments["step"]) == 2 * n_steps
+
+
+def test_values_of_many_rows_are_those_of_each_alone():
+    spec = BehaviorSpec([ObservationSpec.vector(4)], ActionSpec(2, ()))
+    algorithm = PPO(spec, trainer_settings(), seed=1, device=CPU)
+    many = rollout(spec, 4096 + 32)
+    batch = algorithm._batch(many)
+    obs = torch.from_numpy(many.fields["obs_0"])
+    with torch.no_grad():
+        expected = algorithm.critic([obs], obs)
+    torch.testing.assert_close(batch.value, expected)
+
+
+def test_rows_that_are_enough_are_more_than_the_buffers_size():
+    spec = BehaviorSpec([ObservationSpec.vector(4)], ActionSpec(2, ()))
+    algorithm = PPO(spec, trainer_settings(), seed=1, device=CPU)
+    assert [algorithm.ready(n) for n in (127, 128, 129)] == [False, False, True]
+
+
+def test_policy_loss_is_reported_without_its_sign():
+    spec = BehaviorSpec([ObservationSpec.vector(4)], ActionSpec(2, ()))
+    passes = {"num_epoch": 20, "batch_size": 128, "learning_rate": 3e-3, "beta": 0.0}
+    algorithm = PPO(spec, trainer_settings(hyperparameters=passes), seed=1, device=CPU)
+    given = rollout(spec)
+    given.fields.update(algorithm.act([given.fields["obs_0"]], None).rows)
+    # after the first pass the policy gains, and its loss is below 0
+    assert algorithm.update(given, step=0)["Losses/Policy Loss"] > 0.02

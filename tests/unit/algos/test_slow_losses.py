@@ -1,8 +1,9 @@
 """The whole losses of PPO and POCA, composed slowly from formulas, against what updates apply.
 
-Row by row and agent by agent from the messages of a golden case, for two gradient steps on all rows
-of a rollout: rewards, values, advantages, clipping, entropy, weights of the terms and schedules are
-in it. Compared are the losses that are reported, the gradient of the last step, and the weights.
+Row by row and agent by agent from the messages of a golden case, for three gradient steps on all
+rows of a rollout: rewards, values, advantages, clipping, entropy, weights of the terms and
+schedules are in it. Compared are the losses and numbers that are reported, the gradient of the last
+step, and the weights.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pipeline.nets.group_critic import Groups
 
 HORIZON, LAMBDA, STRENGTH = 6, 0.8, 0.7
 GAMMAS = {"extrinsic": 0.9, "rnd": 0.8}
-N_EPOCHS = 2
+N_EPOCHS = 3
 # Linear schedules half way: rollouts end at half of max_steps.
 EPSILON, BETA = (0.2 + 0.1) / 2, (0.05 + 1e-5) / 2
 
@@ -80,7 +81,7 @@ class Slow:
         self.rate = training.settings["hyperparameters"]["learning_rate"] / 2
 
     def learn(self) -> list[float]:
-        """Two steps; gives the mean of each loss."""
+        """Three steps; gives the mean of each loss."""
         parameters = [*self.policy.parameters(), *self.critic.parameters()]
         moments = [(torch.zeros_like(one), torch.zeros_like(one)) for one in parameters]
         with torch.no_grad():

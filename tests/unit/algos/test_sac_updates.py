@@ -1,0 +1,90 @@
+"""When SAC learns and what it reports, and which streams the algorithms draw from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from golden_cases import N_MESSAGES
+from golden_training import Training
+from test_sac import CPU, SPECS, experience, made, trainer_settings
+
+from pipeline import seeding
+from pipeline.algos.poca import POCA
+from pipeline.algos.ppo import PPO
+from pipeline.algos.sac import SAC
+from pipeline.settings.schema import POCASettings, PPOSettings, TrainerSettings
+
+
+def test_it_takes_in_whatever_has_closed():
+    assert [made("continuous").ready(n) for n in (0, 1, 1000)] == [False, True, True]
+
+
+@pytest.mark.parametrize(("n_rows", "learns"), [(31, False), (32, True)])
+def test_as_many_rows_as_a_minibatch_has_are_enough(n_rows, learns):
+    algorithm = made("continuous", batch_size=32, buffer_init_steps=20)
+    given = experience("continuous", 32)
+    algorithm.replay.add(given)
+    algorithm.replay.n_added = n_rows
+    assert (algorithm._due(30, 1, 1.0) > 0) == learns
+    assert algorithm._due(19, 1, 1.0) == algorithm._due(20, 1, 1.0) == 0
+
+
+def test_cloning_is_reported_as_the_mean_over_its_updates(tmp_path):
+    training = Training("sac, cloning", tmp_path, n_blocks=1)
+    algorithm = training.learner.algorithm
+    losses, update = [], algorithm.cloning.update
+    algorithm.cloning.update = lambda **given: (losses.append(update(**given)), losses[-1])[1]
+    training.run()
+    assert len(losses) == algorithm.n_updates - 1 == 2
+    reported = training.learner.statistics.mean("Losses/Pretraining Loss")
+    assert reported == pytest.approx(np.mean(losses))
+    plain = Training("sac, discrete", tmp_path, n_blocks=1)
+    plain.run()
+    assert plain.learner.statistics.mean("Losses/Pretraining Loss") is None
+
+
+def test_statistics_are_means_over_gradient_steps_and_coefficients_after_them():
+    algorithm = made("hybrid", init_entcoef=0.3, batch_size=16)
+    means = torch.tensor([-0.5, 0.25, 1.0, 2.0, 3.0])
+    with torch.no_grad():
+        algorithm.log_alpha.copy_(torch.tensor([0.2, 0.4, 0.8]).log())
+    stats = algorithm._statistics(means, 7)
+    assert stats == pytest.approx(
+        {
+            "Losses/Policy Loss": -0.5,
+            "Losses/Value Loss": 0.25,
+            "Losses/Q1 Loss": 1.0,
+            "Losses/Q2 Loss": 2.0,
+            "Policy/Extrinsic Value": 3.0,
+            "Policy/Continuous Entropy Coeff": 0.2,
+            "Policy/Discrete Entropy Coeff": 0.6,
+        }
+    )
+    alone = made("continuous")
+    assert "Policy/Discrete Entropy Coeff" not in alone._statistics(means, 7)
+    assert "Policy/Continuous Entropy Coeff" not in made("discrete")._statistics(means, 7)
+
+
+@pytest.mark.parametrize("algorithm", [PPO, POCA, SAC])
+def test_actions_and_noise_are_drawn_from_streams_of_their_names(algorithm):
+    settings = trainer_settings()
+    if algorithm is not SAC:
+        own = {PPO: PPOSettings, POCA: POCASettings}[algorithm]()
+        settings = TrainerSettings(trainer_type=algorithm.__name__.lower(), hyperparameters=own)
+    made_with = algorithm(SPECS["continuous"], settings, seed=5, device=CPU)
+    assert made_with.action_stream.initial_seed() == seeding.derive(5, "actions")
+    expected = seeding.stream(5, "minibatches").integers(1 << 60, size=3)
+    assert made_with.minibatch_stream.integers(1 << 60, size=3).tolist() == expected.tolist()
+    if algorithm is SAC:
+        assert made_with.noise_stream.initial_seed() == seeding.derive(5, "noise")
+
+
+def test_a_linear_schedule_lowers_the_learning_rate(tmp_path):
+    training = Training("sac, discrete", tmp_path, n_blocks=1, learning_rate_schedule="linear")
+    training.run()
+    n_rows = N_MESSAGES * training.case.n_agents
+    assert training.settings["max_steps"] == 2 * n_rows
+    reported = training.learner.statistics.mean("Policy/Learning Rate")
+    assert reported == pytest.approx(1.5e-3, rel=1e-5)
+    assert training.learner.algorithm.optimizer.learning_rate == pytest.approx(reported)
