@@ -147,6 +147,23 @@ def test_advantages_are_returns_less_baselines_normalised_over_the_buffer():
     assert rows.returns[last, 0].numpy() == pytest.approx(gained, abs=1e-5)
 
 
+def test_largest_group_is_the_largest_of_members_whose_task_goes_on():
+    one = learner()
+    two = {0: (0.1, 0), 1: (0.2, 0)}
+    four = dict.fromkeys(range(4), (0.1, 0))
+    rollout = play(one, message(four), message(two, {2: (0.1, 0), 3: (0.2, 0)}), message({}, two))
+    one.algorithm._experience(rollout)
+    assert float(one.algorithm.critic.largest) == 4.0
+    alone = learner()
+    rollout = play(alone, message(two), message({}, two))
+    alone.algorithm._experience(rollout)
+    assert float(alone.algorithm.critic.largest) == 2.0
+    single = learner()
+    rollout = play(single, message({0: (0.1, 0)}), message({}, {0: (0.1, 0)}))
+    single.algorithm._experience(rollout)
+    assert float(single.algorithm.critic.largest) == 1.0
+
+
 @pytest.mark.parametrize("limits", [{"_CHUNK": 2}, {"_PLACES": 30}])
 def test_values_of_a_few_moments_at_a_time_are_those_of_all_at_once(limits, monkeypatch):
     one = learner(time_horizon=2)

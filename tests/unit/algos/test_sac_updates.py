@@ -30,6 +30,16 @@ def test_as_many_rows_as_a_minibatch_has_are_enough(n_rows, learns):
     assert algorithm._due(19, 1, 1.0) == algorithm._due(20, 1, 1.0) == 0
 
 
+@pytest.mark.parametrize("batch_size", [200, 400, 2000])
+def test_as_many_minibatches_are_drawn_as_are_due(batch_size):
+    algorithm = made("continuous", batch_size=batch_size)
+    algorithm.replay.add(experience("continuous", 64))
+    drawn = list(algorithm.samples.minibatches(7))
+    assert [len(batch.done) for batch in drawn] == [batch_size] * 7
+    assert list(algorithm.samples.minibatches(0)) == []
+    assert [len(rows) for rows in algorithm.samples.transitions(3)] == [batch_size] * 3
+
+
 def test_cloning_is_reported_as_the_mean_over_its_updates(tmp_path):
     training = Training("sac, cloning", tmp_path, n_blocks=1)
     algorithm = training.learner.algorithm

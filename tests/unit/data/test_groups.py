@@ -78,6 +78,22 @@ def test_agents_of_other_groups_other_workers_and_without_a_group_are_no_mates()
     assert not set(one) & set(other)
 
 
+def test_every_group_of_every_source_has_a_number_of_its_own():
+    groups = Groups(FIELDS)
+    ids = np.array([2**31 - 1, 2**31 - 2, 1, 1, 0, 0])
+    slots = np.array([0, 1, 2, 3, 4, 7])
+    keys = [groups.key(name, ids, slots) for name in ("a", "b", "c", "a")]
+    assert {one.dtype for one in keys} == {np.dtype(np.int64)}
+    named = np.concatenate([one[:4] for one in keys[:3]])
+    assert len(set(named.tolist())) == 9
+    assert (named >= 0).all()
+    assert keys[3].tolist() == keys[0].tolist()
+    for one in keys:  # by slot, whichever source an agent without a group is of
+        assert one[4:].tolist() == keys[0][4:].tolist()
+        assert len(set(one[4:].tolist())) == 2
+        assert (one[4:] < 0).all()
+
+
 def test_each_member_is_credited_with_its_own_its_mates_and_the_group_reward():
     groups = Groups(FIELDS)
     arrive(groups, {0: (1, 0, 0), 1: (2, 0, 0), 2: (3, 9, 9)}, numbers={2: 0})
