@@ -60,6 +60,9 @@ def test_mates_that_decide_together_share_one_moment_with_what_all_saw_and_did()
     assert len(set(rows["entity"].tolist())) == 3
     assert seen(groups, rows["moment"][0]) == [(1, False), (2, False), (3, False)]
     assert did(groups, rows["moment"][0]) == [10, 20, 30]
+    members = groups.moments.members(rows["moment"][:1])
+    assert set(members.entities) == set(FIELDS)
+    assert sorted(members.ids) == sorted(rows["entity"])
 
 
 def test_agents_of_other_groups_other_workers_and_without_a_group_are_no_mates():

@@ -186,3 +186,12 @@ def test_a_saved_replay_with_more_rows_than_there_is_room_for_is_refused():
     big.add(rollout([15], np.random.default_rng(1)))
     with pytest.raises(ValueError, match="15 rows, and buffer_size is 10"):
         small.load_state_dict(big.state_dict())
+
+
+def test_at_least_one_sequence_is_drawn():
+    fields = {**FIELDS, "memory": Field(shape=(4,), every=L)}
+    replay = Replay(fields, n_obs=2, capacity=20, sequence_length=L)
+    rng = np.random.default_rng(1)
+    replay.add(rollout([7, 5], rng, memory=True))
+    for n_rows, n_sequences in ((1, 1), (L, 1), (2 * L - 1, 1), (2 * L, 2)):
+        assert len(replay.sample(rng, n_rows).lengths) == n_sequences
