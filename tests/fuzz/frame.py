@@ -67,6 +67,7 @@ class Tally:
     most_bytes: int = 0
     """Growth of the resident memory during an example."""
     most_s: float = 0.0
+    """Without the time that it had no processor."""
 
 
 TALLY = Tally()
@@ -282,7 +283,7 @@ _WRITES = _Writes()
 def _limits(size: int) -> Iterator[None]:
     """Time and memory of one example of `size` bytes."""
     most = TIMES_INPUT * size + EXTRA_BYTES
-    began, resident = time.perf_counter(), _resident()
+    began, waited, resident = time.perf_counter(), _waited(), _resident()
     try:
         with _memory(most), _deadline():
             yield
@@ -295,7 +296,8 @@ def _limits(size: int) -> Iterator[None]:
     finally:
         grown = _peak() - resident
         TALLY.most_bytes = max(TALLY.most_bytes, grown)
-        TALLY.most_s = max(TALLY.most_s, time.perf_counter() - began)
+        passed = time.perf_counter() - began - (_waited() - waited)
+        TALLY.most_s = max(TALLY.most_s, passed)
     if grown > most:
         TALLY.outcomes["memory"] += 1
         raise BrokenPromiseError(f"an input of {size} bytes takes {grown} bytes, {most} allowed")

@@ -51,6 +51,12 @@ def mutated(draw: Any, contents: SearchStrategy[bytes], *, most: int = 4, begin:
     return bytes(data)
 
 
+@st.composite
+def usually(draw: Any, common: SearchStrategy[Any], rare: SearchStrategy[Any], of: int = 8) -> Any:
+    """`rare` in one of `of` draws, else `common`; `one_of` counts equal strategies once."""
+    return draw(rare if draw(st.integers(1, of)) == of else common)
+
+
 _INTEGERS = st.one_of(
     st.integers(0, 4), st.integers(-(2**31), 2**31 - 1), st.sampled_from((-1, 2**31 - 1, -(2**31)))
 )

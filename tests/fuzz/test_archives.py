@@ -22,7 +22,7 @@ from pipeline.envs.programs import find_program
 from pipeline.errors import FetchError
 
 from .frame import fuzz
-from .mutations import mutated
+from .mutations import mutated, usually
 
 _USUAL = st.sampled_from(
     ("a", "b", "c", "a/b", "a/b/c", "d/e", "game.x86_64", "d/", "./f", "é/ü", "A", "x" * 120, "l")
@@ -34,11 +34,10 @@ _ODD = st.one_of(
     st.sampled_from(("a\0b", "a\nb", "CON", "a" * 300, "\udc80", "/".join("d" * 60), "a.", " ")),
     st.text(max_size=4),
 )
-_NAMES = st.one_of(*(_USUAL,) * 9, _ODD)
-_TARGETS = st.one_of(
-    *(st.sampled_from(("a", "b", "a/b", "l", "./l", ".", "d/../b", "f")),) * 3,
-    st.sampled_from(("../a", "..", "../../../../../etc/passwd")),
-    _ODD,
+_NAMES = usually(_USUAL, _ODD, 12)
+_TARGETS = usually(
+    st.sampled_from(("a", "b", "a/b", "l", "./l", ".", "d/../b", "f")),
+    st.one_of(st.sampled_from(("../a", "..", "../../../../../etc/passwd")), _ODD),
 )
 _UNIQUE = st.sampled_from((str, str, id))
 """Names are mostly there once only."""
@@ -107,7 +106,9 @@ def _zips(draw: Any) -> bytes:
     return out.getvalue()
 
 
-_ARCHIVES = st.one_of(*(_packed_tars(), mutated(_zips(), most=2)) * 4, st.binary(max_size=600))
+_ARCHIVES = usually(
+    st.one_of(_packed_tars(), mutated(_zips(), most=2)), st.binary(max_size=600), 20
+)
 
 
 def _tar(**fields: Any) -> bytes:

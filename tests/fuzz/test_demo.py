@@ -16,7 +16,7 @@ from pipeline.protocol.generated import messages as m
 
 from .agents import SPECS, SPOILS, message_of, spoil_announcement
 from .frame import command, fuzz
-from .mutations import messages, mutated
+from .mutations import messages, mutated, usually
 
 _COUNTS = st.sampled_from((0, 1, 2, 7, -1, 2**31 - 1))
 
@@ -84,8 +84,8 @@ def _old_demos(draw: Any) -> bytes:
     return _head(draw, len(infos), merged) + b"".join(map(delimited_message, infos))
 
 
-_FILES = st.one_of(
-    *(mutated(_demos()),) * 6, mutated(_demos(), begin=BRAIN_OFFSET), mutated(_old_demos())
+_FILES = usually(
+    mutated(_demos()), st.one_of(mutated(_demos(), begin=BRAIN_OFFSET), mutated(_old_demos())), 4
 )
 
 
