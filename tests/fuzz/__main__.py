@@ -13,6 +13,7 @@ import logging
 import os
 import random
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -41,17 +42,22 @@ def main() -> int:
     if arguments.state:
         _work(targets[0], arguments.seconds, seed, arguments.state)
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(f"seed {seed}, {arguments.seconds:g} s for each of: {', '.join(targets)}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         waiting = [_Target(name, arguments.seconds, seed, Path(folder)) for name in targets]
         done, running = [], []
-        while waiting or running:
-            while waiting and len(running) < arguments.jobs:
-                running.append(waiting.pop(0))
-                running[-1].start()
-            time.sleep(0.5)
-            done += [target for target in running if not target.goes_on()]
-            running = [target for target in running if target not in done]
+        try:
+            while waiting or running:
+                while waiting and len(running) < arguments.jobs:
+                    running.append(waiting.pop(0))
+                    running[-1].start()
+                time.sleep(0.5)
+                done += [target for target in running if not target.goes_on()]
+                running = [target for target in running if target not in done]
+        finally:
+            for target in running:
+                target.stop()
     print(_table(done))
     return int(any(target.failures for target in done))
 
@@ -62,6 +68,7 @@ class _Target:
     def __init__(self, name: str, seconds: float, seed: int, folder: Path) -> None:
         self.name, self.seed = name, seed
         self.failures: dict[str, dict[str, Any]] = {}
+        self._announced: set[str] = set()
         self.total: dict[str, Any] = {"outcomes": {}, "refused_at": {}}
         self._seconds, self._folder = seconds, folder
         self._state: Path
@@ -87,12 +94,19 @@ class _Target:
                 command, cwd=ROOT, env=environment, stderr=said
             )
 
+    def stop(self) -> None:
+        """End the process at once."""
+        self._process.kill()
+        self._process.wait()
+
     def goes_on(self) -> bool:
         """Look at the process; False when the target's time is over."""
         code = self._process.poll()
+        state = json.loads(self._state.read_text()) if self._state.exists() else {}
+        for failure in state.get("failures", []):
+            self._announce(failure)
         if code is None:
             return True
-        state = json.loads(self._state.read_text()) if self._state.exists() else {}
         self._add(state)
         if code == 0:
             return False
@@ -119,7 +133,11 @@ class _Target:
     def _fail(self, failure: dict[str, Any]) -> None:
         known = self.failures.setdefault(failure["key"], failure | {"count": 0})
         known["count"] += failure["count"]
-        if known["count"] == failure["count"]:
+        self._announce(failure)
+
+    def _announce(self, failure: dict[str, Any]) -> None:
+        if failure["key"] not in self._announced:
+            self._announced.add(failure["key"])
             print(f"\n{self.name}: {failure['key']}\n{failure['text']}", flush=True)
 
 
