@@ -187,7 +187,7 @@ def _warm_up() -> None:
 
 @fuzz(
     st.tuples(_conversations(), st.sampled_from(_TRAINERS)),
-    examples=15,
+    examples=10,
     warm_up=_warm_up,
     size=lambda example: _size(example[0]),
 )
