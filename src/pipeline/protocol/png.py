@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.errors import UnityObservationException
-from pipeline.protocol.specs import brief, refuse_excess
+from pipeline.protocol.specs import ROOM, brief, refuse_excess
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,8 +48,9 @@ def decode_png(data: bytes, shape: tuple[int, int, int], mapping: Sequence[int] 
             f"a compressed observation has {3 * len(parts)} channels, "
             f"but its channel mapping {brief(mapping)} is for {len(mapping)}"
         )
-    what = f"a compressed observation of shape {shape}"
-    refuse_excess(3 * len(parts) * height * width, len(data), what)
+    n_bytes = 3 * len(parts) * height * width
+    if n_bytes > ROOM:
+        refuse_excess(n_bytes, len(data), f"a compressed observation of shape {shape}")
     images = [_image(part, height, width) for part in parts]
     if not mapping and count == 1:
         gray = images[0].astype(np.float32).mean(axis=2, dtype=np.float32)
@@ -139,19 +140,17 @@ def _image(data: bytes, height: int, width: int) -> AnyArray:
     """uint8 [height, width, 3]."""
     from PIL import Image  # only runs with compressed cameras need it
 
-    size = png_size(data) or (height, width)  # before Pillow makes anything of that size
     try:
-        if size == (height, width):
-            with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
-                size = image.size[::-1]  # that of the last header
-                if size == (height, width):
-                    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+        with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
+            size = image.size  # as declared: nothing is unpacked yet
+            if size == (width, height):
+                return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
     except Exception as error:  # Pillow has no base class for what damaged files make it raise
         raise UnityObservationException(
             f"a compressed observation is not a readable PNG: {error}"
         ) from error
     raise UnityObservationException(
-        f"a compressed observation has a PNG of {size[0]}x{size[1]} pixels where its shape says "
+        f"a compressed observation has a PNG of {size[1]}x{size[0]} pixels where its shape says "
         f"{height}x{width}"
     )
 
