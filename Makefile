@@ -1,5 +1,7 @@
 # What a user types. Everything runs in the project's own virtual environment, .venv.
 #
+#   make help            this text, as make alone
+#   make install         make .venv with all that is pinned; the other targets do so when needed
 #   make run             build, train, export, evaluate and report every experiment in params.yaml
 #   make test            the tests; agents learn their toys with one seed each
 #   make test-learning   every learning proof in full, three seeds each
@@ -7,6 +9,7 @@
 #   make fuzz SECONDS=60 input at random, so many seconds for each kind of it; see tests/fuzz
 #   make check           formatting, types, import layers, and both descriptions of the DAG
 #   make peer            install mlagents-learn 1.1.0 in .venv-mlagents, for benchmarks/
+#   make clean           remove builds, results and logs; DVC's cache and MLflow's store stay
 #
 # Variables:
 #   PYTHON=python3.12              the interpreter that makes .venv (3.11 to 3.13)

@@ -151,7 +151,8 @@ def _plan(commands: argparse._SubParsersAction, debug: argparse.ArgumentParser) 
             check_plan(params)
             return f"{RUNS_FILE} is up to date."
         write_plan(params)
-        return f"Wrote {RUNS_FILE}. Run `dvc repro` or `snakemake --cores 4`."
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return f"Wrote {RUNS_FILE}. Run `dvc repro` or `snakemake --cores {cores or 1}`."
 
     made = _command(commands, debug, "plan", "write the table of runs from params.yaml", work)
     made.add_argument("--check", action="store_true", help="only say whether it is up to date")

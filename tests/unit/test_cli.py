@@ -93,8 +93,10 @@ def test_plan_writes_the_table_and_check_compares_it(tmp_path, monkeypatch, caps
     text = (ROOT / "params.yaml").read_text()
     (tmp_path / "params.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5}, raising=False)
     assert cli.main(["plan", "--check"]) == 2
     assert cli.main(["plan"]) == 0
+    assert "`snakemake --cores 3`" in capsys.readouterr().out, "the cores of this machine"
     assert cli.main(["plan", "--check"]) == 0
     assert "up to date" in capsys.readouterr().out
     (tmp_path / "params.yaml").write_text(text.replace("      - 2\n", "      - 3\n", 1))

@@ -95,6 +95,14 @@ def test_dvc_neither_phones_home_nor_sees_snakemakes_marks():
     )
 
 
+def test_make_help_lists_every_target():
+    text = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z][\w-]*):", text, re.MULTILINE))
+    told = run(ROOT, "make", "--silent", "help").stdout
+    assert "run" in targets
+    assert set(re.findall(r"^ +make ([\w-]+)", told, re.MULTILINE)) == targets
+
+
 def test_constraints_pin_everything_and_name_no_machine():
     lines = [
         line

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from project import commit, copy_project, environment, git, run
+from project import ROOT, commit, copy_project, environment, git, run
 
 from pipeline.commands.sync import sync
 from pipeline.settings.params import load_params
@@ -241,10 +243,18 @@ def test_experiments_of_dvc_have_rows_of_their_own(by_dvc: Path, tmp_path: Path)
 
     def tried(name: str, episodes: int, *how: str) -> None:
         setting = f"experiments.plain.evaluation.episodes={episodes}"
-        command = ("dvc", "exp", "run", *how, "-n", name, "-S", setting, "evaluate@plain-1")
-        run(root, *command, PIPELINE_MLFLOW="on")
+        run(root, "dvc", "exp", "run", *how, "-n", name, "-S", setting, PIPELINE_MLFLOW="on")
 
     tried("here", 5)
+    documented = re.search(
+        r"^dvc (exp show .*)$", (ROOT / "docs/pipeline.md").read_text(), re.MULTILINE
+    )
+    assert documented is not None
+    shown = run(root, "dvc", *shlex.split(documented[1]), "--csv").stdout.splitlines()
+    assert shown[0].split(",")[4:] == [
+        "plain.3DBall.iqm",
+        "experiments.plain.evaluation.episodes",
+    ], "what differs: an interquartile mean, and the parameter that was set"
     git(root, "checkout", "-q", "--", ".")
     run(root, "dvc", "checkout")
     tried("beside", 6, "--temp")

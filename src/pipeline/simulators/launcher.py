@@ -12,8 +12,10 @@ SHELL = """\
 check='import os, sys
 if (sys.implementation.cache_tag + sys.abiflags, sys.platform, os.uname().machine) == {tag}:
     print(sys.executable)'
-for candidate in "${{PIPELINE_PYTHON:-}}" {python} /usr/local/bin/{python} /usr/bin/{python} \\
-  python3 python
+cache=${{PIPELINE_CACHE:-${{XDG_CACHE_HOME:-${{HOME:-/nonexistent}}/.cache}}/rl-pipeline}}
+own=$cache/executables/{digest}
+for candidate in "${{PIPELINE_PYTHON:-}}" "$(cat "$own.python" 2>/dev/null)" {python} \\
+  /usr/local/bin/{python} /usr/bin/{python} python3 python
 do
   [ -n "$candidate" ] || continue
   python=$("$candidate" -I -S -c "$check" 2>/dev/null)
@@ -24,8 +26,7 @@ if [ -z "$python" ]; then
     "put {python} on PATH, or set PIPELINE_PYTHON to its path." >&2
   exit 3
 fi
-cache=${{PIPELINE_CACHE:-${{XDG_CACHE_HOME:-${{HOME:-/nonexistent}}/.cache}}/rl-pipeline}}
-main=$cache/executables/{digest}/__main__.py
+main=$own/__main__.py
 [ -f "$main" ] || main=$0
 exec "$python" -I -S "$main" "$@"
 exit 3

@@ -6,10 +6,12 @@ are fixed, and nothing of the machine is written into the file.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import io
 import json
+import os
 import platform
 import re
 import sys
@@ -19,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import StageError
-from pipeline.files import whole
+from pipeline.files import whole, write_whole
 from pipeline.simulators import launcher, registry
 
 if TYPE_CHECKING:
@@ -100,6 +102,19 @@ def _write(
     with whole(target) as temporary:
         temporary.write_bytes(_script(title, digest) + _archive(content))
     target.chmod(0o755)
+    _remember_python(digest)
+
+
+def _remember_python(digest: str) -> None:
+    """Write down in the cache which Python built an executable, which holds no path itself.
+
+    It starts with that one, which need not be on PATH; without a cache it looks for another.
+    """
+    with contextlib.suppress(OSError, RuntimeError):  # there may be no home
+        # the folder that the launcher's shell and Python lines name too
+        shared = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        cache = Path(os.environ.get("PIPELINE_CACHE") or Path(shared) / "rl-pipeline")
+        write_whole(cache / "executables" / f"{digest}.python", f"{sys.executable}\n")
 
 
 def _script(name: str, digest: str) -> bytes:

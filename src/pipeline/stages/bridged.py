@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from pipeline.errors import SettingsError
@@ -28,13 +29,16 @@ def build(environment: BridgeSource, target: Path) -> Path:
 
 
 def check_ids(params: Params) -> None:
-    """Refuse ids of environments that are not there.
+    """Refuse ids of environments that are not there; their modules may lie beside params.yaml.
 
     Raises:
         SettingsError: An id is unknown; the message has its place, and the nearest ids.
     """
+    here = str(params.path.resolve().parent)
     for name, environment in params.environments.items():
         if isinstance(environment, BridgeSource):
+            if here not in sys.path:
+                sys.path.append(here)
             from pipeline.simulators.bridges.naming import check
 
             try:

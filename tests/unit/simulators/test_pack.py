@@ -124,6 +124,42 @@ def test_the_number_of_agents_can_be_packed_in(tmp_path, environment, trainer):
         assert process.wait(timeout=WAIT_S) == 0
 
 
+def test_the_python_that_built_it_is_found_though_it_is_not_on_path(
+    tmp_path, environment, monkeypatch
+):
+    folder = tmp_path / "a 'kept' folder"  # the shell must not take the path apart
+    folder.mkdir()
+    kept, real = folder / "python-of-this-test", Path(sys.executable)
+    kept.write_text(f'#!/bin/sh\necho ran >> "$0.log"\nexec "{real}" "$@"\n')
+    kept.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(kept))
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
+    built = pack("grid_world", tmp_path / "built")
+    assert str(kept).encode() not in built.read_bytes()
+    del environment["PIPELINE_PYTHON"]
+    environment["PIPELINE_CACHE"] = str(tmp_path / "cache")
+    ended = subprocess.run(  # noqa: S603  # what the test built
+        [str(built), "--help"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (folder / "python-of-this-test.log").exists()
+    kept.unlink()  # gone with its virtual environment: whatever else fits will do
+    ended = subprocess.run(  # noqa: S603  # what the test built
+        [str(built), "--help"],
+        env=environment | {"PATH": f"{real.parent}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_cache_that_cannot_be_written_does_not_stop_a_build(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "file"))
+    assert pack("grid_world", tmp_path / "built").exists()
+
+
 def test_an_environment_ends_when_its_trainer_is_gone(launch, trainer):
     process = launch("--mlagents-port", trainer.port)
     trainer.greet()

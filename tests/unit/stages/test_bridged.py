@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,16 @@ def test_an_unknown_id_is_told_with_its_line_and_the_nearest(tmp_path, source, w
     assert message.startswith(f"{file}:4: environments.cart.id: ")
     assert f"no environment '{wrong}'; did you mean '{right}'" in message
     file.write_text(FILE.replace("gymnasium", source).replace("CartPol-v1", right))
+    check_ids(load_params(file))
+
+
+def test_the_module_of_an_environment_may_lie_beside_params(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "cart_of_this_test.py").write_text(
+        "import gymnasium\ngymnasium.register('Mine-v0', entry_point='x:Y')\n"
+    )
+    file = tmp_path / "params.yaml"
+    file.write_text(FILE.replace("CartPol-v1", "cart_of_this_test:Mine-v0"))
     check_ids(load_params(file))
 
 

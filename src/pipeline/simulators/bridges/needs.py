@@ -60,10 +60,13 @@ def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
 def run(command: list[str], folder: str, **extra: str) -> tuple[int, str]:
     """Run a command in `folder` with this process' module path; gives exit code and output.
 
+    The current folder ends that path, so that a module beside the caller is found there, and hides
+    none that is installed.
+
     Raises:
         StageError: It takes too long.
     """
-    path = os.pathsep.join(entry for entry in sys.path if entry)
+    path = os.pathsep.join([*filter(None, sys.path), str(Path.cwd())])
     environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": path, **extra}
     try:
         done = subprocess.run(  # noqa: S603  # this interpreter, or what was built just now

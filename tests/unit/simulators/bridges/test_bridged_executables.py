@@ -168,6 +168,28 @@ def test_an_environment_of_one_s_own_folder_is_packed_with_it(own_module, tmp_pa
         assert len(env.get_steps("Own-v0?team=0")[1]) == 1
 
 
+@pytest.mark.parametrize("source", ["gymnasium", "pettingzoo"])
+def test_a_module_in_the_current_folder_is_found(own_module, source, tmp_path):
+    """As the installed command finds it: Python itself looks there only for `python -m`."""
+    own_module(fails=False)
+    if source == "pettingzoo":
+        (tmp_path / "own_duel_v0.py").write_text("from mpe2.simple_v3 import env, parallel_env\n")
+    env_id = {"gymnasium": "own_games:Own-v0", "pettingzoo": "own_duel_v0"}[source]
+    command = [sys.executable, "-P", "-m", "pipeline.cli", "env", "build", f"{source}:{env_id}"]
+    path = os.pathsep.join(one for one in sys.path if one and one != str(tmp_path))
+    done = subprocess.run(  # noqa: S603  # this project's command
+        [*command, "-o", "built/own"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(tmp_path / "built/own") as archive:
+        assert any(name.startswith("lib/own_") for name in archive.namelist())
+
+
 def test_an_environment_that_fails_while_it_is_played_is_not_packed(own_module, tmp_path):
     own_module(fails=True)
     with pytest.raises(StageError, match=r"own_games:Own-v0: fails .*the physics broke"):
