@@ -279,10 +279,11 @@ def test_experiments_of_dvc_have_rows_of_their_own(by_dvc: Path, tmp_path: Path)
     assert trained["plain-seed1"]["info"]["run_id"] != before["plain-seed1"]["info"]["run_id"]
 
 
-def start_training(root: Path) -> subprocess.Popen:
-    """The train stage of `plain`, until it has shown its first summary."""
-    child = subprocess.Popen(  # the stage's own command
-        [sys.executable, "workflow/scripts/train.py", "plain", "--seed", "1"],
+def start_training(root: Path, *engine: str) -> subprocess.Popen:
+    """The train stage of `plain`, by itself or by an engine, until it has shown a summary."""
+    own = [sys.executable, "workflow/scripts/train.py", "plain", "--seed", "1"]
+    child = subprocess.Popen(  # noqa: S603  # the stage's own command, or an engine
+        engine or own,
         cwd=root,
         env=environment(root),
         stderr=subprocess.PIPE,
@@ -325,6 +326,23 @@ def test_a_stopped_training_publishes_nothing_and_resumes(trainable: Path):
     with (published.parent / "progress.csv").open() as file:
         steps = [int(row["step"]) for row in csv.DictReader(file)]
     assert steps == list(range(1000, 41000, 1000))
+
+
+def test_a_training_whose_parameters_change_is_not_taken_for_one_of_the_new_ones(trainable: Path):
+    params = trainable / "params.yaml"
+    before = params.read_text()
+    command = ["dvc", "repro", "--single-item", "train@plain-1"]
+    with start_training(trainable, *command) as child:
+        params.write_text(before.replace("seeds:\n      - 1", "seeds:\n      - 1\n      - 2", 1))
+        params.write_text(params.read_text().replace("max_steps: 40000", "max_steps: 50000", 1))
+        _, told = child.communicate(timeout=300)
+    assert child.returncode != 0
+    assert "its parameters were changed while it ran" in told
+    params.write_text(before)
+    again = run(trainable, *command)
+    assert "resuming the attempt that did not finish" in again.stderr
+    metrics = json.loads((trainable / "results/train/plain/seed1/metrics.json").read_text())
+    assert 40000 <= metrics["3DBall"]["steps"] < 50000
 
 
 def test_two_processes_do_not_train_the_same_run(trainable: Path):

@@ -30,19 +30,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline import files
-from pipeline.errors import StageError
+from pipeline.errors import PipelineError, StageError
 from pipeline.stages import process, sources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 WORK = Path("results/.work")
-_RETRY = "PIPELINE_RETRY"
-"""Environment variable that says that the engine tries a job again."""
+_RETRY, _DVC = "PIPELINE_RETRY", "DVC_STAGE"
+"""Environment variables that say that the engine tries a job again, and that the engine is DVC."""
 _VERSIONS = ("numpy", "torch", "onnx", "onnxruntime", "mlflow", "dvc", "snakemake")
 
 
@@ -124,12 +124,17 @@ class Attempt:
 
 
 @contextlib.contextmanager
-def attempt(job: Job, root: Path) -> Iterator[Attempt]:
+def attempt(job: Job, root: Path, now: Callable[[], Job] | None = None) -> Iterator[Attempt]:
     """Lock the job, prepare its scratch folder, and publish its outputs when the block succeeds.
 
+    Args:
+        job: what to make, and of what.
+        root: the repository.
+        now: gives the job as the parameter file describes it at the end.
+
     Raises:
-        StageError: Another process works on the job, an input is missing, or the block did not
-            make an output.
+        StageError: Another process works on the job, an input is missing, the block did not make
+            an output, or DVC would take the outputs for those of other parameters.
     """
     folder = root / WORK / job.stage / job.instance
     folder.mkdir(parents=True, exist_ok=True)
@@ -140,6 +145,7 @@ def attempt(job: Job, root: Path) -> Iterator[Attempt]:
         try:
             yield current
             process.stop_if_signalled()
+            _check_unchanged(current, now)
             _publish(current)
             _mark(current, finished=True)
         finally:
@@ -231,6 +237,43 @@ def digest_of(path: Path) -> str:
 def _sources(root: Path, stage: str) -> dict[str, str]:
     src = root / "src"
     return sources.ids(src, sources.closure(src, f"{__package__}.{stage}"))
+
+
+def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
+    """Refuse or warn where an edit in the meantime would make the engine believe what is not so.
+
+    Both engines note the files of a job as they are at its end. DVC does so with the parameters
+    too; Snakemake notes those with which it began.
+    """
+    job = current.job
+    if now is not None and _DVC in os.environ:
+        params = job.params
+        with contextlib.suppress(PipelineError, OSError):  # then DVC cannot note them either
+            params = now().params
+        if files.fingerprint(params) != files.fingerprint(job.params):
+            raise StageError(
+                f"{job.name}: its parameters were changed while it ran, and DVC would take the "
+                "result for one of the new ones. Run it again: with the parameters that it began "
+                "with it goes on where it is, with others afresh."
+            )
+    before = dict(current.digests) | {f"src/{name}": one for name, one in current.sources.items()}
+    after = {name: _present(current, name) for name in before}
+    if changed := [name for name in before if after[name] != before[name]]:
+        current.facts["changed_meanwhile"] = changed
+        _log.warning(
+            "%s: changed while it ran: %s. The engine will take the result, which is of the state "
+            "before, for one of the state now; force it to run again if that matters.",
+            job.name,
+            ", ".join(changed),
+        )
+
+
+def _present(current: Attempt, name: str) -> str | None:
+    """The digest that an input or a source file has now."""
+    path = current.root / name
+    if not path.exists():
+        return None
+    return digest_of(path) if name in current.digests else sources.git_id(path)
 
 
 def _publish(current: Attempt) -> None:

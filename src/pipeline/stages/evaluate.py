@@ -45,7 +45,7 @@ def evaluate(run: tracked.Run) -> None:
 
     job = job_of(run)
     with (
-        common.attempt(job, run.root) as attempt,
+        common.attempt(job, run.root, lambda: job_of(run.reread())) as attempt,
         tracked.recorded(run, attempt) as record,
     ):
         build = executable.load(run.root / executable.folder_of(run.experiment.environment))

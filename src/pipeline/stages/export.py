@@ -36,7 +36,7 @@ def export(run: tracked.Run) -> None:
     torch.set_num_threads(run.params.runtime.torch_threads)
     job = job_of(run)
     with (
-        common.attempt(job, run.root) as attempt,
+        common.attempt(job, run.root, lambda: job_of(run.reread())) as attempt,
         tracked.recorded(run, attempt) as record,
     ):
         folder = attempt.out(job.outputs[0].name)

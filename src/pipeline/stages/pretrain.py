@@ -61,7 +61,7 @@ def pretrain(run: tracked.Run) -> None:
     job = job_of(run)
     runtime = run.runtime()
     torch.set_num_threads(runtime["torch_threads"])
-    with common.attempt(job, run.root) as attempt:
+    with common.attempt(job, run.root, lambda: job_of(run.reread())) as attempt:
         if attempt.done:
             return
         losses = _Losses()

@@ -8,7 +8,7 @@ import csv
 import json
 import os
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,10 @@ class Run:
     def experiment(self) -> ExperimentParams:
         """Its section of params.yaml."""
         return self.params.experiment(self.name)
+
+    def reread(self) -> Run:
+        """Return the run as params.yaml describes it now."""
+        return replace(self, params=load_params(self.root / "params.yaml"))
 
     def folder(self, stage: str) -> Path:
         """Where a stage's results lie, relative to the repository."""

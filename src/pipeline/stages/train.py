@@ -57,7 +57,7 @@ def job_of(run: tracked.Run) -> common.Job:
 
 def train(run: tracked.Run) -> None:
     """Make the trained policy, its metrics and its learning curve."""
-    with common.attempt(job_of(run), run.root) as attempt:
+    with common.attempt(job_of(run), run.root, lambda: job_of(run.reread())) as attempt:
         if attempt.done:
             return
         build = executable.load(run.root / executable.folder_of(run.experiment.environment))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import StageError
+from pipeline.errors import SettingsError, StageError
 from pipeline.stages import common, process
 
 
@@ -259,3 +259,52 @@ def test_facts_lie_outside_of_the_declared_outputs(root: Path):
 def test_only_declared_outputs_can_be_written(root: Path):
     with pytest.raises(ValueError, match="declares no output"), common.attempt(job(), root) as one:
         one.out("other.bin")
+
+
+def test_a_result_of_parameters_that_were_changed_meanwhile_is_not_given_to_dvc(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def run(*, edited: bool) -> common.Attempt:
+        params = {"learning_rate": 1e-3} if edited else job().params
+        with common.attempt(job(), root, lambda: job(params=params)) as attempt:
+            if not attempt.resumed:
+                (attempt.run / "checkpoint").write_text("the end")
+            make(attempt)
+        return attempt
+
+    monkeypatch.setenv("DVC_STAGE", "report")
+    with pytest.raises(StageError, match="its parameters were changed while it ran"):
+        run(edited=True)
+    assert not (root / "results/a").exists()
+    assert run(edited=False).resumed, "with the old parameters nothing is lost"
+    assert (root / "results/a/model.bin").exists()
+    monkeypatch.delenv("DVC_STAGE")
+    run(edited=True)  # Snakemake notes the parameters that the job began with
+
+
+def test_parameters_that_cannot_be_read_any_more_are_left_to_the_engine(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def broken() -> common.Job:
+        raise SettingsError("half written")
+
+    monkeypatch.setenv("DVC_STAGE", "report")
+    with common.attempt(job(), root, broken) as attempt:
+        make(attempt)
+    assert (root / "results/a/model.bin").exists()
+
+
+@pytest.mark.parametrize("name", ["src/pipeline/stages/report.py", "data.txt", "folder"])
+def test_an_edit_in_the_meantime_is_named(name: str, root: Path, caplog: pytest.LogCaptureFixture):
+    with common.attempt(job(), root) as attempt:
+        make(attempt)
+        file = root / name / "b.txt" if name == "folder" else root / name
+        file.write_text("VALUE = 1\n")
+    (message,) = caplog.messages
+    assert f"report walk/seed1: changed while it ran: {name}. The engine will take" in message
+    facts = json.loads((attempt.folder / "stage.json").read_text())
+    assert facts["changed_meanwhile"] == [name]
+    caplog.clear()
+    with common.attempt(job(), root) as attempt:
+        make(attempt)
+    assert caplog.messages == []
