@@ -303,6 +303,7 @@ def test_what_closes_says_how_long_episodes_were_and_what_they_gained():
     assert (first.n_rows, first.episode_returns, first.episode_lengths) == (3, [6.0], [3])
     assert (full.n_rows, full.episode_returns, full.episode_lengths) == (HORIZON, [], [])
     assert (last.n_rows, last.episode_returns, last.episode_lengths) == (2, [6.0], [6])
+    assert type(last.episode_lengths[0]) is int
     assert [one.obs[0][:, 0].tolist() for one in (first, full, last)] == [
         [0, 1, 2], [0, 1, 2, 3], [4, 5],
     ]  # fmt: skip
