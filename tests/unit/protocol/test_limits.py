@@ -33,6 +33,7 @@ from pipeline.protocol.specs import (
 )
 
 BIG = 2**31 - 1
+ONE = ActionSpec(1, ())
 ROOM = 210e6
 """Bytes of memory that a short input may take."""
 
@@ -266,6 +267,39 @@ def test_old_recording_with_a_broken_announcement_is_refused(tmp_path):
     old = m.OldAgentInfoProto(stacked_vector_observation=[1.0], id=1)
     with pytest.raises(DemonstrationError, match="No BrainParameters found"):
         read_demo(demo(tmp_path / "a.demo", brain, [old]))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        BehaviorSpec([ObservationSpec.visual(4, 2048, 2048), ObservationSpec.vector(1)], ONE),
+        BehaviorSpec([], ActionSpec(65_537, ())),
+        BehaviorSpec([], ActionSpec(1, (65_535, 1))),
+        BehaviorSpec([ObservationSpec((1, 0), (DimensionProperty.NONE,) * 2)], ONE),
+    ],
+)
+def test_one_more_than_the_most_is_refused(spec):
+    with pytest.raises(UnitySpecificationException):
+        check_spec("b", spec)
+
+
+def test_memory_of_a_message_is_bounded_by_its_bytes():
+    specs.refuse_excess((1 << 27) + 256 * 1000, 1000, "a message")
+    text = r"^a message would take 134 MB of memory, although only 1,000 bytes were sent; divide it"
+    with pytest.raises(UnitySpecificationException, match=text):
+        specs.refuse_excess((1 << 27) + 256 * 1000 + 1, 1000, "a message")
+
+
+def test_memory_of_an_agent_is_that_of_its_numbers_masks_and_actions():
+    observations = [ObservationSpec.visual(3, 4, 5), ObservationSpec.vector(2)]
+    spec = BehaviorSpec(observations, ActionSpec(5, (7, 11)))
+    assert specs.row_bytes(spec) == 4096 + 4 * (60 + 2) + (7 + 11) + 8 * (5 + 2)
+
+
+def test_long_names_are_cut_in_errors():
+    assert specs.brief("x" * 200) == "x" * 200
+    assert specs.brief("x" * 201) == "x" * 200 + "..."
+    assert specs.brief((1, 2)) == "(1, 2)"
 
 
 def test_limits_leave_room_for_real_observations():
