@@ -4,6 +4,7 @@
 #   make install         make .venv with all that is pinned; the other targets do so when needed
 #   make run             build, train, export, evaluate and report every experiment in params.yaml
 #   make test            the tests; agents learn their toys with one seed each
+#   make test-pythons    the unit tests that need no torch, with each other Python from 3.11 to 3.13
 #   make test-learning   every learning proof in full, three seeds each
 #   make test-mutations  small mistakes in the package, and the share that unit tests notice
 #   make fuzz SECONDS=60 input at random, so many seconds for each kind of it; see tests/fuzz
@@ -18,6 +19,7 @@
 #   VENV=<folder>                  use this virtual environment as it is, and install nothing
 #   PEER_PYTHON=python3.10         the interpreter for mlagents-learn 1.1.0, the reference
 #   TEST_PROCESSES=1               how many tests run at once (as many as there are cores)
+#   PYTHONS="3.12 3.13"            test only these, which are on PATH or below PYENV_ROOT
 #   TARGET="demo onnx"             fuzz only these (tests/fuzz/test_<target>.py)
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -28,6 +30,9 @@ TORCH_INDEX_URL ?=
 PEER_PYTHON ?= python3.10
 TEST_PROCESSES ?= auto
 SECONDS ?= 60
+PYTHONS ?= 3.11 3.12 3.13
+TEST_TOOLS := h2 hypothesis pytest pytest-timeout pytest-xdist
+WITHOUT_TORCH := settings protocol envs simulators data test_config_command.py
 ifdef VENV
 STAMP :=
 else
@@ -40,7 +45,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 # Each process has one core, so its arithmetic one thread.
 PYTEST := OMP_NUM_THREADS=1 python -m pytest -n $(TEST_PROCESSES)
 
-.PHONY: help install run test test-learning test-mutations fuzz check peer clean
+.PHONY: help install run test test-pythons test-learning test-mutations fuzz check peer clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -64,6 +69,27 @@ run: $(STAMP)
 
 test: $(STAMP)
 	$(PYTEST) --dist loadfile
+
+# PyPI has no small build of torch, so the other Pythons test what stands below `nets`.
+test-pythons: $(STAMP)
+	@for version in $(PYTHONS); do \
+	  if [ "$$(python -c 'import sys; print("%d.%d" % sys.version_info[:2])')" = $$version ]; then \
+	    echo "Python $$version: that of .venv, which \`make test\` tests"; continue; \
+	  fi; \
+	  own=.venv-$$version; \
+	  if [ ! $$own/.installed -nt constraints.txt ] || [ ! $$own/.installed -nt pyproject.toml ]; then \
+	    for found in python$$version $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$version.*/bin/python ""; do \
+	      if [ -n "$$found" ] && $$found -c "" 2> /dev/null; then break; fi; \
+	    done; \
+	    if [ -z "$$found" ]; then echo "Python $$version: skipped, it is neither on PATH nor below PYENV_ROOT"; continue; fi; \
+	    $$found -m venv $$own; \
+	    $$own/bin/python -m pip install --quiet -c constraints.txt -e '.[envs,games]' mujoco $(TEST_TOOLS); \
+	    touch $$own/.installed; \
+	  fi; \
+	  echo "Python $$version:"; \
+	  $$own/bin/python -W error -m compileall -q -f src tests benchmarks docs workflow; \
+	  PATH="$$PWD/$$own/bin:$$PATH" $(PYTEST) --dist loadfile -q -m "not slow" $(WITHOUT_TORCH:%=tests/unit/%); \
+	done
 
 test-learning: $(STAMP)
 	$(PYTEST) --dist load tests/learning --learning-seeds 3 --learning-table results/learning.md
