@@ -147,6 +147,7 @@ class Interrupting:
     def find_spec(self, name, path, target=None):
         if name == sys.argv[1]:
             os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have us ignore it
 sys.meta_path.insert(0, Interrupting())
 if sys.argv[2].endswith(".py"):
     runpy.run_path(sys.argv[2], run_name="__main__")
