@@ -24,18 +24,6 @@ if TYPE_CHECKING:
     """Values of each statistic since it was last taken, and how they become one."""
 
 
-class LowLevelApi(Protocol):
-    """What an object of whatever class needs to be trained in: members of ML-Agents' `BaseEnv`."""
-
-    def step(self) -> None: ...  # noqa: D102  # see BaseEnv
-    def reset(self) -> None: ...  # noqa: D102
-    def close(self) -> None: ...  # noqa: D102
-    @property
-    def behavior_specs(self) -> Mapping[str, Any]: ...  # noqa: D102
-    def get_steps(self, behavior_name: str) -> tuple[Any, Any]: ...  # noqa: D102
-    def set_actions(self, behavior_name: str, action: Any) -> None: ...  # noqa: D102
-
-
 class BaseEnv(ABC):
     """Many agents of one or more behaviors, seen and driven as batches.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,14 +32,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pipeline.algos.ranks import Ranks
+    from pipeline.envs.base import BaseEnv
     from pipeline.tracking.base import Sink
-    from pipeline.trainer.environment import AnyEnvironment
     from pipeline.trainer.result import TrainResult
     from pipeline.trainer.saving import Exporter
 
 
 def train(
-    env: str | Path | AnyEnvironment | Sequence[AnyEnvironment] | None,
+    env: str | Path | BaseEnv | Sequence[BaseEnv] | None,
     settings: RunSettings | Mapping[str, object] | Path | str,
     *,
     seed: int,
@@ -67,10 +66,9 @@ def train(
     Environment and sinks are closed in the end, whatever happens: no process and no thread is left.
 
     Args:
-        env: path of an executable; None for the Unity Editor; or one or several objects, each an
-            environment of Gymnasium or PettingZoo, or with ML-Agents' low-level API.
-        settings: a trainer configuration: read already, as a map, or its file. Where a map or file
-            lists behaviors but has no default_settings, others are a mistake.
+        env: path of an executable; one or several objects with the low-level API; None for the
+            Unity Editor.
+        settings: a trainer configuration: read already, as a map, or its file.
         seed: from which all randomness of the run derives.
         run_dir: gets a folder with checkpoints for each behavior.
         num_envs: how many processes of the executable to step together.
@@ -169,7 +167,7 @@ def train(
 
 
 def take_part(
-    env: AnyEnvironment | Sequence[AnyEnvironment] | None = None,
+    env: BaseEnv | Sequence[BaseEnv] | None = None,
 ) -> TrainResult:
     """Be one of the processes beyond the first of a run with several learners.
 
@@ -248,5 +246,4 @@ def _settings(settings: RunSettings | Mapping[str, object] | Path | str) -> RunS
         return settings
     if isinstance(settings, str | Path):
         return load_run_settings(Path(settings))
-    run = load_run_settings(None, overrides=settings)
-    return replace(run, from_file=bool(run.behaviors))
+    return load_run_settings(None, overrides=settings)

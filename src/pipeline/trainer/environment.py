@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pipeline.envs.in_process import InProcessEnvironment, LowLevelEnvironment
+from pipeline.envs.base import BaseEnv
 from pipeline.envs.launch import find_executable
 from pipeline.envs.programs import runs_headless
 from pipeline.envs.restarts import RestartLimits
@@ -16,7 +14,6 @@ from pipeline.envs.side_channels import (
     EnvironmentParametersChannel,
     StatsSideChannel,
 )
-from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet, launch_workers
 from pipeline.errors import SettingsError, UnityEnvironmentException
 from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM
@@ -29,19 +26,15 @@ from pipeline.settings.schema.parameters import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from pipeline.envs.base import BaseEnv, LowLevelApi
     from pipeline.envs.side_channels import SideChannel
     from pipeline.settings.schema import RunSettings
     from pipeline.settings.schema.parameters import Sampler
 
-    AnyEnvironment = LowLevelApi | Any
-    """An object with ML-Agents' low-level API, or an environment of Gymnasium or PettingZoo."""
-
 
 def open_workers(
-    environment: str | Path | AnyEnvironment | Sequence[AnyEnvironment] | None,
+    environment: str | Path | BaseEnv | Sequence[BaseEnv] | None,
     settings: RunSettings,
     *,
     seed: int,
@@ -59,8 +52,7 @@ def open_workers(
     Environment parameters are sent with each reset: see `trainer.lessons`.
 
     Args:
-        environment: an executable, None for the Unity Editor, or environments in this process:
-            see `in_process`.
+        environment: an executable, None for the Unity Editor, or environments in this process.
         settings: of the run.
         seed: of worker 0; worker k gets `seed` + k, in whichever process.
         num_envs: processes to start.
@@ -74,8 +66,8 @@ def open_workers(
         UnityException: An environment could not be started.
     """
     if environment is not None and not isinstance(environment, str | Path):
-        several = environment if isinstance(environment, Sequence) else [environment]
-        return WorkerSet([in_process(env, seed + k) for k, env in enumerate(several)])
+        environments = [environment] if isinstance(environment, BaseEnv) else environment
+        return WorkerSet(environments)
     engine, limits = settings.engine_settings, settings.env_settings
 
     def channels() -> list[SideChannel]:
@@ -110,31 +102,6 @@ def open_workers(
             restarts_rate_limit_period_s=limits.restarts_rate_limit_period_s,
         ),
     )
-
-
-def in_process(env: AnyEnvironment, seed: int) -> BaseEnv:
-    """What the trainer steps for an object that a user has given.
-
-    Args:
-        env: an environment of this project, of Gymnasium or of PettingZoo, or any object with
-            ML-Agents' low-level API.
-        seed: for an environment of Gymnasium or PettingZoo.
-
-    Raises:
-        SettingsError: It is none of these, or one of its spaces cannot be carried.
-    """
-    if isinstance(env, UnityEnvironment | InProcessEnvironment):
-        return env
-    gymnasium, pettingzoo = (sys.modules.get(name) for name in ("gymnasium", "pettingzoo"))
-    if gymnasium is not None and isinstance(env, gymnasium.Env):
-        from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
-
-        return InProcessEnvironment(GymnasiumSimulator.around(env, seed=seed))
-    if pettingzoo is not None and isinstance(env, pettingzoo.AECEnv | pettingzoo.ParallelEnv):
-        from pipeline.simulators.bridges.pettingzoo_bridge import PettingZooSimulator
-
-        return InProcessEnvironment(PettingZooSimulator.around(env, seed=seed))
-    return LowLevelEnvironment(env)
 
 
 def _headless(environment: str | Path | None, worker_0_is_shown: bool) -> bool:

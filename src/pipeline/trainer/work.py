@@ -14,8 +14,8 @@ from pipeline.trainer.together import refuse_alone_only
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pipeline.envs.base import BaseEnv
     from pipeline.settings import TrainerSettings
-    from pipeline.trainer.environment import AnyEnvironment
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Work:
     settings: RunSettings
     seed: int
     run_dir: Path
-    env: str | Path | AnyEnvironment | Sequence[AnyEnvironment] | None
+    env: str | Path | BaseEnv | Sequence[BaseEnv] | None
     num_envs: int
     env_args: Sequence[str]
     base_port: int | None
@@ -53,7 +53,7 @@ class Work:
         return told
 
     @classmethod
-    def of(cls, told: Mapping[str, Any], env: AnyEnvironment | None) -> Work:
+    def of(cls, told: Mapping[str, Any], env: BaseEnv | Sequence[BaseEnv] | None) -> Work:
         """What `plain` gave, with this process's own environments if it has any."""
         values = dict(told)
         from_file, refused = values.pop("from_file"), values.pop("refused")

@@ -51,27 +51,9 @@ class GymnasiumSimulator:
         visual: str = "auto",
         action_scale: float | None = None,
     ) -> None:
-        envs = [make_environment(id, kwargs or {}) for _ in range(n_agents)]
-        self._take(envs, id, seed, visual, action_scale)
-
-    @classmethod
-    def around(cls, env: Any, *, seed: int = 0) -> GymnasiumSimulator:
-        """The simulator of an environment that is there already, called by its id or its class.
-
-        Raises:
-            SettingsError: One of its spaces cannot be carried.
-        """
-        simulator = cls.__new__(cls)
-        name = type(env.unwrapped).__name__ if env.spec is None else env.spec.id
-        simulator._take([env], name, seed, "auto", None)
-        return simulator
-
-    def _take(
-        self, envs: list[Any], id: str, seed: int, visual: str, action_scale: float | None
-    ) -> None:
         self.parameters = Parameters()
-        self._envs, n_agents = envs, len(envs)
-        first = envs[0]
+        self._envs = [make_environment(id, kwargs or {}) for _ in range(n_agents)]
+        first = self._envs[0]
         self._observations = Observations(first.observation_space, where=id, visual=visual)
         self._actions = Actions(first.action_space, where=id, scale=action_scale)
         self._behavior = f"{naming.behavior_name(id)}?team=0"

@@ -56,37 +56,10 @@ class PettingZooSimulator:
         visual: str = "auto",
         action_scale: float | None = None,
     ) -> None:
+        self.parameters = Parameters()
         create, kind = naming.creator(id, api)
         check_groups(id, groups, kind)
         envs = [_made(create, id, kwargs or {}) for _ in range(n_agents)]
-        self._take(envs, id, kind, seed, teams, groups, visual, action_scale)
-
-    @classmethod
-    def around(cls, env: Any, *, seed: int = 0) -> PettingZooSimulator:
-        """The simulator of an environment that is there already, of either interface.
-
-        Raises:
-            SettingsError: One of its spaces cannot be carried.
-        """
-        simulator = cls.__new__(cls)
-        kind = "aec" if hasattr(env, "agent_iter") else "parallel"
-        name = str(env.metadata.get("name", type(env.unwrapped).__name__))
-        simulator._take([_checked(env, name)], name, kind, seed, "none", "none", "auto", None)
-        return simulator
-
-    def _take(
-        self,
-        envs: list[Any],
-        id: str,
-        kind: str,
-        seed: int,
-        teams: str | Mapping[str, int],
-        groups: str,
-        visual: str,
-        action_scale: float | None,
-    ) -> None:
-        self.parameters = Parameters()
-        n_agents = len(envs)
         agents = list(envs[0].possible_agents)
         self._roles = roles_of(envs[0], agents, id, teams, visual, action_scale)
         self._specs = {role.behavior: role.spec for role in self._roles}
@@ -209,11 +182,6 @@ def _made(create: Any, env_id: str, kwargs: Mapping[str, Any]) -> Any:
     except expected as error:
         cause = error.__cause__
         raise naming.unfit(env_id, cause if isinstance(cause, Exception) else error) from error
-    return _checked(env, env_id)
-
-
-def _checked(env: Any, env_id: str) -> Any:
-    """`env` if its behaviors can be known before it runs."""
     if not getattr(env, "possible_agents", None):
         raise SettingsError(
             f"{env_id}: it has no possible_agents, so its behaviors cannot be known before it "
