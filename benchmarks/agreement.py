@@ -23,6 +23,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,8 @@ from golden_cases import CASES, N_MESSAGES, N_OBS, golden_file
 from golden_training import Training, recorded, sampled
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pipeline.arrays import AnyArray
 
 PAGE = ROOT / "docs/comparison.md"
@@ -62,10 +65,13 @@ def main() -> int:
     for name in options.case:
         if CASES[name].differs and not options.golden:
             continue
-        before, ours, theirs = trained(name, n_blocks, hidden_units)
+        training, before, theirs = trained(name, n_blocks, hidden_units)
+        ours, counts = training.weights(), training.has_effect()
         for network in ours:
             moved = distance(ours[network], before[network])
-            apart = 0.0 if theirs is None else distance(ours[network], theirs[network])
+            apart = 0.0
+            if theirs is not None:
+                apart = distance(ours[network], theirs[network], counts[network])
             rows.append([name, network, f"{moved:.2g}", f"{apart:.1g}"])
             say("  ".join(f"{cell:>22}" for cell in rows[-1]))
             agrees &= apart <= ROUNDING * moved
@@ -76,15 +82,17 @@ def main() -> int:
     return int(not agrees)
 
 
-def trained(name: str, n_blocks: int, hidden_units: int) -> tuple[Weights, Weights, Weights | None]:
-    """Weights before, after our updates, and after theirs; None for theirs if these differ."""
+def trained(
+    name: str, n_blocks: int, hidden_units: int
+) -> tuple[Training, Weights, Weights | None]:
+    """Our training, weights before it, and after theirs; None for theirs if these differ."""
     with tempfile.TemporaryDirectory() as folder:
         ours = Training(name, Path(folder), n_blocks=n_blocks, hidden_units=hidden_units)
         before = ours.weights()
         with recorded(ours) as draws:
             ours.run()
         theirs = None if ours.case.differs else peer_weights(ours, before, draws, Path(folder))
-        return before, ours.weights(), theirs
+        return ours, before, theirs
 
 
 def peer_weights(
@@ -143,9 +151,11 @@ def write_golden(name: str, before: Weights, ours: Weights, theirs: Weights | No
     np.savez_compressed(GOLDEN / golden_file(name), made_by=np.array(made_by), **arrays)
 
 
-def distance(one: list[AnyArray], other: list[AnyArray]) -> float:
-    """The largest difference of two weights."""
-    pairs = zip(one, other, strict=True)
+def distance(some: list[AnyArray], others: list[AnyArray], counts: Sequence[bool] = ()) -> float:
+    """The largest difference of two networks' weights, of those tensors that count."""
+    pairs = list(zip(some, others, strict=True))
+    if counts:
+        pairs = list(compress(pairs, counts))
     return max(float(np.abs(a - b.reshape(a.shape)).max()) for a, b in pairs)
 
 

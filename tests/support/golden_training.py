@@ -124,6 +124,19 @@ class Training:
             for name, network in networks(self.learner.algorithm).items()
         }
 
+    def has_effect(self) -> dict[str, list[bool]]:
+        """Whether what a network gives depends on each of its tensors: keys' biases cancel out.
+
+        Their gradients are rounding alone, of which Adam makes steps.
+        """
+        algorithm, result = self.learner.algorithm, {}
+        for name, network in networks(algorithm).items():
+            parameters = network.named_parameters()
+            idle = {id(one) for own, one in parameters if own.endswith("attention.key.bias")}
+            tensors = _parameters(network, len(algorithm.signals.names))
+            result[name] = [id(one) not in idle for one in tensors]
+        return result
+
 
 def networks(algorithm: Any) -> dict[str, nn.Module]:
     """Networks of an algorithm and its signals, by the names that tables show."""
