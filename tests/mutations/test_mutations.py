@@ -95,7 +95,7 @@ def test_package_is_mutated_and_the_share_that_is_caught_is_stated(request):
     done = subprocess.run(  # noqa: S603  # our own program
         [
             *(sys.executable, "tests/mutations", "--package", "nets"),
-            *("--module", "layers.py", "--sample", "6"),
+            *("--module", "layers.py", "--sample", "12"),
         ],
         cwd=request.config.rootpath,
         capture_output=True,
