@@ -44,6 +44,8 @@ export PATH := $(VENV)/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
 # Each process has one core, so its arithmetic one thread.
 PYTEST := OMP_NUM_THREADS=1 python -m pytest -n $(TEST_PROCESSES)
+# A file's tests share fixtures; the slowest files come first, as tests/conftest.py orders them.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 
 .PHONY: help install run test test-pythons test-learning test-mutations fuzz check peer clean
 
@@ -68,7 +70,7 @@ run: $(STAMP)
 	@echo "Parallel:  snakemake --cores $$(nproc) after: pipeline sync --from dvc"
 
 test: $(STAMP)
-	$(PYTEST) --dist loadfile
+	$(PYTEST) $(BY_FILE)
 
 # PyPI has no small build of torch, so the other Pythons test what stands below `nets`.
 test-pythons: $(STAMP)
@@ -88,7 +90,7 @@ test-pythons: $(STAMP)
 	  fi; \
 	  echo "Python $$version:"; \
 	  $$own/bin/python -W error -m compileall -q -f src tests benchmarks docs workflow; \
-	  PATH="$$PWD/$$own/bin:$$PATH" $(PYTEST) --dist loadfile -q -m "not slow" $(WITHOUT_TORCH:%=tests/unit/%); \
+	  PATH="$$PWD/$$own/bin:$$PATH" $(PYTEST) $(BY_FILE) -q -m "not slow" $(WITHOUT_TORCH:%=tests/unit/%); \
 	done
 
 test-learning: $(STAMP)
@@ -107,7 +109,7 @@ check: $(STAMP)
 	lint-imports
 	snakefmt --check Snakefile workflow
 	pipeline plan --check
-	$(PYTEST) --dist loadfile -q tests/workflow -m "not slow"
+	$(PYTEST) $(BY_FILE) -q tests/workflow -m "not slow"
 
 peer:
 	$(PEER_PYTHON) -m venv .venv-mlagents

@@ -1,9 +1,11 @@
-"""Microseconds to decode the message of a behavior: in full, and as one that recurs.
+"""Microseconds to decode the message of a behavior, in each of the three ways.
 
-    python benchmarks/decoding.py [--agents 1 12 100 1000] [--rounds 20]
+    python benchmarks/decoding.py [--agents 1 12 64 256 1000] [--rounds 20]
 
-The messages are those of balance_ball's agents (8 numbers observed) when no episode has ended. Both
-ways are measured in turn within a round, on one processor; medians over the rounds.
+The messages are those of balance_ball's agents (8 numbers observed) when no episode has ended. They
+are read agent by agent (`protocol.decoding`), field by field (`protocol.vectorized`), and with the
+layout of an earlier message (`protocol.layout_cache`), in turn within a round, on one processor;
+medians over the rounds.
 """
 
 from __future__ import annotations
@@ -19,8 +21,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
-from pipeline.protocol.codec import Decoder, decode_list, encode_steps
-from pipeline.simulators.balance_ball import BEHAVIOR, BalanceBall
+from pipeline.protocol.decoding import decode_steps
+from pipeline.protocol.encoding import steps_bytes
+from pipeline.protocol.generated.messages import ReceivedAgentInfosProto
+from pipeline.protocol.layout_cache import Decoder
+from pipeline.protocol.vectorized import read_fields
+from pipeline.simulators.games.balance_ball import BEHAVIOR, BalanceBall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,40 +40,47 @@ def microseconds(work: Callable[[], object], repeats: int) -> float:
     return (time.perf_counter() - began) / repeats * 1e6
 
 
-def compare(n_agents: int, rounds: int) -> tuple[float, float]:
-    """Medians over the rounds: decoded in full, and as a recurring message."""
+def compare(n_agents: int, rounds: int) -> list[float]:
+    """Medians over the rounds: agent by agent, field by field, with a known layout."""
     simulator = BalanceBall(n_agents=n_agents)
     spec = simulator.behavior_specs[BEHAVIOR]
     decision, terminal = simulator.reset()[BEHAVIOR]
     decision.reward = np.full(n_agents, 0.1, dtype=np.float32)
     simulator.close()
-    message = encode_steps(decision, terminal, spec)
+    data = steps_bytes(decision, terminal, spec)
     decoder = Decoder(spec, BEHAVIOR)
-    decoder.decode(message)
+    decoder.decode(data)
+
+    def field_by_field() -> None:
+        fields = read_fields(data, spec, lambda *_: None)
+        if fields is None:
+            raise RuntimeError("the message is not read field by field")
+        fields.steps(spec, BEHAVIOR)
+
+    ways: list[Callable[[], object]] = [
+        lambda: decode_steps(ReceivedAgentInfosProto.FromString(data).value, spec, BEHAVIOR),
+        field_by_field,
+        lambda: decoder.decode(data),
+    ]
     repeats = max(2000 // n_agents, 20)
-    in_full, recurring = [], []
-    for _ in range(rounds):
-        in_full.append(microseconds(lambda: decode_list(message, spec, BEHAVIOR), repeats))
-        recurring.append(microseconds(lambda: decoder.decode(message), repeats))
-    if decoder.n_recurring != rounds * repeats:
-        raise RuntimeError("the messages were not read as recurring ones")
-    return statistics.median(in_full), statistics.median(recurring)
+    times = [[microseconds(way, repeats) for way in ways] for _ in range(rounds)]
+    if decoder.n_cached != rounds * repeats:
+        raise RuntimeError("the messages were not read by their layout")
+    return [statistics.median(column) for column in zip(*times, strict=True)]
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--agents", type=int, nargs="+", default=[1, 12, 100, 1000])
+    parser.add_argument("--agents", type=int, nargs="+", default=[1, 12, 64, 256, 1000])
     parser.add_argument("--rounds", type=int, default=20)
     options = parser.parse_args()
     if options.rounds < 1 or min(options.agents) < 1:
         parser.error("--rounds and --agents must be at least 1")
-    print("agents     in full   recurring   ratio")  # noqa: T201
+    print("agents  agent by agent  field by field  known layout")  # noqa: T201
     for n_agents in options.agents:
-        in_full, recurring = compare(n_agents, options.rounds)
-        print(  # noqa: T201
-            f"{n_agents:6d} {in_full:8.1f} us {recurring:8.1f} us {in_full / recurring:6.1f}x"
-        )
+        one, field, layout = compare(n_agents, options.rounds)
+        print(f"{n_agents:6d} {one:12.1f} us {field:12.1f} us {layout:10.1f} us")  # noqa: T201
 
 
 if __name__ == "__main__":

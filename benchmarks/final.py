@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from cases import Case
 
-    from pipeline.evaluation.episodes import Policy
+    from pipeline.evaluation.episodes import ActingPolicy
 
 SEED = 1000
 """Added to a run's seed it is that of the environment and of sampled actions: nobody has trained
@@ -37,11 +37,11 @@ def returns(case: Case, models: Path, *, seed: int, deterministic: bool) -> floa
     own = case.environment
     names = list(action_specs(own.name, **own.options))
     if not case.duel:
-        alone: dict[str, Policy] = {name: policy(models, name) for name in names}
+        alone: dict[str, ActingPolicy] = {name: policy(models, name) for name in names}
         return mean(case, alone, names, seed=seed, deterministic=deterministic)
     sides = []
     for side in names:
-        players: dict[str, Policy] = {name: Scripted(own.name, name) for name in names}
+        players: dict[str, ActingPolicy] = {name: Scripted(own.name, name) for name in names}
         players[side] = policy(models, side)
         sides.append(mean(case, players, [side], seed=seed, deterministic=deterministic))
     return float(np.mean(sides))
@@ -53,7 +53,7 @@ def match(case: Case, models: Path, others: Path, *, seed: int) -> float:
     names = list(action_specs(own.name, **own.options))
     sides = []
     for side in names:
-        players: dict[str, Policy] = {name: policy(others, name) for name in names}
+        players: dict[str, ActingPolicy] = {name: policy(others, name) for name in names}
         players[side] = policy(models, side)
         sides.append(mean(case, players, [side], seed=seed, deterministic=False))
     return float(np.mean(sides))
@@ -66,7 +66,7 @@ def policy(models: Path, behavior: str) -> OnnxPolicy:
 
 def mean(
     case: Case,
-    players: dict[str, Policy],
+    players: dict[str, ActingPolicy],
     counted: list[str],
     *,
     seed: int,

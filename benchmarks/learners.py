@@ -29,7 +29,7 @@ from tables import put
 from pipeline.evaluation.statistics import summarize
 from pipeline.files import write_whole
 from pipeline.simulators.pack import pack
-from pipeline.trainer.checkpoints import load_checkpoint
+from pipeline.trainer.checkpoints.file import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "learners.md"

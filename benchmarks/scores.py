@@ -28,7 +28,7 @@ from pipeline.simulators import registry
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from pipeline.evaluation.episodes import Policy
+    from pipeline.evaluation.episodes import ActingPolicy
     from pipeline.protocol.simulator import Simulator
     from pipeline.protocol.specs import ActionSpec, ActionTuple
     from pipeline.protocol.steps import DecisionSteps
@@ -116,7 +116,7 @@ def action_specs(name: str, **options: Any) -> dict[str, ActionSpec]:
 def play(name: str, kinds: Mapping[str, str], n_episodes: int, **options: Any) -> list[Score]:
     """Scores of players of `kinds`, "scripted" or "random" for each behavior."""
     specs = action_specs(name, **options)
-    players: dict[str, Policy] = {
+    players: dict[str, ActingPolicy] = {
         behavior: Scripted(name, behavior) if kind == Scripted.kind else Random(specs[behavior])
         for behavior, kind in kinds.items()
     }

@@ -31,10 +31,10 @@ from pipeline.export.policy import OnnxPolicy
 from pipeline.settings import load_run_settings
 from pipeline.simulators import registry
 from pipeline.stages.export import publish
-from pipeline.tracking.console import ConsoleSink
+from pipeline.tracking.sinks.console import ConsoleSink
 
 if TYPE_CHECKING:
-    from pipeline.evaluation.episodes import Episode, Policy
+    from pipeline.evaluation.episodes import ActingPolicy, Episode
     from pipeline.settings import RunSettings, TrainerSettings
     from pipeline.settings.schema import SelfPlaySettings
 
@@ -141,7 +141,7 @@ def choices(folder: Path, side: str) -> list[str]:
     return [*_KNOWN, *(str(step) for step in steps)]
 
 
-def player(name: str, folder: Path, side: str, choice: str) -> Policy:
+def player(name: str, folder: Path, side: str, choice: str) -> ActingPolicy:
     """Who plays a side."""
     behavior = side.partition("?")[0]
     if choice == Random.kind:

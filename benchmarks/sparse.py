@@ -28,6 +28,7 @@ from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 from pipeline.stages.demos import write_episodes
 from pipeline.tracking import names
+from pipeline.tracking.base import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +70,7 @@ CLONING = {"strength": 1.0, "steps": 50_000}
 Curve = dict[int, float]
 
 
-class _Rewards:
+class _Rewards(Sink):
     """Keeps the mean episode return of each summary."""
 
     def __init__(self) -> None:
@@ -79,9 +80,6 @@ class _Rewards:
         """Take one summary."""
         if names.REWARD in values:
             self.curve[step] = values[names.REWARD]
-
-    def close(self) -> None:
-        """Nothing to let go of."""
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from peer import peer_command
 from pipeline.algos.poca import POCA
 from pipeline.algos.ppo import PPO
 from pipeline.algos.sac import SAC
-from pipeline.data.moments import Moments
+from pipeline.data.groups import GroupSnapshots
 from pipeline.data.rollout import Rollout
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
@@ -84,7 +84,7 @@ def teamed(n_rows: int, rng: np.random.Generator, size: int, *, leave: bool) -> 
         sizes = size - np.arange(2 * n_rows // (LENGTH * (size + 1))) % size
     plain = rollout(int(sizes.sum()) * LENGTH, rng)
     algorithm = POCA(SPEC, settings("poca"), seed=1, device=CPU)
-    moments = Moments(algorithm.member_fields)
+    moments = GroupSnapshots(algorithm.member_fields)
     entity = np.zeros(plain.n_rows, np.int64)
     moment = np.zeros(plain.n_rows, np.int64)
     following = []

@@ -25,23 +25,21 @@ from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.settings import load_run_settings
 from pipeline.simulators import registry
 from pipeline.tracking import names
+from pipeline.tracking.base import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Curve:
+class Curve(Sink):
     """A sink that keeps the rewards."""
 
     def __init__(self) -> None:
         self.rewards: dict[int, float] = {}
 
-    def metrics(self, _behavior: str, values: Mapping[str, float], step: int) -> None:
+    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # one behavior
         """Keep one summary."""
         self.rewards[step] = values.get(names.REWARD, float("nan"))
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def main() -> None:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Tests use the general gRPC runtime before the pipeline could set this; see protocol.grpc_server.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+# An example takes as long as the machine is busy: limits of time would fail tests by chance.
+hypothesis.settings.register_profile(
+    "tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("tests")
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -21,3 +28,12 @@ def fixtures() -> Path:
     if not folder.is_dir():
         pytest.skip("fixtures are not here")
     return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files of many slow tests first, so that no process is left with one at the end."""
+    n_slow: dict[Path, int] = {}
+    for item in items:
+        is_slow = any(item.get_closest_marker(name) for name in ("slow", "learning"))
+        n_slow[item.path] = n_slow.get(item.path, 0) + is_slow
+    items.sort(key=lambda item: -n_slow[item.path])

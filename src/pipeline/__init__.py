@@ -14,7 +14,7 @@ __all__ = ["__version__", "train"]
 def __getattr__(name: str) -> Any:
     """Import the trainer, and with it torch, only when it is asked for."""
     if name == "train":
-        from pipeline.trainer.api import train
+        from pipeline.api import train
 
         return train
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

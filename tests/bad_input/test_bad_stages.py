@@ -9,7 +9,7 @@ import socket
 import pytest
 from command import CONFIG, ROOT
 
-from pipeline.stages import policies
+from pipeline.stages.shared import policies
 
 PARAMS = """\
 runtime: {torch_threads: 1, device: cpu}
@@ -79,7 +79,7 @@ def test_training_goes_on_when_mlflow_cannot_be_reached(project):
     assert "Check MLFLOW_TRACKING_URI" in warnings[0]
     assert sorted(outputs(project, "train")) == ["metrics.json", "policy.pt", "progress.csv"]
     # its import takes some seconds; beside training, so that a busy machine slows both down
-    assert duration_s(project) < 15 + 2 * without
+    assert duration_s(project) < 60 + 2 * without
 
 
 def test_pretraining_on_another_behaviors_demonstration(project, other_demo):

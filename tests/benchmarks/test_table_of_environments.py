@@ -20,7 +20,7 @@ PROGRAM = """\
 import sys
 sys.path[:0] = {path!r}
 from pipeline.simulators.executable import main
-from pipeline.simulators.grid_world import GridWorld
+from pipeline.simulators.games.grid_world import GridWorld
 {code}
 """
 RAISES = """

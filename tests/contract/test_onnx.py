@@ -11,23 +11,16 @@ import pytest
 import torch
 from onnx import numpy_helper
 
+from pipeline.algos.policy import Policy
 from pipeline.errors import ExportError
 from pipeline.export.contract import check_model
-from pipeline.export.description import (
-    Attention,
-    Dense,
-    EntityEmbedding,
-    Lstm,
-    PolicyGraph,
-)
-from pipeline.export.graph import build_model
 from pipeline.export.layout import describe
 from pipeline.export.policy import OnnxPolicy, create_session
+from pipeline.export.publish import build_model
 from pipeline.export.rules import model_findings
-from pipeline.nets.actor_critic import Actor
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.protocol.steps import DecisionSteps
-from pipeline.settings.schema import NetworkSettings
+from pipeline.settings.schema import MemorySettings, NetworkSettings
 
 pytestmark = pytest.mark.fixtures
 
@@ -216,7 +209,7 @@ def test_hallway_rebuilt_from_its_weights_remembers_and_prefers_the_same(models)
     """Gate order, memory layout and body: 12 steps with each model's own memory carried on."""
     theirs = onnx.load(models / "Hallway.onnx")
     spec = SPECS["Hallway"]
-    ours = build_model(described(theirs, spec))
+    ours = build_model(hallway(theirs, spec))
     assert check_model(ours, spec) == []
     (gemm,) = [node for node in theirs.graph.node if "branches.0.weight" in " ".join(node.input)]
     logits = (gemm.output[0], "branch.0.out")
@@ -237,32 +230,36 @@ def test_hallway_rebuilt_from_its_weights_remembers_and_prefers_the_same(models)
     assert np.abs(memories[0]).max() > 0.5
 
 
-def described(model, spec):
-    """Hallway's weights as a description; its LSTM's in the order that torch has."""
+def hallway(model, spec):
+    """A policy with Hallway's weights; its LSTM's in the order that torch has."""
     weights = {w.name: numpy_helper.to_array(w) for w in model.graph.initializer}
-
-    def dense(name):
-        return Dense(weight=weights[f"{name}.weight"], bias=weights[f"{name}.bias"])
+    memory = MemorySettings(memory_size=128)
+    policy = Policy(spec, NetworkSettings(hidden_units=128, num_layers=2, memory=memory))
 
     def gates(rows):
         enter, leave, keep, value = np.split(rows, 4)
-        return np.concatenate([enter, keep, value, leave])
+        return torch.tensor(np.concatenate([enter, keep, value, leave]))
+
+    def dense(name):
+        return weights[f"{name}.weight"], weights[f"{name}.bias"]
 
     (lstm,) = [node for node in model.graph.node if node.op_type == "LSTM"]
     from_x, from_h, biases = (weights[name][0] for name in lstm.input[1:4])
-    body = "network_body._body_endoder.seq_layers"
-    return PolicyGraph(
-        spec=spec,
-        encoders=(None, None),
-        layers=(dense(f"{body}.0"), dense(f"{body}.2")),
-        memory=Lstm(
-            input_weight=gates(from_x),
-            recurrent_weight=gates(from_h),
-            input_bias=gates(biases[:256]),
-            recurrent_bias=gates(biases[256:]),
-        ),
-        branches=(dense("action_model._discrete_distribution.branches.0"),),
-    )
+    parts = (from_x, from_h, biases[:256], biases[256:])
+    layers, branches = policy.actor.body.dense.layers, policy.actor.heads.branches
+    give(layers, [dense(f"{BODY}.{place}") for place in (0, 2)])
+    give(branches, [dense(f"{BRANCHES}.0")])
+    with torch.no_grad():
+        for parameter, rows in zip(policy.actor.memory.lstm.parameters(), parts, strict=True):
+            parameter.copy_(gates(rows))
+    return policy
+
+
+def give(layers, weights):
+    with torch.no_grad():
+        for layer, (weight, bias) in zip(layers, weights, strict=True):
+            layer.weight.copy_(torch.tensor(weight))
+            layer.bias.copy_(torch.tensor(bias))
 
 
 @pytest.mark.parametrize("n_tiles", [0, 1, 7, 20])
@@ -270,67 +267,35 @@ def test_sorter_rebuilt_from_its_weights_prefers_the_same(models, n_tiles):
     """Padding, embeddings, heads, scale and mean of attention: the logits of all branches."""
     theirs = onnx.load(models / "Sorter.onnx")
     spec = SPECS["Sorter"]
-    ours = build_model(sorter_described(theirs, spec))
+    policy = sorter(theirs, spec)
+    ours = build_model(policy)
     assert check_model(ours, spec) == []
     feeds = {f"obs_{i}": o for i, o in enumerate(random_steps(spec, 5, seed=n_tiles).obs)}
     feeds["obs_0"][:, n_tiles:] = 0.0
+    with torch.inference_mode():
+        hidden = policy.actor([torch.from_numpy(o) for o in feeds.values()])
+        by_torch = [branch(hidden).numpy() for branch in policy.actor.heads.branches]
     feeds["action_masks"] = np.ones((5, 9), dtype=np.float32)
     actions = "deterministic_discrete_actions"
-    found = []
-    for model, logits in (
-        (theirs, logits_of(theirs)),
-        (ours, [f"branch.{i}.out" for i in (0, 1, 2)]),
-    ):
-        found.append(create_session(model, 0, logits).run([actions, *logits], feeds))
-    for one, two in zip(*found, strict=True):
+    # the tensors that the three branches of Sorter give
+    logits = [n.output[0] for n in theirs.graph.node if ".branches." in " ".join(n.input)]
+    expected = create_session(theirs, 0, logits).run([actions, *logits], feeds)
+    logits = [f"branch.{i}.out" for i in (0, 1, 2)]
+    found = create_session(ours, 0, logits).run([actions, *logits], feeds)
+    for one, two in zip([*expected, *expected[1:]], [*found, *by_torch], strict=True):
         np.testing.assert_allclose(one, two, atol=1e-5)
-    spread = np.concatenate(found[0][1:]).std(axis=0)
-    assert spread.max() > 0.05
-
-
-def test_torch_network_with_the_weights_of_sorter_prefers_the_same(models):
-    theirs = onnx.load(models / "Sorter.onnx")
-    spec, graph = SPECS["Sorter"], sorter_described(theirs, SPECS["Sorter"])
-    actor = Actor(spec, NetworkSettings(hidden_units=128, num_layers=2))
-    attention = actor.body.attention
-    described = graph.attention
-    pairs = [
-        (attention.own, described.own),
-        (attention.embeddings[0], graph.encoders[0].dense),
-        *((getattr(attention.attention, n), getattr(described, n)) for n in ROLES.values()),
-        *zip(actor.body.dense.layers, graph.layers, strict=True),
-        *zip(actor.heads.branches, graph.branches, strict=True),
-    ]
-    assert sum(p.numel() for p in actor.parameters()) == sum(
-        d.weight.size + d.bias.size for _, d in pairs
-    )
-    with torch.no_grad():
-        for layer, dense in pairs:
-            layer.weight.copy_(torch.tensor(dense.weight))
-            layer.bias.copy_(torch.tensor(dense.bias))
-    obs = random_steps(spec, 21, seed=3).obs
-    obs[0][np.arange(20) >= np.arange(21)[:, None]] = 0.0
-    feeds = {f"obs_{i}": o for i, o in enumerate(obs)}
-    feeds["action_masks"] = np.ones((21, 9), dtype=np.float32)
-    logits = logits_of(theirs)
-    expected = create_session(theirs, 0, logits).run(logits, feeds)
-    with torch.inference_mode():
-        hidden = actor([torch.from_numpy(o) for o in obs])
-        found = [branch(hidden).numpy() for branch in actor.heads.branches]
-    for one, two in zip(expected, found, strict=True):
-        np.testing.assert_allclose(one, two, atol=1e-5)
+    assert np.concatenate(expected[1:]).std(axis=0).max() > 0.05
 
 
 ROLES = {"fc_q": "query", "fc_k": "key", "fc_v": "value", "fc_out": "out"}
 
 
-def logits_of(model):
-    """The tensors that the three branches of Sorter give."""
-    return [n.output[0] for n in model.graph.node if ".branches." in " ".join(n.input)]
+BODY = "network_body._body_endoder.seq_layers"
+BRANCHES = "action_model._discrete_distribution.branches"
 
 
-def sorter_described(model, spec):
-    """Sorter's weights as a description; those of products with lists have no name of their own."""
+def sorter(model, spec):
+    """A policy with Sorter's weights; those of products with lists have no name of their own."""
     weights = {w.name: numpy_helper.to_array(w) for w in model.graph.initializer}
     products = {n.output[0]: n.input[1] for n in model.graph.node if n.op_type == "MatMul"}
     biases = {n.input[0]: n.input[1] for n in model.graph.node if n.op_type == "Add"}
@@ -338,24 +303,26 @@ def sorter_described(model, spec):
     def dense(name):
         bias = weights[f"{name}.bias"]
         if f"{name}.weight" in weights:
-            return Dense(weight=weights[f"{name}.weight"], bias=bias)
-        return Dense(weight=weights[products[biases[f"{name}.bias"]]].T, bias=bias)
+            return weights[f"{name}.weight"], bias
+        return weights[products[biases[f"{name}.bias"]]].T, bias
 
-    body = "network_body._body_endoder.seq_layers"
-    encoder = "network_body.observation_encoder"
-    embedding = dense(f"{encoder}.processors.0.self_ent_encoder.seq_layers.0")
-    return PolicyGraph(
-        spec=spec,
-        encoders=(EntityEmbedding(dense=embedding), None, None),
-        attention=Attention(
-            own=dense(f"{encoder}.x_self_encoder.seq_layers.0"),
-            **{ours: dense(f"{encoder}.rsa.{theirs}") for theirs, ours in ROLES.items()},
-        ),
-        layers=(dense(f"{body}.0"), dense(f"{body}.2")),
-        branches=tuple(
-            dense(f"action_model._discrete_distribution.branches.{i}") for i in range(3)
-        ),
-    )
+    policy = Policy(spec, NetworkSettings(hidden_units=128, num_layers=2))
+    entities, encoder = policy.actor.body.attention, "network_body.observation_encoder"
+    pairs = {
+        entities.own: f"{encoder}.x_self_encoder.seq_layers.0",
+        entities.embeddings[0]: f"{encoder}.processors.0.self_ent_encoder.seq_layers.0",
+    }
+    for theirs, ours in ROLES.items():
+        pairs[getattr(entities.attention, ours)] = f"{encoder}.rsa.{theirs}"
+    for place, layer in zip((0, 2), policy.actor.body.dense.layers, strict=True):
+        pairs[layer] = f"{BODY}.{place}"
+    for index, branch in enumerate(policy.actor.heads.branches):
+        pairs[branch] = f"{BRANCHES}.{index}"
+    given = [dense(name) for name in pairs.values()]
+    sizes = sum(weight.size + bias.size for weight, bias in given)
+    assert sizes == sum(p.numel() for p in policy.actor.parameters())
+    give(pairs, given)
+    return policy
 
 
 def test_model_without_deterministic_actions_says_so(models):

@@ -8,7 +8,7 @@ import torch
 
 from pipeline.simulators.pack import pack
 from pipeline.trainer.api import train
-from pipeline.trainer.checkpoints import load_checkpoint
+from pipeline.trainer.checkpoints.file import load_checkpoint
 
 SETTINGS = {
     "trainer_type": "ppo",

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from duels import Duel, Recall, Uneven
-from test_resume import assert_equal_files, assert_equal_states, leaves
+from test_resume import assert_equal_files, assert_equal_states, leaves, python
 
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.simulators import registry
-from pipeline.trainer.checkpoints import load_checkpoint
+from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.result import outcome
 
-WAIT_S = 300
 SELF_PLAY = {"save_steps": 60, "team_change": 130, "swap_steps": 40, "window": 3}
 NAMES = {
     "Duel": ["Duel"],
@@ -102,13 +99,7 @@ sys.exit("ended by itself")
 def run(folder, toy, *, at, number=signal.SIGTERM, resume="no"):
     """Train until the last behavior learns at step `at`, and end the process with a signal."""
     here = os.path.dirname(__file__)  # noqa: PTH120  # a text for the command line
-    command = [sys.executable, "-c", RUN, here, folder, toy, str(at), str(int(number)), resume]
-    return subprocess.run(  # noqa: S603  # what stands above
-        command,
-        check=False,
-        timeout=WAIT_S,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    ).returncode
+    return python(folder, RUN, here, folder, toy, at, int(number), resume)
 
 
 def states(folder):
@@ -119,29 +110,28 @@ def states(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("at", "learning"), [(420, 0), (500, 1)])
 @pytest.mark.parametrize("toy", ["Duel", "Recall", "Uneven", "tag"])
-def test_self_play_killed_halfway_and_resumed_equals_the_uninterrupted_run(
-    toy, at, learning, tmp_path
-):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+def test_self_play_killed_halfway_and_resumed_equals_the_uninterrupted_run(toy, tmp_path):
+    whole = tmp_path / "whole"
     assert run(whole, toy, at=1000) == 0
-    assert run(killed, toy, at=at, number=signal.SIGKILL) == -signal.SIGKILL
-    last = NAMES[toy][-1]
-    halfway = states(killed)
-    assert halfway[f"{last}/learner/step"] < 900
-    assert halfway[f"{last}/run/self_play/learning"] == learning
-    assert run(killed, toy, at=1000, resume="yes") == 0
     complete = states(whole)
+    last = NAMES[toy][-1]
     assert complete[f"{last}/learner/step"] >= 1000
     assert complete[f"{last}/run/self_play/order/1"] in (0, 1)
     snapshots = [key for key in complete if "/self_play/snapshots/" in key]
     ratings = [value for key, value in complete.items() if "/self_play/ratings/" in key]
     assert len({key.split("/")[4] for key in snapshots}) == SELF_PLAY["window"]
     assert all(rating != 1200.0 for rating in ratings)
-    assert any(not np.array_equal(complete[key], halfway[key]) for key in snapshots)
-    assert_equal_states(complete, states(killed))
-    assert_equal_files(whole, killed)
+    for at, learning in ((420, 0), (500, 1)):
+        killed = tmp_path / f"killed while {learning} learned"
+        assert run(killed, toy, at=at, number=signal.SIGKILL) == -signal.SIGKILL
+        halfway = states(killed)
+        assert halfway[f"{last}/learner/step"] < 900
+        assert halfway[f"{last}/run/self_play/learning"] == learning
+        assert run(killed, toy, at=1000, resume="yes") == 0
+        assert any(not np.array_equal(complete[key], halfway[key]) for key in snapshots)
+        assert_equal_states(complete, states(killed))
+        assert_equal_files(whole, killed)
 
 
 def test_snapshots_in_a_checkpoint_are_plain_tensors(tmp_path):

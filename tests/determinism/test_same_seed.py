@@ -22,14 +22,15 @@ from pipeline.settings import load_run_settings
 from pipeline.simulators import registry
 from pipeline.simulators.pack import pack
 from pipeline.stages.export import publish
-from pipeline.tracking.csvfile import CsvSink
+from pipeline.tracking.base import Sink
+from pipeline.tracking.sinks.curve_csv import CsvSink
 from pipeline.trainer import pretrain
 from pipeline.trainer.result import outcome
 
 WAIT_S = 300
 
 
-class Recorder:
+class Recorder(Sink):
     """Keeps the metrics but the timings."""
 
     def __init__(self) -> None:
@@ -38,9 +39,6 @@ class Recorder:
     def metrics(self, behavior, values, step):
         kept = {tag: value for tag, value in values.items() if not tag.startswith("Time/")}
         self.rows.append(json.dumps([behavior, step, kept], sort_keys=True))
-
-    def close(self):
-        pass
 
 
 def settings(*names, **changes):
@@ -167,7 +165,7 @@ import json, sys
 from pathlib import Path
 import pipeline, torch
 from pipeline.stages.export import publish
-from pipeline.tracking.csvfile import CsvSink
+from pipeline.tracking.sinks.curve_csv import CsvSink
 from pipeline.trainer.result import outcome
 
 torch.set_num_threads(1)

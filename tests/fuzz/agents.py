@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from pipeline.protocol.codec import compressed_steps_bytes, steps_bytes
+from pipeline.protocol.encoding import compressed_steps_bytes, steps_bytes
 from pipeline.protocol.generated import messages as m
 from pipeline.protocol.png import encode_png
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 from .mutations import NAMES, messages, mutated
@@ -29,6 +29,22 @@ ACTIONS = st.sampled_from(
     (ActionSpec(2, ()), ActionSpec(0, (2, 130)), ActionSpec(1, (3,)), ActionSpec(0, (1,)))
 )
 SPECS = st.builds(BehaviorSpec, st.lists(_OBSERVATIONS, max_size=3), ACTIONS)
+TRAINABLE_SPECS = st.builds(
+    BehaviorSpec,
+    st.lists(
+        st.sampled_from(
+            (
+                ObservationSpec.vector(5, "eye"),
+                ObservationSpec.entities(3, 2, "others"),
+                ObservationSpec.visual(3, 5, 6, "camera"),
+                ObservationSpec.vector(2, "goal", ObservationType.GOAL_SIGNAL),
+            )
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    ACTIONS,
+)
 _NUMBERS = st.sampled_from((0.0, -0.0, 1.5, 3e38, 1e-45, np.nan, np.inf))
 
 
@@ -40,7 +56,8 @@ def agents_of(spec: BehaviorSpec, n: int, n_ended: int, seed: int) -> tuple[Any,
         return numbers.normal(size=shape).astype(np.float32)
 
     def ids(count: int) -> Any:
-        return fixed.choice([0, 1, 127, 128, -1, 2**31 - 1, -(2**31)], count).astype(np.int32)
+        edges = [0, 1, 127, 128, -1, 2**31 - 1, -(2**31)]
+        return fixed.choice(edges, count, replace=False).astype(np.int32)
 
     def parts(count: int) -> tuple[Any, ...]:
         obs = [floats(count, *one.shape) for one in spec.observation_specs]

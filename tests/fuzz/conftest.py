@@ -4,7 +4,4 @@ from __future__ import annotations
 
 from pathlib import Path
 
-collect_ignore = [
-    "test_runs.py",  # 12.23
-]
 collect_ignore_glob = [] if Path("/proc/self/clear_refs").exists() else ["test_*.py"]

@@ -1,7 +1,7 @@
-"""The three ways to read a message about a behavior, against each other.
+"""The ways to read a message about a behavior, against each other.
 
-`decode_steps` reads any message, agent by agent; `decode_list` reads many agents at once, and the
-`Decoder` messages that are like an earlier one. All must give the same arrays, or refuse alike.
+`decode_steps` reads any message, agent by agent, `vectorized` all agents at once, and the `Decoder`
+messages that are like an earlier one. All must give the same arrays, or refuse alike.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
+from wire_messages import decode_steps
 
 from pipeline.errors import PipelineError
-from pipeline.protocol import bulk, decoding
-from pipeline.protocol.codec import (
-    Decoder,
-    actions_bytes,
-    decode_actions,
-    decode_steps,
-)
+from pipeline.protocol import vectorized
+from pipeline.protocol.actions import actions_bytes, decode_actions, decode_entries
 from pipeline.protocol.generated import messages as m
+from pipeline.protocol.layout_cache import Decoder
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 
 from .agents import ACTIONS, SPECS, SPOILS, message_of
@@ -75,11 +72,11 @@ def _assert_same(left: Any, right: Any) -> None:
         assert one.flags.writeable
 
 
-def _read_together(message: Any, spec: BehaviorSpec) -> Any:
-    """`decode_list` of so few agents as if they were many."""
-    steps = bulk._decode_many(message, spec, "b")
-    TALLY.outcomes["read together"] += steps is not None
-    return decode_steps(message.value, spec, "b") if steps is None else steps
+def _read_together(data: bytes, spec: BehaviorSpec) -> Any:
+    """What is read of so few agents as if they were many; None where that cannot be."""
+    fields = vectorized.read_fields(data, spec, lambda *_: None)
+    TALLY.outcomes["read together"] += fields is not None
+    return None if fields is None else _outcome(lambda: fields.steps(spec, "b"))
 
 
 @fuzz(_conversations(), examples=300, size=lambda example: sum(map(len, example[1])))
@@ -92,15 +89,16 @@ def test_decoders_agree(example: tuple[BehaviorSpec, list[bytes]], folder: Path)
         try:
             message.ParseFromString(data)
         except DecodeError:
+            assert isinstance(_outcome(lambda data=data: decoder.decode(data)), tuple)
             continue
-        infos = message.value
-        general = _outcome(lambda infos=infos: decode_steps(infos, spec, "b"))
-        if len(infos):
-            _assert_same(_outcome(lambda message=message: _read_together(message, spec)), general)
+        general = _outcome(lambda message=message: decode_steps(message.value, spec, "b"))
+        together = _read_together(data, spec)
+        if together is not None:
+            _assert_same(together, general)
         for _ in range(2):  # the second time, it may be like the first
-            _assert_same(_outcome(lambda message=message: decoder.decode(message)), general)
+            _assert_same(_outcome(lambda data=data: decoder.decode(data)), general)
         accepted += isinstance(general, list)
-    TALLY.outcomes["read as recurring"] += decoder.n_recurring
+    TALLY.outcomes["read as recurring"] += decoder.n_cached
     return accepted > 0
 
 
@@ -127,12 +125,13 @@ def test_actions_are_read_or_refused(example: tuple[ActionSpec, bytes], folder: 
     try:
         message.ParseFromString(data)
     except DecodeError:
+        assert isinstance(_outcome(lambda: decode_actions(data, spec)), tuple)
         return False
 
     def arrays(actions: ActionTuple) -> list[Any]:
         return [actions.continuous, actions.discrete]
 
-    fast = _outcome(lambda: decode_actions(message, spec), arrays)
-    slow = _outcome(lambda: decoding._decode_actions_slowly(message.value, spec, False), arrays)
+    fast = _outcome(lambda: decode_actions(data, spec), arrays)
+    slow = _outcome(lambda: decode_entries(message.value, spec), arrays)
     _assert_same(fast, slow)
     return isinstance(fast, list)

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from wire_messages import encode_actions
 
 from pipeline.data.demonstrations import load_expert_rows
-from pipeline.protocol.codec import brain_parameters, encode_actions
 from pipeline.protocol.demo import read_demo
 from pipeline.protocol.demo_file import BRAIN_OFFSET, delimited_message
+from pipeline.protocol.encoding import brain_parameters
 from pipeline.protocol.generated import messages as m
 
 from .agents import SPECS, SPOILS, message_of, spoil_announcement

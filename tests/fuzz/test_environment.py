@@ -24,11 +24,11 @@ from pipeline.envs.side_channels import (
 )
 from pipeline.errors import UnityCommunicatorStoppedException
 from pipeline.protocol import side_channels as wire
-from pipeline.protocol.codec import brain_parameters
+from pipeline.protocol.encoding import brain_parameters
 from pipeline.protocol.generated import messages as m
 from pipeline.protocol.server import parse_call
 
-from .agents import SPECS, SPOILS, message_of, spoil_announcement
+from .agents import SPECS, SPOILS, TRAINABLE_SPECS, message_of, spoil_announcement
 from .frame import fuzz
 from .mutations import NAMES, messages, mutated
 
@@ -38,7 +38,14 @@ if TYPE_CHECKING:
 _OVER = "the script is over"
 _USUAL_NAMES = st.sampled_from(("Ball?team=0", "Ball?team=1", "Ball", "Walker"))
 _CHANNELS = st.sampled_from(
-    (wire.STATS, wire.STATS, wire.FLOAT_PROPERTIES, wire.ENGINE_CONFIGURATION, uuid.UUID(int=7))
+    (
+        wire.STATS,
+        wire.STATS,
+        wire.STATS,
+        wire.FLOAT_PROPERTIES,
+        wire.ENGINE_CONFIGURATION,
+        uuid.UUID(int=7),
+    )
 )
 
 
@@ -68,41 +75,48 @@ def _greeting(draw: Any) -> Any:
     return greeting
 
 
-def _announcement(draw: Any, name: str, spec: BehaviorSpec) -> Any:
+def _announcement(draw: Any, name: str, spec: BehaviorSpec, harm: int) -> Any:
     brain = brain_parameters(name, spec, old_fields=draw(st.booleans()))
-    if _some(draw, 8):
+    if _some(draw, 8 * harm):
         spoil_announcement(draw, brain)
     return brain
 
 
 @st.composite
-def _conversations(draw: Any) -> list[bytes]:
-    """What an environment sends: a greeting, announcements with its agents, then more of them."""
-    spec = draw(SPECS)
+def _conversations(draw: Any, specs: Any = SPECS, *, least: int = 1, harm: int = 1) -> list[bytes]:
+    """What an environment sends: a greeting, announcements with its agents, then more of them.
+
+    Args:
+        draw: Hypothesis's.
+        specs: of the behaviors.
+        least: number of messages with agents.
+        harm: how rarely something is wrong.
+    """
+    spec = draw(specs)
     seed = 4 * draw(st.integers(0, 99))
     names = draw(st.lists(_USUAL_NAMES, min_size=1, max_size=2, unique=True))
-    if _some(draw, 9):
+    if _some(draw, 9 * harm):
         names[0] = draw(NAMES)
     out = [_greeting(draw)]
-    n, n_ended = draw(st.integers(0, 3)), 0
-    for turn in range(draw(st.integers(1, 12))):
+    n, n_ended = draw(st.integers(1 if least > 1 else 0, 3)), 0
+    for turn in range(draw(st.integers(least, least + 11))):
         message = m.UnityMessageProto(header={"status": 200})
-        if turn == 0 or _some(draw, 20):
-            brains = [_announcement(draw, name, spec) for name in names]
+        if turn == 0 or _some(draw, 20 * harm):
+            brains = [_announcement(draw, name, spec, harm) for name in names]
             message.unity_output.rl_initialization_output.brain_parameters.extend(brains)
         for name in names:
             infos = message_of(draw, spec, n, n_ended, seed + turn % 4)
-            if _some(draw, 15) and infos.value:
+            if _some(draw, 15 * harm) and infos.value:
                 draw(st.sampled_from(SPOILS))(draw, draw(st.sampled_from(list(infos.value))))
             message.unity_output.rl_output.agentInfos[name].CopyFrom(infos)
-        if _some(draw):
+        if _some(draw, 4 * harm):
             message.unity_output.rl_output.side_channel = draw(_side_channels())
-        if _some(draw, 30):
+        if _some(draw, 30 * harm):
             message.MergeFrom(draw(messages(m.UnityMessageProto, likely=0.2)))
         n_ended = draw(st.sampled_from((0, 0, 0, 1)))
         out.append(message)
     sent = [message.SerializeToString() for message in out]
-    if _some(draw):
+    if _some(draw, 4 * harm):
         at = draw(st.integers(0, len(sent) - 1))
         sent[at] = draw(mutated(st.just(sent[at]), most=2))
     return sent
@@ -162,11 +176,21 @@ def test_environment_is_driven_or_refused(sent: list[bytes], folder: Path) -> No
             raise
 
 
-_SMALL = {"network_settings": {"hidden_units": 4, "num_layers": 1}, "time_horizon": 3}
+_NETWORK: dict[str, Any] = {"hidden_units": 4, "num_layers": 1, "vis_encode_type": "match3"}
+_SMALL = {"network_settings": _NETWORK | {"normalize": True}, "time_horizon": 3}
+_MEMORY = {"network_settings": _NETWORK | {"memory": {"memory_size": 4, "sequence_length": 2}}}
+_SIGNALS = {
+    "reward_signals": {
+        name: {"gamma": 0.9, "network_settings": {"hidden_units": 4}}
+        for name in ("curiosity", "rnd")
+    }
+}
 _ON_POLICY = {"batch_size": 4, "buffer_size": 8, "num_epoch": 1}
 _TRAINERS: tuple[dict[str, Any], ...] = (
     {"trainer_type": "ppo", "hyperparameters": _ON_POLICY, **_SMALL},
     {"trainer_type": "poca", "hyperparameters": _ON_POLICY, **_SMALL},
+    {"trainer_type": "poca", "hyperparameters": _ON_POLICY, **_SMALL, **_MEMORY},
+    {"trainer_type": "ppo", "hyperparameters": _ON_POLICY, **_SMALL, **_MEMORY, **_SIGNALS},
     {
         "trainer_type": "sac",
         "hyperparameters": {"batch_size": 4, "buffer_size": 16, "buffer_init_steps": 4},
@@ -182,20 +206,22 @@ def _warm_up() -> None:
         for trainer in _TRAINERS:
             settings = {"behaviors": {"Toy": trainer | {"max_steps": 40}}}
             env = InProcessEnvironment(Both(n_agents=2))
-            pipeline.train(env, settings, seed=1, run_dir=Path(folder) / trainer["trainer_type"])
+            run_dir = Path(tempfile.mkdtemp(dir=folder))
+            pipeline.train(env, settings, seed=1, run_dir=run_dir)
 
 
 @fuzz(
-    st.tuples(_conversations(), st.sampled_from(_TRAINERS)),
+    st.tuples(st.sampled_from(_TRAINERS), _conversations(TRAINABLE_SPECS, least=12, harm=4)),
     examples=10,
     warm_up=_warm_up,
-    size=lambda example: _size(example[0]),
+    size=lambda example: _size(example[1]),
 )
 def test_hostile_environment_is_trained_on_or_refused(
-    example: tuple[list[bytes], dict[str, Any]], folder: Path
+    example: tuple[dict[str, Any], list[bytes]], folder: Path
 ) -> None:
-    sent, trainer = example
-    settings = {"default_settings": trainer | {"max_steps": 40, "summary_freq": 10}}
+    trainer, sent = example
+    steps = {"max_steps": 30, "summary_freq": 10, "checkpoint_interval": 10}
+    settings = {"default_settings": trainer | steps}
     try:
         env = _connected(sent)
         pipeline.train(env, settings, seed=1, run_dir=folder / "run")

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from toys import Corridor
 
 import pipeline
-from pipeline.commands.run_folder import folder_of, run_folder
+from pipeline.commands.learn_run import folder_of, run_folder
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import PipelineError
 from pipeline.settings.params import load_params
 from pipeline.stages.export import publish
-from pipeline.tracking.csvfile import CsvSink
-from pipeline.tracking.tensorboard import TensorBoardSink
+from pipeline.tracking.sinks.curve_csv import CsvSink
+from pipeline.tracking.sinks.tensorboard import TensorBoardSink
 
 from .frame import command, fuzz
 from .mutations import NAMES
@@ -153,6 +153,22 @@ def test_environments_of_any_name_are_fetched_or_refused(
         accepted &= not name.startswith("-") and command("env", "fetch", name, *options)
         accepted and command("env", "fetch", "b", *options)
     return accepted
+
+
+_URLS = st.one_of(
+    _ARGUMENTS.map("file://{}".format),
+    st.sampled_from(("http://[", "https://]@x", "file://[/a.zip", "http://", "://", "file:///%00")),
+    st.sampled_from(("ftp://x/a", "http:///a.zip", "file://localhost/a%2e%2e/b", "http://a b/")),
+)
+
+
+@fuzz(st.tuples(_URLS, st.sampled_from(("0" * 64, "", "x" * 64))), examples=40, size=_size)
+def test_archives_of_any_url_are_fetched_or_refused(
+    example: tuple[str, str], folder: Path
+) -> object:
+    url, digest = example
+    with mock.patch.dict(os.environ, {"PIPELINE_CACHE": str(folder / "cache")}):
+        return command("env", "fetch", url, "--sha256", digest)
 
 
 @fuzz(_ARGUMENTS, examples=60, size=_size)

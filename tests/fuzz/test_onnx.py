@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 from hypothesis import strategies as st
 
-from pipeline.export.graph import build_model
 from pipeline.export.policy import OnnxPolicy
+from pipeline.export.publish import build_model
 from pipeline.protocol.steps import DecisionSteps
 
 from .frame import command, fuzz

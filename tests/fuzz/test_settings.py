@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pipeline.settings.params import load_params
+from pipeline.settings.plan import write_plan
 
 from .frame import command, fuzz
 from .mutations import NAMES, mutated
@@ -100,6 +101,54 @@ checkpoint_settings: {run_id: 007, results_dir: results, resume: false}
 torch_settings: {device: cpu}
 debug: false
 """
+_PARAMS = """\
+runtime: {torch_threads: 1, device: cpu}
+environments:
+  ball: {source: builtin, args: []}
+  cart: {source: gymnasium, id: CartPole-v1, copies: 4, kwargs: {sutton_barto_reward: true}}
+  tag: {source: pettingzoo, id: mpe2/simple_tag_v3, teams: {a: 0, b: 1}, groups: behavior}
+  game: {source: fetch, url: {linux: file:///nowhere/a.zip}, sha256: {linux: "%s"}, args: [-x]}
+  build: {source: path, path: builds/Game}
+  project: {source: unity, project: game, method: Build.Make}
+demonstrations:
+  expert: {environment: ball, episodes: 5, seed: 3}
+  person: {file: data/a.demo}
+experiments:
+  first:
+    environment: ball
+    trainer: config/ppo/3DBall.yaml
+    overrides: {behaviors.3DBall.max_steps: 2000, behaviors.3DBall.hyperparameters: {beta: 1e-3}}
+    seeds: [1, 2]
+    stages: [pretrain, train, export, evaluate]
+    demonstrations: expert
+    pretrain: {epochs: 2, batch_size: 8, learning_rate: 1e-3}
+    evaluation: {episodes: 4, seed: 10000}
+    learners: 1
+    resources: {threads: 2, memory_mb: 1500, minutes: 30}
+  plain:
+    environment: cart
+    trainer: config/ppo/CartPole.yaml
+    overrides: {}
+    seeds: [1]
+    stages: [train, export, evaluate]
+    evaluation: {episodes: 4, seed: 10000}
+sweeps:
+  rates:
+    experiment: plain
+    method: grid
+    parameters: {behaviors.CartPole-v1.hyperparameters.learning_rate: [1e-6, 3e-3]}
+    seeds: [1]
+    best: {seeds: [11, 12]}
+  searched:
+    experiment: plain
+    method: random
+    runs: 3
+    seed: 5
+    parameters:
+      behaviors.CartPole-v1.hyperparameters.beta: {min: 1e-4, max: 1e-2, scale: log}
+    seeds: [1]
+subsets: {quick: [first-1], all: [first, rates]}
+""".replace("%s", "0" * 64)
 _CONFIGS = sorted(path.read_text() for path in (_ROOT / "config").rglob("*.yaml"))
 _SCALARS = st.one_of(
     st.sampled_from(
@@ -111,6 +160,7 @@ _SCALARS = st.one_of(
     st.sampled_from(
         ("[]", "{}", "[[1]]", "{a: {}}", "'", '"\\ud800"', '"\\0"', "!!python/name:os.system x")
     ),
+    st.sampled_from(("1000000000", "http://[", "file://\\udc80", "[1, 2, 3, 4, 5, 6, 7, 8, 9]")),
     st.sampled_from(("!!int 3", "*a", "&a 1", "&a {b: *a}", "|", ">-", "? x", "<<", "@", "`", "%")),
     st.sampled_from(("[" * 300, "{a: " * 300, "[" * 30 + "]" * 30, '"' + "x" * 5000 + '"')),
     st.sampled_from(("ppo", "sac", "linear", "constant", "uniform", "a.demo", "../up", "file:///")),
@@ -217,11 +267,20 @@ def test_old_curricula_and_samplers_mean_something_or_are_refused(
     return both
 
 
-@fuzz(_spoiled(st.just((_ROOT / "params.yaml").read_text())), examples=80)
-def test_params_are_read_or_refused(data: bytes, folder: Path) -> None:
+_PARAMETERS = st.sampled_from(
+    (
+        _PARAMS,
+        (_ROOT / "params.yaml").read_text(),
+        *(path.read_text() for path in sorted((_ROOT / "tests/workflow").glob("*.yaml"))),
+    )
+)
+
+
+@fuzz(_spoiled(_PARAMETERS), examples=120)
+def test_params_are_planned_or_refused(data: bytes, folder: Path) -> None:
     (folder / "params.yaml").write_bytes(data)
     (folder / "config").symlink_to(_ROOT / "config")
-    load_params(Path("params.yaml"))
+    write_plan(load_params(Path("params.yaml")))
 
 
 @fuzz(_spoiled(st.just(_MANIFEST)), examples=40)

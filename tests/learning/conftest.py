@@ -1,7 +1,7 @@
 """How many seeds the learning tests take: `pytest tests/learning --learning-seeds 3`.
 
-Without the option, and so in `make test`, each takes one. `make test-learning` takes three, and
-writes what each learned as a table.
+Without the option, and so in `make test`, each takes one, and those that are marked `in_full` are
+left out. `make test-learning` takes three, and writes what each learned as a table.
 """
 
 from __future__ import annotations
@@ -36,6 +36,13 @@ def pytest_generate_tests(metafunc):
         # without this folder on the command line pytest has not asked for the option
         n = metafunc.config.getoption("--learning-seeds", default=1)
         metafunc.parametrize("seed", range(1, n + 1))
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--learning-seeds", default=1) == 1:
+        left_out = [item for item in items if item.get_closest_marker("in_full")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(autouse=True)

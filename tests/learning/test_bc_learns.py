@@ -15,7 +15,7 @@ from pipeline.settings import load_run_settings
 from pipeline.simulators import registry
 from pipeline.stages.demos import write_episodes
 from pipeline.trainer import pretrain
-from pipeline.trainer.saved import load_policy
+from pipeline.trainer.checkpoints.restore import load_policy
 
 pytestmark = pytest.mark.learning
 
@@ -43,13 +43,13 @@ def test_cloned_policy_keeps_the_ball_at_least_four_fifths_as_long_as_the_expert
     with InProcessEnvironment(registry.make("balance_ball", seed=seed, n_agents=EPISODES)) as env:
         env.reset()
         write_episodes(env, expert, tmp_path / "expert.demo", episodes=EPISODES)
-    network = {"normalize": True, "hidden_units": 64, "num_layers": 2}
+    network = {"normalize": True, "hidden_units": 64, "num_layers": 2, "deterministic": True}
     settings = load_run_settings(
         None, overrides={"behaviors": {"3DBall": {"network_settings": network}}}
     )
     result = pretrain(
         [tmp_path / "expert.demo"],
-        settings.with_deterministic_actions(),
+        settings,
         seed=seed,
         run_dir=tmp_path,
         epochs=10,

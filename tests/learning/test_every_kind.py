@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import pytest
 from answers import ACTIONS, BLIND, OBSERVATIONS, Answer
@@ -70,9 +71,18 @@ def learned(algorithm, action, observation, max_steps, *, seed, folder, **hyperp
     return result, exported_return(result, toy, folder, seed=seed, episodes=EPISODES)
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("observation", OBSERVATIONS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def every_kind() -> list:
+    """All triples; every pair of algorithm, observation and action is among those not `in_full`."""
+    kinds = []
+    for (i, algorithm), (j, observation), (k, action) in product(
+        enumerate(ALGORITHMS), enumerate(OBSERVATIONS), enumerate(ACTIONS)
+    ):
+        marks = [] if (i + j + k) % 3 == 0 else [pytest.mark.in_full]
+        kinds.append(pytest.param(algorithm, observation, action, marks=marks))
+    return kinds
+
+
+@pytest.mark.parametrize(("algorithm", "observation", "action"), every_kind())
 def test_it_learns_and_exports(algorithm, observation, action, seed, tmp_path, note):
     max_steps, hyperparameters = ALGORITHMS[algorithm]
     result, found = learned(algorithm, action, observation, max_steps, seed=seed, folder=tmp_path)
@@ -82,6 +92,7 @@ def test_it_learns_and_exports(algorithm, observation, action, seed, tmp_path, n
     assert found >= WANTED[action]
 
 
+@pytest.mark.in_full  # says what the toy is like
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("observation", OBSERVATIONS)
 def test_a_policy_that_learned_nothing_answers_blindly(observation, action, tmp_path):

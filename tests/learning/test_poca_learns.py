@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 from crowds import LargestName
 from exported import played
+from kinds import but_in_full
 from remembering import Cue
 from teams import Door, Teamed
 from toys import Chase, Corridor, Quadrant
@@ -52,7 +53,7 @@ def trained(toy, max_steps, folder, *, seed, changes=None, network=None, trainer
     return pipeline.train(environment, configuration, seed=seed, run_dir=folder).behaviors["Toy"]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", but_in_full(CASES, "visual", "entities"))
 def test_poca_reaches_the_stated_return(name, seed, tmp_path, note):
     toy, max_steps, wanted, changes = CASES[name]
     result = trained(toy, max_steps, tmp_path, seed=seed, changes=changes)
@@ -61,6 +62,7 @@ def test_poca_reaches_the_stated_return(name, seed, tmp_path, note):
     assert result.mean_reward >= wanted
 
 
+@pytest.mark.in_full  # says what the toy is like
 @pytest.mark.parametrize("name", CASES)
 def test_a_policy_that_learned_nothing_is_far_from_the_stated_return(name, tmp_path):
     toy, _, wanted, _ = CASES[name]
@@ -88,11 +90,13 @@ def test_poca_learns_that_one_must_leave_for_the_others(seed, tmp_path, note):
     assert found >= OPENED
 
 
+@pytest.mark.in_full  # says what the toy is like
 def test_ppo_never_opens_the_door_because_who_opens_it_gains_nothing(seed, tmp_path):
     result = trained(Door, DOOR, tmp_path, seed=seed, trainer="ppo")
     assert group_return(result, tmp_path, seed) <= NEVER_OPENED + 0.4
 
 
+@pytest.mark.in_full  # as test_every_kind, with more agents
 def test_poca_with_memory_answers_what_it_saw_steps_ago(seed, tmp_path, note):
     changes = {"batch_size": 128, "learning_rate": 3e-3}
     toy = partial(Teamed, Cue)
@@ -103,6 +107,7 @@ def test_poca_with_memory_answers_what_it_saw_steps_ago(seed, tmp_path, note):
     assert result.mean_reward >= 0.65
 
 
+@pytest.mark.in_full  # says what the toy is like
 def test_without_memory_the_same_task_stays_at_chance(seed, tmp_path):
     changes = {"batch_size": 128, "learning_rate": 3e-3}
     toy = partial(Teamed, Cue)

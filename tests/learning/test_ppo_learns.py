@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from crowds import LargestName, LargestPlace
 from exported import exported_return
+from kinds import but_in_full
 from remembering import Cue, Level
 from toys import Both, Chase, Corridor, Forbidden, Quadrant, Wish
 
@@ -43,7 +44,7 @@ def settings(max_steps: int, changes: dict) -> dict:
     return {"behaviors": {"Toy": toy}}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", but_in_full(CASES, "hybrid", "visual"))
 def test_ppo_reaches_the_stated_return(name, seed, tmp_path, note):
     toy, max_steps, wanted, changes = CASES[name]
     environment = InProcessEnvironment(toy(seed=seed))
@@ -55,6 +56,7 @@ def test_ppo_reaches_the_stated_return(name, seed, tmp_path, note):
     assert result.mean_reward >= wanted
 
 
+@pytest.mark.in_full  # says what the toy is like
 @pytest.mark.parametrize("name", CASES)
 def test_a_policy_that_learned_nothing_is_far_from_the_stated_return(name, tmp_path):
     toy, _, wanted, changes = CASES[name]
@@ -82,7 +84,7 @@ def remembering(name, seed, folder, network):
     ).behaviors["Toy"]
 
 
-@pytest.mark.parametrize("name", REMEMBERING)
+@pytest.mark.parametrize("name", but_in_full(REMEMBERING, "continuous"))
 def test_ppo_with_memory_answers_what_it_saw_steps_ago(name, seed, tmp_path, note):
     toy, max_steps, wanted, _ = REMEMBERING[name]
     result = remembering(name, seed, tmp_path, MEMORY)
@@ -92,6 +94,7 @@ def test_ppo_with_memory_answers_what_it_saw_steps_ago(name, seed, tmp_path, not
     assert found >= wanted
 
 
+@pytest.mark.in_full  # says what the toy is like
 @pytest.mark.parametrize("name", REMEMBERING)
 def test_the_same_task_stays_at_chance_without_memory(name, seed, tmp_path):
     result = remembering(name, seed, tmp_path, {})
@@ -108,7 +111,7 @@ COMPARING = {
 }
 
 
-@pytest.mark.parametrize("name", COMPARING)
+@pytest.mark.parametrize("name", but_in_full(COMPARING, "continuous"))
 def test_ppo_with_attention_finds_the_largest_of_a_changing_number_of_entities(
     name, seed, tmp_path, note
 ):

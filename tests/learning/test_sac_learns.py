@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from exported import exported_return
+from kinds import but_in_full
 from remembering import Cue, Level
 from toys import Both, Chase, Corridor, Forbidden, Quadrant
 
@@ -51,7 +52,7 @@ def learned(toy, settings, seed, folder) -> tuple[int, float]:
     return result.n_updates, exported_return(result, toy, folder, seed=seed)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", but_in_full(CASES, "hybrid", "visual"))
 def test_sac_reaches_the_stated_return(name, seed, tmp_path, note):
     toy, max_steps, every, wanted = CASES[name]
     n_updates, found = learned(toy, settings(max_steps, every), seed, tmp_path)
@@ -60,6 +61,7 @@ def test_sac_reaches_the_stated_return(name, seed, tmp_path, note):
     assert found >= wanted
 
 
+@pytest.mark.in_full  # says what the toy is like
 @pytest.mark.parametrize("name", CASES)
 def test_a_policy_that_learned_nothing_is_far_from_the_stated_return(name, tmp_path):
     toy, _, every, wanted = CASES[name]
@@ -74,7 +76,7 @@ MEMORY = {"num_layers": 1, "memory": {"sequence_length": 8, "memory_size": 32}}
 REMEMBERING = {"discrete": (Cue, 10_000, 8, 0.9), "continuous": (Level, 10_000, 8, 0.82)}
 
 
-@pytest.mark.parametrize("name", REMEMBERING)
+@pytest.mark.parametrize("name", but_in_full(REMEMBERING, "continuous"))
 def test_sac_with_memory_answers_what_it_saw_steps_ago(name, seed, tmp_path, note):
     toy, max_steps, every, wanted = REMEMBERING[name]
     configuration = settings(max_steps, every, MEMORY)

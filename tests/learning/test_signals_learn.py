@@ -51,6 +51,7 @@ def demonstrations(tmp_path):
     return str(tmp_path / "expert.demo")
 
 
+@pytest.mark.in_full  # says what the toy is like
 def test_the_environments_reward_alone_teaches_nothing(seed, tmp_path):
     result = train(LongLock, EXTRINSIC, 30_000, seed, tmp_path)
     assert result.n_updates > 20

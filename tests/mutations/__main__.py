@@ -73,7 +73,8 @@ def main() -> int:
                 _say(f"{each.path}:{each.lines[0]}: {each.text}")
             continue
         start = time.monotonic()
-        verdicts = _verdicts(package, mutations, equivalent, options.jobs)
+        files = options.tests or _nearest_tests(package)
+        verdicts = _verdicts(package, mutations, equivalent, files, options.jobs)
         table.append(_row(package, list(verdicts.values()), time.monotonic() - start))
         _keep(package, mutations, verdicts)
     if table:
@@ -87,6 +88,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--module", nargs="+", default=[""], help="only files whose path contains one of these"
     )
+    parser.add_argument("--tests", nargs="+", help="files of tests to run instead of the nearest")
     parser.add_argument("--sample", type=int, help="mutations of each package; 0: all of them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="mutations tried at a time")
@@ -141,11 +143,23 @@ def _row(package: str, verdicts: list[str], seconds: float) -> tuple[str, float]
     return f"| {' | '.join(map(str, cells))} |", share
 
 
+def _nearest_tests(package: str) -> list[str]:
+    return [
+        path.relative_to(REPOSITORY).as_posix()
+        for near in (package, *NEIGHBOURS.get(package, ()))
+        for path in sorted((REPOSITORY / "tests" / "unit" / near).rglob("test_*.py"))
+    ]
+
+
 def _verdicts(
-    package: str, mutations: list[Mutation], equivalent: dict[tuple[str, str], str], jobs: int
+    package: str,
+    mutations: list[Mutation],
+    equivalent: dict[tuple[str, str], str],
+    files: list[str],
+    jobs: int,
 ) -> dict[str, str]:
     """Try every mutation; the survivors are printed as they are met."""
-    records = _records(package, jobs)
+    records = _records(package, files, jobs)
     verdicts = {}
     waiting = []
     for each in mutations:
@@ -175,13 +189,8 @@ def _verdicts(
     return verdicts
 
 
-def _records(package: str, jobs: int) -> list[Record]:
-    """Return what the nearest tests run; what is known from the last time is not run again."""
-    files = [
-        path.relative_to(REPOSITORY).as_posix()
-        for near in (package, *NEIGHBOURS.get(package, ()))
-        for path in sorted((REPOSITORY / "tests" / "unit" / near).rglob("test_*.py"))
-    ]
+def _records(package: str, files: list[str], jobs: int) -> list[Record]:
+    """Return what the tests run; what is known from the last time is not run again."""
 
     def kept(file: str) -> Path:
         return KEPT / "lines" / f"{file.replace('/', '.')}.json"

@@ -19,9 +19,9 @@ from golden_cases import CASES, INTERRUPTED, N_MESSAGES, behavior, demonstration
 from torch import nn
 
 from pipeline.algos import sac as sac_module
-from pipeline.nets.action_value import ActionValue
 from pipeline.nets.actor_critic import Critic
 from pipeline.nets.group_critic import GroupCritic
+from pipeline.nets.q_networks import QNetwork
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.settings import load_run_settings
 from pipeline.trainer.learner import Learner
@@ -73,7 +73,7 @@ class Training:
         learner, given = self.learner, self.experience
         for number in range(len(given["obs"])):
             steps = [self._message(number)]
-            learner.absorb(steps)
+            slots = learner.absorb(steps)
             if number and number % N_MESSAGES == 0:  # before a decision, as no memory is older then
                 assert learner.learn(), "an update was due"
                 assert learner.trajectories.n_closed == 0
@@ -89,7 +89,7 @@ class Training:
             decided = decided._replace(
                 decision=replace(decision, rows={**decision.rows, **instead})
             )
-            learner.remember(steps, decided)
+            learner.remember(slots, decided)
 
     def _message(self, number: int) -> tuple[DecisionSteps, TerminalSteps]:
         given = {
@@ -143,7 +143,7 @@ def networks(algorithm: Any) -> dict[str, nn.Module]:
     result: dict[str, nn.Module] = {"policy": algorithm.policy.actor}
     if isinstance(algorithm, sac_module.SAC):
         result |= {"value": algorithm.value, "target": algorithm.target}
-        result |= {"q1": algorithm.twins.first, "q2": algorithm.twins.second}
+        result |= {"q1": algorithm.q_networks.first, "q2": algorithm.q_networks.second}
         result["temperature"] = nn.ParameterList([algorithm.log_alpha])
     else:
         result["critic"] = algorithm.critic
@@ -157,7 +157,7 @@ def networks(algorithm: Any) -> dict[str, nn.Module]:
 
 def _parameters(network: nn.Module, n_signals: int) -> Iterator[torch.Tensor]:
     """Weights; a critic's heads one signal after another, as the reference has a layer for each."""
-    heads = network.heads if isinstance(network, Critic | GroupCritic | ActionValue) else None
+    heads = network.heads if isinstance(network, Critic | GroupCritic | QNetwork) else None
     for parameter in network.parameters():
         if heads is None or (parameter is not heads.weight and parameter is not heads.bias):
             yield parameter
@@ -209,12 +209,12 @@ def recorded(training: Training) -> Iterator[dict[str, list[AnyArray]]]:
         draws["normal"].append(noise.numpy().copy())
         return given(mu=mu, log_sigma=log_sigma, noise=noise)
 
-    if hasattr(algorithm, "samples"):
-        algorithm.samples.stream = Stream(algorithm.minibatch_stream)
+    if isinstance(algorithm, sac_module.SAC):
+        algorithm.sampler.stream = Stream(algorithm.minibatch_stream)
     elif training.case.trainer == "ppo":
         algorithm.minibatch_stream = Stream(algorithm.minibatch_stream)
-    if algorithm.cloning is not None:
-        algorithm.cloning.stream = Stream(algorithm.cloning.stream)
+    if algorithm.bc is not None:
+        algorithm.bc.stream = Stream(algorithm.bc.stream)
     with (
         patch.object(torch, "randint", recording("integers", torch.randint)),
         patch.object(torch, "rand", recording("uniform", torch.rand)),

@@ -93,7 +93,7 @@ class RawClient:
     """Sends bytes, and cuts what comes back into frames."""
 
     def __init__(self, port: int, first: bytes | None = None):
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
         self.socket.sendall(PREFACE + settings() if first is None else first)
         self._file = self.socket.makefile("rb")
 

@@ -9,15 +9,14 @@ import numpy as np
 import torch
 from torch.distributed import FileStore
 
-from pipeline.algos.batch import Batch
 from pipeline.algos.ppo import PPO
+from pipeline.algos.rows import Rows
 from pipeline.data.rollout import Rollout
 from pipeline.errors import LearnerLostError
 from pipeline.nets.layers import RunningNormalizer
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
-from pipeline.trainer.ranks import ProcessRanks
-from pipeline.trainer.together import SharedNormalizers
+from pipeline.trainer.distributed.group import DistributedGroup, SharedNormalizers
 
 SIZE = 2
 CPU = torch.device("cpu")
@@ -61,20 +60,12 @@ def ppo() -> PPO:
     return PPO(SPEC, run.behaviors["B"], seed=1, device=CPU)
 
 
-def batch(n: int) -> Batch:
+def batch(n: int) -> Rows:
     column = torch.arange(float(n)).view(-1, 1)
-    return Batch(
-        obs=[column],
-        continuous=column,
-        discrete=column,
-        log_prob=column,
-        advantage=column,
-        value=column,
-        returns=column,
-    )
+    return Rows(columns={"obs_0": column, "value": column})
 
 
-def found(ranks: ProcessRanks) -> dict:
+def found(ranks: DistributedGroup) -> dict:
     rank = ranks.rank
     gradient = torch.from_numpy(np.random.default_rng(rank).normal(size=1001).astype(np.float32))
     ranks.average_gradients_(gradient)
@@ -95,16 +86,16 @@ def found(ranks: ProcessRanks) -> dict:
     ranks.average_gradients_(mean)
     means.append(mean.item())
     algorithm = ppo()
-    algorithm.ranks = ranks
+    algorithm.processes = ranks
     algorithm.optimizer.average = ranks.average_gradients_
     stats = algorithm.update(half(rank), step=100)
     return {
         "average": gradient.tolist(),
         "moments": ranks.moments(rows(rank)),
-        "deviation": ranks.deviation(own).tolist(),
+        "deviation": ranks.std(own).tolist(),
         "least, most": [ranks.least(7 + rank), ranks.most(7 + rank)],
-        "notes": ranks.exchanged({"rank": rank, "text": "x" * (100 * rank), "number": 0.1}),
-        "first": len(ranks.from_first(b"abc" * 1000 if rank == 0 else b"")),
+        "notes": ranks.all_gather_object({"rank": rank, "text": "x" * (100 * rank), "number": 0.1}),
+        "first": len(ranks.broadcast(b"abc" * 1000 if rank == 0 else b"")),
         "normalizer": [
             normalizer.count.item(),
             *normalizer.mean.tolist(),
@@ -120,10 +111,10 @@ def found(ranks: ProcessRanks) -> dict:
 def main() -> None:
     rank = int(sys.argv[1])
     torch.set_num_threads(1)
-    ranks = ProcessRanks(FileStore(sys.argv[2], SIZE), rank=rank, size=SIZE, device=CPU)
+    ranks = DistributedGroup(FileStore(sys.argv[2], SIZE), rank=rank, size=SIZE, device=CPU)
     result = found(ranks)
     if rank == 1:
-        ranks.tell_failure("no luck")
+        ranks.report_failure("no luck")
     else:
         try:
             ranks.average_gradients_(torch.zeros(3))

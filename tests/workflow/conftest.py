@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from learn_command import Learning
 from project import copy_project
 
 
@@ -10,3 +12,19 @@ from project import copy_project
 def project(tmp_path: Path) -> Path:
     """A copy of the project, nothing built."""
     return copy_project(tmp_path / "project")
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., Learning]]:
+    """Starts a module of Python in `tmp_path`; none outlives the test."""
+    begun: list[Learning] = []
+
+    def start(*command: str) -> Learning:
+        begun.append(Learning(tmp_path, *command))
+        return begun[-1]
+
+    yield start
+    for one in begun:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.end()

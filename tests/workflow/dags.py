@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-CHECK, CHECKED = "check", "workflow/checked.txt"
-"""DVC's first stage and what it makes; Snakemake does the same when it reads the rules."""
+from pipeline.stages.shared.sources import CODE, watched
+
+CHECK = "check"
+"""DVC's first stage; Snakemake does the same when it reads the rules."""
 
 
 @dataclass
@@ -38,7 +40,9 @@ def dvc_nodes(root: Path) -> list[Node]:
                 if isinstance(dep, ParamsDependency):
                     values = dep.read_params()
                     params |= {key: values[key] for key in dep.params}
-                elif dep.def_path != CHECKED:
+                elif Path(dep.def_path).parent == CODE:
+                    deps |= set(watched(root, Path(dep.def_path).stem))
+                else:
                     deps.add(dep.def_path)
             outs = {out.def_path for out in stage.outs}
             nodes.append(Node(stage.name, outs, deps, params, plain_command(stage.cmd)))

@@ -63,7 +63,7 @@ def run(
         capture_output=True,
         text=True,
         check=False,
-        timeout=500,
+        timeout=1000,
     )
     if check and done.returncode != 0:
         pytest.fail(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")

@@ -8,34 +8,21 @@ import shutil
 from pathlib import Path
 
 import pytest
-from project import commit, copy_project, run
+from dags import differences, dvc_nodes, snakemake_nodes
+from project import commit, run
 
 pytestmark = pytest.mark.slow
 
 
-def made_by(root: Path, *command: str) -> dict[str, bytes]:
-    """Everything that the engine made, by path."""
-    copy_project(root)
-    shutil.copy(Path(__file__).with_name("bridged.yaml"), root / "params.yaml")
-    run(root, "python", "-m", "pipeline.cli", "plan")
-    commit(root, "bridged")
-    run(root, *command)
-    return {
-        file.relative_to(root).as_posix(): file.read_bytes()
-        for place in ("results", "build")
-        for file in sorted((root / place).rglob("*"))
-        if file.is_file() and ".work" not in file.parts and not file.name.startswith(".")
-    }
-
-
-def test_both_engines_train_and_evaluate_an_environment_of_gymnasium(tmp_path: Path):
-    by_dvc = made_by(tmp_path / "dvc", "dvc", "repro")
-    by_snakemake = made_by(tmp_path / "snakemake", "snakemake", "--cores", "1")
-    assert by_dvc.keys() == by_snakemake.keys()
-    assert [name for name in by_dvc if by_dvc[name] != by_snakemake[name]] == []
-    described = json.loads(by_dvc["build/env/cart/environment.json"])
+def test_an_environment_of_gymnasium_is_trained_in_and_evaluated(project: Path):
+    shutil.copy(Path(__file__).with_name("bridged.yaml"), project / "params.yaml")
+    run(project, "python", "-m", "pipeline.cli", "plan")
+    commit(project, "bridged")
+    assert differences(dvc_nodes(project), snakemake_nodes(project), project) == []
+    run(project, "dvc", "repro")
+    described = json.loads((project / "build/env/cart/environment.json").read_text())
     assert (described["source"], described["simulator"]) == ("gymnasium", None)
-    place = tmp_path / "dvc/results"
+    place = project / "results"
     trained = json.loads((place / "train/cart_ppo/seed1/metrics.json").read_text())
     assert trained["CartPole-v1"]["steps"] >= 2000
     with (place / "evaluate/cart_ppo/seed1/episodes.csv").open(newline="") as file:

@@ -79,66 +79,29 @@ def replace(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_a_learning_rate_in_overrides_reruns_exactly_that_experiment(toy):
-    root, engine = toy
-    replace(
-        root / "params.yaml",
-        "    trainer: config/ppo/GridWorld.yaml\n    overrides: {}\n",
-        "    trainer: config/ppo/GridWorld.yaml\n    overrides:\n"
-        "      behaviors.GridWorld.hyperparameters.learning_rate: 1e-05\n",
-    )
-    wanted = of_experiment("grid_world_ppo", "train", "export", "evaluate")
-    assert repro(root, engine) == sorted([*wanted, "report"])
-
-
-def test_a_learning_rate_does_not_repeat_the_pretraining(toy):
+def test_changed_values_rerun_exactly_what_they_touch(toy):
+    """A learning rate in an override and one in a trainer file, episodes, and a comment."""
     root, engine = toy
     params = root / "params.yaml"
-    head, tail = params.read_text().split("  balance_ball_bc_ppo:\n")
+    text = f"# a remark\n{params.read_text()}"
+    head, tail = text.split("  balance_ball_bc_ppo:\n")
     rate = "    overrides:\n      behaviors.3DBall.hyperparameters.learning_rate: 1e-05\n"
-    params.write_text(head + "  balance_ball_bc_ppo:\n" + tail.replace("    overrides:\n", rate, 1))
-    wanted = of_experiment("balance_ball_bc_ppo", "train", "export", "evaluate", seeds=(1,))
-    assert repro(root, engine) == sorted([*wanted, "report"])
-
-
-def test_a_wider_network_repeats_the_pretraining_once_it_is_planned(toy):
-    root, engine = toy
-    trainer = root / "config/ppo/3DBall.yaml"
-    replace(trainer, "hidden_units: 128", "hidden_units: 64")
-    with pytest.raises(StageError, match="pipeline plan"):
-        sync(root, engine)
-    run(root, "python", "-m", "pipeline.cli", "plan")
-    ran = repro(root, engine)
-    assert "pretrain balance_ball_bc_ppo --seed 1" in ran
-    assert not any("grid_world" in job for job in ran)
-
-
-def test_a_learning_rate_in_the_trainer_file_reruns_exactly_that_experiment(toy):
-    root, engine = toy
+    tail = tail.replace("    overrides:\n", rate, 1)
+    head = head.replace("      episodes: 100\n", "      episodes: 101\n", 1)
+    params.write_text(f"{head}  balance_ball_bc_ppo:\n{tail}")
     trainer = root / "config/ppo/GridWorld.yaml"
     text = trainer.read_text()
     assert "learning_rate:" in text
     trainer.write_text(text.replace("learning_rate:", "learning_rate: 2.5e-5  #", 1))
-    wanted = of_experiment("grid_world_ppo", "train", "export", "evaluate")
-    assert repro(root, engine) == sorted([*wanted, "report"])
-
-
-def test_more_episodes_rerun_evaluation_and_report_only(toy):
-    root, engine = toy
-    text = (root / "params.yaml").read_text()
-    head, tail = text.split("  grid_world_ppo:\n")
-    (root / "params.yaml").write_text(
-        head + "  grid_world_ppo:\n" + tail.replace("episodes: 100", "episodes: 101")
+    learned = ("train", "export", "evaluate")  # the pretraining has a learning rate of its own
+    assert repro(root, engine) == sorted(
+        [
+            *of_experiment("balance_ball_ppo", "evaluate", seeds=(1,)),
+            *of_experiment("balance_ball_bc_ppo", *learned, seeds=(1,)),
+            *of_experiment("grid_world_ppo", *learned),
+            "report",
+        ]
     )
-    wanted = of_experiment("grid_world_ppo", "evaluate")
-    assert repro(root, engine) == sorted([*wanted, "report"])
-
-
-def test_a_comment_in_params_reruns_nothing(toy):
-    root, engine = toy
-    path = root / "params.yaml"
-    path.write_text("# a remark\n" + path.read_text())
-    assert repro(root, engine) == []
 
 
 def test_an_edited_algorithm_reruns_learning_but_no_environment(toy):
@@ -150,25 +113,29 @@ def test_an_edited_algorithm_reruns_learning_but_no_environment(toy):
     assert not ran & {"env", "demos"}
 
 
-def test_a_seed_more_is_refused_until_it_is_planned(toy):
+def test_a_seed_more_and_a_wider_network_are_refused_until_they_are_planned(toy):
     root, engine = toy
-    replace(
-        root / "params.yaml",
-        "    overrides: {}\n    seeds:\n      - 1\n      - 2\n",
-        "    overrides: {}\n    seeds:\n      - 1\n      - 2\n      - 3\n",
-    )
+    replace(root / "config/ppo/3DBall.yaml", "hidden_units: 128", "hidden_units: 64")
+    with pytest.raises(StageError, match="pipeline plan"):
+        sync(root, engine)
+    seeds = "    overrides: {}\n    seeds:\n      - 1\n      - 2\n"
+    replace(root / "params.yaml", seeds, f"{seeds}      - 3\n")
     if engine == "snakemake":
         done = run(root, "snakemake", "--cores", "1", check=False)
         assert done.returncode != 0
         assert "pipeline plan" in done.stdout + done.stderr
     run(root, "python", "-m", "pipeline.cli", "plan")
+    ran = repro(root, engine)
+    assert "pretrain balance_ball_bc_ppo --seed 1" in ran
     wanted = of_experiment("grid_world_ppo", "train", "export", "evaluate", seeds=(3,))
-    assert repro(root, engine) == sorted([*wanted, "report"])
+    assert [job for job in ran if "grid_world" in job] == sorted(wanted)
 
 
-def test_sync_makes_the_other_engine_agree(toy):
+def test_sync_makes_the_other_engine_agree_which_still_sees_changes(toy):
     root, engine = toy
     other = ENGINES[1 - ENGINES.index(engine)]
+    with pytest.raises(StageError, match=other):
+        sync(root, other)
     made = [file for file in (root / "results").rglob("*") if file.is_file()]
     before = {file: file.stat().st_mtime_ns for file in made}
     assert f"{other} now agrees with {engine}" in sync(root, None)
@@ -177,21 +144,12 @@ def test_sync_makes_the_other_engine_agree(toy):
     assert repro(root, other) == []
     assert repro(root, engine) == []
     assert sync(root, None) == "DVC and Snakemake agree already."
-
-
-def test_after_a_sync_the_other_engine_still_sees_changes(toy):
-    root, engine = toy
-    sync(root, engine)
     replace(root / "params.yaml", "    seed: 100\n", "    seed: 101\n")
-    ran = repro(root, ENGINES[1 - ENGINES.index(engine)])
-    assert "demos balance_ball_expert" in ran
+    assert "demos balance_ball_expert" in repro(root, other)
 
 
 def test_sync_refuses_to_bless_what_is_not_up_to_date(toy):
     root, engine = toy
-    other = ENGINES[1 - ENGINES.index(engine)]
-    with pytest.raises(StageError, match=other):
-        sync(root, other)
     replace(root / "params.yaml", "    seed: 100\n", "    seed: 101\n")
     with pytest.raises(StageError, match="demos@balance_ball_expert"):
         sync(root, engine)
@@ -223,29 +181,28 @@ def made_by_stages(root: Path) -> dict[str, bytes]:
     }
 
 
-MISTAKES = {
-    "a seed that is not planned": ("params.yaml", "seeds:\n      - 1\n", "seeds:\n      - 7\n"),
-    "an unknown key": ("params.yaml", "episodes: 36", "episoden: 36"),
-    "an unknown override": ("params.yaml", "          max_steps: 50000", "          max_stpes: 5"),
-    "no YAML": ("params.yaml", "runtime:\n", "runtime: [\n"),
-    "a trainer file": ("config/ppo/GridWorld.yaml", "learning_rate:", "learning_rat:"),
-}
+# A seed that is not planned, unknown keys, no YAML, and a mistake in a trainer file.
+MISTAKES = [
+    ("params.yaml", "seeds:\n      - 1\n", "seeds:\n      - 7\n"),
+    ("params.yaml", "episodes: 36", "episoden: 36"),
+    ("params.yaml", "          max_steps: 50000", "          max_stpes: 5"),
+    ("params.yaml", "runtime:\n", "runtime: [\n"),
+    ("config/ppo/GridWorld.yaml", "learning_rate:", "learning_rat:"),
+]
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_refused_before_any_result_is_deleted(toy, mistake: str):
+def test_a_mistake_is_refused_before_any_result_is_deleted(toy):
     root, engine = toy
     before = made_by_stages(root)
     assert any("results/report" in name for name in before)
-    name, old, new = MISTAKES[mistake]
-    text = (root / name).read_text()
-    assert old in text
-    (root / name).write_text(text.replace(old, new, 1))
     (root / "ran.log").unlink(missing_ok=True)
     command = ("dvc", "repro") if engine == "dvc" else ("snakemake", "--cores", "1")
-    done = run(root, *command, check=False)
-    assert done.returncode != 0
+    for name, old, new in MISTAKES:
+        text = (root / name).read_text()
+        assert old in text
+        (root / name).write_text(text.replace(old, new, 1))
+        assert run(root, *command, check=False).returncode != 0, new
+        (root / name).write_text(text)
     assert not (root / "ran.log").exists()
     assert made_by_stages(root) == before
-    (root / name).write_text(text)
     assert repro(root, engine) == []

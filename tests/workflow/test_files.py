@@ -27,7 +27,7 @@ def test_snakemake_plans_every_run(project: Path):
     total = re.search(r"^total\s+(\d+)", done.stdout + done.stderr + text, re.MULTILINE)
     tables = plan(load_params(project / "params.yaml"))["runs"]
     assert total is not None
-    assert int(total[1]) == sum(map(len, tables.values())) + 2  # report and all
+    assert int(total[1]) == sum(map(len, tables.values())) + 2  # report and everything
 
 
 def test_snakemake_has_nothing_to_lint(project: Path):

@@ -9,7 +9,7 @@ import pytest
 from dags import differences, dvc_nodes, snakemake_nodes
 
 from pipeline.commands.demo import record
-from pipeline.errors import PipelineError, SettingsError
+from pipeline.errors import PipelineError
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import write_plan
 from pipeline.stages.demos import record_named
@@ -64,19 +64,3 @@ def test_both_engines_know_the_file(given: Path):
     (taken,) = [node for node in nodes if node.name == "demos_file@balance_ball_expert"]
     assert "data/people/ball.demo" in taken.deps
     assert differences(nodes, snakemake_nodes(given), given) == []
-
-
-@pytest.mark.parametrize(
-    ("written", "message"),
-    [
-        (GIVEN + "    seed: 1\n", "seed: 1 is for recording, but 'file' names what is there"),
-        ("    environment: balance_ball\n    seed: 1\n", "the key 'episodes' is required to rec"),
-        ("    file: data/demos/balance_ball_expert.demo\n", "is what the stage makes; keep yours"),
-    ],
-)
-def test_a_mistake_is_told_with_its_remedy(written: str, message: str, project: Path):
-    path = project / "params.yaml"
-    path.write_text(path.read_text().replace(RECORDED, written))
-    with pytest.raises(SettingsError, match=r"demonstrations\.balance_ball_expert\.") as caught:
-        load_params(path)
-    assert message in str(caught.value)

@@ -3,60 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import signal
-import subprocess
-import sys
 
 import psutil
 import pytest
-import yaml
+from learn_command import PPO, write
 
 from pipeline.simulators.pack import pack
-from pipeline.trainer.checkpoints import load_checkpoint
-
-CONFIG = {
-    "behaviors": {
-        "3DBall": {
-            "trainer_type": "ppo",
-            "hyperparameters": {"batch_size": 64, "buffer_size": 512, "num_epoch": 1},
-            "network_settings": {"hidden_units": 16, "num_layers": 1, "normalize": True},
-            "max_steps": 8000,
-            "time_horizon": 32,
-            "summary_freq": 1000,
-            "checkpoint_interval": 2000,
-        }
-    }
-}
-WAIT_S = 120
+from pipeline.trainer.checkpoints.file import load_checkpoint
 
 
 @pytest.fixture
-def learn(tmp_path):
+def learn(started, tmp_path):
     """Runs the command in `tmp_path`; with `until`, Ctrl+C as soon as a line matches."""
     build = pack("balance_ball", tmp_path / "balance_ball")
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
-    options = ["learn", "config.yaml", "--env", str(build), "--seed", "3"]
+    write(tmp_path, PPO | {"max_steps": 8000, "checkpoint_interval": 2000})
 
     def run(*more: str, until: str | None = None) -> tuple[int, str]:
-        process = subprocess.Popen(  # noqa: S603  # our own command
-            [sys.executable, "-m", "pipeline.cli", *options, *more],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1"},
-        )
-        told = []
-        assert process.stdout is not None
-        with process:
-            for line in process.stdout:
-                told.append(line)
-                if until is not None and re.search(until, line):
-                    process.send_signal(signal.SIGINT)
-                    until = None
-        return process.wait(timeout=WAIT_S), "".join(told)
+        options = ["learn", "config.yaml", "--env", str(build), "--seed", "3"]
+        one = started("pipeline.cli", *options, *more)
+        if until is not None:
+            one.until(until)
+            one.process.send_signal(signal.SIGINT)
+        return one.end(), one.told
 
     return run
 

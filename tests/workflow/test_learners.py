@@ -3,104 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
-import psutil
 import pytest
 import yaml
+from learn_command import PPO, Learning, checkpoint, gone, write
 
 from pipeline.simulators.pack import pack
-from pipeline.trainer.checkpoints import load_checkpoint
-
-PPO = {
-    "trainer_type": "ppo",
-    "hyperparameters": {"batch_size": 64, "buffer_size": 512, "num_epoch": 1},
-    "network_settings": {"hidden_units": 16, "num_layers": 1, "normalize": True},
-    "max_steps": 4000,
-    "time_horizon": 32,
-    "summary_freq": 1000,
-}
-WAIT_S = 200
-
-
-class Learning:
-    """A command that learns in `folder`, with what it has said so far."""
-
-    def __init__(self, folder: Path, *command: str) -> None:
-        self.folder = folder
-        self.told = ""
-        self.process = subprocess.Popen(  # noqa: S603  # the tests' own commands
-            [sys.executable, "-m", *command],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1"},
-        )
-
-    def until(self, pattern: str) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.told += line
-            if re.search(pattern, line):
-                return
-        pytest.fail(f"never said {pattern}: {self.told}")
-
-    def end(self) -> int:
-        assert self.process.stdout is not None
-        self.told += self.process.stdout.read()
-        code = self.process.wait(timeout=WAIT_S)
-        self.process.stdout.close()
-        return code
-
-    @property
-    def follower(self) -> psutil.Process:
-        """The process of rank 1."""
-        children = psutil.Process(self.process.pid).children()
-        (one,) = (one for one in children if "pipeline.trainer.follower" in one.cmdline())
-        return one
-
-    def processes(self) -> list[psutil.Process]:
-        """The command and everything below it."""
-        own = psutil.Process(self.process.pid)
-        return [own, *own.children(recursive=True)]
 
 
 @pytest.fixture
-def learn(tmp_path):
-    """Starts `pipeline learn` with two learners in `tmp_path`; none of them outlives the test."""
+def learn(started, tmp_path):
+    """Starts `pipeline learn` with two learners in `tmp_path`."""
     build = pack("balance_ball", tmp_path / "balance_ball")
     write(tmp_path, PPO)
-    begun: list[Learning] = []
 
     def start(*more: str, launcher: tuple[str, ...] = (), seed: int = 3) -> Learning:
         options = ["learn", "config.yaml", "--env", str(build), "--seed", str(seed), *more]
         options += [] if launcher else ["--learners", "2"]
-        begun.append(Learning(tmp_path, *launcher, "pipeline.cli", *options))
-        return begun[-1]
+        return started(*launcher, "pipeline.cli", *options)
 
-    yield start
-    for one in begun:
-        if one.process.poll() is None:
-            one.process.kill()
-            one.end()
-
-
-def write(folder: Path, settings: dict) -> None:
-    (folder / "config.yaml").write_text(yaml.safe_dump({"behaviors": {"3DBall": settings}}))
-
-
-def checkpoint(folder: Path, run: str) -> dict:
-    return load_checkpoint(folder / "results" / run / "3DBall" / "checkpoint.pt")
-
-
-def gone(processes: list[psutil.Process]) -> bool:
-    return not psutil.wait_procs(processes, timeout=30)[1]
+    return start
 
 
 @pytest.mark.slow
@@ -183,14 +106,13 @@ def test_the_failure_of_another_learners_environment_is_told(learn, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGUSR1, 138)])
-def test_a_signal_saves_once_and_ends_all_learners(learn, tmp_path, number, code):
+def test_a_signal_saves_once_and_ends_all_learners(learn, tmp_path):
     write(tmp_path, PPO | {"max_steps": 1_000_000})
     one = learn("--run-id", "a")
     one.until(r"Step: 1000\.")
     processes = one.processes()
-    one.process.send_signal(number)
-    assert one.end() == code, one.told
+    one.process.send_signal(signal.SIGUSR1)
+    assert one.end() == 138, one.told
     assert one.told.count("give the same command with --resume") == 1
     assert one.told.count("Exported") == 1
     assert gone(processes)

@@ -1,4 +1,4 @@
-"""What each stage declares in dvc.yaml covers what its script really imports."""
+"""What each stage watches covers what its script really imports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.stages.sources import closure
+from pipeline.simulators import pack
+from pipeline.stages.shared import sources
+from pipeline.stages.shared.sources import closure
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
@@ -27,24 +29,54 @@ def imported(name: str) -> set[str]:
     return {str(file.relative_to(ROOT)) for file in closure(ROOT / "src", module)}
 
 
-def covered(file: str, deps: list[str]) -> bool:
-    return any(file == dep or file.startswith(f"{dep}/") for dep in deps)
-
-
 @pytest.mark.parametrize("name", STAGES)
-def test_a_stage_declares_every_source_that_it_imports(name: str):
-    deps = declared(name)["deps"]
-    assert script(name) in deps
-    assert [file for file in sorted(imported(name)) if not covered(file, deps)] == []
+def test_a_stage_depends_on_the_sources_of_its_own_script(name: str):
+    code = [dep for dep in declared(name)["deps"] if dep.startswith("workflow/code/")]
+    if name == "check":
+        assert {"src/pipeline", "workflow/scripts"} <= set(declared(name)["deps"])
+    else:
+        assert code == [f"workflow/code/{Path(script(name)).stem}.txt"]
 
 
-@pytest.mark.parametrize("name", STAGES)
-def test_a_stage_declares_no_source_that_it_does_not_import(name: str):
-    used = imported(name)
-    sources = [dep for dep in declared(name)["deps"] if dep.startswith("src/")]
-    if script(name).endswith("/env.py"):  # not imported, but packed into the executable
-        sources.remove("src/pipeline/arrays.py")
-    assert [dep for dep in sources if not any(covered(file, [dep]) for file in used)] == []
+@pytest.mark.parametrize("stage", sources.stages(ROOT))
+def test_a_stage_watches_its_script_and_all_that_it_imports(stage: str):
+    files = sources.watched(ROOT, stage)
+    assert f"workflow/scripts/{stage}.py" in files
+    module = f"pipeline.stages.{stage}"
+    assert {str(file.relative_to(ROOT)) for file in closure(ROOT / "src", module)} <= set(files)
+
+
+def test_packages_count_whole_and_stages_one_by_one():
+    files = sources.watched(ROOT, "train")
+    for package in ("algos", "nets", "protocol", "tracking", "stages/shared"):
+        inside = (ROOT / "src/pipeline" / package).rglob("*.p[yr]*")
+        assert {str(one.relative_to(ROOT)) for one in inside if one.suffix != ".pyc"} <= set(files)
+    assert "src/pipeline/stages/report.py" not in files
+    assert not [one for one in files if one.startswith("src/pipeline/evaluation")]
+    assert "src/pipeline/stages/reporting/report.html.j2" in sources.watched(ROOT, "report")
+
+
+def test_what_goes_into_an_executable_is_watched():
+    packed = {*pack._PACKAGE, *(f"{one}/__init__.py" for one in pack._FOLDERS)}
+    files = set(sources.watched(ROOT, "env"))
+    assert {f"src/pipeline/{name}" for name in packed} <= files
+    assert "src/pipeline/envs/unity.py" not in files, "would build Unity projects again"
+
+
+def test_a_note_changes_with_the_sources_of_its_stage_alone(tmp_path: Path):
+    (tmp_path / "workflow/scripts").mkdir(parents=True)
+    src = tree(tmp_path / "src", stages__env="import pipeline.a.b\n", a__b="", a__c="", d="")
+    path = tmp_path / sources.CODE / "env.txt"
+
+    def noted() -> str:
+        sources.note(tmp_path, "env")
+        return path.read_text()
+
+    before = noted()
+    (src / "pipeline/d.py").write_text("VALUE = 1\n")
+    assert noted() == before
+    (src / "pipeline/a/c.py").write_text("VALUE = 1\n")
+    assert noted() != before
 
 
 def test_stages_that_use_torch_declare_the_runtime():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from dags import differences, dvc_nodes, snakemake_nodes
-from project import ROOT, commit, run
+from project import ROOT, commit, copy_project, run
 
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import write_plan
@@ -21,16 +21,23 @@ RATE = "behaviors.3DBall.hyperparameters.learning_rate"
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def swept(project: Path) -> Path:
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> Path:
     """A copy of the project with a sweep of two trials, nothing built."""
-    shutil.copy(HERE / "swept.yaml", project / "params.yaml")
-    write_plan(load_params(project / "params.yaml"), project / "workflow/runs.yaml")
-    run(project, "dvc", "init", "--force", "--quiet")
+    root = copy_project(tmp_path_factory.mktemp("swept") / "project")
+    shutil.copy(HERE / "swept.yaml", root / "params.yaml")
+    write_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
+    run(root, "dvc", "init", "--force", "--quiet")
     for name in (".dvc/config", ".dvcignore"):
-        shutil.copy(ROOT / name, project / name)
-    commit(project, "with a sweep")
-    return project
+        shutil.copy(ROOT / name, root / name)
+    commit(root, "with a sweep")
+    return root
+
+
+@pytest.fixture
+def swept(prepared: Path, tmp_path: Path) -> Path:
+    """The same, to change at will."""
+    return shutil.copytree(prepared, tmp_path / "project", symlinks=True)
 
 
 @pytest.fixture
@@ -65,7 +72,12 @@ def test_both_engines_expand_a_sweep_the_same_way(swept: Path):
     nodes = dvc_nodes(swept)
     names = {node.name for node in nodes}
     assert {"train@rates-002-1", "sweep@rates", "train_best@rates_best-12"} <= names
-    assert differences(nodes, snakemake_nodes(swept), swept) == []
+    theirs = snakemake_nodes(swept)
+    assert differences(nodes, theirs, swept) == []
+    asked = {node.name: node.asked for node in theirs}
+    for name in ("train@ball-1", "train@rates-002-1", "train_best@rates_best-11"):
+        assert asked[name] == {"mem_mb": 1500, "runtime": 30, "gpu": 0}, "of the experiment"
+    assert asked["sweep@rates"]["mem_mb"] != 1500
 
 
 @pytest.mark.parametrize("engine", [("dvc", "repro"), SNAKEMAKE[:-1]], ids=["dvc", "snakemake"])
@@ -116,15 +128,9 @@ def test_dvc_takes_a_stage_of_an_experiment_and_the_command_a_subset(toy: Path):
     assert ran(toy, *command) == ["evaluate ball --seed 1"]
 
 
-def test_resources_of_an_experiment_reach_its_jobs_and_those_of_its_trials(swept: Path):
-    asked = {node.name: node.asked for node in snakemake_nodes(swept)}
-    for name in ("train@ball-1", "train@rates-002-1", "train_best@rates_best-11"):
-        assert asked[name] == {"mem_mb": 1500, "runtime": 30, "gpu": 0}
-    assert asked["sweep@rates"]["mem_mb"] != 1500
-
-
 def test_the_best_of_a_real_sweep_is_trained_on_fresh_seeds_with_its_values(swept: Path):
-    run(swept, "snakemake", "--cores", "1", "--quiet", "all", "--", "results/rates")
+    policies = [f"results/train/rates_best/seed{seed}/policy.pt" for seed in (11, 12)]
+    run(swept, *SNAKEMAKE, *policies)
     best = json.loads((swept / "results/sweep/rates/best.json").read_text())
     with (swept / "results/sweep/rates/trials.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

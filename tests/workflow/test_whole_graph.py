@@ -316,7 +316,7 @@ def test_a_stopped_training_publishes_nothing_and_resumes(trainable: Path):
     before = published.read_bytes()
     with start_training(trainable) as child:
         child.send_signal(signal.SIGTERM)
-        child.communicate(timeout=60)
+        child.communicate(timeout=300)
     assert child.returncode == 143
     assert published.read_bytes() == before
     again = run(trainable, "python", "workflow/scripts/train.py", "plain", "--seed", "1")
@@ -350,7 +350,7 @@ def test_two_processes_do_not_train_the_same_run(trainable: Path):
         command = ("python", "workflow/scripts/train.py", "plain", "--seed", "1")
         second = run(trainable, *command, check=False)
         child.send_signal(signal.SIGTERM)
-        child.communicate(timeout=60)
+        child.communicate(timeout=300)
     assert second.returncode == 2
     assert f"another process (pid {child.pid})" in second.stderr
 
@@ -366,18 +366,28 @@ def test_two_processes_do_not_train_the_same_run(trainable: Path):
 def test_no_orphan_survives_a_killed_engine(trainable: Path, command: tuple[str, ...]):
     import psutil
 
-    with subprocess.Popen(  # noqa: S603  # an engine
-        command,
-        cwd=trainable,
-        env=environment(trainable),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as engine:
+    params = trainable / "params.yaml"
+    endless = params.read_text().replace("max_steps: 40000", "max_steps: 400000000")
+    params.write_text(endless)
+    printed = trainable.parent / "printed"
+    with (
+        printed.open("wb") as output,
+        subprocess.Popen(  # noqa: S603  # an engine
+            command,
+            cwd=trainable,
+            env={**environment(trainable), "PYTHONFAULTHANDLER": "1"},
+            stdout=output,
+            stderr=output,
+        ) as engine,
+    ):
         stage = wait_for_stage(psutil.Process(engine.pid))
         below = [stage, *stage.children(recursive=True)]
         engine.kill()
     gone, alive = psutil.wait_procs(below, timeout=60)
-    assert alive == []
+    if stage in alive:
+        stage.send_signal(signal.SIGABRT)  # Python prints where each thread is
+        stage.wait(timeout=30)
+    assert alive == [], printed.read_text()
     assert stage in gone
 
 

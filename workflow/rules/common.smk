@@ -1,21 +1,53 @@
-# What the rules share: the plan, the watched parameters, and the watched sources.
+# What the rules share: the project, the plan, the watched parameters, and the watched sources.
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
-sys.path.insert(0, str(Path(workflow.basedir) / "src"))
+# Not `workflow.basedir`, which is the folder of the Snakefile that uses this one as a module.
+CHECKOUT = Path(str(workflow.current_basedir)).resolve().parents[1]
+sys.path.insert(0, str(CHECKOUT / "src"))
 
-from pipeline.commands.subset import targets
+from pipeline.commands.run import targets
 from pipeline.errors import PipelineError
 from pipeline.settings import read_yaml
 from pipeline.settings.nodes import to_plain
 from pipeline.settings.params import load_params
-from pipeline.settings.plan import key_of, plan
-from pipeline.settings.subsets import runs_of
+from pipeline.settings.plan import check_plan, key_of, plan
 from pipeline.stages.check import check_params
+from pipeline.stages.shared.project import PROJECT
+from pipeline.stages.shared.sources import stages, watched as watched_sources
+
+# `--config params=FILE` says where params.yaml lies; its folder is the project, in which all paths
+# of rules are. A job of a scheduler starts where Snakemake did and comes here again.
+UNKNOWN = sorted(set(config) - {"params"})
+if UNKNOWN:  # they would change the plan, but not what the stages read
+    raise WorkflowError(
+        f"--config and --configfile take only `params`, which says where params.yaml lies, and not "
+        f"{', '.join(UNKNOWN)}: set values in params.yaml (or with `dvc exp run -S`), which the "
+        "stages read too"
+    )
+if "params" in config:
+    WANTED = Path(str(config["params"])).expanduser().resolve()
+    if WANTED.name != "params.yaml":
+        raise WorkflowError(
+            f"--config params={config['params']}: the file must be called params.yaml"
+        )
+
+    workdir: WANTED.parent
+
+    if Path.cwd() != WANTED.parent:
+        raise WorkflowError(
+            f"--config params={config['params']} and --directory name different folders; leave "
+            "one of them out"
+        )
+
+
+# Where the code lies: empty in the checkout itself, so that paths and commands are those of dvc.yaml.
+CODE = Path() if Path.cwd().resolve() == CHECKOUT else CHECKOUT
 
 if workflow.remote_exec and hasattr(signal, "SIGUSR1"):
     # A scheduler sends its warning to all processes of a job. It is meant for the stage, which
@@ -24,26 +56,29 @@ if workflow.remote_exec and hasattr(signal, "SIGUSR1"):
 
 if "--attempt" in sys.argv and sys.argv[sys.argv.index("--attempt") + 1] != "1":
     # A scheduler's job is tried again; `workflow.attempt` says so only when the rules are read.
-    os.environ.update(PIPELINE_RETRY="yes")  # stages/common.py says what for
+    os.environ.update(PIPELINE_RETRY="yes")  # stages/shared/attempt.py says what for
 
-if config:  # it would change the plan, but not what the stages read
-    raise WorkflowError(
-        "set values in params.yaml (or with `dvc exp run -S`), not with --config or --configfile"
+# The stage takes the place of the shell, which would outlive a Snakemake that was killed.
+if CODE == Path():
+    shell.prefix("exec ")
+else:  # `python workflow/scripts/...` of a rule becomes that of the checkout
+    ELSEWHERE = 'program=$1 script=$2; shift 2; exec "$program" "$0/$script" "$@"'
+    shell.prefix(
+        f"{PROJECT}=. exec sh -c {shlex.quote(ELSEWHERE)} {shlex.quote(str(CODE))} "
     )
 
 try:
     PARAMS = load_params("params.yaml")
-    check_params(PARAMS)  # a stage refuses too, but then what it made before is deleted
+    if not workflow.remote_exec:  # for a job of a scheduler all has been checked
+        # a stage refuses too, but then what it made before is deleted
+        check_params(PARAMS)
+    if CODE == Path():  # elsewhere there is no dvc.yaml, which needs workflow/runs.yaml
+        check_plan(PARAMS)
 except PipelineError as error:
     raise WorkflowError(str(error)) from None
 
 RUNS = plan(PARAMS)["runs"]
 VALUES = {**to_plain(read_yaml("params.yaml")), "runs": RUNS}
-
-PLAIN = """__init__.py errors.py files.py stages/__init__.py stages/common.py stages/process.py
-    stages/sources.py""".split()
-BASE = [*PLAIN, "seeding.py"]
-
 
 TRAINING = ("train_from_scratch", "train_pretrained", "train_best")
 
@@ -70,15 +105,11 @@ def watched(*names, of=None):
     return of_job
 
 
-def sources(stage, *packages, base=BASE):
-    """Files of the stage's own module and script, and of everything it imports.
-
-    Snakemake does not see an edit inside a folder, so folders are spelled out.
-    """
-    paths = [
-        Path("src/pipeline", name) for name in (*base, *packages, f"stages/{stage}.py")
-    ]
-    return sorted([f"workflow/scripts/{stage}.py", *spelled_out(*paths)])
+# What each stage imports, as files: Snakemake does not see an edit inside a folder.
+SOURCES = {
+    stage: [str(CODE / file) for file in watched_sources(CODE, stage)]
+    for stage in stages(CODE)
+}
 
 
 def spelled_out(*paths):
@@ -176,5 +207,5 @@ def deliverables():
 
 def stages_of_all(name):
     """Stages that every run of a subset, experiment or sweep has."""
-    each_has = [set(PARAMS.experiment(one).stages) for one, _ in runs_of(PARAMS, name)]
+    each_has = [set(PARAMS.experiment(one).stages) for one, _ in PARAMS.runs_of(name)]
     return sorted(set.intersection(*each_has))

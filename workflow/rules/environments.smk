@@ -1,27 +1,8 @@
 # Environments, and demonstrations recorded in them.
-MAKING = (
-    "arrays.py",
-    "envs/__init__.py",
-    "envs/archive_entries.py",
-    "envs/archives.py",
-    "envs/download.py",
-    "envs/fetch.py",
-    "envs/launch.py",
-    "envs/programs.py",
-    "envs/progress.py",
-    "envs/unity_build.py",
-    "protocol",
-    "settings",
-    "simulators",
-    "stages/bridged.py",
-    "stages/external.py",
-)
-
-
 rule env:
     input:
-        "constraints.txt",
-        sources("env", *MAKING),
+        str(CODE / "constraints.txt"),
+        SOURCES["env"],
     output:
         directory("build/env/{name}"),
     log:
@@ -43,9 +24,9 @@ rule env:
 
 rule env_path:
     input:
-        "constraints.txt",
+        str(CODE / "constraints.txt"),
         lambda wildcards: spelled_out(RUNS["path_environments"][wildcards.name]["path"]),
-        sources("env", *MAKING),
+        SOURCES["env"],
     output:
         directory("build/env/{name}"),
     log:
@@ -67,14 +48,14 @@ rule env_path:
 
 rule env_unity:
     input:
-        "constraints.txt",
+        str(CODE / "constraints.txt"),
         lambda wildcards: spelled_out(
             *(
                 RUNS["unity_environments"][wildcards.name][part]
                 for part in ("assets", "packages", "settings")
             )
         ),
-        sources("env", *MAKING),
+        SOURCES["env"],
     output:
         directory("build/env/{name}"),
     log:
@@ -99,14 +80,7 @@ rule demos:
         lambda wildcards: (
             f"build/env/{RUNS['demonstrations'][wildcards.name]['environment']}"
         ),
-        sources(
-            "demos",
-            "envs",
-            "protocol",
-            "settings",
-            "simulators",
-            "stages/executable.py",
-        ),
+        SOURCES["demos"],
     output:
         "data/demos/{name}.demo",
         report("results/demos/{name}.json", category="Demonstrations"),
@@ -130,14 +104,7 @@ rule demos:
 rule demos_file:
     input:
         lambda wildcards: RUNS["file_demonstrations"][wildcards.name]["file"],
-        sources(
-            "demos",
-            "envs",
-            "protocol",
-            "settings",
-            "simulators",
-            "stages/executable.py",
-        ),
+        SOURCES["demos"],
     output:
         "data/demos/{name}.demo",
         report("results/demos/{name}.json", category="Demonstrations"),

@@ -2,21 +2,7 @@
 rule export:
     input:
         "results/train/{experiment}/seed{seed}/policy.pt",
-        sources(
-            "export",
-            "algos",
-            "data",
-            "envs",
-            "export",
-            "nets",
-            "protocol",
-            "settings",
-            "stages/policies.py",
-            "stages/provenance.py",
-            "stages/tracked.py",
-            "tracking",
-            "trainer",
-        ),
+        SOURCES["export"],
     output:
         directory("results/export/{experiment}/seed{seed}"),
     log:
@@ -42,17 +28,7 @@ rule evaluate:
     input:
         lambda wildcards: f"build/env/{run_of('evaluate', 'environment')(wildcards)}",
         "results/export/{experiment}/seed{seed}",
-        sources(
-            "evaluate",
-            "envs",
-            "evaluation",
-            "export",
-            "protocol",
-            "settings",
-            "stages/executable.py",
-            "stages/tracked.py",
-            "tracking",
-        ),
+        SOURCES["evaluate"],
     output:
         report(
             "results/evaluate/{experiment}/seed{seed}/returns.png",
@@ -95,15 +71,7 @@ rule report:
             for table in TRAINING
             for name in ("policy.pt", "metrics.json", "progress.csv")
         ],
-        sources(
-            "report",
-            "evaluation",
-            "settings",
-            "stages/outcomes.py",
-            "stages/pages.py",
-            "stages/searches.py",
-            "stages/sweep.py",
-        ),
+        SOURCES["report"],
     output:
         report(
             "results/report/report.html",

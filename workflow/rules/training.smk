@@ -1,19 +1,6 @@
 # Imitation, then reinforcement, which resumes after a kill, hence the retries. A scheduler's job
 # leaves them to the engine that has submitted it: its own time may be over.
 RETRIES = 0 if workflow.remote_exec else 3
-LEARNING = (
-    "algos",
-    "data",
-    "envs",
-    "nets",
-    "protocol",
-    "settings",
-    "stages/policies.py",
-    "stages/provenance.py",
-    "stages/tracked.py",
-    "tracking",
-    "trainer",
-)
 
 
 rule pretrain:
@@ -21,7 +8,7 @@ rule pretrain:
         lambda wildcards: (
             f"data/demos/{run_of('pretrain', 'demonstrations')(wildcards)}.demo"
         ),
-        sources("pretrain", *LEARNING),
+        SOURCES["pretrain"],
     output:
         "results/pretrain/{experiment}/seed{seed}/policy.pt",
         "results/pretrain/{experiment}/seed{seed}/metrics.json",
@@ -61,7 +48,7 @@ rule train:
         lambda wildcards: (
             f"build/env/{run_of('train_from_scratch', 'environment')(wildcards)}"
         ),
-        sources("train", *LEARNING, "stages/executable.py"),
+        SOURCES["train"],
     output:
         "results/train/{experiment}/seed{seed}/policy.pt",
         "results/train/{experiment}/seed{seed}/metrics.json",
@@ -111,7 +98,7 @@ rule train_pretrained:
             f"data/demos/{run_of('train_pretrained', 'demonstrations')(wildcards)}.demo"
         ),
         "results/pretrain/{experiment}/seed{seed}/policy.pt",
-        sources("train", *LEARNING, "stages/executable.py"),
+        SOURCES["train"],
     output:
         "results/train/{experiment}/seed{seed}/policy.pt",
         "results/train/{experiment}/seed{seed}/metrics.json",
@@ -158,7 +145,7 @@ rule sweep:
             "results/evaluate/{experiment}/seed{seed}/episodes.csv",
             "results/evaluate/{experiment}/seed{seed}/metrics.json",
         ),
-        sources("sweep", "settings", base=PLAIN),
+        SOURCES["sweep"],
     output:
         "results/sweep/{name}/best.json",
         "results/sweep/{name}/metrics.json",
@@ -194,7 +181,7 @@ rule train_best:
         lambda wildcards: (
             f"results/sweep/{run_of('train_best', 'sweep')(wildcards)}/best.json"
         ),
-        sources("train", *LEARNING, "stages/executable.py"),
+        SOURCES["train"],
     output:
         "results/train/{experiment}/seed{seed}/policy.pt",
         "results/train/{experiment}/seed{seed}/metrics.json",

@@ -11,7 +11,7 @@ from pathlib import Path
 # A stage runs the code of the checkout it lies in, also in the copies that `dvc exp run` makes.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from pipeline.stages.process import leave
+from pipeline.stages.shared.process import leave
 
 if __name__ == "__main__":
     from pipeline.stages.export import main

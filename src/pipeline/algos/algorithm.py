@@ -1,29 +1,117 @@
-"""What the trainer asks of an algorithm, whichever it is."""
+"""What the trainer asks of an algorithm, and what all algorithms do alike."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+import copy
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from pipeline import seeding
+from pipeline.algos.policy import generator_for, rollout_fields
+from pipeline.algos.process_group import SINGLE_PROCESS
+from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
+from pipeline.algos.rows import tensors
+from pipeline.data.columns import Field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from torch import Tensor, nn
+
+    from pipeline.algos.bc import BehavioralCloning
     from pipeline.algos.policy import Decision, Policy
+    from pipeline.algos.process_group import ProcessGroup
     from pipeline.arrays import BoolArray, FloatArray
-    from pipeline.data.rollout import Field, Rollout
+    from pipeline.data.replay import Replay
+    from pipeline.data.rollout import Rollout
+    from pipeline.nets.actor_critic import Critic
+    from pipeline.nets.optimizer import FlatAdam
+    from pipeline.protocol.specs import BehaviorSpec
+    from pipeline.settings.schema import TrainerSettings
 
 
-class Algorithm(Protocol):
-    """Acts, says when there is something to do with what happened, and learns from it."""
+class Algorithm(ABC):
+    """Acts, says when there is something to do with what happened, and learns from it.
 
+    The mathematics stands in each algorithm's own file, which makes the networks and the optimizer.
+
+    Args:
+        spec: what the behavior observes and does.
+        settings: the behavior's trainer settings.
+        seed: of the run; weights, actions, noise and minibatches have a stream each.
+        device: where the networks live.
+    """
+
+    squashed: ClassVar[bool] = False
+    """Whether the policy's continuous actions pass a tanh."""
     policy: Policy
+    own_networks: Mapping[str, nn.Module]
+    """All networks but those of reward signals, by the names that checkpoints use."""
+    optimizer: FlatAdam
+    bc: BehavioralCloning | None
+    """The auxiliary loss that `behavioral_cloning` asks for."""
+    recurrent_critic: Critic | None = None
+    """A critic that has a memory of its own, and so sees whatever the policy decides on."""
+    intrinsic: IntrinsicRewards | None = None
+    """Rewards that are learned from rollouts; None without, or where rows come from a replay."""
+    replay: Replay | None = None
+    """What is kept to be learned from again."""
 
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        """What each row of experience holds."""
+    def __init__(
+        self, spec: BehaviorSpec, settings: TrainerSettings, *, seed: int, device: torch.device
+    ) -> None:
+        self.spec = spec
+        self.settings = settings
+        self.device = device
+        self.processes: ProcessGroup = SINGLE_PROCESS
+        """The processes that learn together; the trainer sets it."""
+        self.signals = RewardSignals(spec, settings, seed=seed, device=device)
+        self.action_stream = generator_for(seed, device, "actions")
+        self.minibatch_stream = seeding.stream(seed, "minibatches")
+        memory = settings.network_settings.memory
+        self.sequence_length = 1 if memory is None else memory.sequence_length
+
+    @abstractmethod
+    def ready(self, n_rows: int) -> bool:
+        """Whether `update` has a use for `n_rows` of closed trajectories."""
+
+    @abstractmethod
+    def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
+        """Learn from a rollout.
+
+        Args:
+            rollout: closed trajectories.
+            step: agent steps done, for the schedules.
+
+        Returns:
+            Statistics by their TensorBoard tag; empty when nothing was learned yet.
+
+        Raises:
+            TrainingError: A loss, a gradient or a weight is not finite.
+        """
 
     @property
     def memory_size(self) -> int:
-        """Numbers that an agent remembers; 0 without memory."""
+        """Numbers that an agent remembers: the policy's, then those of a critic with its own."""
+        own = None if self.recurrent_critic is None else self.recurrent_critic.memory
+        return self.policy.memory_size + (0 if own is None else own.memory_size)
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """What each row of experience holds."""
+        fields = rollout_fields(self.spec)
+        if self.memory_size:
+            fields["memory"] = Field(shape=(self.memory_size,), every=self.sequence_length)
+        return fields
+
+    @property
+    def member_fields(self) -> dict[str, Field]:
+        """What is kept of each member of a group; empty where groups do not matter."""
+        return {}
 
     def act(
         self,
@@ -31,25 +119,140 @@ class Algorithm(Protocol):
         mask: Sequence[BoolArray] | None,
         memory: FloatArray | None = None,
     ) -> Decision:
-        """Decide for N agents."""
+        """Decide for N agents, see `Policy.act`; a critic with memory of its own reads on."""
+        if memory is None:
+            return self.policy.act(obs, mask, self.action_stream)
+        n = self.policy.memory_size
+        decision = self.policy.act(obs, mask, self.action_stream, memory[:, :n])
+        later = decision.memory
+        critic = self.recurrent_critic
+        if critic is not None and critic.memory is not None and later is not None:
+            with torch.inference_mode():
+                inputs = self.policy.normalizers(tensors(obs, self.device))
+                own = critic.step(inputs, tensors([memory[:, n:]], self.device)[0])
+            later = np.concatenate((later, own.cpu().numpy()), axis=1)
+        return replace(decision, rows={**decision.rows, "memory": memory}, memory=later)
 
     def observe(self, obs: Sequence[FloatArray]) -> None:
         """Take the observations [B, *shape] of closed trajectories into the normalisers."""
+        if self.policy.normalizers or self.signals.learning:
+            rows = tensors(obs, self.device)
+            self.policy.normalizers.update(rows)
+            self.signals.observe(rows)
 
-    def ready(self, n_rows: int) -> bool:
-        """Whether `update` has a use for `n_rows` of closed trajectories."""
+    @property
+    def optimizers(self) -> list[FlatAdam]:
+        """All that learn from what the agents do: cloning has one of its own."""
+        others = [signal.optimizer for signal in self.signals.by_name.values()]
+        return [self.optimizer, *(one for one in others if one is not None)]
 
-    def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
-        """Take a rollout; statistics by tag, empty when nothing was learned yet."""
+    @property
+    def generators(self) -> dict[str, torch.Generator]:
+        """Random streams of actions and of noise, by name."""
+        return {"action_stream": self.action_stream}
+
+    def copy_for_acting(self) -> Algorithm:
+        """Copy what `act` needs, to act with while this algorithm learns; see `refresh`."""
+        acting = copy.copy(self)
+        copies: dict[int, Any] = {}
+        # together, because a critic may share the policy's encoder
+        networks = copy.deepcopy((self.policy, self.recurrent_critic), copies)
+        acting.policy, acting.recurrent_critic = networks
+        acting.own_networks = {
+            name: copies.get(id(network), network) for name, network in self.own_networks.items()
+        }
+        return acting
+
+    def refresh(self, acting: Algorithm) -> None:
+        """Give a copy for acting the present weights."""
+        acting.policy.load_state_dict(self.policy.state_dict())
+        if self.recurrent_critic is not None and acting.recurrent_critic is not None:
+            acting.recurrent_critic.load_state_dict(self.recurrent_critic.state_dict())
+
+    def close(self) -> None:  # noqa: B027  # most have nothing to close
+        """Leave nothing behind that runs."""
+
+    @property
+    def networks(self) -> dict[str, nn.Module]:
+        """All networks, by the names that checkpoints use."""
+        return {**self.own_networks, **self.signals.modules}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that continues training but for experience."""
+        """Everything that continues training but for experience, as tensors and plain values."""
+        return {
+            **{name: network.state_dict() for name, network in self.own_networks.items()},
+            "optimizer": self.optimizer.state_dict(),
+            "action_stream": self.action_stream.get_state(),
+            "minibatch_stream": self.minibatch_stream.bit_generator.state,
+            "cloning": None if self.bc is None else self.bc.state_dict(),
+            "signals": self.signals.state_dict(),
+            "learned": None if self.intrinsic is None else self.intrinsic.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what `state_dict` gave."""
+        for name, network in self.own_networks.items():
+            network.load_state_dict(state[name])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.action_stream.set_state(state["action_stream"])
+        self.minibatch_stream.bit_generator.state = state["minibatch_stream"]
+        if self.bc is not None and state["cloning"] is not None:
+            self.bc.load_state_dict(state["cloning"])
+        if self.signals.learning:  # files of before there were such signals have none
+            self.signals.load_state_dict(state["signals"])
+        if self.intrinsic is not None:
+            self.intrinsic.load_state_dict(state["learned"])
 
     def weights(self) -> dict[str, Any]:
-        """Copies of the networks, for `load_weights`."""
+        """Copies of the networks' weights, for `load_weights`."""
+        return {
+            name: {key: value.clone() for key, value in network.state_dict().items()}
+            for name, network in self.networks.items()
+        }
 
     def load_weights(self, state: dict[str, Any]) -> tuple[list[str], int]:
-        """Take over what fits of another run's networks."""
+        """Take over what fits of another run's policy and, where it has them, other networks.
+
+        Returns:
+            What was not loaded, with reasons, and how many tensors were.
+        """
+        return load_matching(self.networks, state)
+
+
+def load_matching(
+    networks: Mapping[str, nn.Module], saved: Mapping[str, Mapping[str, Tensor] | None]
+) -> tuple[list[str], int]:
+    """Copy every saved tensor that a network has under the same name and with the same shape.
+
+    Args:
+        networks: by name; they keep their own values where nothing fits.
+        saved: what `state_dict` of the networks of another run gave, by the same names; a network
+            that is missing there, or None, is left as it is.
+
+    Returns:
+        What was not loaded, each with the reason, and how many tensors were.
+    """
+    left: list[str] = []
+    n_loaded = 0
+    for network_name, network in networks.items():
+        theirs = saved.get(network_name)
+        if theirs is None:
+            continue
+        own = network.state_dict()
+        fitting = {}
+        for name, tensor in own.items():
+            if name not in theirs:
+                left.append(f"{network_name}.{name} (not in the checkpoint)")
+            elif theirs[name].shape != tensor.shape:
+                shapes = f"{_shape(theirs[name])} there, {_shape(tensor)} here"
+                left.append(f"{network_name}.{name} ({shapes})")
+            else:
+                fitting[name] = theirs[name]
+        left += [f"{network_name}.{name} (unknown here)" for name in theirs if name not in own]
+        network.load_state_dict(fitting, strict=False)
+        n_loaded += len(fitting)
+    return left, n_loaded
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(str(size) for size in tensor.shape) or "a number"

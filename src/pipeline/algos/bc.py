@@ -11,6 +11,7 @@ navigation", Neural Computation 3 (1).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,11 +19,10 @@ import torch
 from torch import Tensor
 
 from pipeline import seeding
-from pipeline.algos.policy import tensors
-from pipeline.algos.recurrence import forgetful_recall, minibatches
+from pipeline.algos.rows import Rows, forgetful_sequences, observations, tensors
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
+from pipeline.data.columns import cut, rows_of
 from pipeline.data.demonstrations import ExpertRows, load_expert_rows
-from pipeline.data.sequences import cut, rows_of
 from pipeline.nets.optimizer import FusedAdam
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from pipeline.algos.policy import Policy
     from pipeline.arrays import AnyArray
-    from pipeline.nets.memory import Recall
     from pipeline.settings.schema import TrainerSettings
 
 DEFAULT_EPOCHS = 3
@@ -93,17 +92,19 @@ class BehavioralCloning:
     ) -> None:
         self.policy = policy
         device = next(policy.parameters()).device
-        self.obs = tensors(rows.obs, device)
-        self.continuous, discrete = tensors([rows.continuous, rows.discrete], device)
-        self.discrete = discrete.long()
-        self.recall, sequence_length = None, 1
+        continuous, discrete = tensors([rows.continuous, rows.discrete], device)
+        columns = {"continuous": continuous, "discrete": discrete.long()}
+        sequences, sequence_length = None, 1
         if policy.settings.memory is not None:
             sequence_length = policy.settings.memory.sequence_length
-            self.recall = forgetful_recall(
-                _lengths(rows), sequence_length, policy.memory_size, device
-            )
+            lengths = _lengths(rows)
+            sequences = forgetful_sequences(lengths, sequence_length, policy.memory_size, device)
+        self.rows = Rows(
+            columns={**observations(tensors(rows.obs, device)), **columns}, sequences=sequences
+        )
+        """What to imitate; observations are not normalised."""
         # from here on a unit is a row, or with memory a sequence
-        self.n_units = len(rows) if self.recall is None else len(self.recall.lengths)
+        self.n_units = len(rows) if sequences is None else len(sequences.lengths)
         self.batch_size = max(min(batch_size, len(rows)) // sequence_length, 1)
         self.num_epoch = num_epoch
         self.probabilities: AnyArray | None = None
@@ -149,69 +150,63 @@ class BehavioralCloning:
         if rate <= LEARNING_RATE_FLOOR:
             return 0.0
         self.optimizer.learning_rate = rate
-        with torch.no_grad():
-            obs = self.policy.normalizers(self.obs)
-        losses = [
-            self._learn(obs, rows, recall)
-            for _ in range(self.num_epoch)
-            for rows, recall in self._batches()
-        ]
+        losses = [self._learn(batch) for _ in range(self.num_epoch) for batch in self.minibatches()]
         return float(torch.stack(losses).mean())
 
-    def _batches(self) -> Iterator[tuple[Tensor, Recall | None]]:
+    @torch.no_grad()
+    def _normalized(self, rows: Rows) -> Rows:
+        obs = observations(self.policy.normalizers(rows.obs))
+        return replace(rows, columns={**rows.columns, **obs})
+
+    def minibatches(self) -> Iterator[Rows]:
+        """Rows of one epoch in a new order, with normalised observations."""
         n_batches = max(min(self.n_units, self.units_per_update) // self.batch_size, 1)
         n = n_batches * self.batch_size
         if self.probabilities is None:
             order = self.stream.permutation(self.n_units)[:n]
         else:
             order = self.stream.choice(self.n_units, n, p=self.probabilities)
-        sizes = [self.batch_size] * n_batches
-        rows, sizes, recalls = minibatches(self.recall, order, sizes)
-        index = torch.from_numpy(rows).to(self.continuous.device)
-        yield from zip(torch.split(index, sizes), recalls, strict=True)
+        yield from map(self._normalized, self.rows.in_order(order, [self.batch_size] * n_batches))
 
     def _by_unit(self, weights: AnyArray) -> AnyArray:
         """Probability of each row, or of each sequence by the weight that its first row has."""
-        if self.recall is not None:
-            lengths = self.recall.lengths.cpu().numpy()
+        if self.rows.sequences is not None:
+            lengths = self.rows.sequences.lengths.cpu().numpy()
             weights = weights[np.cumsum(lengths) - lengths]
         shares: AnyArray = weights / weights.sum()
         return shares
 
-    def _learn(self, obs: Sequence[Tensor], rows: Tensor, recall: Recall | None) -> Tensor:
-        loss = self.loss(obs, rows, recall)
+    def _learn(self, batch: Rows) -> Tensor:
+        loss = self.loss(batch)
         for parameter in self.optimizer.parameters:
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.optimizer.step()
         return loss.detach()
 
-    def loss(
-        self, obs: Sequence[Tensor], rows: Tensor | slice, recall: Recall | None = None
-    ) -> Tensor:
-        """Imitation loss on the given rows of normalised observations, which form `recall`."""
+    def loss(self, batch: Rows) -> Tensor:
+        """Imitation loss on rows whose observations are normalised."""
         heads = self.policy.actor.heads
-        hidden = self.policy.actor([values[rows] for values in obs], recall)
+        hidden = self.policy.actor(batch.obs, batch.sequences)
         return imitation_loss(
             mean=heads.mean_action(hidden),
-            continuous=self.continuous[rows],
+            continuous=batch.continuous,
             branch_log_probs=heads.branch_log_probs(hidden, None),
-            discrete=self.discrete[rows],
+            discrete=batch.discrete,
         )
 
     @torch.no_grad()
     def measure(self) -> float:
         """Imitation loss on all rows, without learning; in chunks that keep features small."""
-        obs, n = self.policy.normalizers(self.obs), len(self.continuous)
-        if self.recall is not None or n <= CHUNK:
-            return float(self.loss(obs, slice(None), self.recall))
-        chunks = [slice(start, min(start + CHUNK, n)) for start in range(0, n, CHUNK)]
-        return sum(float(self.loss(obs, rows)) * (rows.stop - rows.start) / n for rows in chunks)
+        rows, n = self._normalized(self.rows), len(self.rows)
+        if rows.sequences is not None or n <= CHUNK:
+            return float(self.loss(rows))
+        return sum(float(self.loss(chunk)) * len(chunk) / n for chunk in rows.split(CHUNK))
 
     def observe(self) -> None:
         """Take the demonstrations' observations into the policy's normalisers."""
         if self.policy.normalizers:
-            self.policy.normalizers.update(self.obs)
+            self.policy.normalizers.update(self.rows.obs)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that continues this loss."""

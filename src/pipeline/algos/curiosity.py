@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.algos.policy import seeded_weights
-from pipeline.algos.signal_inputs import actions_as_numbers, n_action_numbers, without_memory
-from pipeline.nets.body import Body, Normalizers
+from pipeline.nets.distributions import flat_actions
+from pipeline.nets.encoder import Normalizers, ObservationEncoder
 from pipeline.nets.layers import DenseSwish, linear
 from pipeline.nets.optimizer import FlatAdam
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pipeline.algos.signals import Transitions
+    from pipeline.algos.rows import Rows
     from pipeline.protocol.specs import BehaviorSpec
     from pipeline.settings.schema import CuriositySettings, NetworkSettings
 
@@ -39,44 +39,45 @@ class CuriosityNetwork(nn.Module):
         super().__init__()
         self.actions = spec.action_spec
         self.normalizers = Normalizers(spec.observation_specs, enabled=settings.normalize)
-        self.body = Body(spec.observation_specs, settings)
-        H, n_actions = self.body.output_size, n_action_numbers(self.actions)
+        self.body = ObservationEncoder(spec.observation_specs, settings)
+        H = self.body.output_size
+        n_actions = self.actions.continuous_size + sum(self.actions.discrete_branches)
         self.inverse = DenseSwish(2 * H, MODEL_UNITS, 1)
         self.action = linear(MODEL_UNITS, n_actions)
         self.forward_model = DenseSwish(H + n_actions, MODEL_UNITS, 1)
         self.next_features = linear(MODEL_UNITS, H)
 
-    def errors(self, transitions: Transitions) -> tuple[Tensor, Tensor]:
+    def errors(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """[B] error of the forward model, and [B] of the inverse one."""
-        now, later = self._features(transitions)
-        return self._surprise(transitions, now, later), self._confusion(transitions, now, later)
+        now, later = self._features(rows)
+        return self._forward_error(rows, now, later), self._inverse_error(rows, now, later)
 
-    def surprise(self, transitions: Transitions) -> Tensor:
+    def forward_error(self, rows: Rows) -> Tensor:
         """[B] half the squared error of the predicted next features (equation 6)."""
-        now, later = self._features(transitions)
-        return self._surprise(transitions, now, later)
+        now, later = self._features(rows)
+        return self._forward_error(rows, now, later)
 
-    def _features(self, transitions: Transitions) -> tuple[Tensor, Tensor]:
+    def _features(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """[B, H] of what was seen, and of what the step led to."""
-        now: Tensor = self.body(self.normalizers(transitions.obs))
-        later: Tensor = self.body(self.normalizers(transitions.next_obs))
+        now: Tensor = self.body(self.normalizers(rows.obs))
+        later: Tensor = self.body(self.normalizers(rows.next_obs))
         return now, later
 
-    def _surprise(self, transitions: Transitions, now: Tensor, later: Tensor) -> Tensor:
-        action = actions_as_numbers(self.actions, transitions.continuous, transitions.discrete)
+    def _forward_error(self, rows: Rows, now: Tensor, later: Tensor) -> Tensor:
+        action = flat_actions(rows.continuous, rows.discrete, self.actions.discrete_branches)
         hidden = self.forward_model(torch.cat((now, action), dim=1))
         error: Tensor = 0.5 * (later - self.next_features(hidden)).square().sum(1)
         return error
 
-    def _confusion(self, transitions: Transitions, now: Tensor, later: Tensor) -> Tensor:
+    def _inverse_error(self, rows: Rows, now: Tensor, later: Tensor) -> Tensor:
         """Squared error of continuous actions plus cross-entropy of each branch."""
         guess = self.action(self.inverse(torch.cat((now, later), dim=1)))
         sizes = [self.actions.continuous_size, *self.actions.discrete_branches]
         continuous, *branches = torch.split(guess, sizes, dim=1)
-        error = (continuous - transitions.continuous).square().sum(1)
+        error = (continuous - rows.continuous).square().sum(1)
         for i, logits in enumerate(branches):
             error = error + nn.functional.cross_entropy(
-                logits, transitions.discrete[:, i], reduction="none"
+                logits, rows.discrete[:, i], reduction="none"
             )
         return error
 
@@ -98,8 +99,7 @@ class Curiosity:
         self, spec: BehaviorSpec, settings: CuriositySettings, *, seed: int, device: torch.device
     ) -> None:
         with seeded_weights(seed, "curiosity"):
-            network = without_memory("curiosity", settings.network_settings)
-            self.network = CuriosityNetwork(spec, network).to(device)
+            self.network = CuriosityNetwork(spec, settings.network_settings).to(device)
         self.optimizer = FlatAdam(self.network.parameters(), learning_rate=settings.learning_rate)
         # so that a step's reward times its strength is never more than 1
         self.most = 1.0 / settings.strength if settings.strength > 0 else float("inf")
@@ -115,16 +115,16 @@ class Curiosity:
         self.network.normalizers.update(obs)
 
     @torch.no_grad()
-    def rewards(self, transitions: Transitions) -> Tensor:
+    def rewards(self, rows: Rows) -> Tensor:
         """[B] the forward model's error; 0 until it has learned anything."""
         if not self.has_learned:
-            return torch.zeros_like(transitions.reward)
-        return self.network.surprise(transitions).clamp_max(self.most)
+            return torch.zeros_like(rows.reward)
+        return self.network.forward_error(rows).clamp_max(self.most)
 
-    def update(self, transitions: Transitions) -> dict[str, Tensor]:
+    def update(self, rows: Rows) -> dict[str, Tensor]:
         """One step of features and both models."""
         self.optimizer.zero_gradients()
-        forward, inverse = (error.mean() for error in self.network.errors(transitions))
+        forward, inverse = (error.mean() for error in self.network.errors(rows))
         loss = LOSS_WEIGHT * (FORWARD_WEIGHT * forward + INVERSE_WEIGHT * inverse)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.optimizer.step()

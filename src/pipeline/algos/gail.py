@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.algos.policy import generator_for, seeded_weights, tensors
-from pipeline.algos.signal_inputs import actions_as_numbers, n_action_numbers, without_memory
+from pipeline.algos.policy import generator_for, seeded_weights
+from pipeline.algos.rows import Rows, observations, tensors
 from pipeline.data.demonstrations import load_expert_rows
-from pipeline.nets.body import Body, Normalizers
+from pipeline.nets.distributions import flat_actions
+from pipeline.nets.encoder import Normalizers, ObservationEncoder
 from pipeline.nets.layers import linear, xavier
 from pipeline.nets.optimizer import FlatAdam
 from pipeline.protocol.specs import ObservationSpec
@@ -26,7 +27,6 @@ from pipeline.protocol.specs import ObservationSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pipeline.algos.signals import Transitions
     from pipeline.protocol.specs import BehaviorSpec
     from pipeline.settings.schema import GAILSettings, NetworkSettings
 
@@ -61,9 +61,10 @@ class Discriminator(nn.Module):
         specs = list(spec.observation_specs)
         self.normalizers = Normalizers(specs, enabled=settings.normalize)
         if use_actions:
-            specs.append(ObservationSpec.vector(n_action_numbers(self.actions) + 1))
+            n_actions = self.actions.continuous_size + sum(self.actions.discrete_branches)
+            specs.append(ObservationSpec.vector(n_actions + 1))
         # goals are inputs like others: generated weights have no gradient by the goal
-        self.body = Body(specs, replace(settings, goal_conditioning_type="none"))
+        self.body = ObservationEncoder(specs, replace(settings, goal_conditioning_type="none"))
         width = self.body.output_size
         self.code = self.log_deviation = None
         if use_vail:
@@ -74,14 +75,12 @@ class Discriminator(nn.Module):
         with torch.no_grad():
             self.estimate.weight *= ESTIMATE_GAIN
 
-    def inputs(
-        self, obs: Sequence[Tensor], continuous: Tensor, discrete: Tensor, done: Tensor
-    ) -> list[Tensor]:
-        """Inputs of B steps with observations as they come, actions in the environment's range."""
-        seen: list[Tensor] = self.normalizers(obs)
+    def inputs(self, rows: Rows) -> list[Tensor]:
+        """Inputs of steps with observations as they come, actions in the environment's range."""
+        seen: list[Tensor] = self.normalizers(rows.obs)
         if self.use_actions:
-            action = actions_as_numbers(self.actions, continuous, discrete)
-            seen.append(torch.cat((action, done.to(torch.float32).unsqueeze(1)), dim=1))
+            action = flat_actions(rows.continuous, rows.discrete, self.actions.discrete_branches)
+            seen.append(torch.cat((action, rows.done.to(torch.float32).unsqueeze(1)), dim=1))
         return seen
 
     def features(self, inputs: Sequence[Tensor]) -> Tensor:
@@ -127,7 +126,7 @@ class GAIL:
         with seeded_weights(seed, "gail"):
             self.network = Discriminator(
                 spec,
-                without_memory("gail", settings.network_settings),
+                settings.network_settings,
                 use_actions=settings.use_actions,
                 use_vail=settings.use_vail,
             ).to(device)
@@ -136,13 +135,17 @@ class GAIL:
         self.use_vail = settings.use_vail
         self.beta = torch.zeros((), device=device)
         """Weight of the bottleneck's divergence; grows while that is above its target."""
-        self.obs = tensors(expert.obs, device)
-        """[R, *shape] of the expert, per observation."""
-        self.network.normalizers.update(self.obs)
-        self.continuous, discrete = tensors([expert.continuous, expert.discrete], device)
-        self.discrete = discrete.long()
+        continuous, discrete = tensors([expert.continuous, expert.discrete], device)
         done = np.zeros(len(expert), dtype=np.bool_) if expert.done is None else expert.done
-        self.done = tensors([done], device)[0]
+        self.expert = Rows(
+            columns={
+                **observations(tensors(expert.obs, device)),
+                "continuous": continuous,
+                "discrete": discrete.long(),
+                "done": tensors([done], device)[0],
+            }
+        )
+        self.network.normalizers.update(self.expert.obs)
         self.weights = None
         """[R] of drawing each row; None where all are the same."""
         if expert.weights is not None:
@@ -157,15 +160,15 @@ class GAIL:
         """The normaliser knows the expert's observations, and no others."""
 
     @torch.no_grad()
-    def rewards(self, transitions: Transitions) -> Tensor:
+    def rewards(self, rows: Rows) -> Tensor:
         """[B] -ln(1 - D), at least 0."""
-        estimate = self.network.estimates(self.network.features(self._inputs(transitions)))
+        estimate = self.network.estimates(self.network.features(self.network.inputs(rows)))
         return -torch.log(1.0 - estimate * (1.0 - EPSILON))
 
-    def update(self, transitions: Transitions) -> dict[str, Tensor]:
+    def update(self, rows: Rows) -> dict[str, Tensor]:
         """One step of the discriminator on the policy's steps and as many of the expert's."""
-        n = len(transitions)
-        pairs = list(zip(self._inputs(transitions), self._draw(n), strict=True))
+        n = len(rows)
+        pairs = list(zip(self.network.inputs(rows), self._draw(n), strict=True))
         features = self.network.features([torch.cat(pair) for pair in pairs])
         noise = None
         if self.use_vail:
@@ -208,18 +211,14 @@ class GAIL:
         share = torch.rand(own.shape, generator=self.generator, device=own.device)
         return torch.lerp(other, own, share)
 
-    def _inputs(self, steps: Transitions) -> list[Tensor]:
-        return self.network.inputs(steps.obs, steps.continuous, steps.discrete, steps.done)
-
     def _draw(self, n: int) -> list[Tensor]:
         """Inputs of `n` of the expert's steps, each as often as its weight has it."""
-        size, device = (n,), self.done.device
         if self.weights is None:
-            rows = torch.randint(len(self.done), size, generator=self.generator, device=device)
+            device = self.generator.device
+            index = torch.randint(len(self.expert), (n,), generator=self.generator, device=device)
         else:
-            rows = torch.multinomial(self.weights, n, replacement=True, generator=self.generator)
-        obs = [values[rows] for values in self.obs]
-        return self.network.inputs(obs, self.continuous[rows], self.discrete[rows], self.done[rows])
+            index = torch.multinomial(self.weights, n, replacement=True, generator=self.generator)
+        return self.network.inputs(self.expert.take(index))
 
     def state_dict(self) -> dict[str, Any]:
         """The network, Adam's moments, the bottleneck's weight and the random stream."""

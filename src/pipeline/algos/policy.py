@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from pipeline import seeding
-from pipeline.algos.safety import refuse_non_finite_decision
-from pipeline.data.rollout import Field
+from pipeline.algos.finite_checks import refuse_non_finite_decision
+from pipeline.algos.rows import tensors
+from pipeline.data.columns import Field
 from pipeline.nets.actor_critic import ActionHeads, Actor
-from pipeline.nets.body import Normalizers
+from pipeline.nets.encoder import Normalizers
 from pipeline.nets.squashed import SquashedHeads
 from pipeline.protocol.specs import ActionTuple
 
@@ -132,14 +133,6 @@ def rollout_fields(spec: BehaviorSpec) -> dict[str, Field]:
     if actions.discrete_size:
         fields["allowed"] = Field(shape=(sum(actions.discrete_branches),), dtype=np.bool_)
     return fields
-
-
-def tensors(arrays: Sequence[AnyArray], device: torch.device) -> list[Tensor]:
-    """Tensors over the same memory where possible, on `device`."""
-    return [
-        torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
-        for array in arrays
-    ]
 
 
 @contextmanager

@@ -15,18 +15,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pipeline import seeding
-from pipeline.algos.base import AlgorithmBase
-from pipeline.algos.batch import Batch
+from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.bc import BehavioralCloning
-from pipeline.algos.experience import LearnedRewards
-from pipeline.algos.policy import Policy, generator_for, seeded_weights, tensors
-from pipeline.algos.ranks import ALONE
-from pipeline.algos.recurrence import stored_recall, values_in_sequence
+from pipeline.algos.finite_checks import refuse_divergence
+from pipeline.algos.policy import Policy, seeded_weights
 from pipeline.algos.returns import generalized_advantages
-from pipeline.algos.safety import refuse_divergence
+from pipeline.algos.reward_signals import IntrinsicRewards
+from pipeline.algos.rows import (
+    Rows,
+    columns,
+    observations,
+    stored_sequences,
+    tensors,
+    values_in_sequence,
+)
 from pipeline.algos.schedules import BETA_FLOOR, EPSILON_FLOOR, LEARNING_RATE_FLOOR, scheduled
-from pipeline.algos.signals import RewardSignals
 from pipeline.nets.actor_critic import Critic
 from pipeline.nets.optimizer import FlatAdam
 
@@ -35,9 +38,9 @@ if TYPE_CHECKING:
 
     from pipeline.arrays import FloatArray
     from pipeline.data.rollout import Rollout
-    from pipeline.nets.memory import Recall
+    from pipeline.nets.memory import SequenceState
     from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.settings.schema import PPOSettings, TrainerSettings
+    from pipeline.settings.schema import POCASettings, PPOSettings, TrainerSettings
 
 ADVANTAGE_EPSILON = 1e-10
 VALUE_WEIGHT = 0.5
@@ -45,60 +48,70 @@ VALUE_WEIGHT = 0.5
 
 def policy_loss(
     *, log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, epsilon: float
-) -> tuple[Tensor, Tensor]:
-    """Clipped surrogate (arXiv 1707.06347, equation 7), one ratio per action component.
+) -> Tensor:
+    """Clipped surrogate -mean(min(ratio A, clip(ratio) A)), arXiv 1707.06347, equation 7.
 
     Args:
-        log_prob: [B, C] of the taken actions under the policy being trained.
+        log_prob: [B, C] of the taken actions under the policy being trained, C components each.
         old_log_prob: [B, C] under the policy that took them.
-        advantage: [B, 1].
+        advantage: [B, 1], the same for all components of an action.
         epsilon: clip range of the ratio.
-
-    Returns:
-        The loss -mean(min(ratio A, clip(ratio) A)), and its derivative [B, C] by `log_prob`: that
-        of -ratio A where the minimum is the unclipped term, else 0.
     """
-    plain = torch.exp(log_prob - old_log_prob) * advantage
-    bound = (1.0 + epsilon * advantage.sign()) * advantage
-    gain = torch.min(plain, bound)
-    scale = -1.0 / plain.numel()
-    return gain.sum() * scale, torch.where(plain <= bound, plain * scale, 0.0)
+    ratio = torch.exp(log_prob - old_log_prob)
+    clipped = ratio.clamp(1.0 - epsilon, 1.0 + epsilon)
+    return -torch.min(ratio * advantage, clipped * advantage).mean()
 
 
-def value_loss(*, value: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean of (R - V)^2 of values and returns [B, S], and its derivative [B, S] by `value`."""
-    error = value - returns
-    scale = 1.0 / error.numel()
-    return error.square().sum() * scale, error * (2.0 * scale)
+def value_loss(*, value: Tensor, returns: Tensor) -> Tensor:
+    """Mean of (R - V)^2 of values and returns [B, S]."""
+    return (value - returns).square().mean()
 
 
 def clipped_value_loss(
     *, value: Tensor, old_value: Tensor, returns: Tensor, clip: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Squared error, at least that of a value moved no further than `clip` from the old one.
+) -> Tensor:
+    """Mean of max((R - V)^2, (R - V_clipped)^2), where V_clipped moves by at most `clip`.
 
     Args:
         value: [B, S] for each of S reward signals.
         old_value: [B, S] when the rollout was collected.
         returns: [B, S] targets.
         clip: [S] largest useful move.
-
-    Returns:
-        The mean of max((R - V)^2, (R - V_moved)^2), and its derivative [B, S] by `value`: 0 where
-        the second term is the larger, because V_moved no longer follows V there.
     """
-    error = value - returns
-    move = value - old_value
-    moved = old_value + torch.max(torch.min(move, clip), -clip) - returns
-    plain, clipped = error.square(), moved.square()
-    scale = 1.0 / error.numel()
-    loss = torch.max(plain, clipped).sum() * scale
-    follows = (move.abs() <= clip) | (plain >= clipped)
-    return loss, torch.where(follows, error * (2.0 * scale), 0.0)
+    clipped = old_value + torch.clamp(value - old_value, -clip, clip)
+    return torch.max((value - returns).square(), (clipped - returns).square()).mean()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Learned:
+class Schedule:
+    """What changes as training goes on, at one update."""
+
+    learning_rate: float
+    epsilon: float
+    beta: float
+
+    @staticmethod
+    def at(step: int, h: PPOSettings | POCASettings, max_steps: int) -> Schedule:
+        """The values at `step` agent steps of `max_steps`."""
+        now = {"step": step, "max_steps": max_steps}
+        rate = scheduled(h.learning_rate_schedule, h.learning_rate, LEARNING_RATE_FLOOR, **now)
+        return Schedule(
+            learning_rate=rate,
+            epsilon=scheduled(h.epsilon_schedule, h.epsilon, EPSILON_FLOOR, **now),
+            beta=scheduled(h.beta_schedule, h.beta, BETA_FLOOR, **now),
+        )
+
+    def stats(self) -> dict[str, float]:
+        """By TensorBoard tag."""
+        return {
+            "Policy/Learning Rate": self.learning_rate,
+            "Policy/Epsilon": self.epsilon,
+            "Policy/Beta": self.beta,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepStats:
     """What one gradient step found."""
 
     losses: Tensor
@@ -107,88 +120,54 @@ class Learned:
     """[B, C] how far the policy had moved from the one that collected the rollout."""
 
 
-class PPO(AlgorithmBase):
-    """Acts, says when it has enough experience, and learns from it.
-
-    Args:
-        spec: what the behavior observes and does.
-        settings: the behavior's trainer settings, with PPO hyperparameters.
-        seed: of the run; weights, actions and minibatches have a stream each.
-        device: where the networks live.
-    """
+class PPO(Algorithm):
+    """Learns from each rollout a few times over, then throws it away."""
 
     def __init__(
         self, spec: BehaviorSpec, settings: TrainerSettings, *, seed: int, device: torch.device
     ) -> None:
-        self.spec = spec
-        self.settings = settings
-        self.hyperparameters: PPOSettings = settings.hyperparameters  # type: ignore[assignment]  # checked by trainer_type
-        self.device = device
-        self.ranks = ALONE
-        self.signals = RewardSignals(spec, settings, seed=seed, device=device)
-        self.learned = (
-            LearnedRewards(self.signals, device=device) if self.signals.learning else None
-        )
-        shared = self.hyperparameters.shared_critic
+        super().__init__(spec, settings, seed=seed, device=device)
+        h: PPOSettings = settings.hyperparameters  # type: ignore[assignment]  # checked by trainer_type
+        self.hyperparameters = h
+        if self.signals.learning:
+            self.intrinsic = IntrinsicRewards(self.signals, device=device)
+        network = settings.network_settings
         with seeded_weights(seed, "ppo"):
-            self.policy = Policy(spec, settings.network_settings).to(device)
-            self.critic = Critic(
-                spec,
-                settings.network_settings,
-                self.signals.names,
-                shared=self.policy.actor if shared else None,
-            ).to(device)
+            self.policy = Policy(spec, network).to(device)
+            shared = self.policy.actor if h.shared_critic else None
+            self.critic = Critic(spec, network, self.signals.names, shared=shared).to(device)
         self.own_networks = {"policy": self.policy, "critic": self.critic}
-        self.reader = self.critic
-        self.parameters = [*self.policy.parameters(), *self.critic.parameters()]
-        self.optimizer = FlatAdam(self.parameters, learning_rate=self.hyperparameters.learning_rate)
-        self.action_stream = generator_for(seed, device, "actions")
-        self.minibatch_stream = seeding.stream(seed, "minibatches")
+        self.recurrent_critic = self.critic
+        parameters = [*self.policy.parameters(), *self.critic.parameters()]
+        self.optimizer = FlatAdam(parameters, learning_rate=h.learning_rate)
         self.gamma, self.strength, self.ignores_done = (
             values.cpu().numpy()
             for values in (self.signals.gamma, self.signals.strength, self.signals.ignores_done)
         )
-        memory = settings.network_settings.memory
-        self.sequence_length = 1 if memory is None else memory.sequence_length
-        self.cloning = BehavioralCloning.from_settings(self.policy, settings, seed=seed)
+        self.bc = BehavioralCloning.from_settings(self.policy, settings, seed=seed)
 
     def ready(self, n_rows: int) -> bool:
         """Whether `n_rows` of closed trajectories are enough for an update."""
         return n_rows > self.hyperparameters.buffer_size
 
     def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
-        """Learn from a rollout.
-
-        Args:
-            rollout: closed trajectories.
-            step: agent steps done, for the schedules.
-
-        Returns:
-            Statistics by their TensorBoard tag.
-
-        Raises:
-            TrainingError: A loss, a gradient or a weight is not finite.
-        """
+        """Learn from a rollout: see `Algorithm.update`."""
         h = self.hyperparameters
-        max_steps = self.settings.max_steps
-        now = {"step": step, "max_steps": max_steps}
-        rate = scheduled(h.learning_rate_schedule, h.learning_rate, LEARNING_RATE_FLOOR, **now)
-        epsilon = scheduled(h.epsilon_schedule, h.epsilon, EPSILON_FLOOR, **now)
-        beta = scheduled(h.beta_schedule, h.beta, BETA_FLOOR, **now)
-        self.optimizer.learning_rate = rate
-        batch = self._batch(rollout)
+        now = Schedule.at(step, h, self.settings.max_steps)
+        self.optimizer.learning_rate = now.learning_rate
+        rows = self._rows(rollout)
         clip = None
         if h.clip_value:
-            clip = epsilon * self.ranks.deviation(batch.returns).clamp_min(1e-6)
-        learned: list[Learned] = []
+            clip = now.epsilon * self.processes.std(rows.returns).clamp_min(1e-6)
+        steps: list[StepStats] = []
         size = max(h.batch_size // self.sequence_length, 1)
         for _ in range(h.num_epoch):
-            for minibatch in batch.minibatches(self.minibatch_stream, size, self.ranks):
-                learned.append(self._learn(minibatch, epsilon=epsilon, beta=beta, clip=clip))
-                if self.learned is not None and minibatch.index is not None:
-                    self.learned.learn(minibatch.index)
-        means = torch.stack([one.losses for one in learned]).mean(0)
-        self.ranks.average_(means, len(batch.log_prob))
+            for batch in rows.minibatches(self.minibatch_stream, size, self.processes):
+                steps.append(self._learn(batch, epsilon=now.epsilon, beta=now.beta, clip=clip))
+                if self.intrinsic is not None:
+                    self.intrinsic.learn(batch.index)
+        means = torch.stack([one.losses for one in steps]).mean(0)
+        self.processes.average_(means, len(rows))
         loss_pi, loss_v = means.tolist()
         refuse_divergence(
             "PPO",
@@ -197,79 +176,77 @@ class PPO(AlgorithmBase):
             optimizers=[self.optimizer],
             networks=self.own_networks,
         )
-        last_epoch = torch.cat([one.log_ratio for one in learned[-len(learned) // h.num_epoch :]])
+        last_epoch = torch.cat([one.log_ratio for one in steps[-len(steps) // h.num_epoch :]])
         change = last_epoch.exp() - 1.0
         stats = {
             "Losses/Policy Loss": abs(loss_pi),
             "Losses/Value Loss": loss_v,
-            "Policy/Learning Rate": rate,
-            "Policy/Epsilon": epsilon,
-            "Policy/Beta": beta,
+            **now.stats(),
             "Policy/approx_kl": float((change - last_epoch).mean()),
-            "Policy/clip_fraction": float((change.abs() > epsilon).float().mean()),
-            "Policy/explained_variance": _explained_variance(batch),
+            "Policy/clip_fraction": float((change.abs() > now.epsilon).float().mean()),
+            "Policy/explained_variance": _explained_variance(rows),
         }
         for column, signal in enumerate(self.signals.names):
             name = signal.capitalize()
-            stats[f"Policy/{name} Value Estimate"] = float(batch.value[:, column].mean())
-        if self.learned is not None:
-            stats |= self.learned.end(step=step)
-        if self.cloning is not None:
-            stats["Losses/Pretraining Loss"] = self.cloning.update(step=step)
+            stats[f"Policy/{name} Value Estimate"] = float(rows.value[:, column].mean())
+        if self.intrinsic is not None:
+            stats |= self.intrinsic.end(step=step)
+        if self.bc is not None:
+            stats["Losses/Pretraining Loss"] = self.bc.update(step=step)
         return stats
 
-    def _learn(self, batch: Batch, *, epsilon: float, beta: float, clip: Tensor | None) -> Learned:
+    def _learn(self, batch: Rows, *, epsilon: float, beta: float, clip: Tensor | None) -> StepStats:
         """One gradient step on a minibatch; `clip` [S] if values are clipped."""
-        self.optimizer.zero_gradients()
-        own, critics = self._recalls(batch.recall)
+        own, critics = self._sequence_states(batch.sequences)
         hidden = self.policy.actor(batch.obs, own)
         value = self.critic(batch.obs, hidden, critics)
         log_prob, entropy = self.policy.actor.heads.evaluate(
             hidden, batch.continuous, batch.discrete, batch.allowed
         )
-        with torch.no_grad():
-            loss_pi, by_log_prob = policy_loss(
-                log_prob=log_prob,
-                old_log_prob=batch.log_prob,
-                advantage=batch.advantage,
-                epsilon=epsilon,
-            )
-            if clip is None:
-                loss_v, by_value = value_loss(value=value, returns=batch.returns)
-            else:
-                loss_v, by_value = clipped_value_loss(
-                    value=value, old_value=batch.value, returns=batch.returns, clip=clip
-                )
-            by_entropy = torch.full_like(entropy, -beta / len(entropy))
-        # policy loss + VALUE_WEIGHT * value loss - beta * mean entropy, from its derivatives
-        torch.autograd.backward(
-            (log_prob, value, entropy), (by_log_prob, by_value * VALUE_WEIGHT, by_entropy)
+        loss_pi = policy_loss(
+            log_prob=log_prob,
+            old_log_prob=batch.log_prob,
+            advantage=batch.advantage,
+            epsilon=epsilon,
         )
+        if clip is None:
+            loss_v = value_loss(value=value, returns=batch.returns)
+        else:
+            loss_v = clipped_value_loss(
+                value=value, old_value=batch.value, returns=batch.returns, clip=clip
+            )
+        loss = loss_pi + VALUE_WEIGHT * loss_v - beta * entropy.mean()
+        self.optimizer.zero_gradients()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.optimizer.step(max_norm=self.hyperparameters.max_grad_norm)
-        return Learned(
-            losses=torch.stack((loss_pi, loss_v)), log_ratio=log_prob.detach() - batch.log_prob
+        return StepStats(
+            losses=torch.stack((loss_pi, loss_v)).detach(),
+            log_ratio=log_prob.detach() - batch.log_prob,
         )
 
     @torch.no_grad()
-    def _batch(self, rollout: Rollout) -> Batch:
-        """Tensors of a rollout with its values, advantages and returns."""
+    def _rows(self, rollout: Rollout) -> Rows:
+        """The rows of a rollout with `value` and `returns` [R, S], and `advantage` [R, 1]."""
         f = rollout.fields
         n_obs = len(self.spec.observation_specs)
         obs = self.policy.normalizers(tensors([f[f"obs_{i}"] for i in range(n_obs)], self.device))
         next_obs = self.policy.normalizers(tensors(rollout.next_obs, self.device))
-        recall = stored_recall(rollout, self.sequence_length, self.device)
-        if recall is None:
+        sequences = stored_sequences(rollout, self.sequence_length, self.device)
+        if sequences is None:
             value, following = self._values(obs), self._values(next_obs)
         else:
             value, following = (
                 found.cpu().numpy()
-                for found in values_in_sequence(self._value, obs, next_obs, rollout, recall=recall)
+                for found in values_in_sequence(
+                    self._value, obs, next_obs, rollout, sequences=sequences
+                )
             )
+        # what a signal looks for may go on beyond the end of the task
         bootstrap = following * (~rollout.terminated[:, None] | self.ignores_done)
-        if self.learned is None:
+        if self.intrinsic is None:
             rewards = f["reward"][:, None] * self.strength
         else:
-            rewards = self.learned.begin(rollout)
+            rewards = self.intrinsic.begin(rollout)
         advantages = generalized_advantages(
             rewards=rewards,
             values=value,
@@ -280,20 +257,20 @@ class PPO(AlgorithmBase):
             lambda_=self.hyperparameters.lambd,
         )
         mean = advantages.mean(axis=1, keepdims=True)
-        center, deviation = self.ranks.moments(mean)
-        normalized = (mean - center) / (deviation + ADVANTAGE_EPSILON)
-        names = ("continuous", "discrete", "log_prob")
-        continuous, discrete, log_prob = tensors([f[name] for name in names], self.device)
-        return Batch(
-            obs=obs,
-            continuous=continuous,
-            discrete=discrete,
-            allowed=tensors([f["allowed"]], self.device)[0] if "allowed" in f else None,
-            log_prob=log_prob,
-            advantage=torch.from_numpy(normalized).to(self.device),
-            value=torch.from_numpy(value).to(self.device),
-            returns=torch.from_numpy(advantages + value).to(self.device),
-            recall=recall,
+        center, std = self.processes.moments(mean)
+        computed = {
+            "advantage": (mean - center) / (std + ADVANTAGE_EPSILON),
+            "value": value,
+            "returns": advantages + value,
+        }
+        stored = columns(f, ("continuous", "discrete", "log_prob", "allowed"), self.device)
+        return Rows(
+            columns={
+                **observations(obs),
+                **stored,
+                **columns(computed, list(computed), self.device),
+            },
+            sequences=sequences,
         )
 
     def _values(self, obs: Sequence[Tensor], chunk: int = 4096) -> FloatArray:
@@ -305,18 +282,20 @@ class PPO(AlgorithmBase):
         result: FloatArray = torch.cat(parts).cpu().numpy()
         return result
 
-    def _value(self, obs: list[Tensor], recall: Recall | None = None) -> Tensor:
-        own, critics = self._recalls(recall)
+    def _value(self, obs: list[Tensor], sequences: SequenceState | None = None) -> Tensor:
+        own, critics = self._sequence_states(sequences)
         hidden = self.policy.actor(obs, own) if self.critic.body is None else obs[0]
         value: Tensor = self.critic(obs, hidden, critics)
         return value
 
-    def _recalls(self, recall: Recall | None) -> tuple[Recall | None, Recall | None]:
+    def _sequence_states(
+        self, sequences: SequenceState | None
+    ) -> tuple[SequenceState | None, SequenceState | None]:
         """The actor's part of the memories, and the critic's."""
-        return (None, None) if recall is None else recall.split(self.policy.memory_size)
+        return (None, None) if sequences is None else sequences.split(self.policy.memory_size)
 
 
-def _explained_variance(batch: Batch) -> float:
-    variance = batch.returns.var(0, correction=0)
-    left = (batch.returns - batch.value).var(0, correction=0)
+def _explained_variance(rows: Rows) -> float:
+    variance = rows.returns.var(0, correction=0)
+    left = (rows.returns - rows.value).var(0, correction=0)
     return float((1.0 - left / variance.clamp_min(1e-8)).mean())

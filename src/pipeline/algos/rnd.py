@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.algos.policy import seeded_weights
-from pipeline.algos.signal_inputs import without_memory
-from pipeline.nets.body import Body, Normalizers
+from pipeline.nets.encoder import Normalizers, ObservationEncoder
 from pipeline.nets.optimizer import FlatAdam
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pipeline.algos.signals import Transitions
+    from pipeline.algos.rows import Rows
     from pipeline.protocol.specs import BehaviorSpec
     from pipeline.settings.schema import RNDSettings
 
@@ -42,12 +41,14 @@ class RND:
     def __init__(
         self, spec: BehaviorSpec, settings: RNDSettings, *, seed: int, device: torch.device
     ) -> None:
-        network = without_memory("rnd", settings.network_settings)
+        network = settings.network_settings
         specs = spec.observation_specs
         self.normalizers = Normalizers(specs, enabled=network.normalize).to(device)
         with seeded_weights(seed, "rnd"):
-            self.target = Body(specs, network).to(device).requires_grad_(requires_grad=False)
-            self.predictor = Body(specs, network).to(device)
+            self.target = (
+                ObservationEncoder(specs, network).to(device).requires_grad_(requires_grad=False)
+            )
+            self.predictor = ObservationEncoder(specs, network).to(device)
         self.optimizer = FlatAdam(self.predictor.parameters(), learning_rate=settings.learning_rate)
 
     @property
@@ -64,21 +65,21 @@ class RND:
         self.normalizers.update(obs)
 
     @torch.no_grad()
-    def rewards(self, transitions: Transitions) -> Tensor:
+    def rewards(self, rows: Rows) -> Tensor:
         """[B] squared error of the prediction, summed over features."""
-        return self._error(transitions)
+        return self._error(rows)
 
-    def update(self, transitions: Transitions) -> dict[str, Tensor]:
+    def update(self, rows: Rows) -> dict[str, Tensor]:
         """One step of the predictor towards the target."""
         self.optimizer.zero_gradients()
-        loss = self._error(transitions).mean()
+        loss = self._error(rows).mean()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.optimizer.step()
         return {"Losses/RND Loss": loss.detach()}
 
-    def _error(self, transitions: Transitions) -> Tensor:
+    def _error(self, rows: Rows) -> Tensor:
         """[B] how far the prediction is from the target."""
-        obs = self.normalizers(transitions.obs)
+        obs = self.normalizers(rows.obs)
         error: Tensor = (self.predictor(obs) - self.target(obs)).square().sum(1)
         return error
 

@@ -10,37 +10,36 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from pipeline import seeding
-from pipeline.algos.base import AlgorithmBase
+from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.bc import BehavioralCloning
+from pipeline.algos.finite_checks import refuse_divergence
 from pipeline.algos.policy import Policy, generator_for, seeded_weights
-from pipeline.algos.ranks import ALONE
-from pipeline.algos.sac_losses import Fresh, squared_errors, taken_value, value_targets
-from pipeline.algos.safety import refuse_divergence
-from pipeline.algos.samples import Samples
+from pipeline.algos.replay_sampler import ReplaySampler
+from pipeline.algos.reward_signals import mean_losses
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
-from pipeline.algos.signals import RewardSignals, mean_losses
 from pipeline.data.replay import Replay
-from pipeline.nets.action_value import TwinActionValues
 from pipeline.nets.actor_critic import Critic
-from pipeline.nets.memory import Recall
+from pipeline.nets.memory import SequenceState
 from pipeline.nets.optimizer import FlatAdam
+from pipeline.nets.q_networks import TwinQNetworks
 from pipeline.nets.squashed import squashed_action
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipeline.algos.policy import Decision
-    from pipeline.algos.samples import Minibatch
+    from pipeline.algos.rows import Rows
     from pipeline.arrays import BoolArray, FloatArray
-    from pipeline.data.rollout import Field, Rollout
+    from pipeline.data.columns import Field
+    from pipeline.data.rollout import Rollout
     from pipeline.protocol.specs import ActionSpec, BehaviorSpec
     from pipeline.settings.schema import SACSettings, TrainerSettings
 
@@ -50,79 +49,129 @@ CONTINUOUS_ENTROPY = -1.0
 DISCRETE_ENTROPY = 0.2
 
 
-class SAC(AlgorithmBase):
-    """Acts, keeps what happened, and learns from samples of it.
+def value_targets(
+    *, rewards: Tensor, done: Tensor, next_value: Tensor, gamma: Tensor, ignores_done: Tensor
+) -> Tensor:
+    """What an action was worth: its reward, and what the next situation is worth.
 
     Args:
-        spec: what the behavior observes and does.
-        settings: the behavior's trainer settings, with SAC hyperparameters.
-        seed: of the run; weights, actions, noise and minibatches have a stream each.
-        device: where the networks live.
+        rewards: [B, S] of each reward signal.
+        done: bool [B] whether the task ended with the step.
+        next_value: [B, S] of the next observation.
+        gamma: [S] discount per step.
+        ignores_done: bool [S] whether the signal looks beyond the end.
+
+    Returns:
+        [B, S].
     """
+    ends = done.unsqueeze(1) & ~ignores_done
+    return rewards + gamma * next_value.masked_fill(ends, 0.0)
+
+
+def taken_value(values: Tensor, discrete: Tensor, branches: Sequence[int]) -> Tensor:
+    """Values of what was done, the mean over branches.
+
+    Args:
+        values: [B, S, outputs]: one output, or one for each choice of each branch.
+        discrete: int64 [B, branches] choices.
+        branches: sizes of the branches.
+
+    Returns:
+        [B, S].
+    """
+    if not branches:
+        return values.squeeze(-1)
+    first = np.cumsum(branches) - np.asarray(branches)
+    columns = discrete + torch.from_numpy(first).to(discrete.device)
+    shape = (*values.shape[:2], len(branches))
+    return values.gather(2, columns.unsqueeze(1).expand(shape)).mean(-1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fresh:
+    """What the policy being trained would do now at B observations."""
+
+    continuous: Tensor
+    """[B, A] drawn."""
+    log_prob: Tensor
+    """[B, C] log density of that action (where there are any), then of each branch the sum of
+    p log p."""
+    entropy_cost: Tensor
+    """[B] the temperatures times `log_prob`, branches by their mean."""
+    probability: Tensor | None
+    """[B, sum of branch sizes]; None without branches."""
+    n_branches: int
+
+    def expected(self, values: Tensor) -> Tensor:
+        """Values [..., B, S, outputs] to [..., B, S]: expected over choices, mean over branches."""
+        if self.probability is None:
+            return values.squeeze(-1)
+        return (values * self.probability.unsqueeze(1)).sum(-1) / self.n_branches
+
+
+class SAC(Algorithm):
+    """Keeps what happened, and learns from samples of it."""
+
+    squashed = True
+    replay: Replay
 
     def __init__(
         self, spec: BehaviorSpec, settings: TrainerSettings, *, seed: int, device: torch.device
     ) -> None:
-        self.spec = spec
-        self.settings = settings
-        self.hyperparameters: SACSettings = settings.hyperparameters  # type: ignore[assignment]  # checked by trainer_type
-        self.device = device
-        self.ranks = ALONE
-        self.signals = RewardSignals(spec, settings, seed=seed, device=device)
-        network, n_signals = settings.network_settings, len(self.signals.names)
+        super().__init__(spec, settings, seed=seed, device=device)
+        h: SACSettings = settings.hyperparameters  # type: ignore[assignment]  # checked by trainer_type
+        self.hyperparameters = h
+        network = settings.network_settings
         with seeded_weights(seed, "sac"):
             self.policy = Policy(spec, network, squash=True).to(device)
             self.value = Critic(spec, network, self.signals.names).to(device)
-            self.twins = TwinActionValues(spec, network, n_signals).to(device)
+            self.q_networks = TwinQNetworks(spec, network, len(self.signals.names)).to(device)
         self.target = copy.deepcopy(self.value).requires_grad_(False)
         self.own_networks = {
             "policy": self.policy,
             "value": self.value,
             "target": self.target,
-            "twins": self.twins,
+            "twins": self.q_networks,
         }
-        self.reader = self.value
+        self.recurrent_critic = self.value
         actions = spec.action_spec
         n_temperatures = (actions.continuous_size > 0) + actions.discrete_size
-        start = torch.full((n_temperatures,), math.log(self.hyperparameters.init_entcoef))
+        start = torch.full((n_temperatures,), math.log(h.init_entcoef))
         self.log_alpha = nn.Parameter(start.to(device))
-        self.entropy = _wanted_entropy(actions).to(device)
-        self.share = _shares(actions).to(device)
+        self.target_entropy = _target_entropy(actions).to(device)
+        self.alpha_weight = _alpha_weight(actions).to(device)
         # one Adam for all: it treats every number by itself, and all have one learning rate
         self.optimizer = FlatAdam(
             [
                 *self.policy.parameters(),
                 *self.value.parameters(),
-                *self.twins.parameters(),
+                *self.q_networks.parameters(),
                 self.log_alpha,
             ],
-            learning_rate=self.hyperparameters.learning_rate,
+            learning_rate=h.learning_rate,
         )
-        self.twins.share_weights()
+        self.q_networks.share_weights()
+        self._soft_update = get_ema_multi_avg_fn(1.0 - h.tau)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._source: list[Tensor] = list(self.value.parameters())
         self._target: list[Tensor] = list(self.target.parameters())
-        self.action_stream = generator_for(seed, device, "actions")
         self.noise_stream = generator_for(seed, device, "noise")
-        self.minibatch_stream = seeding.stream(seed, "minibatches")
-        memory = network.memory
-        self.sequence_length = 1 if memory is None else memory.sequence_length
         self.replay = Replay(
             self.fields,
             n_obs=len(spec.observation_specs),
-            capacity=self.hyperparameters.buffer_size,
+            capacity=h.buffer_size,
             sequence_length=self.sequence_length,
         )
-        self.samples = Samples(
+        self.sampler = ReplaySampler(
             self.replay,
             self.signals,
             self.policy.normalizers,
             stream=self.minibatch_stream,
-            batch_size=self.hyperparameters.batch_size,
+            batch_size=h.batch_size,
             device=device,
         )
         # counted from 1, as the schedule of updates has it
         self.n_updates = self.n_signal_updates = 1
-        self.cloning = BehavioralCloning.from_settings(self.policy, settings, seed=seed)
+        self.bc = BehavioralCloning.from_settings(self.policy, settings, seed=seed)
 
     @property
     def fields(self) -> dict[str, Field]:
@@ -130,6 +179,11 @@ class SAC(AlgorithmBase):
         fields = super().fields
         del fields["log_prob"]
         return fields
+
+    @property
+    def generators(self) -> dict[str, torch.Generator]:
+        """Random streams of actions and of noise, by name."""
+        return {**super().generators, "noise_stream": self.noise_stream}
 
     def act(
         self,
@@ -147,18 +201,7 @@ class SAC(AlgorithmBase):
         return n_rows > 0
 
     def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
-        """Take a rollout into the replay, and make the gradient steps that are due.
-
-        Args:
-            rollout: closed trajectories.
-            step: agent steps done, for the schedules.
-
-        Returns:
-            Statistics by their TensorBoard tag; empty when no gradient step was due.
-
-        Raises:
-            TrainingError: A loss, gradient or weight is not finite.
-        """
+        """Take a rollout into the replay, and make the gradient steps that are due."""
         h = self.hyperparameters
         self.replay.add(rollout)
         n_due = self._due(step, self.n_updates, h.steps_per_update)
@@ -168,10 +211,10 @@ class SAC(AlgorithmBase):
             rate = scheduled(h.learning_rate_schedule, h.learning_rate, LEARNING_RATE_FLOOR, **now)
             self.optimizer.learning_rate = rate
             learned, cloned = [], []
-            for batch in self.samples.minibatches(n_due):
+            for batch in self.sampler.minibatches(n_due):
                 learned.append(self._learn(batch))
-                if self.cloning is not None:
-                    cloned.append(self.cloning.update(step=step))
+                if self.bc is not None:
+                    cloned.append(self.bc.update(step=step))
             self.n_updates += n_due
             stats = self._statistics(torch.stack(learned).mean(0), step)
             stats["Policy/Learning Rate"] = rate
@@ -182,7 +225,7 @@ class SAC(AlgorithmBase):
     def _due(self, step: int, n_done: int, steps_per_update: float) -> int:
         """Gradient steps to make now, after `n_done` (counted from 1)."""
         h = self.hyperparameters
-        if step < h.buffer_init_steps or self.ranks.least(len(self.replay)) < h.batch_size:
+        if step < h.buffer_init_steps or self.processes.least(len(self.replay)) < h.batch_size:
             return 0
         # the smallest n with (step - init) / n <= steps_per_update
         return max(math.ceil((step - h.buffer_init_steps) / steps_per_update) - n_done, 0)
@@ -193,14 +236,14 @@ class SAC(AlgorithmBase):
             return {}
         every = self.hyperparameters.reward_signal_steps_per_update
         n_due = self._due(step, self.n_signal_updates, every)
-        losses = [self.signals.update(rows) for rows in self.samples.transitions(n_due)]
+        losses = [self.signals.update(rows) for rows in self.sampler.transitions(n_due)]
         self.n_signal_updates += n_due
         return mean_losses(losses)
 
-    def _learn(self, batch: Minibatch) -> Tensor:
+    def _learn(self, batch: Rows) -> Tensor:
         """One gradient step of all networks from the state before it; gives its statistics."""
         actions = self.spec.action_spec
-        own, critics, nexts = self._recalls(batch)
+        own, critics, nexts = self._sequence_states(batch)
         with torch.no_grad():
             next_value = self.target(batch.next_obs, batch.next_obs[0], nexts)
         y = value_targets(
@@ -212,34 +255,37 @@ class SAC(AlgorithmBase):
         )
         self.optimizer.zero_gradients()
         fresh = self._fresh(batch, own)
-        values, again = self.twins(
+        values, again = self.q_networks(
             batch.obs,
             taken=batch.continuous,
             fresh=fresh.continuous if actions.continuous_size else None,
-            recall=own,
+            sequences=own,
         )
         taken = [taken_value(one, batch.discrete, actions.discrete_branches) for one in values]
         value = self.value(batch.obs, batch.obs[0], critics)
         expected = fresh.expected(again[0])
-        loss_pi = (fresh.cost - expected.mean(-1)).mean()
+        loss_pi = (fresh.entropy_cost - expected.mean(-1)).mean()
         with torch.no_grad():
-            soft = torch.minimum(expected, fresh.expected(again[1])) - fresh.cost.unsqueeze(1)
-            losses, by_values = squared_errors(
-                torch.stack((value, *taken)), torch.stack((soft, y, y))
+            soft = torch.minimum(expected, fresh.expected(again[1])) - fresh.entropy_cost.unsqueeze(
+                1
             )
-            by_log_alpha = -(fresh.log_prob.mean(0) + self.entropy) * self.share
-        torch.autograd.backward(
-            (loss_pi, value, *taken, self.log_alpha), (None, *by_values.unbind(), by_log_alpha)
-        )
+            entropy_gap = fresh.log_prob.mean(0) + self.target_entropy
+        targets = (soft, y, y)
+        losses = [
+            0.5 * nn.functional.mse_loss(found, target)
+            for found, target in zip((value, *taken), targets, strict=True)
+        ]
+        loss_alpha = -(self.log_alpha * entropy_gap * self.alpha_weight).sum()
+        loss = loss_pi + torch.stack(losses).sum() + loss_alpha
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.optimizer.step(max_norm=self.hyperparameters.max_grad_norm)
-        with torch.no_grad():
-            torch._foreach_lerp_(self._target, self._source, self.hyperparameters.tau)
-        return torch.cat((loss_pi.detach().view(1), losses, value.detach().mean(0)))
+        self._soft_update(self._target, self._source, None)
+        return torch.cat((torch.stack((loss_pi, *losses)), value.mean(0))).detach()
 
-    def _fresh(self, batch: Minibatch, recall: Recall | None) -> Fresh:
+    def _fresh(self, batch: Rows, sequences: SequenceState | None) -> Fresh:
         """What the policy would do at the observations of a minibatch, with gradients."""
         actions, heads = self.spec.action_spec, self.policy.actor.heads
-        hidden = self.policy.actor(batch.obs, recall)
+        hidden = self.policy.actor(batch.obs, sequences)
         continuous, columns = batch.continuous, []
         if actions.continuous_size:
             mu, log_sigma = heads.gaussian(hidden)
@@ -252,21 +298,23 @@ class SAC(AlgorithmBase):
         return Fresh(
             continuous=continuous,
             log_prob=log_prob,
-            cost=log_prob @ (self.log_alpha.detach().exp() * self.share),
+            entropy_cost=log_prob @ (self.log_alpha.detach().exp() * self.alpha_weight),
             probability=torch.cat(branches, dim=1).exp() if branches else None,
             n_branches=len(branches),
         )
 
-    def _recalls(self, batch: Minibatch) -> tuple[Recall | None, Recall | None, Recall | None]:
+    def _sequence_states(
+        self, batch: Rows
+    ) -> tuple[SequenceState | None, SequenceState | None, SequenceState | None]:
         """Memories of the actor, of the value network, and of the latter one row later."""
-        if batch.recall is None:
+        if batch.sequences is None:
             return None, None, None
-        own, critics = batch.recall.split(self.policy.memory_size)
+        own, critics = batch.sequences.split(self.policy.memory_size)
         lengths = critics.lengths
         firsts = (lengths.cumsum(0) - lengths).to(self.device)
         with torch.no_grad():
             later = self.value.step([values[firsts] for values in batch.obs], critics.memory)
-        return own, critics, Recall(memory=later, lengths=lengths)
+        return own, critics, SequenceState(memory=later, lengths=lengths)
 
     def _statistics(self, means: Tensor, step: int) -> dict[str, float]:
         """Statistics by tag from the means over gradient steps of what `_learn` gives."""
@@ -312,14 +360,14 @@ class SAC(AlgorithmBase):
         self.n_signal_updates = int(state["n_signal_updates"])
 
 
-def _wanted_entropy(actions: ActionSpec) -> Tensor:
+def _target_entropy(actions: ActionSpec) -> Tensor:
     """[C] of the continuous actions, where there are any, then of each branch."""
     wanted = [CONTINUOUS_ENTROPY * actions.continuous_size] if actions.continuous_size else []
     wanted += [DISCRETE_ENTROPY * math.log(size) for size in actions.discrete_branches]
     return torch.tensor(wanted)
 
 
-def _shares(actions: ActionSpec) -> Tensor:
+def _alpha_weight(actions: ActionSpec) -> Tensor:
     """[C] what each temperature counts: branches share what one is worth."""
     shares = [1.0] if actions.continuous_size else []
     shares += [1.0 / actions.discrete_size for _ in actions.discrete_branches]

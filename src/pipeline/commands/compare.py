@@ -8,31 +8,59 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
+from pipeline.commands.parser import aligned
 from pipeline.errors import SettingsError
 from pipeline.evaluation import tables
-from pipeline.evaluation.comparison import Task, Trial, compare
+from pipeline.evaluation.comparison import Outcome, Task, compare
 from pipeline.settings import load_run_settings, to_mapping
-from pipeline.stages.outcomes import read_curves, trials_of
+from pipeline.stages.reporting.results import read_curves, trials_of
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
+
+    from pipeline.commands.parser import Parser
 
 _CONFIGURATION, _PROGRESS = "configuration.yaml", "progress.csv"
 _STAGES = ("pretrain", "train", "export", "evaluate")
 
 
-def compare_runs(runs: Sequence[Path], *, fraction: float, form: str = "text") -> str:
-    """The comparison of runs of `pipeline learn` and of the DAG.
+def add_options(parser: Parser) -> None:
+    """Add the options of `pipeline compare`."""
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="results/<run-id> of `pipeline learn`, results/train/<experiment>, or one seed of it; "
+        "runs of `learn` that differ only in the seed are one experiment",
+    )
+    parser.add_argument(
+        "--fraction",
+        type=float,
+        default=0.9,
+        help="the target: of the way from lowest start to best end; default: %(default)s",
+    )
+    forms = parser.add_mutually_exclusive_group()
+    for form in ("csv", "json"):
+        forms.add_argument(
+            f"--{form}",
+            dest="form",
+            action="store_const",
+            const=form,
+            default="text",
+            help=f"print {form.upper()}",
+        )
 
-    Args:
-        runs: folders of `pipeline learn`, or experiments or seeds of the DAG. Runs of `learn` whose
-            configurations differ only in their seed and name are one experiment.
-        fraction: in (0, 1], where the target lies.
-        form: `text`, `csv` or `json`.
+
+def run(arguments: argparse.Namespace) -> str:
+    """Return the comparison of runs of `pipeline learn` and of the DAG.
 
     Raises:
         PipelineError: A folder is not that of a run, or has nothing to compare.
     """
+    runs: list[Path] = arguments.runs
+    fraction, form = arguments.fraction, arguments.form
     if not 0.0 < fraction <= 1.0:
         raise SettingsError(f"--fraction: {fraction} is not in range; use a value in (0, 1]")
     learned = [run for run in runs if (run / _CONFIGURATION).is_file()]
@@ -53,8 +81,8 @@ def compare_runs(runs: Sequence[Path], *, fraction: float, form: str = "text") -
     return "\n\n".join(_text(task) for task in tasks)
 
 
-def _of_dag(run: Path) -> list[Trial]:
-    """What a seed, all seeds of an experiment, or all trials of a sweep of the DAG came to."""
+def _of_dag(run: Path) -> list[Outcome]:
+    """Return the outcomes of one seed, of an experiment's seeds, or of a sweep's trials."""
     if not run.is_dir():
         raise SettingsError(f"{run}: there is no such folder; name the folder of a run")
     inside = run.resolve()
@@ -91,7 +119,7 @@ def _of_dag(run: Path) -> list[Trial]:
 
 
 def _place_of(experiment: Path) -> tuple[Path, str]:
-    """The folder of all results, and the experiment's name, or `<sweep>/<number>` of a trial.
+    """Return the folder of all results and the experiment's name, for a trial `<sweep>/<number>`.
 
     The name is empty where the folder is no experiment's.
     """
@@ -101,8 +129,8 @@ def _place_of(experiment: Path) -> tuple[Path, str]:
     return experiment, ""
 
 
-def _once(trials: Sequence[Trial]) -> list[Trial]:
-    """A run that was named twice, by its seed and by its experiment, counts once."""
+def _once(trials: Sequence[Outcome]) -> list[Outcome]:
+    """Drop repetitions of a run that was named by its seed and by its experiment."""
     keyed = {(*trial.task, trial.experiment, trial.seed): trial for trial in trials}
     return list(keyed.values())
 
@@ -113,7 +141,7 @@ def _seed_of(path: Path) -> int | None:
 
 
 def _environment_of(results: Path, experiment: str) -> str:
-    """As params.yaml beside the results says; empty when that does not know the experiment."""
+    """Return the environment that params.yaml gives an experiment; empty if it gives none."""
     from pipeline.settings.params import load_params
 
     path = results.parent / "params.yaml"
@@ -125,13 +153,13 @@ def _environment_of(results: Path, experiment: str) -> str:
     return "" if found is None else found.environment
 
 
-def _of_learn(runs: Sequence[Path]) -> list[Trial]:
+def _of_learn(runs: Sequence[Path]) -> list[Outcome]:
     """Runs of `pipeline learn`, those that differ only in the seed as one experiment."""
     groups: dict[str, list[tuple[Path, int, str]]] = {}
     for run in runs:
         key, seed, environment = _identity(run / _CONFIGURATION)
         groups.setdefault(key, []).append((run, seed, environment))
-    found: list[Trial] = []
+    found: list[Outcome] = []
     taken: set[str] = set()
     for members in groups.values():
         _refuse_repetitions(members)
@@ -141,13 +169,15 @@ def _of_learn(runs: Sequence[Path]) -> list[Trial]:
         for run, seed, environment in members:
             seconds = _learned_in(run)
             for behavior, curve in read_curves(run / _PROGRESS).items():
-                one = Trial(experiment=name, environment=environment, behavior=behavior, seed=seed)
+                one = Outcome(
+                    experiment=name, environment=environment, behavior=behavior, seed=seed
+                )
                 found.append(replace(one, curve=curve, seconds=seconds))
     return found
 
 
 def _identity(configuration: Path) -> tuple[str, int, str]:
-    """What makes runs one experiment, the seed, and the environment's name."""
+    """Return a digest equal for runs of one experiment, the seed, and the environment's name."""
     settings = load_run_settings(configuration)
     content: dict[str, Any] = to_mapping(settings)
     content.pop("checkpoint_settings", None)
@@ -171,7 +201,7 @@ def _refuse_repetitions(members: Sequence[tuple[Path, int, str]]) -> None:
 
 
 def _name_of(names: Sequence[str]) -> str:
-    """What the names of runs have in common at their start, without a dangling `seed`."""
+    """Return the common start of the names of runs, without a dangling `seed`."""
     if len(names) == 1:
         return names[0]
     first, last = min(names), max(names)
@@ -181,7 +211,7 @@ def _name_of(names: Sequence[str]) -> str:
 
 
 def _learned_in(run: Path) -> float | None:
-    """Wall-clock of training; None when it is not known, as while the run goes on."""
+    """Return the seconds of training; None while the run goes on, when nobody knows them."""
     try:
         facts = json.loads((run / "run_logs/seconds.json").read_text(encoding="utf-8"))
         return float(facts["total"])
@@ -190,22 +220,8 @@ def _learned_in(run: Path) -> float | None:
 
 
 def _text(task: Task) -> str:
-    header = (*tables.HEADER, tables.WALL_CLOCK)
-    lines = [task.name, "", *_aligned(header, tables.rows(task, wall_clock=True), first_number=1)]
+    rows = [(*tables.HEADER, tables.WALL_CLOCK), *tables.rows(task, wall_clock=True)]
+    lines = [task.name, "", *aligned(rows, first_number=1)]
     if task.improvements:
-        lines += ["", *_aligned(tables.PAIRS_HEADER, tables.pairs(task), first_number=2)]
+        lines += ["", *aligned([tables.PAIRS_HEADER, *tables.pairs(task)], first_number=2)]
     return "\n".join([*lines, "", *tables.notes(task), *tables.cautions(task)])
-
-
-def _aligned(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, first_number: int
-) -> list[str]:
-    """Columns of the width of their widest cell; numbers at the right."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if n >= first_number else cell.ljust(width)
-            for n, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ).rstrip()
-        for cells in (header, *rows)
-    ]

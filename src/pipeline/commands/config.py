@@ -13,30 +13,48 @@ from pipeline.errors import SettingsError
 from pipeline.settings import dump_yaml, load_run_settings, parse_yaml, to_mapping
 from pipeline.settings.legacy import Family, kind_of, read_document
 from pipeline.settings.reader import entries_of
-from pipeline.settings.rewrite import as_written
-from pipeline.settings.run_file import read_present, structure
+from pipeline.settings.run_file import as_written, read_present, structure
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator, Sequence
 
-    from pipeline.settings.legacy import Change, Kind, Present
+    from pipeline.commands.parser import Parser
+    from pipeline.settings.legacy import FormatChange, Kind, Present
 
 _log = logging.getLogger(__name__)
 
 
-def check(file: Path, *, curriculum: Path | None = None, sampler: Path | None = None) -> str:
-    """The configuration that a file describes, complete, as YAML.
+def add_options(parser: Parser) -> None:
+    """Add `check` and `upgrade`."""
+    text = "say what a configuration of any ML-Agents generation means, as YAML"
+    made = parser.add_command("check", text, check)
+    made.add_argument("file", type=Path, help="trainer configuration, or a curriculum or sampler")
+    made.add_argument("--curriculum", type=Path, help="YAML, JSON, or a folder of <Behavior>.json")
+    made.add_argument("--sampler", type=Path, help="sampler file")
+    text = "write an old configuration in today's format"
+    made = parser.add_command("upgrade", text, upgrade)
+    made.add_argument(
+        "old", nargs="+", type=Path, help="trainer configuration, curriculum, sampler: some of them"
+    )
+    made.add_argument("-o", "--output", required=True, type=Path, help="the file to write")
+    made.add_argument("--force", action="store_true", help="replace that file")
 
-    Args:
-        file: a trainer configuration of any age; or a curriculum or sampler file on its own.
-        curriculum: a curriculum file or folder that belongs to it.
-        sampler: a sampler file that belongs to it.
+
+def check(arguments: argparse.Namespace) -> str:
+    """Return the configuration that a file describes, complete, as YAML.
+
+    The file is a trainer configuration of any age, or a curriculum or sampler file on its own.
 
     Raises:
         SettingsError: Something in a file is not as it must be, or two are of one kind.
     """
+    file = arguments.file
     parts = _by_kind([file])
-    named: dict[Kind, Path | None] = {"curriculum": curriculum, "sampler": sampler}
+    named: dict[Kind, Path | None] = {
+        "curriculum": arguments.curriculum,
+        "sampler": arguments.sampler,
+    }
     for kind, path in named.items():
         if path is not None and kind in parts:
             raise SettingsError(f"{path}: {file} is a {kind} file already. Give one of each kind.")
@@ -55,19 +73,14 @@ def check(file: Path, *, curriculum: Path | None = None, sampler: Path | None = 
     return dump_yaml(mapping).rstrip("\n")
 
 
-def upgrade(olds: Sequence[Path], new: Path, *, force: bool = False) -> str:
+def upgrade(arguments: argparse.Namespace) -> str:
     """Write a configuration of the present format, and say what was changed.
 
-    Args:
-        olds: a trainer configuration, a curriculum and a sampler file, or some of them, in any
-            order.
-        new: the file to write.
-        force: whether `new` may be replaced.
-
     Raises:
-        SettingsError: Something in a file is not as it must be, or `new` is there already.
+        SettingsError: Something in a file is not as it must be, or the new one is there already.
     """
-    if new.exists() and not force:
+    olds, new = arguments.old, arguments.output
+    if new.exists() and not arguments.force:
         raise SettingsError(f"{new} exists already. Choose another name, or replace it by --force.")
     parts = _by_kind(olds)
     present = read_present(
@@ -79,7 +92,7 @@ def upgrade(olds: Sequence[Path], new: Path, *, force: bool = False) -> str:
 
 
 def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
-    """Which of the files is what, judged by what it holds."""
+    """Tell trainer, curriculum and sampler files apart by what they hold."""
     parts: dict[Kind, Path] = {}
     for path in paths:
         kind: Kind = "curriculum"
@@ -96,7 +109,7 @@ def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
 
 
 def _body(present: Present, new: Path) -> str:
-    """The new file's values, after proving that they mean what the old ones meant."""
+    """Return the new file's values, after a check that they mean what the old ones meant."""
     original = structure(present.document)
     with _silence():
         portable = structure(present.portable)
@@ -127,7 +140,7 @@ def _header(olds: Sequence[Path], present: Present) -> str:
     lines = [f"Written by `pipeline config upgrade` from {names}."]
     if present.family is not Family.PRESENT:
         lines.append(f"The format was that of {present.family.value}.")
-    said = [_near(change) for change in present.changes.made if change.warns]
+    said = [_near(change) for change in present.changes.entries if change.warns]
     if present.left_out:
         said.append(f"default_settings: left out, since {present.left_out}.")
     if said:
@@ -135,13 +148,13 @@ def _header(olds: Sequence[Path], present: Present) -> str:
     return "".join(f"# {line}\n" for line in lines)
 
 
-def _near(change: Change) -> str:
-    """A change without the folder of its file."""
+def _near(change: FormatChange) -> str:
+    """Return a change as text, without the folder of its file."""
     return str(replace(change, where=Path(change.where).name))
 
 
 def _told(olds: Sequence[Path], new: Path, present: Present) -> str:
-    made = present.changes.made
+    made = present.changes.entries
     if not made and not present.left_out:
         return f"Wrote {new}. {olds[0]} is in today's format already; nothing had to be changed."
     groups = {

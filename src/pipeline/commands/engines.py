@@ -1,26 +1,43 @@
-"""What DVC and Snakemake each believe about the state of the results."""
+"""What DVC and Snakemake each believe about the state of the results, and what git knows."""
 
 from __future__ import annotations
 
-import contextlib
-import io
+import csv
+import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import yaml
+
 from pipeline.errors import StageError
+from pipeline.files import write_whole
+from pipeline.stages.shared import sources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+MOST_COMMITS = 300
+"""How far back the commands look in git's history."""
+_GIT_WAIT_S = 60.0
+_LOCK_BEGINS = "schema: '2.0'\nstages:\n"
+_OUTPUT = re.compile(r"\w+/(?!report/)\w+/(.+?)(?:/seed(\d+))?(?:[./][^/]*)?")
+"""A stage's output: its name, and its seed if it has one. The report is of no run."""
+_LOG_HEADER = re.compile(r"\A.*?^  Config MD5: \S+$", re.MULTILINE | re.DOTALL)
+"""What Snakemake tells of itself before anything else."""
+_STAGE = re.compile(r"^  \S", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:
-    """What an engine says."""
+    """An engine's view of the results."""
 
     pending: tuple[str, ...]
     """Jobs that it would run."""
@@ -34,7 +51,7 @@ class State:
 
 
 def dvc_state(root: Path) -> State:
-    """Stages that DVC calls changed.
+    """Ask DVC which stages have changed.
 
     Raises:
         StageError: DVC cannot read the pipeline.
@@ -42,8 +59,6 @@ def dvc_state(root: Path) -> State:
     done = _call(["dvc", "status", "--json"], root)
     if done.returncode != 0:
         raise StageError(f"`dvc status` failed:\n{done.stderr.strip()}")
-    import json
-
     try:
         return State(pending=tuple(json.loads(done.stdout or "{}")))
     except ValueError:
@@ -51,43 +66,82 @@ def dvc_state(root: Path) -> State:
 
 
 def snakemake_state(root: Path) -> State:
-    """Jobs that Snakemake would run, and those of which it has no record.
+    """Ask Snakemake which jobs it would run, and of which it has no record.
 
     Raises:
         StageError: Snakemake cannot read the workflow, or another one holds its lock.
     """
-    from snakemake.api import SnakemakeApi
-    from snakemake.settings.types import DAGSettings, OutputSettings, Quietness, ResourceSettings
+    # Without the profile, an incomplete output is an error here, and is not just made again.
+    _must(["snakemake", "--dry-run", "--quiet", "all", "--workflow-profile", "none"], root)
+    done = _must(["snakemake", "--detailed-summary", "--workflow-profile", "none"], root)
+    # one line for each output, and a dash where no record of how it was made is kept
+    rows = list(csv.DictReader(done.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
+    return State(
+        pending=_jobs(row for row in rows if row["plan"] != "no update"),
+        unrecorded=_jobs(row for row in rows if row["shellcmd"] == "-"),
+    )
 
-    logging.getLogger("snakemake").setLevel(logging.WARNING)
-    with _in_folder(root), contextlib.redirect_stderr(io.StringIO()) as printed:
-        try:
-            with SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as api:
-                given = api.workflow(
-                    resource_settings=ResourceSettings(cores=1),
-                    snakefile=root / "Snakefile",
-                    workdir=root,
-                )
-                given.dag(DAGSettings())
-                workflow = given._workflow  # the public API cannot list jobs
-                workflow._prepare_dag(
-                    forceall=False, ignore_incomplete=False, lock_warn_only=False, nolock=True
-                )
-                workflow._build_dag()
-                needed = [_job_name(job) for job in workflow.dag.needrun_jobs() if job.output]
-                unrecorded = [
-                    _job_name(job)
-                    for job in workflow.dag.jobs
-                    if job.output and not workflow.persistence.has_metadata(job)
-                ]
-        except Exception as error:
-            said = printed.getvalue().strip() or str(error)
-            raise StageError(f"Snakemake cannot read the workflow: {said}") from error
-    return State(pending=tuple(sorted(needed)), unrecorded=tuple(sorted(unrecorded)))
+
+def _jobs(rows: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
+    """Return the jobs of outputs in Snakemake's summary, named as DVC names its stages."""
+    found = set()
+    for row in rows:
+        output = _OUTPUT.fullmatch(row["output_file"])
+        parts = [] if output is None else [part for part in output.groups() if part]
+        instance = "-".join(parts).replace("/", "-")
+        found.add(f"{row['rule']}@{instance}" if instance else row["rule"])
+    return tuple(sorted(found))
+
+
+def mend_lock(root: Path) -> None:
+    """Cut a `dvc.lock` that DVC was killed at writing after its last whole stage.
+
+    DVC writes the file anew after each stage, in place, and reads none that is cut off. Of a file
+    with a mistake that is not at its end, as after a merge, nothing is touched.
+    """
+    path = root / "dvc.lock"
+    if not path.is_file():
+        return
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if _stages_in(text) is not None:
+        return
+    rest = text[: text.rfind("\n") + 1]
+    if _stages_in(rest) is None:
+        rest = rest[: max((found.start() for found in _STAGE.finditer(rest)), default=0)]
+    n_left = 0 if rest in ("", _LOCK_BEGINS) else _stages_in(rest)
+    if n_left is None or not (text.startswith(_LOCK_BEGINS) or _LOCK_BEGINS.startswith(text)):
+        return
+    if n_left:
+        write_whole(path, rest)
+    else:
+        path.unlink()
+    _log.warning(
+        "dvc.lock was cut off, by a DVC that was killed while it wrote the file; %d stages are in "
+        "it now. What the others have made comes from DVC's cache, or is made again.",
+        n_left,
+    )
+
+
+def _stages_in(lock: str) -> int | None:
+    """Return how many stages the text of a dvc.lock has; None when DVC would not read it."""
+    if not lock.endswith("\n"):
+        return None
+    try:
+        stages = yaml.load(lock, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["stages"]  # noqa: S506  # safe ones
+        for stage in stages.values():
+            entries = [*stage.get("deps", ()), *stage.get("outs", ())]
+            values = [stage["cmd"], *(value for entry in entries for value in entry.values())]
+            if None in [*values, *stage.get("params", {}).values()]:
+                return None
+    except (yaml.YAMLError, TypeError, KeyError, AttributeError):
+        return None
+    return len(stages)
 
 
 def bless_dvc(root: Path) -> None:
     """Make DVC take the results as they lie there for its own."""
+    for stage in sources.stages(root):  # what DVC's first stage would do
+        sources.note(root, stage)
     # with links made anew, outputs would look newer to Snakemake than what was made from them
     _must(["dvc", "--wait-for-lock", "commit", "--force", "--no-relink", "--quiet"], root)
 
@@ -99,32 +153,33 @@ def bless_snakemake(root: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Variables for an engine's process: its program may lie beside this Python only."""
+    """Return an engine's variables, with a PATH that begins at this Python's programs."""
     here = os.path.dirname(sys.executable)  # noqa: PTH120  # no need for a path object
     return {**os.environ, "PATH": os.pathsep.join((here, os.environ.get("PATH", "")))}
 
 
-def _job_name(job: object) -> str:
-    instance = "-".join(map(str, job.wildcards)).replace("/", "-")  # type: ignore[attr-defined]  # untyped
-    name = str(job.rule.name)  # type: ignore[attr-defined]  # untyped
-    return f"{name}@{instance}" if instance else name
+def git(root: Path, *arguments: str) -> str | None:
+    """Return what git prints; None when there is no git, or no repository."""
+    command = ["git", "-C", str(root), *arguments]
+    try:
+        done = subprocess.run(  # noqa: S603  # git, without a shell
+            command, capture_output=True, text=True, check=False, timeout=_GIT_WAIT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
-def _must(command: Sequence[str], root: Path) -> None:
+def _must(command: Sequence[str], root: Path) -> str:
+    """Run an engine and return what it printed."""
     done = _call(command, root)
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip()
+        said = _LOG_HEADER.sub("", done.stderr or done.stdout).strip()
         raise StageError(f"`{' '.join(command)}` failed with exit code {done.returncode}:\n{said}")
+    return done.stdout
 
 
 def _call(command: Sequence[str], root: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # noqa: S603  # fixed commands
         list(command), cwd=root, env=environment(), capture_output=True, text=True, check=False
     )
-
-
-@contextlib.contextmanager
-def _in_folder(root: Path) -> Iterator[None]:
-    """Snakemake's API changes the working folder, so put it back."""
-    with contextlib.chdir(root):
-        yield

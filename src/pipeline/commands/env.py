@@ -3,38 +3,62 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import FetchError, SettingsError
-from pipeline.settings.nodes import from_plain, to_plain
-from pipeline.settings.source import EnvironmentParams
-from pipeline.settings.sources import BridgeSource
-from pipeline.settings.yaml_file import parse_yaml
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
-    from pathlib import Path
 
-    from pipeline.envs.archives import Limits
+    from pipeline.commands.parser import Parser
     from pipeline.envs.registry import RemoteRegistryEntry, UnityEnvRegistry
 
 
-def build(
-    name: str,
-    target: Path,
-    *,
-    copies: int | None = None,
-    kwargs: Sequence[str] = (),
-    options: Sequence[str] = (),
-) -> str:
-    """Pack an environment into the executable `target`; gives what to tell the user.
+def add_options(parser: Parser) -> None:
+    """Add `build`, `list` and `fetch`."""
+    made = parser.add_command("build", "pack an environment into an executable", build)
+    made.add_argument(
+        "name", help="one that `pipeline env list` shows, gymnasium:ID or pettingzoo:ID"
+    )
+    made.add_argument("-o", "--output", required=True, type=Path, help="the executable to write")
+    made.add_argument("--copies", type=int, default=None, help="environments in one process")
+    for flag, text in (
+        ("--arg", "keyword argument of the environment; may be repeated"),
+        ("--option", "option of the bridge, such as teams=index; may be repeated"),
+    ):
+        made.add_argument(flag, action="append", default=[], metavar="KEY=VALUE", help=text)
+    text = "list the environments that are known by name"
+    _add_manifest(parser.add_command("list", text, list_environments))
+    text = "fetch an environment's archive into the cache, and print its executable's path"
+    made = parser.add_command("fetch", text, fetch_environment)
+    made.add_argument("environment", metavar="NAME|URL", help="of a manifest, or of an archive")
+    _add_manifest(made)
+    made.add_argument("--sha256", default=None, help="of the archive; without it, only said")
+    made.add_argument(
+        "--platform",
+        choices=("linux", "darwin", "windows"),
+        default=None,
+        help="the system that the executable is for; default: this one",
+    )
+    made.add_argument("--executable", default=None, help="path in the archive; default: the only")
+    made.add_argument("--max-unpacked-gb", type=float, default=16.0, help="default: %(default)s")
+    made.add_argument("--max-ratio", type=float, default=100.0, help="default: %(default)s")
 
-    Args:
-        name: a built-in simulator, or `gymnasium:ID` or `pettingzoo:ID`.
-        target: the file to write.
-        copies: environments in one process; of a built-in simulator its agents.
-        kwargs: `key=value`, for the environment; values are read as YAML.
-        options: `key=value`, for the bridge.
+
+def _add_manifest(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--manifest",
+        action="append",
+        default=[],
+        metavar="FILE|URL",
+        help="a registry manifest in ML-Agents' format; may be given several times",
+    )
+
+
+def build(arguments: argparse.Namespace) -> str:
+    """Pack an environment into an executable.
 
     Raises:
         SettingsError: There is no such environment, or an option is not one of it.
@@ -42,30 +66,39 @@ def build(
     """
     from pipeline.simulators import pack, registry
 
+    name, copies, target = arguments.name, arguments.copies, arguments.output
     source, _, env_id = name.partition(":")
     if source in registry.BRIDGES:
-        given = _pairs("--option", options) | {"source": source, "id": env_id}
-        if copies is not None:
-            given["copies"] = copies
-        if kwargs:
-            given["kwargs"] = _pairs("--arg", kwargs)
-        read = EnvironmentParams.from_node(from_plain(given, "command line"), "")
-        wanted = read.options() if isinstance(read, BridgeSource) else {}
-        pack.pack(source, target, **wanted)
+        pack.pack(source, target, **_bridge_options(source, env_id, arguments))
     else:
-        if kwargs or options:
+        if arguments.arg or arguments.option:
             raise SettingsError(
                 f"{name}: --arg and --option belong to gymnasium:ID and pettingzoo:ID; "
                 "leave them out."
             )
         if copies is not None and copies < 1:
             raise SettingsError(f"--copies: must be at least 1, got {copies}.")
+        # the copies of a built-in simulator are its agents
         pack.pack(name, target, **({} if copies is None else {"n_agents": copies}))
     return f"Wrote {target}. Train in it: pipeline learn CONFIG --env {target}"
 
 
-def list_environments(manifests: Sequence[str]) -> str:
-    """The built-in simulators and the entries of manifests, one line each.
+def _bridge_options(source: str, env_id: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Read the options as if they stood in params.yaml, so that the same checks apply."""
+    from pipeline.settings.environments import BridgeSource, EnvironmentParams
+    from pipeline.settings.nodes import from_plain
+
+    given = _pairs("--option", arguments.option) | {"source": source, "id": env_id}
+    if arguments.copies is not None:
+        given["copies"] = arguments.copies
+    if arguments.arg:
+        given["kwargs"] = _pairs("--arg", arguments.arg)
+    read = EnvironmentParams.from_node(from_plain(given, "command line"), "")
+    return read.options() if isinstance(read, BridgeSource) else {}
+
+
+def list_environments(arguments: argparse.Namespace) -> str:
+    """List the built-in simulators and the entries of manifests, one line each.
 
     Raises:
         PipelineError: A manifest cannot be read.
@@ -74,45 +107,35 @@ def list_environments(manifests: Sequence[str]) -> str:
 
     rows = [(name, registry.entry(name).summary) for name in registry.NAMES]
     rows += [(f"{name}:ID", registry.entry(name).summary) for name in registry.BRIDGES]
-    rows += [(name, _summary(entry)) for name, entry in _registry(manifests).items()]
+    rows += [(name, _summary(entry)) for name, entry in _registry(arguments.manifest).items()]
     width = max(16, *(len(name) for name, _ in rows))
     return "\n".join(f"{name:{width}} {summary}" for name, summary in rows)
 
 
-def fetch_environment(
-    asked: str,
-    *,
-    manifests: Sequence[str],
-    sha256: str | None,
-    platform: str | None,
-    executable: str | None,
-    limits: Limits,
-) -> str:
-    """The path of an environment's program, fetched if it is not cached.
-
-    Args:
-        asked: a URL, or the name of an entry in a manifest.
-        manifests: files or URLs.
-        sha256: the digest that the archive must have.
-        platform: the system that the program is for; this one if None.
-        executable: path of the program in the archive; None for the only one.
-        limits: how large the archive may become.
+def fetch_environment(arguments: argparse.Namespace) -> str:
+    """Return the path of an environment's program, fetched if it is not cached.
 
     Raises:
         PipelineError: There is no such environment, it cannot be fetched, or nothing says what its
             digest must be.
     """
+    from pipeline.envs.sources import fetch
+    from pipeline.envs.sources.archives import ArchiveLimits
+    from pipeline.envs.sources.download import public
+    from pipeline.envs.sources.programs import find_program
+
+    asked, sha256 = arguments.environment, arguments.sha256
+    limits = ArchiveLimits(
+        max_bytes=int(arguments.max_unpacked_gb * 1e9), max_ratio=arguments.max_ratio
+    )
     if "://" not in asked:
-        if sha256 or executable:
+        if sha256 or arguments.executable:
             raise SettingsError(
                 f"{asked}: --sha256 and --executable belong to a URL; the entry of a manifest has "
                 "its own"
             )
-        return str(_entry(asked, manifests).executable(platform, limits=limits))
-    from pipeline.envs import fetch
-    from pipeline.envs.download import public
-    from pipeline.envs.programs import find_program
-
+        entry = _entry(asked, arguments.manifest)
+        return str(entry.executable(arguments.platform, limits=limits))
     if sha256 is None:
         found = fetch.digest_of(asked, limits=limits)
         raise FetchError(
@@ -121,7 +144,10 @@ def fetch_environment(
             "downloaded, not unpacked"
         )
     folder = fetch.fetch(asked, sha256=sha256, limits=limits)
-    return str(find_program(folder, label=public(asked), platform=platform, wanted=executable))
+    program = find_program(
+        folder, label=public(asked), platform=arguments.platform, wanted=arguments.executable
+    )
+    return str(program)
 
 
 def _registry(manifests: Sequence[str]) -> UnityEnvRegistry:
@@ -159,6 +185,10 @@ def _summary(entry: RemoteRegistryEntry) -> str:
 
 
 def _pairs(flag: str, texts: Sequence[str]) -> dict[str, Any]:
+    """Read texts of the form `key=value`, the values as YAML."""
+    from pipeline.settings.nodes import to_plain
+    from pipeline.settings.yaml_file import parse_yaml
+
     found = {}
     for text in texts:
         key, given, value = text.partition("=")

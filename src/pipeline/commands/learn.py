@@ -1,204 +1,255 @@
-"""`pipeline learn`: train in one executable, or in the Unity Editor, with one configuration."""
+"""`pipeline learn`: all options that `mlagents-learn` has, and all that it ever had.
+
+One table gives the parser, the help, and the settings that an option changes. The work is in
+`learn_run`, whose imports take seconds, so that a mistake in a command line is told before them.
+"""
 
 from __future__ import annotations
 
-import logging
-import secrets
+import argparse
 import sys
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline import __version__, files
-from pipeline.algos.ranks import launched
-from pipeline.commands.learn_settings import flags_named, plan_of
-from pipeline.commands.run_folder import RunFolder, folder_of, run_folder
-from pipeline.envs.launch import find_executable
-from pipeline.errors import Interrupted
-from pipeline.settings import dump_yaml, load_run_settings, to_mapping
-from pipeline.stages import process, provenance
-from pipeline.stages.export import publish
-from pipeline.tracking.console import ConsoleSink, hyperparameters_text
-from pipeline.tracking.csvfile import CsvSink
-from pipeline.tracking.tensorboard import TensorBoardSink
-from pipeline.tracking.timers import TimersSink, run_metadata
-from pipeline.tracking.updates import UpdatesCsvSink
-from pipeline.trainer.first_weights import first_weights
+from pipeline import __version__
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping
+    from pipeline.commands.parser import Parser
 
-    from pipeline.commands.learn_settings import Plan
-    from pipeline.settings import RunSettings
-    from pipeline.tracking.base import Sink
-    from pipeline.trainer import TrainResult
+GROUPS = {
+    "run": "Which run this is, where it is kept, and what it starts from.",
+    "environment": "What to train in. Without --env: the Unity Editor, on port 5004.",
+    "engine": "What the game engine is told when the environment has connected.",
+    "networks": "Where networks are computed, and how they act.",
+    "retired": "Options of older releases. They still work, and name the present way when used.",
+}
 
-_log = logging.getLogger(__name__)
+DESCRIPTION = """\
+Train every behavior of an environment with a trainer configuration in ML-Agents' format.
 
-CONFIGURATION = "configuration.yaml"
-LOGS = "run_logs"
-_TRAINER = f"pipeline {__version__}"
+CONFIG may be left out: then every behavior gets the built-in PPO settings. An option that is given
+wins over the configuration file, and the file wins over the defaults; `--num-envs=1` is enough to
+override 4 in the file.
+"""
+
+EPILOG = """\
+examples
+  pipeline learn config/ppo/3DBall.yaml --env build/balance_ball --run-id first
+  pipeline learn config/ppo/3DBall.yaml --run-id editor          then press Play in the Unity Editor
+  pipeline learn my.yaml --env Game --run-id big --num-envs 4 --no-graphics --time-scale 50
+  pipeline learn my.yaml --env Game --run-id big --resume        continue where it was stopped
+  pipeline learn my.yaml --env Game --run-id next --initialize-from big
+  pipeline learn my.yaml --env Game --run-id big --resume --inference     watch it, without learning
+  pipeline learn my.yaml --env Game --run-id a --env-args --level 7       the rest goes to the game
+
+results/<run-id>/ gets
+  <Behavior>.onnx                   the policy for Unity
+  <Behavior>/checkpoint.pt          what --resume continues from; events.out.tfevents.* beside it
+  configuration.yaml                every setting of the run, itself a valid CONFIG
+  progress.csv                      the learning curve
+  run_logs/                         timers.json, Player-<worker>.log
+
+Ctrl+C saves first; give the same command with --resume to continue. See docs/learn.md.
+"""
 
 
-def learn(arguments: argparse.Namespace) -> str:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """One option, and what becomes of it."""
+
+    flag: str
+    group: str
+    help: str
+    metavar: str | None = None
+    """What the help calls its value; None for a switch."""
+    key: str | None = None
+    """The setting that it changes, dotted."""
+    behavior_key: str | None = None
+    """The setting that it changes in every behavior and in default_settings, dotted."""
+    value: Any = True
+    """What a switch sets the setting to."""
+    note: str | None = None
+    """Of a retired option: the line that names the present way."""
+
+    @property
+    def dest(self) -> str:
+        """The attribute of the parsed arguments."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    @property
+    def kind(self) -> Literal["switch", "number", "rest", "text"]:
+        """What it takes, as its metavar says."""
+        if self.metavar in (None, "..."):
+            return "switch" if self.metavar is None else "rest"
+        return "number" if self.metavar in ("N", "X", "S", "PORT") else "text"
+
+
+_SECTIONS = {
+    "run": "checkpoint_settings",
+    "environment": "env_settings",
+    "engine": "engine_settings",
+}
+"""The settings of a group."""
+
+_TABLE = {
+    "run": {
+        "--run-id ID": "name of the run, and of its folder (default: ppo)",
+        "--results-dir DIR": "folder of all runs (default: results)",
+        "--resume": "continue the run of this id from its last checkpoint",
+        "--force": "train anew under an id that has been used; the earlier run's folder is kept as "
+        "<run-id>.1, .2, ...",
+        "--initialize-from ID": "begin with the weights of another run in the same results folder, "
+        "at step 0",
+        "--inference": "act without learning, until stopped; with --resume or --initialize-from",
+        "--seed N": "from which everything random derives (default: -1, one is drawn and printed)",
+    },
+    "environment": {
+        "--env PATH": "the executable (default: none, the Unity Editor)",
+        "--num-envs N": "executables that run side by side, in lockstep (default: 1)",
+        "--num-areas N": "training areas that each environment makes, if it replicates them "
+        "(default: 1)",
+        "--base-port PORT": "port of the first environment, the others follow (default: free ports "
+        "that the system chooses); ignored in the Editor",
+        "--timeout-wait S": "seconds to wait for an answer of an environment (default: 60)",
+        "--max-lifetime-restarts N": "restarts of a failed environment in all, -1 for any number "
+        "(default: 10)",
+        "--restarts-rate-limit-n N": "restarts of a failed environment within the period, -1 for "
+        "any number (default: 1)",
+        "--restarts-rate-limit-period-s S": "length of that period in seconds (default: 60)",
+        "--env-args ...": "everything after this goes to the executable, so give it last",
+    },
+    "engine": {
+        "--width N": "pixels of the window (default: 84)",
+        "--height N": "pixels of the window (default: 84)",
+        "--quality-level N": "rendering quality (default: 5)",
+        "--time-scale X": "how many times faster than real time it may run (default: 20)",
+        "--target-frame-rate N": "frames per second, -1 for as many as possible (default: -1)",
+        "--capture-frame-rate N": "frames per second of simulated time (default: 60)",
+        "--no-graphics": "run without rendering",
+        "--no-graphics-monitor": "render the first environment only, the others run without",
+    },
+    "networks": {
+        "--learners N": "processes that learn one run together, each with --num-envs environments "
+        "of its own (default: 1, or as many as torchrun has started)",
+        "--torch-device DEVICE": "cpu, cuda, cuda:0, ... "
+        "(default: cuda where there is one, else cpu)",
+        "--deterministic": "take the mean or the likeliest action, also while training",
+    },
+    "retired": {
+        "--curriculum FILE": "lessons belong under environment_parameters in CONFIG",
+        "--sampler FILE": "samplers belong under environment_parameters in CONFIG",
+        "--lesson N": "every curriculum starts at this lesson; better begin environment_parameters "
+        "in CONFIG with the lesson that you want",
+        "--keep-checkpoints N": "set keep_checkpoints of each behavior in CONFIG",
+        "--save-freq N": "set checkpoint_interval of each behavior in CONFIG",
+        "--load": "use --resume, which it implies",
+        "--train": "no effect: a run trains unless --inference is given",
+        "--slow": "use --time-scale 1, which it means",
+        "--worker-id N": "use --base-port, to which it is added",
+        "--num-runs N": "this many runs, one after another, named <run-id>-<k> with seed + k; "
+        "better use experiments and seeds in params.yaml, which run in parallel",
+        "--docker-target-name NAME": "relative paths lie under /<name>/; better mount the volume "
+        "and give whole paths",
+        "--cpu": "use --torch-device cpu, which it means",
+        "--multi-gpu": "no effect: one device learns, which --torch-device chooses",
+        "--torch": "no effect: networks are always PyTorch's",
+        "--tensorflow": "no effect: networks are always PyTorch's",
+    },
+}
+"""Every option but `--debug`, `--version` and `--help`, by group, as the help shows it: the flag,
+what it takes (nothing makes it a switch), and what it does, or if retired the present way."""
+
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "--seed": {"key": "env_settings.seed"},
+    "--env": {"key": "env_settings.env_path"},
+    "--torch-device": {"key": "torch_settings.device"},
+    "--deterministic": {"behavior_key": "network_settings.deterministic"},
+    "--keep-checkpoints": {"behavior_key": "keep_checkpoints"},
+    "--save-freq": {"behavior_key": "checkpoint_interval"},
+    "--load": {"key": "checkpoint_settings.resume"},
+    "--train": {"key": "checkpoint_settings.train_model"},
+    "--slow": {"key": "engine_settings.time_scale", "value": 1},
+    "--cpu": {"key": "torch_settings.device", "value": "cpu"},
+}
+"""Which settings an option changes, where they are not those of its group with its own name."""
+
+
+def _option(group: str, spec: str, text: str) -> Option:
+    """Return the option of a line of the table."""
+    flag, _, metavar = spec.partition(" ")
+    more = dict(_SETTINGS.get(flag, {}))
+    if group in _SECTIONS:
+        name = flag.removeprefix("--").replace("-", "_")
+        more.setdefault("key", f"{_SECTIONS[group]}.{name}")
+    note = text if group == "retired" else None
+    return Option(flag=flag, group=group, help=text, metavar=metavar or None, note=note, **more)
+
+
+OPTIONS = tuple(
+    _option(group, spec, text) for group, lines in _TABLE.items() for spec, text in lines.items()
+)
+BY_DEST = {option.dest: option for option in OPTIONS}
+
+
+def add_options(parser: Parser) -> None:
+    """Make the parser of `pipeline learn`; only what is given becomes an attribute."""
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.usage = "%(prog)s [CONFIG] [options]"
+    parser.add_argument(
+        "config",
+        nargs="?",
+        metavar="CONFIG",
+        help="trainer configuration in ML-Agents' format; built-in settings when not given",
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"pipeline {__version__}", help="print it, and exit"
+    )
+    groups = {name: parser.add_argument_group(name, text) for name, text in GROUPS.items()}
+    for option in OPTIONS:
+        groups[option.group].add_argument(option.flag, **_arguments(option))
+    parser.retired = {option.dest for option in OPTIONS if option.note is not None}
+
+
+def run(arguments: argparse.Namespace) -> str:
     """Train, and say where the results are; beyond the first of several learners, only train.
 
     Raises:
         PipelineError: The configuration or the environment cannot be used, or a signal stopped
             the run after its state was saved.
     """
+    from pipeline.algos.process_group import launched
+
     if launched()[0] > 0:
-        from pipeline.trainer.follower import follow
+        # torchrun has started this process to help the first one, which has the settings
+        from pipeline.trainer.distributed.worker import work
 
-        sys.exit(follow())
-    plan = plan_of(arguments)
-    if plan.settings.debug:
-        logging.getLogger("pipeline").setLevel(logging.DEBUG)
-    with flags_named(plan.flags):
-        return "\n".join(_run(plan, plan.run(number)) for number in range(plan.n_runs))
+        sys.exit(work())
+    from pipeline.commands.learn_settings import plan_of
 
+    plan = plan_of(arguments)  # a mistake is told before seconds of imports
+    from pipeline.commands.learn_run import learn
 
-def _run(plan: Plan, settings: RunSettings) -> str:
-    checkpoint = settings.checkpoint_settings
-    run_dir = folder_of(Path(checkpoint.results_dir), checkpoint.run_id)
-    seed = _seed(settings, run_dir)
-    settings = settings.with_seed(seed)
-    weights = first_weights(settings)
-    with (
-        process.signals(),
-        run_folder(
-            run_dir,
-            resume=checkpoint.resume,
-            force=checkpoint.force,
-            watched=_only_watched(settings),
-        ) as folder,
-    ):
-        timers = TimersSink(run_dir / LOGS / "timers.json", metadata=run_metadata(trainer=_TRAINER))
-        result = _train(plan, settings, seed, folder, weights, timers)
-        if not _only_watched(settings):
-            files.write_json(run_dir / LOGS / "seconds.json", dict(result.seconds))
-            n_updates = sum(one.n_updates for one in result.behaviors.values())
-            timers.finish(result.seconds, n_updates=n_updates)
-    return _told(settings, seed, run_dir, result)
+    return learn(plan)
 
 
-def _only_watched(settings: RunSettings) -> bool:
-    """Whether an earlier run is shown, whose records stay as they are."""
-    asked = settings.checkpoint_settings
-    return asked.inference and asked.resume
+def _arguments(option: Option) -> dict[str, Any]:
+    """Return what argparse is told; it leaves checking values to the settings."""
+    # without defaults, only what was given wins over the configuration file
+    common = {"dest": option.dest, "default": argparse.SUPPRESS, "help": option.help}
+    if option.kind == "switch":
+        return {**common, "action": "store_true"}
+    if option.kind == "rest":
+        return {**common, "nargs": argparse.REMAINDER}
+    kind = _number if option.kind == "number" else str
+    return {**common, "metavar": option.metavar, "type": kind}
 
 
-def _told(settings: RunSettings, seed: int, run_dir: Path, result: TrainResult) -> str:
-    """Where everything is, and what to do next."""
-    inference = settings.checkpoint_settings.inference
-    verb = "Played" if inference else "Trained"
-    lines = [f"{verb} with seed {seed}; everything is in {run_dir}."]
-    for name, one in result.behaviors.items():
-        mean = "no episode ended" if one.mean_reward is None else f"{one.mean_reward:.3f}"
-        rating = "" if one.elo is None else f", ELO {one.elo:.1f}"
-        lines.append(f"  {name}: {one.steps} steps, mean reward {mean}{rating}")
-        if not inference:
-            lines.append(f"    policy for Unity: {files.named(run_dir, name, '.onnx')}")
-            lines.append(f"    checkpoint:       {one.checkpoint}")
-    lines.append(f"Time: {_split(result.seconds)}")
-    if not inference and (env := settings.env_settings.env_path):
-        first = files.named(run_dir, next(iter(result.behaviors)), ".onnx")
-        lines.append(f"Play it: pipeline evaluate {first} --env {env}")
-    return "\n".join(lines)
-
-
-def _seed(settings: RunSettings, run_dir: Path) -> int:
-    """The seed that was asked for, that of the run to resume, or one drawn."""
-    seed = settings.env_settings.seed
-    written = run_dir / CONFIGURATION
-    if seed < 0 and settings.checkpoint_settings.resume and written.is_file():
-        seed = load_run_settings(written).env_settings.seed
-    return secrets.randbelow(10_000) if seed < 0 else seed
-
-
-def _split(seconds: Mapping[str, float]) -> str:
-    """Share of each part, the largest first."""
-    total = seconds["total"]
-    parts = {part: value for part, value in seconds.items() if part != "total"}
-    parts["other"] = max(total - sum(parts.values()), 0.0)
-    ordered = sorted(parts.items(), key=lambda item: -item[1])
-    return f"{total:.1f} s: " + ", ".join(f"{name} {value / total:.0%}" for name, value in ordered)
-
-
-def _train(
-    plan: Plan,
-    settings: RunSettings,
-    seed: int,
-    folder: RunFolder,
-    weights: Mapping[str, Path],
-    timers: TimersSink,
-) -> TrainResult:
-    env, checkpoint = settings.env_settings, settings.checkpoint_settings
-    if env.env_path is not None:
-        find_executable(env.env_path)  # a slip is named before slow imports
-    elif env.env_args:
-        _log.warning("--env-args is ignored: the Unity Editor takes no arguments.")
-    from pipeline import trainer
-
-    run_dir = folder.path
-    history = [provenance.of_learn(settings, seed, {n: folder.now(p) for n, p in weights.items()})]
-
-    def on_start() -> None:
-        versions = run_metadata(trainer=_TRAINER)
-        _log.info(
-            "Version information: %s, Communicator API %s, PyTorch %s",
-            versions["trainer"],
-            versions["communication_protocol_version"],
-            versions["pytorch_version"],
-        )
-        if not _only_watched(settings):
-            files.write_whole(run_dir / CONFIGURATION, dump_yaml(to_mapping(settings)))
-        folder.start()
-        timers.start()
-
-    try:
-        return trainer.train(
-            None if env.env_path is None else Path(env.env_path),
-            settings,
-            seed=seed,
-            run_dir=run_dir,
-            num_envs=env.num_envs,
-            env_args=tuple(env.env_args or ()),
-            resume=checkpoint.resume,
-            init_from={name: folder.now(path) for name, path in weights.items()},
-            device=settings.torch_settings.device,
-            sinks=_sinks(settings, run_dir, timers),
-            base_port=plan.base_port,
-            log_folder=None if _only_watched(settings) else run_dir / LOGS,
-            on_start=on_start,
-            inference=checkpoint.inference,
-            exporter=partial(publish, history=history),
-            starting_lesson=plan.starting_lesson or 0,
-            learners=plan.learners,
-        )
-    except Interrupted as error:
-        if not folder.started or checkpoint.inference:
-            raise
-        again = f"{error}; to continue, give the same command with --resume"
-        raise Interrupted(again, exit_code=process.exit_code(error.exit_code)) from error
-
-
-def _sinks(settings: RunSettings, run_dir: Path, timers: TimersSink) -> list[Sink]:
-    limits = {name: one.max_steps for name, one in settings.behaviors.items()}
-    if _only_watched(settings):
-        return [ConsoleSink(max_steps=limits)]
-    described: dict[str, Any] = to_mapping(settings)["behaviors"]
-    sinks: list[Sink] = [
-        ConsoleSink(max_steps=limits),
-        CsvSink(run_dir / "progress.csv"),
-        TensorBoardSink(
-            run_dir,
-            hyperparameters={name: hyperparameters_text(one) for name, one in described.items()},
-            keep_earlier=settings.checkpoint_settings.resume,
-        ),
-        timers,
-    ]
-    if settings.debug:
-        sinks.append(UpdatesCsvSink(run_dir / LOGS))
-    return sinks
+def _number(text: str) -> int | float | str:
+    """Read a number; other texts stay, for the settings to name what is wrong with them."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.algos.ranks import launched
-from pipeline.commands.learn_options import BY_DEST, OPTIONS
+from pipeline.algos.process_group import launched
+from pipeline.commands.learn import BY_DEST, OPTIONS
 from pipeline.errors import SettingsError
 from pipeline.settings import TrainerSettings, load_run_settings
 from pipeline.settings.nodes import from_plain
-from pipeline.settings.reader import ContradictionError, read, setting_hints
-from pipeline.settings.schema.kinds import Count, CountOrZero
+from pipeline.settings.reader import ContradictionError, Count, CountOrZero, read, setting_hints
 from pipeline.settings.schema.run import EnvironmentSettings
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class Plan:
     """Processes that learn together."""
 
     def run(self, number: int) -> RunSettings:
-        """The settings of one of the runs, counted from 0."""
+        """Return the settings of one of the runs, counted from 0."""
         settings = self.settings
         if self.n_runs == 1:
             return settings
@@ -68,7 +67,7 @@ class Plan:
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:
-    """What was asked for, with every contradiction refused.
+    """Combine command line and file, and refuse what contradicts itself.
 
     Raises:
         SettingsError: The file cannot be used, or options contradict each other; an error about
@@ -112,7 +111,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
 
 @contextlib.contextmanager
 def flags_named(flags: Mapping[str, str]) -> Iterator[None]:
-    """In the block, errors about settings that options have changed name the options.
+    """Name the options in errors about settings that they have changed.
 
     Args:
         flags: the options that were given, by key of their setting.
@@ -127,7 +126,7 @@ def flags_named(flags: Mapping[str, str]) -> Iterator[None]:
 
 
 def _overrides(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Settings that options change, and which option changes which."""
+    """Return the settings that options change, and the option that changes each."""
     overrides: dict[str, Any] = {}
     flags: dict[str, str] = {}
     for option in OPTIONS:  # present ones first
@@ -141,7 +140,7 @@ def _overrides(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]
 
 
 def _checked_numbers(given: Mapping[str, Any]) -> dict[str, int]:
-    """The options that are numbers without being settings."""
+    """Read the options that are numbers but no settings."""
     kinds = {"worker_id": CountOrZero, "lesson": CountOrZero, "num_runs": Count, "learners": Count}
     return {
         dest: int(read(kind, from_plain(given[dest], SOURCE), dest))
@@ -169,7 +168,7 @@ def _refuse_contradictions(given: Mapping[str, Any]) -> None:
 
 
 def _decided(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
-    """Which of resume, force and initialize_from counts: an option wins over the file."""
+    """Decide between resume, force and initialize_from: an option wins over the file."""
     asked = settings.checkpoint_settings
     resume, force, source = asked.resume or asked.load_model, asked.force, asked.initialize_from
     by_option = "resume" in given or "load" in given
@@ -204,7 +203,7 @@ def _has_weights(settings: RunSettings) -> bool:
 
 
 def _fixed_port(settings: RunSettings, given: Mapping[str, Any], worker: int) -> int | None:
-    """The first environment's port if someone chose it; the Editor has its own."""
+    """Return the first environment's port if someone chose it; the Editor has its own."""
     env = settings.env_settings
     chosen = [BY_DEST[dest].flag for dest in ("base_port", "worker_id") if dest in given]
     if env.env_path is None:
@@ -223,7 +222,7 @@ def _fixed_port(settings: RunSettings, given: Mapping[str, Any], worker: int) ->
 
 
 def _inside(given: Mapping[str, Any], path: str | None) -> Path | None:
-    """A path below the volume of --docker-target-name, when that was given."""
+    """Return a path below the volume of --docker-target-name, when that was given."""
     if path is None:
         return None
     name = given.get("docker_target_name")
@@ -231,7 +230,7 @@ def _inside(given: Mapping[str, Any], path: str | None) -> Path | None:
 
 
 def _moved(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
-    """Executable and results below the volume of --docker-target-name, when that was given."""
+    """Move executable and results below the volume of --docker-target-name, if given."""
     if "docker_target_name" not in given:
         return settings
     env, checkpoint = settings.env_settings, settings.checkpoint_settings
@@ -246,7 +245,7 @@ def _moved(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
 
 
 def _for_every_behavior(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
-    """Options that change a setting of all behaviors, also of those that are not listed."""
+    """Apply options to all behaviors, also to those that the file does not list."""
     for option in OPTIONS:
         if option.behavior_key is None or option.dest not in given:
             continue
@@ -272,7 +271,7 @@ def _for_every_behavior(settings: RunSettings, given: Mapping[str, Any]) -> RunS
 
 
 def _with(settings: Any, key: str, value: Any) -> Any:
-    """Settings with the node `value` read for the dotted `key`."""
+    """Return the settings with `value` read for the dotted `key`."""
     head, _, rest = key.partition(".")
     if rest:
         return replace(settings, **{head: _with(getattr(settings, head), rest, value)})

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.errors import ExportError
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from pipeline.commands.parser import Parser
+
+
+def add_options(parser: Parser) -> None:
+    """Add `check`."""
+    text = "say whether Unity would load an ONNX policy"
+    made = parser.add_command("check", text, lambda arguments: check(arguments.file))
+    made.add_argument("file", type=Path)
 
 
 def check(path: Path) -> str:
-    """What the file declares, when it keeps the contract.
+    """Return what the file declares, when it keeps the contract.
 
     Raises:
         ExportError: It cannot be read, or breaks a rule.

@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline import files
-from pipeline.commands.commits import Found, commit_with
+from pipeline.commands.engines import MOST_COMMITS, git
 from pipeline.errors import ExportError, PipelineError
-from pipeline.stages import common, provenance, sources, tracked
+from pipeline.stages.shared import provenance, run_context, sources
+from pipeline.stages.shared.attempt import digest_of
+from pipeline.stages.shared.project import checkout
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator, Mapping, Sequence
+
+    from pipeline.commands.parser import Parser
 
 Verdict = Literal["same", "differs", "unknown"]
 _MOST_SHOWN = 12
@@ -22,7 +27,7 @@ _TEXTS = ("stage", "run", "parameters_sha256", "code_sha256")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One thing that the policy was made from, beside what the tree has now."""
+    """One thing that the policy was made from, compared with what the tree has now."""
 
     what: str
     verdict: Verdict
@@ -30,40 +35,41 @@ class Check:
     """What differs, or why it is not known."""
 
 
-def tell(model: Path, *, tree: Path | None = None, as_json: bool = False) -> str:
-    """What made a policy, and whether a tree would make the same.
+def add_options(parser: Parser) -> None:
+    """Add the options of `pipeline provenance`."""
+    parser.add_argument("file", type=Path, help="an .onnx file of `export` or `pipeline learn`")
+    parser.add_argument(
+        "--tree", type=Path, help="the checkout to compare with; default: the present folder's"
+    )
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
-    Args:
-        model: the ONNX file.
-        tree: a checkout of the project; None takes the working folder if it is one, else the one
-            that this code lies in.
-        as_json: everything, for programs.
+
+def run(arguments: argparse.Namespace) -> str:
+    """Say what made a policy, and whether a tree would make the same.
 
     Raises:
         PipelineError: The file cannot be read, or has no provenance.
     """
-    stages = read(model)
-    root = _root(tree)
+    stages = read(arguments.file)
+    root = _root(arguments.tree)
     checks = [_code(stages, root)]
     checks += [check for stage in stages for check in _checks(stage, root)]
     checks.append(_versions(stages[-1]))
-    told: dict[str, str] = {}
-    for stage in stages:
-        told |= stage["sources"]
-    commit = commit_with(root, {f"src/{name}": blob for name, blob in told.items()})
-    if as_json:
+    blobs = {f"src/{name}": blob for stage in stages for name, blob in stage["sources"].items()}
+    commit, told = commit_with(root, blobs)
+    if arguments.json:
         value = {
             "stages": stages,
-            "commit": asdict(commit),
+            "commit": {"commit": commit, "told": told},
             "checks": [asdict(check) for check in checks],
             "verdict": _overall(checks),
         }
         return json.dumps(value, indent=2, sort_keys=True)
-    return "\n".join([*_described(model, stages, commit), *_judged(checks)])
+    return "\n".join([*_described(arguments.file, stages, told), *_judged(checks)])
 
 
 def read(model: Path) -> list[provenance.Record]:
-    """The records in a file's metadata, those of the first stage first.
+    """Return the records in a file's metadata, those of the first stage first.
 
     Raises:
         ExportError: It is no ONNX file, or was written without provenance.
@@ -93,7 +99,7 @@ def read(model: Path) -> list[provenance.Record]:
 
 
 def _is_record(one: Any) -> bool:
-    """Whether this has all that is read of a record."""
+    """Return whether this has all that is read of a record."""
     return (
         isinstance(one, dict)
         and all(isinstance(one.get(key), str) for key in _TEXTS)
@@ -118,7 +124,35 @@ def _root(tree: Path | None) -> Path:
     if tree is not None and not (tree / "src/pipeline").is_dir():
         raise ExportError(f"{tree}: is not a checkout of this project: it has no src/pipeline")
     here = tree or Path.cwd()
-    return here if (here / "src/pipeline").is_dir() else common.checkout()
+    return here if (here / "src/pipeline").is_dir() else checkout()
+
+
+def commit_with(root: Path, blobs: Mapping[str, str]) -> tuple[str | None, str]:
+    """Look for the newest commit with files of given content, on all branches.
+
+    Args:
+        root: a folder of the repository's work tree.
+        blobs: git's id of each file's content, by path.
+
+    Returns:
+        Its full id if there is one, and what to tell a person.
+    """
+    log = git(root, "log", "--all", f"-n{MOST_COMMITS}", "--format=%H %cs %s", "--", "src")
+    if log is None:
+        return None, "not known: there is no git repository here"
+    lines = log.splitlines()
+    for line in lines:
+        commit = line.partition(" ")[0]
+        listed = git(root, "ls-tree", "-r", "--full-tree", commit, "--", "src") or ""
+        # each line: mode, type and id, then the path after a tab
+        facts = (entry.partition("\t") for entry in listed.splitlines())
+        held = {path: fact.split()[2] for fact, _, path in facts}
+        if all(held.get(path) == blob for path, blob in blobs.items()):
+            return commit, f"{line} (the newest change of src with these sources)"
+    return None, (
+        f"none of the last {len(lines)} that changed src has these sources: they were not "
+        "committed, or elsewhere"
+    )
 
 
 def _checks(stage: provenance.Record, root: Path) -> Iterator[Check]:
@@ -133,7 +167,7 @@ def _checks(stage: provenance.Record, root: Path) -> Iterator[Check]:
 
 
 def _code(stages: Sequence[provenance.Record], root: Path) -> Check:
-    """Of all stages together, since a source that several import is stored with the first."""
+    """Check the code of all stages at once: a shared source is stored with the first alone."""
     details = []
     for name, blob in (item for stage in stages for item in stage["sources"].items()):
         file = root / "src" / name
@@ -147,7 +181,7 @@ def _code(stages: Sequence[provenance.Record], root: Path) -> Check:
 def _parameters(stage: provenance.Record, root: Path) -> Check:
     what = f"parameters of {stage['stage']}"
     try:
-        run = tracked.find(root, stage["experiment"], stage["seed"])
+        run = run_context.find(root, stage["experiment"], stage["seed"])
         now = _parameters_now(stage["stage"], run)
     except PipelineError as error:
         return Check(what=what, verdict="differs", details=(str(error),))
@@ -163,7 +197,7 @@ def _parameters(stage: provenance.Record, root: Path) -> Check:
 _ABSENT = object()
 
 
-def _parameters_now(stage: str, run: tracked.Run) -> Mapping[str, Any]:
+def _parameters_now(stage: str, run: run_context.Run) -> Mapping[str, Any]:
     if stage == "train":
         return provenance.train_parameters(run)
     if stage == "pretrain":
@@ -182,7 +216,7 @@ def _input(kind: str, one: Mapping[str, str], root: Path) -> Check:
     if path is None or elsewhere or not (root / path).exists():
         where = "its place is not in the file" if path is None else f"{path} is not in the tree"
         return Check(what=what, verdict="unknown", details=(where,))
-    now = common.digest_of(root / path)
+    now = digest_of(root / path)
     return _check(what, [] if now == one["sha256"] else [f"{path} has another content"])
 
 
@@ -219,11 +253,11 @@ def _overall(checks: Sequence[Check]) -> Verdict:
     return "unknown" if "unknown" in found else "same"
 
 
-def _described(model: Path, stages: Sequence[provenance.Record], commit: Found) -> list[str]:
+def _described(model: Path, stages: Sequence[provenance.Record], commit: str) -> list[str]:
     last = stages[-1]
     lines = [f"{model}", f"  file       sha256 {files.sha256_of(model)}"]
     lines.append(f"  run        {last['run']}, seed {last['seed']}")
-    lines.append(f"  commit     {commit.told}")
+    lines.append(f"  commit     {commit}")
     packages = ", ".join(f"{name} {version}" for name, version in last["versions"].items())
     lines.append(f"  packages   {packages}")
     for stage in stages:

@@ -7,23 +7,25 @@ what lies in it. Content is the link, so it needs no order in which one commits 
 from __future__ import annotations
 
 import re
-import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.commands.engines import MOST_COMMITS, git
+from pipeline.commands.parser import aligned
 from pipeline.errors import PipelineError
 from pipeline.settings.nodes import to_plain
 from pipeline.settings.yaml_file import parse_yaml
-from pipeline.tracking import mlflow_store, mlflow_view, row
+from pipeline.tracking import mlflow_store, mlflow_view, run_metadata
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
+
+    from pipeline.commands.parser import Parser
 
 _MADE = {"train": "policy.pt", "export": "", "evaluate": "metrics.json"}
 """What stands for a stage's outputs: this file of its folder, or the folder."""
-_MOST_COMMITS = 300
-_WAIT_S = 60.0
 _POLICY = re.compile(r"results/train/(?P<experiment>.+)/seed(?P<seed>\d+)/policy\.pt\Z")
 
 
@@ -46,15 +48,15 @@ class Found:
 
     @property
     def name(self) -> str:
-        """What the tables call it."""
-        return row.label(f"{self.experiment}-{self.seed}", self.variant)
+        """Its name in the tables."""
+        return run_metadata.label(f"{self.experiment}-{self.seed}", self.variant)
 
     def folder(self, stage: str) -> str:
-        """Where the stage's results lie in the repository."""
+        """Return the folder of a stage's results in the repository."""
         return f"results/{stage}/{self.experiment}/seed{self.seed}"
 
     def made(self) -> list[tuple[str, str, str]]:
-        """Stage, path and digest of each output that the row knows."""
+        """Return stage, path and digest of each output that the row knows."""
         return [
             (stage, f"{self.folder(stage)}/{file}".rstrip("/"), self.tags[f"dvc.{stage}"])
             for stage, file in _MADE.items()
@@ -62,8 +64,27 @@ class Found:
         ]
 
 
+def add_options(parser: Parser) -> None:
+    """Add the options of `pipeline runs`."""
+    parser.add_argument(
+        "run",
+        nargs="?",
+        help="<experiment>-<seed>, or a run's id in MLflow; default: a table of all",
+    )
+    parser.add_argument(
+        "--at",
+        metavar="REVISION",
+        help="the rows of what a git revision's dvc.lock holds, instead of what lies here",
+    )
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Answer for the repository of the working folder."""
+    return tell(Path.cwd(), arguments.run, revision=arguments.at)
+
+
 def tell(root: Path, name: str | None, *, revision: str | None = None) -> str:
-    """What belongs together, as a table or for one run.
+    """Tell what belongs together, as a table or for one run.
 
     Args:
         root: the repository.
@@ -82,12 +103,12 @@ def tell(root: Path, name: str | None, *, revision: str | None = None) -> str:
 
 
 def _rows(store: mlflow_store.Store) -> list[Found]:
-    """Every row that a stage has written, by experiment and seed."""
+    """Return every row that a stage has written, sorted by experiment and seed."""
     found = []
     for run in store.client.search_runs([store.experiment_id], max_results=50_000):
         tags = run.data.tags
         if {"pipeline.experiment", "pipeline.seed"} <= tags.keys():
-            variant = tags.get(row.VARIANT, row.WORKSPACE)
+            variant = tags.get(run_metadata.VARIANT, run_metadata.WORKSPACE)
             found.append(
                 Found(
                     run=run.info.run_id,
@@ -103,7 +124,7 @@ def _rows(store: mlflow_store.Store) -> list[Found]:
         key=lambda one: (
             one.experiment,
             int(one.seed),
-            one.variant != row.WORKSPACE,
+            one.variant != run_metadata.WORKSPACE,
             one.variant,
             not one.current,
         ),
@@ -116,7 +137,7 @@ def _named(rows: Sequence[Found], name: str) -> list[Found]:
         one
         for one in rows
         if one.current
-        and name in (one.name, row.label(f"{one.experiment}-seed{one.seed}", one.variant))
+        and name in (one.name, run_metadata.label(f"{one.experiment}-seed{one.seed}", one.variant))
     ]
     if not exact and not wanted:
         known = ", ".join(one.name for one in rows if one.current)
@@ -132,7 +153,7 @@ def _table(root: Path, rows: Iterable[Found]) -> str:
             same = all(_here(root, path) == digest for _, path, digest in made)
             state = "those in results/" if same else "others than in results/"
         lines.append((one.name, one.run, _number(one.score), state))
-    return _aligned(lines)
+    return "\n".join(aligned(lines))
 
 
 def _one(root: Path, one: Found) -> str:
@@ -151,7 +172,7 @@ def _one(root: Path, one: Found) -> str:
         holding = _holding(root, digest)
         commits = holding if commits is None else [c for c in commits if c in holding]
     if commits:
-        told = (_git(root, "log", "-1", "--format=%h %cs %s", commits[0]) or commits[0]).strip()
+        told = (git(root, "log", "-1", "--format=%h %cs %s", commits[0]) or commits[0]).strip()
         lines.append(f"  revision    {told} (the newest whose dvc.lock holds all of this)")
         lines.append(f"  get it      git checkout {commits[0][:12]} && dvc checkout")
     else:
@@ -163,7 +184,7 @@ def _one(root: Path, one: Found) -> str:
 
 
 def _at(root: Path, rows: Sequence[Found], revision: str) -> str:
-    text = _git(root, "show", f"{revision}:dvc.lock")
+    text = git(root, "show", f"{revision}:dvc.lock")
     if text is None:
         raise PipelineError(f"git revision {revision!r} does not exist, or has no dvc.lock")
     by_digest = {one.tags["dvc.train"]: one for one in reversed(rows) if "dvc.train" in one.tags}
@@ -174,48 +195,29 @@ def _at(root: Path, rows: Sequence[Found], revision: str) -> str:
             one = by_digest.get(digest)
             run, score = ("no row", None) if one is None else (one.run, one.score)
             lines.append((name, run, _number(score), digest))
-    return _aligned(lines)
+    return "\n".join(aligned(lines))
 
 
 def _outputs(lock: str) -> list[tuple[str, str]]:
-    """Path and digest of every output in the text of a dvc.lock."""
+    """Return path and digest of every output in the text of a dvc.lock."""
     stages = to_plain(parse_yaml(lock, source="dvc.lock")).get("stages", {})
     return [(out["path"], out["md5"]) for stage in stages.values() for out in stage.get("outs", [])]
 
 
 def _holding(root: Path, digest: str) -> list[str]:
-    """The commits whose dvc.lock holds a digest, newest first."""
-    log = _git(root, "log", "--all", f"-n{_MOST_COMMITS}", "--format=%H", "--", "dvc.lock")
+    """Return the commits whose dvc.lock holds a digest, newest first."""
+    log = git(root, "log", "--all", f"-n{MOST_COMMITS}", "--format=%H", "--", "dvc.lock")
     commits = (log or "").split()
     if not commits:
         return []
-    found = _git(root, "grep", "-lF", digest, *commits, "--", "dvc.lock") or ""
+    found = git(root, "grep", "-lF", digest, *commits, "--", "dvc.lock") or ""
     holding = {line.partition(":")[0] for line in found.splitlines()}
     return [commit for commit in commits if commit in holding]
 
 
 def _here(root: Path, path: str) -> str | None:
-    return row.dvc_digest(root / path) if (root / path).exists() else None
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    command = ["git", "-C", str(root), *arguments]
-    try:
-        done = subprocess.run(  # noqa: S603  # git, without a shell
-            command, capture_output=True, text=True, check=False, timeout=_WAIT_S
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
+    return run_metadata.dvc_digest(root / path) if (root / path).exists() else None
 
 
 def _number(value: Any) -> str:
     return "-" if value is None else f"{value:.4g}"
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(cells[column]) for cells in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
-        for cells in lines
-    )

@@ -7,6 +7,7 @@ date with the code, the parameters and the inputs.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.commands import engines
@@ -15,9 +16,26 @@ from pipeline.settings.params import load_params
 from pipeline.settings.plan import check_plan
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    import argparse
+
+    from pipeline.commands.parser import Parser
 
 _SHOWN = 8
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options of `pipeline sync`."""
+    parser.add_argument(
+        "--from",
+        dest="source",
+        choices=("dvc", "snakemake"),
+        help="the engine that has run; found out when not given",
+    )
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Make the engines agree in the working folder."""
+    return sync(Path.cwd(), arguments.source)
 
 
 def sync(root: Path, source: str | None) -> str:
@@ -34,6 +52,7 @@ def sync(root: Path, source: str | None) -> str:
         StageError: The engine to follow is not itself up to date, or there is none.
     """
     check_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
+    engines.mend_lock(root)
     if source is None:
         dvc, snakemake = engines.dvc_state(root), engines.snakemake_state(root)
         if dvc.up_to_date and snakemake.up_to_date:

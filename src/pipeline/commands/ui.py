@@ -8,22 +8,30 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.commands import engines
 from pipeline.errors import PipelineError
-from pipeline.stages import process
+from pipeline.stages.shared import process
 from pipeline.tracking import mlflow_store, mlflow_view
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
+
+    from pipeline.commands.parser import Parser
 
 _START_S, _END_S = 300.0, 10.0
 _log = logging.getLogger(__name__)
 
 
-def serve(root: Path, port: int) -> None:
+def add_options(parser: Parser) -> None:
+    """Add the options of `pipeline ui`."""
+    parser.add_argument("--port", type=int, default=5000, help="default: %(default)s")
+
+
+def run(arguments: argparse.Namespace) -> None:
     """Say where the prepared pages are, and serve them until interrupted.
 
     A server that MLFLOW_TRACKING_URI names has them already.
@@ -31,6 +39,7 @@ def serve(root: Path, port: int) -> None:
     Raises:
         PipelineError: There are no runs yet, or the server ended by itself.
     """
+    root, port = Path.cwd(), arguments.port
     store = mlflow_store.Store.existing(root)
     remote = store.uri.startswith("http")
     address = store.uri.rstrip("/") if remote else f"http://127.0.0.1:{port}"

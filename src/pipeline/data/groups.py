@@ -3,6 +3,11 @@
 Per message of the environment one vectorised pass over the agents of all workers: no Python per
 agent. An agent without a group is a group of one. A mate that did not ask for a decision in this
 message takes part with its latest one, which is still in force.
+
+A group's critic looks at all members at once. What a member saw and did is stored once, as an
+*entity*, however many mates refer to it; a *moment* lists the entities of one group. Rows of
+experience then hold one number, that of their moment. Entities stay until no row needs them: a
+mate's own trajectory may have been learned from long before, or may still go on.
 """
 
 from __future__ import annotations
@@ -12,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.data.moments import Moments
+from pipeline.data.columns import Field, GrowableRows, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.data.rollout import Field
 
 _SOURCE = 1 << 32
 _NO_GROUP = -1
@@ -37,10 +41,12 @@ _PER_SLOT = {
     "own_at_end": np.float64,
     "group_at_end": np.float64,
 }
+_NUMBER = Field(shape=(), dtype=np.int64)
+_CAPACITY = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Heard:
+class GroupMessage:
     """N agents, of all workers, that a message tells something of."""
 
     slots: AnyArray
@@ -68,7 +74,7 @@ class Groups:
     """
 
     def __init__(self, fields: Mapping[str, Field]) -> None:
-        self.moments = Moments(fields)
+        self.moments = GroupSnapshots(fields)
         self.by_slot: dict[str, AnyArray] = {
             name: np.zeros(0, dtype=dtype) for name, dtype in _PER_SLOT.items()
         }
@@ -82,7 +88,7 @@ class Groups:
         named = number * _SOURCE + group_id.astype(np.int64)
         return np.where(group_id > 0, named, _NO_GROUP - slots)
 
-    def arrive(self, ended: Heard, deciding: Heard, n_slots: int) -> None:
+    def on_message(self, ended: GroupMessage, deciding: GroupMessage, n_slots: int) -> None:
         """Take in a message: afterwards `by_slot` tells what followed the last decisions.
 
         Args:
@@ -144,7 +150,9 @@ class Groups:
             }
             self.by_slot = {name: state["by_slot"][name].copy() for name in _PER_SLOT}
 
-    def _share(self, ended: Heard, acted: BoolArray, deciding: Heard, goes_on: BoolArray) -> None:
+    def _share(
+        self, ended: GroupMessage, acted: BoolArray, deciding: GroupMessage, goes_on: BoolArray
+    ) -> None:
         """Credit every member with the individual rewards of all, and with the group's."""
         s = self.by_slot
         parts = ((ended, acted, "gained_at_end"), (deciding, goes_on, "gained"))
@@ -161,7 +169,7 @@ class Groups:
             s["own_return"][slots] += one.reward[real]
             s["group_return"][slots] += one.group_reward[real]
 
-    def _end(self, ended: Heard, acted: BoolArray) -> None:
+    def _end(self, ended: GroupMessage, acted: BoolArray) -> None:
         """What followed the end: mates that go on, and all that ended now, whom `over` marks."""
         s = self.by_slot
         over = ~ended.interrupted if ended.interrupted is not None else np.ones_like(acted)
@@ -177,7 +185,7 @@ class Groups:
         for group in groups[~left].tolist():  # a few, and only when whole groups end
             self.finished.append(float(s["group_return"][slots[keys == group]].mean()))
 
-    def _observe(self, heard: Heard, over: BoolArray) -> AnyArray:
+    def _observe(self, heard: GroupMessage, over: BoolArray) -> AnyArray:
         rows = {f"obs_{i}": values for i, values in enumerate(heard.obs)}
         if heard.memory is not None:
             rows["memory"] = heard.memory
@@ -210,3 +218,125 @@ class Groups:
             new = np.zeros(max(n_slots, 2 * n_old), dtype=old.dtype)
             new[:n_old] = old
             self.by_slot[name] = new
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Members:
+    """M moments with their members, of at most N each, and the E entities that these are."""
+
+    entities: Mapping[str, AnyArray]
+    """[E, ...] of each field."""
+    ids: AnyArray
+    """int64 [E] numbers of the entities."""
+    index: AnyArray
+    """int64 [M, N] which of the entities each member is; 0 where there is none."""
+    present: BoolArray
+    """[M, N] where there is a member; those of a moment come first."""
+
+
+class GroupSnapshots:
+    """Entities and moments, both numbered in the order in which they were added.
+
+    Args:
+        fields: what an entity has.
+    """
+
+    def __init__(self, fields: Mapping[str, Field]) -> None:
+        self._entities = GrowableRows({**fields, "id": _NUMBER}, _CAPACITY)
+        self._moments = GrowableRows({"id": _NUMBER, "count": _NUMBER}, _CAPACITY)
+        self._members = GrowableRows({"entity": _NUMBER}, _CAPACITY)
+        self._next_entity = self._next_moment = 0
+
+    @property
+    def n_entities(self) -> int:
+        """Entities that are kept."""
+        return self._entities.used
+
+    def add_entities(self, n: int, rows: Mapping[str, AnyArray]) -> AnyArray:
+        """Numbers int64 [n] of new entities with these fields [n, ...], zeros in the others."""
+        ids = self._next_entity + np.arange(n)
+        others = {
+            name: np.zeros(1, np.bool_) for name in self._entities.arrays.keys() - rows.keys()
+        }
+        self._entities.append(n, {**others, **rows, "id": ids})
+        self._next_entity += n
+        return ids
+
+    def describe(self, ids: AnyArray, rows: Mapping[str, AnyArray]) -> None:
+        """Write fields [n, ...] of entities [n]."""
+        at = self._places(ids)
+        for name, values in rows.items():
+            self._entities.arrays[name][at] = values
+
+    def add_moments(self, members: AnyArray, counts: AnyArray) -> AnyArray:
+        """Numbers int64 [M] of new moments.
+
+        Args:
+            members: int64 [sum of counts] entities, moment after moment.
+            counts: int64 [M] how many each has.
+        """
+        ids = self._next_moment + np.arange(len(counts))
+        self._moments.append(len(ids), {"id": ids, "count": counts})
+        self._members.append(len(members), {"entity": members})
+        self._next_moment += len(ids)
+        return ids
+
+    def members(self, ids: AnyArray) -> Members:
+        """The members of moments [M]."""
+        entity, counts = self._members_of(ids)
+        used, which = np.unique(entity, return_inverse=True)
+        present = np.arange(int(counts.max(initial=1))) < counts[:, None]
+        index = np.zeros(present.shape, dtype=np.int64)
+        index[present] = which
+        at = self._places(used)
+        entities = {
+            name: values[at] for name, values in self._entities.arrays.items() if name != "id"
+        }
+        return Members(entities=entities, ids=used, index=index, present=present)
+
+    def keep(self, moments: AnyArray, entities: AnyArray) -> None:
+        """Forget all but these moments, their members, and these entities."""
+        moments = np.unique(moments)
+        members, counts = self._members_of(moments)
+        at = self._places(np.union1d(members, entities))
+        kept = {name: values[at] for name, values in self._entities.arrays.items()}
+        for grown, n, rows in (
+            (self._entities, len(at), kept),
+            (self._moments, len(moments), {"id": moments, "count": counts}),
+            (self._members, len(members), {"entity": members}),
+        ):
+            grown.used = 0
+            grown.append(n, rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of everything."""
+        grown = {"entities": self._entities, "moments": self._moments, "members": self._members}
+        return {
+            "next": [self._next_entity, self._next_moment],
+            **{
+                name: {key: values.copy() for key, values in one.filled().items()}
+                for name, one in grown.items()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        self._next_entity, self._next_moment = state["next"]
+        for name, key, grown in (
+            ("entities", "id", self._entities),
+            ("moments", "id", self._moments),
+            ("members", "entity", self._members),
+        ):
+            grown.used = 0
+            grown.append(len(state[name][key]), state[name])
+
+    def _places(self, ids: AnyArray) -> AnyArray:
+        return np.searchsorted(self._entities.filled()["id"], ids)
+
+    def _members_of(self, ids: AnyArray) -> tuple[AnyArray, AnyArray]:
+        """Entities [sum of counts] of moments [M], moment after moment, and counts [M]."""
+        table = self._moments.filled()
+        at = np.searchsorted(table["id"], ids)
+        starts = np.cumsum(table["count"]) - table["count"]
+        counts = table["count"][at]
+        return self._members.arrays["entity"][rows_of(starts[at], counts)], counts

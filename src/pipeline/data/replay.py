@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.data.sequences import cut, rows_of
+from pipeline.data.columns import cut, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pipeline.arrays import AnyArray, FloatArray
-    from pipeline.data.rollout import Field, Rollout
+    from pipeline.data.columns import Field
+    from pipeline.data.rollout import Rollout
 
 # Observations that end a trajectory, per row, that there is room for at first.
 _ENDS = 1 / 16
@@ -208,7 +209,6 @@ class Replay:
         n_rows, n_places = len(state["place"]), len(state["obs_0"])
         if n_rows > self.capacity:
             raise ValueError(f"it holds {n_rows} rows, and buffer_size is {self.capacity}")
-        self.n_added, self._n_places = n_rows, n_places
         self._place[:n_rows] = state["place"]
         for name, stored in self._rows.items():
             stored[:n_rows] = state[name]
@@ -219,7 +219,8 @@ class Replay:
             self._obs[name][:n_places] = state[name]
         if self._memory is not None:
             n = len(state["sequence_start"])
-            self._first_sequence, self._n_sequences = 0, n
             self._start[:n] = state["sequence_start"]
             self._length[:n] = state["sequence_length"]
             self._memory[:n] = state["sequence_memory"]
+            self._first_sequence, self._n_sequences = 0, n
+        self.n_added, self._n_places = n_rows, n_places  # last: nothing counts if a part is missing

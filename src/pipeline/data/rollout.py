@@ -13,29 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.data.columns import Field, GrowableRows
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
-    from pipeline.data.moments import Moments
+    from pipeline.data.groups import GroupSnapshots
 
 _ALL = slice(None)
 
 
 def _nobody() -> AnyArray:
     return np.zeros(0, dtype=np.int64)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Field:
-    """One quantity that every row has."""
-
-    shape: tuple[int, ...]
-    dtype: type = np.float32
-    every: int = 0
-    """Kept only at rows 0, every, 2 every, ... of a trajectory, beside its rows; 0: in each row."""
-    at_end: bool = False
-    """Kept once for each trajectory, given with the outcome that may close it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +56,7 @@ class Rollout:
     """bool [K] whether an episode ends with it, finished or cut short."""
     at_end: Mapping[str, AnyArray] = field(default_factory=dict)
     """[K, ...] of each field that trajectories have once."""
-    moments: Moments | None = None
+    moments: GroupSnapshots | None = None
     """What the moments are that rows and ends name; None for algorithms that look at one agent."""
 
     @property
@@ -76,7 +66,7 @@ class Rollout:
 
 
 @dataclass(kw_only=True, slots=True)
-class Closed:
+class ClosedTrajectories:
     """What closed at one moment: for counting steps and for the observation normaliser."""
 
     obs: list[FloatArray]
@@ -84,34 +74,6 @@ class Closed:
     n_rows: int = 0
     episode_returns: list[float] = field(default_factory=list)
     episode_lengths: list[int] = field(default_factory=list)
-
-
-class Grown:
-    """Rows appended to arrays that double when full."""
-
-    def __init__(self, fields: Mapping[str, Field], capacity: int) -> None:
-        self.arrays: dict[str, AnyArray] = {
-            name: np.zeros((capacity, *spec.shape), dtype=spec.dtype)
-            for name, spec in fields.items()
-        }
-        self.used = 0
-        self.capacity = capacity
-
-    def append(self, n: int, rows: Mapping[str, AnyArray]) -> None:
-        """Add `n` rows of every field."""
-        if self.used + n > self.capacity:
-            self.capacity = max(2 * self.capacity, self.used + n)
-            for name, old in self.arrays.items():
-                new = np.zeros((self.capacity, *old.shape[1:]), dtype=old.dtype)
-                new[: self.used] = old[: self.used]
-                self.arrays[name] = new
-        for name, values in rows.items():
-            self.arrays[name][self.used : self.used + n] = values
-        self.used += n
-
-    def filled(self) -> dict[str, AnyArray]:
-        """Views of the rows that were added."""
-        return {name: array[: self.used] for name, array in self.arrays.items()}
 
 
 class Trajectories:
@@ -132,8 +94,8 @@ class Trajectories:
         self._episode_return = np.zeros(0, dtype=np.float64)
         self._episode_length = np.zeros(0, dtype=np.int64)
         dense = {name: spec for name, spec in self.fields.items() if not spec.every}
-        self._rows = Grown(dense, capacity)
-        self._ends = Grown(
+        self._rows = GrowableRows(dense, capacity)
+        self._ends = GrowableRows(
             {
                 "length": Field(shape=(), dtype=np.int64),
                 "terminated": Field(shape=(), dtype=np.bool_),
@@ -188,7 +150,7 @@ class Trajectories:
             (self._episode_length, np.zeros(n - n_old, dtype=np.int64))
         )
 
-    def decide(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> None:
+    def begin_transition(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> None:
         """Write what agents in `slots` saw and did; the reward follows with `outcome`.
 
         Args:
@@ -203,7 +165,7 @@ class Trajectories:
                 self._open[name][slots, at] = values
         self._waiting[slots] = True
 
-    def outcome(
+    def complete_transition(
         self,
         slots: AnyArray,
         reward: FloatArray,
@@ -212,7 +174,7 @@ class Trajectories:
         ended: bool,
         interrupted: BoolArray | None = None,
         at_end: Mapping[str, AnyArray] | None = None,
-    ) -> Closed | None:
+    ) -> ClosedTrajectories | None:
         """Complete the rows of agents in `slots`, and close the trajectories that end here.
 
         Args:
@@ -346,7 +308,7 @@ class Trajectories:
         at_end: Mapping[str, AnyArray],
         *,
         ended: bool,
-    ) -> Closed:
+    ) -> ClosedTrajectories:
         lengths = self._cursor[slots]
         n_rows = int(lengths.sum())
         offsets = np.arange(n_rows) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -365,7 +327,7 @@ class Trajectories:
         ends.update({name: self._open[name][slots] for name in self._sparse})
         self._ends.append(len(slots), ends)
         self._cursor[slots] = 0
-        return Closed(obs=[rows[f"obs_{i}"] for i in range(self.n_obs)], n_rows=n_rows)
+        return ClosedTrajectories(obs=[rows[f"obs_{i}"] for i in range(self.n_obs)], n_rows=n_rows)
 
     def _decide_sparse(self, name: str, slots: AnyArray, at: AnyArray, values: AnyArray) -> None:
         number, rest = np.divmod(at, self._sparse[name].every)

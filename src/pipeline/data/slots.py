@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from pipeline.arrays import AnyArray, BoolArray, IntArray
 
-LONG = 1000
+STALE_AFTER_MESSAGES = 1000
 """Messages without a word after which an agent may be taken for gone."""
-FEW = 64
+MIN_SLOTS_TO_SWEEP = 64
 """Slots that are never looked through."""
 
 
@@ -85,9 +85,9 @@ class Slots:
     def tick(self) -> AnyArray:
         """Let the clock go on by one message; gives back the slots of silent agents, says which."""
         self._clock += 1
-        if self.n_taken < 2 * max(self._n_swept, FEW):
+        if self.n_taken < 2 * max(self._n_swept, MIN_SLOTS_TO_SWEEP):
             return _joined([])
-        since = self._clock - LONG
+        since = self._clock - STALE_AFTER_MESSAGES
         freed = [
             self._keep(source, self._heard[slots] > since)
             for source, (_, slots) in self._known.items()

@@ -11,7 +11,6 @@ from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
     from typing import Self
 
     from pipeline.arrays import AnyArray
@@ -55,7 +54,7 @@ class BaseEnv(ABC):
 
     @abstractmethod
     def get_steps(self, behavior_name: str) -> Steps:
-        """What the behavior's agents sent last."""
+        """Return what the behavior's agents sent last."""
 
     @abstractmethod
     def set_actions(self, behavior_name: str, action: ActionTuple) -> None:
@@ -66,7 +65,7 @@ class BaseEnv(ABC):
         """Set the action of one agent; the action's first dimension is 1."""
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Everything that the next step depends on; None where it cannot be saved."""
+        """Return everything that the next step depends on; None where it cannot be saved."""
         return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: ARG002  # for those that can
@@ -80,12 +79,7 @@ class BaseEnv(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -114,13 +108,15 @@ class ControlledEnv(Protocol):
         """Set an environment parameter with the next step or reset; False if it cannot."""
 
     def take_stats(self) -> Stats:
-        """What the environment has reported since the last call."""
+        """Return what the environment has reported since the last call."""
 
 
 class StoredStepsEnv(BaseEnv):
     """An environment that keeps the last steps, and the actions set for them."""
 
     def __init__(self) -> None:
+        self._loaded = True
+        self._is_reset = False
         self._specs: dict[str, BehaviorSpec] = {}
         self._steps: dict[str, Steps] = {}
         self._actions: dict[str, ActionTuple] = {}
@@ -131,14 +127,13 @@ class StoredStepsEnv(BaseEnv):
         return MappingProxyType(self._specs)
 
     def get_steps(self, behavior_name: str) -> Steps:
-        """What the behavior's agents sent last.
+        """Return what the behavior's agents sent last.
 
         Raises:
             UnityActionException: There is no such behavior.
         """
-        spec = self._spec(behavior_name)
-        steps = self._steps.get(behavior_name)
-        return steps or (DecisionSteps.empty(spec), TerminalSteps.empty(spec))
+        self._spec(behavior_name)
+        return self._steps.get(behavior_name) or self._no_agents(behavior_name)
 
     def set_actions(self, behavior_name: str, action: ActionTuple) -> None:
         """Set the actions of all agents of the last decision steps, in the same order.
@@ -183,7 +178,7 @@ class StoredStepsEnv(BaseEnv):
         return spec
 
     def _take_actions(self) -> dict[str, ActionTuple]:
-        """An action for every agent that asked, by behavior; forgets what was set."""
+        """Return an action for every agent that asked, by behavior; forgets what was set."""
         actions, self._actions = self._actions, {}
         return {
             name: actions[name]
@@ -192,6 +187,10 @@ class StoredStepsEnv(BaseEnv):
             for name, (decision, _) in self._steps.items()
             if len(decision)
         }
+
+    def _check_loaded(self) -> None:
+        if not self._loaded:
+            raise UnityEnvironmentException("No Unity environment is loaded.")
 
     def _no_agents(self, behavior_name: str) -> Steps:
         spec = self._specs[behavior_name]
@@ -212,8 +211,3 @@ def _check_shape(name: str, kind: str, got: AnyArray | None, expected: tuple[int
             f"The behavior {name} needs a {kind} input of dimension {expected} for "
             f"(<number of agents>, <action size>) but received input of dimension {shape}"
         )
-
-
-def closed_error() -> UnityEnvironmentException:
-    """What every call on a closed environment raises."""
-    return UnityEnvironmentException("No Unity environment is loaded.")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-PATIENCE = 10_000
+MAX_EMPTY_STEPS = 10_000
 """Messages without an agent that are waited out before the environment is called broken."""
 
 
@@ -93,12 +93,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin a new episode.
-
-        Args:
-            seed: of the environment from now on, where it can be started anew; see the class.
-            options: not used.
-        """
+        """Begin a new episode; the class says where a seed has an effect."""
         super().reset(seed=seed, options=options)
         if seed is not None and self._make is not None:
             self._env.close()
@@ -143,7 +138,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         return self._seen(decision), reward, False, False, self._info(decision)
 
     def render(self) -> Any:
-        """The first image of the last observation, [height, width, 3] uint8; None without one."""
+        """Return the last observation's first image, [height, width, 3] uint8; None without one."""
         if self._image is None:
             return None
         image = np.moveaxis(np.clip(self._image, 0.0, 1.0), 0, -1)
@@ -167,13 +162,15 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         return str(name), specs[name]
 
     def _wait(self) -> Steps:
-        """Steps in which the agent takes part."""
-        for _ in range(PATIENCE):
+        """Return steps in which the agent takes part."""
+        for _ in range(MAX_EMPTY_STEPS):
             steps: Steps = self._env.get_steps(self.name)
             if len(steps[0]) or len(steps[1]):
                 return steps
             self._env.step()
-        raise UnityGymException(f"{self.name}: no agent asked for a decision in {PATIENCE} steps.")
+        raise UnityGymException(
+            f"{self.name}: no agent asked for a decision in {MAX_EMPTY_STEPS} steps."
+        )
 
     def _layout(self) -> None:
         specs = self.spec_of_behavior.observation_specs
@@ -254,7 +251,7 @@ class UnityToOldGymWrapper(UnityToGymWrapper):
 
 
 def maker(source: Any, *args: str) -> Callable[[int], BaseEnv] | None:
-    """A function from a seed to an environment; None for one that runs already.
+    """Return a function from a seed to an environment; None for one that runs already.
 
     Args:
         source: path of an executable, such a function, or an environment.
@@ -268,7 +265,7 @@ def maker(source: Any, *args: str) -> Callable[[int], BaseEnv] | None:
 
 
 def _flattened(branches: Sequence[int]) -> AnyArray:
-    """[product of branch sizes, branches] every combination, the last branch fastest."""
+    """Return every combination [product of sizes, branches], the last branch fastest."""
     return np.array(list(itertools.product(*map(range, branches))), dtype=np.int32)
 
 
@@ -283,7 +280,7 @@ class HybridSpace(spaces.Tuple):  # type: ignore[type-arg]  # not generic in eac
 
 
 def action_space_of(actions: ActionSpec, flat: AnyArray | None = None) -> spaces.Space[Any]:
-    """The space of one agent's actions.
+    """Return the space of one agent's actions.
 
     Args:
         actions: of the behavior.

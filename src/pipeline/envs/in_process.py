@@ -1,4 +1,4 @@
-"""An environment without a process: a simulator, stepped directly."""
+"""Environments without a process: a simulator, or any object with ML-Agents' low-level API."""
 
 from __future__ import annotations
 
@@ -7,18 +7,33 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.envs.base import StoredStepsEnv, closed_error
+from pipeline.envs.base import StoredStepsEnv
 from pipeline.envs.side_channels import aggregation_of
+from pipeline.errors import SettingsError, UnityObservationException
+from pipeline.protocol.decoding import check_finite
 from pipeline.protocol.parameters import Controls, Sampler
 from pipeline.protocol.simulator import Restorable
-from pipeline.protocol.specs import ActionTuple, check_spec
+from pipeline.protocol.specs import (
+    ActionSpec,
+    ActionTuple,
+    BehaviorSpec,
+    DimensionProperty,
+    ObservationSpec,
+    ObservationType,
+    check_spec,
+)
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pipeline.arrays import AnyArray
     from pipeline.envs.base import Stats
     from pipeline.protocol.simulator import Simulator
     from pipeline.protocol.steps import Steps
+
+_FLOAT32 = np.dtype(np.float32)
+_MEMBERS = ("behavior_specs", "get_steps", "set_actions", "step", "reset", "close")
 
 
 class InProcessEnvironment(StoredStepsEnv):
@@ -29,8 +44,6 @@ class InProcessEnvironment(StoredStepsEnv):
         super().__init__()
         self._simulator = simulator
         self._controls = Controls(simulator)
-        self._is_reset = False
-        self._loaded = True
         self._restored: dict[str, ActionTuple] | None = None
 
     def reset(self) -> None:
@@ -66,14 +79,14 @@ class InProcessEnvironment(StoredStepsEnv):
         return True
 
     def take_stats(self) -> Stats:
-        """What the simulator has reported since the last call, by name."""
+        """Return what the simulator has reported since the last call, by name."""
         stats: Stats = {}
         for name, value, method in self._controls.take_stats():
             stats.setdefault(name, []).append((value, aggregation_of(name, method)))
         return stats
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Everything that the next step depends on, the set actions included.
+        """Return everything that the next step depends on, the set actions included.
 
         None when the simulator cannot be restored, or has not been reset.
         """
@@ -121,10 +134,6 @@ class InProcessEnvironment(StoredStepsEnv):
         self._loaded = False
         self._simulator.close()
 
-    def _check_loaded(self) -> None:
-        if not self._loaded:
-            raise closed_error()
-
     def _update(self, result: Mapping[str, Steps]) -> None:
         specs = self._simulator.behavior_specs
         for name, (decision, terminal) in result.items():
@@ -133,3 +142,142 @@ class InProcessEnvironment(StoredStepsEnv):
                 self._specs[name] = specs[name]
         for name in self._specs:
             self._steps[name] = result[name] if name in result else self._no_agents(name)
+
+
+def refuse_other_object(env: object) -> None:
+    """Raise SettingsError unless an object has the members of ML-Agents' `BaseEnv`."""
+    # the class first: its properties need not work before the first reset
+    lacking = [name for name in _MEMBERS if not (hasattr(type(env), name) or hasattr(env, name))]
+    if lacking:
+        raise SettingsError(
+            f"an object of type {type(env).__name__} cannot be trained in, because it lacks "
+            f"{', '.join(lacking)}; give an executable, an environment of Gymnasium or PettingZoo, "
+            "or an object with ML-Agents' low-level API"
+        )
+
+
+def our_spec(name: str, spec: Any) -> BehaviorSpec:
+    """Return the same specification in our classes.
+
+    Args:
+        name: of the behavior.
+        spec: of any class with the fields of ML-Agents' `BehaviorSpec`.
+
+    Raises:
+        UnityObservationException: It cannot be read.
+        UnitySpecificationException: A size is impossible, or too large.
+    """
+    if isinstance(spec, BehaviorSpec):
+        return spec
+    try:
+        observations = [
+            ObservationSpec(
+                shape=tuple(int(size) for size in obs.shape),
+                dimension_property=tuple(DimensionProperty(p) for p in obs.dimension_property),
+                observation_type=ObservationType(
+                    getattr(obs.observation_type, "value", obs.observation_type)
+                ),
+                name=str(obs.name),
+            )
+            for obs in spec.observation_specs
+        ]
+        branches = tuple(int(size) for size in spec.action_spec.discrete_branches)
+        actions = ActionSpec(int(spec.action_spec.continuous_size), branches)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UnityObservationException(
+            f"behavior {name}: its specification cannot be read ({error}); give one of ML-Agents' "
+            "BehaviorSpec"
+        ) from error
+    result = BehaviorSpec(observations, actions)
+    check_spec(name, result)
+    return result
+
+
+def our_steps(name: str, spec: BehaviorSpec, steps: tuple[Any, Any]) -> Steps:
+    """Return the same steps in our classes, with arrays of our types.
+
+    Args:
+        name: of the behavior.
+        spec: of the behavior.
+        steps: decision and terminal steps of any class with ML-Agents' fields, which may be lists.
+
+    Raises:
+        UnityObservationException: A field is not as the specification says.
+        NonFiniteError: A converted reward or observation is NaN or infinite.
+    """
+    decision, terminal = steps
+    if _is_ours(decision, DecisionSteps) and _is_ours(terminal, TerminalSteps):
+        return steps
+    branches = spec.action_spec.discrete_branches
+    masks = decision.action_mask if branches else None
+    if masks is not None:
+        _check_number(name, "action masks", masks, branches)
+        n = len(decision.agent_id)
+        masks = [
+            _array(name, f"action mask {branch}", mask, np.bool_, (n, size))
+            for branch, (mask, size) in enumerate(zip(masks, branches, strict=True))
+        ]
+    interrupted = _array(
+        name, "interrupted", terminal.interrupted, np.bool_, (len(terminal.agent_id),)
+    )
+    return (
+        DecisionSteps(**_fields(name, spec, decision), action_mask=masks),
+        TerminalSteps(**_fields(name, spec, terminal), interrupted=interrupted),
+    )
+
+
+def _is_ours(steps: Any, kind: type[Any]) -> bool:
+    """Return whether steps are of our class, with float32; asked in each step."""
+    if type(steps) is not kind:
+        return False
+    fields = (*steps.obs, steps.reward, steps.group_reward)
+    return all(type(values) is np.ndarray and values.dtype is _FLOAT32 for values in fields)
+
+
+def _fields(name: str, spec: BehaviorSpec, steps: Any) -> dict[str, Any]:
+    """Return what decision and terminal steps have in common."""
+    n = len(steps.agent_id)
+    _check_number(name, "observations", steps.obs, spec.observation_specs)
+    obs = [
+        _array(name, f"observation {index} {one.name!r}", values, np.float32, (n, *one.shape))
+        for index, (values, one) in enumerate(zip(steps.obs, spec.observation_specs, strict=True))
+    ]
+    return {
+        "obs": obs,
+        "reward": _array(name, "reward", steps.reward, np.float32, (n,)),
+        "agent_id": _array(name, "agent_id", steps.agent_id, np.int32, (n,)),
+        "group_id": _array(name, "group_id", steps.group_id, np.int32, (n,)),
+        "group_reward": _array(name, "group_reward", steps.group_reward, np.float32, (n,)),
+    }
+
+
+def _check_number(name: str, what: str, got: Any, specified: Any) -> None:
+    if len(got) != len(specified):
+        raise UnityObservationException(
+            f"behavior {name}: {len(got)} {what} came, {len(specified)} are specified; send all of "
+            "them, in that order"
+        )
+
+
+def _array(
+    name: str, what: str, values: Any, dtype: type[np.generic], shape: tuple[int, ...]
+) -> AnyArray:
+    """Return `values` as an array of `dtype` and `shape`; raise if they do not fit."""
+    try:
+        with np.errstate(over="ignore"):  # becomes infinite, which is refused below
+            array = np.asarray(values, dtype=dtype)
+        fits = dtype is not np.int32 or np.array_equal(array, values)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UnityObservationException(
+            f"behavior {name}: {what} cannot be read as {dtype.__name__} ({error})"
+        ) from error
+    if not fits:
+        raise UnityObservationException(f"behavior {name}: {what} has values that are not int32")
+    if array.shape != shape and (array.size or shape[0]):
+        raise UnityObservationException(
+            f"behavior {name}: {what} has shape {array.shape}, not {shape}; send it as its "
+            "specification says"
+        )
+    if dtype is np.float32:
+        check_finite(array, what, name)
+    return array.reshape(shape)

@@ -32,7 +32,7 @@ _STANDARD_ERROR = 2
 
 
 def find_executable(file_name: str | Path) -> Path:
-    """The executable that a user means by `file_name`, with or without its extension.
+    """Return the executable that a user means by `file_name`, with or without its extension.
 
     Raises:
         UnityEnvironmentException: There is none.
@@ -51,7 +51,7 @@ def find_executable(file_name: str | Path) -> Path:
 
 
 def _candidates(path: Path) -> list[Path]:
-    """Where an executable may lie on this system, best first."""
+    """Return where an executable may lie on this system, best first."""
     both = (Path.cwd() / path, path)
     if sys.platform == "darwin":
         folders = [p.with_name(p.name + ".app") / "Contents" / "MacOS" for p in both]
@@ -73,7 +73,7 @@ def command_line(
     log_folder: str | Path | None = None,
     additional_args: Sequence[str] = (),
 ) -> list[str]:
-    """The command that starts an environment, in the order that ML-Agents uses."""
+    """Return the command that starts an environment, in the order that ML-Agents uses."""
     command = [str(executable)]
     if no_graphics:
         command += ["-nographics", "-batchmode"]
@@ -84,7 +84,7 @@ def command_line(
 
 
 def player_log(log_folder: str | Path, worker_id: int) -> Path:
-    """Where a Unity player writes its log."""
+    """Return where a Unity player writes its log."""
     return Path(log_folder) / f"Player-{worker_id}.log"
 
 
@@ -152,7 +152,7 @@ class EnvironmentProcess:
         self._output.flush()
 
     def tail(self) -> str:
-        """The last lines of the environment's log or output, ready to append to a message."""
+        """Return the last lines of the environment's log or output, to append to a message."""
         text, source = "", "output"
         if self._log is not None and self._log.is_file():
             with self._log.open("rb") as file:
@@ -169,6 +169,7 @@ class EnvironmentProcess:
             self._process.wait(wait_s)
         except subprocess.TimeoutExpired:
             self._kill()
+        # One that failed may have left children; one that ended well has ended them.
         if self._process.returncode and os.name == "posix":
             self._kill_group()
         self._output.close()
@@ -186,7 +187,7 @@ class EnvironmentProcess:
 
 
 def die_with_parent(parent: int) -> Callable[[], None] | None:
-    """What a child runs first, so that the kernel ends it when its parent dies, even by kill -9.
+    """Return what a child runs first, so that it ends when its parent dies, even by kill -9.
 
     The kernel watches the thread that started the child, so only the main thread may ask for it.
     """
@@ -238,7 +239,7 @@ def _signal_name(code: int) -> str:
 
 
 def _appended_file() -> BinaryIO:
-    """A temporary file at whose end every write goes, also after it was cut (POSIX)."""
+    """Return a temporary file at whose end every write goes, also after it was cut (POSIX)."""
     file = tempfile.TemporaryFile("a+b")  # noqa: SIM115  # its user closes it
     if sys.platform != "win32":
         import fcntl

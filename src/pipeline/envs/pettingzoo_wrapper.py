@@ -10,7 +10,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from pettingzoo.utils.conversions import parallel_to_aec_wrapper
 
-from pipeline.envs.gym_wrapper import PATIENCE, action_space_of, maker
+from pipeline.envs.gym_wrapper import MAX_EMPTY_STEPS, action_space_of, maker
 from pipeline.errors import UnityException
 from pipeline.protocol.specs import ActionTuple
 
@@ -75,11 +75,11 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         self._is_reset = False
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
-        """What `agent` sees."""
+        """Return what `agent` sees."""
         return self._spaces_of(agent)[0]
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
-        """What `agent` may do; the same object at each call."""
+        """Return what `agent` may do; the same object at each call."""
         return self._spaces_of(agent)[1]
 
     def reset(
@@ -87,11 +87,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         seed: int | None = None,
         options: dict[str, Any] | None = None,  # noqa: ARG002  # PettingZoo's form
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Begin new episodes: observations and infos by agent.
-
-        Args:
-            seed: of the environment from now on, where it can be started anew; see the class.
-            options: not used.
+        """Begin new episodes, with a seed as of the class: observations and infos by agent.
 
         Raises:
             UnityPettingZooException: No agent asks for a decision.
@@ -104,14 +100,14 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         self._begin()
         obs: dict[str, Any] = {}
         infos: dict[str, dict[str, Any]] = {}
-        for _ in range(PATIENCE):
+        for _ in range(MAX_EMPTY_STEPS):
             for behavior in self._env.behavior_specs:
                 decision, _ = self._env.get_steps(behavior)
                 self._take(behavior, decision, obs, {}, infos)
             if obs:
                 return obs, infos
             self._env.step()
-        raise UnityPettingZooException(f"No agent asked for a decision in {PATIENCE} steps.")
+        raise UnityPettingZooException(f"No agent asked for a decision in {MAX_EMPTY_STEPS} steps.")
 
     def _begin(self) -> None:
         """Forget all agents; spaces are kept for those that come back, if they are not too many."""
@@ -187,7 +183,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         rewards: dict[str, float],
         infos: dict[str, dict[str, Any]],
     ) -> None:
-        """Enter the agents that ask, new ones as well, but none whose episode has ended."""
+        """Enter the agents that ask for a decision, except for those whose episode has ended."""
         for row, agent in enumerate(self._names(behavior, decision)):
             if agent not in self._heard:
                 insort(self.agents, agent)
@@ -203,7 +199,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         del self._last[agent]
 
     def _vanished(self) -> list[str]:
-        """Let agents go that were not heard of for long; forget those that had left before."""
+        """Remove agents not heard of for long, and return those that had not ended."""
         before = self._n_steps - _GONE_AFTER
         gone = [agent for agent, when in self._heard.items() if when < before]
         vanished = [agent for agent in gone if agent not in self._left]
@@ -326,7 +322,7 @@ class UnityAECEnv(parallel_to_aec_wrapper):  # type: ignore[misc]  # pettingzoo 
 
 
 def _observation_names(spec: BehaviorSpec) -> list[str]:
-    """The sensors' names, or their numbers where a name is missing or stands twice."""
+    """Return the sensors' names, or their numbers where a name is missing or stands twice."""
     names = [one.name for one in spec.observation_specs]
     return [
         name if name and names.count(name) == 1 else f"obs_{index}"

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
-from pipeline.envs import download
-from pipeline.envs import fetch as fetching
-from pipeline.envs.archives import Limits
-from pipeline.envs.programs import find_program, this_platform
+from pipeline.envs.sources import download
+from pipeline.envs.sources import fetch as fetching
+from pipeline.envs.sources.archives import ArchiveLimits
+from pipeline.envs.sources.programs import find_program, this_platform
 from pipeline.errors import FetchError
 from pipeline.settings import parse_yaml, read_yaml
 from pipeline.settings.nodes import Node, fail, join
-from pipeline.settings.reader import entries_of, read_dataclass, shown
+from pipeline.settings.reader import display, entries_of, read_dataclass
 
 if TYPE_CHECKING:
     from pipeline.envs.unity import UnityEnvironment
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 _KEYS = {"linux": "linux", "darwin": "darwin", "windows": "win"}
 _MANIFEST_BYTES = 16 << 20
-_LIMITS = Limits()
+_LIMITS = ArchiveLimits()
 
 
 class MissingBinaryError(FetchError, FileNotFoundError):
@@ -55,14 +55,21 @@ class _Described:
 
 
 class RemoteRegistryEntry:
-    """An environment behind a URL for each platform.
+    """An environment behind a URL for each platform; nothing is fetched before it is asked for.
 
-    Attributes:
+    Args:
         identifier: its name.
         expected_reward: mean return of an agent that has learned the task.
         description: what the task is.
-        urls: by platform (`linux`, `darwin`, `windows`).
+        linux_url: archive for Linux.
+        darwin_url: archive for macOS.
+        win_url: archive for Windows.
         additional_args: for the executable, after the user's own.
+        sha256: digests of the archives by platform, where they are known.
+        lock: where digests are written down on first use; None for a file in the cache.
+
+    Attributes:
+        urls: by platform (`linux`, `darwin`, `windows`).
     """
 
     def __init__(
@@ -78,19 +85,6 @@ class RemoteRegistryEntry:
         sha256: Mapping[str, str] | None = None,
         lock: Path | None = None,
     ) -> None:
-        """Describe it; nothing is fetched.
-
-        Args:
-            identifier: its name.
-            expected_reward: mean return of an agent that has learned the task.
-            description: what the task is.
-            linux_url: archive for Linux.
-            darwin_url: archive for macOS.
-            win_url: archive for Windows.
-            additional_args: for the executable.
-            sha256: digests of the archives by platform, where they are known.
-            lock: where digests are written down on first use; None for a file in the cache.
-        """
         self.identifier, self.expected_reward = identifier, expected_reward
         self.description = description
         given = {"linux": linux_url, "darwin": darwin_url, "windows": win_url}
@@ -99,8 +93,8 @@ class RemoteRegistryEntry:
         self._sha256 = dict(sha256 or {})
         self._lock = lock
 
-    def executable(self, platform: str | None = None, *, limits: Limits = _LIMITS) -> Path:
-        """The program for a platform, this one if None; fetched when it is not cached.
+    def executable(self, platform: str | None = None, *, limits: ArchiveLimits = _LIMITS) -> Path:
+        """Return the program for a platform, this one if None; fetched when it is not cached.
 
         Raises:
             FetchError: The archive cannot be fetched, has another digest than before, or holds no
@@ -124,10 +118,7 @@ class RemoteRegistryEntry:
             ) from error
 
     def make(self, **kwargs: Any) -> UnityEnvironment:
-        """Fetch and launch it.
-
-        Args:
-            kwargs: keywords of `UnityEnvironment`, without `file_name`.
+        """Fetch and launch it, with keywords of `UnityEnvironment` except for `file_name`.
 
         Raises:
             FetchError: It cannot be fetched.
@@ -140,8 +131,8 @@ class RemoteRegistryEntry:
         args = [*(kwargs.pop("additional_args", None) or ()), *self.additional_args]
         return UnityEnvironment(str(self.executable()), additional_args=args, **kwargs)
 
-    def _trusted(self, url: str, limits: Limits) -> str:
-        """The digest that was written down, or the one that the archive has now."""
+    def _trusted(self, url: str, limits: ArchiveLimits) -> str:
+        """Return the digest that was written down, or the one that the archive has now."""
         lock = self._lock or lock_of_url("")
         key = hashlib.sha256(str(lock.absolute()).encode()).hexdigest()
         with fetching.locked(f"lock-{key}", str(lock)):
@@ -202,7 +193,7 @@ class UnityEnvRegistry(Mapping[str, RemoteRegistryEntry]):
 
 
 def read_manifest(path_or_url: str) -> list[RemoteRegistryEntry]:
-    """The entries of a manifest.
+    """Return the entries of a manifest.
 
     Raises:
         SettingsError: It is not a manifest.
@@ -213,7 +204,7 @@ def read_manifest(path_or_url: str) -> list[RemoteRegistryEntry]:
         part = fetching.cache_folder() / "downloads" / f"{key}.manifest"
         with fetching.locked(f"manifest-{key}", download.public(path_or_url)):
             download.discard(part)
-            download.download(path_or_url, part, most_bytes=_MANIFEST_BYTES)
+            download.download(path_or_url, part, max_bytes=_MANIFEST_BYTES)
             text = part.read_text(encoding="utf-8", errors="replace")
             download.discard(part)
         return _entries(
@@ -225,7 +216,7 @@ def read_manifest(path_or_url: str) -> list[RemoteRegistryEntry]:
 
 
 def lock_of_url(url: str) -> Path:
-    """Where the digests of a manifest that lies on a server are written down."""
+    """Return where the digests of a manifest that lies on a server are written down."""
     name = hashlib.sha256(url.encode()).hexdigest()[:16] if url else "entries"
     return fetching.cache_folder() / "trusted" / f"{name}.lock"
 
@@ -237,7 +228,7 @@ def _entries(root: Node, lock: Path) -> list[RemoteRegistryEntry]:
             root,
             "",
             "a registry manifest has the one key 'environments', a list of maps with one "
-            f"name each, got {shown(root)}",
+            f"name each, got {display(root)}",
         )
     found = []
     for index, item in enumerate(top["environments"].value):

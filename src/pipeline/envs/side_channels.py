@@ -16,7 +16,7 @@ from pipeline.errors import (
     UnitySideChannelException,
 )
 from pipeline.protocol import side_channels as wire
-from pipeline.protocol.parameters import MULTI_RANGE, Sampler
+from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
 from pipeline.protocol.side_channels import IncomingMessage, OutgoingMessage
 from pipeline.protocol.specs import brief
 
@@ -63,11 +63,11 @@ class SideChannelManager:
             self._channels[channel.channel_id] = channel
 
     def get(self, channel_id: uuid.UUID) -> SideChannel | None:
-        """The channel of this id."""
+        """Return the channel of this id."""
         return self._channels.get(channel_id)
 
     def outgoing(self) -> bytes:
-        """The bytes of all queued messages, in the order of registration; empties the queues."""
+        """Return the bytes of all queued messages, by order of registration; empty the queues."""
         if not any(channel.message_queue for channel in self._channels.values()):
             return b""
         frames = [(c.channel_id, data) for c in self._channels.values() for data in c.message_queue]
@@ -188,25 +188,19 @@ class EnvironmentParametersChannel(_SendOnlyChannel):
         self, key: str, min_value: float, max_value: float, seed: int
     ) -> None:
         """Draw a parameter uniformly from [min_value, max_value]."""
-        msg = self._sampler(key, seed, 0)
-        msg.write_float32(min_value)
-        msg.write_float32(max_value)
-        self.queue_message_to_send(msg)
+        self.set_parameter(key, Sampler(kind=UNIFORM, values=(min_value, max_value), seed=seed))
 
     def set_gaussian_sampler_parameters(
         self, key: str, mean: float, st_dev: float, seed: int
     ) -> None:
         """Draw a parameter from a normal distribution."""
-        msg = self._sampler(key, seed, 1)
-        msg.write_float32(mean)
-        msg.write_float32(st_dev)
-        self.queue_message_to_send(msg)
+        self.set_parameter(key, Sampler(kind=GAUSSIAN, values=(mean, st_dev), seed=seed))
 
     def set_multirangeuniform_sampler_parameters(
         self, key: str, intervals: Sequence[tuple[float, float]], seed: int
     ) -> None:
         """Draw a parameter uniformly from the union of `intervals`."""
-        msg = self._sampler(key, seed, 2)
+        msg = self._sampler(key, seed, MULTI_RANGE)
         msg.write_float32_list([end for interval in intervals for end in interval])
         self.queue_message_to_send(msg)
 
@@ -228,7 +222,7 @@ class EnvironmentParametersChannel(_SendOnlyChannel):
         msg = OutgoingMessage()
         msg.write_string(key)
         msg.write_int32(1)
-        msg.write_int32((seed + 2**31) % 2**32 - 2**31)
+        msg.write_int32((seed + 2**31) % 2**32 - 2**31)  # wrapped, as the wire has 32 bits
         msg.write_int32(kind)
         return msg
 
@@ -246,7 +240,7 @@ _METHODS = {int(method): method for method in StatsAggregationMethod}
 
 
 def aggregation_of(name: str, number: int) -> StatsAggregationMethod:
-    """How values of the statistic `name` become one.
+    """Return how values of the statistic `name` become one.
 
     Raises:
         UnitySideChannelException: The number is not known.
@@ -280,7 +274,7 @@ class StatsSideChannel(SideChannel):
         self.stats.setdefault(key, []).append((value, method))
 
     def get_and_reset_stats(self) -> dict[str, list[tuple[float, StatsAggregationMethod]]]:
-        """All values since the last call, by name."""
+        """Return all values since the last call, by name."""
         stats, self.stats = self.stats, {}
         return stats
 
@@ -306,15 +300,15 @@ class FloatPropertiesChannel(SideChannel):
         self.queue_message_to_send(msg)
 
     def get_property(self, key: str) -> float | None:
-        """A property's value, None if neither end has set it."""
+        """Return a property's value, None if neither end has set it."""
         return self._properties.get(key)
 
     def list_properties(self) -> list[str]:
-        """Names of all properties."""
+        """Return names of all properties."""
         return list(self._properties)
 
     def get_property_dict_copy(self) -> dict[str, float]:
-        """All properties."""
+        """Return all properties."""
         return dict(self._properties)
 
 
@@ -330,7 +324,7 @@ class RawBytesChannel(SideChannel):
         self._received.append(msg.get_raw_bytes())
 
     def get_and_clear_received_messages(self) -> list[bytes]:
-        """All messages since the last call."""
+        """Return all messages since the last call."""
         received, self._received = self._received, []
         return received
 

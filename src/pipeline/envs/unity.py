@@ -8,35 +8,39 @@ import time
 from typing import TYPE_CHECKING
 
 from pipeline.envs import launch
-from pipeline.envs.base import StoredStepsEnv, closed_error
+from pipeline.envs.base import StoredStepsEnv
 from pipeline.envs.side_channels import (
     EnvironmentParametersChannel,
     SideChannelManager,
     StatsSideChannel,
 )
 from pipeline.errors import UnityEnvironmentException, UnityWorkerInUseException
-from pipeline.protocol import side_channels as wire
-from pipeline.protocol.codec import Decoder, actions_bytes, behavior_spec_from
+from pipeline.protocol import wire
+from pipeline.protocol.actions import actions_bytes
+from pipeline.protocol.decoding import behavior_spec_from
 from pipeline.protocol.generated.messages import (
     RESET,
     STEP,
     BrainParametersProto,
     UnityMessageProto,
     UnityRLCapabilitiesProto,
+    UnityRLOutputProto,
 )
+from pipeline.protocol.layout_cache import Decoder
 from pipeline.protocol.server import OK
+from pipeline.protocol.side_channels import ENVIRONMENT_PARAMETERS, STATS
 from pipeline.protocol.specs import refuse_other_spec
 from pipeline.protocol.transport import open_server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from pipeline.envs.base import Stats
     from pipeline.envs.side_channels import SideChannel
     from pipeline.protocol.generated.messages import (
-        UnityOutputProto,
+        ReceivedMessageProto,
+        ReceivedOutputProto,
         UnityRLInitializationOutputProto,
     )
     from pipeline.protocol.grpc_server import GrpcServer
@@ -138,13 +142,11 @@ class UnityEnvironment(StoredStepsEnv):
         self._decoders: dict[str, Decoder] = {}
         self._announced: dict[str, BrainParametersProto] = {}
         self._unannounced: set[str] = set()
-        self._is_reset = False
-        self._loaded = True
         self._failed = False
         executable = None if file_name is None else launch.find_executable(file_name)
         self._server = _listening(executable, base_port, worker_id, host, transport)
         self.port = self._server.port
-        atexit.register(self._shut_down, 0.0)
+        atexit.register(self._shut_down, 0.0)  # no orphan, also when nobody closes it
         try:
             if executable is None:
                 _log.info(
@@ -256,15 +258,15 @@ class UnityEnvironment(StoredStepsEnv):
         Returns:
             False if there is no `EnvironmentParametersChannel` among the side channels.
         """
-        channel = self._channels.get(wire.ENVIRONMENT_PARAMETERS)
+        channel = self._channels.get(ENVIRONMENT_PARAMETERS)
         if not isinstance(channel, EnvironmentParametersChannel):
             return False
         channel.set_parameter(name, value)
         return True
 
     def take_stats(self) -> Stats:
-        """What came over a `StatsSideChannel` since the last call, by name."""
-        channel = self._channels.get(wire.STATS)
+        """Return what came over a `StatsSideChannel` since the last call, by name."""
+        channel = self._channels.get(STATS)
         return channel.get_and_reset_stats() if isinstance(channel, StatsSideChannel) else {}
 
     def close(self) -> None:
@@ -275,22 +277,13 @@ class UnityEnvironment(StoredStepsEnv):
         Raises:
             UnityEnvironmentException: It is closed already.
         """
-        if not self._loaded and not self._failed:
-            raise closed_error()
+        if not self._failed:
+            self._check_loaded()
         self._failed = False
         self._shut_down(self._timeout_s)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._shut_down(self._timeout_s if error is None else 0.0)
-
-    def _check_loaded(self) -> None:
-        if not self._loaded:
-            raise closed_error()
+    def __exit__(self, *error: object) -> None:
+        self._shut_down(self._timeout_s if error[0] is None else 0.0)
 
     def _reply(self, message: UnityMessageProto) -> None:
         try:
@@ -311,7 +304,7 @@ class UnityEnvironment(StoredStepsEnv):
             self._fail()
             raise
 
-    def _receive(self) -> UnityMessageProto:
+    def _receive(self) -> ReceivedMessageProto:
         self._n_waits += 1
         if self._process is not None and self._n_waits % _TRIM_EVERY == 0:
             self._process.trim()
@@ -321,14 +314,18 @@ class UnityEnvironment(StoredStepsEnv):
         if self._process is not None:
             self._process.check()
 
-    def _learn(self, output: UnityOutputProto) -> None:
+    def _learn(self, output: ReceivedOutputProto) -> None:
         """Take announcements in; a behavior's specification is complete with its first agent."""
+        # Shapes come with the first agent only, possibly in a later message.
         for brain in output.rl_initialization_output.brain_parameters:
             self._announced[brain.brain_name] = kept = BrainParametersProto()
             kept.CopyFrom(brain)
         infos = output.rl_output.agentInfos
-        for name in [one for one in self._announced if one in infos and len(infos[one].value)]:
-            spec = behavior_spec_from(self._announced.pop(name), infos[name].value[0])
+        for name in [one for one in self._announced if one in infos]:
+            agents = wire.parse(UnityRLOutputProto.ListAgentInfoProto, infos[name]).value
+            if not agents:
+                continue
+            spec = behavior_spec_from(self._announced.pop(name), agents[0])
             if name in self._specs:
                 refuse_other_spec(name, self._specs[name], spec, "a later announcement")
                 continue
@@ -336,7 +333,7 @@ class UnityEnvironment(StoredStepsEnv):
             self._decoders[name] = Decoder(spec, name)
             _log.info("Connected new brain: %s", name)
 
-    def _update(self, output: UnityOutputProto) -> None:
+    def _update(self, output: ReceivedOutputProto) -> None:
         """Learn new behaviors, and decode every behavior's agents."""
         self._learn(output)
         infos = output.rl_output.agentInfos
@@ -371,19 +368,15 @@ def _listening(
     host: str | None,
     transport: str | None,
 ) -> Server | GrpcServer:
-    port = _port(executable, base_port, worker_id)
+    port = 0 if executable is not None else UnityEnvironment.DEFAULT_EDITOR_PORT
+    if base_port is not None:
+        port = base_port + worker_id
     try:
         return open_server(port, worker_id=worker_id, host=host, transport=transport)
     except UnityWorkerInUseException as error:
         if executable is not None:
             raise
         raise UnityWorkerInUseException(worker_id, error.port, remedy=_EDITOR_PORT_TAKEN) from error
-
-
-def _port(executable: Path | None, base_port: int | None, worker_id: int) -> int:
-    if base_port is not None:
-        return base_port + worker_id
-    return UnityEnvironment.DEFAULT_EDITOR_PORT if executable is None else 0
 
 
 def _check_version(output: UnityRLInitializationOutputProto, ours: str) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+import time
+from collections import defaultdict, deque
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.envs.base import ControlledEnv, SplitEnv
-from pipeline.envs.restarts import RestartBudget, RestartLimits
+from pipeline.envs.base import BaseEnv, ControlledEnv, SplitEnv
+from pipeline.envs.in_process import our_spec, our_steps
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import (
     UnityActionException,
@@ -23,10 +26,9 @@ from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-    from types import TracebackType
     from typing import Self
 
-    from pipeline.envs.base import BaseEnv, Stats
+    from pipeline.envs.base import Stats
     from pipeline.envs.side_channels import SideChannel
     from pipeline.errors import UnityException
     from pipeline.protocol.parameters import Sampler
@@ -45,6 +47,56 @@ _RESTARTABLE = (
 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RestartLimits:
+    """Restarts of each worker that a run allows, under ML-Agents' names; -1 for any number."""
+
+    max_lifetime_restarts: int = 10
+    restarts_rate_limit_n: int = 1
+    restarts_rate_limit_period_s: float = 60.0
+
+
+class RestartBudget:
+    """Counts the restarts of each worker.
+
+    Args:
+        limits: what is allowed.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self, limits: RestartLimits, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limits = limits
+        self._clock = clock
+        self._times: dict[int, deque[float]] = defaultdict(deque)
+        self.counts: dict[int, int] = defaultdict(int)
+
+    def refusal(self, worker: int) -> str | None:
+        """Return why the worker may not be started once more, or None if it may."""
+        limits = self.limits
+        if 0 <= limits.max_lifetime_restarts <= self.counts[worker]:
+            return (
+                f"{self.counts[worker]} of {limits.max_lifetime_restarts} in all "
+                "(env_settings.max_lifetime_restarts)"
+            )
+        recent = self._times[worker]
+        while recent and self._clock() - recent[0] > limits.restarts_rate_limit_period_s:
+            recent.popleft()
+        if 0 <= limits.restarts_rate_limit_n <= len(recent):
+            return (
+                f"{len(recent)} of {limits.restarts_rate_limit_n} in "
+                f"{limits.restarts_rate_limit_period_s:g} s (env_settings.restarts_rate_limit_n)"
+            )
+        return None
+
+    def spend(self, worker: int) -> int:
+        """Count one more restart of the worker, and return its number from 1."""
+        self._times[worker].append(self._clock())
+        self.counts[worker] += 1
+        return self.counts[worker]
+
+
 class WorkerSet:
     """Environments that step together; those in processes of their own do so at the same time.
 
@@ -52,25 +104,23 @@ class WorkerSet:
     it; `take_restarted` says which. Its agents begin anew, the other workers' go on.
 
     Args:
-        envs: the environments, worker by worker; `close` closes them all.
-        relaunch: makes the environment of a worker again, given its number and that of the
+        envs: worker by worker; `close` closes them all. Each is a `BaseEnv`, or an object of
+            another class with the members of ML-Agents' `BaseEnv`.
+        relaunch: makes a worker's environment again, given the numbers of the worker and of the
             restart, from 1; None to let failures pass.
         budget: how often.
-
-    Attributes:
-        envs: the environments, worker by worker.
     """
 
     def __init__(
         self,
-        envs: Sequence[BaseEnv],
+        envs: Sequence[Any],
         *,
         relaunch: Callable[[int, int], BaseEnv] | None = None,
         budget: RestartBudget | None = None,
     ) -> None:
         if not envs:
             raise ValueError("a worker set needs at least one environment")
-        self.envs = list(envs)
+        self.envs: list[Any] = list(envs)
         self._split = [k for k, env in enumerate(envs) if isinstance(env, SplitEnv)]
         self._whole = [k for k, env in enumerate(envs) if not isinstance(env, SplitEnv)]
         self._controlled = [_controlled(env) for env in envs]
@@ -115,9 +165,9 @@ class WorkerSet:
         return restarted
 
     def _each(self, workers: Sequence[int], half: Callable[[Any], None]) -> None:
-        """Let workers do half a step; one that fails has done both when it runs again."""
+        """Let workers do half a step; a restarted worker has done both halves."""
         for worker in workers:
-            if worker in self._done:
+            if worker in self._done:  # its restart has brought it to the end of this step
                 continue
             try:
                 half(self.envs[worker])
@@ -165,8 +215,8 @@ class WorkerSet:
         self._done.add(worker)
 
     def state_dict(self) -> list[dict[str, Any]] | None:
-        """What `load_state_dict` takes up; None when a worker cannot be restored."""
-        states = [env.state_dict() for env in self.envs]
+        """Return what `load_state_dict` takes up; None when a worker cannot be restored."""
+        states = [env.state_dict() if isinstance(env, BaseEnv) else None for env in self.envs]
         known = [state for state in states if state is not None]
         return known if len(known) == len(states) else None
 
@@ -192,20 +242,21 @@ class WorkerSet:
         return all(sent)
 
     def take_stats(self) -> list[Stats]:
-        """The statistics that each worker has reported since the last call."""
+        """Return the statistics that each worker has reported since the last call."""
         return [{} if env is None else env.take_stats() for env in self._controlled]
 
     @property
     def codec_seconds(self) -> float:
         """Time spent so far on turning messages into arrays and back."""
-        return self._codec_seconds + sum(env.codec_seconds for env in self.envs)
+        return self._codec_seconds + sum(getattr(env, "codec_seconds", 0.0) for env in self.envs)
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
         """Behaviors that any worker knows, each as its first worker specified it.
 
         Raises:
-            UnityObservationException: Two workers specify a behavior differently.
+            UnityObservationException: Two workers specify a behavior differently, or one in a way
+                that cannot be read.
         """
         n_known = [len(env.behavior_specs) for env in self.envs]
         if n_known != self._n_known:
@@ -216,25 +267,22 @@ class WorkerSet:
     def _compared(self) -> dict[str, BehaviorSpec]:
         specs: dict[str, BehaviorSpec] = {}
         for worker, env in enumerate(self.envs):
-            for name, spec in env.behavior_specs.items():
+            for name, theirs in env.behavior_specs.items():
+                spec = our_spec(name, theirs)
                 first = self._first_specs.setdefault(name, spec)
                 refuse_other_spec(name, first, spec, f"worker {worker}")
                 specs.setdefault(name, first)
         return specs
 
     def get_steps(self, behavior_name: str) -> list[Steps]:
-        """What the behavior's agents sent last, by worker; empty where a worker has none.
+        """Return what the behavior's agents sent last, by worker; empty where a worker has none.
 
         Raises:
             UnityActionException: No worker knows the behavior.
+            UnityObservationException: A field is not as the specification says.
         """
         spec = self._spec(behavior_name)
-        return [
-            env.get_steps(behavior_name)
-            if behavior_name in env.behavior_specs
-            else (DecisionSteps.empty(spec), TerminalSteps.empty(spec))
-            for env in self.envs
-        ]
+        return [_steps_of(env, behavior_name, spec) for env in self.envs]
 
     def set_actions(self, behavior_name: str, actions: Sequence[ActionTuple]) -> None:
         """Set the actions of all agents that asked, one ActionTuple per worker.
@@ -256,15 +304,10 @@ class WorkerSet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with ExitStack() as stack:
             for env in reversed(self.envs):
-                stack.push(env)
+                stack.push(env if isinstance(env, BaseEnv) else closing(env))
 
     def _spec(self, behavior_name: str) -> BehaviorSpec:
         spec = self._specs.get(behavior_name) or self.behavior_specs.get(behavior_name)
@@ -276,8 +319,16 @@ class WorkerSet:
         )
 
 
+def _steps_of(env: Any, name: str, spec: BehaviorSpec) -> Steps:
+    if name not in env.behavior_specs:
+        return DecisionSteps.empty(spec), TerminalSteps.empty(spec)
+    steps: Steps = env.get_steps(name)
+    # its messages have been checked when they were decoded
+    return steps if isinstance(env, UnityEnvironment) else our_steps(name, spec, steps)
+
+
 def _controlled(env: BaseEnv) -> ControlledEnv | None:
-    """The environment if it is one that takes parameters; asking costs too much in each step."""
+    """Return the environment if it takes parameters; asking is too slow for each step."""
     return env if isinstance(env, ControlledEnv) else None
 
 
@@ -286,17 +337,11 @@ def launch_workers(
     n_workers: int,
     *,
     seed: int,
-    base_port: int | None = None,
     first: int = 0,
     n_all: int | None = None,
-    args: Sequence[str] = (),
     side_channels: Callable[[], Sequence[SideChannel]] | None = None,
-    log_folder: str | Path | None = None,
-    no_graphics: bool = False,
-    no_graphics_monitor: bool = False,
-    timeout_wait: float = 60,
-    num_areas: int = 1,
     restarts: RestartLimits | None = None,
+    **options: Any,
 ) -> WorkerSet:
     """Start `n_workers` processes at the same time; worker k gets the seed `seed` + k.
 
@@ -306,17 +351,11 @@ def launch_workers(
         file_name: executable; None waits for the Unity Editor, with one worker.
         n_workers: number of processes.
         seed: of worker 0; its n-th restart gets `seed` + n * `n_all`, and so on.
-        base_port: TCP port of worker 0; None lets the system choose each.
         first: number of the first worker to start.
         n_all: how many workers there are in all; None for these alone.
-        args: additional arguments for every process.
         side_channels: makes the channels of one worker.
-        log_folder: where the players write their logs.
-        no_graphics: run without a display.
-        no_graphics_monitor: the same, except for worker 0.
-        timeout_wait: seconds to wait for each message.
-        num_areas: training areas per process, if the environment replicates them.
         restarts: how often a worker that fails is started again; None for never.
+        options: further keywords of `UnityEnvironment`, the same for all workers.
 
     Raises:
         UnityException: A worker could not be started; then all are closed.
@@ -326,16 +365,10 @@ def launch_workers(
         return UnityEnvironment(
             file_name,
             worker_id=first + worker,
-            base_port=base_port,
             seed=seed + first + worker + (n_all or n_workers) * restart,
-            no_graphics=no_graphics,
-            no_graphics_monitor=no_graphics_monitor,
-            timeout_wait=timeout_wait,
-            additional_args=args,
             side_channels=side_channels() if side_channels else (),
-            log_folder=log_folder,
-            num_areas=num_areas,
             connect=restart > 0,
+            **options,
         )
 
     with ExitStack() as stack:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline import seeding
-from pipeline.evaluation import bootstrap
-from pipeline.evaluation.efficiency import FRACTION, Curve, median_steps, target_of
+from pipeline.evaluation import statistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,11 +18,54 @@ if TYPE_CHECKING:
 
 EVALUATED = "evaluated"
 TRAINING = "training"
+FRACTION = 0.9
+"""Of the way from the lowest start to the best end, where the target lies."""
+_END = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Trial:
-    """What one behavior came to in one run: an experiment with one seed."""
+class Curve:
+    """The learning curve of one run."""
+
+    steps: NDArray[np.float64]
+    """[points] environment steps, ascending."""
+    returns: NDArray[np.float64]
+    """[points] mean return of the episodes that ended since the point before."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is not a curve."""
+        if not len(self.steps) or len(self.steps) != len(self.returns):
+            raise ValueError("a curve needs at least one point, and a return for each step")
+        if (np.diff(self.steps) <= 0).any():
+            raise ValueError("a curve's steps must ascend")
+
+    @property
+    def final(self) -> float:
+        """Mean return over the last tenth of the steps; at least the last point."""
+        first = self.steps[-1] - _END * (self.steps[-1] - self.steps[0])
+        return float(self.returns[self.steps >= first].mean())
+
+    def steps_to(self, target: float) -> float | None:
+        """Environment steps at the first point whose return is `target` or more; None: never."""
+        reached = self.returns >= target
+        return float(self.steps[int(np.argmax(reached))]) if reached.any() else None
+
+    def area(self, first: float, last: float) -> float:
+        """Mean height between two steps: the area under the curve divided by its width.
+
+        Points are joined by straight lines; outside its points a curve is level.
+        """
+        if last <= first:
+            return float(np.interp(first, self.steps, self.returns))
+        inside = (self.steps > first) & (self.steps < last)
+        steps = np.concatenate([[first], self.steps[inside], [last]])
+        returns = np.interp(steps, self.steps, self.returns)
+        return float(np.trapezoid(returns, steps) / (last - first))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Outcome:
+    """The results of one behavior in one run: an experiment with one seed."""
 
     experiment: str
     environment: str
@@ -80,7 +122,7 @@ class Standing:
     @property
     def caution(self) -> str:
         """What the number of seeds means; empty when there are enough."""
-        return bootstrap.caution(len(self.seeds))
+        return statistics.caution(len(self.seeds))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,55 +161,53 @@ class Task:
         return f"{self.environment}: {self.behavior}" if self.environment else self.behavior
 
 
-def compare(trials: Iterable[Trial], *, fraction: float = FRACTION, seed: int = 0) -> list[Task]:
-    """Compare experiments on each task.
+def compare(
+    outcomes: Iterable[Outcome], *, fraction: float = FRACTION, seed: int = 0
+) -> list[Task]:
+    """Compare experiments on each task, in the order in which tasks first occur.
 
     Args:
-        trials: of all experiments; one without evaluation and without curve is left out.
+        outcomes: of all experiments; one without evaluation and without curve is left out.
         fraction: in (0, 1], of the way from the lowest start to the best end, as the target.
-        seed: of the bootstrap. Equal trials and seeds give equal results.
-
-    Returns:
-        The tasks, in the order in which they first occur.
+        seed: of the bootstrap. Equal outcomes and seeds give equal results.
     """
     if not 0.0 < fraction <= 1.0:
         raise ValueError(f"fraction is {fraction}, wanted more than 0 and at most 1")
-    tasks: dict[tuple[str, str], dict[str, list[Trial]]] = {}
-    for trial in trials:
-        if trial.evaluated is not None or trial.curve is not None:
-            tasks.setdefault(trial.task, {}).setdefault(trial.experiment, []).append(trial)
+    tasks: dict[tuple[str, str], dict[str, list[Outcome]]] = {}
+    for one in outcomes:
+        if one.evaluated is not None or one.curve is not None:
+            tasks.setdefault(one.task, {}).setdefault(one.experiment, []).append(one)
     return [_task(*key, found, fraction, seed) for key, found in tasks.items()]
 
 
 def _task(
     environment: str,
     behavior: str,
-    experiments: dict[str, list[Trial]],
+    experiments: dict[str, list[Outcome]],
     fraction: float,
     seed: int,
 ) -> Task:
-    every = [trial for found in experiments.values() for trial in found]
-    score = EVALUATED if all(one.evaluated is not None for one in every) else TRAINING
-    if score == TRAINING:  # what has no curve cannot stand beside what has no evaluation
-        experiments = {
-            name: kept
-            for name, found in experiments.items()
-            if (kept := [one for one in found if one.curve is not None])
-        }
-    groups = [_Group.of(name, found, score) for name, found in experiments.items()]
-    target = _target(groups, fraction)
-    first, last = _common(groups)
-    standings = [
-        group.standing(target, first, last, seeding.stream(seed, "comparison", environment, name))
-        for group in groups
-        for name in (f"{behavior}/{group.name}",)
-    ]
-    pairs = itertools.combinations(groups, 2)
+    evaluated = all(one.evaluated is not None for found in experiments.values() for one in found)
+    groups: dict[str, list[Outcome]] = {}
+    for name, found in experiments.items():
+        # What has no curve cannot stand beside what has no evaluation.
+        if kept := [one for one in found if evaluated or one.curve is not None]:
+            groups[name] = sorted(kept, key=lambda one: one.seed)
+    curves = {name: _curves_of(found) for name, found in groups.items()}
+    target = target_of([group for group in curves.values() if group], fraction)
+    # Areas are compared over steps that all curves have, or longer training would look better.
+    common = _common_steps([curve for group in curves.values() for curve in group])
+    standings = []
+    for name, found in groups.items():
+        # A stream for each experiment: another one beside it does not change its interval.
+        rng = seeding.stream(seed, "comparison", environment, f"{behavior}/{name}")
+        standings.append(_standing(found, target, common, rng, evaluated=evaluated))
     rng = seeding.stream(seed, "improvement", environment, behavior)
+    pairs = itertools.combinations(standings, 2)
     return Task(
         environment=environment,
         behavior=behavior,
-        score=score,
+        score=EVALUATED if evaluated else TRAINING,
         target=target,
         fraction=fraction,
         standings=tuple(standings),
@@ -175,77 +215,83 @@ def _task(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Group:
-    """The trials of one experiment on one task, by seed."""
-
-    name: str
-    trials: list[Trial]
-    scores: NDArray[np.float64]
-    """[seeds]."""
-
-    @classmethod
-    def of(cls, name: str, trials: Sequence[Trial], score: str) -> _Group:
-        ordered = sorted(trials, key=lambda trial: trial.seed)
-        values = [one.evaluated if score == EVALUATED else one.final for one in ordered]
-        return cls(name=name, trials=ordered, scores=np.array(values, dtype=np.float64))
-
-    @property
-    def curves(self) -> list[Curve]:
-        return [trial.curve for trial in self.trials if trial.curve is not None]
-
-    def standing(
-        self, target: float | None, first: float, last: float, rng: np.random.Generator
-    ) -> Standing:
-        ends = None
-        if len(self.scores) >= bootstrap.FEWEST_SEEDS:
-            ends = bootstrap.iqm_interval([self.scores], rng)
-        curves = self.curves
-        steps = [] if target is None else [curve.steps_to(target) for curve in curves]
-        seconds = [one.seconds for one in self.trials if one.seconds is not None]
-        return Standing(
-            experiment=self.name,
-            seeds=tuple(trial.seed for trial in self.trials),
-            scores=tuple(float(score) for score in self.scores),
-            iqm=float(bootstrap.interquartile_means(self.scores)),
-            low=ends[0] if ends else None,
-            high=ends[1] if ends else None,
-            reached=sum(one is not None for one in steps),
-            steps_to_target=median_steps(steps) if steps else None,
-            area=float(np.mean([c.area(first, last) for c in curves])) if curves else None,
-            seconds=float(np.mean(seconds)) if len(seconds) == len(self.trials) else None,
-            curves=tuple(curves),
-        )
+def _standing(
+    outcomes: Sequence[Outcome],
+    target: float | None,
+    common: tuple[float, float],
+    rng: np.random.Generator,
+    *,
+    evaluated: bool,
+) -> Standing:
+    """Return how one experiment did, given its outcomes by seed: all evaluated, or all curves."""
+    scores = np.array([one.evaluated if evaluated else one.final for one in outcomes], np.float64)
+    low = high = None
+    if len(scores) >= statistics.FEWEST_SEEDS:
+        low, high = statistics.iqm_interval(scores, rng)
+    curves = _curves_of(outcomes)
+    steps = [] if target is None else [curve.steps_to(target) for curve in curves]
+    seconds = [one.seconds for one in outcomes if one.seconds is not None]
+    return Standing(
+        experiment=outcomes[0].experiment,
+        seeds=tuple(one.seed for one in outcomes),
+        scores=tuple(float(score) for score in scores),
+        iqm=float(statistics.interquartile_means(scores)),
+        low=low,
+        high=high,
+        reached=sum(step is not None for step in steps),
+        steps_to_target=median_steps(steps) if steps else None,
+        area=float(np.mean([curve.area(*common) for curve in curves])) if curves else None,
+        seconds=float(np.mean(seconds)) if len(seconds) == len(outcomes) else None,
+        curves=tuple(curves),
+    )
 
 
-def _target(groups: Sequence[_Group], fraction: float) -> float | None:
-    learned = [group.curves for group in groups if group.curves]
-    if not learned:
+def _improvement(one: Standing, other: Standing, rng: np.random.Generator) -> Improvement:
+    """Return which of two experiments is more probably better, the first when both are equal."""
+    forward = statistics.probability_of_improvement(np.array(one.scores), np.array(other.scores))
+    better, than = (one, other) if forward >= 0.5 else (other, one)
+    x, y = np.array(better.scores), np.array(than.scores)
+    low = high = None
+    if min(len(x), len(y)) >= statistics.FEWEST_SEEDS:
+        low, high = statistics.improvement_interval(x, y, rng)
+    return Improvement(
+        better=better.experiment,
+        than=than.experiment,
+        probability=max(forward, 1.0 - forward),
+        low=low,
+        high=high,
+    )
+
+
+def target_of(groups: Sequence[Sequence[Curve]], fraction: float) -> float | None:
+    """Return what counts as learned: `fraction` of the way from the lowest start to the best end.
+
+    Args:
+        groups: the curves of each experiment that has some.
+        fraction: in (0, 1].
+    """
+    if not groups:
         return None
-    starts = [float(np.mean([curve.returns[0] for curve in curves])) for curves in learned]
-    finals = [np.array([curve.final for curve in curves]) for curves in learned]
-    ends = [float(bootstrap.interquartile_means(values)) for values in finals]
-    return target_of(starts=starts, ends=ends, fraction=fraction)
+    # From the lowest start rather than from zero: returns may be negative or have any offset.
+    low = min(float(np.mean([curve.returns[0] for curve in group])) for group in groups)
+    ends = [np.array([curve.final for curve in group]) for group in groups]
+    high = max(float(statistics.interquartile_means(values)) for values in ends)
+    return low + fraction * (high - low)
 
 
-def _common(groups: Sequence[_Group]) -> tuple[float, float]:
-    """From the earliest first step to the earliest last one: where all curves say something."""
-    curves = [curve for group in groups for curve in group.curves]
+def median_steps(steps: Sequence[float | None]) -> float | None:
+    """Return the median of the steps that runs needed; None when the median run never arrived."""
+    median = float(np.median([np.inf if one is None else one for one in steps]))
+    return median if np.isfinite(median) else None
+
+
+def _common_steps(curves: Sequence[Curve]) -> tuple[float, float]:
+    """Return the first and the last step between which curves are compared."""
     if not curves:
         return 0.0, 0.0
+    # The earliest of the last steps: beyond it some curve says nothing any more.
     return min(float(c.steps[0]) for c in curves), min(float(c.steps[-1]) for c in curves)
 
 
-def _improvement(one: _Group, other: _Group, rng: np.random.Generator) -> Improvement:
-    forward = bootstrap.probability_of_improvement(x=[one.scores], y=[other.scores])
-    x, y = (one, other) if forward >= 0.5 else (other, one)
-    ends = None
-    if min(len(x.scores), len(y.scores)) >= bootstrap.FEWEST_SEEDS:
-        ends = bootstrap.improvement_interval(x=[x.scores], y=[y.scores], rng=rng)
-    return Improvement(
-        better=x.name,
-        than=y.name,
-        probability=max(forward, 1.0 - forward),
-        low=ends[0] if ends else None,
-        high=ends[1] if ends else None,
-    )
+def _curves_of(outcomes: Iterable[Outcome]) -> list[Curve]:
+    return [one.curve for one in outcomes if one.curve is not None]

@@ -22,50 +22,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-    from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
+    from pipeline.envs.base import BaseEnv
+    from pipeline.protocol.specs import ActionTuple
+    from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 STEP_LIMIT = 1_000_000
 
 
-class Environment(Protocol):
-    """The part of the low-level API that evaluation uses."""
-
-    @property
-    def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
-        """Specification of each behavior seen so far."""
-        ...
-
-    def reset(self) -> None:
-        """Begin anew."""
-        ...
-
-    def step(self) -> None:
-        """Apply the actions that were set, and advance."""
-        ...
-
-    def get_steps(self, behavior_name: str) -> Steps:
-        """Decision and terminal steps of one behavior."""
-        ...
-
-    def set_actions(self, behavior_name: str, action: ActionTuple) -> None:
-        """Set the actions of the agents in the last decision steps."""
-        ...
-
-
-class Policy(Protocol):
-    """What plays: `export.policy.OnnxPolicy` is one."""
+class ActingPolicy(Protocol):
+    """A policy that plays episodes, such as `export.policy.OnnxPolicy`."""
 
     def reset(self, seed: int) -> None:
         """Forget every agent, and begin the stream of random numbers of `seed`."""
         ...
 
     def act(self, steps: DecisionSteps, deterministic: bool = False) -> ActionTuple:
-        """One action per agent of `steps`."""
+        """Return an action for each agent of `steps`."""
         ...
 
     def end(self, agent_ids: Iterable[int]) -> None:
-        """These agents' episodes have ended."""
+        """Forget these agents, whose episodes have ended."""
         ...
 
 
@@ -88,8 +64,8 @@ class Episode:
 
 
 def evaluate(
-    env: Environment,
-    policies: Mapping[str, Policy],
+    env: BaseEnv,
+    policies: Mapping[str, ActingPolicy],
     *,
     episodes: int,
     seed: int,
@@ -107,8 +83,7 @@ def evaluate(
         seed: of sampled actions; the environment was seeded when it was made.
         deterministic: most probable actions instead of sampled ones.
         on_progress: called with (episodes ended, episodes wanted) after each change.
-        step_limit: steps of the environment without the end of a counted episode after which the
-            call gives up.
+        step_limit: gives up after so many steps without the end of a counted episode.
 
     Returns:
         The episodes by behavior name, then by start.
@@ -146,8 +121,8 @@ def evaluate(
 
 
 def _observe(
-    env: Environment,
-    policies: Mapping[str, Policy],
+    env: BaseEnv,
+    policies: Mapping[str, ActingPolicy],
     counters: dict[str, _Counter],
     episodes: int,
 ) -> dict[str, DecisionSteps]:
@@ -165,7 +140,8 @@ def _observe(
     return decisions
 
 
-def _policy_of(name: str, policies: Mapping[str, Policy]) -> Policy:
+def _policy_of(name: str, policies: Mapping[str, ActingPolicy]) -> ActingPolicy:
+    # One exported policy plays all teams of its behavior.
     policy = policies.get(name) or policies.get(name.split("?", maxsplit=1)[0])
     if policy is None:
         raise StageError(
@@ -198,6 +174,7 @@ class _Counter:
         agents = steps.agent_id.tolist()
         self._add(agents, steps)
         for agent in agents:
+            # Agents that begin later play on beside those that count.
             if self._n_started == len(self._return):
                 break
             if agent not in self._slot:
@@ -217,7 +194,7 @@ class _Counter:
             self._slot.pop(agent, None)
 
     def episodes(self) -> list[Episode]:
-        """The counted episodes, by start."""
+        """Return the counted episodes, by start."""
         return [
             Episode(
                 index=index,

@@ -1,25 +1,59 @@
-"""Figures: returns of episodes, learning curves over seeds, and experiments beside each other."""
+"""Figures: returns of episodes, learning curves over seeds, and experiments beside each other.
+
+Equal data give equal bytes with one version of matplotlib: no dates, a fixed resolution, the fonts
+that come with it, and a style that a user's own settings do not reach. No display is used.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pipeline import seeding
-from pipeline.evaluation import canvas
-from pipeline.evaluation.bootstrap import FEWEST_SEEDS, interquartile_means, iqm_band
-from pipeline.evaluation.statistics import summarize
+from pipeline import files, seeding
+from pipeline.evaluation.statistics import (
+    FEWEST_SEEDS,
+    interquartile_means,
+    iqm_band,
+    summarize,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import ArrayLike, NDArray
 
     from pipeline.evaluation.comparison import Improvement, Standing
 
+SIZE = (7.0, 3.9)
+_DPI = 150
+INK, MUTED, GRID = "#22272e", "#6b7280", "#e5e7eb"
+_COLORS = ("#2563eb", "#d97706", "#059669", "#be185d", "#7c3aed", "#0891b2", "#65a30d", "#57534e")
+_LINES = ("-", "--", "-.", ":")
+_STYLE: dict[str, Any] = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 10.0,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 12.0,
+    "axes.titleweight": "bold",
+    "axes.titlepad": 10.0,
+    "axes.edgecolor": MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "legend.fontsize": 9.5,
+}
 _MOST_BINS = 30
 _MOST_POINTS = 200
 _ROW = 0.42
@@ -35,7 +69,7 @@ class Curves:
     """[seeds, points]."""
 
     def thinned(self) -> Curves:
-        """The same on at most 200 evenly chosen steps, the first and the last among them."""
+        """Return the curves on at most 200 even steps, the first and the last among them."""
         n = len(self.steps)
         if n <= _MOST_POINTS:
             return self
@@ -48,12 +82,6 @@ def align_curves(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> Curves:
 
     Only steps that every seed reached are kept: where seeds come and go, a mean over those present
     jumps without anything having been learnt.
-
-    Args:
-        curves: (steps, values) of each seed, steps ascending, at least one point each.
-
-    Returns:
-        Curves on every recorded step in the common range; without such a range, on no steps.
     """
     arrays = [(np.asarray(s, dtype=np.float64), np.asarray(v, dtype=np.float64)) for s, v in curves]
     first = max(steps[0] for steps, _ in arrays)
@@ -64,29 +92,25 @@ def align_curves(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> Curves:
 
 
 def plot_returns(path: Path, returns: Sequence[float], *, title: str) -> None:
-    """Histogram of episode returns with their mean and its 95 % interval, as PNG."""
+    """Draw a histogram of episode returns with their mean and its 95 % interval, as PNG."""
     summary = summarize(returns)
-    with canvas.styled():
-        axes = canvas.axes_of(title, "Episode return", "Episodes")
+    with _styled():
+        axes = _axes(title, "Episode return", "Episodes")
         bins = _bins(np.asarray(returns, dtype=np.float64))
-        axes.hist(returns, bins=bins, color=canvas.color_of(0), alpha=0.55, edgecolor="white")
+        axes.hist(returns, bins=bins, color=_color(0), alpha=0.55, edgecolor="white")
         label = f"mean {_number(summary.mean)}"
-        mark = canvas.color_of(1)
+        mark = _color(1)
         if summary.ci_low is not None and summary.ci_high is not None:
             axes.axvspan(summary.ci_low, summary.ci_high, color=mark, alpha=0.35, linewidth=0)
             label += f" (95 % interval {_number(summary.ci_low)} to {_number(summary.ci_high)})"
         axes.axvline(summary.mean, color=mark, linewidth=2.0, label=label)
         axes.yaxis.get_major_locator().set_params(integer=True)
-        canvas.legend(axes)
-        canvas.save(axes, path)
+        _legend(axes)
+        _save(axes, path)
 
 
 def band(curves: Curves) -> tuple[NDArray[np.float64], ...] | None:
-    """Interquartile mean over seeds and the ends of its 95 % interval, [points] each.
-
-    Returns:
-        None with too few seeds for an interval.
-    """
+    """Return the interquartile mean over seeds and its 95 % interval, [points] each, if any."""
     if len(curves.values) < FEWEST_SEEDS:
         return None
     low, high = iqm_band(curves.values, seeding.stream(0, "curves", len(curves.values)))
@@ -101,32 +125,34 @@ def plot_learning_curves(
     target: float | None = None,
     y_label: str = "Mean episode return",
 ) -> None:
-    """Interquartile mean over seeds with its 95 % interval, one line per configuration, as PNG.
+    """Draw interquartile means over seeds with 95 % intervals, a line per configuration, as PNG.
 
     With too few seeds for an interval every seed has its own thin line instead.
     """
-    with canvas.styled():
+    from matplotlib.ticker import EngFormatter
+
+    with _styled():
         has_bands = any(len(group.values) >= FEWEST_SEEDS for group in curves.values())
         note = " (bands: 95 % interval over seeds)" if has_bands else ""
-        axes = canvas.axes_of(title, f"Environment steps{note}", y_label)
+        axes = _axes(title, f"Environment steps{note}", y_label)
         for index, (name, group) in enumerate(curves.items()):
             _draw_curves(axes, index, name, group)
         if target is not None:
-            axes.axhline(target, color=canvas.MUTED, linewidth=1.0, linestyle=":", label="target")
-        axes.xaxis.set_major_formatter(canvas.step_formatter())
+            axes.axhline(target, color=MUTED, linewidth=1.0, linestyle=":", label="target")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 1.5M
         axes.margins(x=0.01)
-        canvas.fit_to_values(axes, [group.values for group in curves.values()])
-        canvas.legend(axes)
-        canvas.save(axes, path)
+        _fit_to_values(axes, [group.values for group in curves.values()])
+        _legend(axes)
+        _save(axes, path)
 
 
 def _draw_curves(axes: Any, index: int, name: str, group: Curves) -> None:
-    look = {"color": canvas.color_of(index), "linestyle": canvas.line_of(index)}
+    look = {"color": _color(index), "linestyle": _line(index)}
     n_seeds = len(group.values)
     label = f"{name} ({n_seeds} seed{'s' if n_seeds > 1 else ''})"
-    group = group.thinned()
+    group = group.thinned()  # the eye sees no more points, and each takes a bootstrap
     drawn = band(group)
-    if drawn is None:
+    if drawn is None:  # too few seeds for an interval, so each is shown
         for number, values in enumerate(group.values):
             axes.plot(
                 group.steps, values, linewidth=1.2, label=label if not number else None, **look
@@ -138,78 +164,57 @@ def _draw_curves(axes: Any, index: int, name: str, group: Curves) -> None:
 
 
 def plot_standings(path: Path, standings: Sequence[Standing], *, title: str, x_label: str) -> None:
-    """Every seed's score as a dot, with the interquartile mean and its interval, as PNG."""
-    with canvas.styled():
+    """Draw each seed's score as a dot, with interquartile mean and interval, as PNG."""
+    with _styled():
         axes = _rows(title, x_label, [one.experiment for one in standings])
         for row, one in enumerate(standings):
-            color = canvas.color_of(row)
-            if one.low is not None and one.high is not None:
-                axes.plot(
-                    [one.low, one.high],
-                    [row, row],
-                    color=color,
-                    alpha=0.35,
-                    linewidth=9.0,
-                    solid_capstyle="butt",
-                )
-            axes.plot([one.iqm], [row], color=color, marker="|", markersize=16, markeredgewidth=2.5)
-            axes.plot(
-                one.scores,
-                [row] * len(one.scores),
-                "o",
-                color=color,
-                markersize=4.5,
-                alpha=0.8,
-                markeredgecolor="white",
-                markeredgewidth=0.6,
-            )
-        canvas.save(axes, path)
+            color = _color(row)
+            _draw_estimate(axes, row, one.iqm, one.low, one.high, color)
+            dot = {"markersize": 4.5, "alpha": 0.8, "mec": "white", "mew": 0.6}
+            axes.plot(one.scores, [row] * len(one.scores), "o", color=color, **dot)
+        _save(axes, path)
 
 
 def plot_improvements(path: Path, improvements: Sequence[Improvement], *, title: str) -> None:
-    """The probability that one experiment is better than another, with its interval, as PNG."""
+    """Draw the probability that one experiment is better than another, with its interval."""
     names = [f"{one.better}  >  {one.than}" for one in improvements]
-    with canvas.styled():
+    color = _color(0)
+    with _styled():
         axes = _rows(title, "Probability that a run of the first does better", names)
         for row, one in enumerate(improvements):
-            if one.low is not None and one.high is not None:
-                axes.plot(
-                    [one.low, one.high],
-                    [row, row],
-                    color=canvas.color_of(0),
-                    alpha=0.35,
-                    linewidth=9.0,
-                    solid_capstyle="butt",
-                )
-            axes.plot(
-                [one.probability],
-                [row],
-                color=canvas.color_of(0),
-                marker="|",
-                markersize=16,
-                markeredgewidth=2.5,
-            )
-        axes.axvline(0.5, color=canvas.MUTED, linewidth=1.0, linestyle=":")
+            _draw_estimate(axes, row, one.probability, one.low, one.high, color)
+        axes.axvline(0.5, color=MUTED, linewidth=1.0, linestyle=":")  # no difference
         axes.set_xlim(-0.02, 1.02)
-        canvas.save(axes, path)
+        _save(axes, path)
+
+
+def _draw_estimate(
+    axes: Any, row: int, value: float, low: float | None, high: float | None, color: str
+) -> None:
+    """Draw a value as a stroke, and its interval, where there is one, as a bar behind it."""
+    if low is not None and high is not None:
+        bar = {"alpha": 0.35, "linewidth": 9.0, "solid_capstyle": "butt"}
+        axes.plot([low, high], [row, row], color=color, **bar)
+    axes.plot([value], [row], color=color, marker="|", markersize=16, markeredgewidth=2.5)
 
 
 def _rows(title: str, x_label: str, names: Sequence[str]) -> Any:
-    """Axes with one named row for each, the first at the top."""
+    """Return axes with a row for each name, the first at the top."""
     height = 1.15 + _ROW * max(len(names), 1)
-    axes = canvas.axes_of(title, x_label, "", height=height, grid="x")
+    axes = _axes(title, x_label, "", height=height, grid="x")
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0, labelcolor=canvas.INK)
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
     return axes
 
 
 def _bins(returns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Bin edges by Freedman and Diaconis, within reason; equal returns get one visible bin."""
+    """Return bin edges by Freedman and Diaconis; equal returns get one visible bin."""
     low, high = float(returns.min()), float(returns.max())
     if high - low <= 1e-9 * max(1.0, abs(high)):
         half = max(0.5, abs(high) * 0.05)
         return np.linspace(low - half, high + half, 12)
+    # The quartiles of very uneven returns may coincide; then there is no width to divide by.
     quarter, three_quarters = np.quantile(returns, [0.25, 0.75])
     width = 2.0 * (three_quarters - quarter) / np.cbrt(len(returns))
     count = int(np.ceil((high - low) / width)) if width > 0 else _MOST_BINS
@@ -217,5 +222,76 @@ def _bins(returns: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _number(value: float) -> str:
-    """Four significant digits, with a proper minus sign."""
+    """Format four significant digits, with a proper minus sign."""
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
+
+
+@contextlib.contextmanager
+def _styled() -> Iterator[None]:
+    """Draw with our style, whatever the user's own is."""
+    from matplotlib import style
+
+    with style.context(["default", _STYLE]):
+        yield
+
+
+def _color(index: int) -> str:
+    """Return the color of the series with this number."""
+    return _COLORS[index % len(_COLORS)]
+
+
+def _line(index: int) -> str:
+    """Return the line style of a series; another style when the colors begin again."""
+    return _LINES[index // len(_COLORS) % len(_LINES)]
+
+
+def _axes(
+    title: str,
+    x_label: str,
+    y_label: str,
+    *,
+    height: float = SIZE[1],
+    grid: Literal["x", "y"] = "y",
+) -> Any:
+    """Return empty axes in a new figure, with grid lines for one of them."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(SIZE[0], height), dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left")
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.set_axisbelow(True)
+    axes.grid(axis=grid)
+    return axes
+
+
+def _fit_to_values(axes: Any, values: Sequence[NDArray[np.float64]]) -> None:
+    """Set the range of y to every seed's values; a band may reach far beyond and is cut."""
+    present = np.concatenate([group[np.isfinite(group)] for group in values] or [np.zeros(0)])
+    if len(present):
+        low, high = float(present.min()), float(present.max())
+        margin = 0.06 * (high - low) or max(0.5, 0.05 * abs(high))
+        axes.set_ylim(low - margin, high + margin)
+
+
+def _legend(axes: Any) -> None:
+    """Put the legend below the axes, where it covers no data."""
+    handles, _ = axes.get_legend_handles_labels()
+    if not handles:
+        return
+    axes.figure.legend(
+        loc="outside lower left",
+        ncols=min(3 if len(handles) > 4 else 2, len(handles)),
+        frameon=False,
+    )
+
+
+def _save(axes: Any, path: Path) -> None:
+    """Write the figure as PNG."""
+    content = io.BytesIO()
+    # The default metadata names matplotlib's version, which would change the bytes.
+    axes.figure.savefig(content, format="png", metadata={"Software": None})
+    files.write_whole(path, content.getvalue())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pipeline.evaluation.comparison import EVALUATED
@@ -19,7 +20,7 @@ PAIRS_HEADER = ("More probably better", "Than", "Probability", "95 % interval")
 
 
 def rows(task: Task, *, wall_clock: bool = False) -> list[tuple[str, ...]]:
-    """The cells below `HEADER`, and `WALL_CLOCK` where asked, one row for each experiment."""
+    """Return the cells below `HEADER`, and `WALL_CLOCK` where asked, a row per experiment."""
     found: list[tuple[str, ...]] = []
     for one in task.standings:
         cells = (
@@ -36,7 +37,7 @@ def rows(task: Task, *, wall_clock: bool = False) -> list[tuple[str, ...]]:
 
 
 def pairs(task: Task) -> list[tuple[str, ...]]:
-    """The cells below `PAIRS_HEADER`."""
+    """Return the cells below `PAIRS_HEADER`."""
     return [
         (one.better, one.than, f"{one.probability:.2f}", ends(one.low, one.high))
         for one in task.improvements
@@ -44,7 +45,7 @@ def pairs(task: Task) -> list[tuple[str, ...]]:
 
 
 def notes(task: Task) -> list[str]:
-    """What the numbers are."""
+    """Return sentences that say what the numbers are."""
     found = [
         "Returns are of the exported policies, with deterministic actions."
         if task.score == EVALUATED
@@ -59,7 +60,7 @@ def notes(task: Task) -> list[str]:
 
 
 def cautions(task: Task) -> list[str]:
-    """Which experiments have few seeds, and what may not be read from their numbers."""
+    """Return which experiments have few seeds, and what their numbers do not say."""
     found: dict[str, list[str]] = {}
     for one in task.standings:
         if one.caution:
@@ -68,7 +69,7 @@ def cautions(task: Task) -> list[str]:
 
 
 def standing_records(tasks: Iterable[Task], *, wall_clock: bool = False) -> list[dict[str, Any]]:
-    """One flat record for each experiment and task; what is not known is None."""
+    """Return a flat record for each experiment and task; what is not known is None."""
     found = []
     for task in tasks:
         for one in task.standings:
@@ -94,27 +95,20 @@ def standing_records(tasks: Iterable[Task], *, wall_clock: bool = False) -> list
 
 
 def pair_records(tasks: Iterable[Task]) -> list[dict[str, Any]]:
-    """One flat record for each pair of experiments on one task."""
+    """Return a flat record for each pair of experiments on a task."""
     return [
-        {
-            "environment": task.environment,
-            "behavior": task.behavior,
-            "better": one.better,
-            "than": one.than,
-            "probability": one.probability,
-            "low": one.low,
-            "high": one.high,
-        }
+        {"environment": task.environment, "behavior": task.behavior, **asdict(one)}
         for task in tasks
         for one in task.improvements
     ]
 
 
 def csv_text(records: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """Records as CSV; None is an empty cell, and numbers have six significant digits."""
+    """Write records as CSV, None as an empty cell, numbers with six significant digits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
+    # An empty cell for None: "None" would make the column text for whoever reads the file.
     writer.writerows([_cell(record[name]) for name in columns] for record in records)
     return text.getvalue()
 
@@ -138,19 +132,19 @@ PAIR_COLUMNS = ("environment", "behavior", "better", "than", "probability", "low
 
 
 def number(value: float) -> str:
-    """Four significant digits."""
+    """Format four significant digits."""
     return f"{value:.4g}"
 
 
 def ends(low: float | None, high: float | None) -> str:
-    """An interval, or that there are too few seeds for one."""
+    """Format an interval, or say that there are too few seeds for one."""
     if low is None or high is None:
         return "too few seeds"
     return f"{number(low)} to {number(high)}"
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as a person says them."""
+    """Format seconds as a person says them."""
     if seconds is None:
         return "-"
     whole = round(seconds)
@@ -160,18 +154,13 @@ def duration(seconds: float | None) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {whole % 60:02d} s"
 
 
-def steps(value: float) -> str:
-    """Steps with thousands set apart."""
-    return f"{value:,.0f}"
-
-
 def _steps(one: Standing) -> str:
     if not one.curves:
         return "-"
     n = len(one.curves)
     if one.steps_to_target is None:
         return f"not reached ({one.reached} of {n} seeds)"
-    shown = steps(one.steps_to_target)
+    shown = f"{one.steps_to_target:,.0f}"
     return shown if one.reached == n else f"{shown} ({one.reached} of {n} seeds)"
 
 

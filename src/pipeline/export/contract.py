@@ -7,14 +7,13 @@ comes after has no meaning without them. `export.rules` adds the stricter rules 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from pipeline.export.findings import Finding, error, warning
 from pipeline.export.layout import inputs, load, outputs, read_constants
-from pipeline.export.spec_checks import spec_findings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     import onnx
@@ -32,6 +31,34 @@ _ACTION_OUTPUTS = (
     "deterministic_discrete_actions",
 )
 _KNOWN_INPUTS = {"action_masks", "recurrent_in", "prev_action", "epsilon", "sequence_length"}
+# Ranks of the shapes of observations.
+_VECTOR, _ENTITIES, _VISUAL = 1, 2, 3
+Severity = Literal["info", "warning", "error"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing about a model that the loader, or publishing, objects to."""
+
+    severity: Severity
+    """As the Unity Inspector shows it; at run time only errors stop the model."""
+    rule: str
+    """Number of the loader's check (1 to 20, v2-a to v2-d), or the name of a publishing rule."""
+    message: str
+    """What is wrong."""
+
+    def __str__(self) -> str:
+        return f"{self.severity} (rule {self.rule}): {self.message}"
+
+
+def warning(rule: str, message: str) -> Finding:
+    """A finding that the Inspector shows in yellow."""
+    return Finding(severity="warning", rule=rule, message=message)
+
+
+def error(rule: str, message: str) -> Finding:
+    """A finding that stops the model."""
+    return Finding(severity="error", rule=rule, message=message)
 
 
 class _Model:
@@ -89,7 +116,7 @@ def check_model(
     if model.number("version_number") >= NEWEST_VERSION:
         findings += _unexpected_inputs(model)
     if spec is not None:
-        findings += spec_findings(model.inputs, model.constants, spec)
+        findings += _spec_findings(model.inputs, model.constants, spec)
     return sorted(findings, key=_rule_order)
 
 
@@ -151,3 +178,118 @@ def _unexpected_inputs(model: _Model) -> Iterator[Finding]:
         is_sensor = number is not None and (count is None or int(number[1]) < count)
         if not is_sensor and name not in _KNOWN_INPUTS:
             yield warning("15", f"unexpected input {name}: no sensor of the behavior fills it")
+
+
+def _spec_findings(
+    inputs: Mapping[str, TensorInfo], constants: Mapping[str, AnyArray], spec: BehaviorSpec
+) -> Iterator[Finding]:
+    """Rules 12 and 16 to 19, or their v2 forms."""
+    if int(constants["version_number"].flat[0]) >= NEWEST_VERSION:
+        yield from _v3_observations(inputs, spec)
+    else:
+        yield from _v2_vectors(inputs, spec)
+        yield from _v2_images(inputs, spec)
+        yield from _v2_entities(inputs, spec)
+    yield from _actions(inputs, constants, spec)
+
+
+def _v3_observations(inputs: Mapping[str, TensorInfo], spec: BehaviorSpec) -> Iterator[Finding]:
+    for index, obs in enumerate(spec.observation_specs):
+        name = f"obs_{index}"
+        if name not in inputs:
+            yield warning("12", f"there is no input {name} for sensor {index} {list(obs.shape)}")
+        else:
+            yield from _shape("16", name, inputs, obs.shape)
+
+
+def _v2_vectors(inputs: Mapping[str, TensorInfo], spec: BehaviorSpec) -> Iterator[Finding]:
+    """Rule v2-a: all vectors arrive in one tensor."""
+    size = sum(o.shape[0] for o in spec.observation_specs if len(o.shape) == _VECTOR)
+    if "vector_observation" in inputs:
+        yield from _shape("v2-a", "vector_observation", inputs, (size,))
+    elif size:
+        yield warning("v2-a", f"there is no input vector_observation for {size} numbers")
+
+
+def _v2_images(inputs: Mapping[str, TensorInfo], spec: BehaviorSpec) -> Iterator[Finding]:
+    """Rule v2-b."""
+    shapes = [o.shape for o in spec.observation_specs if len(o.shape) == _VISUAL]
+    for index, shape in enumerate(shapes):
+        name = f"visual_observation_{index}"
+        if name in inputs:
+            yield from _shape("v2-b", name, inputs, shape)
+        else:
+            yield warning("v2-b", f"there is no input {name} for an image of {list(shape)}")
+    found = sum(name.startswith("visual_observation_") for name in inputs)
+    if found > len(shapes):
+        yield warning("v2-b", f"{found} visual inputs for {len(shapes)} visual sensors")
+
+
+def _v2_entities(inputs: Mapping[str, TensorInfo], spec: BehaviorSpec) -> Iterator[Finding]:
+    """Rule v2-c."""
+    for index, obs in enumerate(spec.observation_specs):
+        if len(obs.shape) == _ENTITIES and f"obs_{index}" not in inputs:
+            yield warning(
+                "v2-c", f"there is no input obs_{index} for variable-length sensor {index}"
+            )
+
+
+def _shape(
+    rule: str, name: str, inputs: Mapping[str, TensorInfo], shape: tuple[int, ...]
+) -> Iterator[Finding]:
+    found = inputs[name].shape[1:]
+    if found != shape:
+        yield warning(rule, f"input {name} has shape {list(found)}, the sensor {list(shape)}")
+
+
+def _actions(
+    inputs: Mapping[str, TensorInfo], constants: Mapping[str, AnyArray], spec: BehaviorSpec
+) -> Iterator[Finding]:
+    """Rules 17 to 19 and v2-d."""
+    action = spec.action_spec
+    previous = inputs["prev_action"].shape[-1:] if "prev_action" in inputs else ()
+    if "prev_action" in inputs and previous != (action.discrete_size,):
+        found = list(previous)
+        yield warning("17", f"prev_action has {found} values for {action.discrete_size} branches")
+    is_legacy = "continuous_action_output_shape" not in constants and (
+        "discrete_action_output_shape" not in constants
+    )
+    if is_legacy:
+        yield from _legacy_actions(constants, spec)
+        return
+    continuous = sum(_sizes(constants, "continuous_action_output_shape"))
+    if continuous != action.continuous_size:
+        yield warning(
+            "18",
+            f"the model gives {continuous} continuous actions, the behavior takes "
+            f"{action.continuous_size}",
+        )
+    branches = _sizes(constants, "discrete_action_output_shape")
+    is_v3 = int(constants["version_number"].flat[0]) >= NEWEST_VERSION
+    if is_v3 and branches != action.discrete_branches:
+        yield _branches("19", list(branches), list(action.discrete_branches))
+    if not is_v3 and sum(branches) != sum(action.discrete_branches):
+        yield _branches("v2-d", sum(branches), sum(action.discrete_branches))
+
+
+def _legacy_actions(constants: Mapping[str, AnyArray], spec: BehaviorSpec) -> Iterator[Finding]:
+    """Rules 18 and v2-d for models with one kind of action and the constants of that age."""
+    size = sum(_sizes(constants, "action_output_shape"))
+    is_continuous = sum(_sizes(constants, "is_continuous_control")) > 0
+    action = spec.action_spec
+    wanted = action.continuous_size if is_continuous else sum(action.discrete_branches)
+    if size != wanted:
+        yield warning(
+            "18" if is_continuous else "v2-d",
+            f"action_output_shape is {size}, the behavior has {wanted}",
+        )
+
+
+def _branches(rule: str, found: object, wanted: object) -> Finding:
+    return warning(rule, f"discrete_action_output_shape is {found}, the behavior has {wanted}")
+
+
+def _sizes(constants: Mapping[str, AnyArray], name: str) -> tuple[int, ...]:
+    """A shape constant without the zeros that mean "none"."""
+    value = constants.get(name)
+    return () if value is None else tuple(int(n) for n in value.reshape(-1) if n)

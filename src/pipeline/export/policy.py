@@ -8,6 +8,7 @@ import numpy as np
 
 from pipeline import seeding
 from pipeline.errors import ExportError
+from pipeline.export.contract import NEWEST_VERSION
 from pipeline.export.layout import describe, load
 from pipeline.export.rules import model_findings
 from pipeline.protocol.specs import ActionTuple
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from pipeline.export.layout import ModelDescription
     from pipeline.protocol.steps import DecisionSteps
 
-SUPPORTED_VERSION = 3
 _RANDOM_OPERATORS = ("Multinomial", "RandomNormalLike", "RandomNormal", "RandomUniform")
 _LARGEST_EXACT_SEED = 1 << 24
 
@@ -50,10 +50,10 @@ class OnnxPolicy:
         self._model = load(source)
         self._name = "the model" if hasattr(source, "graph") else str(source)
         self.description: ModelDescription = describe(self._model)
-        if self.description.version != SUPPORTED_VERSION:
+        if self.description.version != NEWEST_VERSION:
             raise ExportError(
                 f"{self._name}: version_number is {self.description.version}, only version "
-                f"{SUPPORTED_VERSION} models can be run here; export the policy again"
+                f"{NEWEST_VERSION} models can be run here; export the policy again"
             )
         findings = model_findings(self._model)
         if findings:

@@ -1,4 +1,9 @@
-"""Publish a policy: write it, prove that it acts as the trained policy does, put it in place."""
+"""Publish a policy: write it, prove that it acts as the trained policy does, put it in place.
+
+The model follows the v3 layout (package 2.0 and later): opset 9, named constants for the loader,
+sampled and deterministic actions side by side. It is written node by node rather than traced, so
+equal weights give equal bytes whatever the versions of torch and ONNX.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +14,28 @@ import numpy as np
 
 from pipeline import files
 from pipeline.errors import ExportError
-from pipeline.export.graph import build_model, model_bytes
+from pipeline.export.contract import NEWEST_VERSION
 from pipeline.export.layout import describe, load
 from pipeline.export.policy import create_session
 from pipeline.export.rules import publishing_findings
+from pipeline.nets.onnx_graph import OnnxGraph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from pipeline.arrays import AnyArray, FloatArray, IntArray
-    from pipeline.export.description import PolicyGraph
+    import onnx
+    from torch import Tensor
+
+    from pipeline.algos.policy import Policy
+    from pipeline.arrays import AnyArray, FloatArray
     from pipeline.export.layout import TensorInfo
 
 TOLERANCE = 1e-5
 MASK_DRAWS = 1000
 _BATCH_SIZES = (1, 7)
 _CHUNK = 125
-CONTINUOUS = "deterministic_continuous_actions"
+CONTINUOUS, DISCRETE = "deterministic_continuous_actions", "deterministic_discrete_actions"
 RECURRENT_IN, RECURRENT_OUT = "recurrent_in", "recurrent_out"
 _FLOATS = {
     CONTINUOUS: "the trained policy's action",
@@ -36,19 +45,13 @@ _FLOATS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Recording:
-    """What the trained policy saw and what it would do, deterministically."""
+    """What the trained policy saw and what it would do, deterministically, in N rows."""
 
-    obs: Sequence[FloatArray]
-    """One [N, *shape] per observation, in wire order; N at least 1."""
-    continuous: FloatArray | None = None
-    """[N, n] mean actions in the environment's range; None without continuous actions."""
-    discrete: IntArray | None = None
-    """[N, branches] most probable choices; None without discrete actions."""
-    action_masks: FloatArray | None = None
-    """[N, Σ branch sizes], 1 = allowed; None allows everything."""
-    memory: FloatArray | None = None
-    """[N + 1, M] of a recurrent policy, the rows then being successive steps of one agent: zeros,
-    what it remembers after the first row, and so on; None without memory."""
+    feeds: dict[str, AnyArray]
+    """[N, ...] by the names of the model's inputs. With memory the rows are successive steps of one
+    agent, which remembers nothing at the first."""
+    expected: dict[str, AnyArray]
+    """[N, ...] by the names of the model's deterministic outputs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,14 +84,112 @@ class ExportReport:
         return asdict(self)
 
 
+def build_model(policy: Policy) -> onnx.ModelProto:
+    """Return the ONNX model of a policy.
+
+    Raises:
+        ExportError: The behavior has no actions, or a weight is not finite.
+    """
+    actions = policy.spec.action_spec
+    if not actions.continuous_size and not actions.discrete_size:
+        raise ExportError("export: the behavior has no actions; there is nothing to export")
+    graph = OnnxGraph()
+    specs = enumerate(policy.spec.observation_specs)
+    inputs = (graph.input(f"obs_{index}", obs.shape) for index, obs in specs)
+    hidden = policy.actor.to_onnx(graph, policy.normalizers.to_onnx(graph, inputs))
+    graph.constant_output("version_number", [NEWEST_VERSION])
+    graph.constant_output("memory_size", [policy.memory_size])
+    policy.actor.heads.to_onnx(graph, hidden)
+    if policy.memory_size:
+        graph.output(RECURRENT_OUT, np.float32, (1, policy.memory_size))
+    return graph.model("policy")
+
+
+def model_bytes(model: onnx.ModelProto) -> bytes:
+    """Return the bytes of a model: the same for equal models."""
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def record(
+    policy: Policy, obs: Sequence[FloatArray], action_masks: FloatArray | None = None
+) -> Recording:
+    """Return what the policy does, deterministically, on given observations.
+
+    Args:
+        policy: on the CPU.
+        obs: [N, *shape] per observation, N at least 1; with memory those of successive steps.
+        action_masks: [N, sum of branch sizes], 1 = allowed; None allows everything.
+
+    Raises:
+        ExportError: The observations or the masks are of another behavior.
+    """
+    import torch
+
+    from pipeline.algos.rows import tensors
+
+    n_rows, actions = _n_rows(policy, obs), policy.spec.action_spec
+    feeds = {f"obs_{i}": np.asarray(values, dtype=np.float32) for i, values in enumerate(obs)}
+    expected: dict[str, AnyArray] = {}
+    allowed = None
+    with torch.no_grad():
+        inputs = policy.normalizers(tensors(list(feeds.values()), torch.device("cpu")))
+        if actions.discrete_size:
+            size = sum(actions.discrete_branches)
+            masks = np.ones((n_rows, size)) if action_masks is None else action_masks
+            if masks.shape != (n_rows, size):
+                raise ExportError(
+                    f"export: recorded action_masks are {list(masks.shape)}, wanted [{n_rows}, "
+                    f"{size}]; record them with this behavior"
+                )
+            feeds["action_masks"] = masks.astype(np.float32)
+            allowed = torch.from_numpy(masks > 0)
+        if policy.memory_size:
+            hidden, memories = _carried(policy, inputs)
+            feeds[RECURRENT_IN], expected[RECURRENT_OUT] = memories[:-1], memories[1:]
+        else:
+            hidden = policy.actor(inputs)
+        heads = policy.actor.heads
+        sample = heads.sample(hidden, allowed, torch.Generator(), deterministic=True)
+        if actions.continuous_size:
+            expected[CONTINUOUS] = heads.to_environment(sample.continuous).numpy()
+        if actions.discrete_size:
+            expected[DISCRETE] = sample.discrete.numpy()
+    return Recording(feeds=feeds, expected=expected)
+
+
+def _carried(policy: Policy, obs: Sequence[Tensor]) -> tuple[Tensor, FloatArray]:
+    """Hidden vectors [N, H] and memories [N + 1, 1, M] of one agent's N steps, taken one by one."""
+    import torch
+
+    memory = torch.zeros(1, policy.memory_size)
+    outputs, memories = [], [memory]
+    for row in range(len(obs[0])):
+        hidden, memory = policy.actor.step([values[row : row + 1] for values in obs], memory)
+        outputs.append(hidden)
+        memories.append(memory)
+    return torch.cat(outputs), torch.stack(memories).numpy()
+
+
+def _n_rows(policy: Policy, obs: Sequence[FloatArray]) -> int:
+    wanted = [one.shape for one in policy.spec.observation_specs]
+    n_rows = {len(values) for values in obs}
+    if [values.shape[1:] for values in obs] != wanted or len(n_rows) != 1 or 0 in n_rows:
+        raise ExportError(
+            f"export: recorded observations have shapes {[list(one.shape) for one in obs]}, wanted "
+            f"[rows, …] of {[list(shape) for shape in wanted]} with the same rows, at least one; "
+            "record them with this behavior"
+        )
+    return n_rows.pop()
+
+
 def publish(
-    graph: PolicyGraph,
+    policy: Policy,
     target: Path,
     *,
     recording: Recording,
     metadata: Mapping[str, str] | None = None,
 ) -> ExportReport:
-    """Write a policy to `target` after proving that the file is right; on failure nothing remains.
+    """Write a policy to `target` if the file proves right; on failure nothing remains.
 
     The file must keep the loader's contract and our own stricter rules, give the trained policy's
     deterministic actions on every recorded observation whatever the batch size, and never choose a
@@ -96,9 +197,9 @@ def publish(
     the step before.
 
     Args:
-        graph: the trained policy.
+        policy: the trained policy.
         target: the ONNX file to write or replace.
-        recording: observations that the policy met, with its deterministic actions.
+        recording: what `record` gives of observations that the policy met.
         metadata: properties of the file that Unity does not read.
 
     Raises:
@@ -106,18 +207,18 @@ def publish(
             output, the row and both values.
         OSError: The file cannot be written.
     """
-    model = build_model(graph)
+    model = build_model(policy)
     for key, value in sorted((metadata or {}).items()):
         model.metadata_props.add(key=key, value=value)
     content = model_bytes(model)
     with files.whole(target) as temporary:
         temporary.write_bytes(content)
         description = describe(temporary)
-        findings = publishing_findings(temporary, graph.spec)
+        findings = publishing_findings(temporary, policy.spec)
         if findings:
             listed = "; ".join(str(finding) for finding in findings)
             raise ExportError(f"{target}: the exported model breaks the ONNX contract: {listed}")
-        check = _Check(graph, temporary, target, recording)
+        check = _Check(policy, temporary, target, recording)
         ties = check.same_actions()
         check.masks_hold()
         digest = files.sha256_of(temporary)
@@ -138,11 +239,10 @@ def publish(
 class _Check:
     """Runs the written file beside what the trained policy did."""
 
-    def __init__(self, graph: PolicyGraph, path: Path, target: Path, recording: Recording) -> None:
+    def __init__(self, policy: Policy, path: Path, target: Path, recording: Recording) -> None:
         self._target = target
-        self._branches = graph.spec.action_spec.discrete_branches
-        self._feeds = _feeds(graph, recording)
-        self._expected = _expected(graph, recording, len(self._feeds["obs_0"]))
+        self._branches = policy.spec.action_spec.discrete_branches
+        self._feeds, self._expected = recording.feeds, recording.expected
         self.n_rows = len(self._feeds["obs_0"])
         self._logits = [f"branch.{index}.out" for index in range(len(self._branches))]
         self.errors = dict.fromkeys(_FLOATS, 0.0)
@@ -181,7 +281,7 @@ class _Check:
             if name in self._expected:
                 error = self._float_error(name, result, rows, what)
                 self.errors[name] = max(self.errors[name], error)
-        if "deterministic_discrete_actions" not in self._expected:
+        if DISCRETE not in self._expected:
             return 0
         return self._discrete_ties(result, rows, feeds["action_masks"])
 
@@ -193,7 +293,7 @@ class _Check:
             self._mask_holds(np.arange(start, start + _CHUNK))
 
     def _mask_holds(self, draws: AnyArray) -> None:
-        names = ["discrete_actions", "deterministic_discrete_actions"]
+        names = ["discrete_actions", DISCRETE]
         rows = draws % self.n_rows
         allowed = np.stack([draws % size for size in self._branches], axis=1)
         masks = [
@@ -239,20 +339,18 @@ class _Check:
 
     def _discrete_ties(self, result: dict[str, AnyArray], rows: AnyArray, masks: FloatArray) -> int:
         """Differences where both choices have the same logit; any other difference fails."""
-        name = "deterministic_discrete_actions"
-        expected = self._expected[name][rows]
-        wrong = np.argwhere(result[name] != expected)
+        expected = self._expected[DISCRETE][rows]
+        wrong = np.argwhere(result[DISCRETE] != expected)
         starts = np.cumsum((0, *self._branches))
         for row, branch in wrong:
-            found, wanted = int(result[name][row, branch]), int(expected[row, branch])
+            found, wanted = int(result[DISCRETE][row, branch]), int(expected[row, branch])
             logits = result[self._logits[branch]][row]
             allowed = masks[row, starts[branch] : starts[branch + 1]]
             limit = TOLERANCE * max(1.0, float(np.abs(logits).max()))
             is_tie = 0 <= wanted < len(logits) and allowed[wanted] > 0
             if not is_tie or abs(logits[found] - logits[wanted]) > limit:
-                self._fail(
-                    name, int(rows[row]), int(branch), found, wanted, "the trained policy's choice"
-                )
+                what = "the trained policy's choice"
+                self._fail(DISCRETE, int(rows[row]), int(branch), found, wanted, what)
         return len(wrong)
 
     def _fail(
@@ -260,70 +358,8 @@ class _Check:
     ) -> None:
         raise ExportError(
             f"{self._target}: not written: output {output}, row {row}, column {column} is {found}, "
-            f"but {what} is {expected}; the description of the network does not match it"
+            f"but {what} is {expected}; the graph that was written is not what the network computes"
         )
-
-
-def _feeds(graph: PolicyGraph, recording: Recording) -> dict[str, AnyArray]:
-    specs = graph.spec.observation_specs
-    shapes = [tuple(values.shape[1:]) for values in recording.obs]
-    n_rows = {len(values) for values in recording.obs}
-    if shapes != [obs.shape for obs in specs] or len(n_rows) != 1 or 0 in n_rows:
-        raise ExportError(
-            f"export: recorded observations have shapes {[o.shape for o in recording.obs]}, wanted "
-            f"[rows, …] of {[list(obs.shape) for obs in specs]} with the same rows, at least one; "
-            "record them with this behavior"
-        )
-    feeds: dict[str, AnyArray] = {
-        f"obs_{index}": np.asarray(values, dtype=np.float32)
-        for index, values in enumerate(recording.obs)
-    }
-    size = sum(graph.spec.action_spec.discrete_branches)
-    if size:
-        rows = n_rows.pop()
-        masks = np.ones((rows, size)) if recording.action_masks is None else recording.action_masks
-        feeds["action_masks"] = _matrix("action_masks", masks, rows, size).astype(np.float32)
-    if graph.memory_size:
-        feeds[RECURRENT_IN] = _memories(graph, recording)[:-1]
-    return feeds
-
-
-def _memories(graph: PolicyGraph, recording: Recording) -> FloatArray:
-    """[N + 1, 1, M] of a recurrent policy's recording."""
-    shape = (len(recording.obs[0]) + 1, graph.memory_size)
-    if recording.memory is None or recording.memory.shape != shape:
-        found = "nothing" if recording.memory is None else list(recording.memory.shape)
-        raise ExportError(
-            f"export: recorded memory is {found}, wanted {list(shape)}; record the trained policy "
-            "step by step"
-        )
-    return np.asarray(recording.memory, dtype=np.float32)[:, None]
-
-
-def _expected(graph: PolicyGraph, recording: Recording, n_rows: int) -> dict[str, AnyArray]:
-    action = graph.spec.action_spec
-    parts = {
-        "continuous": (recording.continuous, action.continuous_size),
-        "discrete": (recording.discrete, action.discrete_size),
-    }
-    expected = {
-        f"deterministic_{kind}_actions": _matrix(kind, values, n_rows, size)
-        for kind, (values, size) in parts.items()
-        if size
-    }
-    if graph.memory_size:
-        expected[RECURRENT_OUT] = _memories(graph, recording)[1:]
-    return expected
-
-
-def _matrix(name: str, values: AnyArray | None, n_rows: int, size: int) -> AnyArray:
-    if values is None or np.shape(values) != (n_rows, size):
-        found = "nothing" if values is None else list(np.shape(values))
-        raise ExportError(
-            f"export: recorded {name} is {found}, wanted [{n_rows}, {size}]; record the trained "
-            "policy's deterministic actions for the same observations"
-        )
-    return np.asarray(values)
 
 
 def _listed(tensors: dict[str, TensorInfo]) -> dict[str, dict[str, Any]]:

@@ -6,8 +6,7 @@ import re
 from math import prod
 from typing import TYPE_CHECKING
 
-from pipeline.export.contract import check_model
-from pipeline.export.findings import error
+from pipeline.export.contract import OLDEST_VERSION, check_model, error
 from pipeline.export.layout import data_flaw, describe, inputs, load, outputs, read_constants
 
 if TYPE_CHECKING:
@@ -16,9 +15,10 @@ if TYPE_CHECKING:
 
     import onnx
 
-    from pipeline.export.findings import Finding
+    from pipeline.export.contract import Finding
     from pipeline.protocol.specs import BehaviorSpec
 
+# Not those that `nets.onnx_graph` writes: who runs a model needs no networks.
 PUBLISHED_OPSET = 9
 PUBLISHED_IR = range(4, 7)
 BATCH_AXIS = "batch"
@@ -70,7 +70,6 @@ _CONSTANTS = (
 )
 _ACTION_TYPES = {"continuous_actions": "float32", "discrete_actions": "int64"}
 _OBSERVED = re.compile(r"(obs|visual_observation)_[0-9]+\Z|vector_observation\Z")
-_V2 = 2
 MOST_NUMBERS = 1 << 26
 """Numbers that a model may compute for one agent; policies take a few million."""
 
@@ -141,7 +140,7 @@ def _tensor_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     declared = outputs(model)
     types = dict(_ACTION_TYPES)
     batched = {name: info for name, info in declared.items() if name in types}
-    if describe(model).version == _V2:  # log probabilities, with any batch declared
+    if describe(model).version == OLDEST_VERSION:  # log probabilities, with any batch declared
         types["discrete_actions"] = "float32"
         batched.pop("discrete_actions", None)
     for name, info in (inputs(model) | batched).items():
@@ -167,7 +166,7 @@ def _action_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     masks = described.inputs.get("action_masks")
     if branches and masks is not None and masks.shape[1:] != (sum(branches),):
         yield error("publish-masks", f"action_masks are {list(masks.shape)} for {sum(branches)}")
-    if described.version == _V2:
+    if described.version == OLDEST_VERSION:
         return  # which declares any shape
     widths = {"continuous_actions": described.continuous_size, "discrete_actions": len(branches)}
     for kind, width in widths.items():

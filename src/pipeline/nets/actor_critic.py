@@ -5,27 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.nets.body import Body
 from pipeline.nets.distributions import (
     ACTION_RANGE,
+    FORBIDDEN,
     HALF_LOG_TAU,
     categorical_entropy,
+    gaussian_entropy,
     gaussian_log_prob,
     masked_log_softmax,
     sample_categorical,
     split_branches,
     to_environment,
 )
+from pipeline.nets.encoder import ObservationEncoder
 from pipeline.nets.layers import linear, xavier
 from pipeline.nets.memory import memory_for
+from pipeline.nets.onnx_graph import FLOAT, INT64
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from pipeline.nets.memory import Memory, Recall
+    from pipeline.nets.memory import Memory, SequenceState
+    from pipeline.nets.onnx_graph import OnnxGraph
     from pipeline.protocol.specs import ActionSpec, BehaviorSpec
     from pipeline.settings.schema import NetworkSettings
 
@@ -141,14 +146,71 @@ class ActionHeads(nn.Module):
         log_probs, entropies = [], []
         if self.mu is not None:
             mu, log_sigma = self.gaussian(hidden)
-            found = gaussian_log_prob(action=continuous, mu=mu, log_sigma=log_sigma)
-            log_probs.append(found[0])
-            entropies.append(found[1])
+            log_probs.append(gaussian_log_prob(action=continuous, mu=mu, log_sigma=log_sigma))
+            entropies.append(gaussian_entropy(log_sigma))
         for number, branch in enumerate(self.branch_log_probs(hidden, allowed)):
             log_probs.append(branch.gather(1, discrete[:, number : number + 1]))
             entropies.append(categorical_entropy(branch))
         joined = log_probs[0] if len(log_probs) == 1 else torch.cat(log_probs, dim=1)
         return joined, _sum(entropies)
+
+    def to_onnx(self, graph: OnnxGraph, hidden: str) -> None:
+        """Outputs of sampled and of most likely actions, named as Unity's loader wants them."""
+        if self.mu is not None:
+            self._continuous_to_onnx(graph, hidden, self.mu)
+        if self.branches:
+            self._discrete_to_onnx(graph, hidden)
+
+    def _continuous_to_onnx(self, graph: OnnxGraph, hidden: str, mu_layer: nn.Linear) -> None:
+        n = self.spec.continuous_size
+        mu = graph.linear(mu_layer, hidden, "mu")
+        noise = graph.node("RandomNormalLike", [mu], dtype=FLOAT, mean=0.0, scale=1.0)
+        spread = graph.node("Mul", [noise, self._sigma_to_onnx(graph, hidden)])
+        self._range_to_onnx(graph, graph.node("Add", [mu, spread]), "continuous_actions")
+        graph.output("continuous_actions", np.float32, (n,))
+        graph.constant_output("continuous_action_output_shape", [n])
+        self._range_to_onnx(graph, mu, "deterministic_continuous_actions")
+        graph.output("deterministic_continuous_actions", np.float32, (n,))
+
+    def _sigma_to_onnx(self, graph: OnnxGraph, hidden: str) -> str:  # noqa: ARG002  # squashed heads need it
+        if self.log_sigma is None:
+            raise ValueError("there are no continuous actions")
+        log_sigma = self.log_sigma.detach().cpu().numpy()
+        return graph.constant(np.exp(log_sigma.reshape(-1)), "sigma")
+
+    def _range_to_onnx(self, graph: OnnxGraph, action: str, output: str) -> None:
+        """`to_environment` in ONNX."""
+        clipped = graph.node("Clip", [action], min=-ACTION_RANGE, max=ACTION_RANGE)
+        graph.node("Div", [clipped, graph.scalar(ACTION_RANGE)], output)
+
+    def _discrete_to_onnx(self, graph: OnnxGraph, hidden: str) -> None:
+        sizes = self.spec.discrete_branches
+        masks = graph.input("action_masks", (sum(sizes),))
+        sampled, best = [], []
+        start = 0
+        for index, (branch, size) in enumerate(zip(self.branches, sizes, strict=True)):
+            logits = graph.linear(branch, hidden, f"branch.{index}")
+            mask = graph.node("Slice", [masks], axes=[1], starts=[start], ends=[start + size])
+            start += size
+            p = graph.node("Softmax", [masked_to_onnx(graph, logits, mask)], axis=1)
+            log_p = graph.node("Log", [p])
+            drawn = graph.node("Multinomial", [log_p], dtype=INT64, sample_size=1)
+            sampled.append(drawn)
+            best.append(graph.node("ArgMax", [p], axis=1, keepdims=1))
+        graph.concat(sampled, "discrete_actions")
+        graph.output("discrete_actions", np.int64, (len(sizes),))
+        graph.constant_output("discrete_action_output_shape", [sizes])
+        graph.concat(best, "deterministic_discrete_actions")
+        graph.output("deterministic_discrete_actions", np.int64, (len(sizes),))
+
+
+def masked_to_onnx(graph: OnnxGraph, logits: str, mask: str) -> str:
+    """Logits pushed down where the mask, 1 = allowed, is 0: logits · m - 1e8 · (1 - m)."""
+    minus = graph.node("Mul", [mask, graph.scalar(-1.0)])
+    forbidden = graph.node("Add", [minus, graph.scalar(1.0)])
+    allowed = graph.node("Mul", [logits, mask])
+    penalty = graph.node("Mul", [forbidden, graph.scalar(-FORBIDDEN)])
+    return graph.node("Sub", [allowed, penalty])
 
 
 def _entropy_of(log_sigma: Tensor) -> float:
@@ -178,14 +240,19 @@ class Actor(nn.Module):
         heads: Callable[[int, ActionSpec], ActionHeads] = ActionHeads,
     ) -> None:
         super().__init__()
-        self.body = Body(spec.observation_specs, settings)
+        self.body = ObservationEncoder(spec.observation_specs, settings)
         self.memory = memory_for(settings, self.body.output_size)
         self.output_size = (self.memory or self.body).output_size
         self.heads = heads(self.output_size, spec.action_spec)
 
-    def forward(self, obs: Sequence[Tensor], recall: Recall | None = None) -> Tensor:
-        """Hidden vectors [B, H]; a recurrent actor needs `recall`, and sequences as its rows."""
-        return remembering(self.body(obs), self.memory, recall)
+    def forward(self, obs: Sequence[Tensor], sequences: SequenceState | None = None) -> Tensor:
+        """Hidden vectors [B, H]; a recurrent actor needs `sequences`, and sequences as its rows."""
+        return apply_memory(self.body(obs), self.memory, sequences)
+
+    def to_onnx(self, graph: OnnxGraph, obs: Iterable[str]) -> str:
+        """Hidden vectors in ONNX, of one step."""
+        features = self.body.to_onnx(graph, obs)
+        return features if self.memory is None else self.memory.to_onnx(graph, features)
 
     def step(self, obs: Sequence[Tensor], memory: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden vectors [N, H] and new memory [N, M] of agents with memory [N, M]."""
@@ -209,7 +276,7 @@ class Critic(nn.Module):
         if shared is not None:
             width = shared.output_size
         else:
-            self.body = Body(spec.observation_specs, settings)
+            self.body = ObservationEncoder(spec.observation_specs, settings)
             self.memory = memory_for(settings, self.body.output_size)
             width = (self.memory or self.body).output_size
         self.heads = xavier(width, len(self.signals))
@@ -217,11 +284,11 @@ class Critic(nn.Module):
             nn.init.xavier_uniform_(self.heads.weight.data[row : row + 1])
 
     def forward(
-        self, obs: Sequence[Tensor], hidden: Tensor, recall: Recall | None = None
+        self, obs: Sequence[Tensor], hidden: Tensor, sequences: SequenceState | None = None
     ) -> Tensor:
         """Values [B, signals]; `hidden` is the actor's, used when the body is shared."""
         if self.body is not None:
-            hidden = remembering(self.body(obs), self.memory, recall)
+            hidden = apply_memory(self.body(obs), self.memory, sequences)
         values: Tensor = self.heads(hidden)
         return values
 
@@ -233,13 +300,15 @@ class Critic(nn.Module):
         return _recurrent(self.memory).step(body(obs), memory)[1]
 
 
-def remembering(features: Tensor, memory: Memory | None, recall: Recall | None) -> Tensor:
+def apply_memory(
+    features: Tensor, memory: Memory | None, sequences: SequenceState | None
+) -> Tensor:
     """Features [B, F], through the recurrent layer where there is one."""
     if memory is None:
         return features
-    if recall is None:
+    if sequences is None:
         raise ValueError("a recurrent network needs to know its sequences and their memories")
-    remembered: Tensor = memory(features, recall)
+    remembered: Tensor = memory(features, sequences)
     return remembered
 
 

@@ -9,13 +9,18 @@ the entities nor on how many unused rows follow them.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pipeline.nets.onnx_graph import FLOAT
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from pipeline.nets.onnx_graph import OnnxGraph
 
 EMBEDDING_SIZE = 128
 N_HEADS = 4
@@ -67,10 +72,52 @@ class ResidualSelfAttention(nn.Module):
         """
         x, query, key, value = self.project(x)
         scores = self.scores(query, key) + (padding.to(x.dtype) * FORBIDDEN)[:, None, None]
-        y = self.conclude(x, self.mix(scores, value))
+        y = self.residual(x, self.mix(scores, value))
         used = (~padding).to(x.dtype).unsqueeze(1)
         total: Tensor = (used @ y).squeeze(1)
         return total / (used.sum(2) + _COUNT_EPSILON)
+
+    def to_onnx(self, graph: OnnxGraph, x: str, paddings: Sequence[str], n: int) -> str:
+        """`forward` in ONNX for n entities; paddings, to be joined, are 1.0 there, else 0.0."""
+        x = graph.layer_norm(x, axis=2)
+        padding = graph.concat(paddings)
+        seen = self._seen_to_onnx(graph, x, padding, n)
+        y = graph.layer_norm(graph.node("Add", [seen, x]), axis=2)
+        used = graph.node("Sub", [graph.scalar(1.0), padding])
+        kept = graph.node("Mul", [y, graph.reshape(used, (-1, n, 1), "entities.rows")])
+        total = graph.node("ReduceSum", [kept], axes=[1], keepdims=0)
+        count = graph.node("ReduceSum", [used], axes=[1], keepdims=1)
+        count = graph.node("Add", [count, graph.scalar(_COUNT_EPSILON)])
+        return graph.node("Div", [total, count])
+
+    def _seen_to_onnx(self, graph: OnnxGraph, x: str, padding: str, n: int) -> str:
+        """What each of n entities [batch, n, size] takes from all, [batch, n, size]."""
+        shape = (-1, n, N_HEADS, self.size // N_HEADS)
+        heads = graph.constant(np.array(shape), "entities.heads")
+        layers = {"query": self.query, "key": self.key, "value": self.value}
+        query, key, value = (
+            graph.node(
+                "Transpose",
+                [graph.node("Reshape", [_each(graph, layer, x, f"entities.{name}"), heads])],
+                perm=[0, 2, 1, 3],
+            )
+            for name, layer in layers.items()
+        )
+        # Importers of inference engines join two transpositions in a row, and wrongly; what stands
+        # between these two changes nothing and keeps them apart.
+        one = graph.scalar(1.0)
+        key = graph.node("Add", [graph.node("Sub", [key, one]), one])
+        key = graph.node("Transpose", [key], perm=[0, 1, 3, 2])
+        scores = graph.node("MatMul", [query, key])
+        unused = graph.reshape(padding, (-1, 1, 1, n), "entities.columns")
+        scores = graph.node("Mul", [scores, graph.node("Sub", [one, unused])])
+        scores = graph.node("Div", [scores, graph.scalar(math.sqrt(self.size))])
+        forbidden = graph.node("Mul", [unused, graph.scalar(FORBIDDEN)])
+        weights = graph.node("Softmax", [graph.node("Add", [scores, forbidden])], axis=3)
+        seen = graph.node("MatMul", [weights, value])
+        seen = graph.node("Transpose", [seen], perm=[0, 2, 1, 3])
+        seen = graph.reshape(seen, (-1, n, self.size), "entities.merged")
+        return _each(graph, self.out, seen, "entities.out")
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Embeddings [..., E] normalised, and their queries, keys and values, all [..., E]."""
@@ -85,9 +132,15 @@ class ResidualSelfAttention(nn.Module):
         """What is seen [B, Q, E] with scores [B, heads, Q, N] of values [B, N, E]."""
         return (softmax_of_few(scores) @ _heads(value)).transpose(1, 2).flatten(2)
 
-    def conclude(self, x: Tensor, seen: Tensor) -> Tensor:
+    def residual(self, x: Tensor, seen: Tensor) -> Tensor:
         """Normalised embeddings and what they saw, both [..., E], to what they become [..., E]."""
         return nn.functional.layer_norm(self.out(seen) + x, (self.size,))
+
+
+def _each(graph: OnnxGraph, layer: nn.Linear, x: str, name: str) -> str:
+    """A dense layer on every entity [batch, n, in]."""
+    bias = graph.weight(layer.bias, f"{name}.bias")
+    return graph.node("Add", [graph.matmul(x, layer.weight, f"{name}.weight"), bias])
 
 
 def _heads(x: Tensor) -> Tensor:
@@ -98,26 +151,9 @@ def _heads(x: Tensor) -> Tensor:
 
 def softmax_of_few(scores: Tensor) -> Tensor:
     """Softmax over the last dimension, fast where that is short: torch's own works row by row."""
-    result: Tensor = _SoftmaxOfFew.apply(scores)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return result
-
-
-class _SoftmaxOfFew(torch.autograd.Function):
-    """For p = softmax(s): ds = p (dp - sum of p dp)."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor) -> Tensor:
-        p = (scores - scores.amax(-1, keepdim=True)).exp_()
-        p /= p.sum(-1, keepdim=True)
-        ctx.save_for_backward(p)
-        return p
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (by_p,) = gradients
-        (p,) = ctx.saved_tensors
-        weighted = p * by_p
-        return torch.addcmul(weighted, p, weighted.sum(-1, keepdim=True), value=-1.0)
+    # What is subtracted cancels out, so that it needs no derivative.
+    weights = (scores - scores.detach().amax(-1, keepdim=True)).exp()
+    return weights / weights.sum(-1, keepdim=True)
 
 
 class EntityEncoder(nn.Module):
@@ -158,6 +194,32 @@ class EntityEncoder(nn.Module):
         if code is not None:
             x = x + nn.functional.linear(code, weight[:, :k]).unsqueeze(1)
         return nn.functional.silu(x)
+
+    def to_onnx(self, graph: OnnxGraph, own: Sequence[str], observations: Sequence[str]) -> str:
+        """`forward` in ONNX; `observations` are inputs of the model."""
+        code = None
+        if self.own is not None:
+            code = graph.swish(graph.linear(self.own, graph.concat(own), "entities.own"))
+            code = graph.node("Unsqueeze", [code], axes=[1])
+        embedded, paddings = [], []
+        for layer, entities in zip(self._layers, observations, strict=True):
+            embedded.append(self._embed_to_onnx(graph, layer, code, entities))
+            square = graph.node("Pow", [entities, graph.scalar(2.0)])
+            total = graph.node("ReduceSum", [square], axes=[2], keepdims=0)
+            is_unused = graph.node("Less", [total, graph.scalar(PADDING_BELOW)])
+            paddings.append(graph.node("Cast", [is_unused], to=FLOAT))
+        n = sum(graph.input_shapes[entities][0] for entities in observations)
+        return self.attention.to_onnx(graph, graph.concat(embedded), paddings, n)
+
+    def _embed_to_onnx(
+        self, graph: OnnxGraph, layer: nn.Linear, code: str | None, entities: str
+    ) -> str:
+        weight, k, name = layer.weight, self.own_width, f"{entities}.embedding"
+        product = graph.matmul(entities, weight[:, k:], f"{name}.entity")
+        x = graph.node("Add", [product, graph.weight(layer.bias, f"{name}.bias")])
+        if code is not None:
+            x = graph.node("Add", [x, graph.matmul(code, weight[:, :k], f"{name}.own")])
+        return graph.swish(x)
 
 
 def _columns_in_use(padding: Tensor) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,46 +17,36 @@ ACTION_RANGE = 3.0
 FORBIDDEN = -1e8
 
 
-def gaussian_log_prob(*, action: Tensor, mu: Tensor, log_sigma: Tensor) -> tuple[Tensor, Tensor]:
-    """Log density of each action component [B, A], not summed, and `gaussian_entropy` [1].
+def gaussian_log_prob(*, action: Tensor, mu: Tensor, log_sigma: Tensor) -> Tensor:
+    """Log density of each action component [B, A], not summed.
 
     Args:
         action: [B, A].
         mu: [B, A].
-        log_sigma: [1, A], the same for all rows.
+        log_sigma: [1, A], the same for all rows, or [B, A].
     """
-    result: tuple[Tensor, Tensor] = _GaussianLogProb.apply(action, mu, log_sigma)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return result
-
-
-class _GaussianLogProb(torch.autograd.Function):
-    """With its derivatives written out: a third of the operations of automatic ones.
-
-    For z = (a - mu) / sigma: log p = -z^2/2 - log sigma - log(2 pi)/2, d/dmu = z / sigma,
-    d/dlog sigma = z^2 - 1; that of the entropy by each log sigma is 1 / A.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, action: Tensor, mu: Tensor, log_sigma: Tensor) -> tuple[Tensor, Tensor]:
-        inverse = torch.exp(-log_sigma)
-        z = (action - mu) * inverse
-        squared = z.square()
-        ctx.save_for_backward(z, squared, inverse)
-        log_prob = squared * -0.5 - (log_sigma + HALF_LOG_TAU)
-        return log_prob, gaussian_entropy(log_sigma)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor]:
-        by_log_prob, by_entropy = gradients
-        z, squared, inverse = ctx.saved_tensors
-        by_log_sigma = (by_log_prob * (squared - 1.0)).sum(0, keepdim=True)
-        by_log_sigma += by_entropy / z.shape[1]
-        return None, by_log_prob * z * inverse, by_log_sigma
+    z = (action - mu) * torch.exp(-log_sigma)
+    return z.square() * -0.5 - (log_sigma + HALF_LOG_TAU)
 
 
 def gaussian_entropy(log_sigma: Tensor) -> Tensor:
     """Entropy [B], the mean over components (ML-Agents' convention; the sum is the usual one)."""
     return (log_sigma + (HALF_LOG_TAU + 0.5)).mean(-1)
+
+
+def flat_actions(continuous: Tensor, discrete: Tensor, branches: Sequence[int]) -> Tensor:
+    """Actions as one vector [B, A + sum of branch sizes]: the choices of each branch one-hot.
+
+    Args:
+        continuous: [B, A].
+        discrete: int64 [B, branches].
+        branches: size of each branch.
+    """
+    choices = [
+        torch.nn.functional.one_hot(discrete[:, i], size).to(torch.float32)
+        for i, size in enumerate(branches)
+    ]
+    return torch.cat([continuous, *choices], dim=1)
 
 
 def to_environment(action: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from pipeline.nets.attention import (
     ResidualSelfAttention,
     normal_linear,
 )
-from pipeline.nets.body import Body
+from pipeline.nets.encoder import ObservationEncoder
 from pipeline.nets.layers import DenseSwish, xavier
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Groups:
+class GroupLayout:
     """M groups of at most N members each, V members in all, one group after another."""
 
     shape: tuple[int, int]
@@ -63,7 +63,7 @@ class GroupCritic(nn.Module):
         self.signals = tuple(signals)
         H = self.size = settings.hidden_units
         plain = replace(settings, num_layers=0, goal_conditioning_type="none", memory=None)
-        self.encoder = Body(spec.observation_specs, plain)
+        self.encoder = ObservationEncoder(spec.observation_specs, plain)
         n = self.encoder.output_size
         if settings.memory is not None:
             n += settings.memory.memory_size
@@ -83,16 +83,12 @@ class GroupCritic(nn.Module):
         """There are groups of this size: the largest one is the measure of the others."""
         self.largest.clamp_(min=float(n_members))
 
-    def flat_actions(self, continuous: Tensor, discrete: Tensor) -> Tensor:
-        """Actions [V, A] and int64 [V, branches] as one vector each, the choices one-hot."""
-        choices = [
-            nn.functional.one_hot(discrete[:, i], size).to(continuous.dtype)
-            for i, size in enumerate(self.branches)
-        ]
-        return torch.cat([continuous, *choices], dim=1)
-
     def forward(
-        self, obs: Sequence[Tensor], memory: Tensor | None, actions: Tensor | None, groups: Groups
+        self,
+        obs: Sequence[Tensor],
+        memory: Tensor | None,
+        actions: Tensor | None,
+        groups: GroupLayout,
     ) -> Tensor:
         """Values [K, signals], of what all members observe, and baselines among them.
 
@@ -118,7 +114,7 @@ class GroupCritic(nn.Module):
         values: Tensor = self.heads(torch.cat((self.dense(pooled), self._how_many(groups)), dim=1))
         return values
 
-    def _looks(self, x: Tensor, groups: Groups) -> Tensor:
+    def _looks(self, x: Tensor, groups: GroupLayout) -> Tensor:
         """What the wanted sets of members add up to, [K, H].
 
         Args:
@@ -142,12 +138,12 @@ class GroupCritic(nn.Module):
         seen = attention.mix(scores, value)
         if groups.present is not None:
             return self._of_present(x, seen, who, groups, groups.present)
-        y = attention.conclude(x.index_select(1, who), seen)
+        y = attention.residual(x.index_select(1, who), seen)
         pooled = y.view(-1, N, self.size).mean(1)
         return pooled if groups.wanted is None else pooled.index_select(0, groups.wanted)
 
     def _of_present(
-        self, x: Tensor, seen: Tensor, who: Tensor, groups: Groups, present: Tensor
+        self, x: Tensor, seen: Tensor, who: Tensor, groups: GroupLayout, present: Tensor
     ) -> Tensor:
         """The end of `_looks` where groups are not full, without work for those who are absent.
 
@@ -165,13 +161,13 @@ class GroupCritic(nn.Module):
         which, member = present[group].nonzero(as_tuple=True)
         row = wanted[which] * N + member
         embedding = group[which] * x.shape[1] + who[row % len(who)]
-        y = self.attention.conclude(
+        y = self.attention.residual(
             x.flatten(0, 1).index_select(0, embedding), seen.flatten(0, 1).index_select(0, row)
         )
         total = y.new_zeros(len(wanted), self.size).index_add(0, which, y)
         return total / present.sum(1, keepdim=True).index_select(0, group)
 
-    def _how_many(self, groups: Groups) -> Tensor:
+    def _how_many(self, groups: GroupLayout) -> Tensor:
         """[K, 1] number of members: 1 for the largest group that was ever seen, near -1 for few."""
         n_groups, N = groups.shape
         if groups.present is None:
@@ -183,7 +179,7 @@ class GroupCritic(nn.Module):
         return 2.0 * n_members / self.largest - 1.0
 
 
-def _side_by_side(x: Tensor, groups: Groups) -> Tensor:
+def _side_by_side(x: Tensor, groups: GroupLayout) -> Tensor:
     """Rows [kinds, V, H] as [M, kinds N, H]: of each group the first kind, then the second."""
     n_groups, N = groups.shape
     if groups.present is not None:

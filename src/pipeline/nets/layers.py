@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from pipeline.errors import ExportError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from pipeline.nets.onnx_graph import OnnxGraph
+
+# Normalised observations stay within this many standard deviations.
+CLIP = 5.0
 
 
 def linear(n_in: int, n_out: int, *, gain: float = 1.0) -> nn.Linear:
@@ -55,6 +62,12 @@ class DenseSwish(nn.Module):
             x = nn.functional.silu(nn.functional.linear(x, weight, bias))
         return x
 
+    def to_onnx(self, graph: OnnxGraph, x: str, name: str) -> str:
+        """`forward` in ONNX; weights are called after `name`."""
+        for index, layer in enumerate(self.layers):
+            x = graph.swish(graph.linear(layer, x, f"{name}.{index}"))
+        return x
+
 
 class RunningNormalizer(nn.Module):
     """Scales a vector observation by the mean and variance of all rows seen so far.
@@ -94,7 +107,23 @@ class RunningNormalizer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalised and clipped x [B, size]."""
         mean, deviation = self.statistics()
-        return (x - mean).div_(deviation).clamp_(-5.0, 5.0)
+        return (x - mean).div_(deviation).clamp_(-CLIP, CLIP)
+
+    def to_onnx(self, graph: OnnxGraph, x: str) -> str:
+        """`forward` in ONNX.
+
+        Raises:
+            ExportError: The deviations cannot be divided by.
+        """
+        mean, deviation = self.statistics()
+        if not (deviation > 0.0).all():
+            raise ExportError(
+                f"export: {x}.std holds values that are not above 0; the normaliser's statistics "
+                "are broken"
+            )
+        mean_, std = graph.weight(mean, f"{x}.mean"), graph.weight(deviation, f"{x}.std")
+        scaled = graph.node("Div", [graph.node("Sub", [x, mean_]), std])
+        return graph.node("Clip", [scaled], min=-CLIP, max=CLIP)
 
     def forget_scale(self) -> None:
         """Look at the buffers again, which someone has changed."""

@@ -9,15 +9,18 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from pipeline.nets.onnx_graph import OnnxGraph
     from pipeline.settings.schema import NetworkSettings
 
 N_GATES = 4
 # torch keeps the gates in the order input, forget, cell, output.
 FORGET_GATE = 1
+# ONNX wants them in the order input, output, forget, cell.
+_ONNX_GATES = (0, 3, 1, 2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recall:
+class SequenceState:
     """How B rows fall into S sequences, and what was remembered when each began."""
 
     memory: Tensor
@@ -25,11 +28,13 @@ class Recall:
     lengths: Tensor
     """int64 [S] rows of each sequence, on the CPU; the rows lie one sequence after another."""
 
-    def split(self, n: int) -> tuple[Recall, Recall]:
+    def split(self, n: int) -> tuple[SequenceState, SequenceState]:
         """The same sequences with the first `n` numbers of memory, and with the others."""
         memory, others = self.memory[:, :n], self.memory[:, n:]
         lengths = self.lengths
-        return Recall(memory=memory, lengths=lengths), Recall(memory=others, lengths=lengths)
+        return SequenceState(memory=memory, lengths=lengths), SequenceState(
+            memory=others, lengths=lengths
+        )
 
 
 class Memory(nn.Module):
@@ -55,15 +60,15 @@ class Memory(nn.Module):
         # input weights, recurrent weights, input biases, recurrent biases
         self._weights = tuple(self.lstm.parameters())
 
-    def forward(self, x: Tensor, recall: Recall) -> Tensor:
+    def forward(self, x: Tensor, sequences: SequenceState) -> Tensor:
         """Outputs [B, M/2] for rows x [B, n_in] that lie one sequence after another.
 
         Shorter sequences are padded at their end inside this layer only. What stands there has no
         effect: an LSTM looks back, never ahead, and outputs of padding are not given out.
         """
-        n, lengths = len(recall.memory), recall.lengths
+        n, lengths = len(sequences.memory), sequences.lengths
         T = int(lengths.max())
-        state = self._state(recall.memory)
+        state = self._state(sequences.memory)
         if n * T == len(x):
             y, _ = self.lstm(x.view(n, T, -1), state)
             whole: Tensor = y.reshape(len(x), -1)
@@ -80,10 +85,40 @@ class Memory(nn.Module):
         hidden, cell = torch.lstm_cell(x, state, *self._weights)
         return hidden, torch.cat((hidden, cell), dim=1)
 
+    def to_onnx(self, graph: OnnxGraph, x: str) -> str:
+        """`step` in ONNX: memory comes in as `recurrent_in` and leaves as `recurrent_out`.
+
+        A sequence has one step there; ONNX wants the sequence as the first axis.
+        """
+        H = self.output_size
+        from_input, from_hidden, *biases = (_for_onnx(weights) for weights in self._weights)
+        weights = [
+            graph.weight(from_input[None], "memory.weight"),
+            graph.weight(from_hidden[None], "memory.recurrent"),
+            graph.weight(torch.cat(biases)[None], "memory.bias"),
+        ]
+        memory = graph.input("recurrent_in", (1, self.memory_size))
+        memory = graph.node("Transpose", [memory], perm=[1, 0, 2])
+        hidden = graph.node("Slice", [memory], axes=[2], starts=[0], ends=[H])
+        cell = graph.node("Slice", [memory], axes=[2], starts=[H], ends=[2 * H])
+        x = graph.node("Unsqueeze", [x], axes=[0])
+        outputs = ("memory.outputs", "memory.hidden", "memory.cell")
+        graph.nodes("LSTM", [x, *weights, "", hidden, cell], outputs, hidden_size=H)
+        features = graph.node("Squeeze", [outputs[0]], axes=[0, 1])
+        joined = graph.node("Concat", outputs[1:], axis=2)
+        graph.node("Transpose", [joined], "recurrent_out", perm=[1, 0, 2])
+        return features
+
     def _state(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """[S, M] as torch's hidden and cell state [1, S, M/2]."""
         hidden, cell = torch.split(memory.unsqueeze(0), self.output_size, dim=2)
         return hidden.contiguous(), cell.contiguous()
+
+
+def _for_onnx(rows: Tensor) -> Tensor:
+    """[4 H, ...] with the gates as ONNX wants them."""
+    gates = rows.chunk(N_GATES)
+    return torch.cat([gates[index] for index in _ONNX_GATES])
 
 
 def memory_for(settings: NetworkSettings, n_in: int) -> Memory | None:

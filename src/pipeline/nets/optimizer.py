@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -17,8 +18,8 @@ _ALIGNMENT = 16
 class FusedAdam:
     """Adam (Kingma and Ba 2014, arXiv 1412.6980) with torch's default betas and epsilon.
 
-    The one operation behind `torch.optim.Adam(fused=True)`, whose checks cost as much as it does,
-    and whose module imports torch's compiler, which takes a second. States have the same form.
+    The function behind `torch.optim.Adam(fused=True)`, without the class around it: the class
+    imports torch's compiler at its first step, which takes a second. States have the same form.
 
     Args:
         parameters: what to train.
@@ -49,15 +50,14 @@ class FusedAdam:
         ]
         if not moving:
             return
-        steps = [state["step"] for _, _, state in moving]
-        torch._foreach_add_(steps, 1.0)
-        torch._fused_adam_(
+        adam(
             [parameter for parameter, _, _ in moving],
             [gradient for _, gradient, _ in moving],
             [state["exp_avg"] for _, _, state in moving],
             [state["exp_avg_sq"] for _, _, state in moving],
             [],
-            steps,
+            [state["step"] for _, _, state in moving],
+            fused=True,
             lr=self.learning_rate,
             beta1=self.BETAS[0],
             beta2=self.BETAS[1],

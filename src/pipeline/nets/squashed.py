@@ -6,7 +6,7 @@ Source: Haarnoja et al. 2018, arXiv 1801.01290, appendix C (equation 20 and 21).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from pipeline.nets.distributions import HALF_LOG_TAU, gaussian_entropy
 from pipeline.nets.layers import linear
 
 if TYPE_CHECKING:
+    from pipeline.nets.onnx_graph import OnnxGraph
     from pipeline.protocol.specs import ActionSpec
 
 LOG_SIGMA_MIN, LOG_SIGMA_MAX = -20.0, 2.0
@@ -31,34 +32,10 @@ def squashed_action(*, mu: Tensor, log_sigma: Tensor, noise: Tensor) -> tuple[Te
         log_sigma: [B, A].
         noise: [B, A] standard normal.
     """
-    result: tuple[Tensor, Tensor] = _Squashed.apply(mu, log_sigma, noise)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return result
-
-
-class _Squashed(torch.autograd.Function):
-    """With its derivatives written out: they are shorter than what automatic ones do.
-
-    For fixed noise: da/du = 1 - a^2, dlog p/du = 2 a, du/dmu = 1, du/dlog sigma = sigma noise, and
-    dlog p/dlog sigma has -1 of its own. log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)) holds
-    where 1 - a^2 is 0 in float32.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, mu: Tensor, log_sigma: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        spread = log_sigma.exp() * noise
-        u = mu + spread
-        action = torch.tanh(u)
-        log_slope = 2.0 * (math.log(2.0) - u - torch.nn.functional.softplus(-2.0 * u))
-        log_prob = noise.square() * -0.5 - (log_sigma + HALF_LOG_TAU) - log_slope
-        ctx.save_for_backward(action, spread)
-        return action, log_prob
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        by_action, by_log_prob = gradients
-        action, spread = ctx.saved_tensors
-        by_u = by_action * (1.0 - action.square()) + by_log_prob * (2.0 * action)
-        return by_u, by_u * spread - by_log_prob, None
+    u = mu + log_sigma.exp() * noise
+    # log(1 - tanh(u)^2), also where tanh(u) is 1 in float32
+    log_slope = 2.0 * (math.log(2.0) - u - torch.nn.functional.softplus(-2.0 * u))
+    return torch.tanh(u), noise.square() * -0.5 - (log_sigma + HALF_LOG_TAU) - log_slope
 
 
 class SquashedHeads(ActionHeads):
@@ -84,6 +61,15 @@ class SquashedHeads(ActionHeads):
     def mean_action(self, hidden: Tensor) -> Tensor | None:
         """[B, A] the action at the Gaussian's mean."""
         return None if self.mu is None else torch.tanh(self.mu(hidden))
+
+    def _sigma_to_onnx(self, graph: OnnxGraph, hidden: str) -> str:
+        if self.spread is None:
+            raise ValueError("there are no continuous actions")
+        raw = graph.linear(self.spread, hidden, "log_sigma")
+        return graph.node("Exp", [graph.node("Clip", [raw], min=LOG_SIGMA_MIN, max=LOG_SIGMA_MAX)])
+
+    def _range_to_onnx(self, graph: OnnxGraph, action: str, output: str) -> None:
+        graph.node("Tanh", [action], output)
 
     def _draw(
         self, hidden: Tensor, generator: torch.Generator, *, deterministic: bool

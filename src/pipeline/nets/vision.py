@@ -6,7 +6,7 @@ al. 2018 (IMPALA), arXiv 1802.01561, figure 3.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor, nn
 
@@ -14,7 +14,9 @@ from pipeline.errors import SettingsError
 from pipeline.nets.layers import linear
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from pipeline.nets.onnx_graph import OnnxGraph
 
 # Smallest height and width that each encoder can take.
 MINIMUM_SIDE = {"simple": 20, "nature_cnn": 36, "match3": 5, "resnet": 15, "fully_connected": 1}
@@ -26,6 +28,7 @@ CONVOLUTIONS: dict[str, tuple[tuple[int, int, int], ...]] = {
     "fully_connected": (),
 }
 RESNET_CHANNELS = (16, 32, 32)
+POOL_SIDE, POOL_STRIDE = 3, 2
 DENSE_GAIN = 1.41
 
 
@@ -48,6 +51,15 @@ class ConvolutionEncoder(nn.Module):
             image = nn.functional.leaky_relu(convolution(image))
         return nn.functional.leaky_relu(self.dense(image.flatten(1)))
 
+    def to_onnx(self, graph: OnnxGraph, image: str) -> str:
+        """`forward` in ONNX; weights are called after the image and a layer's place."""
+        x, place = image, 0
+        for convolution in cast("Iterable[nn.Conv2d]", self.convolutions):
+            x = graph.leaky_relu(_convolve(graph, convolution, x, f"{image}.{place}"))
+            place += 2  # an activation has a place, too
+        x = graph.reshape(x, (-1, self.dense.in_features), f"{image}.{place}.shape")
+        return graph.leaky_relu(graph.linear(self.dense, x, f"{image}.{place + 1}"))
+
 
 class ResidualBlock(nn.Module):
     """Swish, convolution, Swish, convolution, and the input added."""
@@ -62,6 +74,12 @@ class ResidualBlock(nn.Module):
         y = self.first(nn.functional.silu(x))
         result: Tensor = x + self.second(nn.functional.silu(y))
         return result
+
+    def to_onnx(self, graph: OnnxGraph, x: str, name: str) -> str:
+        """`forward` in ONNX; weights are called after `name` and a layer's place."""
+        y = _convolve(graph, self.first, graph.swish(x), f"{name}.1")
+        y = _convolve(graph, self.second, graph.swish(y), f"{name}.3")
+        return graph.node("Add", [y, x])
 
 
 class ResnetEncoder(nn.Module):
@@ -81,12 +99,50 @@ class ResnetEncoder(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """[B, C, H, W] to [B, output]."""
         for stage, convolution in enumerate(self.convolutions):
-            image = nn.functional.max_pool2d(convolution(image), 3, stride=2)
+            image = nn.functional.max_pool2d(convolution(image), POOL_SIDE, stride=POOL_STRIDE)
             image = self.blocks[2 * stage + 1](self.blocks[2 * stage](image))
         return nn.functional.relu(self.dense(nn.functional.silu(image).flatten(1)))
 
+    def to_onnx(self, graph: OnnxGraph, image: str) -> str:
+        """`forward` in ONNX; weights are called after the image and a layer's place."""
+        x, place = image, 0
+        blocks = iter(cast("Iterable[ResidualBlock]", self.blocks))
+        for convolution in cast("Iterable[nn.Conv2d]", self.convolutions):
+            x = _convolve(graph, convolution, x, f"{image}.{place}")
+            x = _slide(graph, "MaxPool", [x], side=POOL_SIDE, stride=POOL_STRIDE)
+            x = next(blocks).to_onnx(graph, x, f"{image}.{place + 2}")
+            x = next(blocks).to_onnx(graph, x, f"{image}.{place + 3}")
+            place += 4
+        x = graph.swish(x)
+        x = graph.reshape(x, (-1, self.dense.in_features), f"{image}.{place + 1}.shape")
+        return graph.node("Relu", [graph.linear(self.dense, x, f"{image}.{place + 2}")])
 
-def visual_encoder(kind: str, shape: Sequence[int], output: int) -> nn.Module:
+
+def _convolve(graph: OnnxGraph, layer: nn.Conv2d, x: str, name: str) -> str:
+    weight = graph.weight(layer.weight, f"{name}.weight")
+    bias = graph.weight(layer.get_parameter("bias"), f"{name}.bias")
+    side, stride, padding = layer.kernel_size[0], layer.stride[0], int(layer.padding[0])
+    return _slide(graph, "Conv", [x, weight, bias], side=side, stride=stride, padding=padding)
+
+
+def _slide(
+    graph: OnnxGraph,
+    operator: str,
+    inputs: Sequence[str],
+    *,
+    side: int,
+    stride: int,
+    padding: int = 0,
+) -> str:
+    """Slide a square window over images."""
+    window = {"kernel_shape": [side] * 2, "strides": [stride] * 2, "pads": [padding] * 4}
+    return graph.node(operator, inputs, **window)
+
+
+VisualEncoder = ConvolutionEncoder | ResnetEncoder
+
+
+def visual_encoder(kind: str, shape: Sequence[int], output: int) -> VisualEncoder:
     """The encoder called `kind` for images of `shape` (C, H, W).
 
     Raises:

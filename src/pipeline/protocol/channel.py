@@ -10,7 +10,7 @@ from pipeline.errors import UnityCommunicationException
 from pipeline.protocol import frames, headers
 from pipeline.protocol.frames import END_HEADERS, END_STREAM, HEADERS, FrameError, frame
 from pipeline.protocol.http2 import PREFACE, Connection, Stream, hello
-from pipeline.protocol.patience import Patience
+from pipeline.protocol.spin_wait import SpinWait
 
 _HELLO = PREFACE + hello(frames.ENABLE_PUSH, 0)
 
@@ -94,7 +94,7 @@ class Channel:
             sock.close()
             raise
         sock.settimeout(None)
-        self._patience = Patience()
+        self._spin_wait = SpinWait()
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
         self._stream = -1
@@ -114,7 +114,7 @@ class Channel:
             connection.request(self._stream, self._headers, message)
         except UnityCommunicationException as error:
             raise ConnectionError(str(error)) from error
-        self._patience.look(self._something_there)
+        self._spin_wait.poll(self._something_there)
         while not connection.messages:
             if not connection.read() and not connection.messages:
                 what = (

@@ -1,24 +1,33 @@
-"""Messages to batch arrays: what both ends of the conversation receive."""
+"""The complete decoder: any message to batch arrays, agent by agent, with the words of all errors.
+
+Messages of many agents, and those like an earlier one, take the fast way of `vectorized`.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
-from pipeline.errors import UnityActionException, UnityEnvironmentException
+from pipeline.errors import UnityEnvironmentException
 from pipeline.errors import UnityObservationException as _ObservationError
 from pipeline.protocol import wire
-from pipeline.protocol.encoding import action_layout
-from pipeline.protocol.generated.messages import GOAL_SIGNAL, PNG, continuous
+from pipeline.protocol.generated.messages import (
+    GOAL_SIGNAL,
+    NONE,
+    PNG,
+    ObservationProto,
+    continuous,
+)
 from pipeline.protocol.png import decode_png, png_size
 from pipeline.protocol.specs import (
-    MOST_DIMENSIONS,
-    MOST_PARTS,
+    MAX_DIMENSIONS,
+    MAX_PARTS,
     ActionSpec,
-    ActionTuple,
     BehaviorSpec,
     DimensionProperty,
     ObservationSpec,
@@ -36,14 +45,14 @@ if TYPE_CHECKING:
     from pipeline.arrays import BoolArray, FloatArray, IntArray
     from pipeline.protocol.generated.messages import (
         ActionSpecProto,
-        AgentActionProto,
         AgentInfoProto,
         BrainParametersProto,
-        ObservationProto,
-        UnityRLInputProto,
+        ReceivedAgentInfoProto,
     )
     from pipeline.protocol.steps import Steps
 
+_MAX_TAIL_BYTES = 4096
+"""Of what follows an observation's numbers, to be remembered; names are short."""
 _SPATIAL = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
 
 
@@ -51,8 +60,10 @@ class NonFiniteError(_ObservationError, RuntimeError):
     """An environment sent a value that is not a number, or an infinite one."""
 
 
-def decode_steps(infos: Sequence[AgentInfoProto], spec: BehaviorSpec, name: str = "") -> Steps:
-    """The agents of one behavior as arrays, in wire order.
+def decode_steps(
+    infos: Sequence[ReceivedAgentInfoProto], spec: BehaviorSpec, name: str = ""
+) -> Steps:
+    """Return the agents of one behavior as arrays, in wire order.
 
     Args:
         infos: what one message holds for the behavior.
@@ -68,43 +79,20 @@ def decode_steps(infos: Sequence[AgentInfoProto], spec: BehaviorSpec, name: str 
         return DecisionSteps.empty(spec), TerminalSteps.empty(spec)
     infos = list(infos)  # a container of messages makes a new object at every access
     agents = decode_infos(infos, spec, name)
-    if not agents.done.any():
-        return parted(agents, spec, decode_masks(infos, spec.action_spec))
-    going = [info for info in infos if not info.done]
-    return parted(agents, spec, decode_masks(going, spec.action_spec))
+    if agents.done.any():
+        infos = [info for info in infos if not info.done]
+    return split_ended(agents, spec, decode_masks(infos, spec.action_spec))
 
 
-def parted(agents: AgentInfos, spec: BehaviorSpec, masks: list[BoolArray] | None) -> Steps:
-    """Those who go on, whose masks are given, and those whose episode has ended."""
+def split_ended(agents: AgentInfos, spec: BehaviorSpec, masks: list[BoolArray] | None) -> Steps:
+    """Return the agents that go on, whose masks are given, and those whose episode has ended."""
     ended = agents.done
     if not ended.any():
-        decision = DecisionSteps(
-            agents.obs,
-            agents.reward,
-            agents.agent_id,
-            masks,
-            agents.group_id,
-            agents.group_reward,
-        )
+        decision = DecisionSteps(**agents.fields(slice(None)), action_mask=masks)
         return decision, TerminalSteps.empty(spec)
-    going = ~ended
     return (
-        DecisionSteps(
-            [values[going] for values in agents.obs],
-            agents.reward[going],
-            agents.agent_id[going],
-            masks,
-            agents.group_id[going],
-            agents.group_reward[going],
-        ),
-        TerminalSteps(
-            [values[ended] for values in agents.obs],
-            agents.reward[ended],
-            agents.max_step_reached[ended],
-            agents.agent_id[ended],
-            agents.group_id[ended],
-            agents.group_reward[ended],
-        ),
+        DecisionSteps(**agents.fields(~ended), action_mask=masks),
+        TerminalSteps(**agents.fields(ended), interrupted=agents.max_step_reached[ended]),
     )
 
 
@@ -120,15 +108,25 @@ class AgentInfos:
     group_id: IntArray
     group_reward: FloatArray
 
+    def fields(self, rows: BoolArray | slice) -> dict[str, Any]:
+        """Return what decision and terminal steps have in common, of some rows."""
+        return {
+            "obs": [values[rows] for values in self.obs],
+            "reward": self.reward[rows],
+            "agent_id": self.agent_id[rows],
+            "group_id": self.group_id[rows],
+            "group_reward": self.group_reward[rows],
+        }
 
-def decode_infos(infos: Sequence[AgentInfoProto], spec: BehaviorSpec, name: str = "") -> AgentInfos:
-    """All fields but the masks, ended agents and others together; see `decode_steps`."""
+
+def decode_infos(
+    infos: Sequence[ReceivedAgentInfoProto], spec: BehaviorSpec, name: str = ""
+) -> AgentInfos:
+    """Return all fields but the masks, ended agents and others together; see `decode_steps`."""
     rewards = np.array(
         [[info.reward for info in infos], [info.group_reward for info in infos]], dtype=np.float32
     )
-    if not np.isfinite(rewards).all():
-        check_finite(rewards[0], "rewards", name)
-        check_finite(rewards[1], "group_rewards", name)
+    check_rewards(rewards[0], rewards[1], name)
     ids = np.array([[info.id for info in infos], [info.group_id for info in infos]], dtype=np.int32)
     return AgentInfos(
         obs=_decode_observations(infos, spec, name),
@@ -141,13 +139,20 @@ def decode_infos(infos: Sequence[AgentInfoProto], spec: BehaviorSpec, name: str 
     )
 
 
+def check_rewards(reward: FloatArray, group_reward: FloatArray, name: str) -> None:
+    """Raise if a reward is not finite."""
+    check_finite(reward, "rewards", name)
+    check_finite(group_reward, "group_rewards", name)
+
+
 def check_observation(values: FloatArray, spec: ObservationSpec, index: int, name: str) -> None:
-    """Raise if any number [N, *shape] of an observation that is no image is not finite."""
-    check_finite(values, "observations", f"{name}, observation {index} {spec.name!r}")
+    """Raise if a number [N, *shape] is not finite; images are not checked, as in ML-Agents."""
+    if len(spec.shape) != 3:
+        check_finite(values, "observations", f"{name}, observation {index} {spec.name!r}")
 
 
 def check_finite(values: FloatArray, what: str, name: str) -> None:
-    """Raise if any value is not finite."""
+    """Raise NonFiniteError if any value is not finite."""
     if np.isfinite(values).all():
         return
     kind = "NaN" if np.isnan(values).any() else "Infinite"
@@ -156,9 +161,9 @@ def check_finite(values: FloatArray, what: str, name: str) -> None:
 
 
 def _decode_observations(
-    infos: Sequence[AgentInfoProto], spec: BehaviorSpec, name: str
+    infos: Sequence[ReceivedAgentInfoProto], spec: BehaviorSpec, name: str
 ) -> list[FloatArray]:
-    """float32 [N, *shape] of each observation."""
+    """Return float32 [N, *shape] of each observation."""
     rows = [info.observations for info in infos]
     count = len(spec.observation_specs)
     if set(map(len, rows)) != {count}:
@@ -172,24 +177,24 @@ def _decode_observations(
         column = [row[index] for row in rows]
         decoded = _decode_floats(column, obs_spec)
         if decoded is None:
-            values = _decode_slowly(column, index, infos, obs_spec)
-            as_announced &= all(message.name == obs_spec.name for message in column)
+            messages = [wire.parse(ObservationProto, data) for data in column]
+            values = _decode_slowly(messages, index, infos, obs_spec)
+            as_announced &= all(message.name == obs_spec.name for message in messages)
         else:
             values, named = decoded
             as_announced &= named
-        if len(obs_spec.shape) != 3:  # images are not checked, as in ML-Agents
-            check_observation(values, obs_spec, index, name)
+        check_observation(values, obs_spec, index, name)
         out.append(values)
     if not as_announced:
         _check_order(infos, spec, name)
     return out
 
 
-def _check_order(infos: Sequence[AgentInfoProto], spec: BehaviorSpec, name: str) -> None:
-    """Raise if an agent sends the observations of `spec` in another order, going by their names."""
+def _check_order(infos: Sequence[ReceivedAgentInfoProto], spec: BehaviorSpec, name: str) -> None:
+    """Raise if an agent's observations, going by their names, are in another order than `spec`."""
     names = [obs.name for obs in spec.observation_specs]
     for info in infos:
-        sent = [message.name for message in info.observations]
+        sent = [wire.parse(ObservationProto, data).name for data in info.observations]
         if other_order(names, sent):
             raise _ObservationError(
                 f"Agent with id={info.id} of behavior {name!r} sent its observations in the order "
@@ -200,37 +205,57 @@ def _check_order(infos: Sequence[AgentInfoProto], spec: BehaviorSpec, name: str)
 
 
 def _decode_floats(
-    column: Sequence[ObservationProto], spec: ObservationSpec
+    column: Sequence[bytes], spec: ObservationSpec
 ) -> tuple[FloatArray, bool] | None:
-    """float32 [N, *shape] if all are uncompressed and of the right size, else None.
+    """Return float32 [N, *shape] if all are alike but for their numbers, else None.
 
     With it comes whether all have the name of `spec`; an empty one in `spec` stands for any.
     """
-    last = len(spec.shape) == 3 and channels_last(column[0])
+    first = column[0]
+    last = len(spec.shape) == 3 and channels_last(wire.parse(ObservationProto, first))
     shape = wire_shape(spec.shape) if last else spec.shape
-    chunks = [message.SerializeToString() for message in column]
-    n, width = len(chunks), len(chunks[0])
     header = wire.observation_header(shape)
-    joined = b"".join(chunks)
-    start = len(header)
-    if len(joined) != n * width or width < start + 4 * math.prod(shape):
+    start, stop = len(header), len(header) + 4 * math.prod(shape)
+    tail = first[stop:]
+    name = tail_name(tail)
+    if name is None or len(first) < stop:
         return None
-    table = np.frombuffer(joined, dtype=np.uint8).reshape(n, width)
-    if not (table[:, :start] == np.frombuffer(header, dtype=np.uint8)).all():
-        return None
-    values = wire.float_rows(table, start, shape)
-    end = np.frombuffer(wire.observation_name(spec.name), dtype=np.uint8)
-    named = len(end) <= width and bool((table[:, width - len(end) :] == end).all())
+    for data in column:
+        if len(data) != len(first) or not (data.startswith(header) and data.endswith(tail)):
+            return None
+    # a bytearray, because arrays of bytes could not be written to
+    numbers = bytearray().join([memoryview(data)[start:stop] for data in column])
+    values = np.frombuffer(numbers, dtype="<f4").reshape(len(column), *shape)
+    named = name == spec.name or not spec.name
     return np.ascontiguousarray(values.transpose(0, 3, 1, 2)) if last else values, named
+
+
+def tail_name(tail: bytes) -> str | None:
+    """Return the name that the bytes behind an observation's numbers give it.
+
+    None if they also change its shape or its numbers, or are too long to be remembered.
+    """
+    return _tail_name(tail) if len(tail) <= _MAX_TAIL_BYTES else None
+
+
+@lru_cache(maxsize=256)
+def _tail_name(tail: bytes) -> str | None:
+    # Bytes that follow a message are merged into it, so what they hold is known without the rest.
+    try:
+        message = ObservationProto.FromString(tail)
+    except DecodeError:
+        return None
+    plain = message.compression_type == NONE and not message.WhichOneof("observation_data")
+    return message.name if plain and not message.shape else None
 
 
 def _decode_slowly(
     column: Sequence[ObservationProto],
     index: int,
-    infos: Sequence[AgentInfoProto],
+    infos: Sequence[ReceivedAgentInfoProto],
     spec: ObservationSpec,
 ) -> FloatArray:
-    """float32 [N, *shape], one agent at a time: images, and what does not fit."""
+    """Return float32 [N, *shape], one agent at a time: PNGs, and what is not alike."""
     out = np.empty((len(column), *spec.shape), dtype=np.float32)
     for row, message in enumerate(column):
         try:
@@ -244,12 +269,12 @@ def _decode_slowly(
 
 
 def decode_observation(message: ObservationProto, spec: ObservationSpec) -> FloatArray:
-    """One agent's observation, float32 of `spec.shape`.
+    """Return one agent's observation, float32 of `spec.shape`.
 
     Raises:
         UnityObservationException: Its shape or its number of values is not what `spec` says.
     """
-    shape = tuple(message.shape[: MOST_DIMENSIONS + 1])
+    shape = tuple(message.shape[: MAX_DIMENSIONS + 1])
     last = len(shape) == 3 and channels_last(message)
     if last:
         shape = (shape[2], shape[0], shape[1])
@@ -270,7 +295,7 @@ def decode_observation(message: ObservationProto, spec: ObservationSpec) -> Floa
 
 
 def channels_last(message: ObservationProto) -> bool:
-    """Whether a rank-3 observation is [H, W, C], as packages before 3.0 send it.
+    """Return whether a rank-3 observation is [H, W, C], as packages before 3.0 send it.
 
     Its dimension properties tell. Messages from before API 1.5, and of some Python environments,
     have none: then a PNG's own size tells, and numbers are as their shape says, as in ML-Agents.
@@ -283,44 +308,47 @@ def channels_last(message: ObservationProto) -> bool:
 
 
 def wire_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """[H, W, C] of [C, H, W]."""
+    """Return [H, W, C] for [C, H, W]."""
     return (shape[1], shape[2], shape[0])
 
 
-def decode_masks(infos: Sequence[AgentInfoProto], spec: ActionSpec) -> list[BoolArray] | None:
-    """Per branch bool [N, size], True = forbidden; None without branches or agents."""
+def decode_masks(
+    infos: Sequence[ReceivedAgentInfoProto], spec: ActionSpec
+) -> list[BoolArray] | None:
+    """Return per branch bool [N, size], True = forbidden; None without branches or agents."""
     if not spec.discrete_branches or not infos:
         return None
+    # A mask of another length says nothing, as in ML-Agents: then everything is allowed.
     total = sum(spec.discrete_branches)
     raw = [bytes(info.action_mask) for info in infos]
     absent = bytes(total)
     joined = b"".join([row if len(row) == total else absent for row in raw])
-    return branches(np.frombuffer(joined, dtype=np.bool_).reshape(len(raw), total), spec)
+    return split_masks(np.frombuffer(joined, dtype=np.bool_).reshape(len(raw), total), spec)
 
 
-def branches(flat: BoolArray, spec: ActionSpec) -> list[BoolArray]:
-    """Per branch bool [N, size] of the masks [N, M] of all."""
+def split_masks(flat: BoolArray, spec: ActionSpec) -> list[BoolArray]:
+    """Return per branch bool [N, size] of the masks [N, M] of all branches."""
     ends = np.cumsum(spec.discrete_branches)[:-1]
     return [branch.copy() for branch in np.split(flat, ends, axis=1)]
 
 
 def behavior_spec_from(brain: BrainParametersProto, first: AgentInfoProto) -> BehaviorSpec:
-    """What a behavior observes and does, from its announcement and its first agent.
+    """Return what a behavior observes and does, from its announcement and its first agent.
 
     Rank-3 observations come out channels first.
 
     Raises:
         UnityException: Its sizes contradict each other, are impossible or too large.
     """
-    few = first.observations[: MOST_PARTS + 1]
+    few = first.observations[: MAX_PARTS + 1]
     spec = BehaviorSpec([observation_spec_from(message) for message in few], _action_spec(brain))
     check_spec(brain.brain_name, spec)
     return spec
 
 
 def observation_spec_from(message: ObservationProto) -> ObservationSpec:
-    """Shape and meaning of one observation, channels first."""
-    shape = tuple(message.shape[: MOST_DIMENSIONS + 1])
+    """Return shape and meaning of one observation, channels first."""
+    shape = tuple(message.shape[: MAX_DIMENSIONS + 1])
     declared = tuple(DimensionProperty(p) for p in message.dimension_properties[: len(shape)])
     properties = declared or (DimensionProperty.UNSPECIFIED,) * len(shape)
     if len(shape) == 3 and channels_last(message):
@@ -345,55 +373,3 @@ def _action_spec(brain: BrainParametersProto) -> ActionSpec:
     if brain.vector_action_space_type_deprecated == continuous:
         return ActionSpec(sizes[0] if sizes else 0, ())
     return ActionSpec(0, sizes)
-
-
-def decode_actions(
-    actions: UnityRLInputProto.ListAgentActionProto,
-    spec: ActionSpec,
-    *,
-    absent_is_zero: bool = False,
-) -> ActionTuple:
-    """Actions of all agents, in wire order; `absent_is_zero` accepts entries without any.
-
-    Raises:
-        UnityActionException: An agent's actions do not have the numbers that `spec` says.
-    """
-    n = len(actions.value)
-    layout = action_layout(spec.continuous_size, spec.discrete_size, 1)
-    data = actions.SerializeToString()
-    if n == 0 or len(data) != n * len(layout.template):
-        return _decode_actions_slowly(actions.value, spec, absent_is_zero)
-    table = np.frombuffer(data, dtype=np.uint8).reshape(n, len(layout.template))
-    if (table & layout.fixed != layout.template).any():
-        return _decode_actions_slowly(actions.value, spec, absent_is_zero)
-    return ActionTuple(
-        wire.float_rows(table, layout.continuous, (spec.continuous_size,)),
-        table[:, layout.discrete : layout.discrete + spec.discrete_size].astype(np.int32),
-    )
-
-
-def _decode_actions_slowly(
-    entries: Sequence[AgentActionProto], spec: ActionSpec, absent_is_zero: bool
-) -> ActionTuple:
-    out = spec.empty_action(len(entries))
-    for row, entry in enumerate(entries):
-        floats: Sequence[float] = entry.continuous_actions
-        choices: Sequence[float] = entry.discrete_actions
-        if not len(floats) and not len(choices):
-            old = entry.vector_actions_deprecated
-            if absent_is_zero and not len(old):
-                continue
-            floats, choices = (old, []) if spec.continuous_size else ([], old)
-        if (len(floats), len(choices)) != (spec.continuous_size, spec.discrete_size):
-            raise UnityActionException(
-                f"agent number {row} got {len(floats)} continuous and {len(choices)} discrete "
-                f"actions; the behavior takes {spec.continuous_size} and {spec.discrete_size}"
-            )
-        out.continuous[row] = floats
-        if not (np.abs(choices) < 2**31).all():  # old messages hold them as floats: NaN, 1e30
-            raise UnityActionException(
-                f"agent number {row} got the discrete actions {list(choices)}; each must be a "
-                "choice of its branch"
-            )
-        out.discrete[row] = choices
-    return out

@@ -1,11 +1,13 @@
-"""Demonstrations (`.demo` files) as arrays.
+"""Demonstrations (`.demo` files) as arrays: read and written.
 
-The action of a row is the one recorded beside its observation. Recorders of packages from about
-0.14 on record the action of the step before there; see `DemoWriter` for what we write.
+Recorders of packages from about 0.14 on put beside an observation the action of the step before.
+What is written here has the action taken at that observation, which is how the readers of ML-Agents
+(and ours) understand a file: a row's action is the one recorded beside its observation.
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,22 +15,37 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.errors import DemonstrationError, UnityActionException, UnityException
+from pipeline.files import whole
+from pipeline.protocol.actions import actions_bytes, decode_entries
 from pipeline.protocol.decoding import (
     behavior_spec_from,
-    decode_actions,
     decode_infos,
     decode_masks,
 )
-from pipeline.protocol.demo_file import parse_demo
-from pipeline.protocol.demo_writer import DemoWriter
-from pipeline.protocol.generated.messages import UnityRLInputProto
+from pipeline.protocol.demo_file import (
+    API_VERSIONS,
+    BRAIN_OFFSET,
+    delimited_message,
+    parse_demo,
+)
+from pipeline.protocol.encoding import brain_parameters, infos_bytes
+from pipeline.protocol.generated.messages import (
+    AgentInfoActionPairProto,
+    DemonstrationMetaProto,
+    ReceivedAgentInfosProto,
+    UnityRLInputProto,
+    UnityRLOutputProto,
+)
 from pipeline.protocol.specs import refuse_excess, row_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import BinaryIO, Self
+
     from pipeline.arrays import BoolArray, FloatArray, IntArray
     from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 
-__all__ = ["DemoWriter", "Demonstration", "DemonstrationMeta", "describe", "read_demo"]
+_NAME_LENGTH = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,9 +113,10 @@ def read_demo(path: Path | str) -> Demonstration:
             )
         spec = behavior_spec_from(brain, infos[0])
         refuse_excess(len(infos) * row_bytes(spec), n_bytes, f"a recording of {len(infos)} steps")
-        batch = decode_infos(infos, spec, brain.brain_name)
-        entries = UnityRLInputProto.ListAgentActionProto(value=acted)
-        actions = decode_actions(entries, spec.action_spec, absent_is_zero=True)
+        listed = UnityRLOutputProto.ListAgentInfoProto(value=infos).SerializeToString()
+        received = list(ReceivedAgentInfosProto.FromString(listed).value)
+        batch = decode_infos(received, spec, brain.brain_name)
+        actions = decode_entries(acted, spec.action_spec, absent_is_zero=True)
         _check_actions(actions, spec.action_spec)
     except (UnityException, ValueError) as error:
         raise DemonstrationError(f"{path}: {error}") from error
@@ -120,7 +138,7 @@ def read_demo(path: Path | str) -> Demonstration:
         interrupted=batch.done & batch.max_step_reached,
         group_id=batch.group_id,
         group_reward=batch.group_reward,
-        action_mask=decode_masks(infos, spec.action_spec),
+        action_mask=decode_masks(received, spec.action_spec),
     )
 
 
@@ -137,7 +155,7 @@ def _check_actions(actions: ActionTuple, spec: ActionSpec) -> None:
 
 
 def describe(demo: Demonstration) -> str:
-    """What a demonstration holds, for a person."""
+    """Return what a demonstration holds, for a person."""
     ends = int(demo.done.sum())
     what = "per ended episode" if ends else "in all, no episode ended"
     counted = demo.reward[: np.flatnonzero(demo.done)[-1] + 1] if ends else demo.reward
@@ -153,3 +171,114 @@ def describe(demo: Demonstration) -> str:
     for index, obs in enumerate(demo.spec.observation_specs):
         lines.append(f"observation {index} {obs.name or '(no name)'} {tuple(obs.shape)}")
     return "\n".join(lines)
+
+
+class DemoWriter:
+    """Writes one demonstration within a `with` block, whole or not at all.
+
+    If the block raises, no file is left. Equal calls give equal bytes.
+    """
+
+    def __init__(
+        self, path: Path | str, behavior_name: str, spec: BehaviorSpec, *, name: str = ""
+    ) -> None:
+        """Prepare to write.
+
+        Args:
+            path: the file, ending in `.demo`.
+            behavior_name: a team (`?team=0`) is left out.
+            spec: of the behavior.
+            name: of the demonstration; the behavior's if empty.
+
+        Raises:
+            DemonstrationError: `path` does not end in `.demo`.
+        """
+        self._path = Path(path)
+        if self._path.suffix != ".demo":
+            raise DemonstrationError(f"{path}: a demonstration's name must end in '.demo'")
+        self._behavior = behavior_name.split("?")[0]
+        self._spec = spec
+        text = "".join(
+            c for c in name or self._behavior if c.isascii() and (c.isalnum() or c in " -")
+        )
+        self._name = text[:_NAME_LENGTH]
+        self._stack = ExitStack()
+        self._file: BinaryIO | None = None
+        self._n_steps = self._n_done = 0
+        self._reward = 0.0
+
+    def append(
+        self,
+        *,
+        obs: Sequence[FloatArray],
+        actions: ActionTuple,
+        reward: FloatArray,
+        done: BoolArray,
+        interrupted: BoolArray | None = None,
+        action_mask: Sequence[BoolArray] | None = None,
+    ) -> None:
+        """Write consecutive steps of one agent.
+
+        Args:
+            obs: per observation [n, *shape].
+            actions: taken at these observations; any values where `done`.
+            reward: [n], gained since the step before.
+            done: [n], True where an episode has ended and the observation is its last.
+            interrupted: [n], True where it was cut short; None for nowhere.
+            action_mask: per branch [n, size], True = forbidden; None for no mask.
+        """
+        if self._file is None:
+            raise ValueError("append works inside the `with` block of a DemoWriter")
+        n = len(reward)
+        zeros = np.zeros(n, dtype=np.int32)
+        infos = UnityRLOutputProto.ListAgentInfoProto.FromString(
+            infos_bytes(
+                spec=self._spec,
+                obs=obs,
+                reward=reward,
+                agent_id=zeros,
+                group_id=zeros,
+                group_reward=np.zeros(n, dtype=np.float32),
+                done=done,
+                interrupted=np.False_ if interrupted is None else interrupted,
+                action_mask=action_mask,
+            )
+        )
+        acted = UnityRLInputProto.ListAgentActionProto.FromString(
+            actions_bytes(actions, self._spec.action_spec)
+        )
+        for info, action in zip(infos.value, acted.value, strict=True):
+            action.ClearField("vector_actions_deprecated")
+            pair = AgentInfoActionPairProto(agent_info=info, action_info=action)
+            self._file.write(delimited_message(pair))
+        self._n_steps += n
+        self._n_done += int(np.sum(done))
+        self._reward += float(np.sum(reward, dtype=np.float64))
+
+    def __enter__(self) -> Self:
+        temporary = self._stack.enter_context(whole(self._path))
+        self._file = self._stack.enter_context(temporary.open("wb"))
+        self._file.write(bytes(BRAIN_OFFSET))
+        brain = brain_parameters(self._behavior, self._spec, old_fields=True)
+        brain.is_training = False
+        self._file.write(delimited_message(brain))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None and self._file is not None:
+            self._finish(self._file)
+        self._file = None
+        self._stack.__exit__(*error)  # type: ignore[arg-type]  # the three that `with` gives
+
+    def _finish(self, file: BinaryIO) -> None:
+        episodes = self._n_done + 1
+        meta = DemonstrationMetaProto(
+            api_version=API_VERSIONS[-1],
+            demonstration_name=self._name,
+            number_steps=self._n_steps,
+            number_episodes=episodes,
+            mean_reward=self._reward / episodes,
+        )
+        file.seek(0)
+        file.write(delimited_message(meta))
+        file.flush()

@@ -55,13 +55,13 @@ class DemoMessages(NamedTuple):
 
 
 def delimited_message(message: Message) -> bytes:
-    """A message behind its length."""
+    """Return a message behind its length."""
     data: bytes = message.SerializeToString(deterministic=True)
     return wire.varint(len(data)) + data
 
 
 def parse_demo(path: Path) -> DemoMessages:
-    """The messages of a file.
+    """Return the messages of a file.
 
     Raises:
         DemonstrationError: The file is not there, not a demonstration, cut off, or of an unknown
@@ -95,7 +95,7 @@ def parse_demo(path: Path) -> DemoMessages:
 
 
 def _records(path: Path, data: bytes, stop: int, meta: DemonstrationMetaProto) -> list[bytes]:
-    """The records from `stop` on: as many as the metadata count, or all if they count none."""
+    """Return the records from `stop` on: as many as the metadata count, or all if none."""
     records: list[bytes] = []
     counted = meta.number_steps > 0
     while len(records) < meta.number_steps if counted else stop < len(data):
@@ -118,7 +118,7 @@ def _records(path: Path, data: bytes, stop: int, meta: DemonstrationMetaProto) -
 
 
 def _is_copy(data: bytes, stop: int, meta: DemonstrationMetaProto) -> bool:
-    """Whether the last bytes are metadata, as a recorder leaves them behind the last record."""
+    """Return whether the last bytes are the metadata that a recorder leaves at the end."""
     copy = DemonstrationMetaProto()
     if len(data) - stop >= BRAIN_OFFSET or not _parses(copy, data[stop:]):
         return False
@@ -148,7 +148,7 @@ def _damaged(path: Path, index: int, meta: DemonstrationMetaProto) -> Demonstrat
 
 
 def _record(data: bytes, position: int) -> tuple[int, int] | None:
-    """Where the delimited message at `position` starts and stops, None if it is not all there."""
+    """Return where the message at `position` starts and stops, None if it is cut off."""
     found = _varint(data, position)
     if found is None or sum(found) > len(data):
         return None
@@ -157,8 +157,9 @@ def _record(data: bytes, position: int) -> tuple[int, int] | None:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int] | None:
-    """A varint's value and where it ends, None if it does not within 64 bits."""
+    """Return a varint's value and where it ends, None if it does not within 64 bits."""
     value = 0
+    # Ten bytes are the most that 64 bits take, seven in each.
     for shift, byte in zip(range(0, 64, 7), data[position : position + 10], strict=False):
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
@@ -175,7 +176,7 @@ def _parses(message: Message, data: bytes) -> bool:
 
 
 def _is_old(record: bytes) -> bool:
-    """Whether a record is an agent info rather than a pair, which has the fields 1 and 2 only."""
+    """Return whether a record is an agent info; a pair has the fields 1 and 2 only."""
     position = 0
     while position < len(record):
         tag = _varint(record, position)
@@ -199,7 +200,7 @@ def _old_steps(
     records: list[bytes],
     n_bytes: int,
 ) -> DemoMessages:
-    """Today's messages for the agent infos of packages 0.6 to 0.11.
+    """Return today's messages for the agent infos of packages 0.6 to 0.11.
 
     An info stores the action of the step before, so a step's action comes from the info after it;
     the last step has none.

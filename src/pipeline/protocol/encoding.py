@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from pipeline.protocol import wire
 from pipeline.protocol.generated.messages import (
     PNG,
     BrainParametersProto,
-    UnityRLInputProto,
     UnityRLOutputProto,
     continuous,
     discrete,
@@ -24,120 +23,43 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
-    from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+    from pipeline.protocol.specs import BehaviorSpec, ObservationSpec
     from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 _NO_ID = wire.wide_varints(np.zeros(1, np.int64), wire.ID_WIDTH).tobytes()
 
 
-def encode_actions(
-    actions: ActionTuple, spec: BehaviorSpec
-) -> UnityRLInputProto.ListAgentActionProto:
-    """One AgentActionProto per row of `actions`, in order, old-style copy included."""
-    return UnityRLInputProto.ListAgentActionProto.FromString(
-        actions_bytes(actions, spec.action_spec)
-    )
-
-
-def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:
-    """`encode_actions` as wire bytes, to merge into a message in place."""
-    n = len(actions.continuous)
-    if n == 0:
-        return b""
-    width = 1 if not spec.discrete_size else wire.width_of(actions.discrete)
-    layout = action_layout(spec.continuous_size, spec.discrete_size, width)
-    table = np.empty((n, len(layout.template)), dtype=np.uint8)
-    table[:] = layout.template
-    c, d = 4 * spec.continuous_size, 4 * spec.discrete_size
-    if c:
-        floats = wire.float_bytes(actions.continuous)
-        table[:, layout.old : layout.old + c] = floats
-        table[:, layout.continuous : layout.continuous + c] = floats
-    if d:
-        old = actions.discrete.astype(np.float32)
-        table[:, layout.old + c : layout.old + c + d] = wire.float_bytes(old)
-        varints = wire.wide_varints(actions.discrete, width).reshape(n, -1)
-        table[:, layout.discrete : layout.discrete + varints.shape[1]] = varints
-    return table.tobytes()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ActionLayout:
-    """One entry of ListAgentActionProto: its bytes with zero actions, where its numbers begin."""
-
-    template: AnyArray
-    fixed: AnyArray
-    """Ones at the bits that are the same in every entry with choices of `width` bytes."""
-    old: int
-    continuous: int
-    discrete: int
-
-
-@lru_cache(maxsize=256)
-def action_layout(n_continuous: int, n_discrete: int, width: int) -> ActionLayout:
-    """The layout for these numbers of actions, with `width` bytes per discrete one."""
-    zeros = wire.wide_varints(np.zeros(n_discrete, np.int64), width).tobytes()
-    size = 4 * (n_continuous + n_discrete)
-    parts = [
-        wire.delimited(1, bytes(size)) if size else b"",
-        wire.delimited(6, bytes(4 * n_continuous)) if n_continuous else b"",
-        wire.delimited(7, zeros) if n_discrete else b"",
-    ]
-    entry = wire.delimited(1, b"".join(parts))
-    prefix = len(entry) - sum(map(len, parts))
-    ends = prefix + np.cumsum([len(part) for part in parts])
-    old, first, second = (ends - [size, 4 * n_continuous, len(zeros)]).tolist()
-    fixed = np.full(len(entry), 0xFF, dtype=np.uint8)
-    fixed[old : old + size] = 0
-    fixed[first : first + 4 * n_continuous] = 0
-    fixed[second:] = 0x80
-    return ActionLayout(
-        template=np.frombuffer(entry, dtype=np.uint8),
-        fixed=fixed,
-        old=old,
-        continuous=first,
-        discrete=second,
-    )
-
-
 def encode_steps(
     decision: DecisionSteps, terminal: TerminalSteps, spec: BehaviorSpec
 ) -> UnityRLOutputProto.ListAgentInfoProto:
-    """One AgentInfoProto per agent: ended episodes first, as Unity sends them, then decisions."""
+    """Return one AgentInfoProto per agent: ended episodes first, as Unity sends them."""
     return UnityRLOutputProto.ListAgentInfoProto.FromString(steps_bytes(decision, terminal, spec))
 
 
 def steps_bytes(decision: DecisionSteps, terminal: TerminalSteps, spec: BehaviorSpec) -> bytes:
-    """`encode_steps` as wire bytes, to merge into a message in place."""
-    ended = b""
-    if len(terminal):
-        ended = infos_bytes(
-            spec=spec,
-            obs=terminal.obs,
-            reward=terminal.reward,
-            agent_id=terminal.agent_id,
-            group_id=terminal.group_id,
-            group_reward=terminal.group_reward,
-            done=np.True_,
-            interrupted=terminal.interrupted,
-        )
-    if not len(decision):
-        return ended
-    return ended + infos_bytes(
+    """Return what `encode_steps` does as wire bytes."""
+    ended = _infos_of(terminal, spec, done=np.True_, interrupted=terminal.interrupted)
+    return ended + _infos_of(decision, spec, action_mask=decision.action_mask)
+
+
+def _infos_of(steps: DecisionSteps | TerminalSteps, spec: BehaviorSpec, **rest: Any) -> bytes:
+    if not len(steps):
+        return b""
+    return infos_bytes(
         spec=spec,
-        obs=decision.obs,
-        reward=decision.reward,
-        agent_id=decision.agent_id,
-        group_id=decision.group_id,
-        group_reward=decision.group_reward,
-        action_mask=decision.action_mask,
+        obs=steps.obs,
+        reward=steps.reward,
+        agent_id=steps.agent_id,
+        group_id=steps.group_id,
+        group_reward=steps.group_reward,
+        **rest,
     )
 
 
 def compressed_steps_bytes(
     decision: DecisionSteps, terminal: TerminalSteps, spec: BehaviorSpec, max_channels: int
 ) -> bytes:
-    """`steps_bytes` with PNGs in place of images of up to `max_channels` channels."""
+    """Return `steps_bytes` with PNGs in place of images of up to `max_channels` channels."""
     message = encode_steps(decision, terminal, spec)
     for index, obs_spec in enumerate(spec.observation_specs):
         if len(obs_spec.shape) != 3 or obs_spec.shape[0] > max_channels:
@@ -204,22 +126,15 @@ def infos_bytes(
     interrupted: BoolArray | np.bool_ = np.False_,
     action_mask: Sequence[BoolArray] | None = None,
 ) -> bytes:
-    """A ListAgentInfoProto of N agents.
+    """Return a ListAgentInfoProto of N agents.
 
-    Args:
-        spec: of their behavior.
-        obs: per observation [N, *shape].
-        reward: [N].
-        agent_id: int [N].
-        group_id: int [N].
-        group_reward: [N].
-        done: [N], or one for all.
-        interrupted: [N], or one for all.
-        action_mask: per branch [N, size], True = forbidden; None for no mask.
+    Observations are [N, *shape], masks [N, size] per branch with True = forbidden, all others [N];
+    `done` and `interrupted` may also be one value for all.
     """
     n = len(agent_id)
     mask = np.concatenate(action_mask, axis=1, dtype=np.bool_) if action_mask and n else None
     layout = _info_layout(tuple(spec.observation_specs), 0 if mask is None else mask.shape[1])
+    # All agents' entries have the same bytes but for the numbers: a broadcast and a few copies.
     table = np.empty((n, len(layout.template)), dtype=np.uint8)
     table[:] = layout.template
     _put(table, layout.reward, wire.float_bytes(reward))
@@ -242,7 +157,7 @@ def infos_bytes(
 
 @lru_cache(maxsize=256)
 def _ids(data: bytes, dtype: np.dtype[np.int32]) -> AnyArray:
-    """uint8 [N, ID_WIDTH]; remembered, because the same agents are sent again and again."""
+    """Return uint8 [N, ID_WIDTH]; cached, because the same agents are sent in each step."""
     return wire.wide_varints(np.frombuffer(data, dtype), wire.ID_WIDTH)
 
 
@@ -253,7 +168,7 @@ def _put(table: AnyArray, start: int, columns: AnyArray) -> None:
 def brain_parameters(
     name: str, spec: BehaviorSpec, *, old_fields: bool = False
 ) -> BrainParametersProto:
-    """The announcement of a behavior; `old_fields` also fills those of API 1.2 and before."""
+    """Return the announcement of a behavior, with the fields of API 1.2 too if `old_fields`."""
     action = spec.action_spec
     out = BrainParametersProto(brain_name=name, is_training=True)
     out.action_spec.num_continuous_actions = action.continuous_size

@@ -38,12 +38,12 @@ class FrameError(Exception):
 
 
 def name(kind: int) -> str:
-    """What the RFC calls a frame of this kind."""
+    """Return what the RFC calls a frame of this kind."""
     return _NAMES[kind] if kind < len(_NAMES) else f"type-{kind}"
 
 
 def head(kind: int, flags: int, stream: int, length: int) -> bytes:
-    """The nine bytes before a frame's payload of `length` bytes."""
+    """Return the nine bytes before a frame's payload of `length` bytes."""
     return HEAD.pack(length >> 16, length & 0xFFFF, kind, flags, stream)
 
 
@@ -76,7 +76,7 @@ def check(kind: int, flags: int, stream: int, length: int) -> None:
 
 
 def without_padding(kind: int, flags: int, payload: bytes) -> bytes:
-    """The content of a DATA or HEADERS frame, without padding and priority.
+    """Return the content of a DATA or HEADERS frame, without padding and priority.
 
     Raises:
         FrameError: There is more padding than frame, or less frame than priority.
@@ -96,7 +96,7 @@ def without_padding(kind: int, flags: int, payload: bytes) -> bytes:
 
 
 def increment(payload: bytes, window: int) -> int:
-    """How much a WINDOW_UPDATE adds to a window that is `window` now.
+    """Return how much a WINDOW_UPDATE adds to a window that is `window` now.
 
     Raises:
         FrameError: Nothing, or more than a window may hold.
@@ -110,7 +110,7 @@ def increment(payload: bytes, window: int) -> int:
 
 
 def settings(payload: bytes) -> list[tuple[int, int]]:
-    """Names and values of a SETTINGS frame, in order.
+    """Return names and values of a SETTINGS frame, in order.
 
     Raises:
         FrameError: One that concerns us is out of its range.

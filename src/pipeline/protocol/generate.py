@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import logging
 import textwrap
-from importlib.resources import files as package_files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -36,7 +35,7 @@ def main() -> None:
 
 
 def generated_files() -> dict[str, str]:
-    """Content of every generated file, by name."""
+    """Return content of every generated file, by name."""
     with TemporaryDirectory() as folder:
         scratch = Path(folder)
         described = _describe(scratch)
@@ -47,7 +46,7 @@ def generated_files() -> dict[str, str]:
 
 
 def _describe(scratch: Path) -> descriptor_pb2.FileDescriptorSet:
-    """The descriptors of all .proto files, each after those that it imports."""
+    """Return the descriptors of all .proto files, each after those that it imports."""
     sources = sorted(p.relative_to(PROTO_ROOT).as_posix() for p in PROTO_ROOT.rglob("*.proto"))
     target = scratch / "descriptors.bin"
     _protoc(f"--proto_path={PROTO_ROOT}", f"--descriptor_set_out={target}", *sources)
@@ -119,8 +118,7 @@ def _protoc(*arguments: str) -> None:
     # A development tool, not there at run time.
     from grpc_tools import protoc  # type: ignore[import-untyped]  # it has no stubs
 
-    includes = f"--proto_path={package_files('grpc_tools') / '_proto'}"
-    status = protoc.main(["protoc", *([] if "_in=" in arguments[0] else [includes]), *arguments])
+    status = protoc.main(["protoc", *arguments])
     if status:
         raise PipelineError(f"protoc failed with exit code {status}; its output stands above")
 

@@ -32,10 +32,9 @@ from pipeline.protocol.server import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
     from typing import Self
 
-    from pipeline.protocol.generated.messages import UnityMessageProto
+    from pipeline.protocol.generated.messages import ReceivedMessageProto
 
 _N_THREADS = 4
 """One call is answered at a time; the others are those of a client that comes back."""
@@ -63,16 +62,7 @@ class GrpcServer:
     """
 
     def __init__(self, port: int = 0, *, worker_id: int = 0, host: str | None = None) -> None:
-        """Start listening.
-
-        Args:
-            port: TCP port; 0 lets the system choose.
-            worker_id: the worker this is for, for the error.
-            host: address to listen on; None means loopback, 127.0.0.1 and ::1.
-
-        Raises:
-            UnityWorkerInUseException: The port is taken.
-        """
+        """Start listening; arguments and errors as of `Server`."""
         # Its fork handlers break the environments that we launch while it runs; they are only for
         # children that go on to use the runtime themselves.
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -102,8 +92,8 @@ class GrpcServer:
             raise UnityWorkerInUseException(worker_id, port) from error
         self._server.start()
 
-    def receive(self, timeout_s: float, check: Callable[[], None]) -> UnityMessageProto:
-        """The environment's next call; arguments and errors as of `Server.receive`."""
+    def receive(self, timeout_s: float, check: Callable[[], None]) -> ReceivedMessageProto:
+        """Return the environment's next call; arguments and errors as of `Server.receive`."""
         deadline = time.monotonic() + timeout_s
         while True:
             left = deadline - time.monotonic()
@@ -147,12 +137,7 @@ class GrpcServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _bind(self, host: str | None, port: int) -> int:
@@ -166,7 +151,7 @@ class GrpcServer:
         return bound
 
     def _answer(self, request: bytes, context: Any) -> bytes:
-        """Runs in a thread of the runtime: hand the call over, and wait for its answer."""
+        """Hand a call over and wait for its answer, in a thread of the runtime."""
         if self._closed:
             return STOPPED
         if refusal := self._refusal(request, context.peer()):
@@ -183,7 +168,7 @@ class GrpcServer:
             return b""  # no one reads it
 
     def _refusal(self, request: bytes, peer: str) -> str | None:
-        """Why a call is not the environment's; the first connection that greets is."""
+        """Return why a call is not the environment's; the first connection that greets is."""
         with self._lock:
             if peer == self._owner:
                 return None
@@ -195,7 +180,7 @@ class GrpcServer:
             return None
 
     def _owner_lives(self) -> bool:
-        """Whether the owner's connection is there; looked up twice a second at most."""
+        """Return whether the owner's connection is there; looked up twice a second at most."""
         now = time.monotonic()
         if now < self._next_look:
             return True
@@ -212,7 +197,7 @@ class GrpcServer:
         return there
 
     def _ended(self, reply: Future[bytes]) -> None:
-        """A call is over; if it has no answer then the environment gave it up."""
+        """Note the end of a call; one without an answer was given up by the environment."""
         if reply.cancel() and reply is self._latest:
             self._lost_at = time.monotonic()
 
@@ -233,7 +218,7 @@ def _address(host: str, port: int) -> str:
 
 
 def _is_free(host: str, port: int) -> bool:
-    """Whether the address exists and can be bound; the runtime would log a failure."""
+    """Return whether the address exists and can be bound; the runtime would log a failure."""
     try:
         with socket.create_server((host, port), family=socket.AF_INET6):
             return True

@@ -17,7 +17,7 @@ from pipeline.protocol.frames import COMPRESSION_ERROR, PROTOCOL_ERROR, FrameErr
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-LARGEST_BLOCK = 16384
+MAX_BLOCK_BYTES = 16384
 """Bytes of a header block, compressed or not: what gRPC's runtime takes at most, too."""
 FAILED_PRECONDITION, UNIMPLEMENTED = 9, 12
 """Statuses of gRPC."""
@@ -31,7 +31,7 @@ _OF_CONNECTIONS = frozenset(
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A header field without indexing; `name` is an index below 127 (one byte) or a text."""
+    """Return a header field without indexing; `name` is an index below 127 (one byte) or a text."""
     return name + bytes([len(value)]) + value
 
 
@@ -42,7 +42,7 @@ SUCCESS = literal(_STATUS, b"0")
 
 
 def request(method: str, authority: str) -> bytes:
-    """The header block of a call of `method`."""
+    """Return the header block of a call of `method`."""
     return (
         b"\x83\x86"
         + literal(b"\x04", method.encode())
@@ -53,7 +53,7 @@ def request(method: str, authority: str) -> bytes:
 
 
 def refusal(status: int, why: str) -> bytes:
-    """The header block of an answer that is a failure; `why` has at most 126 characters."""
+    """Return the header block of an answer that is a failure; `why` has at most 126 characters."""
     reason = literal(b"\x00\x0cgrpc-message", why.encode())
     return RESPONSE + literal(_STATUS, str(status).encode()) + reason
 
@@ -66,12 +66,12 @@ class HeaderReader:
         from hpack import Decoder
         from hpack.exceptions import HPACKError
 
-        self._decoder = Decoder(max_header_list_size=LARGEST_BLOCK)
+        self._decoder = Decoder(max_header_list_size=MAX_BLOCK_BYTES)
         self._errors = (HPACKError, IndexError, TypeError)
         self._repeats: bytes | None = None
 
     def is_call(self, block: bytes, path: bytes) -> bool:
-        """Whether these are the headers of a call of the method at `path`.
+        """Return whether these are the headers of a call of the method at `path`.
 
         Raises:
             FrameError: They are no headers of a request.
@@ -114,7 +114,7 @@ class HeaderReader:
 
 
 def _check(fields: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """The pseudo-headers of a request.
+    """Return the pseudo-headers of a request.
 
     Raises:
         FrameError: The headers are malformed.

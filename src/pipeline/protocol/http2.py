@@ -15,6 +15,7 @@ import contextlib
 import socket
 import struct
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 
 from pipeline.errors import UnityCommunicationException
@@ -22,9 +23,9 @@ from pipeline.protocol import frames, headers
 from pipeline.protocol.frames import ACK, DATA, END_HEADERS, END_STREAM, HEADERS, FrameError, frame
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-LARGEST_CALL = frames.LARGEST_WINDOW
+MAX_CALL_BYTES = frames.LARGEST_WINDOW
 """Bytes: more is no message of protobuf, and more than one stream's window."""
-LARGEST_READ = 1 << 18
+MAX_READ_BYTES = 1 << 18
 _RENEW_BYTES = 1 << 24
 _WINDOW_UPDATE = frame(
     frames.WINDOW_UPDATE, 0, 0, struct.pack(">I", frames.LARGEST_WINDOW - frames.DEFAULT_WINDOW)
@@ -32,19 +33,19 @@ _WINDOW_UPDATE = frame(
 
 
 def hello(setting: int, value: int) -> bytes:
-    """The frames that each end begins with: one setting of its own, and the largest windows."""
+    """Return the first frames of an end: one setting of its own, and the largest windows."""
     pairs = {
         setting: value,
         frames.INITIAL_WINDOW: frames.LARGEST_WINDOW,
         frames.MAX_FRAME: frames.LARGEST_FRAME,
-        frames.MAX_HEADERS: headers.LARGEST_BLOCK,
+        frames.MAX_HEADERS: headers.MAX_BLOCK_BYTES,
     }
     payload = b"".join(struct.pack(">HI", *pair) for pair in pairs.items())
     return frame(frames.SETTINGS, 0, 0, payload) + _WINDOW_UPDATE
 
 
 def goaway(last_stream: int, code: int, why: str = "") -> bytes:
-    """The frame that announces the end of a connection."""
+    """Return the frame that announces the end of a connection."""
     return frame(frames.GOAWAY, 0, 0, struct.pack(">II", last_stream, code) + why.encode())
 
 
@@ -69,14 +70,14 @@ class Stream:
         self.parts: list[bytes] = []
 
     def message(self) -> bytes | None:
-        """The message in the body; None if it is not one uncompressed message."""
+        """Return the message in the body; None if it is not one uncompressed message."""
         body = b"".join(self.parts)
         if len(body) < 5 or body[0] != 0 or len(body) - 5 != int.from_bytes(body[1:5], "big"):
             return None
         return body[5:]
 
 
-class Connection:
+class Connection(ABC):
     """One HTTP/2 connection, driven by the thread that calls its methods.
 
     Attributes:
@@ -87,8 +88,8 @@ class Connection:
         failure: what the peer did against the rules; empty if nothing.
     """
 
-    _call_limit = LARGEST_CALL
-    _read_bytes = LARGEST_READ
+    _call_limit = MAX_CALL_BYTES
+    _read_bytes = MAX_READ_BYTES
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -131,6 +132,7 @@ class Connection:
             self._take_frames()
         except FrameError as error:
             self.failure = str(error)
+            # Also where the RFC would only end a stream: a peer that errs is not waited for.
             self._send(goaway(self._last_stream, error.code, self.failure))
             self.is_open = False
         return self.is_open
@@ -212,7 +214,7 @@ class Connection:
             raise FrameError(frames.PROTOCOL_ERROR, "a CONTINUATION frame without HEADERS")
         block = self._block[2]
         block += payload
-        if len(block) > headers.LARGEST_BLOCK:
+        if len(block) > headers.MAX_BLOCK_BYTES:
             raise FrameError(frames.ENHANCE_YOUR_CALM, f"more than {len(block)} bytes of headers")
         if flags & END_HEADERS:
             self._expected = None
@@ -288,36 +290,36 @@ class Connection:
         what = f"a {frames.name(kind)} frame after the end of stream {stream}"
         raise FrameError(frames.STREAM_CLOSED, what)
 
+    @abstractmethod
     def _begin(self, flags: int, stream: int, block: bytes) -> Stream | None:
         """Open a stream that the peer begins; None if it is refused."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _follow(self, flags: int, call: Stream, block: bytes) -> None:
         """Take headers on an open stream."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _complete(self, stream: int, call: Stream) -> None:
         """Take what the peer has said on a stream, now that it has ended it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _cancelled(self, stream: int) -> None:
         """Forget a stream that the peer gave up."""
-        raise NotImplementedError
 
-    def _leaving(self) -> None:
+    def _leaving(self) -> None:  # noqa: B027  # the end that takes calls has nothing to do
         """Hear that the peer will make, or take, no more calls."""
 
+    @abstractmethod
     def _send(self, data: bytes | bytearray) -> None:
         """Send; a connection that fails is not open any more."""
-        raise NotImplementedError
 
     def _notify(self, data: bytes) -> None:
         """Send what the peer's frames caused."""
         self._send(data)
 
+    @abstractmethod
     def _make_way(self, deadline: float) -> bool:
         """Wait until the peer reads or sends more; False when it does not, or is gone."""
-        raise NotImplementedError
 
     def _transmit(
         self, stream: int, head: bytes, message: bytes, last: int, tail: bytes, deadline: float
@@ -332,6 +334,7 @@ class Connection:
         position = 0
         while (call := self._streams.get(stream)) is not None:
             credit = min(self._window, self._stream_window + call.credit, self._frame_limit)
+            # A window can be negative, after a SETTINGS frame that made it smaller.
             size = min(len(body) - position, credit)
             if size > 0:
                 ends = position + size == len(body)
@@ -362,6 +365,6 @@ class Connection:
                 deadline = time.monotonic() + wait_s
                 while (left := deadline - time.monotonic()) > 0:
                     self.socket.settimeout(left)
-                    if not self.socket.recv(LARGEST_READ):
+                    if not self.socket.recv(MAX_READ_BYTES):
                         break
         self.socket.close()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pipeline.errors import UnityCommunicationException
 from pipeline.protocol import frames, headers
 from pipeline.protocol.frames import END_HEADERS, END_STREAM, HEADERS, FrameError, frame
-from pipeline.protocol.http2 import LARGEST_CALL, LARGEST_READ, Connection, Stream, hello
+from pipeline.protocol.http2 import MAX_CALL_BYTES, MAX_READ_BYTES, Connection, Stream, hello
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BACKLOG = 16
 MAX_CALLS = 4
 """Open calls of one connection; an environment makes one at a time."""
-UNTRUSTED_CALL, _UNTRUSTED_READ = 1 << 22, 1 << 14
+UNTRUSTED_CALL_BYTES, _UNTRUSTED_READ_BYTES = 1 << 22, 1 << 14
 """Bytes of a call, and of one look, of a peer that need not be the environment; the first is what
 the general gRPC runtime takes by default."""
 _MAX_UNREAD = 1 << 16
@@ -48,8 +48,8 @@ class IncomingConnection(Connection):
         since: when it was accepted, of the monotonic clock.
     """
 
-    _call_limit = UNTRUSTED_CALL
-    _read_bytes = _UNTRUSTED_READ
+    _call_limit = UNTRUSTED_CALL_BYTES
+    _read_bytes = _UNTRUSTED_READ_BYTES
 
     def __init__(self, sock: socket.socket, path: str) -> None:
         super().__init__(sock)
@@ -65,7 +65,7 @@ class IncomingConnection(Connection):
 
     def trust(self) -> None:
         """Take calls of any size: the peer is the environment."""
-        self._call_limit, self._read_bytes = LARGEST_CALL, LARGEST_READ
+        self._call_limit, self._read_bytes = MAX_CALL_BYTES, MAX_READ_BYTES
 
     def respond(self, stream: int, message: bytes, limit_s: float) -> None:
         """Answer the call that came on `stream`; one that was cancelled takes no answer.

@@ -46,7 +46,7 @@ class Sampler:
             raise ValueError(f"sampler values must come in pairs, got {self.values}")
 
     def draw(self, rng: np.random.Generator) -> float:
-        """One value of the distribution."""
+        """Return one value of the distribution."""
         if self.kind == UNIFORM:
             return float(rng.uniform(self.values[0], self.values[1]))
         if self.kind == GAUSSIAN:
@@ -67,7 +67,7 @@ class Source:
         self.rng = np.random.default_rng(sampler.seed & 0xFFFFFFFF)
 
     def __call__(self) -> float:
-        """The next draw."""
+        """Return the next draw."""
         return self.sampler.draw(self.rng)
 
 
@@ -89,7 +89,7 @@ class Parameters:
         self._sources[name] = Source(sampler)
 
     def read(self, name: str, default: float) -> float:
-        """The parameter's value, a fresh draw if it has a sampler; `default` if it is not set."""
+        """Return the value, a fresh draw where there is a sampler; `default` if it is not set."""
         source = self._sources.get(name)
         if source is None:
             return default
@@ -98,11 +98,11 @@ class Parameters:
         return value
 
     def values(self) -> dict[str, float]:
-        """All parameters that are set, by name, each read now."""
+        """Return all parameters that are set, by name, each read now."""
         return {name: self.read(name, 0.0) for name in list(self._sources)}
 
     def take_readings(self) -> list[tuple[str, float]]:
-        """Name and value of what was read of set parameters since the last call, in order."""
+        """Return name and value of each reading of a set parameter since the last call."""
         readings = list(self._readings)
         self._readings.clear()
         return readings
@@ -151,6 +151,7 @@ class Controls:
 
     def __init__(self, simulator: Simulator) -> None:
         self._simulator = simulator
+        # Such a simulator reads its parameters itself, so each of its areas can draw anew.
         own = getattr(simulator, "parameters", None)
         self._parameters = own if isinstance(own, Parameters) else Parameters()
         self._stats = simulator.stats if isinstance(simulator, HasStats) else None
@@ -174,7 +175,7 @@ class Controls:
                 self._simulator.set_parameter(name, self._parameters.read(name, 0.0))
 
     def take_stats(self) -> list[Stat]:
-        """The simulator's own statistics, and every reading of a parameter that was set."""
+        """Return the simulator's own statistics, and every reading of a parameter that was set."""
         stats = [] if self._stats is None else list(self._stats())
         readings = self._parameters.take_readings()
         stats += [(READING + name, value, _HISTOGRAM) for name, value in readings]

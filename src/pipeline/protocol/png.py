@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.errors import UnityObservationException
-from pipeline.protocol.specs import ROOM, brief, refuse_excess
+from pipeline.protocol.specs import FREE_BYTES, brief, refuse_excess
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ _LEVEL = 1
 
 
 def decode_png(data: bytes, shape: tuple[int, int, int], mapping: Sequence[int] = ()) -> FloatArray:
-    """The observation that `data` holds, in 0..1.
+    """Return the observation that `data` holds, in 0..1.
 
     Args:
         data: one PNG or several one after the other, three channels each once decoded.
@@ -49,7 +49,7 @@ def decode_png(data: bytes, shape: tuple[int, int, int], mapping: Sequence[int] 
             f"but its channel mapping {brief(mapping)} is for {len(mapping)}"
         )
     n_bytes = 3 * len(parts) * height * width
-    if n_bytes > ROOM:
+    if n_bytes > FREE_BYTES:
         refuse_excess(n_bytes, len(data), f"a compressed observation of shape {shape}")
     images = [_image(part, height, width) for part in parts]
     if not mapping and count == 1:
@@ -70,7 +70,7 @@ def decode_png(data: bytes, shape: tuple[int, int, int], mapping: Sequence[int] 
 
 
 def png_size(data: bytes) -> tuple[int, int] | None:
-    """Height and width that the header of the first image in `data` declares; None without one."""
+    """Return the height and width that the first image's header declares; None without one."""
     start = data.find(SIGNATURE) + len(SIGNATURE)
     head = data[start : start + 16]
     if start < len(SIGNATURE) or len(head) < 16 or head[4:8] != b"IHDR":
@@ -80,7 +80,7 @@ def png_size(data: bytes) -> tuple[int, int] | None:
 
 
 def encode_png(values: FloatArray) -> bytes:
-    """An observation as PNGs, one after the other, as Unity's sensors write it.
+    """Return an observation as PNGs, one after the other, as Unity's sensors write it.
 
     Args:
         values: [C, H, W] in 0..1; what is no multiple of 1/255 is rounded to one.
@@ -100,7 +100,7 @@ def encode_png(values: FloatArray) -> bytes:
 
 
 def _written(image: AnyArray) -> bytes:
-    """A PNG of uint8 [H, W, 1 or 3], after the PNG specification (third edition), section 5."""
+    """Return a PNG of uint8 [H, W, 1 or 3] (PNG specification, third edition, section 5)."""
     height, width, channels = image.shape
     head = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
     lines = np.zeros((height, 1 + width * channels), dtype=np.uint8)  # each begins with filter 0
@@ -115,7 +115,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def _parts(data: bytes) -> list[bytes]:
-    """Each image's own bytes; what stands between them is skipped."""
+    """Return each image's own bytes; what stands between them is skipped."""
     parts = []
     start = data.find(SIGNATURE)
     while start >= 0:
@@ -126,7 +126,7 @@ def _parts(data: bytes) -> list[bytes]:
 
 
 def _end(data: bytes, start: int) -> int:
-    """Where the image that starts at `start` ends, found by walking its chunks."""
+    """Return where the image that starts at `start` ends, found by walking its chunks."""
     position = start + len(SIGNATURE)
     while position + 12 <= len(data):
         kind = data[position + 4 : position + 8]
@@ -137,7 +137,7 @@ def _end(data: bytes, start: int) -> int:
 
 
 def _image(data: bytes, height: int, width: int) -> AnyArray:
-    """uint8 [height, width, 3]."""
+    """Return uint8 [height, width, 3]."""
     from PIL import Image  # only runs with compressed cameras need it
 
     try:
@@ -156,7 +156,7 @@ def _image(data: bytes, height: int, width: int) -> AnyArray:
 
 
 def _mapped(channels: AnyArray, mapping: Sequence[int]) -> FloatArray:
-    """Mean of the decoded channels of each target, float32 [targets, H, W] in 0..255."""
+    """Return the mean of each target's channels, float32 [targets, H, W] in 0..255."""
     target = np.asarray(mapping)
     kept = target[target >= 0]
     if not len(kept) or len(np.unique(kept)) != int(kept.max()) + 1:

@@ -14,23 +14,21 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from google.protobuf.message import DecodeError
-
 from pipeline.errors import (
     UnityCommunicationException,
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
     UnityWorkerInUseException,
 )
-from pipeline.protocol.generated.messages import UnityMessageProto
+from pipeline.protocol import wire
+from pipeline.protocol.generated.messages import ReceivedMessageProto, UnityMessageProto
 from pipeline.protocol.headers import FAILED_PRECONDITION
 from pipeline.protocol.incoming import BACKLOG, IncomingConnection, accepted_from, listen
-from pipeline.protocol.patience import Patience
+from pipeline.protocol.spin_wait import SpinWait
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
-    from types import TracebackType
     from typing import Self
 
 _log = logging.getLogger(__name__)
@@ -58,26 +56,21 @@ The Unity environment took too long to respond ({seconds:g} s). Make sure that:
 \t on a machine without a display, the environment is a server build or runs with --no-graphics"""
 
 
-def parse_call(request: bytes) -> UnityMessageProto:
-    """The message in an environment's call.
+def parse_call(request: bytes) -> ReceivedMessageProto:
+    """Return the message in an environment's call.
 
     Raises:
         UnityCommunicatorStoppedException: It says that the environment stops.
         UnityCommunicationException: It is not a message of the protocol.
     """
-    try:
-        message = UnityMessageProto.FromString(request)
-    except DecodeError as error:
-        raise UnityCommunicationException(
-            f"the environment sent {len(request)} bytes that are not a message of the protocol"
-        ) from error
+    message = wire.parse(ReceivedMessageProto, request)
     if message.header.status != OK:
         raise UnityCommunicatorStoppedException("Communicator has exited.")
     return message
 
 
 def may_own(request: bytes, *, has_begun: bool) -> bool:
-    """Whether a call may begin the conversation, or go on with it over a new connection."""
+    """Return whether a call may begin the conversation, or go on with it over a new connection."""
     try:
         message = parse_call(request)
     except (UnityCommunicationException, UnityCommunicatorStoppedException):
@@ -86,19 +79,19 @@ def may_own(request: bytes, *, has_begun: bool) -> bool:
 
 
 def time_out(seconds: float) -> UnityTimeOutException:
-    """What to raise when no call came for `seconds`."""
+    """Return what to raise when no call came for `seconds`."""
     return UnityTimeOutException(_TIME_OUT.format(seconds=seconds))
 
 
 def nothing_to_answer() -> UnityCommunicationException:
-    """What to raise when a reply has no call."""
+    """Return what to raise when a reply has no call."""
     return UnityCommunicationException(
         "the environment is still at work: wait for its message before sending another"
     )
 
 
 def lost() -> UnityCommunicatorStoppedException:
-    """What to raise when an environment broke its connection and did not come back."""
+    """Return what to raise when an environment broke its connection and did not come back."""
     return UnityCommunicatorStoppedException(
         "Communicator has exited: the environment closed its connection without a message."
     )
@@ -142,7 +135,7 @@ class Server:
         self._n_warnings = 0
         self._closed = threading.Event()
         self._lock = threading.RLock()
-        self._patience = Patience()
+        self._spin_wait = SpinWait()
         try:
             self._listeners = listen(port, host)
         except (OSError, OverflowError) as error:  # overflow: beyond port 65535
@@ -155,8 +148,8 @@ class Server:
         self._keeper = threading.Thread(target=self._keep, name="protocol-keeper", daemon=True)
         self._keeper.start()
 
-    def receive(self, timeout_s: float, check: Callable[[], None]) -> UnityMessageProto:
-        """The environment's next call.
+    def receive(self, timeout_s: float, check: Callable[[], None]) -> ReceivedMessageProto:
+        """Return the environment's next call.
 
         Args:
             timeout_s: longest wait.
@@ -208,7 +201,7 @@ class Server:
         if self._closed.is_set():
             return
         self._closed.set()
-        self._keeper.join()
+        self._keeper.join()  # before the lock is taken, which it may want
         with self._lock:
             self._say_goodbye(wait_s)
 
@@ -234,12 +227,7 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _next_call(self) -> bytes | None:
@@ -258,7 +246,7 @@ class Server:
         return None
 
     def _find_owner(self) -> IncomingConnection | None:
-        """The connection whose call begins, or continues, the conversation; others are refused."""
+        """Return the connection whose call begins or continues the conversation; refuse others."""
         for connection in self._others:
             while connection.messages:
                 stream, request = connection.messages[0]
@@ -283,6 +271,7 @@ class Server:
     def _keep(self) -> None:
         """Handle what arrives while no one waits for it."""
         while not self._closed.wait(_KEEP_S):
+            # Whoever has the lock handles what arrives, so there is nothing to wait for.
             if self._lock.acquire(blocking=False):
                 try:
                     self._wait(0.0)
@@ -291,9 +280,9 @@ class Server:
                     self._lock.release()
 
     def _wait(self, seconds: float) -> bool:
-        """Handle what arrives within `seconds`; whether anything did."""
+        """Handle what arrives within `seconds`, and return whether anything did."""
         if seconds > 0:
-            self._patience.look(self._something_there)
+            self._spin_wait.poll(self._something_there)
         events = self._selector.select(seconds)
         for key, _ in events:
             connection: IncomingConnection | None = key.data
@@ -310,7 +299,7 @@ class Server:
         return bool(self._selector.select(0))
 
     def _accept(self, listener: socket.socket) -> None:
-        """Take who waits, and let the others wait when all places are taken."""
+        """Accept waiting connections; the system queues the others while all places are taken."""
         free = _MAX_OTHERS - len(self._others)
         for accepted in accepted_from(listener, free):
             try:
@@ -353,7 +342,7 @@ class Server:
                     self._warn("A connection is refused: the environment has another one.")
 
     def _warn(self, message: str, *values: str) -> None:
-        """Log what strangers do, but not for as long as they do it."""
+        """Log what a stranger does, as a warning only the first few times."""
         self._n_warnings += 1
         level = logging.WARNING if self._n_warnings <= _MAX_WARNINGS else logging.DEBUG
         _log.log(level, message, *values)

@@ -23,7 +23,7 @@ TRAINING_ANALYTICS = uuid.UUID("b664a4a9-d86f-5a5f-95cb-e8353a7e8356")
 
 
 def pack(frames: Iterable[tuple[uuid.UUID, bytes]]) -> bytes:
-    """The bytes of `side_channel` for these (channel id, payload) pairs, in order."""
+    """Return the bytes of `side_channel` for these (channel id, payload) pairs, in order."""
     out = bytearray()
     for channel_id, payload in frames:
         out += channel_id.bytes_le + struct.pack("<i", len(payload)) + payload
@@ -31,7 +31,7 @@ def pack(frames: Iterable[tuple[uuid.UUID, bytes]]) -> bytes:
 
 
 def unpack(data: bytes) -> list[tuple[uuid.UUID, bytes]]:
-    """The (channel id, payload) pairs that `side_channel` bytes hold, in order.
+    """Return the (channel id, payload) pairs that `side_channel` bytes hold, in order.
 
     Raises:
         UnityEnvironmentException: The bytes end within a frame.
@@ -128,7 +128,7 @@ class IncomingMessage:
         return default_value if data is None else data.decode("utf-8", errors="replace")
 
     def get_raw_bytes(self) -> bytes:
-        """The whole payload, read or not."""
+        """Return the whole payload, read or not."""
         return self.buffer
 
     def _take(self, count: int) -> bytes | None:
@@ -138,7 +138,7 @@ class IncomingMessage:
         return bytes(self.buffer[self.offset - count : self.offset])
 
     def _counted(self, size: int) -> bytes | None:
-        """The bytes of a counted list; None, without moving, if it is not all there."""
+        """Return the bytes of a counted list; None, without moving, if it is not all there."""
         start = self.offset
         head = self._take(4)
         data = None if head is None else self._take(size * int(struct.unpack("<i", head)[0]))

@@ -57,7 +57,7 @@ class Restorable(Protocol):
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that later steps depend on, as arrays and plain values."""
+        """Return everything that later steps depend on, as arrays and plain values."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-MOST_NUMBERS = 1 << 24
+MAX_NUMBERS = 1 << 24
 """Numbers that an agent may observe at once: two color cameras of 1080 x 1920 pixels fit."""
-MOST_PARTS = 1024
+MAX_PARTS = 1024
 """Observations of an agent, or branches of its actions."""
-MOST_DIMENSIONS = 8
-MOST_ENTITIES = 4096
+MAX_DIMENSIONS = 8
+MAX_ENTITIES = 4096
 """In a list of variable length: attention compares each with each."""
-MOST_ACTIONS = 1 << 16
+MAX_ACTIONS = 1 << 16
 """Continuous actions, and choices of all branches together: networks have rows for each."""
-ROOM = 1 << 27
+FREE_BYTES = 1 << 27
 """Bytes of memory that a message or a file may take in any case."""
-_GAIN = 256
+_BYTES_PER_SENT_BYTE = 256
 """Bytes of memory that each of its bytes may take beyond that; PNGs of simple images take 100."""
-_BRIEF = 200
+_MAX_SHOWN = 200
 """Characters of a name or a shape that an error shows."""
 AGENT_BYTES = 4096
 """Bytes of memory that an agent or a recorded step takes at most, beside its numbers."""
@@ -67,12 +67,12 @@ class ObservationSpec(NamedTuple):
     def vector(
         size: int, name: str = "", observation_type: ObservationType = ObservationType.DEFAULT
     ) -> ObservationSpec:
-        """An observation of `size` numbers without spatial meaning."""
+        """Return an observation of `size` numbers without spatial meaning."""
         return ObservationSpec((size,), (DimensionProperty.NONE,), observation_type, name)
 
     @staticmethod
     def visual(channels: int, height: int, width: int, name: str = "") -> ObservationSpec:
-        """An image, channels first, with values in 0..1."""
+        """Return an image, channels first, with values in 0..1."""
         spatial = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
         return ObservationSpec(
             (channels, height, width),
@@ -145,11 +145,11 @@ class ActionSpec(NamedTuple):
         return len(self.discrete_branches)
 
     def is_discrete(self) -> bool:
-        """Whether there are discrete actions only."""
+        """Return whether there are discrete actions only."""
         return self.discrete_size > 0 and self.continuous_size == 0
 
     def is_continuous(self) -> bool:
-        """Whether there are continuous actions only."""
+        """Return whether there are continuous actions only."""
         return self.discrete_size == 0 and self.continuous_size > 0
 
     def empty_action(self, n_agents: int) -> ActionTuple:
@@ -168,17 +168,17 @@ class ActionSpec(NamedTuple):
 
     @staticmethod
     def create_continuous(continuous_size: int) -> ActionSpec:
-        """A specification of continuous actions only."""
+        """Return a specification of continuous actions only."""
         return ActionSpec(continuous_size, ())
 
     @staticmethod
     def create_discrete(discrete_branches: Sequence[int]) -> ActionSpec:
-        """A specification of discrete branches only."""
+        """Return a specification of discrete branches only."""
         return ActionSpec(0, tuple(discrete_branches))
 
     @staticmethod
     def create_hybrid(continuous_size: int, discrete_branches: Sequence[int]) -> ActionSpec:
-        """A specification of both kinds."""
+        """Return a specification of both kinds."""
         return ActionSpec(continuous_size, tuple(discrete_branches))
 
     def __str__(self) -> str:
@@ -217,38 +217,38 @@ def _fault_of_actions(actions: ActionSpec) -> str | None:
         )
     if not n and not branches:
         return "it announces no actions; give its agents a continuous or a discrete action"
-    if len(branches) > MOST_PARTS or n + sum(branches) > MOST_ACTIONS:
+    if len(branches) > MAX_PARTS or n + sum(branches) > MAX_ACTIONS:
         return (
             f"it announces {n} continuous actions and {len(branches)} discrete branches with "
-            f"{sum(branches)} choices in all; at most {MOST_ACTIONS} actions and choices, in "
-            f"{MOST_PARTS} branches, can be learned: divide large branches into several"
+            f"{sum(branches)} choices in all; at most {MAX_ACTIONS} actions and choices, in "
+            f"{MAX_PARTS} branches, can be learned: divide large branches into several"
         )
     return None
 
 
 def _fault_of_observations(specs: Sequence[ObservationSpec]) -> str | None:
-    if len(specs) > MOST_PARTS:
-        return f"it has more than {MOST_PARTS} observations: join some of them"
+    if len(specs) > MAX_PARTS:
+        return f"it has more than {MAX_PARTS} observations: join some of them"
     for index, obs in enumerate(specs):
         shape = brief(obs.shape)
         where = f"observation {index} ({brief(obs.name) or 'no name'}) has the shape {shape}"
         smallest = 0 if len(obs.shape) == 1 else 1  # a vector may be empty
-        if len(obs.shape) > MOST_DIMENSIONS or min(obs.shape, default=1) < smallest:
+        if len(obs.shape) > MAX_DIMENSIONS or min(obs.shape, default=1) < smallest:
             return (
-                f"{where}; it must have at most {MOST_DIMENSIONS} dimensions, each of at least 1: "
+                f"{where}; it must have at most {MAX_DIMENSIONS} dimensions, each of at least 1: "
                 "correct the sensor"
             )
         is_list = DimensionProperty.VARIABLE_SIZE in obs.dimension_property
-        if is_list and max(obs.shape[:1], default=0) > MOST_ENTITIES:
+        if is_list and max(obs.shape[:1], default=0) > MAX_ENTITIES:
             return (
                 f"{where}, a list of variable length, in which each entry is compared with each; "
-                f"at most {MOST_ENTITIES} entries are possible: send fewer"
+                f"at most {MAX_ENTITIES} entries are possible: send fewer"
             )
     total = sum(math.prod(obs.shape) for obs in specs)
-    if total > MOST_NUMBERS:
+    if total > MAX_NUMBERS:
         return (
             f"an agent observes {total} numbers, in the shapes "
-            f"{brief([obs.shape for obs in specs])}; at most {MOST_NUMBERS} are possible: send "
+            f"{brief([obs.shape for obs in specs])}; at most {MAX_NUMBERS} are possible: send "
             "smaller images"
         )
     return None
@@ -273,7 +273,7 @@ def refuse_excess(n_bytes: int, sent: int, what: str) -> None:
     Raises:
         UnitySpecificationException: It would.
     """
-    if n_bytes > ROOM + _GAIN * sent:
+    if n_bytes > FREE_BYTES + _BYTES_PER_SENT_BYTE * sent:
         raise UnitySpecificationException(
             f"{what} would take {n_bytes / 1e6:,.0f} MB of memory, although only "
             f"{sent:,} bytes were sent; divide it, or make its images, masks and actions smaller"
@@ -281,9 +281,9 @@ def refuse_excess(n_bytes: int, sent: int, what: str) -> None:
 
 
 def brief(value: object) -> str:
-    """A name or a shape as text, cut where it is long."""
+    """Return a name or a shape as text, cut where it is long."""
     text = str(value)
-    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def refuse_other_spec(name: str, ours: BehaviorSpec, theirs: BehaviorSpec, where: str) -> None:
@@ -334,7 +334,7 @@ def _described(obs: ObservationSpec) -> str:
 
 
 def other_order(names: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether these are the same names, but not at the same places."""
+    """Return whether these are the same names, but not at the same places."""
     return list(names) != list(other) and sorted(names) == sorted(other)
 
 

@@ -7,7 +7,7 @@ ML-Agents') and the only form in which steps travel inside this project.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -38,7 +38,48 @@ class TerminalStep(NamedTuple):
     group_reward: float
 
 
-class DecisionSteps(Mapping[int, DecisionStep]):
+Step = TypeVar("Step", covariant=True)
+
+
+class _AgentSteps(Mapping[int, Step]):
+    """What both kinds of steps have: a mapping from agent ids to rows of arrays."""
+
+    __slots__ = ("_index", "agent_id", "group_id", "group_reward", "obs", "reward")
+    obs: list[FloatArray]
+    reward: FloatArray
+    agent_id: IntArray
+    group_id: IntArray
+    group_reward: FloatArray
+    _index: dict[int, int] | None
+
+    @property
+    def agent_id_to_index(self) -> dict[int, int]:
+        """Row of each agent id."""
+        if self._index is None:
+            self._index = {int(agent): row for row, agent in enumerate(self.agent_id)}
+        return self._index
+
+    def __len__(self) -> int:
+        return len(self.agent_id)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.agent_id_to_index)
+
+    def _row(self, agent_id: int) -> tuple[int, dict[str, Any]]:
+        """Return an agent's row, and the fields of its step that both kinds have."""
+        row = self.agent_id_to_index.get(agent_id)
+        if row is None:
+            raise KeyError(f"agent_id {agent_id} is not present in the {type(self).__name__}")
+        return row, {
+            "obs": [values[row] for values in self.obs],
+            "reward": float(self.reward[row]),
+            "agent_id": agent_id,
+            "group_id": int(self.group_id[row]),
+            "group_reward": float(self.group_reward[row]),
+        }
+
+
+class DecisionSteps(_AgentSteps[DecisionStep]):
     """The agents that ask for a decision.
 
     Attributes:
@@ -51,7 +92,7 @@ class DecisionSteps(Mapping[int, DecisionStep]):
         group_reward: float32 [N].
     """
 
-    __slots__ = ("_index", "action_mask", "agent_id", "group_id", "group_reward", "obs", "reward")
+    __slots__ = ("action_mask",)
 
     def __init__(
         self,
@@ -68,49 +109,21 @@ class DecisionSteps(Mapping[int, DecisionStep]):
         self.action_mask = action_mask
         self.group_id = group_id
         self.group_reward = group_reward
-        self._index: dict[int, int] | None = None
-
-    @property
-    def agent_id_to_index(self) -> dict[int, int]:
-        """Row of each agent id."""
-        if self._index is None:
-            self._index = {int(agent): row for row, agent in enumerate(self.agent_id)}
-        return self._index
-
-    def __len__(self) -> int:
-        return len(self.agent_id)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.agent_id_to_index)
+        self._index = None
 
     def __getitem__(self, agent_id: int) -> DecisionStep:
-        row = self.agent_id_to_index.get(agent_id)
-        if row is None:
-            raise KeyError(f"agent_id {agent_id} is not present in the DecisionSteps")
+        row, fields = self._row(agent_id)
         mask = self.action_mask
-        return DecisionStep(
-            obs=[values[row] for values in self.obs],
-            reward=float(self.reward[row]),
-            agent_id=agent_id,
-            action_mask=None if mask is None else [branch[row] for branch in mask],
-            group_id=int(self.group_id[row]),
-            group_reward=float(self.group_reward[row]),
-        )
+        row_mask = None if mask is None else [branch[row] for branch in mask]
+        return DecisionStep(**fields, action_mask=row_mask)
 
     @staticmethod
     def empty(spec: BehaviorSpec) -> DecisionSteps:
-        """No agents, with arrays shaped for `spec`."""
-        return DecisionSteps(
-            obs=_empty_obs(spec),
-            reward=np.zeros(0, dtype=np.float32),
-            agent_id=np.zeros(0, dtype=np.int32),
-            action_mask=None,
-            group_id=np.zeros(0, dtype=np.int32),
-            group_reward=np.zeros(0, dtype=np.float32),
-        )
+        """Return the steps of no agents, with arrays shaped for `spec`."""
+        return DecisionSteps(**_no_rows(spec), action_mask=None)
 
 
-class TerminalSteps(Mapping[int, TerminalStep]):
+class TerminalSteps(_AgentSteps[TerminalStep]):
     """The agents whose episode has ended since the last exchange.
 
     Attributes:
@@ -122,7 +135,7 @@ class TerminalSteps(Mapping[int, TerminalStep]):
         group_reward: float32 [N].
     """
 
-    __slots__ = ("_index", "agent_id", "group_id", "group_reward", "interrupted", "obs", "reward")
+    __slots__ = ("interrupted",)
 
     def __init__(
         self,
@@ -139,49 +152,26 @@ class TerminalSteps(Mapping[int, TerminalStep]):
         self.agent_id = agent_id
         self.group_id = group_id
         self.group_reward = group_reward
-        self._index: dict[int, int] | None = None
-
-    @property
-    def agent_id_to_index(self) -> dict[int, int]:
-        """Row of each agent id."""
-        if self._index is None:
-            self._index = {int(agent): row for row, agent in enumerate(self.agent_id)}
-        return self._index
-
-    def __len__(self) -> int:
-        return len(self.agent_id)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.agent_id_to_index)
+        self._index = None
 
     def __getitem__(self, agent_id: int) -> TerminalStep:
-        row = self.agent_id_to_index.get(agent_id)
-        if row is None:
-            raise KeyError(f"agent_id {agent_id} is not present in the TerminalSteps")
-        return TerminalStep(
-            obs=[values[row] for values in self.obs],
-            reward=float(self.reward[row]),
-            interrupted=bool(self.interrupted[row]),
-            agent_id=agent_id,
-            group_id=int(self.group_id[row]),
-            group_reward=float(self.group_reward[row]),
-        )
+        row, fields = self._row(agent_id)
+        return TerminalStep(**fields, interrupted=bool(self.interrupted[row]))
 
     @staticmethod
     def empty(spec: BehaviorSpec) -> TerminalSteps:
-        """No agents, with arrays shaped for `spec`."""
-        return TerminalSteps(
-            obs=_empty_obs(spec),
-            reward=np.zeros(0, dtype=np.float32),
-            interrupted=np.zeros(0, dtype=np.bool_),
-            agent_id=np.zeros(0, dtype=np.int32),
-            group_id=np.zeros(0, dtype=np.int32),
-            group_reward=np.zeros(0, dtype=np.float32),
-        )
+        """Return the steps of no agents, with arrays shaped for `spec`."""
+        return TerminalSteps(**_no_rows(spec), interrupted=np.zeros(0, dtype=np.bool_))
 
 
-def _empty_obs(spec: BehaviorSpec) -> list[FloatArray]:
-    return [np.zeros((0, *obs.shape), dtype=np.float32) for obs in spec.observation_specs]
+def _no_rows(spec: BehaviorSpec) -> dict[str, Any]:
+    return {
+        "obs": [np.zeros((0, *obs.shape), dtype=np.float32) for obs in spec.observation_specs],
+        "reward": np.zeros(0, dtype=np.float32),
+        "agent_id": np.zeros(0, dtype=np.int32),
+        "group_id": np.zeros(0, dtype=np.int32),
+        "group_reward": np.zeros(0, dtype=np.float32),
+    }
 
 
 Steps = tuple[DecisionSteps, TerminalSteps]

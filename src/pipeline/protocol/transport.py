@@ -16,18 +16,13 @@ TRANSPORTS = tuple(_SERVERS)
 def open_server(
     port: int = 0, *, worker_id: int = 0, host: str | None = None, transport: str | None = None
 ) -> Server | GrpcServer:
-    """Listen for one environment.
+    """Listen for one environment; other arguments and errors as of `Server`.
 
-    Args:
-        port: TCP port; 0 lets the system choose.
-        worker_id: the worker this is for, for the error.
-        host: address to listen on; None means loopback.
-        transport: "sockets" or "grpc"; None means what the environment variable
-            PIPELINE_TRANSPORT says, "sockets" if nothing.
+    A `transport` of None means what the environment variable PIPELINE_TRANSPORT says, "sockets" if
+    it says nothing.
 
     Raises:
         SettingsError: There is no such transport.
-        UnityWorkerInUseException: The port is taken.
     """
     where = "transport" if transport is not None else VARIABLE
     name = transport if transport is not None else os.environ.get(VARIABLE) or TRANSPORTS[0]

@@ -10,20 +10,39 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+from google.protobuf.message import DecodeError, Message
+
+from pipeline.errors import UnityCommunicationException
 
 if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, FloatArray
     from pipeline.protocol.specs import ObservationSpec
 
+M = TypeVar("M", bound=Message)
+
 ID_WIDTH = 10
 """Bytes of a varint that holds any int32, negative ones included."""
 
 
+def parse(kind: type[M], data: bytes, sender: str = "environment") -> M:
+    """Return the message that `sender` sent.
+
+    Raises:
+        UnityCommunicationException: It is not a message of the protocol.
+    """
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise UnityCommunicationException(
+            f"the {sender} sent {len(data)} bytes that are not a message of the protocol"
+        ) from error
+
+
 def varint(value: int) -> bytes:
-    """The shortest varint of a non-negative number."""
+    """Return the shortest varint of a non-negative number."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -33,7 +52,7 @@ def varint(value: int) -> bytes:
 
 
 def delimited(field: int, payload: bytes) -> bytes:
-    """A length-delimited field (bytes, message or packed numbers)."""
+    """Return a length-delimited field (bytes, message or packed numbers)."""
     return varint(field << 3 | 2) + varint(len(payload)) + payload
 
 
@@ -80,7 +99,7 @@ def float_rows(table: AnyArray, start: int, shape: tuple[int, ...]) -> FloatArra
 
 @lru_cache(maxsize=256)
 def observation_header(shape: tuple[int, ...]) -> bytes:
-    """What precedes the floats in an uncompressed ObservationProto of this shape."""
+    """Return what precedes the floats in an uncompressed ObservationProto of this shape."""
     size = 4 * math.prod(shape)
     inner = b"\x0a" + varint(size) if size else b""
     dims = delimited(1, b"".join(varint(d) for d in shape)) if shape else b""
@@ -88,18 +107,14 @@ def observation_header(shape: tuple[int, ...]) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def observation_name(name: str) -> bytes:
-    """The end of an ObservationProto of this name."""
-    return delimited(8, name.encode()) if name else b""
-
-
-@lru_cache(maxsize=256)
 def observation_template(spec: ObservationSpec) -> tuple[bytes, int]:
-    """An ObservationProto of zeros that fits `spec`, and where its floats begin."""
+    """Return an ObservationProto of zeros that fits `spec`, and where its floats begin."""
     header = observation_header(spec.shape)
     out = header + bytes(4 * math.prod(spec.shape))
     if spec.dimension_property:
         out += delimited(6, b"".join(varint(int(p)) for p in spec.dimension_property))
     if spec.observation_type:
         out += varint(7 << 3) + varint(int(spec.observation_type))
-    return out + observation_name(spec.name), len(header)
+    if spec.name:
+        out += delimited(8, spec.name.encode())
+    return out, len(header)

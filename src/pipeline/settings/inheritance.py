@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pipeline.settings.nodes import Node, from_plain, join, merge
 from pipeline.settings.reader import entries_of, read, setting_hints, to_map
@@ -12,98 +12,87 @@ from pipeline.settings.schema import HYPERPARAMETERS, TrainerSettings
 _log = logging.getLogger(__name__)
 
 
-def expanded(default: Node, path: str) -> Node:
-    """`default_settings` with every default filled in, and lines where something was written."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Defaults:
+    """What behaviors inherit."""
+
+    written: Node
+    """`default_settings` as the user wrote them."""
+    full: Node
+    """The same with every default filled in."""
+
+
+def expanded(default: Node, path: str) -> Defaults:
+    """Return `default_settings` as they were written, and with every default filled in."""
     settings = read(TrainerSettings, default, path)
-    full = merge(from_plain(to_map(settings), default.source, default.line), default)
-    return replace(full, value={**full.value, _WRITTEN: default})
+    # Laid over the plain values, the written ones keep their lines for errors about a behavior.
+    filled = from_plain(to_map(settings), default.source, default.line)
+    return Defaults(written=default, full=merge(filled, default))
 
 
-_WRITTEN = "(as written)"
-"""Where `expanded` keeps what the user wrote; taken out before anything is checked."""
-
-
-def behavior_over(node: Node, path: str, default: Node | None) -> Node:
-    """A behavior's map over the default's.
+def behavior_over(node: Node, path: str, default: Defaults | None) -> Node:
+    """Return a behavior's map over `default_settings`.
 
     When the trainer types differ, only those hyperparameters are inherited which were written in
     `default_settings` and which the behavior's trainer has: the filled-in numbers of another
     algorithm are nobody's choice.
     """
     node = without_deprecated(node, path)
-    if default is None or default.value is None:
-        return _without_null_signals(node)
-    base = dict(default.value)
-    written = base.pop(_WRITTEN)
-    kind = node.value.get("trainer_type", base["trainer_type"])
-    if kind.value != base["trainer_type"].value and kind.text in HYPERPARAMETERS:
-        given = written.value.get("hyperparameters", Node({}, default.source))
-        known = setting_hints(HYPERPARAMETERS[kind.text])
-        kept = {key: item for key, item in given.value.items() if key in known}
-        base["hyperparameters"] = replace(given, value=kept)
-    return _without_null_signals(merge(replace(default, value=base), node))
-
-
-def _without_null_signals(node: Node) -> Node:
-    """`extrinsic: null` takes away a signal that would be inherited."""
+    if default is not None:
+        base = dict(default.full.value)
+        kind = node.value.get("trainer_type", base["trainer_type"])
+        if kind.value != base["trainer_type"].value and kind.text in HYPERPARAMETERS:
+            given = default.written.value.get("hyperparameters", Node({}, default.written.source))
+            known = setting_hints(HYPERPARAMETERS[kind.text])
+            kept = {key: item for key, item in given.value.items() if key in known}
+            base["hyperparameters"] = replace(given, value=kept)
+        node = merge(replace(default.full, value=base), node)
     signals = node.value.get("reward_signals")
     if signals is None or not isinstance(signals.value, dict):
         return node
+    # `extrinsic: null` takes away a signal that would be inherited.
     kept = {name: item for name, item in signals.value.items() if item.value is not None}
     return replace(node, value=node.value | {"reward_signals": replace(signals, value=kept)})
 
 
 def without_deprecated(node: Node, path: str) -> Node:
-    """A behavior's map without the keys that are accepted but no longer used, with a warning."""
+    """Return a behavior's map without keys that are no longer used, and warn about each."""
     entries = dict(entries_of(node, path))
     if "framework" in entries:
         _warn(entries.pop("framework"), path, "Framework option was deprecated but was specified")
-    for key in ("network_settings", "reward_signals"):
-        if key in entries and isinstance(entries[key].value, dict):
-            entries[key] = (_signals if key == "reward_signals" else _network)(
-                entries[key], join(path, key)
-            )
+    _drop_conditioning(entries, path)
+    signals = entries.get("reward_signals")
+    if signals is not None and isinstance(signals.value, dict):
+        at = join(path, "reward_signals")
+        kept = {name: _signal(item, name, join(at, name)) for name, item in signals.value.items()}
+        entries["reward_signals"] = replace(signals, value=kept)
     return replace(node, value=entries)
 
 
-def _network(node: Node, path: str) -> Node:
-    entries = dict(node.value)
-    if "conditioning_type" in entries:
-        _warn(
-            entries.pop("conditioning_type"),
-            join(path, "conditioning_type"),
-            "is ignored; the key is called 'goal_conditioning_type'",
-        )
-    return replace(node, value=entries)
+def _drop_conditioning(entries: dict[str, Node], path: str) -> None:
+    """Take `conditioning_type` out of the `network_settings` in `entries`."""
+    network = entries.get("network_settings")
+    key = "conditioning_type"
+    if network is not None and isinstance(network.value, dict) and key in network.value:
+        rest = {name: item for name, item in network.value.items() if name != key}
+        entries["network_settings"] = replace(network, value=rest)
+        at = join(path, f"network_settings.{key}")
+        _warn(network.value[key], at, "is ignored; the key is called 'goal_conditioning_type'")
 
 
-def _signals(node: Node, path: str) -> Node:
-    return replace(
-        node,
-        value={
-            name: _signal(item, join(path, name), has_encoding=name != "extrinsic")
-            for name, item in node.value.items()
-        },
-    )
-
-
-def _signal(node: Node, path: str, *, has_encoding: bool) -> Node:
+def _signal(node: Node, name: str, path: str) -> Node:
     if not isinstance(node.value, dict):
         return node
     entries = dict(node.value)
-    network = entries.get("network_settings")
-    if network is not None and isinstance(network.value, dict):
-        entries["network_settings"] = _network(network, join(path, "network_settings"))
-    if has_encoding and "encoding_size" in entries:
+    _drop_conditioning(entries, path)
+    if name != "extrinsic" and "encoding_size" in entries:
         size = entries.pop("encoding_size")
-        _warn(
-            size,
-            join(path, "encoding_size"),
-            "'encoding_size' was deprecated for RewardSignals. Please use network_settings."
-            + (" It is ignored beside network_settings" if network is not None else ""),
-        )
-        if network is None:
+        text = "'encoding_size' was deprecated for RewardSignals. Please use network_settings."
+        if "network_settings" in entries:
+            text += " It is ignored beside network_settings"
+        else:
             entries["network_settings"] = replace(size, value={"hidden_units": size})
+        _warn(size, join(path, "encoding_size"), text)
     return replace(node, value=entries)
 
 

@@ -1,4 +1,4 @@
-"""Values that know where they were written, so that a later error can name file and line."""
+"""Values that remember file and line, so that a later error can name them."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class Node:
 
 
 def fail(node: Node, path: str, message: str) -> SettingsError:
-    """The error that says `message` about the value `node`, which stands at the key `path`."""
+    """Return the error `message` about `node`, whose key path is `path`."""
     return SettingsError(f"{node.where}: {path}: {message}" if path else f"{node.where}: {message}")
 
 
 def join(path: str, key: str | int) -> str:
-    """The key path of `key` below `path`: `behaviors.Walker`, `curriculum[0]`."""
+    """Return the key path of `key` below `path`: `behaviors.Walker`, `curriculum[0]`."""
     if isinstance(key, int):
         return f"{path}[{key}]"
     return f"{path}.{key}" if path else key
 
 
 def from_plain(value: Any, source: str, line: int | None = None) -> Node:
-    """Nodes for a value that was made by a program; maps get text as keys."""
+    """Return nodes for the plain `value` of a program; keys become text."""
     if isinstance(value, dict):
         entries = {str(key): from_plain(item, source, line) for key, item in value.items()}
         return Node(entries, source, line)
@@ -53,7 +53,7 @@ def from_plain(value: Any, source: str, line: int | None = None) -> Node:
 
 
 def to_plain(node: Node) -> Any:
-    """The value without its places: maps, lists and scalars."""
+    """Return the plain value of a node: maps, lists and scalars."""
     if isinstance(node.value, dict):
         return {key: to_plain(item) for key, item in node.value.items()}
     if isinstance(node.value, list):
@@ -62,7 +62,7 @@ def to_plain(node: Node) -> Any:
 
 
 def merge(base: Node, over: Node) -> Node:
-    """`over` laid on `base`: maps are merged at every depth, anything else is replaced."""
+    """Return `base` with `over` on top: maps merge at every depth, other values are replaced."""
     if not (isinstance(base.value, dict) and isinstance(over.value, dict)):
         return over
     entries = dict(base.value)
@@ -72,7 +72,7 @@ def merge(base: Node, over: Node) -> Node:
 
 
 def find(node: Node, keys: str) -> Node:
-    """The node at the dotted `keys` below `node`, or the deepest one on the way that exists."""
+    """Return the node at the dotted `keys` below `node`, or the deepest that exists on the way."""
     for key in keys.split("."):
         if not isinstance(node.value, dict) or key not in node.value:
             break
@@ -80,8 +80,13 @@ def find(node: Node, keys: str) -> Node:
     return node
 
 
+def fail_at(root: Node, path: str, message: str) -> SettingsError:
+    """Return the error `message` about the value at the key `path` of the document `root`."""
+    return fail(find(root, path), path, message)
+
+
 def undotted(overrides: Mapping[str, Any], source: str) -> Node:
-    """A nested map from one whose top-level keys may be dotted, `{"a.b": 1}` for `{a: {b: 1}}`.
+    """Return a nested map for one with dotted keys: `{a: {b: 1}}` for `{"a.b": 1}`.
 
     Raises:
         SettingsError: A key has an empty part, as in `a..b`, or two of them say the same key.
@@ -99,7 +104,7 @@ def undotted(overrides: Mapping[str, Any], source: str) -> Node:
 
 
 def _merge_apart(one: Node, other: Node, path: str) -> Node:
-    """Both maps in one, when no key has a value in each."""
+    """Return both maps in one; a key that has a value in each is refused."""
     if not (isinstance(one.value, dict) and isinstance(other.value, dict)):
         raise fail(other, path, "is written twice, once of them with a dotted key; keep one")
     entries = dict(one.value)

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import SettingsError, StageError
 from pipeline.files import fingerprint, write_whole
-from pipeline.settings.external_sources import PathSource, UnitySource
+from pipeline.settings.environments import PathSource, UnitySource
 from pipeline.settings.run_file import to_mapping
 from pipeline.settings.yaml_file import dump_yaml
 
 if TYPE_CHECKING:
-    from pipeline.settings.params import ExperimentParams, Params
+    from pipeline.settings.experiments import ExperimentParams
+    from pipeline.settings.params import Params
+    from pipeline.settings.schema import RunSettings
     from pipeline.settings.sweeps import SweepParams
 
 _log = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ _HEADER = """\
 
 
 def plan(params: Params) -> dict[str, Any]:
-    """The runs of each stage, under the one top-level key that DVC merges with params.yaml's.
+    """Return the runs of each stage, under the one key that DVC merges with params.yaml's.
 
     Returns:
         `{"runs": tables}`, where `environments`, `path_environments` (builds that are already
@@ -89,14 +91,14 @@ def plan(params: Params) -> dict[str, Any]:
 
 
 def key_of(experiment: str, seed: int | str) -> str:
-    """The name of a run in the tables, and in stages after the `@`."""
+    """Return the name of a run in the tables, and in stages after the `@`."""
     return f"{experiment.replace('/', '-')}-{seed}"
 
 
 def _add_runs(
     tables: dict[str, dict[str, Any]], params: Params, name: str, more: dict[str, Any]
 ) -> None:
-    """One entry per seed in the table of each of the experiment's stages."""
+    """Add an entry per seed to the table of each of the experiment's stages."""
     experiment = params.experiment(name)
     for seed in experiment.seeds:
         run: dict[str, Any] = {
@@ -113,13 +115,16 @@ def _add_runs(
             learning["threads"] = experiment.resources.threads
         if experiment.best_of is not None:
             learning["sweep"] = experiment.best_of
-        several = {} if experiment.learners == 1 else {"learners": experiment.learners}
         for stage in experiment.stages:
-            entry = learning if stage in ("pretrain", "train") else run
+            # An entry has what its stage depends on and no more, or edits would run it again.
+            entry = run
             if stage == "pretrain":
-                entry = entry | {"network": _network(params, name)}
+                network = to_mapping(params.network_settings(name))
+                entry = learning | {"network": fingerprint(network)[:16]}
             elif stage == "train":
-                entry = entry | several
+                several = {} if experiment.learners == 1 else {"learners": experiment.learners}
+                entry = learning | several
+            # Names may meet: those of the trial `a/001` and of an experiment called `a-001`.
             table, key = tables[_table(stage, experiment)], key_of(name, seed)
             if key in table:
                 raise SettingsError(
@@ -130,19 +135,15 @@ def _add_runs(
 
 
 def _sweep(sweep: SweepParams) -> dict[str, Any]:
-    """What the ranking of a sweep depends on, beside the results of its trials."""
+    """Return what the ranking of a sweep depends on, beside the results of its trials."""
     ranked = {"experiment": sweep.experiment, "metric": sweep.metric, "goal": sweep.goal}
     if sweep.behavior is not None:
         ranked["behavior"] = sweep.behavior
     return ranked | {"seeds": list(sweep.seeds), "trials": sweep.trials()}
 
 
-def _network(params: Params, name: str) -> str:
-    return fingerprint(to_mapping(params.network_settings(name)))[:16]
-
-
 def plan_text(params: Params) -> str:
-    """The content of the file that `write_plan` writes."""
+    """Return the content of the file that `write_plan` writes."""
     return _HEADER + dump_yaml(plan(params))
 
 
@@ -171,17 +172,16 @@ def check_settings(params: Params) -> None:
     Raises:
         SettingsError: A trainer configuration, or an override, has a mistake.
     """
-    trials = [f"{name}/{one}" for name, sweep in params.sweeps.items() for one in sweep.trials()]
-    for name in [*params.experiments, *trials]:
-        if name in trials or params.experiments[name].best_of is None:  # which is yet to be found
-            params.run_settings(name)
-            if name in params.experiments:
-                _check_demonstrations(params, name)
+    for name, experiment in params.experiments.items():
+        if experiment.best_of is None:  # the best of a sweep is yet to be found
+            _check_demonstrations(params, name, params.run_settings(name))
+    for name, sweep in params.sweeps.items():
+        for number in sweep.trials():
+            params.run_settings(f"{name}/{number}")
 
 
-def _check_demonstrations(params: Params, name: str) -> None:
+def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> None:
     """Refuse a trainer that reads recorded episodes which its experiment does not wait for."""
-    experiment, settings = params.experiments[name], params.run_settings(name)
     made = {f"data/demos/{one}.demo": one for one in params.demonstrations}
     for behavior, trainer in settings.behaviors.items():
         users: dict[str, object] = {
@@ -192,7 +192,7 @@ def _check_demonstrations(params: Params, name: str) -> None:
             demo_path = getattr(user, "demo_path", None)
             for path in demo_path.paths if demo_path else ():
                 read = made.get(path)
-                if read in (None, experiment.demonstrations):
+                if read in (None, params.experiments[name].demonstrations):
                     continue
                 raise SettingsError(
                     f"{params.path}: experiments.{name}: behaviors.{behavior}.{key}.demo_path "
@@ -203,7 +203,7 @@ def _check_demonstrations(params: Params, name: str) -> None:
 
 
 def check_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
-    """Make sure that the table of runs is the one of these parameters.
+    """Make sure that the file has the table of runs of these parameters.
 
     Raises:
         StageError: It is missing or out of date.

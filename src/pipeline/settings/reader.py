@@ -1,7 +1,10 @@
-"""From a map to a dataclass, guided by the dataclass's type hints alone.
+"""Read a map into a dataclass, guided by the dataclass's type hints alone.
 
-A settings class says everything about its keys: names are the fields, types and `Limits` are the
+A settings class says everything about its keys: names are the fields, types and `Bounds` are the
 hints, defaults are the defaults. A class that needs more has a `from_node(node, path)` of its own.
+
+Whatever reads a node here, `from_node` included, raises `SettingsError` with the node's place, its
+key path, its value and what would be allowed instead.
 """
 
 from __future__ import annotations
@@ -28,11 +31,11 @@ from pipeline.settings.nodes import Node, fail, find, join, to_plain
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-_LARGEST_WHOLE = 2**63 - 1
+_LARGEST_WHOLE = 2**63 - 1  # arrays and messages count in 64 bits
 
 
 class ContradictionError(ValueError):
-    """Values that are fine each, but not together; `key` is the dotted one to change."""
+    """Values contradict each other; `key` is the dotted key of the value to change."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(f"{key}: {message}")
@@ -41,7 +44,7 @@ class ContradictionError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class Bounds:
     """The numbers that a setting allows; part of its type hint."""
 
     at_least: float | None = None
@@ -50,7 +53,7 @@ class Limits:
     multiple_of: int | None = None
 
     def broken_by(self, value: float) -> str | None:
-        """What `value` should have been, or None when it is allowed."""
+        """Return what `value` should have been, or None when it is allowed."""
         if self.at_least is not None and value < self.at_least:
             return f"must be at least {self.at_least}"
         if self.above is not None and value <= self.above:
@@ -62,12 +65,22 @@ class Limits:
         return None
 
 
-def read(hint: Any, node: Node, path: str) -> Any:
-    """The value of `node` as the type `hint`.
+Count = Annotated[int, Bounds(at_least=1)]
+"""A whole number from 1."""
+CountOrZero = Annotated[int, Bounds(at_least=0)]
+"""A whole number from 0."""
+CountOrUnlimited = Annotated[int, Bounds(at_least=-1)]
+"""A whole number from 0, or -1 for no limit (or none chosen)."""
+Fraction = Annotated[float, Bounds(at_least=0, at_most=1)]
+"""A number in [0, 1]."""
+NonNegative = Annotated[float, Bounds(at_least=0)]
+"""A number from 0."""
+Positive = Annotated[float, Bounds(above=0)]
+"""A number above 0."""
 
-    Raises:
-        SettingsError: The value is not of the type, or outside of its limits.
-    """
+
+def read(hint: Any, node: Node, path: str) -> Any:
+    """Return the value of `node` as the type `hint`."""
     origin = get_origin(hint)
     if origin is Annotated:
         return _read_limited(hint, node, path)
@@ -94,7 +107,7 @@ def read(hint: Any, node: Node, path: str) -> Any:
 def read_dataclass(
     cls: Any, node: Node, path: str, *, hints: Mapping[str, Any] | None = None
 ) -> Any:
-    """An instance of the settings class `cls` from a map.
+    """Return an instance of the settings class `cls`, read from a map.
 
     A field's metadata may hold `copies`: the sibling that gives the value when only that is
     written, and `times`: the factor to it. Fields with `internal` metadata are no settings.
@@ -104,12 +117,10 @@ def read_dataclass(
         node: the map.
         path: key path of the map.
         hints: types that replace those of the class, for a field whose type depends on another.
-
-    Raises:
-        SettingsError: A key is unknown or missing, or a value is not allowed.
     """
     entries = entries_of(node, path)
-    known = setting_hints(cls) | dict(hints or {})
+    known = {**setting_hints(cls), **(hints or {})}
+    # Unknown keys come first: a misspelt key explains the missing one better than "is required".
     for key in entries:
         if key not in known:
             raise unknown_key(entries[key], path, key, known)
@@ -118,6 +129,7 @@ def read_dataclass(
         if item.name in entries:
             values[item.name] = read(known[item.name], entries[item.name], join(path, item.name))
         elif item.metadata.get("copies") in entries:
+            # Errors name the key that takes the value, at the line of the sibling that gives it.
             source = read(known[item.name], entries[item.metadata["copies"]], join(path, item.name))
             values[item.name] = (
                 source * item.metadata["times"] if "times" in item.metadata else source
@@ -130,19 +142,19 @@ def read_dataclass(
         raise fail(find(node, error.key), join(path, error.key), error.message) from error
 
 
-def setting_hints(cls: Any) -> dict[str, Any]:
-    """The type of each key that the settings class `cls` knows, in order."""
-    return dict(_hints(cls))
+def setting_hints(cls: Any) -> Mapping[str, Any]:
+    """Return the type of each key of the settings class `cls`, in order."""
+    return _hints(cls)  # mypy takes no class for the argument of a cached function
 
 
-@cache  # type hints are the same for good, and slow to get
-def _hints(cls: Any) -> dict[str, Any]:
+@cache  # resolving type hints is slow, and the result never changes
+def _hints(cls: Any) -> Mapping[str, Any]:
     hints = get_type_hints(cls, include_extras=True)
     return {f.name: hints[f.name] for f in fields(cls) if not f.metadata.get("internal")}
 
 
 def to_map(value: Any) -> Any:
-    """The plain map that `read` would turn into `value`, with every key written out.
+    """Return the plain map that `read` would turn into `value`, with every key written out.
 
     Additions to ML-Agents' format (metadata `addition`) are left out at their default, so that
     `mlagents-learn` can read the result.
@@ -161,48 +173,40 @@ def to_map(value: Any) -> Any:
 
 
 def entries_of(node: Node, path: str) -> dict[str, Node]:
-    """The entries of a map.
-
-    Raises:
-        SettingsError: The value is something else.
-    """
+    """Return the entries of a map; refuse anything else."""
     if not isinstance(node.value, dict):
-        raise fail(node, path, f"needs a map of keys to values, got {shown(node)}")
+        raise fail(node, path, f"needs a map of keys to values, got {display(node)}")
     return node.value
 
 
 def choice(node: Node, path: str, allowed: Iterable[str]) -> str:
-    """A text out of `allowed`.
-
-    Raises:
-        SettingsError: It is another one.
-    """
+    """Return the text of a node; refuse what is not in `allowed`."""
     names = list(allowed)
     if node.value not in names or not isinstance(node.value, str):
         hint = suggestion(str(node.text or ""), names)
-        raise fail(node, path, f"{shown(node)} is not allowed{hint} Allowed: {', '.join(names)}")
+        raise fail(node, path, f"{display(node)} is not allowed{hint} Allowed: {', '.join(names)}")
     return node.value
 
 
 def unknown_key(node: Node, path: str, key: str, known: Mapping[str, Any]) -> Exception:
-    """The error for a key that `known` (names to types) does not have."""
+    """Return the error for a key that is not in `known` (names to types)."""
     deeper = [name for name, hint in known.items() if key in _keys_below(hint)]
     hint = f"; it belongs under {deeper[0]!r}." if deeper else suggestion(key, known)
     allowed = f"Allowed: {', '.join(known)}" if known else "No key is allowed here"
-    return fail(node, path, f"unknown key {key!r} (value {shown(node)}){hint} {allowed}")
+    return fail(node, path, f"unknown key {key!r} (value {display(node)}){hint} {allowed}")
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest of `known`, or a full stop when none is near."""
+    """Return `; did you mean 'x'?` for the nearest of `known`, or a full stop if none is near."""
     by_lower = {name.lower(): name for name in known}
     near = get_close_matches(word.lower(), by_lower, n=1)
-    if not near:  # `min` for `min_value`
+    if not near:  # a part of a name, as `min` for `min_value`
         near = [name for name in by_lower if word.lower() in name.split("_")]
     return f"; did you mean {by_lower[near[0]]!r}?" if near else "."
 
 
-def shown(node: Node) -> str:
-    """A value as errors show it: short, on one line."""
+def display(node: Node) -> str:
+    """Return a value as errors show it: short, on one line."""
     if node.value is None:
         return "nothing (null)"
     text = repr(to_plain(node))
@@ -210,7 +214,7 @@ def shown(node: Node) -> str:
 
 
 def _unwritten(item: Field[Any], value: Any) -> bool:
-    """Whether a field is no setting, or an addition to ML-Agents' ones that was not used."""
+    """Whether `to_map` leaves a field out: it is no setting, or an addition at its default."""
     return "internal" in item.metadata or ("addition" in item.metadata and value == item.default)
 
 
@@ -226,7 +230,7 @@ def _read_limited(hint: Any, node: Node, path: str) -> Any:
     for limit in limits:
         broken = limit.broken_by(value)
         if broken:
-            raise fail(node, path, f"{broken}, got {shown(node)}")
+            raise fail(node, path, f"{broken}, got {display(node)}")
     return value
 
 
@@ -239,12 +243,12 @@ def _read_optional(hint: Any, node: Node, path: str) -> Any:
 
 def _read_tuple(hint: Any, node: Node, path: str) -> tuple[Any, ...]:
     if not isinstance(node.value, list):
-        raise fail(node, path, f"needs a list, got {shown(node)}")
+        raise fail(node, path, f"needs a list, got {display(node)}")
     parts = get_args(hint)
     if parts[-1] is Ellipsis:
         parts = (parts[0],) * len(node.value)
     if len(parts) != len(node.value):
-        raise fail(node, path, f"needs {len(parts)} values, got {len(node.value)}: {shown(node)}")
+        raise fail(node, path, f"needs {len(parts)} values, got {len(node.value)}: {display(node)}")
     return tuple(
         read(part, item, join(path, index))
         for index, (part, item) in enumerate(zip(parts, node.value, strict=True))
@@ -253,31 +257,32 @@ def _read_tuple(hint: Any, node: Node, path: str) -> tuple[Any, ...]:
 
 def _read_bool(node: Node, path: str) -> bool:
     if not isinstance(node.value, bool):
-        raise fail(node, path, f"needs true or false, got {shown(node)}")
+        raise fail(node, path, f"needs true or false, got {display(node)}")
     return node.value
 
 
 def _read_text(node: Node, path: str) -> str:
     if isinstance(node.value, str):
         return node.value
+    # A number that is meant as text, as in `run_id: 007`; True is an int to Python, and no text.
     if isinstance(node.value, int | float) and not isinstance(node.value, bool):
         return str(node.text)
-    raise fail(node, path, f"needs text, got {shown(node)}")
+    raise fail(node, path, f"needs text, got {display(node)}")
 
 
 def _read_float(node: Node, path: str) -> float:
     number = _number(node)
     if number is None:
-        raise fail(node, path, f"needs a number, got {shown(node)}")
+        raise fail(node, path, f"needs a number, got {display(node)}")
     return float(number)
 
 
 def _read_int(node: Node, path: str) -> int:
     number = _number(node)
     if number is None or number != number.to_integral_value():
-        raise fail(node, path, f"needs a whole number, got {shown(node)}")
+        raise fail(node, path, f"needs a whole number, got {display(node)}")
     if abs(number) > _LARGEST_WHOLE:
-        raise fail(node, path, f"is too large, got {shown(node)}")
+        raise fail(node, path, f"is too large, got {display(node)}")
     return int(number)
 
 
@@ -286,6 +291,7 @@ def _number(node: Node) -> Decimal | None:
     if isinstance(node.value, bool) or not isinstance(node.value, int | float | str):
         return None
     try:
+        # Decimal tells exactly what is whole, also in text that a float would round.
         number = Decimal(node.value)
         return number if number.is_finite() and math.isfinite(float(number)) else None
     except (InvalidOperation, OverflowError):

@@ -15,10 +15,10 @@ from pipeline.settings.inheritance import behavior_over, expanded, without_depre
 from pipeline.settings.legacy import Changes, Family, kind_of, read_document, to_present
 from pipeline.settings.nodes import Node, fail, join, merge, undotted
 from pipeline.settings.reader import (
+    display,
     entries_of,
     read_dataclass,
     setting_hints,
-    shown,
     suggestion,
     to_map,
 )
@@ -41,7 +41,7 @@ def load_run_settings(
     curriculum: Path | str | None = None,
     sampler: Path | str | None = None,
 ) -> RunSettings:
-    """The settings that a configuration file describes, with overrides on top.
+    """Return the settings of a configuration file, with overrides on top.
 
     A file of an older ML-Agents is brought to the present format first; one line of the log says
     so, and one each tells what is no longer possible.
@@ -68,10 +68,11 @@ def load_run_settings(
         if path is not None:
             _refuse_unlisted_behaviors(document, over)
         document = merge(document, over)
+    # Typed only now, so that an override may correct what the file has wrong.
     settings = structure(document)
     if not env_path_follows:
         _check_number_of_environments(document, settings)
-    _tell(present, path)
+    _tell(present, path)  # last, since a file with a mistake should give one message and no more
     return replace(settings, from_file=path is not None, refused=present.refused)
 
 
@@ -81,7 +82,7 @@ def read_present(
     curriculum: Path | str | None = None,
     sampler: Path | str | None = None,
 ) -> Present:
-    """The document that describes a run, brought to the present format; nothing is typed yet.
+    """Return the document that describes a run, in the present format, not typed yet.
 
     Args:
         path: as for `load_run_settings`.
@@ -96,8 +97,7 @@ def read_present(
     document = Node({}, "the defaults")
     if path is not None:
         document = read_document(Path(path), changes=changes)
-        _refuse_nothing(document)
-        _refuse_other_kinds(document)
+        _refuse_unusable(document)
     return to_present(
         document,
         curriculum=None if curriculum is None else Path(curriculum),
@@ -107,20 +107,21 @@ def read_present(
 
 
 def structure(document: Node) -> RunSettings:
-    """Typed settings from a document of the present format.
+    """Return typed settings from a document of the present format.
 
     Raises:
         SettingsError: Something in it is not as it must be.
     """
     entries = dict(entries_of(document, ""))
     default = entries.get("default_settings")
+    inherited = None
     if default is not None and default.value is not None:
         entries["default_settings"] = default = without_deprecated(default, "default_settings")
-        default = expanded(default, "default_settings")
+        inherited = expanded(default, "default_settings")
     if "behaviors" in entries:
         behaviors = entries["behaviors"]
         items = {
-            name: behavior_over(item, join("behaviors", name), default)
+            name: behavior_over(item, join("behaviors", name), inherited)
             for name, item in entries_of(behaviors, "behaviors").items()
         }
         entries["behaviors"] = replace(behaviors, value=items)
@@ -130,7 +131,7 @@ def structure(document: Node) -> RunSettings:
 
 
 def to_mapping(settings: RunSettings) -> dict[str, Any]:
-    """The plain map of a written `configuration.yaml`: everything expanded, in its order."""
+    """Return the plain map of a `configuration.yaml`: every key, in ML-Agents' order."""
     mapping: dict[str, Any] = to_map(settings)
     if settings.default_settings is not None:
         used = mapping["default_settings"]["hyperparameters"]
@@ -147,8 +148,39 @@ def to_mapping(settings: RunSettings) -> dict[str, Any]:
     return mapping
 
 
-def _refuse_nothing(document: Node) -> None:
-    """An empty file is a slip: its behaviors would be trained with other settings than meant."""
+def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that a present document has, with their values as they were understood.
+
+    This is the configuration as a person would write it, under the names of today.
+
+    Args:
+        document: a document of the present format.
+        resolved: what `to_mapping` gives for it.
+    """
+    written: dict[str, Any] = {}
+    has_defaults = "default_settings" in document.value
+    for key, node in document.value.items():
+        if node.value is None:
+            continue
+        if key == "environment_parameters":
+            written[key] = {
+                name: _parameter(item, resolved[key][name]) for name, item in node.value.items()
+            }
+        elif key == "behaviors":
+            behaviors = {
+                name: _values(without_deprecated(item, join(key, name)), resolved[key][name])
+                for name, item in node.value.items()
+            }
+            written[key] = behaviors if has_defaults else _without_nulls(behaviors)
+        elif key == "default_settings":
+            written[key] = _without_nulls(_values(without_deprecated(node, key), resolved[key]))
+        else:
+            written[key] = _values(node, resolved[key])
+    return written
+
+
+def _refuse_unusable(document: Node) -> None:
+    """Refuse a file of another kind, and an empty one, which would train with other settings."""
     entries = entries_of(document, "")
     if not entries:
         raise fail(document, "", "holds no settings; leave the file out to train with the defaults")
@@ -156,9 +188,6 @@ def _refuse_nothing(document: Node) -> None:
     if behaviors is not None and behaviors.value == {} and "default_settings" not in entries:
         text = "lists no behavior, and there are no default_settings; nothing could be trained"
         raise fail(behaviors, "behaviors", text)
-
-
-def _refuse_other_kinds(document: Node) -> None:
     kind = kind_of(document)
     if kind != "trainer":
         text = f"this is a {kind} file, and not a trainer configuration; give it as --{kind}"
@@ -173,54 +202,84 @@ def _tell(present: Present, path: Path | str | None) -> None:
             path,
             present.family.value,
         )
-    for change in present.changes.made:
+    for change in present.changes.entries:
         if change.warns:
             _log.warning("%s", change)
 
 
 def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:
-    """An override for a behavior that the file does not list is a slip, not a new behavior."""
+    """Refuse an override for a behavior that the file does not list; it is misspelt."""
     listed = document.value.get("behaviors", Node({}, document.source)).value
     asked = over.value.get("behaviors")
     if asked is None or not isinstance(listed, dict):
         return
     for name, item in entries_of(asked, "behaviors").items():
         if name not in listed:
-            raise fail(
-                item,
-                join("behaviors", name),
-                f"{document.source} has no behavior {name!r}{suggestion(name, listed)} "
-                f"It has: {', '.join(listed) or 'none'}",
-            )
+            text = f"{document.source} has no behavior {name!r}{suggestion(name, listed)}"
+            text += f" It has: {', '.join(listed) or 'none'}"
+            raise fail(item, join("behaviors", name), text)
 
 
 def _check_number_of_environments(document: Node, settings: RunSettings) -> None:
     env = settings.env_settings
     if env.num_envs > 1 and env.env_path is None:
         node = document.value["env_settings"].value["num_envs"]
-        raise fail(
-            node,
-            "env_settings.num_envs",
-            f"num_envs must be 1 if env_path is not set, got {shown(node)}. Name the environment's "
-            "executable in env_settings.env_path",
-        )
+        text = f"num_envs must be 1 if env_path is not set, got {display(node)}."
+        remedy = "Name the environment's executable in env_settings.env_path"
+        raise fail(node, "env_settings.num_envs", f"{text} {remedy}")
 
 
 def _warn_about_unknown_measures(document: Node, settings: RunSettings) -> None:
-    """A lesson that waits for a behavior which does not exist never ends."""
+    """Warn about a lesson that waits for a behavior which does not exist: it never ends."""
     if settings.default_settings is not None or not settings.behaviors:
         return
     for name, parameter in (settings.environment_parameters or {}).items():
         for index, lesson in enumerate(parameter.curriculum):
             criteria = lesson.completion_criteria
             if criteria is not None and criteria.behavior not in settings.behaviors:
-                _warn(
-                    document.value["environment_parameters"].value[name],
-                    f"environment_parameters.{name}.curriculum[{index}].completion_criteria.behavior",
-                    f"no behavior is called {criteria.behavior!r}"
-                    f"{suggestion(criteria.behavior, settings.behaviors)} The lesson will not end",
+                _log.warning(
+                    "%s: environment_parameters.%s.curriculum[%d].completion_criteria.behavior: "
+                    "no behavior is called %r%s The lesson will not end",
+                    document.value["environment_parameters"].value[name].where,
+                    name,
+                    index,
+                    criteria.behavior,
+                    suggestion(criteria.behavior, settings.behaviors),
                 )
 
 
-def _warn(node: Node, path: str, message: str) -> None:
-    _log.warning("%s: %s: %s", node.where, path, message)
+def _values(node: Node, resolved: Any) -> Any:
+    if isinstance(node.value, dict):
+        known = resolved if isinstance(resolved, dict) else {}
+        return {key: _values(item, known.get(key)) for key, item in node.value.items()}
+    if isinstance(node.value, list) and isinstance(resolved, list):
+        return [_values(*pair) for pair in zip(node.value, resolved, strict=True)]
+    return node.value if resolved is None else resolved
+
+
+def _parameter(node: Node, resolved: dict[str, Any]) -> Any:
+    lessons = resolved["curriculum"]
+    if not (isinstance(node.value, dict) and "curriculum" in node.value):
+        return _value(node, lessons[0]["value"])
+    pairs = zip(node.value["curriculum"].value, lessons, strict=True)
+    return {"curriculum": [_lesson(item, lesson) for item, lesson in pairs]}
+
+
+def _lesson(node: Node, resolved: dict[str, Any]) -> dict[str, Any]:
+    rest = {key: item for key, item in node.value.items() if key != "value"}
+    written = _values(replace(node, value=rest), resolved)
+    return {**_without_nulls(written), "value": _value(node.value["value"], resolved["value"])}
+
+
+def _value(node: Node, resolved: dict[str, Any]) -> Any:
+    if isinstance(node.value, dict):
+        return _values(node, resolved)
+    return resolved["sampler_parameters"]["value"]
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a map without null values, and without maps that held only null values."""
+    if not isinstance(value, dict):
+        return value
+    kept = {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return {key: item for key, item in kept.items() if item != {} or value[key] == {}}

@@ -12,9 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.settings.experiments import check_seeds
 from pipeline.settings.nodes import Node, fail, to_plain
-from pipeline.settings.reader import ContradictionError, read_dataclass, shown
-from pipeline.settings.schema.kinds import Count, CountOrZero
+from pipeline.settings.reader import (
+    ContradictionError,
+    Count,
+    CountOrZero,
+    display,
+    read_dataclass,
+)
 
 MOST_TRIALS = 999
 """Trials of one sweep; their names have three digits."""
@@ -24,8 +30,8 @@ _DIGITS = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Spread:
-    """Where a random value comes from: an interval."""
+class Interval:
+    """The interval that a random value is drawn from."""
 
     min: float
     """Least value."""
@@ -44,11 +50,12 @@ class Spread:
             raise ContradictionError("min", f"must be above 0 for scale log, got {self.min}")
 
     def draw(self, source: random.Random) -> float | int:
-        """A value, with few enough digits to be read."""
+        """Return a value of few digits, so that a person can read it."""
         if self.scale == "log":
             value = math.exp(source.uniform(math.log(self.min), math.log(self.max)))
         else:
             value = source.uniform(self.min, self.max)
+        # Rounding to few digits may leave the interval by a little.
         value = min(max(float(f"{value:.{_DIGITS}g}"), self.min), self.max)
         return round(value) if self.integer else value
 
@@ -58,26 +65,23 @@ class Axis:
     """What one swept key may be: some values, or an interval."""
 
     values: tuple[Any, ...] = ()
-    spread: Spread | None = None
+    interval: Interval | None = None
 
     @staticmethod
     def from_node(node: Node, path: str) -> "Axis":
-        """A list of values, or a map with `min` and `max`.
-
-        Raises:
-            SettingsError: It is something else, or an empty list.
-        """
+        """Read a list of values, or a map with `min` and `max`."""
         if isinstance(node.value, dict):
-            return Axis(spread=read_dataclass(Spread, node, path))
+            return Axis(interval=read_dataclass(Interval, node, path))
         if not isinstance(node.value, list) or not node.value:
-            raise fail(
-                node, path, f"needs a list of values, or a map with min and max, got {shown(node)}"
-            )
+            wanted = "a list of values, or a map with min and max"
+            raise fail(node, path, f"needs {wanted}, got {display(node)}")
         return Axis(values=tuple(to_plain(node)))
 
     def draw(self, source: random.Random) -> Any:
-        """One value."""
-        return self.spread.draw(source) if self.spread is not None else source.choice(self.values)
+        """Return one of the values, or one in the interval."""
+        if self.interval is not None:
+            return self.interval.draw(source)
+        return source.choice(self.values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +94,7 @@ class BestParams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepParams:
-    """`sweeps.<name>`: trials of one experiment, and how the best is found."""
+    """`sweeps.<name>`: trials of one experiment, and how the best of them is chosen."""
 
     experiment: str
     """A name under `experiments`, which says all that the sweep does not."""
@@ -118,41 +122,46 @@ class SweepParams:
     def __post_init__(self) -> None:
         """Refuse keys of another method, too many trials, and seeds that are not fresh."""
         _check_method(self)
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+        check_seeds(self.seeds, "seeds")
+        if self.best is None:
+            return
+        check_seeds(self.best.seeds, "best", "seeds ")
+        if again := sorted(set(self.best.seeds) & set(self.seeds)):
             raise ContradictionError(
-                "seeds", f"needs one seed or more, each once, got {list(self.seeds)}"
+                "best",
+                f"seeds has {again}, which chose the best configuration and so flatter it; "
+                f"take seeds that are not among {list(self.seeds)}",
             )
-        if self.best is not None:
-            _check_fresh(self.best.seeds, self.seeds)
 
     def trials(self) -> dict[str, dict[str, Any]]:
-        """Changes of each trial by its number, `001` on: dotted keys and values."""
+        """Return what each trial changes, dotted keys and values, by its number from `001` on."""
         if self.method == "list":
-            found = [dict(one) for one in self.configurations]
+            changes = [dict(one) for one in self.configurations]
         elif self.method == "grid":
             axes = [axis.values for axis in self.parameters.values()]
-            found = [
+            changes = [
                 dict(zip(self.parameters, values, strict=True))
                 for values in itertools.product(*axes)
             ]
         else:
-            found = [
+            changes = [
                 {key: axis.draw(self._source(key, run)) for key, axis in self.parameters.items()}
                 for run in range(self.runs or 0)
             ]
-        return {f"{number:03}": one for number, one in enumerate(found, start=1)}
+        return {f"{number:03}": one for number, one in enumerate(changes, start=1)}
 
     def _source(self, key: str, run: int) -> random.Random:
+        # A stream for each key and run: more runs or keys leave the values of the others alone.
         return random.Random(f"{self.seed}/{key}/{run}")  # noqa: S311  # a search, no secret
 
 
 def best_name(sweep: str) -> str:
-    """The experiment that the best configuration of a sweep becomes."""
+    """Return the name of the experiment that runs the best configuration of a sweep."""
     return f"{sweep}_best"
 
 
 def best_file(sweep: str) -> Path:
-    """Where the stage `sweep` writes which configuration is the best."""
+    """Return the file in which the stage `sweep` names the best configuration."""
     return Path("results/sweep") / sweep / "best.json"
 
 
@@ -176,13 +185,13 @@ def _check_method(sweep: SweepParams) -> None:
                 key if given else "method", f"the method {sweep.method} {what} {key!r}; {remedy}"
             )
     for key, axis in sweep.parameters.items():
-        if sweep.method == "grid" and axis.spread is not None:
+        if sweep.method == "grid" and axis.interval is not None:
             raise ContradictionError(
                 "parameters",
                 f"the method grid needs a list of values for {key!r}, not an interval; "
                 "list them, or choose the method random",
             )
-    n_trials = _count(sweep)
+    n_trials = _count(sweep)  # a grid is counted, since it may be too large to be written out
     if n_trials > MOST_TRIALS:
         raise ContradictionError(
             "method", f"makes {n_trials} trials, more than {MOST_TRIALS}; sweep fewer values"
@@ -193,16 +202,3 @@ def _count(sweep: SweepParams) -> int:
     if sweep.method == "grid":
         return math.prod(len(axis.values) for axis in sweep.parameters.values())
     return len(sweep.configurations) if sweep.method == "list" else sweep.runs or 0
-
-
-def _check_fresh(fresh: tuple[int, ...], used: tuple[int, ...]) -> None:
-    if not fresh or len(set(fresh)) != len(fresh):
-        raise ContradictionError(
-            "best", f"seeds needs one seed or more, each once, got {list(fresh)}"
-        )
-    if again := sorted(set(fresh) & set(used)):
-        raise ContradictionError(
-            "best",
-            f"seeds has {again}, which chose the best configuration and so flatter it; "
-            f"take seeds that are not among {list(used)}",
-        )

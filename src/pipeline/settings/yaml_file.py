@@ -21,7 +21,7 @@ _MOST_CHARACTERS = 4_000_000
 """A longer file would be read for many seconds before anything could be said about it."""
 
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
-"""Escapes can say them, but neither a path nor a terminal takes them."""
+"""Characters that escapes can write, but that neither a path nor a terminal accepts."""
 
 _NULL, _BOOL, _INT, _FLOAT, _MERGE = (
     f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "merge")
@@ -49,12 +49,8 @@ class _Loader(yaml.SafeLoader):
         event = self.peek_event()  # type: ignore[no-untyped-call]  # types-PyYAML lacks it
         tag = getattr(event, "tag", None)
         if tag is not None:
-            raise yaml.composer.ComposerError(
-                None,
-                None,
-                f"the tag {tag!r} is not allowed, settings are plain data",
-                event.start_mark,
-            )
+            raise _error(event, f"the tag {tag!r} is not allowed, settings are plain data")
+        # Counted while parsing, since a list of many values takes long to compose as well.
         self._n_nodes += 1
         if self._n_nodes > _MOST_VALUES:
             raise _too_many(event)
@@ -90,7 +86,7 @@ for _tag, _pattern, _first in _CORE_SCHEMA:
 
 
 class Repeat(NamedTuple):
-    """A key that a map has already."""
+    """A key that stands twice in a map."""
 
     node: Node
     """The key where it is written again, and its line."""
@@ -98,14 +94,14 @@ class Repeat(NamedTuple):
     """Line where it is written first."""
 
     def __str__(self) -> str:
-        """What a user reads about it."""
+        """Return what a user reads about it."""
         return f"the key {self.node.value!r} is written twice, first in line {self.first}"
 
 
 def read_yaml(
     path: Path | str, *, what: str = "Config file", repeats: list[Repeat] | None = None
 ) -> Node:
-    """The content of a YAML file; an empty file, or one with only comments, is an empty map.
+    """Return the content of a YAML file; a file without values is an empty map.
 
     Args:
         path: the file; errors name it as given here.
@@ -120,7 +116,7 @@ def read_yaml(
 
 
 def read_text(path: Path | str, *, what: str = "Config file") -> str:
-    """The text of a settings file, without a byte order mark.
+    """Return the text of a settings file, without a byte order mark.
 
     Raises:
         SettingsError: The file is missing, unreadable or not UTF-8.
@@ -143,7 +139,7 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
 
 
 def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -> Node:
-    """The value that YAML text describes, with the line of every key and value.
+    """Return the value that YAML text describes, with the line of every key and value.
 
     Args:
         text: one YAML document.
@@ -173,11 +169,12 @@ def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -
         ) from error
     except RecursionError as error:
         raise SettingsError(f"{source}: the values are nested too deeply.") from error
+    # A file that says `null` or `---` describes no more than an empty one.
     return Node({}, source, 1) if node.value is None else node
 
 
 def dump_yaml(value: Any) -> str:
-    """Block-style YAML that `parse_yaml`, and any YAML 1.1 reader, reads back as an equal value.
+    """Return block-style YAML that `parse_yaml`, and any YAML 1.1 reader, reads back as equal.
 
     Args:
         value: maps with text keys, lists, tuples (written as lists), text, numbers, bools and None.
@@ -193,7 +190,7 @@ def dump_yaml(value: Any) -> str:
 
 
 class _Builder:
-    """Turns PyYAML's nodes into ours, refusing what a settings file should not hold."""
+    """Turn PyYAML's nodes into ours; refuse what a settings file should not hold."""
 
     def __init__(self, source: str, repeats: list[Repeat] | None) -> None:
         self._source = source
@@ -209,6 +206,7 @@ class _Builder:
             return Node(_scalar(node), self._source, line, node.value)
         if id(node) in self._open:
             raise _error(node, "an alias inside of what it stands for")
+        # Only the way down is remembered: the same anchor may be used again beside it.
         self._open.add(id(node))
         if isinstance(node, yaml.SequenceNode):
             value: Any = [self.build(item, item.start_mark.line + 1) for item in node.value]
@@ -222,7 +220,9 @@ class _Builder:
         merged: dict[str, Node] = {}
         lines: dict[str, int] = {}
         for key_node, value_node in node.value:
-            key = _key(key_node)
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise _error(key_node, "a key must be text, not a list or a map")
+            key = str(key_node.value)
             line = key_node.start_mark.line + 1
             if key in lines:
                 repeat = Repeat(Node(key, self._source, line), lines[key])
@@ -234,23 +234,18 @@ class _Builder:
                 merged |= self._merged(value_node)
             else:
                 own[key] = self.build(value_node, line)
-        return merged | own
+        return merged | own  # a key of the map itself wins over merged ones, wherever it stands
 
     def _merged(self, node: yaml.Node) -> dict[str, Node]:
         """Entries that a merge key brings: of a map, or of a list of maps where the first wins."""
         built = self.build(node, node.start_mark.line + 1)
         result: dict[str, Node] = {}
+        # The last one written here wins, so the first of the list has to come last.
         for item in reversed(built.value if isinstance(built.value, list) else [built]):
             if not isinstance(item.value, dict):
                 raise _error(node, "a merge key '<<' needs a map or a list of maps")
             result |= item.value
         return result
-
-
-def _key(node: yaml.Node) -> str:
-    if not isinstance(node, yaml.ScalarNode):
-        raise _error(node, "a key must be text, not a list or a map")
-    return str(node.value)
 
 
 def _scalar(node: yaml.ScalarNode) -> Any:
@@ -267,21 +262,21 @@ def _scalar(node: yaml.ScalarNode) -> Any:
 
 
 def _whole(node: yaml.ScalarNode) -> int:
-    text = node.value
     try:
-        if text[:2] in ("0o", "0x"):
-            return int(text[2:], 8 if text[1] == "o" else 16)
-        return int(text)
+        number = int(node.value, {"0o": 8, "0x": 16}.get(node.value[:2], 10))
+        str(number)  # Python limits its digits only here for some bases
     except ValueError as error:
         raise _error(node, "the number has too many digits") from error
+    return number
 
 
-def _error(node: yaml.Node, message: str) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(None, None, message, node.start_mark)
+def _error(place: Any, message: str) -> yaml.MarkedYAMLError:
+    """The error `message` at a node or an event of PyYAML."""
+    return yaml.MarkedYAMLError(None, None, message, place.start_mark)
 
 
-def _too_many(node: yaml.Node) -> yaml.MarkedYAMLError:
-    return _error(node, f"the file describes more than {_MOST_VALUES} values")
+def _too_many(place: Any) -> yaml.MarkedYAMLError:
+    return _error(place, f"the file describes more than {_MOST_VALUES} values")
 
 
 def _syntax_message(error: yaml.MarkedYAMLError, source: str) -> str:

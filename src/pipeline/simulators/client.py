@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import UnityCommunicationException, UnityTimeOutException
 from pipeline.protocol import side_channels, wire
+from pipeline.protocol.actions import decode_actions
 from pipeline.protocol.channel import Channel
-from pipeline.protocol.codec import (
-    brain_parameters,
-    compressed_steps_bytes,
-    decode_actions,
-    steps_bytes,
-)
+from pipeline.protocol.encoding import brain_parameters, compressed_steps_bytes, steps_bytes
 from pipeline.protocol.generated.messages import (
     QUIT,
     RESET,
+    ReceivedMessageProto,
     UnityMessageProto,
     UnityRLInitializationOutputProto,
 )
@@ -31,12 +28,12 @@ from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Control
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from pipeline.protocol.generated.messages import UnityRLInputProto
+    from pipeline.protocol.generated.messages import ReceivedRLInputProto
     from pipeline.protocol.simulator import Simulator
     from pipeline.protocol.specs import ActionTuple, BehaviorSpec
     from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 
-    Exchange = Callable[..., UnityMessageProto]
+    Exchange = Callable[..., ReceivedMessageProto]
 
 _log = logging.getLogger(__name__)
 
@@ -75,8 +72,8 @@ def converse(
     channel = _connect(port, connect_timeout_s)
     try:
 
-        def exchange(request: bytes, timeout_s: float | None = None) -> UnityMessageProto:
-            return UnityMessageProto.FromString(channel.call(request, timeout_s))
+        def exchange(request: bytes, timeout_s: float | None = None) -> ReceivedMessageProto:
+            return ReceivedMessageProto.FromString(channel.call(request, timeout_s))
 
         hello = exchange(_hello(), _HELLO_S)
         if hello.header.status != OK:
@@ -174,7 +171,7 @@ class Session:
                 return
             reply = exchange(self._advance(command))
 
-    def _advance(self, command: UnityRLInputProto) -> bytes:
+    def _advance(self, command: ReceivedRLInputProto) -> bytes:
         self._controls.draw()
         if command.command == RESET or self._steps is None:
             self._steps = self._simulator.reset()
@@ -183,7 +180,7 @@ class Session:
         return self._message(self._steps)
 
     def _actions(
-        self, command: UnityRLInputProto, steps: Mapping[str, Steps]
+        self, command: ReceivedRLInputProto, steps: Mapping[str, Steps]
     ) -> dict[str, ActionTuple]:
         """Actions of every behavior, zeros where the trainer sent none."""
         given = command.agent_actions
@@ -278,7 +275,7 @@ def _stats_frames(stats: Iterable[tuple[str, float, int]]) -> bytes:
 
 
 def _head(number: int, length: int) -> bytes:
-    """What precedes a length-delimited field of `length` bytes."""
+    """Return what precedes a length-delimited field of `length` bytes."""
     return wire.varint(number << 3 | 2) + wire.varint(length)
 
 

@@ -9,12 +9,13 @@ import logging
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import PipelineError, UnityException
-from pipeline.simulators import arguments, registry
+from pipeline.errors import PipelineError, SettingsError, UnityException
+from pipeline.simulators import registry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,28 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
+
+_USAGE = """\
+usage: {program} --mlagents-port PORT [options]
+
+{summary}
+
+An environment for a trainer that speaks the ML-Agents protocol: it connects to the trainer, which
+starts it. Options may be written with one dash or two; others are ignored, as by a Unity player.
+
+  --mlagents-port PORT   port on localhost where the trainer listens
+  --num-agents N         {counted} in this process, before the trainer's num_areas
+                         multiplies them ({n_agents} unless given)
+  --compress             send images as PNG, as a Unity player does: less to send, more to do;
+                         numbers are rounded to multiples of 1/255
+  --connect-timeout S    seconds to wait for the trainer to listen (30 unless given)
+  -logFile FILE          write log lines to FILE instead of the standard error
+  -nographics -batchmode accepted; there are no graphics
+  --describe             print what the agents observe and do, and end
+  --help                 print this and end
+"""
+_VALUED = ("mlagents-port", "num-agents", "connect-timeout", "logfile")
+_FLAGS = ("nographics", "batchmode", "compress", "describe", "help")
 
 
 def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) -> int:
@@ -39,39 +62,114 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
     """
     own = registry.entry(name)
     chosen = {"n_agents": own.n_agents, **(options or {})}
-    shown = str(chosen.get("id", name))
-    usage = arguments.USAGE.format(
-        program=shown, summary=own.summary, counted=own.counted, n_agents=chosen["n_agents"]
+    display = str(chosen.get("id", name))
+    usage = _USAGE.format(
+        program=display, summary=own.summary, counted=own.counted, n_agents=chosen["n_agents"]
     )
     try:
-        parsed = arguments.parse(argv)
+        parsed = parse(argv)
     except PipelineError as error:
-        sys.stderr.write(f"{shown}: {error}\n\n{usage}")
+        sys.stderr.write(f"{display}: {error}\n\n{usage}")
         return 2
     if parsed.help:
         sys.stdout.write(usage)
         return 0
+    per_area = parsed.n_agents or chosen.pop("n_agents")
+    chosen.pop("n_agents", None)
     if parsed.describe:
-        return _describe(name, parsed, chosen)
+        return _describe(name, per_area, chosen)
     if parsed.port is None:
-        sys.stderr.write(f"{shown}: --mlagents-port is missing.\n\n{usage}")
+        sys.stderr.write(f"{display}: --mlagents-port is missing.\n\n{usage}")
         return 2
     _set_up_log(parsed.log_file)
     if parsed.ignored:
         _log.info("Ignored arguments: %s", " ".join(parsed.ignored))
     _set_up_signals()
-    return _run(name, parsed, chosen)
+    return _run(name, parsed, parsed.port, per_area, chosen)
 
 
-def _describe(name: str, parsed: arguments.PlayerArguments, options: dict[str, Any]) -> int:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlayerArguments:
+    """The command line: what a Unity player takes, and a little more."""
+
+    port: int | None = None
+    """Where the trainer listens; None if not given."""
+    n_agents: int | None = None
+    """Agents of one area; None for the simulator's own number."""
+    connect_timeout_s: float = 30.0
+    """Longest wait for the trainer to listen."""
+    compress: bool = False
+    """Whether images are sent as PNG."""
+    log_file: str | None = None
+    """File for log lines; None for the standard error."""
+    describe: bool = False
+    """Whether only the description is wanted."""
+    help: bool = False
+    """Whether only the usage is wanted."""
+    ignored: tuple[str, ...] = ()
+    """What was not understood, as written."""
+
+
+def parse(argv: Sequence[str]) -> PlayerArguments:
+    """Read the arguments of an executable.
+
+    Raises:
+        SettingsError: A known option lacks its value, or has one of the wrong kind.
+    """
+    values: dict[str, str] = {}
+    ignored = []
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        name, given, value = word.lstrip("-").partition("=")
+        name = name.lower()
+        if not word.startswith("-") or name not in _VALUED + _FLAGS:
+            ignored.append(word)
+        elif name in _FLAGS:
+            values[name] = "yes"
+        elif given:
+            values[name] = value
+        elif rest:
+            values[name] = rest.pop(0)
+        else:
+            raise SettingsError(f"{word}: a value must follow.")
+    n_agents = _whole(values, "num-agents", 1, 1_000_000)
+    return PlayerArguments(
+        port=_whole(values, "mlagents-port", 1, 65535),
+        n_agents=n_agents,
+        connect_timeout_s=_seconds(values.get("connect-timeout", "30")),
+        compress="compress" in values,
+        log_file=values.get("logfile"),
+        describe="describe" in values,
+        help="help" in values,
+        ignored=tuple(ignored),
+    )
+
+
+def _whole(values: dict[str, str], name: str, low: int, high: int) -> int | None:
+    text = values.get(name)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+        raise SettingsError(f"--{name}: '{text}' is not a whole number from {low} to {high}.")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise SettingsError(f"--connect-timeout: '{text}' is not a positive number of seconds.")
+    return value
+
+
+def _describe(name: str, n_agents: int, options: dict[str, Any]) -> int:
     """Begin an episode, and print what came of it."""
-    from pipeline.simulators.describing import description
-
-    n_agents = parsed.n_agents or options.pop("n_agents")
-    options.pop("n_agents", None)
     try:
         simulator = registry.make(name, n_agents=n_agents, **options)
-        text = description(simulator)
+        text = _description(simulator)
         simulator.close()
     except PipelineError as error:
         sys.stderr.write(f"{error}\n")
@@ -80,21 +178,40 @@ def _describe(name: str, parsed: arguments.PlayerArguments, options: dict[str, A
     return 0
 
 
-def _run(name: str, parsed: arguments.PlayerArguments, options: dict[str, Any]) -> int:
-    from pipeline.simulators import client
+def _description(simulator: Simulator) -> str:
+    """Return one paragraph per behavior of what its agents observe and do."""
+    steps = simulator.reset()
+    paragraphs = []
+    for name, spec in simulator.behavior_specs.items():
+        n_asking = len(steps[name][0]) if name in steps else 0
+        lines = [f"{name}: {n_asking} agents ask for a decision first"]
+        for obs in spec.observation_specs:
+            kind = "image (channels, height, width)" if len(obs.shape) == 3 else "vector"
+            shape = obs.shape if len(obs.shape) > 1 else obs.shape[0]
+            lines.append(f"  observes  {obs.name}: {kind} {shape}")
+        if spec.action_spec.continuous_size:
+            lines.append(f"  acts      {spec.action_spec.continuous_size} continuous actions")
+        if spec.action_spec.discrete_branches:
+            lines.append(f"  acts      branches of {spec.action_spec.discrete_branches} choices")
+        paragraphs.append("\n".join(lines) + "\n")
+    return "\n".join(paragraphs)
 
-    shown = options.get("id", name)
-    per_area = options.pop("n_agents")
-    per_area = parsed.n_agents or per_area
+
+def _run(
+    name: str, parsed: PlayerArguments, port: int, per_area: int, options: dict[str, Any]
+) -> int:
+    from pipeline.simulators import client  # the usage is printed without it
+
     try:
         client.converse(
             partial(_make, name, per_area, options),
-            port=parsed.port or 0,
+            port=port,
             connect_timeout_s=parsed.connect_timeout_s,
             compress=parsed.compress,
         )
     except PipelineError as error:
-        _log.error("%s: %s", shown, error)  # the message says all a user needs
+        display = options.get("id", name)
+        _log.error("%s: %s", display, error)  # the message says all a user needs
         return 1 if isinstance(error, UnityException) else 2
     return 0
 

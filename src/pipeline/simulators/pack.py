@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import StageError
 from pipeline.files import whole, write_whole
-from pipeline.simulators import launcher, registry
+from pipeline.simulators import registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -96,7 +96,7 @@ def _write(
     content |= {f"lib/{name}": file.read_bytes() for name, file in files.items()}
     described = {"options": options, "simulator": simulator}
     content["executable.json"] = json.dumps(described, sort_keys=True).encode()
-    content["__main__.py"] = launcher.MAIN.encode()
+    content["__main__.py"] = _MAIN.encode()
     digest = _digest(content)
     content["DIGEST"] = digest.encode()
     with whole(target) as temporary:
@@ -120,7 +120,7 @@ def _remember_python(digest: str) -> None:
 def _script(name: str, digest: str) -> bytes:
     major, minor = sys.version_info[:2]
     machine = platform.machine()
-    text = launcher.SHELL.format(
+    text = _SHELL.format(
         name=re.sub(r"[^\w.:/-]", "-", name),
         digest=digest,
         python=f"python{major}.{minor}",
@@ -150,7 +150,7 @@ def _digest(content: dict[str, bytes]) -> str:
 
 
 def _package_files() -> Iterator[tuple[str, bytes]]:
-    """What an executable needs of this package, under its names in the archive."""
+    """Return what an executable needs of this package, under its names in the archive."""
     root = Path(__file__).resolve().parent.parent
     files = [root / name for name in _PACKAGE]
     for folder in _FOLDERS:
@@ -205,7 +205,7 @@ def _distribution(name: str) -> importlib.metadata.Distribution:
 
 
 def _distribution_files(name: str) -> Iterator[tuple[str, bytes]]:
-    """The files of an installed distribution that running it takes, and its licences."""
+    """Return the files of an installed distribution that running it takes, and its licences."""
     distribution = _distribution(name)
     if distribution.files is None:
         raise StageError(f"the distribution '{name}' has no list of its files; reinstall it.")
@@ -223,3 +223,130 @@ def _is_needed(path: PurePosixPath, *, lean: bool) -> bool:
         return False
     patterns = _SKIPPED_FILES + _SKIPPED_PARTS if lean else ("*.pyc", "*.pyi")
     return not any(fnmatch(path.name, pattern) for pattern in patterns)
+
+
+# What runs before the package does: an executable is `_SHELL`, filled in, followed by a zip archive
+# whose `__main__.py` is `_MAIN`. The shell script finds an interpreter that fits and replaces
+# itself with it, so the process that was launched is the Python process. `_MAIN` runs twice in the
+# life of an executable's cache: from the archive, where it unpacks, and from the unpacked folder,
+# at every later start.
+_SHELL = """\
+#!/bin/sh
+# {name}: an environment executable. This script finds a Python; a zip archive follows it.
+check='import os, sys
+if (sys.implementation.cache_tag + sys.abiflags, sys.platform, os.uname().machine) == {tag}:
+    print(sys.executable)'
+cache=${{PIPELINE_CACHE:-${{XDG_CACHE_HOME:-${{HOME:-/nonexistent}}/.cache}}/rl-pipeline}}
+own=$cache/executables/{digest}
+for candidate in "${{PIPELINE_PYTHON:-}}" "$(cat "$own.python" 2>/dev/null)" {python} \\
+  /usr/local/bin/{python} /usr/bin/{python} python3 python
+do
+  [ -n "$candidate" ] || continue
+  python=$("$candidate" -I -S -c "$check" 2>/dev/null)
+  [ -z "$python" ] || break
+done
+if [ -z "$python" ]; then
+  echo "{name}: needs C{version_text}, which was not found;" \\
+    "put {python} on PATH, or set PIPELINE_PYTHON to its path." >&2
+  exit 3
+fi
+main=$own/__main__.py
+[ -f "$main" ] || main=$0
+exec "$python" -I -S "$main" "$@"
+exit 3
+"""
+
+_MAIN = '''\
+"""Unpacks this executable if that has not been done, and runs it."""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+import zipfile
+
+
+def cache_folder():
+    own = os.environ.get("PIPELINE_CACHE")
+    shared = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.abspath(os.path.join(own or os.path.join(shared, "rl-pipeline"), "executables"))
+
+
+def unpacked(archive):
+    """The folder with the archive's files, unpacked now if it is not there."""
+    with zipfile.ZipFile(archive) as source:
+        digest = source.read("DIGEST").decode()
+        parent = cache_folder()
+        folder = os.path.join(parent, digest)
+        if os.path.exists(folder):
+            return folder
+        os.makedirs(parent, exist_ok=True)
+        remove_abandoned(parent, "." + digest)
+        temporary = tempfile.mkdtemp(dir=parent, prefix="." + digest + ".")
+        descriptor = None
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                descriptor = lock(temporary)
+            source.extractall(temporary)
+            os.rename(temporary, folder)
+        except OSError:
+            if not os.path.exists(folder):  # otherwise another start was faster
+                raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if descriptor is not None:
+                os.close(descriptor)
+    return folder
+
+
+def lock(folder):
+    """A descriptor that holds the system's lock of a folder; raises OSError if another has it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def remove_abandoned(parent, prefix):
+    """Remove what starts that were killed while they unpacked have left; nobody holds its lock."""
+    for name in os.listdir(parent):
+        path = os.path.join(parent, name)
+        try:
+            if name.startswith(prefix) and os.path.getmtime(path) < time.time() - 1:
+                descriptor = lock(path)
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(descriptor)
+        except OSError:
+            pass  # it is being unpacked, or another start removed it
+
+
+def run():
+    folder = os.path.dirname(os.path.abspath(__file__))
+    if os.path.isfile(folder):
+        try:
+            folder = unpacked(folder)
+        except OSError as error:
+            sys.stderr.write(
+                "cannot unpack into %s: %s; set PIPELINE_CACHE to a folder that can be written\\n"
+                % (cache_folder(), error)
+            )
+            return 3
+    sys.path[:] = [os.path.join(folder, "lib")] + [p for p in sys.path if p != sys.path[0]]
+    os.environ["MUJOCO_GL"] = "disable"
+    with open(os.path.join(folder, "executable.json"), encoding="utf-8") as file:
+        described = json.load(file)
+    from pipeline.simulators.executable import main
+
+    return main(described["simulator"], sys.argv[1:], described["options"])
+
+
+if __name__ == "__main__":
+    sys.exit(run())
+'''

@@ -21,139 +21,104 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One built-in simulator."""
+    """One simulator."""
 
     summary: str
     """What the task is, in one line."""
     factory: str
-    """`module:class`; it takes `seed`, `n_agents` and the options by keyword."""
-    expert: str | Mapping[str, str] | None = None
-    """`module:function` of its scripted expert, or `module:class` of one that remembers; or those
-    of each behavior, by name without team; None without one."""
-    n_agents: int
-    """Agents per process unless told otherwise."""
+    """`module:class`; it takes `seed`, `n_agents` and the options by keyword. A game's module also
+    has its `expert`: a function, a class of one that remembers, or those of each behavior by name
+    without team."""
+    distributions: tuple[str, ...] = ()
+    """Installed distributions that it needs besides those of every executable."""
+    copies: int | None = None
+    """Of a bridge: copies of the environment per process unless told otherwise."""
     counted: str = "agents"
     """What `n_agents` counts."""
-    distributions: tuple[str, ...]
-    """Installed distributions that it needs besides those of every executable."""
-    bridge: bool = False
-    """Whether it runs an environment of others, which needs more than the above."""
+
+    @property
+    def bridge(self) -> bool:
+        """Whether it runs an environment of others, which needs more than the above."""
+        return self.copies is not None
+
+    @property
+    def n_agents(self) -> int:
+        """Agents per process unless told otherwise."""
+        return int(self.copies or self.parameters["n_agents"].default)
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The keywords that it takes."""
+        return inspect.signature(self.load()).parameters
+
+    def load(self, attribute: str = "") -> Any:
+        """Return the class, or another attribute of its module."""
+        module, _, factory = self.factory.partition(":")
+        return getattr(import_module(module), attribute or factory)
 
 
-_EXPERTS = "pipeline.simulators.experts"
-
-_ENTRIES = {
-    "balance_ball": Entry(
-        summary="keep a ball on a tilting platform (continuous control, as Unity's 3DBall)",
-        factory="pipeline.simulators.balance_ball:BalanceBall",
-        expert=f"{_EXPERTS}.balance_ball:expert",
-        n_agents=12,
-        distributions=("mujoco",),
+_SUMMARIES = {
+    "balance_ball": "keep a ball on a tilting platform (continuous control, as Unity's 3DBall)",
+    "grid_world": "reach the wanted one of two goals (image, goal signal, masks, as GridWorld)",
+    "hallway": "remember a cue to choose the right goal (memory, as Unity's Hallway)",
+    "pyramids": "press a switch far away, then find the goal (sparse reward, as Unity's Pyramids)",
+    "sorter": "visit numbered tiles in rising order (list of entities, as Unity's Sorter)",
+    "collector": "gather good food, avoid bad food (hybrid actions, as Unity's Food Collector)",
+    "couriers": "carry parcels through a town (decisions that last, agents that come and go)",
+    "pong": "return the ball: one against one (symmetric self-play, as Tennis)",
+    "push_together": (
+        "push a block that one alone cannot (group rewards, as Cooperative Push Block)"
     ),
-    "grid_world": Entry(
-        summary="reach the wanted one of two goals (image, goal signal, masks, as GridWorld)",
-        factory="pipeline.simulators.grid_world:GridWorld",
-        expert=f"{_EXPERTS}.grid_world:expert",
-        n_agents=16,
-        distributions=(),
-    ),
-    "hallway": Entry(
-        summary="remember a cue to choose the right goal (memory, as Unity's Hallway)",
-        factory="pipeline.simulators.hallway:Hallway",
-        expert=f"{_EXPERTS}.hallway:HallwayExpert",
-        n_agents=16,
-        distributions=(),
-    ),
-    "pyramids": Entry(
-        summary="press a switch far away, then find the goal (sparse reward, as Unity's Pyramids)",
-        factory="pipeline.simulators.pyramids:Pyramids",
-        expert=f"{_EXPERTS}.pyramids:expert",
-        n_agents=16,
-        distributions=(),
-    ),
-    "sorter": Entry(
-        summary="visit numbered tiles in rising order (list of entities, as Unity's Sorter)",
-        factory="pipeline.simulators.sorter:Sorter",
-        expert=f"{_EXPERTS}.sorter:expert",
-        n_agents=16,
-        distributions=(),
-    ),
-    "collector": Entry(
-        summary="gather good food, avoid bad food (hybrid actions, as Unity's Food Collector)",
-        factory="pipeline.simulators.collector:Collector",
-        expert=f"{_EXPERTS}.collector:expert",
-        n_agents=16,
-        distributions=(),
-    ),
-    "couriers": Entry(
-        summary="carry parcels through a town (decisions that last, agents that come and go)",
-        factory="pipeline.simulators.couriers:Couriers",
-        expert=f"{_EXPERTS}.couriers:expert",
-        n_agents=64,
-        distributions=(),
-    ),
-    "pong": Entry(
-        summary="return the ball: one against one (symmetric self-play, as Tennis)",
-        factory="pipeline.simulators.pong:Pong",
-        expert=f"{_EXPERTS}.pong:expert",
-        n_agents=32,
-        distributions=(),
-    ),
-    "push_together": Entry(
-        summary="push a block that one alone cannot (group rewards, as Cooperative Push Block)",
-        factory="pipeline.simulators.push_together:PushTogether",
-        expert=f"{_EXPERTS}.push_together:expert",
-        n_agents=48,
-        distributions=(),
-    ),
-    "tag": Entry(
-        summary="two hunters chase a faster runner (asymmetric self-play, two behaviors)",
-        factory="pipeline.simulators.tag:Tag",
-        expert={"Hunter": f"{_EXPERTS}.tag:hunter", "Runner": f"{_EXPERTS}.tag:runner"},
-        n_agents=24,
-        distributions=(),
-    ),
+    "tag": "two hunters chase a faster runner (asymmetric self-play, two behaviors)",
 }
+"""Of the built-in games; `grid_world` is the class `GridWorld` of the module `games.grid_world`."""
+_DISTRIBUTIONS = {"balance_ball": ("mujoco",)}
 
+_GAMES = {
+    name: Entry(
+        summary=summary,
+        factory=f"pipeline.simulators.games.{name}:{name.title().replace('_', '')}",
+        distributions=_DISTRIBUTIONS.get(name, ()),
+    )
+    for name, summary in _SUMMARIES.items()
+}
 _BRIDGES = {
     "gymnasium": Entry(
         summary="an environment that is registered with Gymnasium, in several copies",
         factory="pipeline.simulators.bridges.gymnasium_bridge:GymnasiumSimulator",
-        n_agents=16,
-        counted="copies of the environment, with one agent each,",
         distributions=("gymnasium",),
-        bridge=True,
+        copies=16,
+        counted="copies of the environment, with one agent each,",
     ),
     "pettingzoo": Entry(
         summary="an environment of PettingZoo, in several copies",
         factory="pipeline.simulators.bridges.pettingzoo_bridge:PettingZooSimulator",
-        n_agents=4,
-        counted="copies of the environment, each with all its agents,",
         distributions=("gymnasium", "pettingzoo"),
-        bridge=True,
+        copies=4,
+        counted="copies of the environment, each with all its agents,",
     ),
 }
 
-NAMES = tuple(_ENTRIES)
+NAMES = tuple(_GAMES)
 """Names of the built-in simulators."""
 BRIDGES = tuple(_BRIDGES)
 """Names of the simulators that run environments of others, told by the option `id`."""
 
 
 def entry(name: str) -> Entry:
-    """The entry called `name`.
+    """Return the entry called `name`.
 
     Raises:
         SettingsError: There is no simulator of that name.
     """
-    found = _ENTRIES.get(name) or _BRIDGES.get(name)
+    found = _GAMES.get(name) or _BRIDGES.get(name)
     if found is None:
         raise SettingsError(f"unknown simulator '{name}'; choose one of {', '.join(NAMES)}.")
     return found
 
 
 def make(name: str, *, seed: int = 0, n_agents: int | None = None, **options: Any) -> Simulator:
-    """A simulator, ready for `reset`.
+    """Return a simulator, ready for `reset`.
 
     Args:
         name: one of `NAMES` or `BRIDGES`.
@@ -168,8 +133,8 @@ def make(name: str, *, seed: int = 0, n_agents: int | None = None, **options: An
     if n_agents is not None and n_agents < 1:
         raise SettingsError(f"{name}: n_agents must be at least 1, got {n_agents}.")
     check_options(name, options)
-    factory = _load(found.factory)
-    return cast("Simulator", factory(seed=seed, n_agents=n_agents or found.n_agents, **options))
+    made = found.load()(seed=seed, n_agents=n_agents or found.n_agents, **options)
+    return cast("Simulator", made)
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
@@ -178,7 +143,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
     Raises:
         SettingsError: An option is unknown, or one that must be given is missing.
     """
-    known = inspect.signature(_load(entry(name).factory)).parameters
+    known = entry(name).parameters
     for option in options:
         if option not in known:
             raise SettingsError(
@@ -190,7 +155,10 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def expert(name: str, behavior: str | None = None) -> Expert:
-    """The scripted policy that plays the simulator called `name` well, without memories yet.
+    """Return the scripted policy that plays the simulator well, without memories yet.
+
+    It sees only what an agent sees. Experts record demonstrations, stand for the best that can be
+    expected, and are opponents to beat.
 
     Args:
         name: one of `NAMES`.
@@ -199,10 +167,10 @@ def expert(name: str, behavior: str | None = None) -> Expert:
     Raises:
         SettingsError: There is no such simulator, or it has no expert for this behavior.
     """
-    found = entry(name).expert
-    if found is None:
+    if entry(name).bridge:
         raise SettingsError(f"{name}: there is no expert for environments that others wrote.")
-    if not isinstance(found, str):
+    found = entry(name).load("expert")
+    if isinstance(found, dict):
         wanted = (behavior or "").partition("?")[0]
         if wanted not in found:
             raise SettingsError(
@@ -210,10 +178,4 @@ def expert(name: str, behavior: str | None = None) -> Expert:
                 f"{', '.join(found)}."
             )
         found = found[wanted]
-    loaded = _load(found)
-    return cast("Expert", loaded() if inspect.isclass(loaded) else loaded)
-
-
-def _load(reference: str) -> Any:
-    module, _, attribute = reference.partition(":")
-    return getattr(import_module(module), attribute)
+    return cast("Expert", found() if inspect.isclass(found) else found)

@@ -1,1 +1,1 @@
-"""One function per stage of the DAG."""
+"""The stages of the DAG, one file each; what they share is in `shared`."""

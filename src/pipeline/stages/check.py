@@ -1,52 +1,77 @@
 """The `check` stage: params.yaml, its trainer files and the plan, before anything else is touched.
 
 DVC deletes what a stage made before it runs the stage again. A stage that only then refuses its
-parameters has lost its results, so the first stage refuses for all of them. What it makes is always
-the same, so nothing runs again because it has.
+parameters has lost its results, so the first stage refuses for all of them. It also writes down,
+for each other stage, the source files that it imports and their contents: a stage depends on that
+file alone, which is the same as before unless one of these has changed.
 """
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import sys
 from typing import TYPE_CHECKING
 
-from pipeline import files
+from pipeline.errors import SettingsError
+from pipeline.settings.environments import BridgeSource
+from pipeline.settings.nodes import fail_at
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import RUNS_FILE, check_plan, check_settings
-from pipeline.stages import bridged, common, process
+from pipeline.settings.yaml_file import read_yaml
+from pipeline.stages.shared import process, sources
+from pipeline.stages.shared.project import checkout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from pipeline.settings.params import Params
-
-CHECKED = Path("workflow/checked.txt")
-_TEXT = "params.yaml, its trainer files and workflow/runs.yaml: no mistake.\n"
 
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
     argparse.ArgumentParser(description=__doc__).parse_args(argv)
-    return process.run(lambda: check(common.checkout()), short=True)
+    return process.run(lambda: check(checkout()), short=True)
 
 
 def check(root: Path) -> None:
-    """Make the file on which the other stages depend.
+    """Make the files on which the other stages depend.
 
     Raises:
         PipelineError: There is a mistake, or the plan is out of date.
     """
-    check_params(load_params(root / "params.yaml"), root / RUNS_FILE)
-    files.write_whole(root / CHECKED, _TEXT)
+    params = load_params(root / "params.yaml")
+    check_params(params)
+    check_plan(params, root / RUNS_FILE)
+    for stage in sources.stages(root):
+        sources.note(root, stage)
 
 
-def check_params(params: Params, runs_file: Path = RUNS_FILE) -> None:
+def check_params(params: Params) -> None:
     """Refuse what some stage would refuse later.
 
     Raises:
-        PipelineError: There is a mistake, or the plan is out of date.
+        PipelineError: There is a mistake.
     """
     check_settings(params)
-    bridged.check_ids(params)
-    check_plan(params, runs_file)
+    check_ids(params)
+
+
+def check_ids(params: Params) -> None:
+    """Refuse ids of environments that are not there; their modules may lie beside params.yaml.
+
+    Raises:
+        SettingsError: An id is unknown; the message has its place, and the nearest ids.
+    """
+    here = str(params.path.resolve().parent)
+    for name, environment in params.environments.items():
+        if isinstance(environment, BridgeSource):
+            if here not in sys.path:
+                sys.path.append(here)
+            from pipeline.simulators.bridges.naming import check
+
+            try:
+                check(environment.source, environment.id)
+            except SettingsError as error:
+                at = f"environments.{name}.id"
+                raise fail_at(read_yaml(params.path), at, str(error)) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,51 +10,42 @@ import numpy as np
 
 from pipeline import files
 from pipeline.errors import StageError
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import check_plan
-from pipeline.stages import common, executable, process
+from pipeline.stages.shared import executable
+from pipeline.stages.shared.attempt import Job, attempt_at
+from pipeline.stages.shared.project import main_of_named, named, planned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from pipeline.arrays import AnyArray
     from pipeline.envs.base import BaseEnv
     from pipeline.protocol.demo import Demonstration, DemoWriter
     from pipeline.protocol.specs import ActionTuple
-    from pipeline.protocol.steps import DecisionSteps
+    from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", help="a name under `demonstrations` in params.yaml")
-    arguments = parser.parse_args(argv)
-    return process.run(lambda: record_named(arguments.name, common.checkout()))
+    return main_of_named(argv, __doc__, "demonstrations", record_named)
 
 
 def record_named(name: str, root: Path) -> None:
     """Make `data/demos/<name>.demo` and its metrics."""
-    params = load_params(root / "params.yaml")
-    check_plan(params, root / "workflow/runs.yaml")
-    wanted = common.named(params.demonstrations, name, "demonstrations")
+    params = planned(root)
+    wanted = named(params.demonstrations, name, "demonstrations")
     if wanted.file is not None:
         take(name, Path(wanted.file), root)
         return
     if wanted.environment is None or wanted.episodes is None or wanted.seed is None:
         raise StageError(f"params.yaml: demonstrations.{name} names neither a file nor episodes")
     built = executable.folder_of(wanted.environment)
-    job = common.Job(
-        stage="demos",
-        instance=name,
-        params={
-            "environment": wanted.environment,
-            "policy": wanted.policy,
-            "episodes": wanted.episodes,
-            "seed": wanted.seed,
-        },
-        inputs=(built,),
-        outputs=(Path(f"data/demos/{name}.demo"), Path(f"results/demos/{name}.json")),
-    )
-    with common.attempt(job, root) as attempt:
+    told = {
+        "environment": wanted.environment,
+        "policy": wanted.policy,
+        "episodes": wanted.episodes,
+        "seed": wanted.seed,
+    }
+    with attempt_at(_job(name, built, told), root) as attempt:
         metrics = record(
             executable.load(root / built),
             attempt.out(f"{name}.demo"),
@@ -70,27 +60,33 @@ def take(name: str, file: Path, root: Path) -> None:
     """Make the same of a `.demo` file that is there already, after reading all of it."""
     from pipeline.protocol.demo import read_demo
 
-    job = common.Job(
-        stage="demos",
-        instance=name,
-        params={},
-        inputs=(file,),
-        outputs=(Path(f"data/demos/{name}.demo"), Path(f"results/demos/{name}.json")),
-    )
-    with common.attempt(job, root) as attempt:
+    with attempt_at(_job(name, file, {}), root) as attempt:
         demo = read_demo(root / file)
         shutil.copyfile(root / file, attempt.out(f"{name}.demo"))
         files.write_json(attempt.out(f"{name}.json"), summary(demo))
 
 
+def _job(name: str, made_from: Path, params: Mapping[str, Any]) -> Job:
+    return Job(
+        stage="demos",
+        instance=name,
+        params=params,
+        inputs=(made_from,),
+        outputs=(Path(f"data/demos/{name}.demo"), Path(f"results/demos/{name}.json")),
+    )
+
+
 def summary(demo: Demonstration) -> dict[str, Any]:
-    """The numbers that a recording has too; returns are null when no episode has ended."""
+    """Summarise a demonstration as a recording is; returns are null without a whole episode."""
     ends = np.flatnonzero(demo.done) + 1
     parts = np.split(demo.reward[: ends[-1]], ends[:-1]) if len(ends) else []
-    returns = [float(part.sum()) for part in parts]
+    return _summary([float(part.sum()) for part in parts], len(demo))
+
+
+def _summary(returns: Sequence[float], n_steps: int) -> dict[str, Any]:
     return {
         "episodes": len(returns),
-        "steps": len(demo),
+        "steps": n_steps,
         "mean_return": float(np.mean(returns)) if returns else None,
         "min_return": min(returns, default=None),
         "max_return": max(returns, default=None),
@@ -155,83 +151,81 @@ def write_episodes(
     ((behavior, spec),) = env.behavior_specs.items()
     recorded = _play(env, behavior, act, episodes)
     with DemoWriter(target, behavior, spec) as writer:
-        returns = [_write(writer, rows, spec.action_spec) for rows in recorded]
-    return {
-        "episodes": len(returns),
-        "steps": sum(len(rows) - 1 for rows in recorded),
-        "mean_return": float(np.mean(returns)),
-        "min_return": float(np.min(returns)),
-        "max_return": float(np.max(returns)),
-    }
+        returns = [episode.write(writer) for episode in recorded]
+    return _summary(returns, sum(len(episode.reward) - 1 for episode in recorded))
+
+
+class _Episode:
+    """What an agent observed and did in an episode; where it ended it did nothing."""
+
+    def __init__(self) -> None:
+        self.obs: list[list[AnyArray]] = []
+        self.reward: list[float] = []
+        self._continuous: list[AnyArray] = []
+        self._discrete: list[AnyArray] = []
+        self._masks: list[list[AnyArray]] = []
+        self._interrupted = False
+
+    def decide(self, steps: DecisionSteps, action: ActionTuple, row: int) -> None:
+        """Add a step of the agent in `row`."""
+        self._observe(steps, row)
+        self._continuous.append(action.continuous[row])
+        self._discrete.append(action.discrete[row])
+        if steps.action_mask is not None:
+            self._masks.append([mask[row].copy() for mask in steps.action_mask])
+
+    def end(self, steps: TerminalSteps, row: int) -> None:
+        """Add the last step of the agent in `row`."""
+        self._observe(steps, row)
+        self._continuous.append(np.zeros_like(self._continuous[-1]))
+        self._discrete.append(np.zeros_like(self._discrete[-1]))
+        if self._masks:
+            self._masks.append([np.zeros_like(mask) for mask in self._masks[-1]])
+        self._interrupted = bool(steps.interrupted[row])
+
+    def _observe(self, steps: DecisionSteps | TerminalSteps, row: int) -> None:
+        self.obs.append([values[row].copy() for values in steps.obs])
+        self.reward.append(float(steps.reward[row]))
+
+    def write(self, writer: DemoWriter) -> float:
+        """Append the episode to a file, and return what it gained."""
+        from pipeline.protocol.specs import ActionTuple
+
+        is_last = np.arange(len(self.reward)) == len(self.reward) - 1
+        masks = [np.stack(rows) for rows in zip(*self._masks, strict=True)]
+        writer.append(
+            obs=[np.stack(rows) for rows in zip(*self.obs, strict=True)],
+            actions=ActionTuple(np.stack(self._continuous), np.stack(self._discrete)),
+            reward=np.array(self.reward, dtype=np.float32),
+            done=is_last,
+            interrupted=is_last & self._interrupted,
+            action_mask=masks or None,
+        )
+        return float(sum(self.reward[1:]))
 
 
 def _play(
     env: BaseEnv, behavior: str, act: Callable[[DecisionSteps], ActionTuple], episodes: int
-) -> list[list[dict[str, Any]]]:
-    """The rows of each episode; the last row of one is where it ended."""
-    recorded: list[list[dict[str, Any]]] = []
-    playing: dict[int, list[dict[str, Any]] | None] = {}
+) -> list[_Episode]:
+    """Return the first `episodes` episodes that start, once they have ended."""
+    recorded: list[_Episode] = []
+    playing: dict[int, _Episode | None] = {}
     n_ended = 0
     while True:
         decision, terminal = env.get_steps(behavior)
         for row, agent in enumerate(terminal.agent_id.tolist()):
-            rows = playing.pop(agent, None)
-            if rows is not None:
-                last = _row(terminal.obs, row, float(terminal.reward[row]))
-                last |= {"done": True, "interrupted": bool(terminal.interrupted[row])}
-                rows.append(last)
+            if (episode := playing.pop(agent, None)) is not None:
+                episode.end(terminal, row)
                 n_ended += 1
         if n_ended == episodes:
             return recorded
         action = act(decision)
         for row, agent in enumerate(decision.agent_id.tolist()):
             if agent not in playing:
-                playing[agent] = [] if len(recorded) < episodes else None
+                playing[agent] = _Episode() if len(recorded) < episodes else None
                 if (new := playing[agent]) is not None:
                     recorded.append(new)
-            if (rows := playing[agent]) is not None:
-                rows.append(_decided(decision, action, row))
+            if (episode := playing[agent]) is not None:
+                episode.decide(decision, action, row)
         env.set_actions(behavior, action)
         env.step()
-
-
-def _decided(decision: DecisionSteps, action: ActionTuple, row: int) -> dict[str, Any]:
-    entry = _row(decision.obs, row, float(decision.reward[row]))
-    entry |= {"continuous": action.continuous[row], "discrete": action.discrete[row]}
-    if decision.action_mask is not None:
-        entry["mask"] = [mask[row].copy() for mask in decision.action_mask]
-    return entry
-
-
-def _row(obs: Sequence[Any], row: int, reward: float) -> dict[str, Any]:
-    return {
-        "obs": [values[row].copy() for values in obs],
-        "reward": reward,
-        "done": False,
-        "interrupted": False,
-    }
-
-
-def _write(writer: DemoWriter, rows: list[dict[str, Any]], action_spec: Any) -> float:
-    """Append one episode and give its return; the last row has no action of its own."""
-    from pipeline.protocol.specs import ActionTuple
-
-    nothing = action_spec.empty_action(1)
-    last = rows[-1]
-    last |= {"continuous": nothing.continuous[0], "discrete": nothing.discrete[0]}
-    masks = None
-    if "mask" in rows[0]:
-        last["mask"] = [np.zeros_like(mask) for mask in rows[0]["mask"]]
-        masks = [np.stack([row["mask"][b] for row in rows]) for b in range(len(last["mask"]))]
-    writer.append(
-        obs=[np.stack([row["obs"][i] for row in rows]) for i in range(len(last["obs"]))],
-        actions=ActionTuple(
-            np.stack([row["continuous"] for row in rows]),
-            np.stack([row["discrete"] for row in rows]),
-        ),
-        reward=np.array([row["reward"] for row in rows], dtype=np.float32),
-        done=np.array([row["done"] for row in rows]),
-        interrupted=np.array([row["interrupted"] for row in rows]),
-        action_mask=masks,
-    )
-    return float(sum(row["reward"] for row in rows[1:]))

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
+import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import files
-from pipeline.settings.external_sources import ExternalSource
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import check_plan
+from pipeline.errors import StageError
+from pipeline.settings.environments import (
+    BridgeSource,
+    ExternalSource,
+    FetchSource,
+    PathSource,
+    UnitySource,
+)
 from pipeline.settings.reader import to_map
-from pipeline.settings.sources import BridgeSource
-from pipeline.stages import bridged, common, external, process
+from pipeline.stages.shared.attempt import Job, attempt_at
+from pipeline.stages.shared.project import checkout, code_of, main_of_named, named, planned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.settings.source import EnvironmentParams
+    from pipeline.settings.environments import EnvironmentParams
+
+_PLAYER = "player"
 
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", help="a name under `environments` in params.yaml")
-    arguments = parser.parse_args(argv)
-    return process.run(lambda: build(arguments.name, common.checkout()), short=True)
+    return main_of_named(argv, __doc__, "environments", build, short=True)
 
 
 def build(name: str, root: Path) -> None:
@@ -34,31 +39,31 @@ def build(name: str, root: Path) -> None:
     Raises:
         PipelineError: The plan is out of date, or the environment cannot be had.
     """
-    params = load_params(root / "params.yaml")
-    check_plan(params, root / "workflow/runs.yaml")
-    environment = common.named(params.environments, name, "environments")
-    inputs = [Path("constraints.txt"), *external.inputs(environment, root)]
-    job = common.Job(
+    params = planned(root)
+    environment = named(params.environments, name, "environments")
+    pinned = Path("constraints.txt") if code_of(root) == root else checkout() / "constraints.txt"
+    inputs = [pinned, *_inputs(environment, root)]
+    job = Job(
         stage="env",
         instance=name,
         params=to_map(environment),
         inputs=tuple(inputs),
         outputs=(Path("build/env") / name,),
     )
-    with common.attempt(job, root) as attempt:
+    with attempt_at(job, root) as attempt:
         make(name, environment, attempt.out(name), root, attempt.run)
 
 
 def make(name: str, environment: EnvironmentParams, folder: Path, root: Path, work: Path) -> None:
     """Put the executable and its description into a new `folder`; keep logs in `work`."""
+    from pipeline.simulators.pack import pack
+
     simulator, archive = None, None
     if isinstance(environment, ExternalSource):
-        program, archive = external.put(name, environment, folder, root, work)
+        program, archive = _put(name, environment, folder, root, work)
     elif isinstance(environment, BridgeSource):
-        program = bridged.build(environment, folder / name)
+        program = pack(environment.source, folder / name, **environment.options())
     else:
-        from pipeline.simulators.pack import pack
-
         simulator = getattr(environment, "name", None) or name
         program = pack(simulator, folder / simulator)
     files.write_json(
@@ -74,3 +79,98 @@ def make(name: str, environment: EnvironmentParams, folder: Path, root: Path, wo
             "archive_sha256": archive,
         },
     )
+
+
+def _inputs(source: EnvironmentParams, root: Path) -> list[Path]:
+    """Return what the environment is made from; an archive is known by its digest.
+
+    Raises:
+        StageError: One of them does not exist.
+    """
+    found, wrong = [], ""
+    if isinstance(source, PathSource):
+        found, wrong = [source.found(root)], "there is no build here; correct `path`"
+    elif isinstance(source, UnitySource):
+        found, wrong = list(source.watched), "a Unity project has it; correct `project`"
+    for path in found:
+        if not (root / path).exists():
+            raise StageError(f"{path}: does not exist; {wrong} in params.yaml")
+    return [Path(path) for path in found]
+
+
+def _put(
+    name: str, source: ExternalSource, folder: Path, root: Path, work: Path
+) -> tuple[Path, str | None]:
+    """Put an environment into a new `folder`.
+
+    Args:
+        name: what it is called in params.yaml.
+        source: where it comes from.
+        folder: made here.
+        root: what paths in params.yaml are relative to.
+        work: for logs.
+
+    Returns:
+        The program in `folder`, and the sha256 of the archive that it came in, if any.
+
+    Raises:
+        PipelineError: It is not there, is for another platform, is not what it should be, or
+            cannot be built.
+    """
+    match source:
+        case PathSource():
+            return _copied(root / source.found(root), folder), None
+        case FetchSource():
+            return _fetched(name, source, folder)
+        case UnitySource():
+            from pipeline.envs.sources.unity_build import build
+
+            made = build(
+                source, root=root, name=name, folder=work / _PLAYER, log=work / "editor.log"
+            )
+            inside = made.relative_to(work)
+            folder.mkdir(parents=True)
+            shutil.move(work / _PLAYER, folder / _PLAYER)
+            return folder / inside, None
+
+
+def _fetched(name: str, source: FetchSource, folder: Path) -> tuple[Path, str]:
+    from pipeline.envs.sources.archives import ArchiveLimits
+    from pipeline.envs.sources.download import public
+    from pipeline.envs.sources.fetch import fetch
+    from pipeline.envs.sources.programs import find_program, this_platform
+
+    platform = this_platform()
+    archive = source.archive(platform)
+    if archive is None:
+        raise StageError(
+            f"params.yaml: environments.{name}: is for {' and '.join(source.platforms())}, and "
+            f"this machine runs {platform}; give the 'url' and 'sha256' of a build for {platform}"
+        )
+    url, sha256 = archive
+    limits = ArchiveLimits(max_bytes=int(source.max_unpacked_gb * 1e9), max_ratio=source.max_ratio)
+    cached = fetch(url, sha256=sha256, limits=limits)
+    program = find_program(cached, label=public(url), wanted=source.executable)
+    shutil.copytree(cached, folder / _PLAYER, symlinks=True)
+    return folder / _PLAYER / program.relative_to(cached), sha256
+
+
+def _copied(source: Path, folder: Path) -> Path:
+    """Copy a build, and find the program in it."""
+    from pipeline.envs.sources.programs import find_program
+
+    folder.mkdir(parents=True)
+    if source.is_file():
+        if source.with_name(f"{source.stem}_Data").exists():
+            raise StageError(
+                f"{source}: this program needs the files beside it; let `path` name their folder, "
+                f"{source.parent}"
+            )
+        copy = Path(shutil.copy(source, folder / source.name))
+        if not os.access(copy, os.X_OK):
+            copy.chmod(0o755)
+        return find_program(folder, label=str(source))
+    app = source.suffix == ".app"  # its links are part of it
+    inside = folder / source.name if app else folder
+    shutil.copytree(source, inside, symlinks=app, dirs_exist_ok=True)
+    return find_program(folder, label=str(source))

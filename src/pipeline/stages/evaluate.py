@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.errors import StageError
-from pipeline.stages import common, executable, tracked
+from pipeline.stages.shared import executable, run_context
+from pipeline.stages.shared.attempt import Attempt, Job, attempt_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,15 +22,15 @@ OUTPUTS = ("returns.png", "episodes.csv", "metrics.json")
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
-    return tracked.main(argv, __doc__, evaluate, short=True)
+    return run_context.main(argv, __doc__, evaluate, short=True)
 
 
-def job_of(run: tracked.Run) -> common.Job:
-    """What the stage depends on and makes."""
+def job_of(run: run_context.Run) -> Job:
+    """Return what the stage depends on and makes."""
     wanted = run.experiment.evaluation
     if wanted is None:
         raise StageError(f"params.yaml: experiments.{run.name} has no section 'evaluation'")
-    return common.Job(
+    return Job(
         stage="evaluate",
         instance=run.instance,
         params={"episodes": wanted.episodes, "seed": wanted.seed},
@@ -38,15 +39,15 @@ def job_of(run: tracked.Run) -> common.Job:
     )
 
 
-def evaluate(run: tracked.Run) -> None:
+def evaluate(run: run_context.Run) -> None:
     """Make the episodes, their summary and their histogram."""
     from pipeline.evaluation.episodes import write_episodes
     from pipeline.evaluation.plots import plot_returns
 
     job = job_of(run)
     with (
-        common.attempt(job, run.root, lambda: job_of(run.reread())) as attempt,
-        tracked.recorded(run, attempt) as record,
+        attempt_at(job, run.root, lambda: job_of(run.reread())) as attempt,
+        run_context.recorded(run, attempt) as record,
     ):
         build = executable.load(run.root / executable.folder_of(run.experiment.environment))
         models = {path.stem: path for path in sorted((run.root / job.inputs[1]).glob("*.onnx"))}
@@ -69,8 +70,8 @@ def evaluate(run: tracked.Run) -> None:
 
 def _tell(
     record: mlflow_run.MlflowRun,
-    run: tracked.Run,
-    attempt: common.Attempt,
+    run: run_context.Run,
+    attempt: Attempt,
     metrics: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Write the numbers, the plot and the episodes to MLflow, and score the policy there.
@@ -85,7 +86,7 @@ def _tell(
         if name in behaviors and behaviors[name].self_play is None
     }
     record.settings(attempt.job.params)
-    record.results({name: v for name, v in flat(metrics).items() if v is not None})
+    record.results({name: v for name, v in run_context.flat(metrics).items() if v is not None})
     record.artifacts([attempt.out(name) for name in OUTPUTS])
     record.picture(attempt.out("returns.png"), step=step)
     record.made(attempt.out("metrics.json"))
@@ -98,7 +99,7 @@ def _tell(
 
 
 def _steps_of(path: Path) -> int:
-    """After how many steps the policies were exported; 0 when the file does not say."""
+    """Return after how many steps the policies were exported; 0 if the file does not say."""
     try:
         reports = json.loads(path.read_text(encoding="utf-8"))
         return max(int(report["step"]) for report in reports.values())
@@ -114,7 +115,7 @@ def play(
     seed: int,
     log_folder: Path | None = None,
 ) -> list[Episode]:
-    """Episodes of ONNX policies, by behavior name, in a build.
+    """Play episodes with ONNX policies, by behavior name, in a build.
 
     Raises:
         PipelineError: A model cannot be run, or the environment cannot be used.
@@ -156,12 +157,3 @@ def metrics_of(episodes: Sequence[Episode]) -> dict[str, Any]:
             "mean_length": sum(one.length for one in played) / len(played),
         }
     return metrics
-
-
-def flat(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Metrics by name alone, or with the behavior in front when there are several."""
-    return {
-        f"{behavior}/{name}" if len(metrics) > 1 else name: value
-        for behavior, values in metrics.items()
-        for name, value in values.items()
-    }

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline import files
-from pipeline.stages import common, policies, provenance, tracked
+from pipeline.stages.shared import policies, provenance, run_context
+from pipeline.stages.shared.attempt import Job, attempt_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,12 +16,12 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
-    return tracked.main(argv, __doc__, export, short=True)
+    return run_context.main(argv, __doc__, export, short=True)
 
 
-def job_of(run: tracked.Run) -> common.Job:
-    """What the stage depends on and makes."""
-    return common.Job(
+def job_of(run: run_context.Run) -> Job:
+    """Return what the stage depends on and makes."""
+    return Job(
         stage="export",
         instance=run.instance,
         params={"runtime": run.runtime()},
@@ -29,15 +30,15 @@ def job_of(run: tracked.Run) -> common.Job:
     )
 
 
-def export(run: tracked.Run) -> None:
+def export(run: run_context.Run) -> None:
     """Make a folder with `<Behavior>.onnx` of each behavior, and what was proven of them."""
     import torch
 
     torch.set_num_threads(run.params.runtime.torch_threads)
     job = job_of(run)
     with (
-        common.attempt(job, run.root, lambda: job_of(run.reread())) as attempt,
-        tracked.recorded(run, attempt) as record,
+        attempt_at(job, run.root, lambda: job_of(run.reread())) as attempt,
+        run_context.recorded(run, attempt) as record,
     ):
         folder = attempt.out(job.outputs[0].name)
         checkpoints = policies.split(run.root / job.inputs[0], attempt.run)
@@ -76,12 +77,12 @@ def publish(
         PipelineError: The checkpoint cannot be read, or its policy cannot be exported.
     """
     from pipeline.export.publish import publish as write
-    from pipeline.export.torch_policy import describe_policy, record
-    from pipeline.trainer.saved import load_policy
+    from pipeline.export.publish import record
+    from pipeline.trainer.checkpoints.restore import load_policy
 
     saved = load_policy(checkpoint)
     seen = record(saved.policy, saved.recorded_obs, saved.recorded_masks)
     target = files.named(folder, saved.behavior, f"{label}.onnx")
     told = {provenance.KEY: provenance.text(history)} if history else {}
-    report = write(describe_policy(saved.policy), target, recording=seen, metadata=told)
+    report = write(saved.policy, target, recording=seen, metadata=told)
     return {**report.as_dict(), "step": saved.step}

@@ -5,35 +5,34 @@ It takes seconds, so an attempt that was stopped starts afresh.
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.errors import StageError
 from pipeline.settings import to_mapping
-from pipeline.stages import common, policies, provenance, tracked
+from pipeline.stages.shared import policies, provenance, run_context
+from pipeline.stages.shared.attempt import Job, attempt_at
+from pipeline.tracking.base import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pipeline.tracking.base import Sink
 
 OUTPUTS = ("policy.pt", "metrics.json", "progress.csv")
 
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
-    return tracked.main(argv, __doc__, pretrain)
+    return run_context.main(argv, __doc__, pretrain)
 
 
-def job_of(run: tracked.Run) -> common.Job:
-    """What the stage depends on and makes."""
+def job_of(run: run_context.Run) -> Job:
+    """Return what the stage depends on and makes."""
     wanted = run.experiment.pretrain
     if wanted is None:
         raise StageError(f"params.yaml: experiments.{run.name} has no section 'pretrain'")
-    return common.Job(
+    return Job(
         stage="pretrain",
         instance=run.instance,
         params={
@@ -52,7 +51,7 @@ def job_of(run: tracked.Run) -> common.Job:
     )
 
 
-def pretrain(run: tracked.Run) -> None:
+def pretrain(run: run_context.Run) -> None:
     """Make the policy, its losses and their curve."""
     import torch
 
@@ -61,11 +60,10 @@ def pretrain(run: tracked.Run) -> None:
     job = job_of(run)
     runtime = run.runtime()
     torch.set_num_threads(runtime["torch_threads"])
-    with common.attempt(job, run.root, lambda: job_of(run.reread())) as attempt:
+    with attempt_at(job, run.root, lambda: job_of(run.reread())) as attempt:
         if attempt.done:
             return
         losses = _Losses()
-        sinks: list[Sink] = [losses]
         result = trainer.pretrain(
             [run.root / job.inputs[0]],
             run.params.network_settings(run.name),
@@ -73,7 +71,7 @@ def pretrain(run: tracked.Run) -> None:
             run_dir=attempt.run,
             **job.params["pretrain"],
             device=runtime["device"],
-            sinks=sinks,
+            sinks=[losses],
         )
         demonstrations = (run.experiment.demonstrations, job.inputs[0])
         made_by = provenance.of_stage(run, attempt, job.params, demonstrations=demonstrations)
@@ -88,12 +86,12 @@ def pretrain(run: tracked.Run) -> None:
         files.write_json(attempt.out("metrics.json"), {result.behavior: metrics})
         files.write_whole(attempt.out("progress.csv"), losses.text())
         if "train" not in run.experiment.stages:
-            with tracked.recorded(run, attempt) as record:
+            with run_context.recorded(run, attempt) as record:
                 if record is not None:
-                    tracked.tell_pretraining(record, attempt.out("progress.csv").parent)
+                    run_context.tell_pretraining(record, attempt.out("progress.csv").parent)
 
 
-class _Losses:
+class _Losses(Sink):
     """The loss after each epoch, as a small CSV."""
 
     def __init__(self) -> None:
@@ -104,13 +102,7 @@ class _Losses:
         loss, held_out = values.values()
         self._rows.append((step, loss, held_out))
 
-    def close(self) -> None:
-        """Nothing is open."""
-
     def text(self) -> str:
-        """The whole file."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(("step", "loss", "held_out_loss"))
-        writer.writerows((step, f"{a:.6g}", f"{b:.6g}") for step, a, b in self._rows)
-        return text.getvalue()
+        """Return the whole file."""
+        lines = (f"{step},{loss:.6g},{held_out:.6g}\n" for step, loss, held_out in self._rows)
+        return "step,loss,held_out_loss\n" + "".join(lines)

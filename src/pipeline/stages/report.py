@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import check_plan
-from pipeline.stages import common, outcomes, pages, process, searches
+from pipeline.settings.sweeps import best_name
+from pipeline.stages.reporting import render, results
+from pipeline.stages.shared import process
+from pipeline.stages.shared.attempt import Job, attempt_at
+from pipeline.stages.shared.project import planned, project
+from pipeline.stages.sweep import Trial, metrics_files, rank, scores_of, trials_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from pipeline.evaluation.comparison import Task
     from pipeline.evaluation.plots import Curves
     from pipeline.settings.params import Params
+    from pipeline.settings.sweeps import SweepParams
 
 FOLDER = Path("results/report")
 TABLES = ("comparison.csv", "improvement.csv", "learning.csv")
@@ -26,45 +29,33 @@ OUTPUTS = ("report.html", "report.md", "figures", *TABLES, "summary.json")
 _CURVE_COLUMNS = ("environment", "behavior", "experiment", "seeds", "step", "iqm", "low", "high")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Figures:
-    """File names of a task's figures."""
-
-    learning: str | None
-    """None without learning curves."""
-    returns: str
-    improvements: str | None
-    """None with one experiment."""
-
-
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
     argparse.ArgumentParser(description=__doc__).parse_args(argv)
-    return process.run(lambda: report(common.checkout()))
+    return process.run(lambda: report(project()))
 
 
 def report(root: Path) -> None:
     """Make the report of all experiments in params.yaml."""
     from pipeline.evaluation import comparison, tables
 
-    params = load_params(root / "params.yaml")
-    check_plan(params, root / "workflow/runs.yaml")
-    job = common.Job(
+    params = planned(root)
+    job = Job(
         stage="report",
         instance="all",
         params={
             "experiments": [repr(one) for one in params.experiments.items()],
             "sweeps": [repr(one) for one in params.sweeps.items()],
         },
-        inputs=(*_inputs(params), *searches.inputs(params)),
+        inputs=inputs(params),
         outputs=tuple(FOLDER / name for name in OUTPUTS),
     )
-    with common.attempt(job, root) as attempt:
+    with attempt_at(job, root) as attempt:
         tasks = comparison.compare(
             trial
             for name, experiment in params.experiments.items()
             for seed in experiment.seeds
-            for trial in outcomes.trials_of(
+            for trial in results.trials_of(
                 root / "results",
                 name,
                 seed,
@@ -76,7 +67,7 @@ def report(root: Path) -> None:
         folder.mkdir()
         curves = [_curves(task) for task in tasks]
         drawn = [_draw(*one, folder) for one in zip(tasks, curves, strict=True)]
-        swept = searches.searches(root, params)
+        swept = searches(root, params)
         stages = {name: one.stages for name, one in params.experiments.items()}
         texts = {
             "comparison.csv": tables.csv_text(
@@ -84,28 +75,31 @@ def report(root: Path) -> None:
             ),
             "improvement.csv": tables.csv_text(tables.pair_records(tasks), tables.PAIR_COLUMNS),
             "learning.csv": tables.csv_text(_points(tasks, curves), _CURVE_COLUMNS),
-            "report.md": pages.markdown(tasks, drawn, swept),
-            "report.html": pages.html(tasks, drawn, folder, stages, swept),
+            "report.md": render.markdown(tasks, drawn, swept),
+            "report.html": render.html(tasks, drawn, folder, stages, swept),
         }
         for name, text in texts.items():
             files.write_whole(attempt.out(name), text)
         files.write_json(attempt.out("summary.json"), _summary(tasks))
 
 
-def _inputs(params: Params) -> tuple[Path, ...]:
+def inputs(params: Params) -> tuple[Path, ...]:
+    """Return what the runs of experiments and trials came to, relative to the project."""
     wanted = {"train": ("metrics.json", "progress.csv"), "evaluate": ("metrics.json",)}
     wanted["evaluate"] += ("episodes.csv",)
-    return tuple(
+    runs = [
         Path(f"results/{stage}/{name}/seed{seed}/{file}")
         for name, experiment in params.experiments.items()
         for stage in experiment.stages
         for seed in experiment.seeds
         for file in wanted.get(stage, ())
-    )
+    ]
+    trials = [path for name, sweep in params.sweeps.items() for path in metrics_files(name, sweep)]
+    return (*runs, *trials)
 
 
 def _curves(task: Task) -> dict[str, Curves]:
-    """Of each experiment that was trained, on steps that its seeds share."""
+    """Return the curves of each trained experiment, on steps that its seeds share."""
     from pipeline.evaluation.plots import align_curves
 
     aligned = {
@@ -116,11 +110,11 @@ def _curves(task: Task) -> dict[str, Curves]:
     return {name: curves for name, curves in aligned.items() if len(curves.steps)}
 
 
-def _draw(task: Task, curves: Mapping[str, Curves], folder: Path) -> Figures:
+def _draw(task: Task, curves: Mapping[str, Curves], folder: Path) -> render.Figures:
     from pipeline.evaluation import plots
 
     stem = _file_name(f"{task.environment}-{task.behavior}")
-    drawn = Figures(
+    drawn = render.Figures(
         learning=f"{stem}-learning.png" if curves else None,
         returns=f"{stem}-returns.png",
         improvements=f"{stem}-improvement.png" if task.improvements else None,
@@ -146,9 +140,9 @@ def _file_name(text: str) -> str:
 
 
 def _points(tasks: Sequence[Task], curves: Sequence[Mapping[str, Curves]]) -> list[dict[str, Any]]:
-    """The learning curves as records: interquartile mean over seeds, and its interval if any."""
-    from pipeline.evaluation.bootstrap import interquartile_means
+    """Return learning curves as records: interquartile mean over seeds, and its interval."""
     from pipeline.evaluation.plots import band
+    from pipeline.evaluation.statistics import interquartile_means
 
     found = []
     for task, of_task in zip(tasks, curves, strict=True):
@@ -173,7 +167,7 @@ def _points(tasks: Sequence[Task], curves: Sequence[Mapping[str, Curves]]) -> li
 
 
 def _summary(tasks: Sequence[Task]) -> dict[str, Any]:
-    """Flat enough for `dvc metrics show`."""
+    """Return the main numbers, flat enough for `dvc metrics show`."""
     table: dict[str, Any] = {}
     for task in tasks:
         for one in task.standings:
@@ -187,3 +181,71 @@ def _summary(tasks: Sequence[Task]) -> dict[str, Any]:
                 "mean_height": one.area,
             }
     return table
+
+
+def searches(root: Path, params: Params) -> list[render.Search]:
+    """Return what each sweep found.
+
+    Raises:
+        StageError: An evaluation does not say what the sweep is ranked by.
+    """
+    return [_search(root, params, name, sweep) for name, sweep in params.sweeps.items()]
+
+
+def _search(root: Path, params: Params, name: str, sweep: SweepParams) -> render.Search:
+    trials = trials_of(root, name, sweep)
+    ranked = rank(trials, goal=sweep.goal)
+    keys = list(dict.fromkeys(key for one in trials for key in one.values))
+    first = "greatest" if sweep.goal == "maximize" else "least"
+    over = f", its mean over {_seeds(sweep.seeds)}" if len(sweep.seeds) > 1 else ""
+    notes = [
+        f"{len(trials)} configurations of {sweep.experiment} with {_seeds(sweep.seeds)}, ranked by "
+        f"{sweep.metric} of the evaluation{over}, {first} first."
+    ]
+    n_best = sum(one.score == ranked[0].score for one in ranked)
+    if n_best > 1:
+        notes.append(
+            f"{n_best} trials share the best score, so the sweep does not tell them apart; the "
+            "first of them counts as the best. A harder measure would: fewer steps, say, or more "
+            "seeds and episodes."
+        )
+    if sweep.best is not None:
+        notes.append(_fresh(root, params, best_name(name), sweep, ranked[0], len(trials)))
+    return render.Search(
+        title=f"Sweep {name}",
+        header=("Trial", "Rank", sweep.metric, *_short(keys)),
+        rows=[
+            (one.name, str(place), f"{one.score:.4g}", *(_told(one.values.get(k)) for k in keys))
+            for place, one in enumerate(ranked, start=1)
+        ],
+        notes=notes,
+    )
+
+
+def _fresh(
+    root: Path, params: Params, best: str, sweep: SweepParams, chosen: Trial, n_trials: int
+) -> str:
+    """Tell how the best did on seeds that had no part in choosing it."""
+    scores = scores_of(root, best, params.experiments[best].seeds, sweep)
+    again = Trial(name=best, values=chosen.values, scores=scores)
+    each = f" ({', '.join(f'{one:.4g}' for one in scores.values())})" if len(scores) > 1 else ""
+    return (
+        f"The best, {chosen.name}, came to {again.score:.4g} on the fresh {_seeds(list(scores))}"
+        f"{each}, after {chosen.score:.4g} in the sweep. The best score of {n_trials} is partly "
+        f"luck: quote the one on fresh seeds. It is the experiment {best}."
+    )
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    word = "seed" if len(seeds) == 1 else "seeds"
+    return f"{word} {', '.join(map(str, seeds))}"
+
+
+def _short(keys: Sequence[str]) -> list[str]:
+    """Return the last part of each dotted key, or all of it where two end alike."""
+    ends = [key.rpartition(".")[2] for key in keys]
+    return [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)]
+
+
+def _told(value: Any) -> str:
+    return "-" if value is None else str(value)

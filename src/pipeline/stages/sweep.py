@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import json
@@ -13,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.errors import StageError
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import check_plan
 from pipeline.settings.sweeps import best_file
-from pipeline.stages import common, process
+from pipeline.stages.shared.attempt import Job, attempt_at
+from pipeline.stages.shared.project import main_of_named, named, planned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,39 +43,23 @@ class Trial:
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", help="a name under `sweeps` in params.yaml")
-    arguments = parser.parse_args(argv)
-    return process.run(lambda: rank_named(arguments.name, common.checkout()))
+    return main_of_named(argv, __doc__, "sweeps", rank_named)
 
 
 def rank_named(name: str, root: Path) -> None:
     """Make `results/sweep/<name>/`: `best.json`, `metrics.json` and `trials.csv`."""
-    params = load_params(root / "params.yaml")
-    check_plan(params, root / "workflow/runs.yaml")
-    sweep = common.named(params.sweeps, name, "sweeps")
-    places = {
-        (number, seed): Path(f"results/evaluate/{name}/{number}/seed{seed}/metrics.json")
-        for number in sweep.trials()
-        for seed in sweep.seeds
-    }
-    job = common.Job(
+    params = planned(root)
+    sweep = named(params.sweeps, name, "sweeps")
+    job = Job(
         stage="sweep",
         instance=name,
         params={"metric": sweep.metric, "behavior": sweep.behavior, "goal": sweep.goal}
         | {"trials": sweep.trials()},
-        inputs=tuple(places.values()),
+        inputs=tuple(metrics_files(name, sweep)),
         outputs=tuple(best_file(name).with_name(output) for output in OUTPUTS),
     )
-    with common.attempt(job, root) as attempt:
-        trials = [
-            Trial(
-                name=f"{name}/{number}",
-                values=values,
-                scores={seed: score_of(root / places[number, seed], sweep) for seed in sweep.seeds},
-            )
-            for number, values in sweep.trials().items()
-        ]
+    with attempt_at(job, root) as attempt:
+        trials = trials_of(root, name, sweep)
         ranked = rank(trials, goal=sweep.goal)
         best = ranked[0]
         if math.isnan(best.score):
@@ -94,8 +76,43 @@ def rank_named(name: str, root: Path) -> None:
         files.write_whole(attempt.out("trials.csv"), table(trials, ranked, sweep.metric))
 
 
+def metrics_files(name: str, sweep: SweepParams) -> list[Path]:
+    """Return the evaluations of all trials, relative to the project."""
+    return [
+        metrics_file(f"{name}/{number}", seed) for number in sweep.trials() for seed in sweep.seeds
+    ]
+
+
+def metrics_file(experiment: str, seed: int) -> Path:
+    """Return what the evaluation of a run came to, relative to the project."""
+    return Path(f"results/evaluate/{experiment}/seed{seed}/metrics.json")
+
+
+def trials_of(root: Path, name: str, sweep: SweepParams) -> list[Trial]:
+    """Return each trial of a sweep with its scores.
+
+    Raises:
+        StageError: An evaluation does not say what the sweep is ranked by.
+    """
+    return [
+        Trial(
+            name=f"{name}/{number}",
+            values=values,
+            scores=scores_of(root, f"{name}/{number}", sweep.seeds, sweep),
+        )
+        for number, values in sweep.trials().items()
+    ]
+
+
+def scores_of(
+    root: Path, experiment: str, seeds: Sequence[int], sweep: SweepParams
+) -> dict[int, float]:
+    """Return the sweep's metric of an experiment by seed."""
+    return {seed: score_of(root / metrics_file(experiment, seed), sweep) for seed in seeds}
+
+
 def score_of(path: Path, sweep: SweepParams) -> float:
-    """The sweep's metric in the `metrics.json` of an evaluation.
+    """Return the sweep's metric in the `metrics.json` of an evaluation.
 
     Raises:
         StageError: It is not there, or it is not clear whose is meant.

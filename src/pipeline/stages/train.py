@@ -7,18 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
-from pipeline.algos.ranks import launched
+from pipeline.algos.process_group import launched
 from pipeline.settings.sweeps import best_file
-from pipeline.stages import common, executable, policies, provenance, tracked
-from pipeline.tracking.console import ConsoleSink
-from pipeline.tracking.csvfile import CsvSink
-from pipeline.tracking.tensorboard import TensorBoardSink
+from pipeline.stages.shared import executable, policies, provenance, run_context
+from pipeline.stages.shared.attempt import Attempt, Job, attempt_at
+from pipeline.tracking.sinks import TrackedRun, standard_sinks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pipeline.settings import RunSettings
-    from pipeline.tracking.base import Sink
 
 OUTPUTS = ("policy.pt", "metrics.json", "progress.csv")
 
@@ -26,21 +24,21 @@ OUTPUTS = ("policy.pt", "metrics.json", "progress.csv")
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script; `torchrun` may start it several times for one run."""
     if launched()[0] > 0:
-        from pipeline.trainer.follower import follow
+        from pipeline.trainer.distributed.worker import work
 
-        return follow()
-    return tracked.main(argv, __doc__, train)
+        return work()
+    return run_context.main(argv, __doc__, train)
 
 
-def job_of(run: tracked.Run) -> common.Job:
-    """What the stage depends on and makes."""
+def job_of(run: run_context.Run) -> Job:
+    """Return what the stage depends on and makes."""
     inputs = [Path(run.experiment.trainer), executable.folder_of(run.experiment.environment)]
     if "pretrain" in run.experiment.stages:
         inputs.append(run.folder("pretrain") / "policy.pt")
         inputs.append(Path(f"data/demos/{run.experiment.demonstrations}.demo"))
     if run.experiment.best_of is not None:
         inputs.append(best_file(run.experiment.best_of))
-    return common.Job(
+    return Job(
         stage="train",
         instance=run.instance,
         params={
@@ -55,9 +53,9 @@ def job_of(run: tracked.Run) -> common.Job:
     )
 
 
-def train(run: tracked.Run) -> None:
+def train(run: run_context.Run) -> None:
     """Make the trained policy, its metrics and its learning curve."""
-    with common.attempt(job_of(run), run.root, lambda: job_of(run.reread())) as attempt:
+    with attempt_at(job_of(run), run.root, lambda: job_of(run.reread())) as attempt:
         if attempt.done:
             return
         build = executable.load(run.root / executable.folder_of(run.experiment.environment))
@@ -72,8 +70,8 @@ def train(run: tracked.Run) -> None:
 
 
 def _train(
-    run: tracked.Run,
-    attempt: common.Attempt,
+    run: run_context.Run,
+    attempt: Attempt,
     settings: RunSettings,
     build: executable.Build,
     started_from: Mapping[str, Path] | None,
@@ -82,16 +80,13 @@ def _train(
 
     runtime = run.runtime()
     several = len(settings.behaviors) > 1
-    with tracked.recorded(run, attempt, prefix=several) as record:
-        sinks: list[Sink] = [
-            ConsoleSink(max_steps={n: one.max_steps for n, one in settings.behaviors.items()}),
-            CsvSink(attempt.run / "progress.csv"),
-            TensorBoardSink(attempt.run),
-        ]
+    with run_context.recorded(run, attempt, prefix=several) as record:
+        limits = {name: one.max_steps for name, one in settings.behaviors.items()}
+        sinks = standard_sinks(TrackedRun(folder=attempt.run, max_steps=limits))
         if record is not None:
             sinks.append(record.curve())
             if started_from is not None:
-                tracked.tell_pretraining(record, run.root / run.folder("pretrain"))
+                run_context.tell_pretraining(record, run.root / run.folder("pretrain"))
         result = trainer.train(
             build.file,
             settings,
@@ -115,13 +110,13 @@ def _train(
         if record is not None:
             if attempt.resumed:
                 record.complete(attempt.run / "progress.csv")
-            told = {k: v for k, v in _flat(metrics).items() if v is not None}
+            told = {k: v for k, v in run_context.flat(metrics).items() if v is not None}
             record.results(told)
             record.made(attempt.out("policy.pt"))
     return metrics
 
 
-def _history(run: tracked.Run, attempt: common.Attempt) -> list[provenance.Record]:
+def _history(run: run_context.Run, attempt: Attempt) -> list[provenance.Record]:
     environment = run.experiment.environment
     read = (environment, executable.folder_of(environment))
     parameters = provenance.train_parameters(run)
@@ -132,20 +127,11 @@ def _history(run: tracked.Run, attempt: common.Attempt) -> list[provenance.Recor
 
 
 def _metrics(result: Any) -> dict[str, Any]:
-    """A behavior's outcome without timings, so that equal runs give equal bytes."""
+    """Return a behavior's outcome without timings, so that equal runs give equal bytes."""
     return {
         "steps": result.steps,
         "updates": result.n_updates,
         "episodes": result.n_episodes,
         "mean_reward": result.mean_reward,
         **({} if result.elo is None else {"elo": result.elo}),
-    }
-
-
-def _flat(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    several = len(metrics) > 1
-    return {
-        f"{behavior}/{name}" if several else name: value
-        for behavior, values in metrics.items()
-        for name, value in values.items()
     }

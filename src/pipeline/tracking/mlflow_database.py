@@ -63,7 +63,7 @@ def _begin_to_write(path: Path) -> None:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
     with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_S)) as database:
-        database.isolation_level = None
+        database.isolation_level = None  # else sqlite3 begins transactions of its own
         database.execute("BEGIN IMMEDIATE")
         database.execute("SELECT count(*) FROM sqlite_master").fetchone()
         database.execute("ROLLBACK")
@@ -95,6 +95,7 @@ def make_whole(uri: str) -> None:
     from mlflow import MlflowClient
 
     new = path.with_name(f"{path.name}.new")
+    # Of a process that was killed; the caller holds the lock, so nobody works on it now.
     for left in (new, new.with_name(f"{new.name}-journal")):
         left.unlink(missing_ok=True)
     MlflowClient(tracking_uri=f"sqlite:///{new}")
@@ -104,12 +105,7 @@ def make_whole(uri: str) -> None:
 def follow(uri: str, recorded: str, folder: Path) -> None:
     """Let a SQLite store that was copied or moved find its artifacts where they lie now.
 
-    Everything that lay in the recorded checkout is looked for in the present one.
-
-    Args:
-        uri: of the store.
-        recorded: where the store says that the artifacts lie.
-        folder: where they lie.
+    Everything that lay in the checkout of the `recorded` folder is looked for in that of `folder`.
     """
     parts = urlsplit(recorded)
     before = Path(unquote(parts.path))
@@ -117,6 +113,7 @@ def follow(uri: str, recorded: str, folder: Path) -> None:
         return
     old, new = before.parent, folder.parent
     with contextlib.closing(sqlite3.connect(str(file_of(uri)), timeout=_BUSY_S)) as database:
+        # MLflow writes some locations as file:// addresses, with signs escaped, and some as paths.
         for start, replacement in ((old.as_uri(), new.as_uri()), (str(old), str(new))):
             for table, column in _LOCATIONS:
                 database.execute(

@@ -6,11 +6,13 @@ experiment and seed share a run through a small record file, which also tells a 
 new one.
 """
 
+# Not MLflow's own asynchronous logging: with the database locked for 25 s, it lost 5 of 30
+# summaries. The queue here asks a busy store again.
+
 from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import queue
 import threading
@@ -20,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.errors import PipelineError
-from pipeline.tracking import mlflow_curve, mlflow_registry, mlflow_store, names, row
-from pipeline.tracking.row import RunKey  # noqa: TC001  # for those who make a run
+from pipeline.tracking import mlflow_database, mlflow_models, mlflow_store, names, run_metadata
+from pipeline.tracking.base import Sink
+from pipeline.tracking.run_metadata import RunKey  # noqa: TC001  # for those who make a run
+from pipeline.tracking.sinks.curve_csv import read_points
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from pipeline.tracking.base import Sink
+    from collections.abc import Mapping, Sequence
 
 _log = logging.getLogger(__name__)
 
@@ -34,10 +36,6 @@ _BEGINNER = "train"
 _GIVE_UP_AFTER = 3
 _ATTEMPTS = 5
 """At a write that finds the store locked; each waits 20 s, which MLflow sets for SQLite."""
-
-
-def _short(value: float) -> float:
-    return value if float(value).is_integer() else float(f"{value:.6g}")
 
 
 def enabled() -> bool:
@@ -63,6 +61,7 @@ class MlflowRun:
         self.run_id: str | None = None
         self.lost = 0
         """Number of entries that could not be written."""
+        # A daemon, so that a store that hangs cannot keep the process from its end.
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
         self._thread.start()
 
@@ -70,28 +69,25 @@ class MlflowRun:
         """Queue one summary."""
         start = f"{behavior}/" if self._prefix else ""
         now = int(time.time() * 1000)
-        self._put(
-            [
-                (mlflow_store.clean(start + tag), value, now, step)
-                for tag, value in values.items()
-                if tag not in names.HIDDEN
-            ]
-        )
+        shown = {start + tag: value for tag, value in values.items() if tag not in names.HIDDEN}
+        self._put([(mlflow_store.clean(name), value, now, step) for name, value in shown.items()])
 
     def curve(self) -> Sink:
-        """A sink for training, which may close it while the run goes on."""
+        """Return a sink for training, which may close it while the run goes on."""
         return _Curve(self)
 
     def complete(self, curve: Path) -> None:
         """Queue the points of a finished curve's file that a killed attempt did not write."""
-        self._put(lambda store, run: mlflow_curve.fill(store, run, curve, prefix=self._prefix))
+        self._put(lambda store, run: _fill(store, run, curve, prefix=self._prefix))
 
     def results(self, values: Mapping[str, float], *, step: int = 0) -> None:
-        """Queue a stage's final numbers as `<stage>/<name>`; at step 0 MLflow draws bars.
-
-        With six digits, since the table of runs shows all that there are; whole numbers stay.
-        """
-        self.points({name: [(step, _short(value))] for name, value in values.items()})
+        """Queue a stage's final numbers as `<stage>/<name>`; at step 0 MLflow draws bars."""
+        # Six digits, since MLflow's table of runs shows every digit that there is.
+        rounded = {
+            name: value if float(value).is_integer() else float(f"{value:.6g}")
+            for name, value in values.items()
+        }
+        self.points({name: [(step, value)] for name, value in rounded.items()})
 
     def points(
         self, values: Mapping[str, Sequence[tuple[int, float]]], *, stage: str | None = None
@@ -106,13 +102,8 @@ class MlflowRun:
             ]
         )
 
-    def describe(self, told: row.Row, tree: Path) -> None:
-        """Queue what the row says whichever stage writes it; what is there already stays.
-
-        Args:
-            told: the row.
-            tree: the checkout that the data's paths are relative to.
-        """
+    def describe(self, told: run_metadata.RunMetadata, tree: Path) -> None:
+        """Queue what every stage says of the run; the data's paths are relative to `tree`."""
         params = mlflow_store.flatten(told.params)
 
         def write(store: mlflow_store.Store, run: str) -> None:
@@ -120,7 +111,7 @@ class MlflowRun:
             digests = store.log_data(run, told.data, tree)
             tags = {f"dvc.{context}": digest for context, digest in digests.items()}
             store.set_tags(run, {**tags, "mlflow.note.content": told.note})
-            store.log_text(run, told.configuration, "configuration.yaml")
+            store.client.log_text(run, told.configuration, "configuration.yaml")
 
         self._put(write)
 
@@ -133,26 +124,38 @@ class MlflowRun:
     def made(self, path: Path) -> None:
         """Queue DVC's digest of what the stage made, by which `dvc.lock` knows it."""
         tag = f"dvc.{self._key.stage}"
-        self._put(lambda store, run: store.set_tags(run, {tag: row.dvc_digest(path)}))
+        self._put(lambda store, run: store.set_tags(run, {tag: run_metadata.dvc_digest(path)}))
 
-    def artifacts(self, paths: Sequence[Path], folder: str | None = None) -> None:
-        """Queue copies of files into the run's artifacts."""
-        self._put(lambda store, run: store.log_files(run, paths, folder or self._key.stage))
+    def artifacts(self, paths: Sequence[Path]) -> None:
+        """Queue copies of files into the run's artifacts, in a folder of the stage."""
+
+        def write(store: mlflow_store.Store, run: str) -> None:
+            for path in paths:
+                store.client.log_artifact(run, str(path), self._key.stage)
+
+        self._put(write)
 
     def picture(self, path: Path, *, step: int) -> None:
         """Queue a picture for the charts page, named after the stage and the file."""
-        key = f"{self._key.stage}/{path.stem}"
-        self._put(lambda store, run: store.log_picture(run, path, key, step))
+
+        def write(store: mlflow_store.Store, run: str) -> None:
+            from PIL import Image
+
+            key = mlflow_store.clean(f"{self._key.stage}/{path.stem}")
+            with Image.open(path) as shown:
+                store.client.log_image(run, shown.convert("RGB"), key=key, step=step)
+
+        self._put(write)
 
     def model(self, path: Path, *, environment: str) -> None:
         """Queue an ONNX file as a logged model with its signature, and as a registered version."""
         key = self._key
-        name = mlflow_registry.model_name(environment, path.stem)
+        name = mlflow_models.model_name(environment, path.stem)
         tags = {
-            mlflow_registry.EXPERIMENT: key.label,
+            mlflow_models.EXPERIMENT: key.label,
             "seed": str(key.seed),
             "run": key.name,
-            "dvc.export": row.dvc_digest(path.parent),
+            "dvc.export": run_metadata.dvc_digest(path.parent),
             "git.commit": key.tags.get("mlflow.source.git.commit", ""),
         }
         self._put(lambda store, run: store.log_onnx(run, path, name, tags))
@@ -160,7 +163,7 @@ class MlflowRun:
     def score(
         self, values: Mapping[str, float], *, environment: str, build: Path, told: Mapping[str, Any]
     ) -> None:
-        """Queue the mean return of each behavior's exported policy, which may earn it an alias.
+        """Queue the mean return of each behavior's policy in `build`, which may earn it an alias.
 
         Args:
             values: mean returns by behavior.
@@ -172,13 +175,15 @@ class MlflowRun:
 
         def write(store: mlflow_store.Store, run: str) -> None:
             shared = {
-                mlflow_registry.BUILD: row.dvc_digest(build),
-                mlflow_registry.EXPERIMENT: key.label,
+                mlflow_models.BUILD: run_metadata.dvc_digest(build),
+                mlflow_models.EXPERIMENT: key.label,
                 **{f"evaluate.{name}": str(value) for name, value in told.items()},
             }
             for behavior, value in values.items():
-                name = mlflow_registry.model_name(environment, behavior)
-                store.score(run, name, {**shared, mlflow_registry.SCORE: repr(value)})
+                name = mlflow_models.model_name(environment, behavior)
+                told_of_it = {**shared, mlflow_models.SCORE: repr(value)}
+                with mlflow_database.locked(store.uri):
+                    mlflow_models.score(store.client, run, name, told_of_it)
 
         self._put(write)
 
@@ -193,14 +198,17 @@ class MlflowRun:
         self._put(lambda store, run: store.end(run, status))
         self._closed = True
         self._jobs.put(None)
-        before = -1.0
-        while self._thread.is_alive() and before < self._taken:
-            before = self._taken if status == "FINISHED" else math.inf
+        while True:
+            before = self._taken
             self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            self._warn(f"the store took nothing more within {timeout_s:g} s")
+            if not self._thread.is_alive():
+                return
+            if status != "FINISHED" or self._taken == before:
+                break
+        self._warn(f"the store took nothing more within {timeout_s:g} s")
 
     def _put(self, job: Any) -> None:
+        """Queue points, as a list, or something to do with the store and the run's id."""
         if self._failures < _GIVE_UP_AFTER and not self._closed:
             self._jobs.put(job)
         else:
@@ -212,33 +220,23 @@ class MlflowRun:
             self.run_id = run = self._begin(store)
             self._taken += 1
         except Exception as error:  # noqa: BLE001  # tracking never stops training
+            # From now on nothing is queued any more, or a long run would fill the memory.
             self._failures = _GIVE_UP_AFTER
             self._warn(_reason(error))
             return
-        while (batch := self._next()) is not None:
-            for job in batch:
+        points: list[Any] = []
+        for job in iter(self._jobs.get, None):
+            if isinstance(job, list):
+                points += job
+            # Summaries that wait are written in one transaction, of which SQLite does few a second.
+            if points and (callable(job) or self._jobs.empty()):
+                self._run_job(points, store, run)
+                points = []
+            if callable(job):
                 self._run_job(job, store, run)
 
-    def _next(self) -> list[Any] | None:
-        """Everything queued, with neighboring metrics joined; None at the end."""
-        jobs = [self._jobs.get()]
-        while not self._jobs.empty():
-            jobs.append(self._jobs.get())
-        ended = jobs[-1] is None
-        if ended:
-            self._jobs.put(None)
-            jobs.pop()
-            if not jobs:
-                return None
-        joined: list[Any] = []
-        for job in jobs:
-            if isinstance(job, list) and joined and isinstance(joined[-1], list):
-                joined[-1] += job
-            else:
-                joined.append(job)
-        return joined
-
     def _run_job(self, job: Any, store: mlflow_store.Store, run: str) -> None:
+        # Each failure may have waited for minutes, and close() must not wait for all of them.
         if self._failures >= _GIVE_UP_AFTER:
             self.lost += 1
             return
@@ -264,20 +262,26 @@ class MlflowRun:
             "pipeline.variant": key.variant,
         }
         run: str | None = None
+        # The record knows the run of this checkout; without it, the store knows the current one.
         record = _read_record(key.remembered)
         if record is not None and _is_ours(record, store, key) and store.exists(record["run_id"]):
             run, stages = record["run_id"], record["stages"]
         elif key.stage != _BEGINNER:
             run = store.current(tags)
-        if run is None or _anew(key, stages) or not _same_policy(store, run, key):
-            if run is not None:  # a moved checkout and another host of a cluster give other tags
+        if run is None or _begins_anew(key, stages) or not _same_policy(store, run, key):
+            if run is not None:
+                # A moved checkout and another host of a cluster give other tags; with those of now
+                # the old run is found below, and folded under the new one.
                 store.set_tags(run, {name: tags[name] for name in mlflow_store.IDENTITY})
             stages = {}
             policy = {} if key.policy is None else {"dvc.train": key.policy}
-            run = store.create(key.name, {**tags, **policy, mlflow_store.CURRENT: "yes"})
+            told = {**tags, **policy, mlflow_store.CURRENT: "yes"}
+            made = store.client.create_run(store.experiment_id, run_name=key.name, tags=told)
+            run = str(made.info.run_id)
             store.supersede(run, tags)
         else:
-            store.reopen(run, tags)
+            store.client.update_run(run, status="RUNNING")
+            store.set_tags(run, tags)
         stages[key.stage] = key.fingerprint
         place = {"uri": _address(store), "root": str(key.root)}
         files.write_json(key.remembered, {**place, "run_id": run, "stages": stages})
@@ -291,8 +295,8 @@ class MlflowRun:
         )
 
 
-class _Curve:
-    """The part of a run that training writes."""
+class _Curve(Sink):
+    """The part of a run that training writes; the run's owner closes it, not training."""
 
     def __init__(self, run: MlflowRun) -> None:
         self._run = run
@@ -301,8 +305,23 @@ class _Curve:
         """Queue one summary."""
         self._run.metrics(behavior, values, step)
 
-    def close(self) -> None:
-        """The run's owner closes it."""
+
+def _fill(store: mlflow_store.Store, run: str, path: Path, *, prefix: bool) -> None:
+    """Write the points of a curve's file, the record, that the run lacks.
+
+    A killed process takes along what it had not sent yet; training resumes after that, and would
+    leave a gap. Wall times are in no file, so theirs stays.
+    """
+    known: dict[str, set[int]] = {}
+    now = int(time.time() * 1000)
+    points = []
+    for behavior, tag, value, step in read_points(path):
+        name = mlflow_store.clean(f"{behavior}/{tag}" if prefix else tag)
+        if name not in known:
+            known[name] = {one.step for one in store.client.get_metric_history(run, name)}
+        if step not in known[name]:
+            points.append((name, value, now, step))
+    store.log_metrics(run, points)
 
 
 def _write(job: Any, store: mlflow_store.Store, run: str) -> None:
@@ -312,8 +331,7 @@ def _write(job: Any, store: mlflow_store.Store, run: str) -> None:
             if isinstance(job, list):
                 store.log_metrics(run, job)
             else:
-                action: Callable[[mlflow_store.Store, str], object] = job
-                action(store, run)
+                job(store, run)
         except Exception as error:
             busy = getattr(error, "error_code", None) == "TEMPORARILY_UNAVAILABLE"
             if not busy or not attempts_left:
@@ -322,8 +340,8 @@ def _write(job: Any, store: mlflow_store.Store, run: str) -> None:
             return
 
 
-def _anew(key: RunKey, stages: Mapping[str, str]) -> bool:
-    """Whether this stage begins a new run instead of continuing the recorded one.
+def _begins_anew(key: RunKey, stages: Mapping[str, str]) -> bool:
+    """Return whether this stage begins a new run instead of continuing the recorded one.
 
     A row holds one training, so a second one from the start, or on other inputs, has its own.
     """
@@ -334,7 +352,7 @@ def _anew(key: RunKey, stages: Mapping[str, str]) -> bool:
 
 
 def _same_policy(store: mlflow_store.Store, run: str, key: RunKey) -> bool:
-    """Whether a row is of the policy that this stage works on, as far as both are known.
+    """Return whether a run is of the policy that this stage works on, as far as both are known.
 
     DVC may have put back another one, from its run cache or from an experiment.
     """
@@ -351,7 +369,7 @@ def _read_record(path: Path) -> dict[str, Any] | None:
 
 
 def _is_ours(record: Mapping[str, Any], store: mlflow_store.Store, key: RunKey) -> bool:
-    """Whether a record is about this store, and was not copied along with another checkout."""
+    """Return whether a record is about this store, and not a copy from another checkout."""
     if record["uri"] not in (_address(store), store.uri):
         return False
     made_in = Path(record.get("root", key.root))
@@ -359,7 +377,7 @@ def _is_ours(record: Mapping[str, Any], store: mlflow_store.Store, key: RunKey) 
 
 
 def _address(store: mlflow_store.Store) -> str:
-    """How a record names the store; not by its place when that moves with the record."""
+    """Return a record's name for the store; not its place when that moves with the record."""
     return "mlflow.db" if store.own else store.uri
 
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.errors import PipelineError
-from pipeline.tracking import mlflow_database, mlflow_model, mlflow_registry, mlflow_view
-from pipeline.tracking.row import BASELINE, VARIANT, WORKSPACE, dvc_digest
+from pipeline.tracking import mlflow_database, mlflow_models, mlflow_view
+from pipeline.tracking.run_metadata import BASELINE, VARIANT, WORKSPACE, dvc_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pipeline.tracking.row import Data
+    from pipeline.tracking.run_metadata import InputData
 
 _EXPERIMENT = "pipeline"
 _DATABASE, _ARTIFACTS = "mlflow.db", "mlartifacts"
@@ -49,22 +49,22 @@ def set_environment() -> None:
 
 
 def default_uri(root: Path) -> str:
-    """The store in use: MLFLOW_TRACKING_URI, else `mlflow.db` in the repository."""
+    """Return the store in use: MLFLOW_TRACKING_URI, else `mlflow.db` in the repository."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / _DATABASE}"
 
 
 def clean(name: str) -> str:
-    """`name` with the characters that MLflow refuses replaced by underscores."""
+    """Replace the characters of a name that MLflow refuses by underscores."""
     return _NOT_ALLOWED.sub("_", name)
 
 
 def checkout(root: Path) -> str:
-    """A name for this copy of the repository on this machine, without saying where it is."""
+    """Return a name for this copy of the repository that does not say where it is."""
     return files.fingerprint([os.uname().nodename, str(root)])[:12]
 
 
 def flatten(values: Mapping[str, Any], start: str = "") -> dict[str, str]:
-    """Nested mappings as `{dotted name: text}`; lists stay whole."""
+    """Return nested mappings as `{dotted name: text}`; lists stay whole."""
     flat: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, dict) and value:
@@ -102,21 +102,19 @@ class Store:
         logging.getLogger("urllib3").setLevel(logging.ERROR)  # we say what its retries came to
         file = mlflow_database.file_of(uri)
         own = file is not None and file.resolve() == root / _DATABASE
+        # One process at a time: MLflow's own making of tables fails when several do it at once.
         with mlflow_database.locked(uri):
             mlflow_database.make_whole(uri)
             client = MlflowClient(tracking_uri=uri)
-            found = client.get_experiment_by_name(experiment_name())
-            if found is not None:
-                identifier = found.experiment_id
-                if own:
-                    mlflow_database.follow(uri, found.artifact_location, root / _ARTIFACTS)
-            elif uri.startswith("sqlite:"):
-                place = (root / _ARTIFACTS).as_uri()
-                identifier = client.create_experiment(experiment_name(), artifact_location=place)
-            else:
-                identifier = _create_shared(client)
-            present = found.tags if found is not None else {}
-            for name, text in mlflow_view.missing(identifier, present).items():
+            experiment = client.get_experiment_by_name(experiment_name())
+            if experiment is None:
+                # A server knows a place for artifacts; a file has none but beside itself.
+                place = (root / _ARTIFACTS).as_uri() if uri.startswith("sqlite:") else None
+                experiment = _create_experiment(client, place)
+            elif own:
+                mlflow_database.follow(uri, experiment.artifact_location, root / _ARTIFACTS)
+            identifier = experiment.experiment_id
+            for name, text in mlflow_view.missing(identifier, experiment.tags).items():
                 client.set_experiment_tag(identifier, name, text)
         return cls(uri=uri, own=own, experiment_id=identifier, client=client)
 
@@ -136,13 +134,14 @@ class Store:
         try:
             return cls.open(root)
         except Exception as error:
+            # Imported only now, so the classes of what MLflow may raise are known by their modules.
             if type(error).__module__.partition(".")[0] not in ("mlflow", "sqlalchemy"):
                 raise
             why = str(error).strip().partition("\n")[0]
             raise PipelineError(f"the MLflow store cannot be opened: {why}") from error
 
     def exists(self, run: str) -> bool:
-        """Whether the store knows the run and it is not deleted."""
+        """Return whether the store knows the run and it is not deleted."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -150,34 +149,19 @@ class Store:
         except MlflowException:
             return False
 
-    def create(self, name: str, tags: Mapping[str, str]) -> str:
-        """A new running run."""
-        made = self.client.create_run(self.experiment_id, run_name=name, tags=dict(tags))
-        return str(made.info.run_id)
-
-    def reopen(self, run: str, tags: Mapping[str, str]) -> None:
-        """Mark a run as running again."""
-        self.client.update_run(run, status="RUNNING")
-        self.set_tags(run, tags)
-
     def end(self, run: str, status: str) -> None:
         """Close the run with `status`: FINISHED, FAILED or KILLED."""
         self.client.set_terminated(run, status=status)
 
-    def end_if_running(self, run: str, status: str) -> None:
-        """Close a run that nothing writes to any more."""
-        if self.client.get_run(run).info.status == "RUNNING":
-            self.end(run, status)
-
     def of_same(self, tags: Mapping[str, str], *, more: str = "") -> list[Any]:
-        """The runs of the same experiment, seed, checkout and variant, newest first."""
-        # a checkout's own store moves with it, and then all in it is the moved checkout's
+        """Return the runs of the same experiment, seed, checkout and variant, newest first."""
+        # A checkout's own store moves with it, and then all in it is the moved checkout's.
         names = [name for name in IDENTITY if not (self.own and name == _CHECKOUT)]
         wanted = " and ".join(f"tags.`{name}` = {_quoted(tags[name])}" for name in names)
         return list(self.client.search_runs([self.experiment_id], wanted + more))
 
     def current(self, tags: Mapping[str, str]) -> str | None:
-        """The run that stands for this experiment and seed, if there is one."""
+        """Return the run that stands for this experiment and seed, if there is one."""
         more = f" and tags.`{CURRENT}` = 'yes'"
         if BASELINE in tags:  # DVC lets a name be used again on another commit
             more += f" and tags.`{BASELINE}` = {_quoted(tags[BASELINE])}"
@@ -204,13 +188,10 @@ class Store:
         """Write `(name, value, unix ms, step)` points."""
         from mlflow.entities import Metric
 
+        # MLflow refuses more than 1000 points at once.
         for start in range(0, len(points), _BATCH):
             part = [Metric(*point) for point in points[start : start + _BATCH]]
             self.client.log_batch(run, metrics=part)
-
-    def steps_of(self, run: str, name: str) -> set[int]:
-        """Steps at which the run has a point of this metric."""
-        return {point.step for point in self.client.get_metric_history(run, name)}
 
     def log_params(self, run: str, values: Mapping[str, str]) -> None:
         """Write the parameters that are not there yet; MLflow refuses to change one."""
@@ -221,12 +202,8 @@ class Store:
         if new:
             self.client.log_batch(run, params=new)
 
-    def log_data(self, run: str, data: Sequence[Data], root: Path) -> dict[str, str]:
-        """Write what the run was made from as datasets, once; the digests are DVC's.
-
-        Returns:
-            Those digests, by the data's context.
-        """
+    def log_data(self, run: str, data: Sequence[InputData], root: Path) -> dict[str, str]:
+        """Write what the run was made from as datasets, once; return DVC's digests by context."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         inputs = self.client.get_run(run).inputs.dataset_inputs
@@ -256,33 +233,17 @@ class Store:
 
         self.client.log_batch(run, tags=[RunTag(name, text) for name, text in values.items()])
 
-    def log_files(self, run: str, paths: Sequence[Path], folder: str) -> None:
-        """Copy files into the run's artifacts."""
-        for path in paths:
-            self.client.log_artifact(run, str(path), folder)
-
-    def log_text(self, run: str, text: str, name: str) -> None:
-        """Write an artifact."""
-        self.client.log_text(run, text, name)
-
-    def log_picture(self, run: str, path: Path, key: str, step: int) -> None:
-        """Write a picture that the charts page shows beside those of other runs."""
-        from PIL import Image
-
-        with Image.open(path) as picture:
-            self.client.log_image(run, picture.convert("RGB"), key=clean(key), step=step)
-
     def log_onnx(self, run: str, path: Path, name: str, tags: Mapping[str, str]) -> None:
         """Log an ONNX file as a model, and register it; the same file of a run only once."""
         import mlflow
 
         content = files.sha256_of(path)
-        made = mlflow_registry.versions_of(self.client, run)
-        if any(
-            one.name == name and one.tags.get(mlflow_registry.CONTENT) == content for one in made
-        ):
+        # A retried stage exports the same bytes, which are no new version.
+        made = mlflow_models.versions_of(self.client, run)
+        if any(one.name == name and one.tags.get(mlflow_models.CONTENT) == content for one in made):
             return
         known = self.client.get_run(run).data
+        # A model shows what its training came to; points with a model_id are such copies already.
         final = [
             point
             for name in known.metrics
@@ -290,16 +251,11 @@ class Store:
             for point in self.client.get_metric_history(run, name)
             if point.model_id is None
         ]
-        source = mlflow_model.log(self.client, run, path, params=known.params, metrics=final)
-        told = {**tags, mlflow_registry.CONTENT: content}
+        source = mlflow_models.log_model(self.client, run, path, params=known.params, metrics=final)
+        told = {**tags, mlflow_models.CONTENT: content}
         mlflow.set_tracking_uri(self.uri)  # the registry looks the model up in the global one
         with mlflow_database.locked(self.uri):
-            mlflow_registry.register(self.client, name, source, run, told)
-
-    def score(self, run: str, name: str, tags: Mapping[str, str]) -> None:
-        """Note a model's evaluation, and move its aliases where it is the best."""
-        with mlflow_database.locked(self.uri):
-            mlflow_registry.score(self.client, run, name, tags)
+            mlflow_models.register(self.client, name, source, run, told)
 
 
 def _quoted(value: str) -> str:
@@ -308,12 +264,12 @@ def _quoted(value: str) -> str:
 
 
 def experiment_name() -> str:
-    """MLflow's experiment: MLFLOW_EXPERIMENT_NAME, else `pipeline`."""
+    """Return the name of MLflow's experiment: MLFLOW_EXPERIMENT_NAME, else `pipeline`."""
     return os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
 
 
 def source_tags(root: Path) -> dict[str, str]:
-    """Where the code comes from: commit, whether it was edited since, and DVC's experiment."""
+    """Return where the code comes from: commit, edits since then, and DVC's experiment."""
     tags = {VARIANT: WORKSPACE}
     if experiment := os.environ.get("DVC_EXP_NAME"):
         tags = {VARIANT: experiment, BASELINE: os.environ.get("DVC_EXP_BASELINE_REV", "")}
@@ -335,14 +291,14 @@ def _git(root: Path, *arguments: str) -> str | None:
     return None
 
 
-def _create_shared(client: Any) -> str:
-    """Create the experiment on a server, where another client may be faster."""
+def _create_experiment(client: Any, place: str | None) -> Any:
     from mlflow.exceptions import MlflowException
 
+    name = experiment_name()
     try:
-        return str(client.create_experiment(experiment_name()))
+        client.create_experiment(name, artifact_location=place)
     except MlflowException:
-        found = client.get_experiment_by_name(experiment_name())
-        if found is None:
+        # On a server, another client may have been faster.
+        if client.get_experiment_by_name(name) is None:
             raise
-        return str(found.experiment_id)
+    return client.get_experiment_by_name(name)

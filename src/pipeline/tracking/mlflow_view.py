@@ -37,14 +37,15 @@ _LAST = {"duration": 80}
 
 
 def address(identifier: str, view: str) -> str:
-    """Where a view is, below the server's own address."""
+    """Return the address of a view, below the server's own."""
+    # The address is the one that MLflow's pages make when somebody shares a view.
     mode = "&compareRunsMode=CHART" if view == CURVES else ""
     training = "workflowType=machine_learning"  # the pages start in their other mode, GenAI
     return f"/#/experiments/{identifier}/runs?{training}&viewStateShareKey={view}{mode}"
 
 
 def tags(identifier: str) -> dict[str, str]:
-    """What to set on the experiment with this id."""
+    """Return the tags that describe the experiment with this id, and its views."""
     return {
         "mlflow.experimentKind": "custom_model_development",
         _NOTE: _description(identifier),
@@ -54,7 +55,7 @@ def tags(identifier: str) -> dict[str, str]:
 
 
 def missing(identifier: str, present: Mapping[str, str]) -> dict[str, str]:
-    """The tags to set on an experiment that has some; a description that is there stays."""
+    """Return the tags that an experiment lacks; a description that is there stays."""
     return {
         name: text
         for name, text in tags(identifier).items()
@@ -63,7 +64,7 @@ def missing(identifier: str, present: Mapping[str, str]) -> dict[str, str]:
 
 
 def _state(*, grouped: bool) -> dict[str, Any]:
-    """What the page keeps of a view."""
+    """Return a view as MLflow's page stores it."""
     group = {
         "aggregateFunction": "average",
         "groupByKeys": [{"mode": "tag", "groupByData": "pipeline.experiment"}],

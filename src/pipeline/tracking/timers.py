@@ -6,7 +6,7 @@ import json
 import platform
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline import files
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.tracking import names
+from pipeline.tracking.base import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,32 +38,23 @@ class _Gauge:
         self.min, self.max = min(self.min, value), max(self.max, value)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Node:
-    """Seconds of one part; the count is left out where nobody counts."""
-
-    total: float
-    count: int | None = None
-    children: dict[str, _Node] = field(default_factory=dict)
-
-    def written(self) -> dict[str, Any]:
-        inner = sum(child.total for child in self.children.values())
-        counted = {} if self.count is None else {"count": self.count}
-        own = {"total": self.total, **counted, "self": max(self.total - inner, 0.0)}
-        children = {name: child.written() for name, child in self.children.items()}
-        return own | ({"children": children} if children else {})
+def _node(
+    total: float, count: int | None = None, children: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return seconds of one part in the tree; the count is left out where nobody counts."""
+    node: dict[str, Any] = {"total": total}
+    if count is not None:
+        node["count"] = count
+    inner = sum(child["total"] for child in (children or {}).values())
+    node["self"] = max(total - inner, 0.0)
+    return node | ({"children": children} if children else {})
 
 
-class TimersSink:
+class TimersSink(Sink):
     """Gathers times and gauges, and writes them to `path` when it is closed.
 
     While a run is under way the seconds are those that summaries bring; `finish` replaces them by
     the exact ones. A run that never starts writes nothing.
-
-    Args:
-        path: the file.
-        metadata: facts about the run, all text.
-        clock: seconds since the epoch.
     """
 
     def __init__(
@@ -97,6 +89,7 @@ class TimersSink:
                 part = tag.removeprefix(names.TIMING)
                 spent[part] = spent.get(part, 0.0) + value
                 continue
+            # ML-Agents' names for gauges.
             stat = tag.replace("/", ".").replace(" ", "")
             name = f"{behavior}.{stat}.mean"
             if name in self._gauges:
@@ -109,12 +102,7 @@ class TimersSink:
         self._n_updates += 1
 
     def finish(self, seconds: Mapping[str, float], *, n_updates: int) -> None:
-        """Take the exact seconds of a run that has ended, and write them.
-
-        Args:
-            seconds: by part: total, environment, wire, inference, storage, update.
-            n_updates: of all behaviors' networks.
-        """
+        """Take the exact seconds of a run that has ended, by part, and write them."""
         self._exact, self._n_updates = dict(seconds), n_updates
         self._ended = self._clock()
         self.start()
@@ -128,65 +116,53 @@ class TimersSink:
         files.write_whole(self.path, json.dumps(tree, indent=2, allow_nan=False) + "\n")
 
     def tree(self) -> dict[str, Any]:
-        """What is written."""
+        """Return the content of the file."""
         now = self._ended or self._clock()
         started = now if self._started is None else self._started
-        learning = now - started if self._exact is None else self._exact["total"]
-        gauges = {
-            name: {"value": one.value, "min": one.min, "max": one.max, "count": one.count}
-            for name, one in sorted(self._gauges.items())
-        }
+        learning_s = now - started if self._exact is None else self._exact["total"]
         metadata = {
             "timer_format_version": FORMAT,
             "start_time_seconds": str(int(self._made)),
             **self._metadata,
             "end_time_seconds": str(int(now)),
         }
-        setup = max(now - self._made - learning, 0.0)
-        root = _Node(
-            total=max(now - self._made, 0.0),
-            count=1,
-            children={
-                "run_training.setup": _Node(total=setup, count=1),
-                "TrainerController.start_learning": self._learning(learning),
-            },
-        )
-        return {"name": "root", "gauges": gauges, "metadata": metadata, **root.written()}
+        parts = {
+            "run_training.setup": _node(max(now - self._made - learning_s, 0.0), 1),
+            "TrainerController.start_learning": _node(learning_s, 1, self._parts()),
+        }
+        return {
+            "name": "root",
+            "gauges": {name: asdict(self._gauges[name]) for name in sorted(self._gauges)},
+            "metadata": metadata,
+            **_node(max(now - self._made, 0.0), 1, parts),
+        }
 
-    def _learning(self, total_s: float) -> _Node:
+    def _parts(self) -> dict[str, Any]:
+        """Return what learning consists of, under ML-Agents' names for it."""
         seconds = self._exact if self._exact is not None else self._summed()
         environment, wire = seconds.get("environment", 0.0), seconds.get("wire", 0.0)
-        advance = {
-            "env_step": _Node(
-                total=environment + wire,
-                children={
-                    "communicator.exchange": _Node(total=environment),
-                    "codec": _Node(total=wire),
-                },
-            ),
-            "TorchPolicy.evaluate": _Node(total=seconds.get("inference", 0.0)),
-            "process_trajectory": _Node(total=seconds.get("storage", 0.0)),
-            "_update_policy": _Node(total=seconds.get("update", 0.0), count=self._n_updates),
+        exchange = {"communicator.exchange": _node(environment), "codec": _node(wire)}
+        return {
+            "env_step": _node(environment + wire, children=exchange),
+            "TorchPolicy.evaluate": _node(seconds.get("inference", 0.0)),
+            "process_trajectory": _node(seconds.get("storage", 0.0)),
+            "_update_policy": _node(seconds.get("update", 0.0), self._n_updates),
         }
-        return _Node(total=total_s, count=1, children=advance)
 
     def _summed(self) -> dict[str, float]:
-        """Seconds by part up to the last summary: stepping serves all behaviors at once."""
+        """Return seconds by part up to the last summary."""
         summed: dict[str, float] = {}
         for spent in self._seconds.values():
             for part, value in spent.items():
                 before = summed.get(part, 0.0)
+                # Behaviors step together, so each reports the same seconds of stepping.
                 shared = part in ("environment", "wire")
                 summed[part] = max(before, value) if shared else before + value
         return summed
 
 
-def run_metadata(*, trainer: str) -> dict[str, str]:
-    """Facts about this process; `mlagents` versions are those that formats and protocol follow.
-
-    Args:
-        trainer: name and version of this program.
-    """
+def process_facts(*, trainer: str) -> dict[str, str]:
+    """Return facts about this process; `mlagents` versions are those of formats and protocol."""
     return {
         "python_version": platform.python_version(),
         "command_line_arguments": " ".join(sys.argv),

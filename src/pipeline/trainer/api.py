@@ -3,43 +3,47 @@
 from __future__ import annotations
 
 import gc
+import logging
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pipeline import files, seeding
-from pipeline.algos.ranks import ALONE, launched
+from pipeline.algos.process_group import SINGLE_PROCESS, launched
 from pipeline.errors import SettingsError
-from pipeline.settings import RunSettings, load_run_settings
+from pipeline.settings import RunSettings, load_run_settings, to_mapping
 from pipeline.tracking.base import Tracker
-from pipeline.trainer.environment import open_workers
-from pipeline.trainer.first_weights import first_weights
-from pipeline.trainer.learners import (
-    heed_input,
+from pipeline.trainer.checkpoints.restore import first_weights
+from pipeline.trainer.distributed.sync import refuse_alone_only
+from pipeline.trainer.distributed.workers import (
+    broadcast_job,
+    follow_first_process,
     joined,
     of_this_process,
     started,
-    told,
 )
+from pipeline.trainer.environment import open_workers
 from pipeline.trainer.loop import RESUME_INTERVAL_S, TrainingLoop
 from pipeline.trainer.stopping import stop_on_signal
 from pipeline.trainer.supported import refuse_untrainable, usable_device
-from pipeline.trainer.work import Work, refuse_alone, unthreaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from pipeline.algos.ranks import Ranks
-    from pipeline.envs.base import BaseEnv
+    from pipeline.algos.process_group import ProcessGroup
+    from pipeline.settings import TrainerSettings
     from pipeline.tracking.base import Sink
+    from pipeline.trainer.checkpoints.manager import Exporter
     from pipeline.trainer.result import TrainResult
-    from pipeline.trainer.saving import Exporter
+
+_log = logging.getLogger(__name__)
 
 
 def train(
-    env: str | Path | BaseEnv | Sequence[BaseEnv] | None,
+    env: object,
     settings: RunSettings | Mapping[str, object] | Path | str,
     *,
     seed: int,
@@ -66,9 +70,11 @@ def train(
     Environment and sinks are closed in the end, whatever happens: no process and no thread is left.
 
     Args:
-        env: path of an executable; one or several objects with the low-level API; None for the
-            Unity Editor.
-        settings: a trainer configuration: read already, as a map, or its file.
+        env: path of an executable; None for the Unity Editor; or one or several objects with the
+            members of ML-Agents' `BaseEnv`, for `pipeline.train` also environments of Gymnasium or
+            PettingZoo.
+        settings: a trainer configuration: read already, as a map, or its file. A map or file that
+            lists behaviors has to list all, or to have `default_settings`.
         seed: from which all randomness of the run derives.
         run_dir: gets a folder with checkpoints for each behavior.
         num_envs: how many processes of the executable to step together.
@@ -116,14 +122,13 @@ def train(
     with closing(Tracker(sinks)) as tracker, _threads(torch_threads), ExitStack() as stack:
         if not inference:
             stack.enter_context(files.sole_writer(run_dir))
-            files.remove_temporary(run_dir)
         run = _settings(settings).with_seed(seed)
         refuse_untrainable(run)
         run = unthreaded(run) if learners > 1 else run
         if init_from is None:
             init_from = first_weights(run)
         chosen = usable_device(device)
-        work = Work(
+        job = JobSpec(
             settings=run,
             seed=seed,
             run_dir=run_dir,
@@ -138,9 +143,9 @@ def train(
             torch_threads=torch_threads,
             starting_lesson=starting_lesson,
         )
-        ranks: Ranks = ALONE
+        group: ProcessGroup = SINGLE_PROCESS
         if learners > 1:
-            refuse_alone(work, learners, inference=inference, started=n_processes > 1)
+            refuse_alone(job, learners, inference=inference, started=n_processes > 1)
             chosen = of_this_process(chosen)
             several = (
                 joined(chosen)
@@ -152,11 +157,11 @@ def train(
                     log_folder=log_folder or run_dir / "run_logs",
                 )
             )
-            ranks = stack.enter_context(several)
-            told(ranks, work.plain())
+            group = stack.enter_context(several)
+            broadcast_job(group, job.plain())
         return _learned(
-            work,
-            ranks,
+            job,
+            group,
             chosen,
             tracker,
             inference=inference,
@@ -166,9 +171,7 @@ def train(
         )
 
 
-def take_part(
-    env: BaseEnv | Sequence[BaseEnv] | None = None,
-) -> TrainResult:
+def take_part(env: object = None) -> TrainResult:
     """Be one of the processes beyond the first of a run with several learners.
 
     What is to be done is what the first process says; nothing is written but logs.
@@ -180,41 +183,41 @@ def take_part(
         PipelineError: This process, or another one, has failed.
         Interrupted: All were asked to stop.
     """
-    with joined() as ranks:
-        heed_input(ranks)
-        work = Work.of(told(ranks, None), env)
-        with closing(Tracker(())) as tracker, _threads(work.torch_threads):
-            return _learned(work, ranks, ranks.device, tracker)
+    with joined() as group:
+        follow_first_process(group)
+        job = JobSpec.of(broadcast_job(group, None), env)
+        with closing(Tracker(())) as tracker, _threads(job.torch_threads):
+            return _learned(job, group, group.device, tracker)
 
 
 def _learned(
-    work: Work, ranks: Ranks, device: torch.device, tracker: Tracker, **own: Any
+    job: JobSpec, group: ProcessGroup, device: torch.device, tracker: Tracker, **own: Any
 ) -> TrainResult:
     """What training comes to, seen from one of its processes."""
     workers = open_workers(
-        work.env,
-        work.settings,
-        seed=seeding.derive(work.seed, "environment"),
-        num_envs=work.num_envs,
-        env_args=work.env_args,
-        base_port=work.base_port,
-        log_folder=work.log_folder,
-        rank=ranks.rank,
-        n_ranks=ranks.size,
+        job.env,
+        job.settings,
+        seed=seeding.derive(job.seed, "environment"),
+        num_envs=job.num_envs,
+        env_args=job.env_args,
+        base_port=job.base_port,
+        log_folder=job.log_folder,
+        rank=group.rank,
+        n_ranks=group.size,
     )
     with workers, _old_objects_left_alone(), stop_on_signal() as stop:
         loop = TrainingLoop(
             workers,
-            work.settings,
-            seed=work.seed,
-            run_dir=work.run_dir,
+            job.settings,
+            seed=job.seed,
+            run_dir=job.run_dir,
             device=device,
             tracker=tracker,
-            init_from=work.init_from,
-            whole_weights=work.whole_weights,
-            resume=work.resume,
-            starting_lesson=work.starting_lesson,
-            ranks=ranks,
+            init_from=job.init_from,
+            whole_weights=job.whole_weights,
+            resume=job.resume,
+            starting_lesson=job.starting_lesson,
+            group=group,
             **own,
         )
         return loop.run(stop)
@@ -246,4 +249,97 @@ def _settings(settings: RunSettings | Mapping[str, object] | Path | str) -> RunS
         return settings
     if isinstance(settings, str | Path):
         return load_run_settings(Path(settings))
-    return load_run_settings(None, overrides=settings)
+    run = load_run_settings(None, overrides=settings)
+    return replace(run, from_file=bool(run.behaviors))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobSpec:
+    """What every process of a run has to know; see `trainer.api.train`."""
+
+    settings: RunSettings
+    seed: int
+    run_dir: Path
+    env: object
+    num_envs: int
+    env_args: Sequence[str]
+    base_port: int | None
+    log_folder: Path | None
+    init_from: Mapping[str, Path]
+    whole_weights: bool
+    resume: bool
+    torch_threads: int
+    starting_lesson: int
+
+    def plain(self) -> dict[str, Any]:
+        """As plain values; environments that are objects are left out."""
+        told = {one.name: getattr(self, one.name) for one in fields(self)}
+        settings = self.settings
+        told["settings"] = to_mapping(settings)
+        told["from_file"] = settings.from_file
+        told["refused"] = settings.refused
+        told["run_dir"] = str(self.run_dir.resolve())
+        told["env"] = str(Path(self.env).resolve()) if isinstance(self.env, str | Path) else None
+        told["env_args"] = list(self.env_args)
+        told["log_folder"] = None if self.log_folder is None else str(self.log_folder.resolve())
+        told["init_from"] = {name: str(path.resolve()) for name, path in self.init_from.items()}
+        return told
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any], env: object) -> JobSpec:
+        """What `plain` gave, with this process's own environments if it has any."""
+        values = dict(told)
+        from_file, refused = values.pop("from_file"), values.pop("refused")
+        settings = load_run_settings(None, overrides=values["settings"], env_path_follows=True)
+        values["settings"] = replace(settings, from_file=from_file, refused=refused)
+        values["run_dir"] = Path(values["run_dir"])
+        values["env"] = values["env"] if env is None else env
+        values["log_folder"] = values["log_folder"] and Path(values["log_folder"])
+        values["init_from"] = {name: Path(path) for name, path in values["init_from"].items()}
+        return cls(**values)
+
+
+def unthreaded(settings: RunSettings) -> RunSettings:
+    """The same without `threaded`: averages in a thread of their own would come out of order."""
+
+    def changed(name: str, one: TrainerSettings) -> TrainerSettings:
+        if one.threaded:
+            _log.warning("%s: threaded is not used with several learners.", name)
+        return replace(one, threaded=False)
+
+    default = settings.default_settings
+    return replace(
+        settings,
+        behaviors={name: changed(name, one) for name, one in settings.behaviors.items()},
+        default_settings=None if default is None else changed("default_settings", default),
+    )
+
+
+def refuse_alone(job: JobSpec, n_learners: int, *, inference: bool, started: bool) -> None:
+    """Refuse what only one process can do.
+
+    Args:
+        job: what to do.
+        n_learners: how many processes there shall be.
+        inference: whether nothing is to be learned.
+        started: whether the processes are there already.
+
+    Raises:
+        SettingsError: There is something of that kind.
+    """
+    if inference:
+        raise SettingsError(
+            f"--inference plays in one process, and {n_learners} learners are asked for; use one"
+        )
+    if job.env is None:
+        raise SettingsError(
+            f"{n_learners} learners need environments of their own, and there is one Unity Editor; "
+            "name an executable"
+        )
+    if not started and not isinstance(job.env, str | Path):
+        raise SettingsError(
+            f"{n_learners} learners need an executable that each can start; an environment in this "
+            "process is for one learner"
+        )
+    for name, settings in job.settings.behaviors.items():
+        refuse_alone_only(name, settings, n_learners)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.envs.base import BaseEnv
+from pipeline.envs.in_process import refuse_other_object
 from pipeline.envs.launch import find_executable
-from pipeline.envs.programs import runs_headless
-from pipeline.envs.restarts import RestartLimits
 from pipeline.envs.side_channels import (
     EngineConfigurationChannel,
     EnvironmentParametersChannel,
     StatsSideChannel,
 )
-from pipeline.envs.workers import WorkerSet, launch_workers
+from pipeline.envs.sources.programs import runs_headless
+from pipeline.envs.workers import RestartLimits, WorkerSet, launch_workers
 from pipeline.errors import SettingsError, UnityEnvironmentException
-from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM
-from pipeline.protocol.parameters import Sampler as WireSampler
+from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
 from pipeline.settings.schema.parameters import (
     ConstantSampler,
     GaussianSampler,
@@ -26,15 +25,14 @@ from pipeline.settings.schema.parameters import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from pipeline.envs.side_channels import SideChannel
-    from pipeline.settings.schema import RunSettings
-    from pipeline.settings.schema.parameters import Sampler
+    from pipeline.settings.schema import RunSettings, SamplerSettings
 
 
 def open_workers(
-    environment: str | Path | BaseEnv | Sequence[BaseEnv] | None,
+    environment: object,
     settings: RunSettings,
     *,
     seed: int,
@@ -49,10 +47,10 @@ def open_workers(
 
     A process that fails is started again alone, as often as `env_settings` allows.
 
-    Environment parameters are sent with each reset: see `trainer.lessons`.
+    Environment parameters are sent with each reset: see `trainer.curriculum`.
 
     Args:
-        environment: an executable, None for the Unity Editor, or environments in this process.
+        environment: an executable, None for the Unity Editor, or objects with the low-level API.
         settings: of the run.
         seed: of worker 0; worker k gets `seed` + k, in whichever process.
         num_envs: processes to start.
@@ -63,11 +61,14 @@ def open_workers(
         n_ranks: how many such processes there are.
 
     Raises:
+        SettingsError: An object lacks a member of the low-level API.
         UnityException: An environment could not be started.
     """
     if environment is not None and not isinstance(environment, str | Path):
-        environments = [environment] if isinstance(environment, BaseEnv) else environment
-        return WorkerSet(environments)
+        envs = environment if isinstance(environment, Sequence) else [environment]
+        for env in envs:
+            refuse_other_object(env)
+        return WorkerSet(envs)
     engine, limits = settings.engine_settings, settings.env_settings
 
     def channels() -> list[SideChannel]:
@@ -89,7 +90,7 @@ def open_workers(
         base_port=base_port,
         first=rank * num_envs,
         n_all=n_ranks * num_envs,
-        args=env_args,
+        additional_args=env_args,
         side_channels=channels,
         log_folder=None if log_folder is None else str(log_folder.resolve()),
         no_graphics=engine.no_graphics or _headless(environment, engine.no_graphics_monitor),
@@ -114,7 +115,7 @@ def _headless(environment: str | Path | None, worker_0_is_shown: bool) -> bool:
         return False
 
 
-def send_parameters(workers: WorkerSet, parameters: Mapping[str, Sampler]) -> set[str]:
+def send_parameters(workers: WorkerSet, parameters: Mapping[str, SamplerSettings]) -> set[str]:
     """Give parameters to every worker with its next step or reset.
 
     Returns:
@@ -136,7 +137,7 @@ def send_parameters(workers: WorkerSet, parameters: Mapping[str, Sampler]) -> se
     return unsent
 
 
-def for_environment(value: Sampler) -> float | WireSampler:
+def for_environment(value: SamplerSettings) -> float | Sampler:
     """A number, or the sampler in the form that environments take.
 
     Raises:
@@ -147,11 +148,11 @@ def for_environment(value: Sampler) -> float | WireSampler:
             return value.value
         case UniformSampler():
             ends = (value.min_value, value.max_value)
-            return WireSampler(kind=UNIFORM, values=ends, seed=value.seed)
+            return Sampler(kind=UNIFORM, values=ends, seed=value.seed)
         case GaussianSampler():
             shape = (value.mean, value.st_dev)
-            return WireSampler(kind=GAUSSIAN, values=shape, seed=value.seed)
+            return Sampler(kind=GAUSSIAN, values=shape, seed=value.seed)
         case MultiRangeUniformSampler():
             flat = tuple(end for interval in value.intervals for end in interval)
-            return WireSampler(kind=MULTI_RANGE, values=flat, seed=value.seed)
+            return Sampler(kind=MULTI_RANGE, values=flat, seed=value.seed)
     raise ValueError(f"environments know no sampler like {value}")

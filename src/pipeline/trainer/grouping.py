@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.data.groups import Groups, Heard
+from pipeline.data.groups import GroupMessage, Groups
 from pipeline.protocol.steps import TerminalSteps
 from pipeline.trainer.statistics import GROUP_REWARD
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
+    from pipeline.algos.algorithm import Algorithm
     from pipeline.arrays import AnyArray, FloatArray
-    from pipeline.data.rollout import Closed, Field, Rollout, Trajectories
+    from pipeline.data.columns import Field
+    from pipeline.data.rollout import ClosedTrajectories, Rollout, Trajectories
     from pipeline.data.slots import Slots
     from pipeline.protocol.steps import DecisionSteps, Steps
     from pipeline.trainer.statistics import Statistics
@@ -24,19 +26,19 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def grouping_for(algorithm: Any) -> Grouping | Alone:
+def group_tracker_for(algorithm: Algorithm) -> GroupTracker | NoGroups:
     """Groups for an algorithm that says with `member_fields` what it wants to know of mates."""
-    fields = getattr(algorithm, "member_fields", None)
-    return Alone() if fields is None else Grouping(fields)
+    fields = algorithm.member_fields
+    return GroupTracker(fields) if fields else NoGroups()
 
 
-class Alone:
+class NoGroups:
     """Nothing is shared: every agent learns from what it and its group gain."""
 
     def __init__(self) -> None:
         self._told = False
 
-    def arrive(
+    def on_message(
         self, steps: Sequence[Steps], team: str, slots: Slots, memories: FloatArray | None
     ) -> None:
         """Nothing to take in."""
@@ -59,7 +61,12 @@ class Alone:
         """Fields of rows of experience [N], as they are."""
         return rows
 
-    def report(self, closed: Closed | None, slots: AnyArray, statistics: Statistics) -> None:  # noqa: ARG002
+    def report(
+        self,
+        closed: ClosedTrajectories | None,
+        slots: AnyArray,  # noqa: ARG002  # whoever they are
+        statistics: Statistics,
+    ) -> None:
         """Count the episodes that ended."""
         if closed is not None:
             statistics.add_episodes(closed.episode_returns, closed.episode_lengths)
@@ -82,7 +89,7 @@ class Alone:
         """Nothing to take up."""
 
 
-class Grouping:
+class GroupTracker:
     """What mates share, for the agents of one behavior.
 
     Args:
@@ -93,7 +100,7 @@ class Grouping:
         self.groups = Groups(fields)
         self._described = [name for name in fields if name in ("continuous", "discrete", "memory")]
 
-    def arrive(
+    def on_message(
         self, steps: Sequence[Steps], team: str, slots: Slots, memories: FloatArray | None
     ) -> None:
         """Take in what all workers sent, before any of it completes a trajectory.
@@ -116,7 +123,7 @@ class Grouping:
             # the slot of one who never acted may be too new: nothing is made of its end
             ended = replace(ended, memory=memories.take(ended.slots, axis=0, mode="clip"))
         deciding = self._heard(decisions, here, team, like)
-        self.groups.arrive(ended, deciding, slots.n_slots)
+        self.groups.on_message(ended, deciding, slots.n_slots)
 
     def outcome(
         self, step: DecisionSteps | TerminalSteps, slots: AnyArray
@@ -132,7 +139,9 @@ class Grouping:
         known = {name: rows[name] for name in self._described}
         return {**rows, **self.groups.decided(slots, known)}
 
-    def report(self, closed: Closed | None, slots: AnyArray, statistics: Statistics) -> None:
+    def report(
+        self, closed: ClosedTrajectories | None, slots: AnyArray, statistics: Statistics
+    ) -> None:
         """Count the episodes of agents in `slots`, and the groups that ended with them."""
         for total in self.groups.finished:
             statistics.add(GROUP_REWARD, total)
@@ -175,7 +184,7 @@ class Grouping:
         slots: Sequence[AnyArray],
         team: Hashable,
         like: Sequence[AnyArray],
-    ) -> Heard:
+    ) -> GroupMessage:
         """The agents of all workers, one array each."""
 
         def joined(pieces: list[AnyArray], dtype: Any) -> AnyArray:
@@ -186,7 +195,7 @@ class Grouping:
             for (worker, one), found in zip(parts, slots, strict=True)
         ]
         interrupted = [one.interrupted for _, one in parts if hasattr(one, "interrupted")]
-        return Heard(
+        return GroupMessage(
             slots=joined(list(slots), np.intp),
             group=joined(keys, np.int64),
             reward=joined([one.reward for _, one in parts], np.float32),

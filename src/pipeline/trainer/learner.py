@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from pipeline.algos.safety import refuse_non_finite_rollout
+from pipeline.algos.finite_checks import refuse_non_finite_rollout
 from pipeline.data.rollout import Trajectories
-from pipeline.data.slots import LONG, Slots
+from pipeline.data.slots import STALE_AFTER_MESSAGES, Slots
 from pipeline.errors import TrainingError, UnityPolicyException
-from pipeline.trainer.gathering import first_of_each, joined, parted, some_of
-from pipeline.trainer.grouping import grouping_for
-from pipeline.trainer.opponents import Past
+from pipeline.trainer.batching import (
+    concat_steps,
+    first_terminal_per_agent,
+    sample_rows,
+    split_actions,
+)
+from pipeline.trainer.grouping import group_tracker_for
+from pipeline.trainer.opponents import SnapshotPool
 from pipeline.trainer.statistics import ENTROPY, Statistics
 from pipeline.trainer.supported import algorithm_for
 from pipeline.trainer.threaded import Threaded
@@ -24,15 +29,16 @@ if TYPE_CHECKING:
 
     import torch
 
+    from pipeline.algos.algorithm import Algorithm
     from pipeline.algos.policy import Decision
     from pipeline.arrays import AnyArray, FloatArray
     from pipeline.data.replay import Replay
-    from pipeline.data.rollout import Closed
+    from pipeline.data.rollout import ClosedTrajectories
     from pipeline.protocol.specs import ActionTuple, BehaviorSpec
     from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
     from pipeline.settings.schema import TrainerSettings
+    from pipeline.trainer.distributed.sync import LearnerSync
     from pipeline.trainer.opponents import Opponent
-    from pipeline.trainer.together import Together
 
 _log = logging.getLogger(__name__)
 
@@ -77,26 +83,28 @@ class Learner:
         self.settings = settings
         self.learns = learns
         self.algorithm = algorithm(spec, settings, seed=seed, device=device)
-        self.past: Past | None = None
+        self.past: SnapshotPool | None = None
         if learns and settings.self_play is not None:
-            self.past = Past(self.algorithm.policy, settings.self_play, seed=seed, device=device)
+            self.past = SnapshotPool(
+                self.algorithm.policy, settings.self_play, seed=seed, device=device
+            )
             if settings.threaded:
                 _log.warning("%s: threaded is not used with self_play.", name)
         elif settings.threaded and learns:
-            self.algorithm = Threaded(name, self.algorithm, horizon=settings.time_horizon)
-        self.statistics = self.heard = Statistics()
-        self.together: Together | None = None
+            threaded = Threaded(name, self.algorithm, horizon=settings.time_horizon)
+            self.algorithm = cast("Algorithm", threaded)  # it hands on what it has not
+        self.statistics = self.pending_stats = Statistics()
+        self.sync: LearnerSync | None = None
         """Where other processes learn the same: `heard` is then what is new here alone."""
         self.step = 0
         self.n_updates = 0
-        self.recorded = some_of(
+        self.recorded = sample_rows(
             [np.zeros((0, *obs.shape), np.float32) for obs in spec.observation_specs], None
         )
         self.seconds = {"inference": 0.0, "update": 0.0, "storage": 0.0}
         self.slots = Slots()
-        self.grouping = grouping_for(self.algorithm)
+        self.grouping = group_tracker_for(self.algorithm)
         self._told_of_vanished = False
-        self._absorbed: tuple[Sequence[Steps], list[AnyArray]] = ((), [])
         self.memories: FloatArray | None = None
         """[n_slots, M] what the agent in each slot remembers; None without memory."""
         if self.algorithm.memory_size:
@@ -113,7 +121,7 @@ class Learner:
     @property
     def replay(self) -> Replay | None:
         """What an algorithm that learns from old experience too has kept of it."""
-        return getattr(self.algorithm, "replay", None)
+        return self.algorithm.replay
 
     @property
     def replay_to_keep(self) -> Replay | None:
@@ -126,31 +134,34 @@ class Learner:
         """Whether `max_steps` has been reached; one that only acts is never finished."""
         return self.learns and self.step >= self.settings.max_steps
 
-    def absorb(self, steps: Sequence[Steps], *, team: str = "") -> None:
+    def absorb(self, steps: Sequence[Steps], *, team: str = "") -> AnyArray:
         """Complete the last decisions with what followed.
 
         Args:
             steps: (decision, terminal) steps of every worker.
             team: whose agents these are, where several teams share this learner.
+
+        Returns:
+            Slots [N] of the agents that decide next, for `remember`.
         """
         began = time.perf_counter()
         vanished = self.slots.tick()
         if len(vanished):
             self._drop_vanished(vanished)
-        heard = [(one, first_of_each(end) if len(end) else end) for one, end in steps]
-        self.grouping.arrive(heard, team, self.slots, self.memories)
+        heard = [(one, first_terminal_per_agent(end) if len(end) else end) for one, end in steps]
+        self.grouping.on_message(heard, team, self.slots, self.memories)
         for worker, (decision, terminal) in enumerate(heard):
             if len(terminal):
                 self._ended((team, worker), terminal, decision)
         deciding = ((worker, one) for worker, (one, _) in enumerate(heard) if len(one))
         slots = [self._continued((team, worker), one) for worker, one in deciding]
-        self._absorbed = steps, slots
         self.seconds["storage"] += time.perf_counter() - began
+        return _all_of(slots)
 
     def learn(self) -> bool:
         """Update if there is enough experience; says whether it did."""
-        together, n_rows = self.together, self.trajectories.n_closed
-        if not (self.algorithm.ready(n_rows) if together is None else together.takes_turn()):
+        sync, n_rows = self.sync, self.trajectories.n_closed
+        if not (self.algorithm.ready(n_rows) if sync is None else sync.should_update()):
             return False
         if self.finished or not self.learns:
             self._clear_closed()
@@ -159,16 +170,18 @@ class Learner:
         rollout = self.grouping.completed(self.trajectories.rollout())
         try:
             refuse_non_finite_rollout(rollout, step=self.step)
-            stats = self.algorithm.update(rollout, step=self.step)
+            # what overflows is refused by name, and needs no warning of NumPy's before that
+            with np.errstate(over="ignore", invalid="ignore"):
+                stats = self.algorithm.update(rollout, step=self.step)
         except TrainingError as error:
             raise TrainingError(f"behavior {self.name}, {error}") from error
         if not stats and self.replay is not None:  # kept for later, nothing learned
             self._clear_closed()
             return False
         obs = [rollout.fields[f"obs_{i}"] for i in range(len(self.spec.observation_specs))]
-        self.recorded = some_of(obs, rollout.fields.get("allowed"))
+        self.recorded = sample_rows(obs, rollout.fields.get("allowed"))
         self._clear_closed()
-        self.statistics.add_all(stats if together is None else together.mean(stats))
+        self.statistics.add_all(stats if sync is None else sync.mean(stats))
         self.n_updates += 1
         self.seconds["update"] += time.perf_counter() - began
         return True
@@ -185,23 +198,22 @@ class Learner:
         counts = [len(decision) for decision in decisions]
         if sum(counts) == 0:
             return Decided([self.spec.action_spec.empty_action(0) for _ in decisions], None)
-        obs, masks = joined(decisions, self.spec.action_spec.discrete_branches)
+        obs, masks = concat_steps(decisions, self.spec.action_spec.discrete_branches)
         try:
             player = self._opponent(team) or self.algorithm
             decision = player.act(obs, masks, self._recalled(steps, team))
         except UnityPolicyException as error:
             where = f"behavior {self.name}, step {self.step}"
             raise UnityPolicyException(f"{where}: {error}") from error
-        actions = parted(decision.action, counts)
+        actions = split_actions(decision.action, counts)
         self.seconds["inference"] += time.perf_counter() - began
         return Decided(actions, decision)
 
-    def remember(self, steps: Sequence[Steps], decided: Decided, *, team: str = "") -> None:
-        """Keep what was decided at `steps`, after these have been absorbed."""
+    def remember(self, slots: AnyArray, decided: Decided, *, team: str = "") -> None:
+        """Keep what the agents in these slots have decided, as `absorb` gave them."""
         if decided.decision is None:
             return
         began = time.perf_counter()
-        slots = self._deciding(steps, team)
         memory = decided.decision.memory
         if self.memories is not None and memory is not None:
             self.memories[slots, : memory.shape[1]] = memory
@@ -209,14 +221,14 @@ class Learner:
             self.seconds["storage"] += time.perf_counter() - began
             return
         rows = decided.decision.rows
-        self.trajectories.decide(slots, self.grouping.rows(slots, rows))
-        self.heard.add(ENTROPY, decided.decision.entropy)
+        self.trajectories.begin_transition(slots, self.grouping.rows(slots, rows))
+        self.pending_stats.add(ENTROPY, decided.decision.entropy)
         if not len(self.recorded["obs"][0]):
             n_obs = len(self.spec.observation_specs)
             allowed = rows.get("allowed")
             # one True says it of all rows
             masks = allowed if isinstance(allowed, np.ndarray) else None
-            self.recorded = some_of([rows[f"obs_{i}"] for i in range(n_obs)], masks)
+            self.recorded = sample_rows([rows[f"obs_{i}"] for i in range(n_obs)], masks)
         self.seconds["storage"] += time.perf_counter() - began
 
     def environment_was_reset(self) -> None:
@@ -227,13 +239,13 @@ class Learner:
         if self.memories is not None:
             self.memories[:] = 0.0
         if self.past is not None:
-            self.past.groups.forget(lambda _: True)
+            self.past.games.forget(lambda _: True)
 
     def worker_was_restarted(self, worker: int) -> None:
         """Drop the unfinished trajectories of one worker: its agents are others now."""
         self._drop(self.slots.forget(lambda source: source[1] == worker))  # type: ignore[index]  # (team, worker)
         if self.past is not None:
-            self.past.groups.forget(lambda source: source[1] == worker)  # type: ignore[index]
+            self.past.games.forget(lambda source: source[1] == worker)  # type: ignore[index]
 
     def _opponent(self, team: str) -> Opponent | None:
         return None if self.past is None else self.past.opponents.get(team)
@@ -247,7 +259,7 @@ class Learner:
                 "environment end the episode of an agent that it removes.",
                 len(slots),
                 self.name,
-                LONG,
+                STALE_AFTER_MESSAGES,
             )
         self._drop(slots)
 
@@ -266,7 +278,7 @@ class Learner:
         if self.memories is not None:
             self.memories[slots] = 0.0
         reward, at_end = self.grouping.outcome(terminal, slots)
-        closed = self.trajectories.outcome(
+        closed = self.trajectories.complete_transition(
             slots,
             reward,
             terminal.obs,
@@ -275,7 +287,7 @@ class Learner:
             at_end=at_end,
         )
         self._count(closed)
-        self.grouping.report(closed, slots, self.heard)
+        self.grouping.report(closed, slots, self.pending_stats)
         gone = np.setdiff1d(terminal.agent_id, decision.agent_id)
         if len(gone):
             self.slots.release(source, gone)
@@ -285,7 +297,9 @@ class Learner:
         self._make_room()
         reward, at_end = self.grouping.outcome(decision, slots)
         self._count(
-            self.trajectories.outcome(slots, reward, decision.obs, ended=False, at_end=at_end)
+            self.trajectories.complete_transition(
+                slots, reward, decision.obs, ended=False, at_end=at_end
+            )
         )
         return slots
 
@@ -311,22 +325,15 @@ class Learner:
         recalled[np.concatenate([np.isin(d.agent_id, ended.agent_id) for d, ended in present])] = 0
         return recalled
 
-    def _count(self, closed: Closed | None) -> None:
+    def _count(self, closed: ClosedTrajectories | None) -> None:
         if closed is None:
             return
         if self.learns and not self.finished:
             self.algorithm.observe(closed.obs)
-        if self.together is None:
+        if self.sync is None:
             self.step += closed.n_rows
         else:
-            self.together.steps += closed.n_rows
-
-    def _deciding(self, steps: Sequence[Steps], team: str) -> AnyArray:
-        """Slots of the agents that decide, found already if these steps were absorbed last."""
-        absorbed, slots = self._absorbed
-        if absorbed is not steps:
-            return self._slots_of([decision for decision, _ in steps], team)
-        return slots[0] if len(slots) == 1 else np.concatenate(slots)
+            self.sync.steps += closed.n_rows
 
     def _slots_of(self, decisions: Sequence[DecisionSteps], team: str) -> AnyArray:
         slots = [
@@ -334,7 +341,7 @@ class Learner:
             for worker, decision in enumerate(decisions)
             if len(decision)
         ]
-        return slots[0] if len(slots) == 1 else np.concatenate(slots)
+        return _all_of(slots)
 
     def state_dict(self) -> dict[str, Any]:
         """What continues training but for experience; see `experience`."""
@@ -376,7 +383,7 @@ class Learner:
             "open": self.trajectories.open_state(self.slots.n_slots) if with_open else None,
             "slots": self.slots.state_dict() if with_open else None,
             "memories": None if not with_open or memories is None else memories.copy(),
-            "games": self.past.groups.state_dict() if with_open and self.past else None,
+            "games": self.past.games.state_dict() if with_open and self.past else None,
             "groups": self.grouping.state_dict(n_slots=self.slots.n_slots),
         }
 
@@ -388,12 +395,17 @@ class Learner:
             self.slots.load_state_dict(state["slots"])
             self.trajectories.load_open_state(state["open"])
             if self.past is not None and state.get("games") is not None:
-                self.past.groups.load_state_dict(state["games"])
+                self.past.games.load_state_dict(state["games"])
             if self.memories is not None:
                 self._make_room()
                 self.memories[: self.slots.n_slots] = state["memories"]
 
     def close(self) -> None:
         """Wait for a thread that learns, if there is one."""
-        if isinstance(self.algorithm, Threaded):
-            self.algorithm.close()
+        self.algorithm.close()
+
+
+def _all_of(slots: Sequence[AnyArray]) -> AnyArray:
+    if len(slots) == 1:
+        return slots[0]
+    return np.concatenate(slots) if slots else np.zeros(0, dtype=np.intp)

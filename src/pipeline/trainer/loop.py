@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files, seeding
-from pipeline.algos.ranks import ALONE
+from pipeline.algos.process_group import SINGLE_PROCESS
 from pipeline.errors import (
     CheckpointError,
     Interrupted,
@@ -15,17 +15,17 @@ from pipeline.errors import (
     TrainingError,
     UnityPolicyException,
 )
-from pipeline.protocol.codec import NonFiniteError
+from pipeline.protocol.decoding import NonFiniteError
 from pipeline.protocol.specs import refuse_other_spec
 from pipeline.tracking import names
 from pipeline.tracking.base import Update
+from pipeline.trainer.checkpoints.file import RESUME_FILE, description
+from pipeline.trainer.checkpoints.manager import CheckpointManager, NullCheckpointManager
+from pipeline.trainer.checkpoints.restore import begin_with, latest_run, restore, restore_workers
+from pipeline.trainer.curriculum import Lessons
+from pipeline.trainer.distributed.sync import Synchronizer
 from pipeline.trainer.learner import Learner
-from pipeline.trainer.lessons import Lessons
-from pipeline.trainer.meeting import Meeting
-from pipeline.trainer.restoring import begin_with, latest_run, restore, restore_workers
 from pipeline.trainer.result import result_of
-from pipeline.trainer.saved import description
-from pipeline.trainer.saving import RESUME_FILE, Keeper, Onlooker
 from pipeline.trainer.self_play import SelfPlay
 from pipeline.trainer.statistics import REWARD
 from pipeline.trainer.timing import Progress, Stopwatch, next_multiple
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
     import torch
 
-    from pipeline.algos.ranks import Ranks
+    from pipeline.algos.process_group import ProcessGroup
     from pipeline.envs.workers import WorkerSet
     from pipeline.protocol.steps import Steps
     from pipeline.settings.schema import RunSettings
     from pipeline.tracking.base import Tracker
+    from pipeline.trainer.checkpoints.manager import Exporter
     from pipeline.trainer.learner import Decided
     from pipeline.trainer.result import TrainResult
-    from pipeline.trainer.saving import Exporter
     from pipeline.trainer.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
@@ -69,11 +69,11 @@ class TrainingLoop:
         whole_weights: refuse weights of which a tensor does not fit.
         resume: continue from the checkpoints in `run_dir`.
         inference: act and count, but neither learn nor save.
-        exporter: writes the ONNX of a checkpoint; see `Keeper`.
+        exporter: writes the ONNX of a checkpoint; see `CheckpointManager`.
         resume_interval_s: how often the resume file is refreshed at most.
         on_start: called once, when there is something to train and all of it can be trained.
         starting_lesson: where the curriculum of every environment parameter begins.
-        ranks: the processes of which each runs such a loop; the first one alone saves.
+        group: the processes of which each runs such a loop; the first one alone saves.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class TrainingLoop:
         resume_interval_s: float = RESUME_INTERVAL_S,
         on_start: Callable[[], None] | None = None,
         starting_lesson: int = 0,
-        ranks: Ranks = ALONE,
+        group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
         self.workers = workers
         self.lessons = Lessons(
@@ -109,10 +109,10 @@ class TrainingLoop:
         self.whole_weights = whole_weights
         self.inference = inference
         self.resume_interval_s = resume_interval_s
-        kind = Keeper if ranks.rank == 0 else Onlooker
+        kind = CheckpointManager if group.rank == 0 else NullCheckpointManager
         self.keeper = kind(run_dir, settings, exporter=None if inference else exporter)
-        self.meeting = Meeting(ranks)
-        self._saved = self.meeting.resumed(self.keeper) if resume else {}
+        self.synchronizer = Synchronizer(group)
+        self._saved = self.synchronizer.resumed(self.keeper) if resume else {}
         self._exact = False
         self._due: set[str] = set()
         self._on_start = on_start
@@ -133,7 +133,7 @@ class TrainingLoop:
             PipelineError: The environment, a setting or the training failed; what was learned is
                 saved, unless it is what failed.
         """
-        should_stop = self.meeting.listen(should_stop)
+        should_stop = self.synchronizer.listen(should_stop)
         try:
             self._begin()
             self._note_start()
@@ -229,11 +229,11 @@ class TrainingLoop:
         self._take_stats(taken)
         self.stopwatch.timed(self.workers.step_send)
         for qualified, learner, steps, decided in taken:
-            learner.absorb(steps, team=qualified)
-            learner.remember(steps, decided, team=qualified)
-            self.self_play.heed(qualified, learner, steps)
-        self.meeting.hold_if_due(self.learners, lambda name: self._progress[name].next_summary)
-        self.lessons.heed(self.learners.values())
+            slots = learner.absorb(steps, team=qualified)
+            learner.remember(slots, decided, team=qualified)
+            self.self_play.on_step(qualified, learner, steps)
+        self.synchronizer.sync_if_due(self.learners, lambda name: self._progress[name].next_summary)
+        self.lessons.on_step(self.learners.values())
         for _, learner, _, _ in taken:
             while learner.learn():
                 self._note_update(learner)
@@ -246,7 +246,7 @@ class TrainingLoop:
                 continue
             seen = {one.name: one for _, one, steps, _ in taken if any(map(len, steps[worker]))}
             for learner in seen.values():
-                learner.heard.add_environment(stats, with_most_recent=worker == 0)
+                learner.pending_stats.add_environment(stats, with_most_recent=worker == 0)
 
     def _finished(self) -> bool:
         return bool(self.learners) and all(one.finished for one in self.learners.values())
@@ -268,7 +268,7 @@ class TrainingLoop:
         files.refuse_shared_folder(self.run_dir, name, self.learners)
         spec = self.workers.behavior_specs[qualified]
         seed = seeding.of_behavior(self.seed, name, self.settings.behaviors)
-        own = self.meeting.share_of(settings)
+        own = self.synchronizer.share_of(settings)
         learner = Learner(name, spec, own, seed=seed, device=self.device, learns=not self.inference)
         saved = self._saved.pop(name, None)
         if saved is not None:
@@ -284,7 +284,7 @@ class TrainingLoop:
                 device=str(self.device),
                 whole=self.whole_weights,
             )
-        self.meeting.admit(learner, seed=seed)
+        self.synchronizer.register(learner, seed=seed)
         self.tracker.began(name, description(name, spec, self.settings)["settings"])
         self._progress[name] = Progress.of(learner, (saved or {}).get("run", {}))
         return learner
@@ -320,7 +320,7 @@ class TrainingLoop:
     def _save_moment(self) -> None:
         """Save everything as it is between two steps."""
         learners = list(self.learners.values())
-        workers = self.workers.state_dict() if self.meeting.ranks is None else None
+        workers = self.workers.state_dict() if self.synchronizer.group is None else None
         self.keeper.refresh(learners, self._shared_state(), workers=workers)
 
     def _shared_state(self) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,14 +13,13 @@ from pipeline.data.demonstrations import ExpertRows, demonstration_files, load_e
 from pipeline.errors import DemonstrationError, SettingsError
 from pipeline.protocol.demo import read_demo
 from pipeline.tracking.base import Tracker
-from pipeline.trainer.checkpoints import save_checkpoint
-from pipeline.trainer.gathering import some_of
+from pipeline.trainer.batching import sample_rows
+from pipeline.trainer.checkpoints.file import RESUME_FILE, description, save_checkpoint
 from pipeline.trainer.learner import Learner
-from pipeline.trainer.saved import description
-from pipeline.trainer.saving import RESUME_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from pipeline.settings import RunSettings
     from pipeline.tracking.base import Sink
@@ -114,13 +112,12 @@ def pretrain(
         for epoch in range(1, epochs + 1):
             loss, held_out = cloning.update(), check.measure()
             tracker.metrics(name, {TRAIN_LOSS: loss, CHECK_LOSS: held_out}, epoch)
-    learner.recorded = some_of(taught.obs, None)
+    learner.recorded = sample_rows(taught.obs, None)
     taught_state = learner.state_dict()
     # nothing was taught to the critic, whose outputs are those of the run's own reward signals
     taught_state["algorithm"]["critic"] = None
     state = {**description(name, spec, settings), "learner": taught_state}
     with files.sole_writer(run_dir):
-        files.remove_temporary(Path(run_dir))
         save_checkpoint(path, state)
     return PretrainResult(
         behavior=name,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
-from pipeline.trainer.saving import RESUME_FILE
+from pipeline.trainer.checkpoints.file import RESUME_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

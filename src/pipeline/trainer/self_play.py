@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from pipeline.trainer.ratings import expected_score, results
+from pipeline.trainer.opponents import expected_score, results
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from pipeline.protocol.steps import Steps, TerminalSteps
     from pipeline.trainer.learner import Learner
-    from pipeline.trainer.opponents import Past
+    from pipeline.trainer.opponents import SnapshotPool
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _STEPS_TO_SHOW_UP = 20
 class SelfPlay:
     """Which team of a run learns, and whom it plays.
 
-    Within the training loop: `join` when a behavior shows up, `heed` what each of its steps came
+    Within the training loop: `join` when a behavior shows up, `on_step` what each of its steps came
     to, and `advance` when no step is under way.
 
     Attributes:
@@ -72,7 +72,7 @@ class SelfPlay:
         if not playing.keys() >= set(ghosts) or self.learning in map(team_of, playing):
             learner.past.swap(ghosts)
 
-    def heed(self, qualified: str, learner: Learner, steps: Sequence[Steps]) -> None:
+    def on_step(self, qualified: str, learner: Learner, steps: Sequence[Steps]) -> None:
         """Rate the games that have ended, or count what an opponent has decided.
 
         Args:
@@ -88,9 +88,9 @@ class SelfPlay:
             return
         for worker, (decision, terminal) in enumerate(steps):
             if len(terminal):
-                over = past.groups.whole((qualified, worker), terminal)
+                over = past.games.whole((qualified, worker), terminal)
                 self._rate(past, terminal, over & ~terminal.interrupted)
-            past.groups.plays((qualified, worker), decision)
+            past.games.plays((qualified, worker), decision)
 
     def advance(self) -> bool:
         """Take snapshots, let another team learn, draw opponents: whatever is due.
@@ -124,7 +124,7 @@ class SelfPlay:
             self.learning = int(state["learning"])
             self._order = [int(team) for team in state["order"]]
 
-    def _rate(self, past: Past, terminal: TerminalSteps, counted: Any) -> None:
+    def _rate(self, past: SnapshotPool, terminal: TerminalSteps, counted: Any) -> None:
         """Each agent whose game is over moves the rating of its policy, and of its opponents."""
         for result in results(terminal)[counted].tolist():
             others = [
@@ -206,7 +206,7 @@ def _qualified(members: Iterable[Mapping[str, Learner]]) -> list[str]:
     return [qualified for one in members for qualified in one]
 
 
-def _past(learner: Learner) -> Past:
+def _past(learner: Learner) -> SnapshotPool:
     if learner.past is None:
         raise ValueError(f"{learner.name} has no self-play")
     return learner.past

@@ -8,20 +8,20 @@ import torch
 
 from pipeline.algos.poca import POCA
 from pipeline.algos.ppo import PPO
+from pipeline.algos.reward_signals import find_demonstrations, supported_signals
 from pipeline.algos.sac import SAC
-from pipeline.algos.signals import find_demonstrations, supported_signals
 from pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from pipeline.algos.algorithm import Algorithm
     from pipeline.settings.schema import RunSettings, TrainerSettings
 
-ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {"ppo": PPO, "sac": SAC, "poca": POCA}
+ALGORITHMS: Mapping[str, type[Algorithm]] = {"ppo": PPO, "sac": SAC, "poca": POCA}
 
 
-def algorithm_for(name: str, settings: TrainerSettings) -> Callable[..., Algorithm]:
+def algorithm_for(name: str, settings: TrainerSettings) -> type[Algorithm]:
     """The algorithm that trains a behavior with these settings.
 
     Raises:

@@ -12,20 +12,21 @@ import copy
 import threading
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from pipeline.errors import TrainingError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from pipeline.algos.algorithm import Algorithm
     from pipeline.algos.policy import Decision
     from pipeline.arrays import BoolArray, FloatArray
     from pipeline.data.rollout import Rollout
 
 TRAJECTORIES_AHEAD = 20
 """Trajectories that may wait for an algorithm which would take them in at any time."""
-_NETWORKS = ("policy", "critic", "value")
 
 
 class Threaded:
@@ -42,12 +43,11 @@ class Threaded:
         horizon: rows of a trajectory.
     """
 
-    def __init__(self, name: str, algorithm: Any, *, horizon: int) -> None:
+    def __init__(self, name: str, algorithm: Algorithm, *, horizon: int) -> None:
         self.name = name
         self.algorithm = algorithm
-        has_replay = getattr(algorithm, "replay", None) is not None
-        self._most_waiting = TRAJECTORIES_AHEAD * horizon if has_replay else 0
-        self._snapshot: Any = None
+        self._most_waiting = 0 if algorithm.replay is None else TRAJECTORIES_AHEAD * horizon
+        self._snapshot: Algorithm | None = None
         self._thread: threading.Thread | None = None
         self._observed: list[Sequence[FloatArray]] = []
         self._stats: dict[str, float] = {}
@@ -63,9 +63,7 @@ class Threaded:
         memory: FloatArray | None = None,
     ) -> Decision:
         """Decide for N agents with the newest complete policy."""
-        acting = self._snapshot if self._is_busy() else self.algorithm
-        decision: Decision = acting.act(obs, mask, memory)
-        return decision
+        return self._acting().act(obs, mask, memory)
 
     def observe(self, obs: Sequence[FloatArray]) -> None:
         """Take observations into the normalisers, after the update if one is under way."""
@@ -111,19 +109,16 @@ class Threaded:
             TrainingError: That update failed.
         """
         self._settle()
-        state: dict[str, Any] = self.algorithm.state_dict()
-        return state
+        return self.algorithm.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what `state_dict` gave."""
         self._settle()
         self.algorithm.load_state_dict(state)
 
     def weights(self) -> dict[str, Any]:
         """Copies of the networks that act now."""
-        acting = self._snapshot if self._is_busy() else self.algorithm
-        copies: dict[str, Any] = acting.weights()
-        return copies
+        return self._acting().weights()
 
     def close(self) -> None:
         """Leave no thread behind; what stopped the last update is not raised any more."""
@@ -132,23 +127,22 @@ class Threaded:
     def _work(self, rollout: Rollout, step: int, n_threads: int) -> None:
         torch.set_num_threads(n_threads)  # which a new thread does not inherit everywhere
         try:
-            self._stats = self.algorithm.update(rollout, step=step)
+            with np.errstate(over="ignore", invalid="ignore"):  # as in `Learner.learn`
+                self._stats = self.algorithm.update(rollout, step=step)
         except BaseException as error:  # noqa: BLE001  # raised by whoever looks next
             self._error = error
 
     def _copy_networks(self) -> None:
         """Copy what acts, for the time in which it is changed."""
         if self._snapshot is None:
-            self._snapshot = copy.copy(self.algorithm)
-            networks = {k: getattr(self.algorithm, k, None) for k in _NETWORKS}
-            for name, network in copy.deepcopy(networks).items():
-                if network is not None:
-                    setattr(self._snapshot, name, network)
-            return
-        for name in _NETWORKS:
-            network = getattr(self.algorithm, name, None)
-            if network is not None:
-                getattr(self._snapshot, name).load_state_dict(network.state_dict())
+            self._snapshot = self.algorithm.copy_for_acting()
+        else:
+            self.algorithm.refresh(self._snapshot)
+
+    def _acting(self) -> Algorithm:
+        """What acts now."""
+        busy = self._is_busy()
+        return self._snapshot if busy and self._snapshot is not None else self.algorithm
 
     def _is_busy(self) -> bool:
         """Whether an update is under way; puts away one that has ended."""

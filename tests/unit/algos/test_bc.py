@@ -10,6 +10,7 @@ import torch
 
 from pipeline.algos.bc import BehavioralCloning, hold_out
 from pipeline.algos.policy import Policy, seeded_weights
+from pipeline.algos.rows import Rows, observations
 from pipeline.data.demonstrations import ExpertRows
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings.schema import MemorySettings, NetworkSettings
@@ -44,7 +45,7 @@ def taken(one: BehavioralCloning, monkeypatch) -> list[list[int]]:
     monkeypatch.setattr(
         one,
         "loss",
-        lambda obs, rows, recall: (minibatches.append(rows.tolist()), loss(obs, rows, recall))[1],
+        lambda batch: (minibatches.append(batch.index.tolist()), loss(batch))[1],
     )
     one.update()
     return minibatches
@@ -129,9 +130,7 @@ def test_reported_loss_is_the_mean_over_minibatches_and_falls():
 def test_loss_of_many_rows_is_that_of_all_at_once(monkeypatch):
     one = cloning()
     whole = one.measure()
-    assert whole == pytest.approx(
-        one.loss(one.policy.normalizers(one.obs), slice(None)).item(), rel=1e-6
-    )
+    assert whole == pytest.approx(one.loss(one.rows).item(), rel=1e-6)
     monkeypatch.setattr("pipeline.algos.bc.CHUNK", 7)
     monkeypatch.setattr(one, "loss", _counted(one.loss, calls := []))
     assert one.measure() == pytest.approx(whole, rel=1e-5)
@@ -147,11 +146,12 @@ def test_observations_of_demonstrations_go_into_the_normaliser_once():
     one.observe()
     running = one.policy.normalizers.by_observation["0"]
     assert float(running.count) == 21
-    assert torch.allclose(running.mean.float(), one.obs[0].sum(0) / 21, atol=1e-5)
+    assert torch.allclose(running.mean.float(), one.rows.obs[0].sum(0) / 21, atol=1e-5)
     one.update()
     assert float(running.count) == 21
-    expected = one.policy.normalizers(one.obs)
-    assert one.measure() == pytest.approx(one.loss(expected, slice(None)).item())
+    seen = observations(one.policy.normalizers(one.rows.obs))
+    expected = one.loss(Rows(columns={**one.rows.columns, **seen}))
+    assert one.measure() == pytest.approx(expected.item())
     cloning().observe()  # nothing to do
 
 

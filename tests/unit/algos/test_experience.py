@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algos.experience import Experience, LearnedRewards
 from pipeline.algos.ppo import PPO
-from pipeline.algos.signals import RewardSignals
-from pipeline.data.rollout import Field, Trajectories
+from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals, RolloutRows
+from pipeline.data.columns import Field
+from pipeline.data.rollout import Trajectories
 from pipeline.errors import TrainingError
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
@@ -60,7 +60,7 @@ class Agents:
                 "continuous": self.rng.normal(size=(3, 1)) * 3,
                 "discrete": np.zeros((3, 0)),
             }
-            self.trajectories.decide(slots, rows)
+            self.trajectories.begin_transition(slots, rows)
             later, ends = self.draw(), self.rng.random(3) < 0.2
             cut = self.rng.random(3) < 0.5
             for agent in range(3):
@@ -70,7 +70,7 @@ class Agents:
                 self.episode[agent] += int(ends[agent])
             reward = self.rng.normal(size=3).astype(np.float32)
             for mask, given in ((ends, {"ended": True, "interrupted": cut[ends]}), (~ends, {})):
-                self.trajectories.outcome(
+                self.trajectories.complete_transition(
                     slots[mask], reward[mask], [later[mask]], **{"ended": False, **given}
                 )
             self.obs = np.where(ends[:, None], self.draw(), later)
@@ -80,7 +80,7 @@ class Agents:
 def test_each_step_comes_with_what_it_led_to_and_whether_the_task_ended():
     agents = Agents()
     rollout = agents.play(60)
-    experience = Experience(rollout, device=CPU, with_next_obs=True)
+    experience = RolloutRows(rollout, device=CPU, with_next_obs=True)
     order = torch.from_numpy(np.random.default_rng(0).permutation(rollout.n_rows))
     taken = experience.take(order)
     assert len(taken) > 100
@@ -95,7 +95,7 @@ def test_each_step_comes_with_what_it_led_to_and_whether_the_task_ended():
 
 
 def test_what_follows_is_not_gathered_unless_asked_for():
-    experience = Experience(Agents().play(20), device=CPU, with_next_obs=False)
+    experience = RolloutRows(Agents().play(20), device=CPU, with_next_obs=False)
     assert experience.take(torch.arange(5)).next_obs == []
     assert experience.after == experience.end_of.tolist() == []
     assert [RewardSignals(SPEC, settings(**{name: {}}), seed=1, device=CPU).needs_next_obs
@@ -104,7 +104,7 @@ def test_what_follows_is_not_gathered_unless_asked_for():
 
 def test_reported_reward_is_the_mean_sum_over_episodes_that_span_rollouts():
     agents = Agents()
-    learned = LearnedRewards(
+    learned = IntrinsicRewards(
         RewardSignals(SPEC, settings(extrinsic={}, rnd={"strength": 0.5}), seed=1, device=CPU),
         device=CPU,
     )
@@ -127,8 +127,23 @@ def test_reported_reward_is_the_mean_sum_over_episodes_that_span_rollouts():
     assert "Policy/Extrinsic Reward" not in stats
 
 
+def test_small_rewards_beside_a_large_one_count_in_the_reported_sum(monkeypatch):
+    signals = RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
+    agents = Agents()
+    rollout = agents.play(50)
+    given = torch.ones(rollout.n_rows, 2)
+    given[rollout.starts] = 2.0**24  # to which float32 cannot add 1
+    monkeypatch.setattr(signals, "rewards", lambda _rows: given)
+    learned = IntrinsicRewards(signals, device=CPU)
+    learned.begin(rollout)
+    going_on = sum(rnd for _, rnd in learned.state_dict()["sums"])
+    n_ended = sum(agents.episode)
+    ended = n_ended * learned.end(step=0)["Policy/Rnd Reward"]
+    assert going_on + ended == given[:, 1].sum(dtype=torch.float64)
+
+
 def test_rewards_of_an_episode_that_was_dropped_are_not_counted_with_the_next_in_its_slot():
-    learned = LearnedRewards(
+    learned = IntrinsicRewards(
         RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU), device=CPU
     )
     agents, slots = Agents(), np.arange(3)
@@ -142,9 +157,9 @@ def test_rewards_of_an_episode_that_was_dropped_are_not_counted_with_the_next_in
             "continuous": np.zeros((3, 1)),
             "discrete": np.zeros((3, 0)),
         }
-        agents.trajectories.decide(slots, rows)
+        agents.trajectories.begin_transition(slots, rows)
         interrupted = np.zeros(3, np.bool_) if ended else None
-        agents.trajectories.outcome(
+        agents.trajectories.complete_transition(
             slots, np.ones(3, np.float32), [agents.draw()], ended=ended, interrupted=interrupted
         )
 
@@ -166,13 +181,21 @@ def test_rewards_of_an_episode_that_was_dropped_are_not_counted_with_the_next_in
     assert learned.state_dict() == {"slots": [], "sums": []}
 
 
+def test_optimizers_are_the_algorithms_own_and_those_of_signals_that_learn():
+    algorithm = PPO(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
+    assert algorithm.optimizers == [
+        algorithm.optimizer,
+        algorithm.signals.by_name["rnd"].optimizer,
+    ]
+
+
 def test_signals_that_ignore_the_end_bootstrap_beyond_it_and_others_do_not():
     algorithm = PPO(
         SPEC, settings(extrinsic={"gamma": 0.5}, rnd={"gamma": 0.9}), seed=1, device=CPU
     )
     rollout = Agents().play(40)
-    batch = algorithm._batch(rollout)
-    rewards = algorithm.learned.begin(rollout)
+    batch = algorithm._rows(rollout)
+    rewards = algorithm.intrinsic.begin(rollout)
     (end,) = np.flatnonzero(rollout.terminated)[:1]
     row = rollout.starts[end] + rollout.lengths[end] - 1
     with torch.no_grad():
@@ -203,7 +226,7 @@ def test_each_minibatch_teaches_the_signals_the_rows_that_it_taught_the_policy()
 
 def test_nothing_is_learned_of_a_rollout_that_has_not_begun_or_is_over():
     signals = RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
-    learned = LearnedRewards(signals, device=CPU)
+    learned = IntrinsicRewards(signals, device=CPU)
     with pytest.raises(ValueError, match="no rollout to learn from"):
         learned.learn(torch.arange(3))
     learned.begin(Agents().play(10))
@@ -215,7 +238,7 @@ def test_nothing_is_learned_of_a_rollout_that_has_not_begun_or_is_over():
 
 def test_reported_losses_are_the_means_over_minibatches_of_one_rollout():
     signals = RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
-    learned = LearnedRewards(signals, device=CPU)
+    learned = IntrinsicRewards(signals, device=CPU)
     losses = iter([1.0, 4.0, 10.0])
     signals.update = lambda _: {"Losses/RND Loss": torch.tensor(next(losses))}
     agents = Agents()
@@ -230,7 +253,7 @@ def test_reported_losses_are_the_means_over_minibatches_of_one_rollout():
 
 def test_a_signals_loss_that_is_not_finite_stops_with_step_and_tag():
     signals = RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
-    learned = LearnedRewards(signals, device=CPU)
+    learned = IntrinsicRewards(signals, device=CPU)
     learned.begin(Agents().play(10))
     with torch.no_grad():
         signals.by_name["rnd"].predictor.dense.layers[0].weight[0, 0] = torch.inf
@@ -243,14 +266,14 @@ def test_sums_of_open_episodes_are_kept_in_the_state():
     parts = []
     for restored in (False, True):
         signals = RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
-        agents, learned = Agents(), LearnedRewards(signals, device=CPU)
+        agents, learned = Agents(), IntrinsicRewards(signals, device=CPU)
         for n in (7, 50):
             learned.begin(agents.play(n))
             parts.append(learned.end(step=0).get("Policy/Rnd Reward"))
             agents.trajectories.clear_closed()
             if restored:
                 state = learned.state_dict()
-                learned = LearnedRewards(signals, device=CPU)
+                learned = IntrinsicRewards(signals, device=CPU)
                 learned.load_state_dict(state)
     assert parts[:2] == parts[2:]
     assert parts[1] is not None

@@ -3,11 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from test_signals import demo
 
 from pipeline.algos import poca
+from pipeline.algos.process_group import SINGLE_PROCESS
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.settings import load_run_settings
 from pipeline.settings.schema import (
+    BehavioralCloningSettings,
+    DemoPath,
     MemorySettings,
     NetworkSettings,
     POCASettings,
@@ -15,6 +20,7 @@ from pipeline.settings.schema import (
 )
 from pipeline.trainer.learner import Learner
 
+SIGNALS = {"extrinsic": {"gamma": 0.9}, "rnd": {"gamma": 0.9}}
 SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec.create_discrete([3]))
 
 
@@ -50,18 +56,18 @@ def message(deciding, ended=None, *, interrupted=False, group_reward=0.0):
 def play(one, *messages):
     for steps in messages:
         decided = one.decide([steps])
-        one.absorb([steps])
-        one.remember([steps], decided)
+        slots = one.absorb([steps])
+        one.remember(slots, decided)
     return one.grouping.completed(one.trajectories.rollout())
 
 
 def following(one, rollout):
     """Values of what follows each trajectory [K], and of everyone in it."""
     algorithm = one.algorithm
-    from pipeline.algos.teams import Teams
+    from pipeline.algos.group_batch import GroupBatch
 
-    flat = algorithm.critic.flat_actions
-    teams = Teams.of(rollout, algorithm.policy.normalizers, flat, torch.device("cpu"))
+    branches = algorithm.spec.action_spec.discrete_branches
+    teams = GroupBatch.of(rollout, algorithm.policy.normalizers, branches, torch.device("cpu"))
     algorithm.critic.notice(teams.largest)
     with torch.no_grad():
         return algorithm._values(teams)[2][:, 0], teams
@@ -69,11 +75,11 @@ def following(one, rollout):
 
 def value_of(one, *seen):
     """The critic's value of members that see these numbers."""
-    from pipeline.nets.group_critic import Groups
+    from pipeline.nets.group_critic import GroupLayout
 
     obs = torch.tensor([[number, 0.0] for number in seen])
     with torch.no_grad():
-        found = one.algorithm.critic([obs], None, None, Groups(shape=(1, len(seen))))
+        found = one.algorithm.critic([obs], None, None, GroupLayout(shape=(1, len(seen))))
     return float(found[0, 0])
 
 
@@ -123,21 +129,23 @@ def test_minibatches_have_all_rows_of_their_moments_and_no_row_twice():
     one = learner(time_horizon=3)
     team = {0: (0.1, 0), 1: (0.2, 0), 2: (0.3, 0)}
     rollout = play(one, *[message(team) for _ in range(10)])
-    rows = one.algorithm._experience(rollout)
-    pieces = [index for index, _ in rows.minibatches(np.random.default_rng(1), 4)]
+    rows, groups = one.algorithm._rows(rollout)
+    stream = np.random.default_rng(1)
+    minibatches = list(groups.minibatches(rows, stream, 4, SINGLE_PROCESS))
+    pieces = [batch.index.numpy() for batch in minibatches]
     assert {len(piece) for piece in pieces} <= {3, 6}  # 4, but whole moments of 3
     taken = np.concatenate(pieces)
     assert len(np.unique(taken)) == len(taken) >= 24
     for piece in pieces:
-        for moment in np.unique(rows.teams.moment[piece]):
-            assert set(np.flatnonzero(rows.teams.moment == moment)) <= set(piece)
+        for moment in np.unique(groups.moment[piece]):
+            assert set(np.flatnonzero(groups.moment == moment)) <= set(piece)
 
 
 def test_advantages_are_returns_less_baselines_normalised_over_the_buffer():
     one = learner(time_horizon=2)
     team = {0: (0.1, 0.5), 1: (0.2, -0.5), 2: (0.3, 2.0)}
     rollout = play(one, *[message(team, group_reward=t) for t in range(5)])
-    rows = one.algorithm._experience(rollout)
+    rows, _ = one.algorithm._rows(rollout)
     raw = (rows.returns - rows.baseline)[:, 0]
     wanted = (raw - raw.mean()) / raw.std(correction=0)
     torch.testing.assert_close(rows.advantage[:, 0], wanted, rtol=1e-4, atol=1e-5)
@@ -152,15 +160,15 @@ def test_largest_group_is_the_largest_of_members_whose_task_goes_on():
     two = {0: (0.1, 0), 1: (0.2, 0)}
     four = dict.fromkeys(range(4), (0.1, 0))
     rollout = play(one, message(four), message(two, {2: (0.1, 0), 3: (0.2, 0)}), message({}, two))
-    one.algorithm._experience(rollout)
+    one.algorithm._rows(rollout)
     assert float(one.algorithm.critic.largest) == 4.0
     alone = learner()
     rollout = play(alone, message(two), message({}, two))
-    alone.algorithm._experience(rollout)
+    alone.algorithm._rows(rollout)
     assert float(alone.algorithm.critic.largest) == 2.0
     single = learner()
     rollout = play(single, message({0: (0.1, 0)}), message({}, {0: (0.1, 0)}))
-    single.algorithm._experience(rollout)
+    single.algorithm._rows(rollout)
     assert float(single.algorithm.critic.largest) == 1.0
 
 
@@ -169,10 +177,10 @@ def test_values_of_a_few_moments_at_a_time_are_those_of_all_at_once(limits, monk
     one = learner(time_horizon=2)
     agents = [{i: (t / 5 + i, t) for i in range(3 if t % 3 else 2)} for t in range(9)]
     rollout = play(one, *map(message, agents))
-    whole = one.algorithm._experience(rollout)
+    whole, _ = one.algorithm._rows(rollout)
     for name, value in limits.items():
         monkeypatch.setattr(poca, name, value)
-    in_parts = one.algorithm._experience(rollout)
+    in_parts, _ = one.algorithm._rows(rollout)
     for name in ("value", "baseline", "returns", "advantage"):
         expected = getattr(whole, name)
         torch.testing.assert_close(getattr(in_parts, name), expected, rtol=1e-4, atol=1e-5)
@@ -192,6 +200,15 @@ def test_own_and_group_returns_are_charted_apart():
     assert numbers.mean("Environment/Group Cumulative Reward") == pytest.approx(7.0)
     assert numbers.mean("Policy/Extrinsic Reward") == pytest.approx(15.0)
     assert list(numbers.recent) == pytest.approx([9.0, 13.0])
+
+
+def test_cloning_is_learned_beside_it_and_reported(tmp_path):
+    shown = BehavioralCloningSettings(demo_path=DemoPath.of(str(demo(SPEC, tmp_path))))
+    one = learner(behavioral_cloning=shown)
+    play(one, *[message({0: (0.1 * t, 0), 1: (0.2, 1)}) for t in range(4)])
+    play(one, message({}, {0: (0.3, 1), 1: (0.4, 3)}))
+    assert one.learn()
+    assert one.statistics.mean("Losses/Pretraining Loss") > 0
 
 
 def test_other_trainers_learn_from_own_and_group_reward_and_say_so_once(caplog):
@@ -215,3 +232,19 @@ def test_a_member_is_known_by_what_it_sees_does_and_remembers():
     fields = learner(network_settings=network).algorithm.member_fields
     assert list(fields) == [*known, "memory", "over"]
     assert fields["memory"].shape == (4,)
+
+
+def test_rows_that_are_enough_are_more_than_the_buffers_size():
+    assert [learner().algorithm.ready(n) for n in (3, 4, 5)] == [False, False, True]
+
+
+def test_signals_that_reward_agents_for_themselves_are_warned_of(caplog):
+    signals = load_run_settings(
+        None,
+        overrides={
+            "behaviors": {"Team": {"trainer_type": "poca", "reward_signals": SIGNALS}},
+        },
+    ).behaviors["Team"]
+    learner(reward_signals=signals.reward_signals)
+    told = [record.message for record in caplog.records if "Reward signal" in record.message]
+    assert [line.split()[2] for line in told] == ["Rnd"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algos.ranks import ALONE, launched
+from pipeline.algos.process_group import SINGLE_PROCESS, launched
 from pipeline.errors import SettingsError
 
 GIVEN = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}
@@ -30,15 +30,15 @@ def test_a_process_that_nobody_has_launched_is_alone(missing, monkeypatch):
 
 
 def test_a_process_alone_has_all_rows():
-    assert (ALONE.rank, ALONE.size) == (0, 1)
-    assert ALONE.portions(10, 4) == [4, 4]
-    assert ALONE.portions(3, 4) == [3]
-    assert (ALONE.least(7), ALONE.most(7)) == (7, 7)
-    assert len(list(ALONE.weighed([4, 4, 2]))) == 3
+    assert (SINGLE_PROCESS.rank, SINGLE_PROCESS.size) == (0, 1)
+    assert SINGLE_PROCESS.minibatch_sizes(10, 4) == [4, 4]
+    assert SINGLE_PROCESS.minibatch_sizes(3, 4) == [3]
+    assert (SINGLE_PROCESS.least(7), SINGLE_PROCESS.most(7)) == (7, 7)
+    assert len(list(SINGLE_PROCESS.weighted([4, 4, 2]))) == 3
     values = np.array([[1.0], [2.0], [6.0]], np.float32)
-    mean, deviation = ALONE.moments(values)
+    mean, deviation = SINGLE_PROCESS.moments(values)
     assert (mean, deviation) == pytest.approx((3.0, np.sqrt(14 / 3)))
-    assert ALONE.deviation(torch.from_numpy(values)).tolist() == pytest.approx([np.sqrt(14 / 3)])
+    assert SINGLE_PROCESS.std(torch.from_numpy(values)).tolist() == pytest.approx([np.sqrt(14 / 3)])
     means = torch.tensor([1.0, 2.0])
-    ALONE.average_(means, 5)
+    SINGLE_PROCESS.average_(means, 5)
     assert means.tolist() == [1.0, 2.0]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algos import recurrence
-from pipeline.algos.recurrence import forgetful_recall, stored_recall, values_in_sequence
+from pipeline.algos import rows
+from pipeline.algos.rows import forgetful_sequences, stored_sequences, values_in_sequence
 from pipeline.data.rollout import Rollout
 
 CPU = torch.device("cpu")
@@ -28,20 +28,20 @@ def rollout() -> Rollout:
     )
 
 
-def critic(obs, recall):
+def critic(obs, sequences):
     """For each row the sum of what its sequence has seen so far, and of its memory."""
-    rows = torch.split(obs[0].sum(1, keepdim=True), recall.lengths.tolist())
-    starts = recall.memory.sum(1)
+    rows = torch.split(obs[0].sum(1, keepdim=True), sequences.lengths.tolist())
+    starts = sequences.memory.sum(1)
     return torch.cat([start + row.cumsum(0) for start, row in zip(starts, rows, strict=True)])
 
 
 @pytest.mark.parametrize("chunk", [1, 6, 7, 1000])
 def test_values_go_on_from_the_memory_of_each_sequence_and_after_the_last(chunk, monkeypatch):
-    monkeypatch.setattr(recurrence, "_CHUNK", chunk)
+    monkeypatch.setattr(rows, "_CHUNK", chunk)
     given = rollout()
-    recall = stored_recall(given, L, CPU)
+    sequences = stored_sequences(given, L, CPU)
     tensors = [torch.from_numpy(one) for one in (given.fields["obs_0"], given.next_obs[0])]
-    found = values_in_sequence(critic, tensors[:1], tensors[1:], given, recall=recall)
+    found = values_in_sequence(critic, tensors[:1], tensors[1:], given, sequences=sequences)
     values, following, pieces, row = [], [], [], 0
     for k, length in enumerate(LENGTHS):
         for t in range(length):
@@ -52,13 +52,13 @@ def test_values_go_on_from_the_memory_of_each_sequence_and_after_the_last(chunk,
             values.append(total)
             row += 1
         following.append(total + float(given.next_obs[0][k].sum()))
-    assert recall.lengths.tolist() == pieces
+    assert sequences.lengths.tolist() == pieces
     assert found[0][:, 0].tolist() == pytest.approx(values, rel=1e-5)
     assert found[1][:, 0].tolist() == pytest.approx(following, rel=1e-5)
 
 
 def test_sequences_that_forget_begin_with_zeros_and_are_cut_alike():
-    recall = forgetful_recall(LENGTHS, L, 4, CPU)
-    assert recall.lengths.tolist() == stored_recall(rollout(), L, CPU).lengths.tolist()
-    assert recall.memory.shape == (len(recall.lengths), 4)
-    assert not recall.memory.any()
+    sequences = forgetful_sequences(LENGTHS, L, 4, CPU)
+    assert sequences.lengths.tolist() == stored_sequences(rollout(), L, CPU).lengths.tolist()
+    assert sequences.memory.shape == (len(sequences.lengths), 4)
+    assert not sequences.memory.any()

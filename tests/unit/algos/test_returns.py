@@ -25,7 +25,7 @@ def _slowly(rewards, values, bootstrap, lengths, gamma, lambda_):
     return advantages
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
     n_signals=st.integers(1, 3),

@@ -7,13 +7,14 @@ import pytest
 import torch
 from golden_cases import N_MESSAGES
 from golden_training import Training
-from test_sac import CPU, SPECS, experience, made, trainer_settings
+from test_sac import CPU, SPECS, experience, made
 
 from pipeline import seeding
 from pipeline.algos.poca import POCA
 from pipeline.algos.ppo import PPO
 from pipeline.algos.sac import SAC
-from pipeline.settings.schema import POCASettings, PPOSettings, TrainerSettings
+from pipeline.nets.squashed import SquashedHeads
+from pipeline.settings.schema import POCASettings, PPOSettings, SACSettings, TrainerSettings
 
 
 def test_it_takes_in_whatever_has_closed():
@@ -34,17 +35,27 @@ def test_as_many_rows_as_a_minibatch_has_are_enough(n_rows, learns):
 def test_as_many_minibatches_are_drawn_as_are_due(batch_size):
     algorithm = made("continuous", batch_size=batch_size)
     algorithm.replay.add(experience("continuous", 64))
-    drawn = list(algorithm.samples.minibatches(7))
+    drawn = list(algorithm.sampler.minibatches(7))
     assert [len(batch.done) for batch in drawn] == [batch_size] * 7
-    assert list(algorithm.samples.minibatches(0)) == []
-    assert [len(rows) for rows in algorithm.samples.transitions(3)] == [batch_size] * 3
+    assert list(algorithm.sampler.minibatches(0)) == []
+    assert [len(rows) for rows in algorithm.sampler.transitions(3)] == [batch_size] * 3
+
+
+def test_with_memory_each_minibatch_has_as_many_sequences_whatever_their_rows(tmp_path):
+    training = Training("sac, memory", tmp_path, n_blocks=1)
+    training.run()
+    sampler = training.learner.algorithm.sampler
+    n_sequences = sampler.batch_size // sampler.replay.sequence_length
+    for batch in sampler.minibatches(3):
+        assert len(batch.sequences.lengths) == n_sequences
+        assert int(batch.sequences.lengths.sum()) == len(batch.done)
 
 
 def test_cloning_is_reported_as_the_mean_over_its_updates(tmp_path):
     training = Training("sac, cloning", tmp_path, n_blocks=1)
     algorithm = training.learner.algorithm
-    losses, update = [], algorithm.cloning.update
-    algorithm.cloning.update = lambda **given: (losses.append(update(**given)), losses[-1])[1]
+    losses, update = [], algorithm.bc.update
+    algorithm.bc.update = lambda **given: (losses.append(update(**given)), losses[-1])[1]
     training.run()
     assert len(losses) == algorithm.n_updates - 1 == 2
     reported = training.learner.statistics.mean("Losses/Pretraining Loss")
@@ -76,13 +87,21 @@ def test_statistics_are_means_over_gradient_steps_and_coefficients_after_them():
     assert "Policy/Continuous Entropy Coeff" not in made("discrete")._statistics(means, 7)
 
 
+def made_of(algorithm, **changes):
+    own = {PPO: PPOSettings, POCA: POCASettings, SAC: SACSettings}[algorithm](**changes)
+    settings = TrainerSettings(trainer_type=algorithm.__name__.lower(), hyperparameters=own)
+    return algorithm(SPECS["continuous"], settings, seed=5, device=CPU)
+
+
+@pytest.mark.parametrize("algorithm", [PPO, POCA, SAC])
+def test_an_algorithm_says_whether_its_policy_squashes_actions(algorithm):
+    heads = made_of(algorithm).policy.actor.heads
+    assert algorithm.squashed == isinstance(heads, SquashedHeads)
+
+
 @pytest.mark.parametrize("algorithm", [PPO, POCA, SAC])
 def test_actions_and_noise_are_drawn_from_streams_of_their_names(algorithm):
-    settings = trainer_settings()
-    if algorithm is not SAC:
-        own = {PPO: PPOSettings, POCA: POCASettings}[algorithm]()
-        settings = TrainerSettings(trainer_type=algorithm.__name__.lower(), hyperparameters=own)
-    made_with = algorithm(SPECS["continuous"], settings, seed=5, device=CPU)
+    made_with = made_of(algorithm)
     assert made_with.action_stream.initial_seed() == seeding.derive(5, "actions")
     expected = seeding.stream(5, "minibatches").integers(1 << 60, size=3)
     assert made_with.minibatch_stream.integers(1 << 60, size=3).tolist() == expected.tolist()

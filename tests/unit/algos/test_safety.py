@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.algos.finite_checks import refuse_non_finite_rollout
 from pipeline.algos.ppo import PPO
-from pipeline.algos.safety import refuse_non_finite_rollout
 from pipeline.data.rollout import Rollout
 from pipeline.errors import TrainingError, UnityPolicyException
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import logging
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from pipeline.algos.ppo import PPO
-from pipeline.algos.signals import RewardSignals, Transitions, make, supported_signals
+from pipeline.algos.reward_signals import RewardSignals, make, supported_signals
+from pipeline.algos.rows import Rows, observations
 from pipeline.errors import DemonstrationError, SettingsError
 from pipeline.protocol.demo import DemoWriter
 from pipeline.protocol.specs import (
@@ -54,18 +56,19 @@ def signal(name, spec=PLAIN, folder=None, seed=1, **changes):
     return make(name, spec, settings(name, spec, folder, **changes), seed=seed, device=CPU)
 
 
-def steps(spec=PLAIN, n=64, *, seed=0, shift=0.0, **given) -> Transitions:
+def steps(spec=PLAIN, n=64, *, seed=0, shift=0.0, **given) -> Rows:
     draw = torch.Generator().manual_seed(seed)
     actions = spec.action_spec
 
-    def obs():
-        return [
+    def obs(prefix, instead=None):
+        drawn = [
             torch.randn(n, *one.shape, generator=draw) + shift for one in spec.observation_specs
         ]
+        return observations(drawn if instead is None else instead, prefix)
+
+    seen = obs("obs", given.pop("obs", None)) | obs("next_obs", given.pop("next_obs", None))
 
     parts = {
-        "obs": obs(),
-        "next_obs": obs(),
         "continuous": torch.rand(n, actions.continuous_size, generator=draw) * 2 - 1,
         "discrete": torch.stack(
             [torch.randint(size, (n,), generator=draw) for size in actions.discrete_branches], dim=1
@@ -75,7 +78,7 @@ def steps(spec=PLAIN, n=64, *, seed=0, shift=0.0, **given) -> Transitions:
         "reward": torch.zeros(n),
         "done": torch.zeros(n, dtype=torch.bool),
     }
-    return Transitions(**{**parts, **given})
+    return Rows(columns={**seen, **parts, **given})
 
 
 def demo(spec, folder, name="expert.demo", n=80, *, ends=(False,), **given):
@@ -162,7 +165,7 @@ def test_normaliser_counts_each_row_of_new_experience_once(name):
 
 
 def normalizers(one):
-    from pipeline.nets.body import Normalizers
+    from pipeline.nets.encoder import Normalizers
 
     return [
         m for network in one.modules.values() for m in network.modules() if type(m) is Normalizers
@@ -279,7 +282,7 @@ def test_gradient_penalty_is_over_all_inputs(use_actions, second, tmp_path):
     one.network.double()
     pairs = [
         (a.double(), b.double())
-        for a, b in zip(one._inputs(steps(spec, 6)), one._draw(6), strict=True)
+        for a, b in zip(one.network.inputs(steps(spec, 6)), one._draw(6), strict=True)
     ]
     one._between = lambda own, other: (0.3 * own + 0.7 * other).detach()
     with torch.no_grad():
@@ -316,12 +319,12 @@ def test_gail_reads_all_files_of_a_folder_and_normalises_by_the_expert_only(tmp_
     demo(PLAIN, tmp_path, "b.demo", 60)
     changes = {"demo_path": str(tmp_path), "network_settings": {**SMALL, "normalize": True}}
     one = signal("gail", **changes)
-    assert len(one.done) == 38 + 57
+    assert len(one.expert.done) == 38 + 57
     running = one.network.normalizers.by_observation["0"]
     one.observe(steps(shift=-5.0).obs)
     one.update(steps(shift=-5.0))
     assert float(running.count) == 1 + 38 + 57
-    assert torch.allclose(running.mean.float(), one.obs[0].sum(0) / 96, atol=1e-5)
+    assert torch.allclose(running.mean.float(), one.expert.obs[0].sum(0) / 96, atol=1e-5)
 
 
 def test_gail_draws_each_source_as_often_as_its_weight_has_it(tmp_path):
@@ -332,8 +335,8 @@ def test_gail_draws_each_source_as_often_as_its_weight_has_it(tmp_path):
         demo(PLAIN, tmp_path / "more", name, 60 + 3)
     weighed = {"path": str(tmp_path / "more"), "weight": 3}
     one = signal("gail", demo_path=[str(tmp_path / "a.demo"), weighed])
-    assert len(one.done) == 180
-    one.obs[0][:60], one.obs[0][60:] = 0.0, 1.0
+    assert len(one.expert.done) == 180
+    one.expert.obs[0][:60], one.expert.obs[0][60:] = 0.0, 1.0
     drawn = one._draw(7000)[0][:, 0]
     assert drawn.mean() == pytest.approx(6 / 7, abs=0.02)
 
@@ -341,10 +344,17 @@ def test_gail_draws_each_source_as_often_as_its_weight_has_it(tmp_path):
 def test_expert_steps_are_done_where_the_task_ended_but_not_where_it_was_cut_short(tmp_path):
     path = demo(PLAIN, tmp_path, n=80, ends=(True, False))
     one = signal("gail", demo_path=str(path))
-    assert one.done.nonzero().flatten().tolist() == [37, 75]
+    assert one.expert.done.nonzero().flatten().tolist() == [37, 75]
 
 
 # --- what cannot be used
+
+
+def test_a_reward_signal_that_nothing_can_learn_is_refused_by_name():
+    known = settings("rnd")
+    unknown = replace(known, reward_signals={"boredom": known.reward_signals["rnd"]})
+    with pytest.raises(SettingsError, match=r"signals\.boredom: .* use one of: extrinsic, c"):
+        supported_signals(unknown)
 
 
 def test_missing_demonstrations_are_named_before_anything_starts(tmp_path):

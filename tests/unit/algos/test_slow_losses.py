@@ -18,7 +18,7 @@ import torch
 from golden_cases import N_MESSAGES, TERMINATED
 from golden_training import Training
 
-from pipeline.nets.group_critic import Groups
+from pipeline.nets.group_critic import GroupLayout
 
 HORIZON, LAMBDA, STRENGTH = 6, 0.8, 0.7
 GAMMAS = {"extrinsic": 0.9, "rnd": 0.8}
@@ -264,7 +264,7 @@ class SlowPPO(Slow):
 
 
 class SlowPOCA(Slow):
-    """Groups begin and end together, so that a group's members are those with its number."""
+    """GroupLayout begin and end together, so that a group's members are those with its number."""
 
     def mates(self, agent: int) -> list[int]:
         groups = self.given["groups"].tolist()
@@ -295,7 +295,7 @@ class SlowPOCA(Slow):
 
     def value_of(self, seen: list):
         """What a group is worth that sees this; one reward signal."""
-        return self.critic([torch.cat(seen)], None, None, Groups(shape=(1, len(seen))))[0, 0]
+        return self.critic([torch.cat(seen)], None, None, GroupLayout(shape=(1, len(seen))))[0, 0]
 
     def value(self, message: int, agent: int):
         return self.value_of([self.seen(message, mate)[0] for mate in self.mates(agent)])
@@ -304,7 +304,7 @@ class SlowPOCA(Slow):
         """What it is worth by what the agent sees, and its mates see and do."""
         mates = self.mates(agent)
         place = 1 + mates.index(agent)
-        groups = Groups(shape=(1, len(mates)), wanted=torch.tensor([place]))
+        groups = GroupLayout(shape=(1, len(mates)), wanted=torch.tensor([place]))
         parts = []
         for mate in mates:
             action = [torch.from_numpy(self.given["continuous"][message, mate])]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +10,11 @@ import torch
 from test_signals import CONTINUOUS, PLAIN, SMALL, signal, steps
 
 from pipeline.algos.bc import BehavioralCloning
+from pipeline.algos.gail import Discriminator
 from pipeline.algos.policy import Policy, seeded_weights
+from pipeline.algos.rows import Rows, observations
 from pipeline.data.demonstrations import ExpertRows
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.settings.schema import MemorySettings, NetworkSettings
 
 NORMALIZED = {**SMALL, "normalize": True}
@@ -97,7 +98,9 @@ def test_curiosity_foresees_normalised_observations():
     one.observe([torch.randn(50, 3) * 3 + 2])
     some = steps(n=12)
     seen = [one.network.normalizers(obs) for obs in (some.obs, some.next_obs)]
-    same = replace(some, obs=seen[0], next_obs=seen[1])
+    same = Rows(
+        columns={**some.columns, **observations(seen[0]), **observations(seen[1], "next_obs")}
+    )
     for expected, found in zip(plain.network.errors(same), one.network.errors(some), strict=True):
         torch.testing.assert_close(found, expected)
         assert len(found.unique()) == 12
@@ -131,10 +134,11 @@ def test_gail_applies_cross_entropy_and_the_penalty_and_the_bottleneck(
     # what is drawn at random: the expert's steps, noise in the code, and places between two steps
     stream = torch.Generator()
     stream.set_state(one.generator.get_state())
-    shown = torch.randint(len(one.done), (n,), generator=stream)
+    shown = torch.randint(len(one.expert), (n,), generator=stream)
     own = [sees(one, some.obs[0][i], some.continuous[i], some.discrete[i], some.done[i])
            for i in range(n)]  # fmt: skip
-    expert = [sees(one, one.obs[0][i], one.continuous[i], one.discrete[i], one.done[i])
+    theirs = one.expert
+    expert = [sees(one, theirs.obs[0][i], theirs.continuous[i], theirs.discrete[i], theirs.done[i])
               for i in shown]  # fmt: skip
     noise = torch.zeros(2 * n, 128)
     if bottleneck:
@@ -259,3 +263,15 @@ def test_gail_rewards_a_step_that_it_is_sure_of_by_16_at_most(tmp_path):
     with torch.no_grad():
         one.network.estimate.bias.fill_(100.0)
     assert one.rewards(steps()).tolist() == pytest.approx([-math.log(2.0**-23)] * 64, rel=0.05)
+
+
+@pytest.mark.parametrize("use_actions", [False, True])
+def test_goals_are_inputs_like_others_for_gail(use_actions):
+    goal = ObservationSpec.vector(2)._replace(observation_type=ObservationType.GOAL_SIGNAL)
+    spec = BehaviorSpec([ObservationSpec.vector(3), goal], CONTINUOUS.action_spec)
+    weights = []
+    for kind in ("none", "hyper"):
+        settings = NetworkSettings(hidden_units=8, num_layers=2, goal_conditioning_type=kind)
+        network = Discriminator(spec, settings, use_actions=use_actions, use_vail=False)
+        weights.append({name: one.shape for name, one in network.state_dict().items()})
+    assert weights[0] == weights[1]

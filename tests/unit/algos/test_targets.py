@@ -34,7 +34,7 @@ def test_what_follows_the_last_row_counts_unless_the_task_ended(terminated):
         terminated=np.array([terminated, True]),
         next_obs=[following],
     )
-    batch = algorithm._batch(rollout)
+    batch = algorithm._rows(rollout)
     with torch.no_grad():
         inputs = [torch.from_numpy(following)]
         later = algorithm.critic(inputs, algorithm.policy.actor(inputs))[:, 0]

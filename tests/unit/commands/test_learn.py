@@ -114,6 +114,27 @@ def test_a_second_writer_of_a_run_folder_is_refused_before_anything_changes(
     assert sorted(p.name for p in (tmp_path / "results").iterdir()) == ["ppo", "ppo.1"]
 
 
+def test_what_a_killed_run_was_writing_goes_also_when_the_run_is_replaced(learn, fake, tmp_path):
+    assert learn("--env", fake()) == 0
+    left = tmp_path / "results/ppo/Echo/.replay-64.npz.abcd1234.tmp"
+    left.touch()
+    assert learn("--env", fake(), "--force") == 0
+    assert [path.name for path in (tmp_path / "results").rglob(".*")] == []
+
+
+@pytest.mark.parametrize("left", [[], [".configuration.yaml.abcd1234.tmp"]])
+def test_a_run_that_was_killed_before_it_wrote_anything_is_resumed_at_step_0(
+    left: list[str], learn, fake, tmp_path
+):
+    folder = tmp_path / "results/ppo"
+    folder.mkdir(parents=True)
+    for name in left:
+        (folder / name).touch()
+    assert learn("--env", fake(), "--resume") == 0
+    assert [path.name for path in folder.rglob(".*")] == []
+    assert (folder / "Echo.onnx").is_file()
+
+
 def test_a_run_can_be_watched_while_it_is_written(learn, fake, tmp_path, monkeypatch):
     assert learn("--env", fake()) == 0
     monkeypatch.setattr(StopRequest, "__call__", lambda _: True)

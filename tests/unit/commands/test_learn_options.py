@@ -11,7 +11,7 @@ import pytest
 
 from pipeline import cli
 from pipeline.commands import learn_settings
-from pipeline.commands.learn_options import OPTIONS
+from pipeline.commands.learn import OPTIONS
 from pipeline.commands.learn_settings import Plan, plan_of
 from pipeline.errors import SettingsError
 
@@ -83,7 +83,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
-    return cli._parser().parse_args(["learn", *arguments])
+    return cli.parser_for(["learn"]).parse_args(["learn", *arguments])
 
 
 def plan(*arguments: str | Path) -> Plan:

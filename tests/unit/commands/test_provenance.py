@@ -8,9 +8,10 @@ import onnx
 import pytest
 
 from pipeline.cli import main
-from pipeline.commands.commits import commit_with
+from pipeline.commands.provenance import commit_with
 from pipeline.settings import load_run_settings
-from pipeline.stages import common, provenance, sources
+from pipeline.stages.shared import provenance, sources
+from pipeline.stages.shared.attempt import digest_of
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -51,7 +52,7 @@ def record(tree: Path, **changes) -> provenance.Record:
             "environment": {
                 "name": "ball",
                 "path": "build/env/ball",
-                "sha256": common.digest_of(tree / "build/env/ball"),
+                "sha256": digest_of(tree / "build/env/ball"),
             }
         },
         "versions": provenance.versions(),
@@ -93,24 +94,24 @@ def test_the_commit_is_found_by_the_sources_alone(tree):
     (tree / "README.md").write_text("words")
     git(tree, "add", "-A")
     git(tree, "commit", "-q", "-m", "words")
-    assert commit_with(tree, blobs).commit == first
+    assert commit_with(tree, blobs)[0] == first
     (tree / "src/pipeline/a.py").write_text("a = 2\n")
     git(tree, "commit", "-qam", "code")
-    assert commit_with(tree, blobs).commit == first
+    assert commit_with(tree, blobs)[0] == first
     changed = {f"src/{name}": one for name, one in record(tree)["sources"].items()}
-    assert commit_with(tree, changed).commit == git(tree, "rev-parse", "HEAD")
+    assert commit_with(tree, changed)[0] == git(tree, "rev-parse", "HEAD")
 
 
 def test_sources_that_were_never_committed_have_no_commit(tree):
     (tree / "src/pipeline/a.py").write_text("a = 'not committed'\n")
     blobs = {f"src/{name}": one for name, one in record(tree)["sources"].items()}
-    found = commit_with(tree, blobs)
-    assert found.commit is None
-    assert "not committed" in found.told
+    commit, words = commit_with(tree, blobs)
+    assert commit is None
+    assert "not committed" in words
 
 
 def test_without_a_repository_the_commit_is_not_known(tmp_path):
-    assert "no git repository" in commit_with(tmp_path, {}).told
+    assert "no git repository" in commit_with(tmp_path, {})[1]
 
 
 def test_a_file_says_run_seed_parameters_and_digests(tree, tmp_path, capsys):
@@ -121,7 +122,7 @@ def test_a_file_says_run_seed_parameters_and_digests(tree, tmp_path, capsys):
         "run        first, seed 7",
         f"commit     {git(tree, 'rev-parse', 'HEAD')}",
         "learning_rate = 0.0003",
-        f"environment ball  sha256 {common.digest_of(tree / 'build/env/ball')}",
+        f"environment ball  sha256 {digest_of(tree / 'build/env/ball')}",
         "same     code\n",
         "Nothing that can be compared differs",
     ):

@@ -8,7 +8,7 @@ import pytest
 from pipeline.commands.runs import tell
 from pipeline.errors import PipelineError
 from pipeline.tracking.mlflow_run import MlflowRun, RunKey
-from pipeline.tracking.row import dvc_digest
+from pipeline.tracking.run_metadata import dvc_digest
 
 pytestmark = pytest.mark.slow
 

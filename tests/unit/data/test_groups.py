@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pipeline.data.groups import Groups, Heard
-from pipeline.data.rollout import Field
+from pipeline.data.columns import Field
+from pipeline.data.groups import GroupMessage, Groups
 
 FIELDS = {
     "obs_0": Field(shape=(1,)),
@@ -18,7 +18,7 @@ def heard(agents, *, ended=False, interrupted=False, groups=None):
     slots = np.array(list(agents), dtype=np.intp)
     numbers = np.array([(groups or {}).get(slot, 1) for slot in agents], dtype=np.int64)
     table = np.array(list(agents.values()), dtype=np.float32).reshape(len(agents), 3)
-    return Heard(
+    return GroupMessage(
         slots=slots,
         group=Groups.key(KEYS, "worker", numbers, slots),
         reward=table[:, 1],
@@ -32,10 +32,10 @@ KEYS = Groups(FIELDS)
 NOBODY = {}
 
 
-def arrive(groups, deciding, ended=None, *, interrupted=False, numbers=None):
+def on_message(groups, deciding, ended=None, *, interrupted=False, numbers=None):
     gone = heard(ended or NOBODY, ended=True, interrupted=interrupted, groups=numbers)
     here = heard(deciding, groups=numbers)
-    groups.arrive(gone, here, 9)
+    groups.on_message(gone, here, 9)
     action = (here.obs[0] * 10).astype(np.int64)
     return groups.decided(here.slots, {"discrete": action})
 
@@ -55,7 +55,7 @@ def did(groups, moment):
 
 def test_mates_that_decide_together_share_one_moment_with_what_all_saw_and_did():
     groups = Groups(FIELDS)
-    rows = arrive(groups, {0: (1, 0, 0), 1: (2, 0, 0), 2: (3, 0, 0)})
+    rows = on_message(groups, {0: (1, 0, 0), 1: (2, 0, 0), 2: (3, 0, 0)})
     assert len(set(rows["moment"].tolist())) == 1
     assert len(set(rows["entity"].tolist())) == 3
     assert seen(groups, rows["moment"][0]) == [(1, False), (2, False), (3, False)]
@@ -68,7 +68,7 @@ def test_mates_that_decide_together_share_one_moment_with_what_all_saw_and_did()
 def test_agents_of_other_groups_other_workers_and_without_a_group_are_no_mates():
     groups = Groups(FIELDS)
     numbers = {0: 1, 1: 2, 2: 0, 3: 0, 4: 1}
-    rows = arrive(groups, {i: (i, 0, 0) for i in range(5)}, numbers=numbers)
+    rows = on_message(groups, {i: (i, 0, 0) for i in range(5)}, numbers=numbers)
     assert [seen(groups, m) for m in rows["moment"]] == [
         [(0, False), (4, False)],
         [(1, False)],
@@ -99,97 +99,100 @@ def test_every_group_of_every_source_has_a_number_of_its_own():
 
 def test_each_member_is_credited_with_its_own_its_mates_and_the_group_reward():
     groups = Groups(FIELDS)
-    arrive(groups, {0: (1, 0, 0), 1: (2, 0, 0), 2: (3, 9, 9)}, numbers={2: 0})
-    arrive(groups, {0: (1, 0.5, 2), 1: (2, -1, 2), 2: (3, 4, 1)}, numbers={2: 0})
+    on_message(groups, {0: (1, 0, 0), 1: (2, 0, 0), 2: (3, 9, 9)}, numbers={2: 0})
+    on_message(groups, {0: (1, 0.5, 2), 1: (2, -1, 2), 2: (3, 4, 1)}, numbers={2: 0})
     assert groups.by_slot["gained"][:3] == pytest.approx([1.5, 1.5, 5.0])
 
 
 def test_rewards_before_an_agents_first_decision_are_not_its_own():
     groups = Groups(FIELDS)
-    arrive(groups, {0: (1, 7, 7)})
-    arrive(groups, {0: (1, 2, 0), 1: (2, 5, 5)})
+    on_message(groups, {0: (1, 7, 7)})
+    on_message(groups, {0: (1, 2, 0), 1: (2, 5, 5)})
     assert groups.by_slot["gained"][0] == pytest.approx(2)
-    arrive(groups, {0: (1, 1, 0), 1: (2, 1, 0)})
+    on_message(groups, {0: (1, 1, 0), 1: (2, 1, 0)})
     assert groups.by_slot["gained"][:2] == pytest.approx([2, 2])
 
 
 def test_an_agent_that_ends_early_is_followed_by_the_mates_that_go_on():
     groups = Groups(FIELDS)
-    arrive(groups, {0: (1, 0, 0), 1: (2, 0, 0), 2: (3, 0, 0)})
-    rows = arrive(groups, {1: (5, 1, 4), 2: (6, 0, 4)}, {0: (9, -2, 4)})
+    on_message(groups, {0: (1, 0, 0), 1: (2, 0, 0), 2: (3, 0, 0)})
+    rows = on_message(groups, {1: (5, 1, 4), 2: (6, 0, 4)}, {0: (9, -2, 4)})
     assert groups.by_slot["gained_at_end"][0] == pytest.approx(3)
     assert groups.by_slot["gained"][1] == pytest.approx(3)
     end = groups.by_slot["end_moment"][0]
     assert seen(groups, end) == [(5, False), (6, False), (9, True)]
     assert seen(groups, rows["moment"][0]) == [(5, False), (6, False)]
-    arrive(groups, {1: (7, 1, 0), 2: (8, 0, 0)})
+    on_message(groups, {1: (7, 1, 0), 2: (8, 0, 0)})
     assert groups.by_slot["gained"][1] == pytest.approx(1)
     assert groups.finished == []
 
 
 def test_a_group_that_ends_as_a_whole_is_not_followed_by_its_next_episode():
     groups = Groups(FIELDS)
-    arrive(groups, {0: (1, 0, 0), 1: (2, 0, 0)})
-    arrive(groups, {0: (1, 1, 3), 1: (2, 0, 3)})
-    rows = arrive(groups, {0: (7, 0, 0), 1: (8, 0, 0)}, {0: (5, 1, 2), 1: (6, 0, 2)})
+    on_message(groups, {0: (1, 0, 0), 1: (2, 0, 0)})
+    on_message(groups, {0: (1, 1, 3), 1: (2, 0, 3)})
+    rows = on_message(groups, {0: (7, 0, 0), 1: (8, 0, 0)}, {0: (5, 1, 2), 1: (6, 0, 2)})
     assert seen(groups, groups.by_slot["end_moment"][0]) == [(5, True), (6, True)]
     assert seen(groups, rows["moment"][0]) == [(7, False), (8, False)]
     assert groups.finished == [5.0]
     assert groups.by_slot["own_at_end"][:2] == pytest.approx([2, 0])
-    arrive(groups, {0: (1, 0, 0), 1: (2, 0, 0)})
+    on_message(groups, {0: (1, 0, 0), 1: (2, 0, 0)})
     assert groups.by_slot["gained"][:2] == pytest.approx([0, 0])
     assert groups.by_slot["group_return"][:2] == pytest.approx([0, 0])
 
 
 def test_members_cut_short_are_not_over():
     groups = Groups(FIELDS)
-    arrive(groups, {0: (1, 0, 0), 1: (2, 0, 0)})
-    arrive(groups, {}, {0: (5, 0, 0), 1: (6, 0, 0)}, interrupted=True)
+    on_message(groups, {0: (1, 0, 0), 1: (2, 0, 0)})
+    on_message(groups, {}, {0: (5, 0, 0), 1: (6, 0, 0)}, interrupted=True)
     assert seen(groups, groups.by_slot["end_moment"][1]) == [(5, False), (6, False)]
 
 
 def test_a_mate_that_was_not_asked_takes_part_with_its_latest_decision():
     groups = Groups(FIELDS)
-    arrive(groups, {0: (1, 0, 0), 1: (2, 0, 0)})
-    first = arrive(groups, {0: (3, 1, 0)})
+    on_message(groups, {0: (1, 0, 0), 1: (2, 0, 0)})
+    first = on_message(groups, {0: (3, 1, 0)})
     assert seen(groups, first["moment"][0]) == [(2, False), (3, False)]
     assert did(groups, first["moment"][0]) == [20, 30]
-    arrive(groups, {0: (4, 1, 0)})
-    arrive(groups, {1: (5, 4, 0)})
+    on_message(groups, {0: (4, 1, 0)})
+    on_message(groups, {1: (5, 4, 0)})
     assert groups.by_slot["gained"][1] == pytest.approx(6)
-    arrive(groups, {0: (6, 0, 0)})
+    on_message(groups, {0: (6, 0, 0)})
     assert groups.by_slot["gained"][0] == pytest.approx(4)
 
 
 def test_who_vanished_is_no_mate_any_more():
     groups = Groups(FIELDS)
-    arrive(groups, {0: (1, 0, 0), 1: (2, 0, 0)})
+    on_message(groups, {0: (1, 0, 0), 1: (2, 0, 0)})
     groups.drop(np.array([0]))
-    rows = arrive(groups, {1: (3, 0, 0)})
+    rows = on_message(groups, {1: (3, 0, 0)})
     assert seen(groups, rows["moment"][0]) == [(3, False)]
 
 
 def test_what_no_row_needs_is_forgotten_and_the_rest_stays_as_it_was():
     groups = Groups(FIELDS)
     moments = [
-        int(arrive(groups, {0: (t, 0, 0), 1: (10 + t, 0, 0)})["moment"][0]) for t in range(20)
+        int(on_message(groups, {0: (t, 0, 0), 1: (10 + t, 0, 0)})["moment"][0]) for t in range(20)
     ]
     groups.forget(np.array([moments[3], moments[17]]))
     assert groups.moments.n_entities == 6
     for t in (3, 17, 19):
         assert seen(groups, moments[t]) == [(t, False), (10 + t, False)]
         assert did(groups, moments[t]) == [10 * t, 100 + 10 * t]
-    later = arrive(groups, {0: (50, 0, 0), 1: (60, 0, 0)})
+    later = on_message(groups, {0: (50, 0, 0), 1: (60, 0, 0)})
     assert seen(groups, later["moment"][0]) == [(50, False), (60, False)]
     assert seen(groups, moments[3]) == [(3, False), (13, False)]
 
 
 def test_a_copy_from_its_state_goes_on_alike():
     one, other = Groups(FIELDS), Groups(FIELDS)
-    for t in range(5):
-        arrive(one, {0: (t, 1, 0), 1: (10 + t, 0, 1)})
-    other.load_state_dict(one.state_dict(n_slots=2), with_open=True)
-    rows = [arrive(g, {1: (8, 2, 0)}, {0: (7, 1, 1)}) for g in (one, other)]
+    moments = [on_message(one, {0: (t, 1, 0), 1: (10 + t, 0, 1)})["moment"][0] for t in range(5)]
+    state = one.state_dict(n_slots=2)
+    assert {len(values) for values in state["by_slot"].values()} == {2}
+    other.load_state_dict(state, with_open=True)
+    for t, moment in enumerate(moments):
+        assert seen(other, moment) == [(t, False), (10 + t, False)]
+    rows = [on_message(g, {1: (8, 2, 0)}, {0: (7, 1, 1)}) for g in (one, other)]
     assert rows[0]["moment"] == rows[1]["moment"]
     assert seen(one, rows[0]["moment"][0]) == seen(other, rows[1]["moment"][0])
     for name in ("gained", "gained_at_end", "own_at_end", "end_moment"):
@@ -211,7 +214,7 @@ def test_credit_and_mates_are_those_of_a_slow_obvious_account():
         }
         for slot in alive:
             owed[slot] += sum(r for s, (_, r, _) in acting.items() if group_of[s] == group_of[slot])
-        rows = arrive(groups, here, ended, numbers=group_of)
+        rows = on_message(groups, here, ended, numbers=group_of)
         for slot in acting:
             name = "gained_at_end" if slot in ended else "gained"
             assert groups.by_slot[name][slot] == pytest.approx(owed.pop(slot) + 1, abs=1e-5)

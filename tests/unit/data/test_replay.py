@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pipeline.data.columns import Field
 from pipeline.data.replay import Replay
-from pipeline.data.rollout import Field, Rollout
+from pipeline.data.rollout import Rollout
 
 FIELDS = {
     "obs_0": Field(shape=(2,)),

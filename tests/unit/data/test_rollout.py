@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.rollout import Field, Trajectories
+from pipeline.data.columns import Field
+from pipeline.data.rollout import Trajectories
 from pipeline.data.slots import Slots
 
 HORIZON = 4
@@ -39,7 +40,7 @@ class Slow:
             self.open[agent] = []
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 10_000), n_agents=st.integers(1, 5))
 def test_closed_trajectories_equal_those_of_separate_lists(seed, n_agents):
     rng = np.random.default_rng(seed)
@@ -55,14 +56,14 @@ def test_closed_trajectories_equal_those_of_separate_lists(seed, n_agents):
             reward = (group + time / 100).astype(np.float32)
             obs = np.array([_obs(a, time) for a in group], dtype=np.float32)
             interrupted = rng.random(len(group)) < 0.5 if over else None
-            fast.outcome(at, reward, [obs], ended=over, interrupted=interrupted)
+            fast.complete_transition(at, reward, [obs], ended=over, interrupted=interrupted)
             for i, agent in enumerate(group):
                 cut = over and bool(interrupted[i])
                 slow.outcome(int(agent), float(reward[i]), obs[i].tolist(), over, cut)
         if len(agents):
             at = slots.deciding("w", agents)
             obs = np.array([_obs(a, time) for a in agents], dtype=np.float32)
-            fast.decide(at, {"obs_0": obs})
+            fast.begin_transition(at, {"obs_0": obs})
             for i, agent in enumerate(agents):
                 slow.open.setdefault(int(agent), []).append([obs[i].tolist(), None])
 
@@ -91,12 +92,12 @@ def test_rows_after_clearing_are_new_and_open_trajectories_go_on():
     storage.reserve(1)
     for time in range(HORIZON + 2):
         obs = np.array([[0.0, time]], dtype=np.float32)
-        storage.outcome(slots, np.array([1.0], np.float32), [obs], ended=False)
+        storage.complete_transition(slots, np.array([1.0], np.float32), [obs], ended=False)
         if time == HORIZON:
             assert storage.n_closed == HORIZON
             storage.clear_closed()
-        storage.decide(slots, {"obs_0": obs})
-    storage.outcome(
+        storage.begin_transition(slots, {"obs_0": obs})
+    storage.complete_transition(
         slots,
         np.array([5.0], np.float32),
         [np.zeros((1, 2), np.float32)],
@@ -129,12 +130,12 @@ def test_dropping_open_trajectories_leaves_closed_ones():
     storage, slots = _storage(), np.array([0, 1])
     storage.reserve(2)
     obs = np.zeros((2, 2), np.float32)
-    storage.decide(slots, {"obs_0": obs})
-    storage.outcome(
+    storage.begin_transition(slots, {"obs_0": obs})
+    storage.complete_transition(
         slots[:1], np.ones(1, np.float32), [obs[:1]], ended=True, interrupted=np.array([True])
     )
     storage.drop_open()
-    assert storage.outcome(slots, np.ones(2, np.float32), [obs], ended=False) is None
+    assert storage.complete_transition(slots, np.ones(2, np.float32), [obs], ended=False) is None
     assert storage.n_closed == 1
 
 
@@ -147,13 +148,15 @@ def test_field_of_every_third_row_is_kept_at_rows_0_3_6_of_each_trajectory():
         slots = np.array([slot for slot, length in lengths.items() if time < length])
         obs = np.full((len(slots), 1), time, np.float32)
         memory = np.stack([[slot, time] for slot in slots]).astype(np.float32)
-        storage.decide(slots, {"obs_0": obs, "memory": memory})
+        storage.begin_transition(slots, {"obs_0": obs, "memory": memory})
         ended = np.array([lengths[slot] == time + 1 and slot == 1 for slot in slots])
         for over in (True, False):
             some = ended == over
             interrupted = np.zeros(int(some.sum()), np.bool_) if over else None
             zeros = np.zeros(int(some.sum()), np.float32)
-            storage.outcome(slots[some], zeros, [obs[some]], ended=over, interrupted=interrupted)
+            storage.complete_transition(
+                slots[some], zeros, [obs[some]], ended=over, interrupted=interrupted
+            )
     rollout = storage.rollout()
     assert rollout.lengths.tolist() == [5, 8]
     assert "memory" not in rollout.fields
@@ -174,9 +177,11 @@ def test_sequences_that_are_not_full_count_as_full_ones_towards_an_update():
     reward = np.array([1.0], np.float32)
     for n_decisions, waiting in ((3, 4), (4, 8), (1, 10)):
         for left in reversed(range(n_decisions)):
-            storage.decide(slots, {"obs_0": obs, "memory": memory})
+            storage.begin_transition(slots, {"obs_0": obs, "memory": memory})
             interrupted = np.array([False]) if left == 0 else None
-            storage.outcome(slots, reward, [obs], ended=left == 0, interrupted=interrupted)
+            storage.complete_transition(
+                slots, reward, [obs], ended=left == 0, interrupted=interrupted
+            )
         assert storage.n_closed == waiting
     storage.clear_closed()
     assert storage.n_closed == 0
@@ -196,7 +201,7 @@ def play(storage: Trajectories, n_steps: int, *, seed: int, n_slots: int = 3) ->
     for _ in range(n_steps):
         slots = np.flatnonzero(rng.random(n_slots) < 0.8)
         n = len(slots)
-        storage.decide(
+        storage.begin_transition(
             slots,
             {
                 "obs_0": rng.random((n, 2)),
@@ -209,7 +214,7 @@ def play(storage: Trajectories, n_steps: int, *, seed: int, n_slots: int = 3) ->
             some = ends == over
             k = int(some.sum())
             closed.append(
-                storage.outcome(
+                storage.complete_transition(
                     slots[some],
                     rng.random(k).astype(np.float32),
                     [rng.random((k, 2)).astype(np.float32)],
@@ -235,6 +240,29 @@ def recurrent(capacity: int = 4) -> Trajectories:
     storage = Trajectories(RECURRENT, n_obs=1, horizon=5, capacity=capacity)
     storage.reserve(3)
     return storage
+
+
+def test_open_trajectories_are_saved_of_the_slots_asked_for_alone():
+    storage = recurrent()
+    play(storage, 7, seed=1)
+    whole = storage.open_state(3)
+    storage.reserve(64)
+    for n_slots in (3, 2):
+        state = storage.open_state(n_slots)
+        for part in ("rows", "slots"):
+            for name, values in state[part].items():
+                np.testing.assert_array_equal(values, whole[part][name][:n_slots])
+
+
+def test_rows_of_a_closed_trajectory_are_not_saved_with_the_open_one_that_follows():
+    storage, slots = _storage(), np.array([0])
+    storage.reserve(1)
+    for time in range(1, HORIZON + 2):
+        obs = np.full((1, 2), time, dtype=np.float32)
+        storage.begin_transition(slots, {"obs_0": obs})
+        storage.complete_transition(slots, np.ones(1, np.float32), [obs], ended=False)
+    (rows,) = storage.open_state(1)["rows"]["obs_0"]
+    assert rows[:, 0].tolist() == [HORIZON + 1, *[0] * (len(rows) - 1)]
 
 
 def test_storage_taken_up_again_goes_on_as_it_would_have():
@@ -288,14 +316,14 @@ def test_what_closes_says_how_long_episodes_were_and_what_they_gained():
     for time in range(6):
         slots = np.array([0, 1]) if time < 3 else np.array([0])
         obs = np.full((len(slots), 2), time, np.float32)
-        storage.decide(slots, {"obs_0": obs})
+        storage.begin_transition(slots, {"obs_0": obs})
         ended = slots == 1 if time == 2 else np.full(len(slots), time == 5)
         for over in (True, False):
             some = ended == over
             reward = (slots[some] + 1.0).astype(np.float32)
             interrupted = np.zeros(int(some.sum()), np.bool_) if over else None
             closed.append(
-                storage.outcome(
+                storage.complete_transition(
                     slots[some], reward, [obs[some]], ended=over, interrupted=interrupted
                 )
             )
@@ -321,10 +349,10 @@ def test_rows_of_open_trajectories_are_counted_and_listed_with_those_that_wait()
         slots = np.array([0, 2]) if number < 2 else np.array([2])
         values = np.arange(len(slots))[:, None] + 10 * number
         rows = {"obs_0": np.zeros((len(slots), 2)), "memory": np.zeros((len(slots), 3))}
-        storage.decide(slots, {**rows, "choice": values})
+        storage.begin_transition(slots, {**rows, "choice": values})
         if number < 2:
             zeros = np.zeros(len(slots), np.float32)
-            storage.outcome(slots, zeros, [np.zeros((len(slots), 2))], ended=False)
+            storage.complete_transition(slots, zeros, [np.zeros((len(slots), 2))], ended=False)
     assert storage.open_values("choice")[:, 0].tolist() == [0, 10, 1, 11, 20]
     assert storage.n_closed == 0
     assert storage.n_held == 2 + 2  # rows that wait for what follows count when they have it
@@ -340,11 +368,11 @@ def test_an_episode_after_one_that_was_dropped_begins_anew():
     storage.reserve(1)
     obs = np.zeros((1, 2), np.float32)
     for _ in range(2):
-        storage.decide(slots, {"obs_0": obs})
-        storage.outcome(slots, np.ones(1, np.float32), [obs], ended=False)
+        storage.begin_transition(slots, {"obs_0": obs})
+        storage.complete_transition(slots, np.ones(1, np.float32), [obs], ended=False)
     storage.drop_open(slots)
-    storage.decide(slots, {"obs_0": obs})
-    closed = storage.outcome(
+    storage.begin_transition(slots, {"obs_0": obs})
+    closed = storage.complete_transition(
         slots, np.full(1, 5.0, np.float32), [obs], ended=True, interrupted=np.array([True])
     )
     assert (closed.episode_returns, closed.episode_lengths) == ([5.0], [1])
@@ -352,3 +380,20 @@ def test_an_episode_after_one_that_was_dropped_begins_anew():
     assert rollout.begins.tolist() == [True]
     assert rollout.terminated.tolist() == [False]
     assert rollout.lengths.tolist() == [1]
+
+
+def test_of_agents_that_end_those_without_a_decision_are_passed_over():
+    storage, obs = _storage(), np.arange(6, dtype=np.float32).reshape(3, 2)
+    storage.reserve(3)
+    storage.begin_transition(np.array([0, 2]), {"obs_0": obs[[0, 2]]})
+    closed = storage.complete_transition(
+        np.array([0, 1, 2]),
+        np.array([1.0, 2.0, 3.0], np.float32),
+        [obs],
+        ended=True,
+        interrupted=np.array([False, False, True]),
+    )
+    assert closed.episode_returns == [1.0, 3.0]
+    rollout = storage.rollout()
+    assert rollout.terminated.tolist() == [True, False]
+    assert rollout.next_obs[0].tolist() == obs[[0, 2]].tolist()

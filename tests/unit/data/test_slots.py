@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.data.slots import FEW, LONG, Slots
+from pipeline.data.slots import MIN_SLOTS_TO_SWEEP, STALE_AFTER_MESSAGES, Slots
 from pipeline.errors import UnityEnvironmentException
 
 
@@ -40,8 +40,8 @@ AGENTS = st.lists(st.integers(-3, 12), unique=True, max_size=8)
 MOVES = st.lists(st.tuples(st.sampled_from("deg"), st.sampled_from("ab"), AGENTS), max_size=30)
 
 
-@settings(deadline=None)
 @given(moves=MOVES)
+@example(moves=[("d", "a", [0, 1]), ("g", "a", [0, 1]), ("d", "a", [2, 3])])
 def test_every_agent_gets_the_slot_that_a_dictionary_would_give_it(moves):
     fast, slow = Slots(), ByDictionary()
     for move, source, agents in moves:
@@ -80,7 +80,7 @@ def vanishing(slots, n_messages, *, each=4, first=0):
 def test_slots_of_agents_that_vanish_are_bounded():
     slots = Slots()
     freed, most = vanishing(slots, 10_000)
-    assert most <= 2 * 4 * (LONG + 10)
+    assert most <= 2 * 4 * (STALE_AFTER_MESSAGES + 10)
     assert slots.n_slots == most
     assert len(freed) > 30_000
 
@@ -89,7 +89,7 @@ def test_agents_that_are_heard_of_keep_their_slots_and_silent_ones_begin_anew():
     slots = Slots()
     before = slots.deciding("w", ids(1, 2)).tolist()
     (silent,) = slots.deciding("other", ids(1)).tolist()
-    freed, _ = vanishing(slots, 4 * LONG)
+    freed, _ = vanishing(slots, 4 * STALE_AFTER_MESSAGES)
     assert slots.deciding("w", ids(1, 2)).tolist() == before
     assert silent in freed
     assert not set(before) & set(freed)
@@ -99,11 +99,11 @@ def test_agents_that_are_heard_of_keep_their_slots_and_silent_ones_begin_anew():
 
 def test_agents_that_only_pause_keep_their_slots_while_no_others_come():
     slots = Slots()
-    before = slots.deciding("w", np.arange(3 * FEW, dtype=np.int32)).tolist()
+    before = slots.deciding("w", np.arange(3 * MIN_SLOTS_TO_SWEEP, dtype=np.int32)).tolist()
     slots.tick()
-    for _ in range(3 * LONG):
+    for _ in range(3 * STALE_AFTER_MESSAGES):
         assert len(slots.tick()) == 0
-    assert slots.deciding("w", np.arange(3 * FEW, dtype=np.int32)).tolist() == before
+    assert slots.deciding("w", np.arange(3 * MIN_SLOTS_TO_SWEEP, dtype=np.int32)).tolist() == before
 
 
 def test_slots_go_on_from_a_saved_state_as_they_would_have_anyway():
@@ -120,7 +120,7 @@ def test_slots_go_on_from_a_saved_state_as_they_would_have_anyway():
 
 
 def silence(slots):
-    vanishing(slots, 4 * LONG)
+    vanishing(slots, 4 * STALE_AFTER_MESSAGES)
 
 
 GIVEN_BACK = {
@@ -142,3 +142,24 @@ def test_two_live_agents_never_have_the_same_slot_after_a_slot_was_given_back(wa
     assert sorted(taken["a"]) == sorted(here)
     assert len({slot for of_source in taken.values() for slot in of_source}) == slots.n_taken
     assert slots.deciding("a", ids(7, 8)).tolist() == here
+
+
+@pytest.mark.parametrize(
+    ("silent", "n_gone"),
+    [(STALE_AFTER_MESSAGES - 1, 0), (STALE_AFTER_MESSAGES, MIN_SLOTS_TO_SWEEP)],
+)
+def test_agents_are_silent_for_long_when_they_miss_so_many_messages(silent, n_gone):
+    slots = Slots()
+    slots.deciding("quiet", np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32))
+    for _ in range(silent - 1):
+        slots.tick()
+    slots.deciding("others", np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32))
+    assert len(slots.tick()) == n_gone
+
+
+def test_a_saved_state_has_the_slots_in_use_alone():
+    slots = Slots()
+    slots.deciding("w", ids(4, 2, 9))
+    state = slots.state_dict()
+    assert state["heard"].shape == (3,)
+    assert state["n_slots"] == 3

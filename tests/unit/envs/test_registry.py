@@ -8,8 +8,8 @@ import pytest
 from loopback import Site, site
 from made_archives import digest, zipped
 
-from pipeline.envs import programs
 from pipeline.envs.registry import RemoteRegistryEntry, UnityEnvRegistry
+from pipeline.envs.sources import programs
 from pipeline.errors import FetchError, SettingsError
 
 FAKE = Path(__file__).with_name("fake_environment.py")

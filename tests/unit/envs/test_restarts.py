@@ -11,8 +11,7 @@ import pytest
 from toys import Chase
 
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.envs.restarts import RestartBudget, RestartLimits
-from pipeline.envs.workers import WorkerSet, launch_workers
+from pipeline.envs.workers import RestartBudget, RestartLimits, WorkerSet, launch_workers
 from pipeline.errors import (
     UnityActionException,
     UnityCommunicatorStoppedException,

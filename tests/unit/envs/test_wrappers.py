@@ -225,7 +225,7 @@ class Silent(Chase):
 
 
 def test_environment_whose_agents_never_ask_is_refused(monkeypatch):
-    monkeypatch.setattr(pettingzoo_wrapper, "PATIENCE", 50)
+    monkeypatch.setattr(pettingzoo_wrapper, "MAX_EMPTY_STEPS", 50)
     with pytest.raises(UnityPettingZooException, match="No agent asked for a decision in 50 steps"):
         UnityParallelEnv(InProcessEnvironment(Silent()))
 

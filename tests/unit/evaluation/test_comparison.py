@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.evaluation import tables
-from pipeline.evaluation.comparison import Trial, compare
-from pipeline.evaluation.efficiency import Curve, median_steps, target_of
+from pipeline.evaluation.comparison import Curve, Outcome, compare, median_steps, target_of
 
 
 def curve(returns, every=10.0):
@@ -16,9 +15,9 @@ def curve(returns, every=10.0):
     return Curve(steps=every * np.arange(1, len(returns) + 1), returns=returns)
 
 
-def trial(experiment, seed, *, evaluated=None, returns=None, **changes):
+def outcome(experiment, seed, *, evaluated=None, returns=None, **changes):
     values = {"environment": "env", "behavior": "Walker", "seconds": None}
-    return Trial(
+    return Outcome(
         experiment=experiment,
         seed=seed,
         evaluated=evaluated,
@@ -47,7 +46,9 @@ def test_area_is_the_mean_height_between_two_steps():
 
 
 def test_target_lies_between_the_lowest_start_and_the_best_end_also_below_zero():
-    assert target_of(starts=[-200.0, -180.0], ends=[-100.0, -120.0], fraction=0.9) == -110.0
+    groups = [[curve([-200.0, -100.0])], [curve([-180.0, -120.0])]]
+    assert target_of(groups, 0.9) == -110.0
+    assert target_of([], 0.9) is None
 
 
 def test_a_seed_that_never_got_there_took_longer_than_any():
@@ -65,11 +66,11 @@ def test_what_is_no_curve_is_refused(steps, returns):
 def experiments():
     return [
         *(
-            trial("slow", k, evaluated=4.0 + k, returns=[0, 1, 2, 10], seconds=8.0)
+            outcome("slow", k, evaluated=4.0 + k, returns=[0, 1, 2, 10], seconds=8.0)
             for k in range(5)
         ),
         *(
-            trial("fast", k, evaluated=9.0 + k, returns=[0, 9, 9, 10], seconds=6.0)
+            outcome("fast", k, evaluated=9.0 + k, returns=[0, 9, 9, 10], seconds=6.0)
             for k in range(5)
         ),
     ]
@@ -95,7 +96,7 @@ def test_equal_runs_give_equal_comparisons_and_the_seed_matters():
         return [(one.low, one.high) for one in task.standings]
 
     assert ends() == ends()
-    noisy = [trial("a", k, evaluated=float(v)) for k, v in enumerate((1, 4, 4.5, 7, 11, 12, 20))]
+    noisy = [outcome("a", k, evaluated=float(v)) for k, v in enumerate((1, 4, 4.5, 7, 11, 12, 20))]
     first, again, other = (compare(noisy, seed=s)[0].standings[0] for s in (0, 0, 1))
     assert (first.low, first.high) == (again.low, again.high) != (other.low, other.high)
 
@@ -107,7 +108,9 @@ def test_an_interval_does_not_depend_on_the_other_experiments():
 
 
 def test_fewer_than_three_seeds_have_no_interval():
-    (task,) = compare([trial(name, k, evaluated=float(k)) for name in ("a", "b") for k in range(2)])
+    (task,) = compare(
+        [outcome(name, k, evaluated=float(k)) for name in ("a", "b") for k in range(2)]
+    )
     assert [(one.low, one.high) for one in task.standings] == [(None, None)] * 2
     assert [(one.low, one.high) for one in task.improvements] == [(None, None)]
     assert tables.cautions(task) == ["a, b: 2 seeds are too few for an interval."]
@@ -115,13 +118,13 @@ def test_fewer_than_three_seeds_have_no_interval():
 
 
 def test_three_seeds_have_an_interval_with_a_warning():
-    (task,) = compare([trial("a", k, evaluated=float(k)) for k in range(3)])
+    (task,) = compare([outcome("a", k, evaluated=float(k)) for k in range(3)])
     assert task.standings[0].low is not None
     assert "3 seeds: the interval is wide" in tables.cautions(task)[0]
 
 
 def test_ends_of_training_are_compared_when_one_run_was_not_evaluated():
-    runs = [trial("a", 1, evaluated=50.0, returns=[1, 2]), trial("b", 1, returns=[3, 4])]
+    runs = [outcome("a", 1, evaluated=50.0, returns=[1, 2]), outcome("b", 1, returns=[3, 4])]
     (task,) = compare(runs)
     assert task.score == "training"
     assert [one.scores for one in task.standings] == [(2.0,), (4.0,)]
@@ -129,9 +132,9 @@ def test_ends_of_training_are_compared_when_one_run_was_not_evaluated():
 
 def test_other_environments_and_behaviors_are_other_tasks():
     runs = [
-        trial("a", 1, evaluated=1.0),
-        trial("a", 1, evaluated=2.0, behavior="Goalie"),
-        trial("b", 1, evaluated=3.0, environment="other"),
+        outcome("a", 1, evaluated=1.0),
+        outcome("a", 1, evaluated=2.0, behavior="Goalie"),
+        outcome("b", 1, evaluated=3.0, environment="other"),
     ]
     tasks = compare(runs)
     assert [task.name for task in tasks] == ["env: Walker", "env: Goalie", "other: Walker"]
@@ -145,7 +148,7 @@ def test_a_fraction_out_of_range_is_refused(fraction):
 
 
 def test_csv_has_an_empty_cell_for_what_is_not_known():
-    records = tables.standing_records(compare([trial("a", 1, evaluated=1.23456789)]))
+    records = tables.standing_records(compare([outcome("a", 1, evaluated=1.23456789)]))
     text = tables.csv_text(records, tables.STANDING_COLUMNS)
     (row,) = csv.DictReader(io.StringIO(text))
     assert (row["iqm"], row["iqm_low"], row["target"], row["seeds"]) == ("1.23457", "", "", "1")

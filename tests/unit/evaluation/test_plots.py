@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.evaluation.comparison import Trial, compare
+from pipeline.evaluation.comparison import Outcome, compare
 from pipeline.evaluation.plots import (
     align_curves,
     band,
@@ -110,12 +110,12 @@ def test_long_curves_are_thinned_with_their_ends_kept():
 
 
 def test_equal_comparisons_give_equal_bytes(tmp_path):
-    trials = [
-        Trial(experiment=name, environment="", behavior="B", seed=k, evaluated=k + shift)
+    outcomes = [
+        Outcome(experiment=name, environment="", behavior="B", seed=k, evaluated=k + shift)
         for name, shift in (("a", 0.0), ("b", 2.0))
         for k in range(4)
     ]
-    (task,) = compare(trials)
+    (task,) = compare(outcomes)
     for name in ("one", "two"):
         plot_standings(tmp_path / f"{name}-s.png", task.standings, title="T", x_label="Return")
         plot_improvements(tmp_path / f"{name}-i.png", task.improvements, title="T")

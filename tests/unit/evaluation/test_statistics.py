@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def test_summary_of_a_hand_worked_sample():
 def test_one_value_has_no_spread_and_is_json():
     summary = summarize([3.0])
     assert (summary.mean, summary.std, summary.ci_low, summary.ci_high) == (3.0, None, None, None)
-    assert json.loads(json.dumps(summary.as_dict(), allow_nan=False))["n"] == 1
+    assert json.loads(json.dumps(asdict(summary), allow_nan=False))["n"] == 1
 
 
 @pytest.mark.parametrize("values", [[], [1.0, float("nan")], [float("inf")]])

@@ -1,36 +1,15 @@
-"""A slow, obvious evaluation of a described policy, and random policies to try it on."""
+"""A slow, obvious evaluation of a policy, and random policies to try it on."""
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 
-from pipeline.export.description import (
-    Activation,
-    Attention,
-    ContinuousHead,
-    Conv,
-    Dense,
-    EntityEmbedding,
-    Flatten,
-    HyperLayer,
-    Lstm,
-    MaxPool,
-    Normalizer,
-    PolicyGraph,
-    Residual,
-    VisualEncoder,
-    convolutional_encoder,
-    resnet_encoder,
-)
+from pipeline.algos.policy import Policy
+from pipeline.nets.vision import ConvolutionEncoder
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
+from pipeline.settings.schema import MemorySettings, NetworkSettings
 
-FUNCTIONS = {
-    "swish": lambda x: x / (1 + np.exp(-x)),
-    "relu": lambda x: np.where(x > 0, x, 0),
-    "leaky_relu": lambda x: np.where(x > 0, x, 0.01 * x),
-    "tanh": np.tanh,
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-}
 VISUAL_SIDES = {
     "simple": (20, 23),
     "nature_cnn": (36, 37),
@@ -38,16 +17,17 @@ VISUAL_SIDES = {
     "resnet": (15, 17),
     "fully_connected": (3, 4),
 }
+N_HEADS = 4
 
 
-def evaluate(graph: PolicyGraph, obs: list, masks=None, memories=None) -> dict:
+def evaluate(policy: Policy, obs: list, masks=None, memories=None) -> dict:
     """Means, spreads, probabilities and best choices in float64, one row at a time.
 
     With `memories` [N, M] of a recurrent policy also its new ones.
     """
     rows = [
         _evaluate_row(
-            graph,
+            policy,
             [o[i].astype(np.float64) for o in obs],
             None if masks is None else masks[i],
             None if memories is None else memories[i].astype(np.float64),
@@ -57,29 +37,24 @@ def evaluate(graph: PolicyGraph, obs: list, masks=None, memories=None) -> dict:
     return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
 
 
-def _evaluate_row(graph, obs, mask, memory):
-    features = [_observation(x, e) for x, e in zip(obs, graph.encoders, strict=True)]
-    fixed = [f for f, e in zip(features, graph.encoders, strict=True) if not is_list(e)]
-    x = np.concatenate([*fixed, np.zeros(0)])
-    if graph.attention is not None:
-        x = np.concatenate((x, _attention(graph, x, obs)))
-    for layer in graph.layers:
-        x = FUNCTIONS["swish"](_dense(layer, x))
-    if graph.hyper is not None:
-        goals = [
-            f
-            for f, spec in zip(features, graph.spec.observation_specs, strict=True)
-            if spec.observation_type == ObservationType.GOAL_SIGNAL
-        ]
-        x = _hyper(graph.hyper, x, np.concatenate(goals))
+def _evaluate_row(policy, obs, mask, memory):
+    body, heads = policy.actor.body, policy.actor.heads
+    features = [_observation(policy, i, x) for i, x in enumerate(obs)]
+    x = np.concatenate([*(f for f in features if f.ndim == 1), np.zeros(0)])
+    if body.attention is not None:
+        x = np.concatenate((x, _attention(body.attention, x, [f for f in features if f.ndim > 1])))
+    for layer in body.dense.layers:
+        x = _swish(_dense(layer, x))
+    if body.hyper is not None:
+        x = _hyper(body.hyper, x, np.concatenate([features[i] for i in body.goals]))
     result = {}
-    if graph.memory is not None:
-        x, result["memory"] = _lstm(graph.memory, x, memory)
-    if graph.continuous is not None:
-        result |= _continuous(graph.continuous, x)
+    if policy.actor.memory is not None:
+        x, result["memory"] = _lstm(policy.actor.memory.lstm, x, memory)
+    if heads.mu is not None:
+        result |= _continuous(heads, x)
     start = 0
     best, probabilities = [], []
-    for branch in graph.branches:
+    for branch in heads.branches:
         logits = _dense(branch, x)
         allowed = np.ones(len(logits)) if mask is None else mask[start : start + len(logits)]
         start += len(logits)
@@ -92,26 +67,29 @@ def _evaluate_row(graph, obs, mask, memory):
     return result
 
 
-def _continuous(head, x):
-    mu = _dense(head.mu, x)
-    if isinstance(head.log_sigma, Dense):
-        log_sigma = np.clip(_dense(head.log_sigma, x), -20, 2)
-    else:
-        log_sigma = np.ravel(head.log_sigma)
-    action = np.tanh(mu) if head.squash else np.clip(mu, -3, 3) / 3
-    return {"mu": mu, "sigma": np.exp(log_sigma), "continuous": action}
+def _continuous(heads, x):
+    mu = _dense(heads.mu, x)
+    if heads.log_sigma is None:
+        sigma = np.exp(np.clip(_dense(heads.spread, x), -20, 2))
+        return {"mu": mu, "sigma": sigma, "continuous": np.tanh(mu)}
+    sigma = np.exp(_array(heads.log_sigma)[0])
+    return {"mu": mu, "sigma": sigma, "continuous": np.clip(mu, -3, 3) / 3}
+
+
+def _array(parameter):
+    return parameter.detach().numpy().astype(np.float64)
+
+
+def _swish(x):
+    return x * _sigmoid(x)
+
+
+def _sigmoid(x):
+    return 1 / (1 + np.exp(-x))
 
 
 def _dense(layer, x):
-    return (
-        np.array(
-            [
-                sum(w * v for w, v in zip(row, x, strict=True))
-                for row in layer.weight.astype(np.float64)
-            ]
-        )
-        + layer.bias
-    )
+    return _array(layer.weight) @ x + _array(layer.bias)
 
 
 def _lstm(layer, x, memory):
@@ -119,50 +97,45 @@ def _lstm(layer, x, memory):
     n = len(memory) // 2
     h, c = memory[:n], memory[n:]
     new_h, new_c = np.zeros(n), np.zeros(n)
+    parts = [(layer.weight_ih_l0, layer.bias_ih_l0), (layer.weight_hh_l0, layer.bias_hh_l0)]
+    (of_x, bias_x), (of_h, bias_h) = [(_array(w), _array(b)) for w, b in parts]
 
     def gate(number, unit):
         row = number * n + unit
-        from_x = layer.input_weight[row].astype(np.float64) @ x + layer.input_bias[row]
-        return (
-            from_x + layer.recurrent_weight[row].astype(np.float64) @ h + layer.recurrent_bias[row]
-        )
+        return of_x[row] @ x + bias_x[row] + of_h[row] @ h + bias_h[row]
 
     for unit in range(n):
         enter, keep, value, leave = (gate(number, unit) for number in range(4))
-        new_c[unit] = FUNCTIONS["sigmoid"](keep) * c[unit]
-        new_c[unit] += FUNCTIONS["sigmoid"](enter) * np.tanh(value)
-        new_h[unit] = FUNCTIONS["sigmoid"](leave) * np.tanh(new_c[unit])
+        new_c[unit] = _sigmoid(keep) * c[unit] + _sigmoid(enter) * np.tanh(value)
+        new_h[unit] = _sigmoid(leave) * np.tanh(new_c[unit])
     return new_h, np.concatenate((new_h, new_c))
 
 
-def _attention(graph, own, obs):
+def _attention(encoder, own, lists):
     """One entity at a time, those that are padding left out."""
-    attention = graph.attention
-    code = np.zeros(0) if attention.own is None else FUNCTIONS["swish"](_dense(attention.own, own))
-    embedded = []
-    for entities, embedding in zip(obs, graph.encoders, strict=True):
-        for entity in entities if is_list(embedding) else ():
-            if (entity**2).sum() >= 0.01:
-                joined = np.concatenate((code, entity))
-                embedded.append(_norm(FUNCTIONS["swish"](_dense(embedding.dense, joined))))
+    attention = encoder.attention
+    size = len(attention.out.weight)
+    code = np.zeros(0) if encoder.own is None else _swish(_dense(encoder.own, own))
+    embedded = [
+        _norm(_swish(_dense(layer, np.concatenate((code, entity)))))
+        for entities, layer in zip(lists, encoder.embeddings, strict=True)
+        for entity in entities
+        if (entity**2).sum() >= 0.01
+    ]
     if not embedded:
-        return np.zeros(attention.size)
+        return np.zeros(size)
     queries, keys, values = (
         [_dense(layer, x) for x in embedded]
         for layer in (attention.query, attention.key, attention.value)
     )
-    total = np.zeros(attention.size)
+    total = np.zeros(size)
     for x, query in zip(embedded, queries, strict=True):
         taken = []
-        for part in np.split(np.arange(attention.size), attention.n_heads):
-            p = np.exp([query[part] @ key[part] / np.sqrt(attention.size) for key in keys])
+        for part in np.split(np.arange(size), N_HEADS):
+            p = np.exp([query[part] @ key[part] / np.sqrt(size) for key in keys])
             taken.append(sum(s * v[part] for s, v in zip(p / p.sum(), values, strict=True)))
         total += _norm(_dense(attention.out, np.concatenate(taken)) + x)
     return total / (len(embedded) + 1e-7)
-
-
-def is_list(encoder):
-    return isinstance(encoder, EntityEmbedding)
 
 
 def _norm(x):
@@ -170,119 +143,55 @@ def _norm(x):
 
 
 def _hyper(layer, x, goal):
-    for dense in layer.encoder:
-        goal = FUNCTIONS["swish"](_dense(dense, goal))
-    flat = _dense(layer.generator, _norm(goal))
+    for dense in layer.goal.layers:
+        goal = _swish(_dense(dense, goal))
+    flat = _dense(layer.weights, _norm(goal))
     n, m = len(x), len(layer.bias)
     y = np.zeros(m)
     for i in range(n):
         for j in range(m):
-            y[j] += x[i] * (flat[i * m + j] if layer.layout == "in_out" else flat[j * n + i])
-    return FUNCTIONS["swish"](y + layer.bias)
+            y[j] += x[i] * flat[i * m + j]
+    return _swish(y + _array(layer.bias))
 
 
-def _observation(x, encoder):
-    if encoder is None or is_list(encoder):
+def _observation(policy, index, x):
+    if str(index) in policy.actor.body.encoders:
+        return _image(policy.actor.body.encoders[str(index)], x)
+    if str(index) not in policy.normalizers.by_observation:
         return x
-    if isinstance(encoder, Normalizer):
-        return np.clip((x - encoder.mean) / encoder.std, -5, 5)
-    return _layers(x, encoder.layers)
+    normalizer = policy.normalizers.by_observation[str(index)]
+    std = np.sqrt(_array(normalizer.squared) / float(normalizer.count))
+    return np.clip((x - _array(normalizer.mean)) / std, -5, 5)
 
 
-def _layers(x, layers):
-    for layer in layers:
-        if isinstance(layer, Activation):
-            x = FUNCTIONS[layer.name](x)
-        elif isinstance(layer, Residual):
-            x = x + _layers(x, layer.layers)
-        elif isinstance(layer, Flatten):
-            x = x.reshape(-1)
-        elif isinstance(layer, Dense):
-            x = _dense(layer, x)
-        elif isinstance(layer, MaxPool):
-            x = _windows(x, layer.size, layer.size, layer.stride, lambda w: w.max(axis=(1, 2)))
-        else:
-            x = _conv(x, layer)
-    return x
+def _image(encoder, x):
+    if isinstance(encoder, ConvolutionEncoder):
+        for convolution in encoder.convolutions:
+            x = _leaky(_conv(x, convolution))
+        return _leaky(_dense(encoder.dense, x.reshape(-1)))
+    for stage, convolution in enumerate(encoder.convolutions):
+        x = _windows(_conv(x, convolution), 3, 2, lambda w: w.max(axis=(1, 2)))
+        for block in encoder.blocks[2 * stage : 2 * stage + 2]:
+            x = x + _conv(_swish(_conv(_swish(x), block.first)), block.second)
+    return np.maximum(_dense(encoder.dense, _swish(x).reshape(-1)), 0)
+
+
+def _leaky(x):
+    return np.where(x > 0, x, 0.01 * x)
 
 
 def _conv(x, layer):
-    p = layer.padding
+    p, weight, bias = layer.padding[0], _array(layer.weight), _array(layer.bias)
     padded = np.pad(x, ((0, 0), (p, p), (p, p)))
-    height, width = layer.weight.shape[2:]
-    return _windows(
-        padded,
-        height,
-        width,
-        layer.stride,
-        lambda w: (layer.weight * w).sum(axis=(1, 2, 3)) + layer.bias,
-    )
+    side, stride = layer.kernel_size[0], layer.stride[0]
+    return _windows(padded, side, stride, lambda w: (weight * w).sum(axis=(1, 2, 3)) + bias)
 
 
-def _windows(x, height, width, stride, function):
-    rows = range(0, x.shape[1] - height + 1, stride)
-    columns = range(0, x.shape[2] - width + 1, stride)
-    pixels = [[function(x[:, r : r + height, c : c + width]) for c in columns] for r in rows]
+def _windows(x, side, stride, function):
+    rows = range(0, x.shape[1] - side + 1, stride)
+    columns = range(0, x.shape[2] - side + 1, stride)
+    pixels = [[function(x[:, r : r + side, c : c + side]) for c in columns] for r in rows]
     return np.moveaxis(np.array(pixels), -1, 0)
-
-
-def dense(rng, n_in, n_out, gain=1.0):
-    weight = rng.normal(0, gain / np.sqrt(n_in), (n_out, n_in))
-    return Dense(
-        weight=weight.astype(np.float32), bias=rng.normal(0, 0.3, n_out).astype(np.float32)
-    )
-
-
-def conv(rng, n_in, n_out, side, stride=1, padding=0):
-    weight = rng.normal(0, 1 / np.sqrt(n_in * side * side), (n_out, n_in, side, side))
-    bias = rng.normal(0, 0.3, n_out).astype(np.float32)
-    return Conv(weight=weight.astype(np.float32), bias=bias, stride=stride, padding=padding)
-
-
-def normalizer(rng, size):
-    mean = rng.normal(0, 2, size).astype(np.float32)
-    return Normalizer(mean=mean, std=rng.uniform(0.2, 3, size).astype(np.float32))
-
-
-def visual_encoder(rng, kind, shape, hidden) -> VisualEncoder:
-    """Each type of the table of visual encoders, with random weights."""
-    channels = shape[0]
-    tables = {
-        "simple": [(16, 8, 4), (32, 4, 2)],
-        "nature_cnn": [(32, 8, 4), (64, 4, 2), (64, 3, 1)],
-        "match3": [(35, 3, 1), (144, 3, 1)],
-        "fully_connected": [],
-    }
-    if kind == "resnet":
-        return _resnet(rng, shape, hidden)
-    height, width = shape[1:]
-    layers = []
-    for out, side, stride in tables[kind]:
-        layers.append(conv(rng, channels, out, side, stride))
-        channels, height, width = out, (height - side) // stride + 1, (width - side) // stride + 1
-    return convolutional_encoder(
-        tuple(layers), dense(rng, channels * height * width, hidden, gain=1.41)
-    )
-
-
-def _resnet(rng, shape, hidden):
-    channels, height, width = shape
-    stacks = []
-    for out in (16, 32, 32):
-        blocks = tuple(
-            (conv(rng, out, out, 3, padding=1), conv(rng, out, out, 3, padding=1)) for _ in range(2)
-        )
-        stacks.append((conv(rng, channels, out, 3, padding=1), blocks))
-        channels, height, width = out, (height - 3) // 2 + 1, (width - 3) // 2 + 1
-    return resnet_encoder(tuple(stacks), dense(rng, channels * height * width, hidden, gain=1.41))
-
-
-def lstm(rng, n_in, n):
-    """A recurrent layer of n units with random weights and biases."""
-    shapes = ((4 * n, n_in), (4 * n, n), (4 * n,), (4 * n,))
-    parts = [rng.normal(0, 0.6, shape).astype(np.float32) for shape in shapes]
-    names = ("input_weight", "recurrent_weight", "input_bias", "recurrent_bias")
-    return Lstm(**dict(zip(names, parts, strict=True)))
 
 
 def policy(
@@ -291,83 +200,71 @@ def policy(
     continuous=0,
     branches=(),
     squash=False,
-    conditional=False,
     visual=None,
-    hyper=None,
+    goal=False,
     normalize=True,
     hidden=16,
     memory=0,
     entities=(),
-) -> PolicyGraph:
-    """A random policy on two vectors, perhaps an image, a goal when `hyper` is a layout, memory.
+) -> Policy:
+    """A random policy on two vectors, perhaps an image, a goal, memory.
 
     `entities` are the shapes of variable-length observations, the first of which comes first.
     """
-    rng = np.random.default_rng(seed)
     specs = [ObservationSpec.vector(5), ObservationSpec.vector(3)]
-    encoders = [
-        normalizer(rng, 5) if normalize else None,
-        normalizer(rng, 3) if normalize else None,
-    ]
-    size = 8
     if visual is not None:
-        shape = (2, *VISUAL_SIDES[visual])
-        specs.insert(1, ObservationSpec.visual(*shape))
-        encoders.insert(1, visual_encoder(rng, visual, shape, hidden))
-        size += hidden
-    goal = None
-    if hyper is not None:
+        specs.insert(1, ObservationSpec.visual(2, *VISUAL_SIDES[visual]))
+    if goal:
         specs.append(ObservationSpec.vector(2, observation_type=ObservationType.GOAL_SIGNAL))
-        encoders.append(None)
-        size += 2
-        goal = HyperLayer(
-            encoder=(dense(rng, 2, hidden), dense(rng, hidden, hidden)),
-            generator=dense(rng, hidden, hidden * 7, gain=0.3),
-            bias=rng.normal(0, 0.3, 7).astype(np.float32),
-            layout=hyper,
-        )
-    attention = None
-    if entities:
-        attention = _random_attention(rng, size)
-        for index, shape in enumerate(entities):
-            specs.insert(2 * index, ObservationSpec.entities(*shape))
-            embedding = EntityEmbedding(dense=dense(rng, 12 + shape[1], 12, gain=2.0))
-            encoders.insert(2 * index, embedding)
-        size += 12
-    width = 7 if hyper else hidden
-    recurrent = lstm(rng, width, memory // 2) if memory else None
-    width = memory // 2 or width
-    spread = rng.normal(-0.5, 0.3, (1, continuous)).astype(np.float32)
-    head = ContinuousHead(
-        mu=dense(rng, width, continuous),
-        log_sigma=dense(rng, width, continuous) if conditional else spread,
-        squash=squash,
+    for index, shape in enumerate(entities):
+        specs.insert(2 * index, ObservationSpec.entities(*shape))
+    settings = NetworkSettings(
+        hidden_units=hidden,
+        normalize=normalize,
+        vis_encode_type=visual or "simple",
+        memory=MemorySettings(memory_size=memory) if memory else None,
     )
-    return PolicyGraph(
-        spec=BehaviorSpec(specs, ActionSpec(continuous, tuple(branches))),
-        encoders=tuple(encoders),
-        layers=(dense(rng, size, hidden), dense(rng, hidden, hidden)),
-        attention=attention,
-        hyper=goal,
-        memory=recurrent,
-        continuous=head if continuous else None,
-        branches=tuple(dense(rng, width, n) for n in branches),
-    )
+    spec = BehaviorSpec(specs, ActionSpec(continuous, tuple(branches)))
+    made = Policy(spec, settings, squash=squash)
+    rng = np.random.default_rng(seed)
+    state = {name: _random(rng, name, like) for name, like in made.state_dict().items()}
+    made.load_state_dict(state)
+    return made
 
 
-def _random_attention(rng, own_size, size=12):
-    layers = {name: dense(rng, size, size, gain=2.0) for name in ("query", "key", "value", "out")}
-    return Attention(own=dense(rng, own_size, size), n_heads=3, **layers)
+def _random(rng, name, like):
+    shape = tuple(like.shape)
+    if name.endswith("count"):
+        values = np.ones(())
+    elif name.endswith("mean"):
+        values = rng.normal(0, 2, shape)
+    elif name.endswith("squared"):
+        values = rng.uniform(0.2, 3, shape) ** 2
+    elif name.endswith("log_sigma"):
+        values = rng.normal(-0.5, 0.3, shape)
+    elif len(shape) == 1:
+        values = rng.normal(0, 0.3, shape)
+    else:
+        gain = 2.0 if "attention" in name else 0.5 if "hyper.weights" in name else 1.0
+        values = rng.normal(0, gain / np.sqrt(np.prod(shape[1:])), shape)
+    return torch.from_numpy(np.asarray(values)).to(like.dtype)
 
 
-def observations(graph, n_rows, seed=1):
+def fill(layer, weight, bias):
+    """Give all weights, and all or each of the biases, other values."""
+    with torch.no_grad():
+        layer.weight.fill_(weight)
+        layer.bias.copy_(torch.as_tensor(bias))
+
+
+def observations(policy, n_rows, seed=1):
     """Random ones; of entities there is one less in each row than in the row before."""
     rng = np.random.default_rng(seed)
     values = [
         rng.random((n_rows, *o.shape))
         if len(o.shape) == 3
         else rng.normal(0, 3, (n_rows, *o.shape))
-        for o in graph.spec.observation_specs
+        for o in policy.spec.observation_specs
     ]
     for entities in (values for values in values if values.ndim == 3):
         most = entities.shape[1]
@@ -376,11 +273,11 @@ def observations(graph, n_rows, seed=1):
     return [one.astype(np.float32) for one in values]
 
 
-def memories(graph, n_rows, seed=2):
+def memories(policy, n_rows, seed=2):
     """Random memories [N, M] of a recurrent policy, else None."""
     rng = np.random.default_rng(seed)
-    shape = (n_rows, graph.memory_size)
-    return rng.uniform(-1, 1, shape).astype(np.float32) if graph.memory_size else None
+    shape = (n_rows, policy.memory_size)
+    return rng.uniform(-1, 1, shape).astype(np.float32) if policy.memory_size else None
 
 
 def run(model, outputs, obs, masks=None, seed=0, memory=None):

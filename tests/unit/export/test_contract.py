@@ -7,9 +7,9 @@ from onnx import TensorProto, helper, numpy_helper
 from pipeline.commands.onnx import check
 from pipeline.errors import ExportError
 from pipeline.export.contract import check_model
-from pipeline.export.graph import build_model
 from pipeline.export.layout import describe, read_constants
 from pipeline.export.policy import OnnxPolicy
+from pipeline.export.publish import build_model
 from pipeline.export.rules import model_findings, publishing_findings
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
@@ -93,6 +93,18 @@ def test_model_that_fits_gives_no_finding():
 
 def test_v2_model_that_fits_gives_no_finding():
     assert check_model(model(**V2), V2_SPEC) == []
+
+
+def test_choices_of_a_v2_model_may_be_declared_as_floats_of_any_batch():
+    outputs = V2["outputs"] | {"discrete_actions": ("n", 5)}
+    found = {one.message for one in model_findings(model(**V2 | {"outputs": outputs}), V2_SPEC)}
+    assert not any("discrete_actions" in message for message in found)
+
+
+def test_branches_of_a_v2_model_are_told_by_their_sums():
+    constants = V2["constants"] | {"discrete_action_output_shape": [4.0, 2.0]}
+    (found,) = check_model(model(**V2 | {"constants": constants}), V2_SPEC)
+    assert found.message == "discrete_action_output_shape is 6, the behavior has 5"
 
 
 def test_missing_model_is_only_an_information():
@@ -211,6 +223,14 @@ def test_deprecated_layout_is_compared_by_its_own_constants():
     assert describe(candidate).continuous_size == 2
 
 
+@pytest.mark.parametrize("told", [{"is_continuous_control": [0.0]}, {}])
+def test_deprecated_layout_with_discrete_actions_gives_the_sum_of_the_branches(told):
+    constants = {"version_number": [2.0], "memory_size": [0.0], "action_output_shape": [5.0]}
+    inputs = {"vector_observation": ("batch", 4), "action_masks": ("batch", 5)}
+    described = describe(model(inputs, {"action": ("batch", 5)}, constants | told))
+    assert (described.continuous_size, described.discrete_branches) == (0, (5,))
+
+
 def test_continuous_model_on_a_hybrid_behavior_warns_about_the_branches():
     constants = without(CONSTANTS, "discrete_action_output_shape") | {"memory_size": [0.0]}
     outputs = {"continuous_actions": ("batch", 2)}
@@ -226,6 +246,7 @@ def test_constants_are_read_in_every_form():
         helper.make_node("Constant", [], ["inner"], value=numpy_helper.from_array(tensors["d"])),
         helper.make_node("Identity", ["inner"], ["d"]),
         helper.make_node("Identity", ["x"], ["e"]),
+        helper.make_node("Constant", [], ["f"], value_float=1.0),
     ]
     weights = [
         numpy_helper.from_array(tensors["a"], "a"),
@@ -235,7 +256,7 @@ def test_constants_are_read_in_every_form():
         nodes,
         "g",
         [helper.make_tensor_value_info("x", 1, [1])],
-        [helper.make_tensor_value_info(name, 1, [1]) for name in "abcde"],
+        [helper.make_tensor_value_info(name, 1, [1]) for name in "abcdef"],
         weights,
     )
     found = read_constants(helper.make_model(graph))
@@ -296,6 +317,10 @@ def add_unused_input(candidate):
 
 def break_a_node(candidate):
     next(node for node in candidate.graph.node if node.op_type == "Gemm").input[0] = "nowhere"
+
+
+def name_two_results_alike(candidate):
+    candidate.graph.node.append(candidate.graph.node[-1])
 
 
 def declare_float_choices(candidate):
@@ -434,6 +459,17 @@ def test_what_earlier_packages_left_out_is_only_noted(tmp_path):
     assert "recurrent_out is [1, 1, 6]" in notes[1]
 
 
+def test_a_model_without_deterministic_actions_is_still_compared_with_the_behavior():
+    """The check for deterministic inference ends before it comes to that."""
+    candidate, spec = published()
+    outputs = candidate.graph.output
+    for name in ("deterministic_continuous_actions", "deterministic_discrete_actions"):
+        outputs.remove(next(one for one in outputs if one.name == name))
+    assert rules(publishing_findings(candidate, spec)) == [("7", "warning")]
+    other = BehaviorSpec(spec.observation_specs, ActionSpec(3, (3,)))
+    assert ("18", "warning") in rules(publishing_findings(candidate, other))
+
+
 @pytest.mark.parametrize(
     ("rule", "damage"),
     [
@@ -446,6 +482,7 @@ def test_what_earlier_packages_left_out_is_only_noted(tmp_path):
         ("publish-operators", use_unsafe_operator),
         ("publish-unused-input", add_unused_input),
         ("publish-checker", break_a_node),
+        ("publish-checker", name_two_results_alike),
         ("publish-type", declare_float_choices),
     ],
 )
@@ -478,9 +515,12 @@ def deny_it(candidate):
     weights[index].CopyFrom(numpy_helper.from_array(zero, "memory_size"))
 
 
-@pytest.mark.parametrize("damage", [narrow_the_memory, fix_its_batch, deny_it])
-def test_memory_that_does_not_fit_is_caught_before_publishing(damage):
+@pytest.mark.parametrize(
+    ("damage", "n_findings"), [(narrow_the_memory, 1), (fix_its_batch, 1), (deny_it, 2)]
+)
+def test_memory_that_does_not_fit_is_caught_before_publishing(damage, n_findings):
     candidate, spec = recurrent()
     assert publishing_findings(candidate, spec) == []
     damage(candidate)
-    assert ("publish-memory", "error") in rules(publishing_findings(candidate, spec))
+    found = rules(publishing_findings(candidate, spec))
+    assert found.count(("publish-memory", "error")) == n_findings

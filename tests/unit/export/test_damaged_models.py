@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.commands.onnx import check
 from pipeline.errors import PipelineError
-from pipeline.export.graph import build_model, model_bytes
 from pipeline.export.policy import OnnxPolicy
+from pipeline.export.publish import build_model, model_bytes
 from pipeline.protocol.steps import DecisionSteps
 
 from . import reference

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import helper, numpy_helper
 
 from pipeline.errors import ExportError
-from pipeline.export.graph import build_model, model_bytes
 from pipeline.export.policy import OnnxPolicy
+from pipeline.export.publish import build_model, model_bytes
 from pipeline.protocol.steps import DecisionSteps
 
 from . import reference
@@ -97,6 +98,21 @@ def test_random_numbers_of_other_sessions_leave_the_samples_alone(hybrid):
     assert trace(policy, hybrid) == alone
 
 
+def test_each_agent_remembers_whatever_the_order_in_which_agents_come():
+    graph = reference.policy(continuous=2, memory=6)
+    policy = OnnxPolicy(build_model(graph))
+    first = steps(graph, 3, agent_ids=[4, 9, 2])
+    policy.act(first, deterministic=True)
+    later = steps(graph, 3, agent_ids=[9, 7, 4], seed=2)
+    known = reference.evaluate(graph, first.obs, memories=np.zeros((3, 6), np.float32))["memory"]
+    expected = reference.evaluate(
+        graph, later.obs, memories=np.stack([known[1], np.zeros(6, np.float32), known[0]])
+    )
+    action = policy.act(later, deterministic=True)
+    np.testing.assert_allclose(action.continuous, expected["continuous"], atol=1e-5)
+    assert np.abs(known).max() > 0.1
+
+
 def test_no_agents_get_no_actions(hybrid):
     action = OnnxPolicy(build_model(hybrid)).act(steps(hybrid, 0))
     assert action.continuous.shape == (0, 2)
@@ -109,6 +125,20 @@ def test_observation_of_another_behavior_is_refused(hybrid):
         ExportError, match=r"obs_1 wants shape \[3\], the behavior sends \[2, 5, 6\]"
     ):
         OnnxPolicy(build_model(hybrid)).act(steps(other, 2))
+
+
+@pytest.mark.parametrize("shift", [-4, 4])
+def test_choices_that_the_branches_lack_are_refused(hybrid, shift):
+    model = build_model(hybrid)
+    (joined,) = [n for n in model.graph.node if "deterministic_discrete_actions" in n.output]
+    joined.output[0] = "choices"
+    model.graph.initializer.append(numpy_helper.from_array(np.array([shift]), "shift"))
+    shifted = ["deterministic_discrete_actions"]
+    model.graph.node.append(helper.make_node("Add", ["choices", "shift"], shifted))
+    policy = OnnxPolicy(model)
+    with pytest.raises(ExportError, match=r"holds choices that the branches \[3, 4\] lack"):
+        policy.act(steps(hybrid, 3), deterministic=True)
+    assert policy.act(steps(hybrid, 3)).discrete.max() < 4
 
 
 def test_file_that_is_not_onnx_is_refused(tmp_path):

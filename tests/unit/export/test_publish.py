@@ -4,41 +4,35 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
 
 from pipeline import files
 from pipeline.errors import ExportError
 from pipeline.export.policy import OnnxPolicy
-from pipeline.export.publish import Recording, publish
+from pipeline.export.publish import Recording, publish, record
 
 from . import reference
 
-
-def record(graph, n_rows=20):
-    obs = reference.observations(graph, n_rows)
-    if graph.memory_size:
-        return record_in_sequence(graph, obs)
-    expected = reference.evaluate(graph, obs)
-    return Recording(
-        obs=obs,
-        continuous=expected.get("continuous"),
-        discrete=expected.get("discrete"),
-    )
+CONTINUOUS, DISCRETE = "deterministic_continuous_actions", "deterministic_discrete_actions"
 
 
-def record_in_sequence(graph, obs):
-    memory = [np.zeros((1, graph.memory_size))]
-    steps = []
-    for row in range(len(obs[0])):
-        now = [values[row : row + 1] for values in obs]
-        steps.append(reference.evaluate(graph, now, memories=memory[-1]))
-        memory.append(steps[-1]["memory"])
-    kinds = {k: [step[k] for step in steps] for k in ("continuous", "discrete") if k in steps[0]}
-    return Recording(
-        obs=obs,
-        memory=np.concatenate(memory),
-        **{kind: np.concatenate(rows) for kind, rows in kinds.items()},
-    )
+def recorded(graph, n_rows=20):
+    return record(graph, reference.observations(graph, n_rows))
+
+
+def with_equal_logits(*branches, bias):
+    graph = reference.policy(branches=branches)
+    for branch in graph.actor.heads.branches:
+        reference.fill(branch, 0.0, bias)
+    return graph
+
+
+def choosing(graph, choices, masks=None):
+    """A recording with other choices than the policy's."""
+    recording = record(graph, reference.observations(graph, len(choices)), masks)
+    recording.expected[DISCRETE] = np.array(choices)
+    return recording
 
 
 @pytest.mark.parametrize(
@@ -46,29 +40,32 @@ def record_in_sequence(graph, obs):
     [
         {"continuous": 3},
         {"branches": (2, 5)},
-        {"continuous": 2, "branches": (3,), "squash": True, "conditional": True},
-        {"branches": (4,), "hyper": "in_out"},
+        {"continuous": 2, "branches": (3,), "squash": True},
+        {"branches": (4,), "goal": True},
         {"continuous": 2, "branches": (4,), "memory": 6},
     ],
 )
 def test_published_policy_runs_and_its_report_repeats(tmp_path, parts):
     graph = reference.policy(**parts)
     path = tmp_path / "a" / "policy.onnx"
-    report = publish(graph, path, recording=record(graph))
+    told = {"b": "2", "a": "1"}
+    report = publish(graph, path, recording=recorded(graph), metadata=told)
+    properties = onnx.load(path).metadata_props
+    assert [(one.key, one.value) for one in properties] == [("a", "1"), ("b", "2")]
     assert report.sha256 == files.sha256_of(path)
     assert report.size == path.stat().st_size
     assert report.rows == 20
     assert report.max_continuous_error <= 1e-5
     assert OnnxPolicy(path).description.version == 3
-    again = publish(graph, tmp_path / "b.onnx", recording=record(graph))
+    again = publish(graph, tmp_path / "b.onnx", recording=recorded(graph), metadata=told)
     assert json.dumps(again.as_dict()) == json.dumps(report.as_dict())
     assert report.as_dict()["inputs"]["obs_0"] == {"dtype": "float32", "shape": ["batch", 5]}
 
 
 def test_wrong_continuous_action_is_named_and_nothing_remains(tmp_path):
     graph = reference.policy(continuous=3)
-    recording = record(graph)
-    recording.continuous[11, 2] += 1e-3
+    recording = recorded(graph)
+    recording.expected[CONTINUOUS][11, 2] += 1e-3
     with pytest.raises(
         ExportError, match=r"deterministic_continuous_actions, row 11, column 2 is -?0\.\d+, but"
     ):
@@ -78,8 +75,8 @@ def test_wrong_continuous_action_is_named_and_nothing_remains(tmp_path):
 
 def test_wrong_choice_is_named_and_an_earlier_file_stays(tmp_path):
     graph = reference.policy(branches=(3, 4))
-    recording = record(graph)
-    recording.discrete[4, 1] = (recording.discrete[4, 1] + 1) % 4
+    recording = recorded(graph)
+    recording.expected[DISCRETE][4, 1] = (recording.expected[DISCRETE][4, 1] + 1) % 4
     path = tmp_path / "policy.onnx"
     path.write_text("earlier")
     with pytest.raises(ExportError, match="deterministic_discrete_actions, row 4, column 1"):
@@ -89,105 +86,90 @@ def test_wrong_choice_is_named_and_an_earlier_file_stays(tmp_path):
 
 
 def test_choices_of_equal_logits_count_as_ties(tmp_path):
-    graph = reference.policy(branches=(3,))
-    branch = graph.branches[0]
-    branch.weight[:] = 0.0
-    branch.bias[:] = [1.0, 1.0, 0.0]
-    obs = reference.observations(graph, 4)
-    discrete = np.array([[0], [1], [1], [0]])
+    graph = with_equal_logits(3, bias=[1.0, 1.0, 0.0])
     path = tmp_path / "policy.onnx"
-    report = publish(graph, path, recording=Recording(obs=obs, discrete=discrete))
+    report = publish(graph, path, recording=choosing(graph, [[0], [1], [1], [0]]))
     assert report.discrete_ties == 2
-    discrete[2] = 2
     with pytest.raises(ExportError, match=r"row 2, column 0 is 0, but .* choice is 2"):
-        publish(graph, path, recording=Recording(obs=obs, discrete=discrete))
+        publish(graph, path, recording=choosing(graph, [[0], [1], [2], [0]]))
+
+
+def test_small_logits_are_equal_up_to_the_tolerance_itself(tmp_path):
+    graph = with_equal_logits(2, bias=[0.002, 0.002 - 5e-6])
+    report = publish(graph, tmp_path / "policy.onnx", recording=choosing(graph, [[0], [1]]))
+    assert report.discrete_ties == 1
+    graph = with_equal_logits(2, bias=[0.002, 0.002 - 2e-5])
+    with pytest.raises(ExportError, match=r"row 1, column 0 is 0, but .* choice is 1"):
+        publish(graph, tmp_path / "policy.onnx", recording=choosing(graph, [[0], [1]]))
 
 
 def test_recorded_masks_are_applied(tmp_path):
     graph = reference.policy(branches=(3,))
     obs = reference.observations(graph, 9)
     masks = np.tile(np.array([[0, 1, 1]], dtype=np.float32), (9, 1))
-    discrete = reference.evaluate(graph, obs, masks)["discrete"]
-    free = reference.evaluate(graph, obs)["discrete"]
-    assert (discrete != free).any()
+    recording, free = record(graph, obs, masks), record(graph, obs)
+    assert (recording.expected[DISCRETE] != free.expected[DISCRETE]).any()
     path = tmp_path / "policy.onnx"
-    publish(graph, path, recording=Recording(obs=obs, discrete=discrete, action_masks=masks))
+    publish(graph, path, recording=recording)
     with pytest.raises(ExportError, match="the trained policy's choice"):
-        publish(graph, path, recording=Recording(obs=obs, discrete=discrete))
+        publish(graph, path, recording=replace(recording, feeds=free.feeds))
 
 
-def test_broken_layout_of_a_goal_layer_is_caught(tmp_path):
-    graph = reference.policy(continuous=2, hyper="in_out")
-    wrong = replace(graph, hyper=replace(graph.hyper, layout="out_in"))
-    with pytest.raises(ExportError, match="does not match it"):
-        publish(wrong, tmp_path / "policy.onnx", recording=record(graph))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_recording_of_another_behavior_is_refused(tmp_path):
-    graph = reference.policy(continuous=2)
-    recording = record(graph)
-    for wrong in (
-        replace(recording, obs=recording.obs[:1]),
-        replace(recording, continuous=None),
-        replace(recording, continuous=recording.continuous[:5]),
-        replace(recording, obs=[o[:0] for o in recording.obs]),
-    ):
-        with pytest.raises(ExportError, match="record"):
-            publish(graph, tmp_path / "policy.onnx", recording=wrong)
-    assert list(tmp_path.iterdir()) == []
+def test_observations_or_masks_of_another_behavior_are_refused():
+    graph = reference.policy(continuous=2, branches=(3,))
+    obs = reference.observations(graph, 5)
+    for wrong in ([], obs[:1], [o[:0] for o in obs], [obs[0][:4], obs[1]], [obs[1], obs[0]]):
+        with pytest.raises(ExportError, match="recorded observations have shapes"):
+            record(graph, wrong)
+    for shape in ((5, 2), (4, 3)):
+        with pytest.raises(ExportError, match="recorded action_masks are"):
+            record(graph, obs, np.ones(shape, np.float32))
 
 
 def test_model_that_ignores_masks_is_caught(tmp_path, monkeypatch):
-    def unmasked(builder, logits, mask):
-        return builder.node("Add", [logits, builder.node("Mul", [mask, builder.scalar(0.0)])])
+    def unmasked(graph, logits, mask):
+        return graph.node("Add", [logits, graph.node("Mul", [mask, graph.scalar(0.0)])])
 
-    monkeypatch.setattr("pipeline.export.heads._masked", unmasked)
+    monkeypatch.setattr("pipeline.nets.actor_critic.masked_to_onnx", unmasked)
     graph = reference.policy(branches=(3, 4))
     with pytest.raises(ExportError, match="the only action that the mask allows"):
-        publish(graph, tmp_path / "policy.onnx", recording=record(graph))
+        publish(graph, tmp_path / "policy.onnx", recording=recorded(graph))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_infinite_recorded_action_is_a_mismatch(tmp_path):
     graph = reference.policy(continuous=2)
-    recording = record(graph)
-    recording.continuous[0, 0] = np.nan
+    recording = recorded(graph)
+    recording.expected[CONTINUOUS][0, 0] = np.nan
     with pytest.raises(ExportError, match="row 0, column 0"):
         publish(graph, tmp_path / "policy.onnx", recording=recording)
 
 
 def test_memory_that_goes_another_way_is_named_and_nothing_remains(tmp_path):
     graph = reference.policy(continuous=2, memory=6)
-    recording = record(graph)
+    recording = recorded(graph)
     assert publish(graph, tmp_path / "p.onnx", recording=recording).max_memory_error < 1e-5
     (tmp_path / "p.onnx").unlink()
-    recording.memory[12, 4] += 1e-3
+    recording.expected["recurrent_out"][11, 0, 4] += 1e-3
     with pytest.raises(ExportError, match=r"output recurrent_out, row 11, column 4 is"):
         publish(graph, tmp_path / "p.onnx", recording=recording)
-    for wrong in (None, recording.memory[:-1], recording.memory[:, 1:]):
-        with pytest.raises(ExportError, match="recorded memory is"):
-            publish(graph, tmp_path / "p.onnx", recording=replace(recording, memory=wrong))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_memory_of_swapped_gates_is_caught(tmp_path):
+def test_memory_of_swapped_gates_is_caught(tmp_path, monkeypatch):
     graph = reference.policy(branches=(3, 4), memory=6)
-    lstm = graph.memory
-    gates = np.split(lstm.input_bias, 4)
-    swapped = replace(lstm, input_bias=np.concatenate([gates[1], gates[0], *gates[2:]]))
+    monkeypatch.setattr("pipeline.nets.memory._ONNX_GATES", (0, 1, 2, 3))
     with pytest.raises(ExportError, match="what the trained policy remembers is"):
-        publish(replace(graph, memory=swapped), tmp_path / "p.onnx", recording=record(graph))
+        publish(graph, tmp_path / "p.onnx", recording=recorded(graph))
 
 
 def test_recording_that_begins_in_the_middle_of_an_episode_is_refused(tmp_path):
     """Row by row it fits; an agent that begins anew would go another way."""
     graph = reference.policy(continuous=2, memory=6)
-    whole = record(graph)
+    whole = recorded(graph)
     later = Recording(
-        obs=[values[5:] for values in whole.obs],
-        continuous=whole.continuous[5:],
-        memory=whole.memory[5:],
+        feeds={name: values[5:] for name, values in whole.feeds.items()},
+        expected={name: values[5:] for name, values in whole.expected.items()},
     )
     with pytest.raises(ExportError, match="row 0, column 0"):
         publish(graph, tmp_path / "p.onnx", recording=later)
@@ -196,53 +178,44 @@ def test_recording_that_begins_in_the_middle_of_an_episode_is_refused(tmp_path):
 
 @pytest.mark.parametrize("choice", [1, 3, -3])
 def test_an_equal_logit_excuses_no_choice_that_is_forbidden_or_does_not_exist(tmp_path, choice):
-    graph = reference.policy(branches=(3,))
-    branch = graph.branches[0]
-    branch.weight[:] = 0.0
-    branch.bias[:] = [1.0, 1.0, 0.0]
-    obs = reference.observations(graph, 4)
+    graph = with_equal_logits(3, bias=[1.0, 1.0, 0.0])
     masks = np.tile(np.array([[1, 0, 1]], dtype=np.float32), (4, 1))
-    discrete = np.array([[0], [0], [choice], [0]])
-    recording = Recording(obs=obs, discrete=discrete, action_masks=masks)
+    recording = choosing(graph, [[0], [0], [choice], [0]], masks)
     with pytest.raises(ExportError, match=rf"row 2, column 0 is 0, but .* choice is {choice};"):
         publish(graph, tmp_path / "p.onnx", recording=recording)
 
 
 def test_ties_are_told_by_the_masks_of_their_own_branch(tmp_path):
     """The neighbours' masks forbid what is allowed here, and the other way round."""
-    graph = reference.policy(branches=(2, 2, 2))
-    for branch in graph.branches:
-        branch.weight[:] = 0.0
-        branch.bias[:] = 1.0
-    obs = reference.observations(graph, 2)
+    graph = with_equal_logits(2, 2, 2, bias=[1.0, 1.0])
     masks = np.array([[1, 0, 1, 1, 1, 0]] * 2, dtype=np.float32)
-    recording = Recording(obs=obs, discrete=np.array([[0, 1, 0]] * 2), action_masks=masks)
+    recording = choosing(graph, [[0, 1, 0]] * 2, masks)
     assert publish(graph, tmp_path / "p.onnx", recording=recording).discrete_ties == 2
-    recording = replace(recording, discrete=np.array([[1, 0, 0]] * 2))
     with pytest.raises(ExportError, match="row 0, column 0 is 0, but"):
-        publish(graph, tmp_path / "p.onnx", recording=recording)
+        publish(graph, tmp_path / "p.onnx", recording=choosing(graph, [[1, 0, 0]] * 2, masks))
 
 
 def test_differences_up_to_the_tolerance_are_stated_and_larger_ones_refused(tmp_path):
     graph = reference.policy(continuous=3)
-    recording = record(graph)
-    exact = recording.continuous.copy()
-    recording.continuous[19, 1] = exact[19, 1] + 8e-6
+    recording = recorded(graph)
+    exact = recording.expected[CONTINUOUS].copy()
+    recording.expected[CONTINUOUS][19, 1] = exact[19, 1] + 8e-6
     report = publish(graph, tmp_path / "p.onnx", recording=recording)
     assert 7e-6 < report.max_continuous_error < 9e-6
     assert report.max_memory_error == 0.0
-    recording.continuous[19, 1] = exact[19, 1] - 1.2e-5
+    recording.expected[CONTINUOUS][19, 1] = exact[19, 1] - 1.2e-5
     with pytest.raises(ExportError, match="row 19, column 1"):
         publish(graph, tmp_path / "p.onnx", recording=recording)
 
 
 def test_every_row_of_a_long_recording_is_compared_also_doubles(tmp_path):
     graph = reference.policy(continuous=1)
-    recording = record(graph, 300)
-    doubles = replace(recording, obs=[values.astype(np.float64) for values in recording.obs])
-    assert publish(graph, tmp_path / "p.onnx", recording=doubles).rows == 300
+    obs = [values.astype(np.float64) for values in reference.observations(graph, 300)]
+    recording = record(graph, obs)
+    assert publish(graph, tmp_path / "p.onnx", recording=recording).rows == 300
+    exact = recording.expected[CONTINUOUS].copy()
     for row in (0, 124, 125, 299):
-        wrong = recording.continuous.copy()
-        wrong[row] += 1e-3
+        recording.expected[CONTINUOUS] = exact.copy()
+        recording.expected[CONTINUOUS][row] += 1e-3
         with pytest.raises(ExportError, match=f"row {row}, column 0"):
-            publish(graph, tmp_path / "p.onnx", recording=replace(recording, continuous=wrong))
+            publish(graph, tmp_path / "p.onnx", recording=recording)

@@ -15,7 +15,7 @@ from pipeline.nets.attention import (
     is_padding,
     softmax_of_few,
 )
-from pipeline.nets.body import Body
+from pipeline.nets.encoder import ObservationEncoder
 from pipeline.protocol.specs import DimensionProperty, ObservationSpec, ObservationType
 from pipeline.settings.schema import NetworkSettings
 
@@ -183,7 +183,7 @@ def test_initial_weights_have_the_stated_deviation_and_no_bias():
 def test_body_takes_lists_beside_vectors_images_and_goals_and_gives_hidden_units():
     goal = VECTOR(2, "goal", ObservationType.GOAL_SIGNAL)
     specs = [ENTITIES(6, 5), VECTOR(3), ObservationSpec.visual(3, 20, 20), goal, ENTITIES(4, 2)]
-    body = Body(specs, SMALL)
+    body = ObservationEncoder(specs, SMALL)
     assert body.hyper is not None
     obs = [
         crowd([2, 6], 6, 5),
@@ -201,7 +201,7 @@ def test_body_takes_lists_beside_vectors_images_and_goals_and_gives_hidden_units
 
 
 def test_body_joins_what_is_fixed_and_then_what_attention_gives():
-    body = Body([ENTITIES(6, 5), VECTOR(3)], NetworkSettings(num_layers=0))
+    body = ObservationEncoder([ENTITIES(6, 5), VECTOR(3)], NetworkSettings(num_layers=0))
     own, values = torch.randn(2, 3), crowd([2, 6], 6, 5)
     found = body([values, own])
     assert found.shape == (2, body.output_size) == (2, 131)
@@ -210,17 +210,17 @@ def test_body_joins_what_is_fixed_and_then_what_attention_gives():
 
 
 def test_body_works_with_nothing_but_a_list():
-    assert Body([ENTITIES(6, 5)], SMALL)([crowd([0, 6], 6, 5)]).shape == (2, 16)
+    assert ObservationEncoder([ENTITIES(6, 5)], SMALL)([crowd([0, 6], 6, 5)]).shape == (2, 16)
 
 
 def test_a_list_as_goal_is_an_input_and_the_other_goals_make_the_weights():
     wishes = ENTITIES(6, 5, "wishes")._replace(observation_type=ObservationType.GOAL_SIGNAL)
     specs = [VECTOR(3), wishes, VECTOR(2, "goal", ObservationType.GOAL_SIGNAL)]
-    assert Body(specs[:2], SMALL).hyper is None
-    body = Body(specs, SMALL)
+    assert ObservationEncoder(specs[:2], SMALL).hyper is None
+    body = ObservationEncoder(specs, SMALL)
     assert body.goals == [2]
     obs = [torch.randn(2, 3), crowd([1, 2], 6, 5), torch.eye(2)]
-    joined, goal = body.encode(obs)
+    joined, goal = body.features(obs)
     torch.testing.assert_close(goal, obs[2])
     torch.testing.assert_close(joined[:, 5:], body.attention(joined[:, :5], [obs[1]]))
 
@@ -231,4 +231,4 @@ def test_a_list_as_goal_is_an_input_and_the_other_goals_make_the_weights():
 def test_other_ranks_and_properties_are_refused_by_name(shape, flags):
     spec = ObservationSpec(shape, tuple(map(DimensionProperty, flags)), name="grid")
     with pytest.raises(SettingsError, match=r"observation 1 \(grid\): Unsupported Sensor with"):
-        Body([VECTOR(3), spec], SMALL)
+        ObservationEncoder([VECTOR(3), spec], SMALL)

@@ -5,9 +5,12 @@ import math
 import pytest
 import torch
 
-from pipeline.nets.group_critic import GroupCritic, Groups
+from pipeline.nets.attention import N_HEADS
+from pipeline.nets.distributions import flat_actions
+from pipeline.nets.group_critic import GroupCritic, GroupLayout
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings.schema import NetworkSettings
+from pipeline.settings.schema.trainer import ATTENTION_HEADS
 
 VECTOR = [ObservationSpec.vector(3)]
 SPECS = {
@@ -15,6 +18,10 @@ SPECS = {
     "entities": ([*VECTOR, ObservationSpec.entities(4, 2)], ActionSpec.create_discrete([3])),
     "visual": ([*VECTOR, ObservationSpec.visual(3, 20, 20)], ActionSpec.create_continuous(1)),
 }
+
+
+def test_the_settings_know_the_number_of_heads():
+    assert ATTENTION_HEADS == N_HEADS
 
 
 def critic_and_members(name, n=6, memory=0):
@@ -34,7 +41,7 @@ def critic_and_members(name, n=6, memory=0):
         or [torch.zeros(n, dtype=torch.int64)],
         dim=1,
     )[:, : actions.discrete_size]
-    return critic, obs, critic.flat_actions(continuous, discrete)
+    return critic, obs, flat_actions(continuous, discrete, actions.discrete_branches)
 
 
 def slow_value(critic, obs, actions, members):
@@ -89,7 +96,7 @@ CASES = {
 
 def groups_of(present, wanted):
     there = torch.tensor(present, dtype=torch.bool)
-    return Groups(
+    return GroupLayout(
         shape=tuple(there.shape),
         present=None if there.all() else there,
         wanted=None if wanted is None else torch.tensor(wanted),

@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from pipeline.nets.actor_critic import ActionHeads, Critic
-from pipeline.nets.body import Body, Normalizers
 from pipeline.nets.distributions import gaussian_entropy
-from pipeline.nets.group_critic import GroupCritic, Groups
+from pipeline.nets.encoder import Normalizers, ObservationEncoder
+from pipeline.nets.group_critic import GroupCritic, GroupLayout
 from pipeline.nets.memory import Memory
 from pipeline.nets.optimizer import FlatAdam, FusedAdam
 from pipeline.nets.squashed import SquashedHeads
-from pipeline.nets.weights import load_matching
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.settings.schema import MemorySettings, NetworkSettings
 
@@ -109,7 +108,7 @@ def test_what_members_remember_enters_the_group_critic_like_observations_behind_
     )
     wider.load_state_dict(critic.state_dict())
     obs, memory, actions = torch.randn(6, 3), torch.randn(6, 4), torch.randn(6, 7)
-    groups = Groups(shape=(2, 3), wanted=torch.tensor([0, 1, 3, 4, 6]))
+    groups = GroupLayout(shape=(2, 3), wanted=torch.tensor([0, 1, 3, 4, 6]))
     values = critic([obs], memory, actions, groups)
     assert values.std() > 1e-4
     expected = wider([torch.cat((obs, memory), dim=1)], None, actions, groups)
@@ -127,7 +126,7 @@ def test_a_single_vector_is_enough_for_normalizers_and_an_image_is_not():
 def test_the_goal_makes_the_weights_of_the_last_of_the_layers_that_are_asked_for(num_layers):
     goal = ObservationSpec.vector(2, "goal", ObservationType.GOAL_SIGNAL)
     settings = NetworkSettings(hidden_units=6, num_layers=num_layers)
-    body = Body([ObservationSpec.vector(3), goal], settings)
+    body = ObservationEncoder([ObservationSpec.vector(3), goal], settings)
     layers = [name for name in body.state_dict() if name.startswith("dense.") and "bias" in name]
     assert len(layers) == num_layers - 1
     assert body([torch.randn(4, 3), torch.randn(4, 2)]).shape == (4, 6)
@@ -160,24 +159,3 @@ def test_adam_keeps_no_state_of_what_has_never_moved():
     weights[1].grad = torch.ones(2)
     adam.step()
     assert list(adam.state_dict()["state"]) == [1]
-
-
-def test_weights_that_fit_are_taken_over_and_each_that_does_not_is_named_with_its_reason():
-    ours = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 3), "b": torch.nn.Linear(3, 1)})
-    theirs = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 3), "b": torch.nn.Linear(4, 1)})
-    saved = theirs.state_dict()
-    del saved["b.bias"]
-    saved["c.bias"] = torch.ones(1)
-    kept = ours["b"].bias.clone()
-    left, n_loaded = load_matching(
-        {"policy": ours, "critic": torch.nn.Linear(1, 1)}, {"policy": saved, "critic": None}
-    )
-    assert left == [
-        "policy.b.weight (1x4 there, 1x3 here)",
-        "policy.b.bias (not in the checkpoint)",
-        "policy.c.bias (unknown here)",
-    ]
-    assert n_loaded == 2
-    assert torch.equal(ours["a"].weight, theirs["a"].weight)
-    assert torch.equal(ours["a"].bias, theirs["a"].bias)
-    assert torch.equal(ours["b"].bias, kept)

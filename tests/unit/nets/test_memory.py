@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.nets.actor_critic import Actor, Critic
-from pipeline.nets.memory import Memory, Recall
+from pipeline.nets.memory import Memory, SequenceState
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings.schema import MemorySettings, NetworkSettings
 
@@ -72,13 +72,13 @@ def test_sequences_equal_single_steps_from_the_given_memories(lengths):
         for row in rows:
             hidden, state = memory.step(row[None], state)
             expected.append(hidden)
-    found = memory(x, Recall(memory=start, lengths=torch.tensor(lengths)))
+    found = memory(x, SequenceState(memory=start, lengths=torch.tensor(lengths)))
     torch.testing.assert_close(found, torch.cat(expected), atol=1e-6, rtol=0)
 
 
 def test_what_stands_in_the_padding_changes_neither_outputs_nor_gradients(monkeypatch):
     x = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
-    recall = Recall(memory=torch.zeros(3, 8), lengths=torch.tensor([4, 1, 2]))
+    sequences = SequenceState(memory=torch.zeros(3, 8), lengths=torch.tensor([4, 1, 2]))
     zeros = torch.Tensor.new_zeros
     results, fills = [], []
     for fill in (0.0, 1e4, -3.0):
@@ -90,7 +90,7 @@ def test_what_stands_in_the_padding_changes_neither_outputs_nor_gradients(monkey
         memory, given = made(), x.clone().requires_grad_()
         with monkeypatch.context() as patch:
             patch.setattr(torch.Tensor, "new_zeros", filled)
-            found = memory(given, recall)
+            found = memory(given, sequences)
         found.square().sum().backward()
         results.append([found, given.grad, *[p.grad for p in memory.parameters()]])
     assert fills == [0.0, 1e4, -3.0]

@@ -48,7 +48,7 @@ from pipeline.protocol.frames import (
     frame,
 )
 from pipeline.protocol.http2 import PREFACE
-from pipeline.protocol.incoming import MAX_CALLS, UNTRUSTED_CALL
+from pipeline.protocol.incoming import MAX_CALLS, UNTRUSTED_CALL_BYTES
 from pipeline.protocol.server import METHOD, Server
 
 PROTOCOL, FLOW_CONTROL, CLOSED, SIZE, COMPRESSION, CALM = 1, 3, 5, 6, 9, 11
@@ -166,19 +166,19 @@ REFUSED = {
     ),
     "SETTINGS of 16 kB": (frame(SETTINGS, 0, 0, bytes(6 * 2731)), CALM),
     "an unknown frame of 16 kB": (frame(UNKNOWN, 0, 0, bytes(16385)), CALM),
-    "a large frame announced": (OPEN + frames.head(DATA, 0, 1, UNTRUSTED_CALL + 1), CALM),
-    "a large call in one frame": (OPEN + frame(DATA, 0, 1, bytes(UNTRUSTED_CALL + 1)), CALM),
+    "a large frame announced": (OPEN + frames.head(DATA, 0, 1, UNTRUSTED_CALL_BYTES + 1), CALM),
+    "a large call in one frame": (OPEN + frame(DATA, 0, 1, bytes(UNTRUSTED_CALL_BYTES + 1)), CALM),
     "a large call in many frames": (
-        OPEN + (UNTRUSTED_CALL // 16000 + 1) * frame(DATA, 0, 1, bytes(16000)),
+        OPEN + (UNTRUSTED_CALL_BYTES // 16000 + 1) * frame(DATA, 0, 1, bytes(16000)),
         CALM,
     ),
     "a large call of padding": (
-        OPEN + (UNTRUSTED_CALL // 256 + 1) * frame(DATA, PADDED, 1, b"\xff" + bytes(255)),
+        OPEN + (UNTRUSTED_CALL_BYTES // 256 + 1) * frame(DATA, PADDED, 1, b"\xff" + bytes(255)),
         CALM,
     ),
     "a large call of another method": (
         opening(1, block(*{**PLAIN, ":path": "/other"}.items()))
-        + (UNTRUSTED_CALL // 16000 + 1) * frame(DATA, 0, 1, bytes(16000)),
+        + (UNTRUSTED_CALL_BYTES // 16000 + 1) * frame(DATA, 0, 1, bytes(16000)),
         CALM,
     ),
     "thousands of calls without end": (

@@ -4,22 +4,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from wire_messages import decode_actions, decode_list, decode_steps, encode_actions
 
-from pipeline.errors import UnityActionException, UnityEnvironmentException
-from pipeline.errors import UnityObservationException as ObservationError
-from pipeline.protocol import bulk
-from pipeline.protocol.codec import (
-    Decoder,
-    NonFiniteError,
-    behavior_spec_from,
-    brain_parameters,
-    decode_actions,
-    decode_list,
-    decode_steps,
-    encode_actions,
-    encode_steps,
+from pipeline.errors import (
+    UnityActionException,
+    UnityCommunicationException,
+    UnityEnvironmentException,
 )
+from pipeline.errors import UnityObservationException as ObservationError
+from pipeline.protocol import layout_cache, vectorized, wire
+from pipeline.protocol.decoding import NonFiniteError, behavior_spec_from
+from pipeline.protocol.encoding import brain_parameters, encode_steps
 from pipeline.protocol.generated import messages as m
+from pipeline.protocol.layout_cache import Decoder
 from pipeline.protocol.specs import (
     ActionSpec,
     ActionTuple,
@@ -119,12 +116,15 @@ def assert_same_steps(got: Steps, expected: Steps) -> None:
 def in_turn(monkeypatch):
     """Let lists of any length be decoded together; gives what was left to `decode_steps`."""
     left = []
-    monkeypatch.setattr(bulk, "MANY", 1)
-    monkeypatch.setattr(bulk, "decode_steps", lambda *args: left.append(1) or decode_steps(*args))
+    monkeypatch.setattr(vectorized, "MANY", 1)
+    one_by_one = layout_cache.decode_steps
+    monkeypatch.setattr(
+        layout_cache, "decode_steps", lambda *args: left.append(1) or one_by_one(*args)
+    )
     return left
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(SPECS, st.integers(0, 5), st.integers(0, 3), st.integers(0, 99))
 def test_many_agents_are_read_together_as_one_by_one(spec, n, n_ended, seed):
     steps = sample(spec, n, n_ended, seed)
@@ -185,7 +185,7 @@ def test_unknown_fields_of_a_list_are_passed_over(spec, tail, monkeypatch):
     decoder = Decoder(spec, "b")
     for _ in range(3):
         assert_same_steps(decode_list(message, spec), steps)
-        assert_same_steps(decoder.decode(message), steps)
+        assert_same_steps(decoder.decode(message.SerializeToString()), steps)
 
 
 def clear_mask(info):
@@ -246,7 +246,7 @@ def test_images_of_many_come_out_channels_first(properties, monkeypatch):
     assert expected[0].obs[0].shape == (3, *spec.observation_specs[0].shape)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(SPECS, st.integers(0, 5), st.integers(0, 3), st.integers(0, 99))
 def test_steps_are_written_as_field_by_field_and_read_back(spec, n, n_ended, seed):
     steps = sample(spec, n, n_ended, seed)
@@ -255,7 +255,7 @@ def test_steps_are_written_as_field_by_field_and_read_back(spec, n, n_ended, see
     assert_same_steps(decode_steps(message.value, spec), steps)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(ACTIONS, st.integers(0, 5), st.integers(0, 99))
 def test_actions_are_written_as_field_by_field_and_read_back(spec, n, seed):
     actions = spec.random_action(n, np.random.default_rng(seed))
@@ -330,8 +330,8 @@ def test_channels_first_images_stay_as_they_are(shape, properties, monkeypatch):
     infos = m.UnityRLOutputProto.ListAgentInfoProto(value=[info, info])
     decoder = Decoder(spec, "b")
     for number in range(3):
-        assert_same_steps(decoder.decode(infos), expected)
-        assert decoder.n_recurring == number
+        assert_same_steps(decoder.decode(infos.SerializeToString()), expected)
+        assert decoder.n_cached == number
     in_turn(monkeypatch)
     assert_same_steps(decode_list(infos, spec), expected)
 
@@ -415,3 +415,38 @@ def test_branch_sizes_that_contradict_the_count_are_refused():
     brain.action_spec.discrete_branch_sizes.append(3)
     with pytest.raises(UnityEnvironmentException, match=r"2 discrete actions but .* of 1 branches"):
         behavior_spec_from(brain, m.AgentInfoProto())
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (300,), (3, 4, 5)])
+def test_header_of_an_observation_is_what_protobuf_writes_before_the_numbers(shape):
+    values = np.ones(shape if shape else (1,), np.float32)
+    message = m.ObservationProto(shape=shape, float_data={"data": values.ravel().tolist()})
+    numbers = values.tobytes()
+    assert message.SerializeToString() == wire.observation_header(shape) + numbers
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff",  # no tag
+        b"\x0a\x05\x3d",  # an agent that is cut off
+        b"\x0a\x04\x6a\x02\x0a\x05",  # an observation that is cut off
+        b"\x0a\x0c\x50" + b"\xff" * 11,  # an id of more than ten bytes
+    ],
+)
+@pytest.mark.parametrize("many", [1, 256])
+def test_bytes_that_are_no_message_are_refused(data, many, monkeypatch):
+    monkeypatch.setattr(vectorized, "MANY", many)
+    spec = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(1, ()))
+    with pytest.raises(UnityCommunicationException, match="not a message of the protocol"):
+        Decoder(spec, "b").decode(data)
+
+
+def test_bits_of_masks_and_flags_that_take_two_bytes_are_read_as_protobuf_reads_them(monkeypatch):
+    """Nobody writes a one as 0x81 0x00, but it is one."""
+    monkeypatch.setattr(vectorized, "MANY", 1)
+    spec = BehaviorSpec([], ActionSpec(0, (2,)))
+    for body in (b"\x40\x81\x00", b"\x5a\x03\x81\x00\x01", b"\x5a\x02\x81\x00"):
+        data = wire.delimited(1, body)
+        message = m.UnityRLOutputProto.ListAgentInfoProto.FromString(data)
+        assert_same_steps(Decoder(spec, "b").decode(data), decode_steps(message.value, spec))

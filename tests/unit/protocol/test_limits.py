@@ -19,10 +19,11 @@ from pipeline.errors import (
     UnitySpecificationException,
 )
 from pipeline.protocol import specs
-from pipeline.protocol.codec import Decoder, behavior_spec_from
+from pipeline.protocol.decoding import behavior_spec_from
 from pipeline.protocol.demo import read_demo
 from pipeline.protocol.demo_file import delimited_message
 from pipeline.protocol.generated import messages as m
+from pipeline.protocol.layout_cache import Decoder
 from pipeline.protocol.png import SIGNATURE, _chunk, decode_png, encode_png
 from pipeline.protocol.specs import (
     ActionSpec,
@@ -34,7 +35,7 @@ from pipeline.protocol.specs import (
 
 BIG = 2**31 - 1
 ONE = ActionSpec(1, ())
-ROOM = 210e6
+FREE_BYTES = 210e6
 """Bytes of memory that a short input may take."""
 
 
@@ -47,7 +48,7 @@ def little_memory():
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < ROOM
+    assert peak < FREE_BYTES
 
 
 def agent(*shapes, properties=(), name="eye") -> m.AgentInfoProto:
@@ -159,14 +160,14 @@ def test_agents_that_take_far_more_memory_than_they_send_are_refused(spec, n):
     decoder = Decoder(spec, "Walker?team=0")
     text = rf"behavior Walker\?team=0 would take [\d,]+ MB .* only {message.ByteSize():,} bytes"
     with little_memory(), pytest.raises(UnitySpecificationException, match=text):
-        decoder.decode(message)
+        decoder.decode(message.SerializeToString())
 
 
 def test_many_small_agents_are_taken():
     spec = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(0, (3,)))
     info = m.AgentInfoProto()
     info.observations.add(shape=[1]).float_data.data.append(1.0)
-    decision, _ = Decoder(spec, "b").decode(of_agents(50_000, info))
+    decision, _ = Decoder(spec, "b").decode(of_agents(50_000, info).SerializeToString())
     assert len(decision) == 50_000
 
 

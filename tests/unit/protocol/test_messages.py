@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from wire_messages import decode_actions, decode_list, decode_steps, encode_actions
 
 from pipeline.errors import UnityActionException, UnityObservationException
-from pipeline.protocol import bulk, decoding
-from pipeline.protocol.codec import (
-    decode_actions,
-    decode_list,
-    decode_steps,
-    encode_actions,
-    encode_steps,
-)
+from pipeline.protocol import actions, decoding, layout_cache, vectorized
 from pipeline.protocol.demo import DemoWriter, read_demo
-from pipeline.protocol.encoding import compressed_steps_bytes
+from pipeline.protocol.encoding import compressed_steps_bytes, encode_steps
 from pipeline.protocol.frames import DATA, PADDED, FrameError, without_padding
 from pipeline.protocol.generated import messages as m
 from pipeline.protocol.png import encode_png
@@ -54,8 +48,9 @@ def test_lengths_at_the_borders_of_their_varints_are_read_together(size, monkeyp
     spec = BehaviorSpec([ObservationSpec.vector(size)], ActionSpec(1, ()))
     steps = steps_of(spec, 3, 1)
     message = encode_steps(*steps, spec)
-    monkeypatch.setattr(bulk, "MANY", 1)
-    monkeypatch.setattr(bulk, "decode_steps", None)  # agent by agent nothing would be shown
+    monkeypatch.setattr(vectorized, "MANY", 1)
+    monkeypatch.setattr(vectorized, "_MAX_AGENT_BYTES", 1 << 20)
+    monkeypatch.setattr(layout_cache, "decode_steps", None)  # agent by agent nothing would be shown
     assert_equal(decode_list(message, spec), steps)
 
 
@@ -65,7 +60,7 @@ def test_a_mask_that_is_too_short_at_the_end_of_a_message_allows_everything(monk
     infos = m.UnityRLOutputProto.ListAgentInfoProto()
     for agent in range(3):
         infos.value.add(id=agent, action_mask=[True, False])
-    monkeypatch.setattr(bulk, "MANY", 1)
+    monkeypatch.setattr(vectorized, "MANY", 1)
     together, alone = decode_list(infos, spec), decode_steps(infos.value, spec)
     assert_equal(together, alone)
     for decision, _ in (together, alone):
@@ -76,11 +71,11 @@ def test_a_mask_that_is_too_short_at_the_end_of_a_message_allows_everything(monk
     "spec", [ActionSpec(3, ()), ActionSpec(0, (2, 100)), ActionSpec(2, (4, 5))]
 )
 def test_actions_of_many_are_read_together(spec, monkeypatch):
-    monkeypatch.setattr(decoding, "_decode_actions_slowly", None)
-    actions = spec.random_action(7, np.random.default_rng(0))
-    found = decode_actions(encode_actions(actions, BehaviorSpec([], spec)), spec)
-    np.testing.assert_array_equal(found.continuous, actions.continuous)
-    np.testing.assert_array_equal(found.discrete, actions.discrete)
+    monkeypatch.setattr(actions, "decode_entries", None)
+    sent = spec.random_action(7, np.random.default_rng(0))
+    found = decode_actions(encode_actions(sent, BehaviorSpec([], spec)), spec)
+    np.testing.assert_array_equal(found.continuous, sent.continuous)
+    np.testing.assert_array_equal(found.discrete, sent.discrete)
 
 
 def test_choices_of_more_than_a_byte_are_not_taken_for_smaller_ones():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from wire_messages import decode_steps
 
 from pipeline.errors import UnityObservationException as ObservationError
-from pipeline.protocol.codec import decode_steps
 from pipeline.protocol.generated import messages as m
+from pipeline.protocol.png import encode_png
 from pipeline.protocol.specs import (
     ActionSpec,
     BehaviorSpec,
@@ -57,6 +58,27 @@ def test_agent_with_other_names_is_taken_with_one_warning(caplog):
         "Behavior other names: an agent calls its observations ['eyes', 'snout'], the first one "
         "['eyes', 'nose']. They are taken to mean the same, because their shapes agree; check it."
     ]
+
+
+def test_a_png_under_another_name_is_taken_with_one_warning(caplog):
+    spec = BehaviorSpec([ObservationSpec.visual(1, 2, 2, "left")], ActionSpec(1, ()))
+    info = m.AgentInfoProto(id=1)
+    png = encode_png(np.zeros((1, 2, 2), np.float32))
+    info.observations.add(
+        shape=[1, 2, 2],
+        name="right",
+        dimension_properties=[1, 2, 2],
+        compression_type=m.PNG,
+        compressed_data=png,
+    )
+    decode_steps([info], spec, "a camera")
+    assert "Behavior a camera: an agent calls its observations ['right']" in caplog.text
+
+
+def test_a_specification_without_names_takes_any_without_a_warning(caplog):
+    spec = BehaviorSpec([ObservationSpec.vector(2), ObservationSpec.vector(2)], ActionSpec(1, ()))
+    decode_steps([agent_with(1, "eyes", "nose")], spec, "nameless")
+    assert not caplog.records
 
 
 OTHER_SPECS = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,7 +18,7 @@ from pipeline.errors import (
 )
 from pipeline.protocol import grpc_server
 from pipeline.protocol import server as server_module
-from pipeline.protocol.generated.messages import UnityMessageProto
+from pipeline.protocol.generated.messages import ReceivedMessageProto, UnityMessageProto
 from pipeline.protocol.grpc_server import GrpcServer
 from pipeline.protocol.server import METHOD, Server
 
@@ -66,7 +67,7 @@ class Client:
 def exchange(server: Server | GrpcServer, client: Client, data: bytes) -> None:
     """One call of the environment, and its answer."""
     answer = client.call(data)
-    assert server.receive(20, no_check) == UnityMessageProto.FromString(data)
+    assert server.receive(20, no_check) == ReceivedMessageProto.FromString(data)
     server.reply(message(9))
     assert answer.result() == message(9)
 
@@ -78,7 +79,7 @@ def while_receiving(server: Server | GrpcServer, act: Callable[[], object]) -> o
         received = pool.submit(server.receive, 20, no_check)
         result = act()
         answer = client.call(message(1))
-        assert received.result() == UnityMessageProto.FromString(message(1))
+        assert received.result() == ReceivedMessageProto.FromString(message(1))
     server.reply(message(2))
     assert answer.result() == message(2)
     exchange(server, client, step(1.0))
@@ -94,6 +95,19 @@ def test_first_call_that_is_no_greeting_is_refused_and_the_environment_greets_la
         refusal = while_receiving(server, lambda: stranger.refusal(sent))
         assert refusal == grpc.StatusCode.FAILED_PRECONDITION
         stranger.close()
+
+
+def test_only_the_first_ten_refusals_are_warnings(caplog):
+    def refused_twelve_times() -> None:
+        for _ in range(12):
+            assert stranger.refusal(step()) == grpc.StatusCode.FAILED_PRECONDITION
+
+    with Server() as server, caplog.at_level(logging.DEBUG, "pipeline"):
+        stranger = Client(server.port)
+        while_receiving(server, refused_twelve_times)
+        stranger.close()
+    levels = [one.levelname for one in caplog.records if "A call is refused" in one.message]
+    assert levels == ["WARNING"] * 10 + ["DEBUG"] * 2
 
 
 @both_servers
@@ -117,7 +131,7 @@ def test_another_method_on_the_environments_connection_is_no_message(kind):
         received = pool.submit(server.receive, 20, no_check)
         assert client.refusal(step(), HEALTH) == grpc.StatusCode.UNIMPLEMENTED
         answer = client.call(step(2.0))
-        assert received.result() == UnityMessageProto.FromString(step(2.0))
+        assert received.result() == ReceivedMessageProto.FromString(step(2.0))
         server.reply(message())
         answer.result()
         client.close()
@@ -134,7 +148,7 @@ def test_stranger_beside_a_conversation_is_refused_whatever_it_sends(kind, sent)
         for k in range(3):
             exchange(server, client, step(float(k)))
         answer = client.call(step(5.0))
-        assert server.receive(20, no_check) == UnityMessageProto.FromString(step(5.0))
+        assert server.receive(20, no_check) == ReceivedMessageProto.FromString(step(5.0))
         code = asked.exception().code()  # also while the environment waits for its answer
         assert code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE)
         server.reply(message())
@@ -187,7 +201,7 @@ def test_call_that_is_over_late_does_not_count_as_the_loss_of_a_later_one():
         older = server._latest
         first.cancel()
         second = client.call(step(2.0))
-        assert server.receive(20, no_check) == UnityMessageProto.FromString(step(2.0))
+        assert server.receive(20, no_check) == ReceivedMessageProto.FromString(step(2.0))
         server._ended(older)
         assert server._lost_at is None
         server.reply(message())

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from test_codec import BRAIN
+from wire_messages import decode_steps
 
 from pipeline.errors import UnityObservationException
-from pipeline.protocol.codec import behavior_spec_from, decode_steps
+from pipeline.protocol.decoding import behavior_spec_from
 from pipeline.protocol.generated import messages as m
 from pipeline.protocol.png import decode_png, encode_png
 

@@ -361,3 +361,9 @@ def test_variable_chooses_the_transport_and_the_argument_wins(monkeypatch):
 def test_sockets_need_no_grpc():
     code = "import sys, pipeline.envs.unity; sys.exit('grpc' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env=ENVIRONMENT)  # noqa: S603  # ours
+
+
+@pytest.mark.parametrize("transport", ["sockets", "grpc"])
+def test_a_port_in_use_is_told_with_the_worker_that_it_was_for(transport):
+    with Server() as server, pytest.raises(UnityWorkerInUseException, match="worker number 7"):
+        open_server(server.port, worker_id=7, transport=transport)

@@ -8,7 +8,7 @@ import pytest
 from single_keys import CRITERIA, SAMPLERS, at, holds, mapping_of
 
 from pipeline.settings import dump_yaml
-from pipeline.settings.legacy.keys import FLAT_KEYS
+from pipeline.settings.legacy.formats import FLAT_KEYS
 
 if TYPE_CHECKING:
     from pathlib import Path

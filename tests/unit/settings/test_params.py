@@ -9,13 +9,14 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import SettingsError, StageError
 from pipeline.settings import read_yaml
+from pipeline.settings.experiments import ExperimentParams
 from pipeline.settings.nodes import to_plain
-from pipeline.settings.params import ExperimentParams, Params, load_params
+from pipeline.settings.params import Params, load_params
 from pipeline.settings.plan import check_plan, plan, plan_text, write_plan
 
 ROOT = Path(__file__).parents[3]
@@ -120,6 +121,24 @@ def test_an_unknown_experiment_is_named_with_the_nearest(folder: Path) -> None:
             "environment: bal\n    episodes",
             14,
             "demonstrations.expert.environment: 'bal' is not allowed; did you mean 'ball'?",
+        ),
+        (
+            "environment: ball\n    episodes: 5\n",
+            "file: data/people/ball.demo\n",
+            15,
+            "demonstrations.expert.seed: 1 is for recording, but 'file' names what is there",
+        ),
+        (
+            "    episodes: 5\n",
+            "",
+            14,
+            "demonstrations.expert.environment: the key 'episodes' is required to record",
+        ),
+        (
+            "environment: ball\n    episodes: 5\n    seed: 1\n",
+            "file: data/demos/expert.demo\n",
+            14,
+            "demonstrations.expert.file: 'data/demos/expert.demo' is what the stage makes; keep",
         ),
         (
             "environment: game",
@@ -271,7 +290,6 @@ def test_the_repositorys_parameters_are_in_block_style() -> None:
 names = st.text("abc", min_size=1, max_size=3)
 
 
-@settings(deadline=None)
 @given(st.dictionaries(names, st.lists(st.integers(0, 99), min_size=1, unique=True), max_size=4))
 def test_the_plan_crosses_experiments_with_their_own_seeds(seeds: dict[str, Any]) -> None:
     params = Params(

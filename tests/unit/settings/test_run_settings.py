@@ -10,20 +10,20 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import SettingsError
 from pipeline.settings import dump_yaml, load_run_settings, parse_yaml, to_mapping
-from pipeline.settings.nodes import from_plain, to_plain
-from pipeline.settings.params import (
+from pipeline.settings.environments import EnvironmentParams
+from pipeline.settings.experiments import (
     DemonstrationParams,
-    EnvironmentParams,
     EvaluationParams,
     ExperimentParams,
     PretrainParams,
     RuntimeParams,
 )
+from pipeline.settings.nodes import to_plain
 from pipeline.settings.reader import setting_hints
 from pipeline.settings.run_file import structure
 from pipeline.settings.schema import (
@@ -245,139 +245,6 @@ def test_the_table_of_the_format_covers_every_class_of_the_schema() -> None:
     } == {"RunSettings", "EnvironmentParameter", "DemoPath", "DemoSource"}
 
 
-def test_a_file_with_every_key_is_read_and_every_value_arrives() -> None:
-    every = {
-        "default_settings": None,
-        "behaviors": {
-            "A": {
-                "trainer_type": "ppo",
-                "hyperparameters": {
-                    "batch_size": 100,
-                    "buffer_size": 1000,
-                    "learning_rate": 1e-3,
-                    "learning_rate_schedule": "constant",
-                    "beta": 0.1,
-                    "beta_schedule": "linear",
-                    "epsilon": 0.3,
-                    "epsilon_schedule": "constant",
-                    "lambd": 0.9,
-                    "num_epoch": 4,
-                    "shared_critic": True,
-                    "max_grad_norm": 0.5,
-                },
-                "network_settings": {
-                    "normalize": True,
-                    "hidden_units": 32,
-                    "num_layers": 3,
-                    "vis_encode_type": "match3",
-                    "goal_conditioning_type": "none",
-                    "deterministic": True,
-                    "memory": {"sequence_length": 16, "memory_size": 8},
-                },
-                "reward_signals": {
-                    "gail": {
-                        "gamma": 0.9,
-                        "strength": 0.1,
-                        "learning_rate": 1e-5,
-                        "demo_path": "a.demo",
-                        "use_actions": True,
-                        "use_vail": True,
-                        "network_settings": NETWORK | {"hidden_units": 16},
-                    }
-                },
-                "max_steps": 1000,
-                "time_horizon": 10,
-                "summary_freq": 100,
-                "checkpoint_interval": 500,
-                "keep_checkpoints": 2,
-                "even_checkpoints": False,
-                "init_path": "x.pt",
-                "threaded": True,
-                "self_play": {
-                    "save_steps": 10,
-                    "team_change": 20,
-                    "swap_steps": 5,
-                    "window": 3,
-                    "play_against_latest_model_ratio": 0.25,
-                    "initial_elo": 1000.0,
-                },
-                "behavioral_cloning": {
-                    "demo_path": "b.demo",
-                    "strength": 0.5,
-                    "steps": 100,
-                    "samples_per_update": 10,
-                    "num_epoch": 2,
-                    "batch_size": 64,
-                },
-            },
-        },
-        "env_settings": {
-            "env_path": "game",
-            "env_args": ["--fast", "3"],
-            "base_port": 6000,
-            "num_envs": 2,
-            "num_areas": 3,
-            "timeout_wait": 10,
-            "seed": 5,
-            "max_lifetime_restarts": -1,
-            "restarts_rate_limit_n": -1,
-            "restarts_rate_limit_period_s": 30,
-        },
-        "engine_settings": {
-            "width": 10,
-            "height": 20,
-            "quality_level": 1,
-            "time_scale": 2.5,
-            "target_frame_rate": 30,
-            "capture_frame_rate": 50,
-            "no_graphics": True,
-            "no_graphics_monitor": True,
-        },
-        "environment_parameters": {
-            "gap": {
-                "curriculum": [
-                    {
-                        "name": "first",
-                        "completion_criteria": {
-                            "behavior": "A",
-                            "measure": "progress",
-                            "threshold": 0.5,
-                            "min_lesson_length": 3,
-                            "signal_smoothing": False,
-                            "require_reset": True,
-                        },
-                        "value": {
-                            "sampler_type": "uniform",
-                            "sampler_parameters": {"seed": 1, "min_value": 2.0, "max_value": 3.0},
-                        },
-                    },
-                    {
-                        "name": "last",
-                        "completion_criteria": None,
-                        "value": {
-                            "sampler_type": "multirangeuniform",
-                            "sampler_parameters": {"seed": 2, "intervals": [[1.0, 2.0]]},
-                        },
-                    },
-                ]
-            },
-        },
-        "checkpoint_settings": {
-            "run_id": "r",
-            "initialize_from": "q",
-            "load_model": True,
-            "resume": True,
-            "force": True,
-            "train_model": True,
-            "inference": True,
-            "results_dir": "out",
-        },
-        "torch_settings": {"device": "cuda:1"},
-        "debug": True,
-    }
-    assert to_mapping(structure(from_plain(every, "program"))) == every
-
-
 def test_an_empty_behavior_is_ppo_with_its_defaults() -> None:
     assert behavior("{}") == TrainerSettings()
     assert behavior("{}").hyperparameters == PPOSettings()
@@ -421,6 +288,15 @@ def test_every_whole_number_may_be_written_as_one_likes(key: str, text: str) -> 
     value = getattr(behavior(f"{{{key}: {text}}}"), key)
     assert value == 10000
     assert type(value) is int
+
+
+@pytest.mark.parametrize("hidden", [1, 10, 130])
+def test_widths_that_the_heads_of_poca_cannot_share_are_refused(hidden: int) -> None:
+    network = f"network_settings: {{hidden_units: {hidden}}}"
+    wanted = rf"hidden_units: must be a multiple of 4.*got {hidden}"
+    with pytest.raises(SettingsError, match=wanted):
+        behavior(f"{{trainer_type: poca, {network}}}")
+    assert behavior(f"{{trainer_type: ppo, {network}}}").network_settings.hidden_units == hidden
 
 
 def test_encoding_size_becomes_hidden_units_with_a_warning(
@@ -697,15 +573,6 @@ def test_several_environments_need_an_executable(tmp_path: Path) -> None:
     assert given.env_settings.num_envs == 2
 
 
-def test_deterministic_actions_reach_every_behavior() -> None:
-    settings = load("default_settings: {}\nbehaviors: {A: {}, B: {}}").with_deterministic_actions()
-    assert settings.default_settings is not None
-    assert all(
-        item.network_settings.deterministic
-        for item in (*settings.behaviors.values(), settings.default_settings)
-    )
-
-
 # --- round trip -------------------------------------------------------------------------------
 
 
@@ -752,6 +619,9 @@ def trainers() -> st.SearchStrategy[TrainerSettings]:
                 HYPERPARAMETERS[kind], batch_size=st.integers(2**62, 2**62 + 9)
             ),
             keep_checkpoints=st.just(1),
+            network_settings=settings_of(
+                NetworkSettings, hidden_units=st.integers(1, 500).map(lambda quarter: 4 * quarter)
+            ),
             reward_signals=st.fixed_dictionaries(
                 {"extrinsic": signals["extrinsic"]},
                 optional={k: v for k, v in signals.items() if k != "extrinsic"},
@@ -760,7 +630,7 @@ def trainers() -> st.SearchStrategy[TrainerSettings]:
     )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50)
+@settings(max_examples=50)
 @given(
     st.builds(
         RunSettings,

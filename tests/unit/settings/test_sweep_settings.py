@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from pipeline.errors import SettingsError
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import plan, write_plan
-from pipeline.settings.subsets import runs_of
-from pipeline.settings.sweeps import Axis, Spread, SweepParams
+from pipeline.settings.sweeps import Axis, Interval, SweepParams
 
 FILE = """\
 environments:
@@ -75,7 +74,7 @@ def test_a_list_is_taken_as_it_stands():
     assert sweep.trials() == {"001": wanted[0], "002": wanted[1]}
 
 
-LOG = Axis(spread=Spread(min=1e-5, max=1e-2, scale="log"))
+LOG = Axis(interval=Interval(min=1e-5, max=1e-2, scale="log"))
 
 
 def test_a_longer_random_sweep_begins_with_the_shorter_one():
@@ -109,7 +108,7 @@ def test_a_logarithmic_interval_reaches_every_order_of_magnitude():
 )
 def test_what_is_drawn_lies_in_the_interval(low: float, width: float, seed: int, whole: bool):
     low, high = (float(round(low)), float(round(low) + 3)) if whole else (low, low + width)
-    axis = Axis(spread=Spread(min=low, max=high, integer=whole))
+    axis = Axis(interval=Interval(min=low, max=high, integer=whole))
     for one in random_sweep(seed=seed, x=axis).values():
         assert low <= one["x"] <= high
         assert isinstance(one["x"], int if whole else float)
@@ -150,9 +149,9 @@ def test_a_subset_names_runs_of_experiments_and_sweeps(folder: Path):
     params = load_params(folder / "params.yaml")
     trials = [(f"rates/{number:03}", 1) for number in range(1, 7)]
     best = [("rates_best", 7), ("rates_best", 8)]
-    assert runs_of(params, "smoke") == [("base", 1), *trials, *best]
-    assert runs_of(params, "base") == [("base", 1), ("base", 2)]
-    assert runs_of(params, "base-3") == []
+    assert params.runs_of("smoke") == [("base", 1), *trials, *best]
+    assert params.runs_of("base") == [("base", 1), ("base", 2)]
+    assert params.runs_of("base-3") == []
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ from concurrent import futures
 
 import grpc
 import pytest
+from wire_messages import decode_steps
 
-from pipeline.protocol.codec import actions_bytes, behavior_spec_from, decode_steps
+from pipeline.protocol.actions import actions_bytes
+from pipeline.protocol.decoding import behavior_spec_from
 from pipeline.protocol.generated.messages import RESET, UnityMessageProto
 
 WAIT_S = 30

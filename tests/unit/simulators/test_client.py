@@ -6,10 +6,16 @@ import pytest
 
 from pipeline.errors import UnityCommunicationException, UnityTimeOutException
 from pipeline.protocol import side_channels
-from pipeline.protocol.codec import actions_bytes
-from pipeline.protocol.generated.messages import QUIT, RESET, UnityMessageProto
-from pipeline.protocol.specs import ActionTuple, ObservationSpec
-from pipeline.simulators import balance_ball, client, grid_world, registry
+from pipeline.protocol.actions import actions_bytes
+from pipeline.protocol.generated.messages import (
+    QUIT,
+    RESET,
+    ReceivedMessageProto,
+    UnityMessageProto,
+)
+from pipeline.protocol.specs import ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.simulators import client, registry
+from pipeline.simulators.games import balance_ball, grid_world
 
 
 def command(kind=0, side_channel=b"", actions=None):
@@ -27,7 +33,8 @@ def play(simulator, *commands):
     """What the session sends when it is given these commands and then the end."""
     end = UnityMessageProto()
     end.header.status = 400
-    answers, sent = iter([*commands, end]), []
+    told = [one.SerializeToString() for one in (*commands, end)]
+    answers, sent = iter(map(ReceivedMessageProto.FromString, told)), []
 
     def exchange(request, timeout_s=None):
         sent.append(UnityMessageProto.FromString(request))
@@ -248,7 +255,9 @@ class Cameras(grid_world.GridWorld):
         super().__init__(**options)
         spec = self._specs[grid_world.BEHAVIOR]
         pixels = grid_world.SIZE * grid_world.CELL
-        spec.observation_specs.append(ObservationSpec.visual(6, pixels, pixels, "Stacked"))
+        stacked = ObservationSpec.visual(6, pixels, pixels, "Stacked")
+        observations = [*spec.observation_specs, stacked]
+        self._specs = {grid_world.BEHAVIOR: BehaviorSpec(observations, spec.action_spec)}
 
     def _observe(self, rows):
         image, goal = super()._observe(rows)

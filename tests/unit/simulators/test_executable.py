@@ -1,20 +1,20 @@
 import pytest
 
 from pipeline.errors import SettingsError
-from pipeline.simulators import arguments, executable, registry
+from pipeline.simulators import executable, registry
 
 
 @pytest.mark.parametrize("dash", ["-", "--"])
 def test_a_player_s_arguments_are_understood_with_either_dash(dash):
     words = f"{dash}nographics {dash}batchmode {dash}mlagents-port 7105 {dash}logFile /a/b.log"
-    parsed = arguments.parse(words.split())
+    parsed = executable.parse(words.split())
     assert (parsed.port, parsed.log_file, parsed.ignored) == (7105, "/a/b.log", ())
     assert not parsed.compress
-    assert arguments.parse([f"{dash}compress"]).compress
+    assert executable.parse([f"{dash}compress"]).compress
 
 
 def test_unknown_arguments_are_kept_as_ignored():
-    parsed = arguments.parse(["--foo", "7", "-mlagents-port=5005", "--num-agents", "3"])
+    parsed = executable.parse(["--foo", "7", "-mlagents-port=5005", "--num-agents", "3"])
     assert (parsed.port, parsed.n_agents, parsed.ignored) == (5005, 3, ("--foo", "7"))
 
 
@@ -29,7 +29,7 @@ def test_unknown_arguments_are_kept_as_ignored():
 )
 def test_a_bad_value_is_named(words, said):
     with pytest.raises(SettingsError, match=said):
-        arguments.parse(words)
+        executable.parse(words)
 
 
 def test_without_a_port_the_usage_is_printed_and_the_exit_code_is_2(capsys):

@@ -1,3 +1,4 @@
+import fcntl
 import os
 import select
 import subprocess
@@ -203,6 +204,25 @@ def test_first_starts_at_the_same_time_all_succeed(launch, tmp_path):
         assert (process.returncode, err) == (0, "")
         assert out.startswith("usage: grid_world --mlagents-port PORT")
     assert len(list((cache / "executables").iterdir())) == 1
+
+
+def test_what_a_killed_start_has_unpacked_goes_and_what_a_living_one_unpacks_stays(
+    executable, launch, tmp_path
+):
+    digest = zipfile.ZipFile(executable).read("DIGEST").decode()
+    folder = tmp_path / "cache/executables"
+    killed, living = (folder / f".{digest}.{name}" for name in ("killed", "living"))
+    for left in (killed, living):
+        (left / "lib").mkdir(parents=True)
+        os.utime(left, (0, 0))
+    descriptor = os.open(living, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        process = launch("--help", PIPELINE_CACHE=str(tmp_path / "cache"))
+        assert process.wait(WAIT_S) == 0
+    finally:
+        os.close(descriptor)
+    assert {path.name for path in folder.iterdir()} == {digest, living.name}
 
 
 def test_nobody_listening_is_one_clear_line_and_code_1(launch):

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import SettingsError, StageError
-from pipeline.stages import common, process
+from pipeline.stages.shared import process
+from pipeline.stages.shared.attempt import Attempt, Job, attempt_at
 
 
-def job(**changes) -> common.Job:
+def job(**changes) -> Job:
     values = {
         "stage": "report",
         "instance": "walk/seed1",
@@ -18,7 +20,7 @@ def job(**changes) -> common.Job:
         "inputs": (Path("data.txt"), Path("folder")),
         "outputs": (Path("results/a/model.bin"), Path("results/a/curves")),
     }
-    return common.Job(**(values | changes))
+    return Job(**(values | changes))
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make(attempt: common.Attempt) -> None:
+def make(attempt: Attempt) -> None:
     attempt.out("model.bin").write_text("weights")
     attempt.out("curves").mkdir()
     (attempt.out("curves") / "a.png").write_text("picture")
@@ -44,7 +46,7 @@ def stop(root: Path, **changes) -> None:
     """An attempt that is killed after it has saved something."""
 
     def killed() -> None:
-        with common.attempt(job(**changes), root) as attempt:
+        with attempt_at(job(**changes), root) as attempt:
             (attempt.run / "checkpoint").write_text("half way")
             raise process.Stopped
 
@@ -54,14 +56,14 @@ def stop(root: Path, **changes) -> None:
 
 def test_outputs_appear_only_when_the_stage_succeeds(root: Path):
     def broken() -> None:
-        with common.attempt(job(), root) as attempt:
+        with attempt_at(job(), root) as attempt:
             make(attempt)
             raise RuntimeError("boom")
 
     with pytest.raises(RuntimeError):
         broken()
     assert not (root / "results/a").exists()
-    with common.attempt(job(), root) as attempt:
+    with attempt_at(job(), root) as attempt:
         make(attempt)
         assert not (root / "results/a").exists()
     assert (root / "results/a/model.bin").read_text() == "weights"
@@ -69,10 +71,10 @@ def test_outputs_appear_only_when_the_stage_succeeds(root: Path):
 
 
 def test_a_new_result_replaces_the_old_folder_whole(root: Path):
-    with common.attempt(job(), root) as attempt:
+    with attempt_at(job(), root) as attempt:
         make(attempt)
     (root / "results/a/curves/left-over.png").touch()
-    with common.attempt(job(), root) as attempt:
+    with attempt_at(job(), root) as attempt:
         make(attempt)
     assert [p.name for p in (root / "results/a/curves").iterdir()] == ["a.png"]
     assert sorted(p.name for p in (root / "results/a").iterdir()) == ["curves", "model.bin"]
@@ -81,14 +83,14 @@ def test_a_new_result_replaces_the_old_folder_whole(root: Path):
 def test_what_a_killed_attempt_has_not_put_away_is_gone_after_the_next(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    with common.attempt(job(), root) as attempt:
+    with attempt_at(job(), root) as attempt:
         make(attempt)
 
     def killed(path: Path, **_: object) -> None:
         raise process.Stopped(str(path))
 
     def replaced() -> None:
-        with common.attempt(job(params={}), root) as attempt:
+        with attempt_at(job(params={}), root) as attempt:
             make(attempt)
             (attempt.run / ".checkpoint.pt.abcd1234.tmp").touch()
             monkeypatch.setattr(shutil, "rmtree", killed)  # between two moves
@@ -97,7 +99,7 @@ def test_what_a_killed_attempt_has_not_put_away_is_gone_after_the_next(
         replaced()
     monkeypatch.undo()
     shutil.rmtree(root / "results/a")  # as an engine does before it runs the stage again
-    with common.attempt(job(params={}), root) as attempt:
+    with attempt_at(job(params={}), root) as attempt:
         make(attempt)
         assert not list(attempt.run.iterdir())
     left = [p.name for p in (root / "results").rglob("*") if p.name.startswith(".")]
@@ -105,9 +107,25 @@ def test_what_a_killed_attempt_has_not_put_away_is_gone_after_the_next(
     assert not (root / "results/.work/report/walk/seed1/old").exists()
 
 
+def test_temporary_files_that_a_library_of_a_killed_attempt_has_left_are_gone_after_the_next(
+    root: Path,
+):
+    before = tempfile.gettempdir()
+    with attempt_at(job(), root) as attempt:
+        make(attempt)
+        made = Path(tempfile.mkdtemp())
+    assert not made.exists()
+    assert tempfile.gettempdir() == before
+    made.mkdir(parents=True)  # as after kill -9
+    with attempt_at(job(), root) as attempt:
+        assert not made.exists()
+        make(attempt)
+    assert attempt.folder in made.parents
+
+
 def test_a_missing_output_publishes_nothing(root: Path):
     def half() -> None:
-        with common.attempt(job(), root) as attempt:
+        with attempt_at(job(), root) as attempt:
             attempt.out("model.bin").touch()
 
     with pytest.raises(StageError, match="did not make results/a/curves"):
@@ -117,7 +135,7 @@ def test_a_missing_output_publishes_nothing(root: Path):
 
 def test_a_killed_attempt_is_resumed_with_the_same_inputs(root: Path):
     stop(root)
-    with common.attempt(job(), root) as attempt:
+    with attempt_at(job(), root) as attempt:
         assert attempt.resumed
         assert (attempt.run / "checkpoint").read_text() == "half way"
         make(attempt)
@@ -145,7 +163,7 @@ def change_code(root: Path) -> dict:
 @pytest.mark.parametrize("change", [change_params, change_input, change_input_folder, change_code])
 def test_a_killed_attempt_is_started_afresh_with_other_inputs(root: Path, change):
     stop(root)
-    with common.attempt(job(**change(root)), root) as attempt:
+    with attempt_at(job(**change(root)), root) as attempt:
         assert not attempt.resumed
         assert list(attempt.run.iterdir()) == []
         make(attempt)
@@ -154,7 +172,7 @@ def test_a_killed_attempt_is_started_afresh_with_other_inputs(root: Path, change
 def test_code_that_the_stage_does_not_import_changes_nothing(root: Path):
     stop(root)
     (root / "src/pipeline/stages/other.py").write_text("VALUE = 1\n")
-    with common.attempt(job(), root) as attempt:
+    with attempt_at(job(), root) as attempt:
         assert attempt.resumed
         make(attempt)
 
@@ -162,16 +180,16 @@ def test_code_that_the_stage_does_not_import_changes_nothing(root: Path):
 def test_snakemakes_mark_in_a_folder_changes_nothing(root: Path):
     stop(root)
     (root / "folder/.snakemake_timestamp").touch()
-    with common.attempt(job(), root) as attempt:
+    with attempt_at(job(), root) as attempt:
         assert attempt.resumed
         make(attempt)
 
 
 def test_a_finished_attempt_is_not_resumed(root: Path):
-    with common.attempt(job(), root) as attempt:
+    with attempt_at(job(), root) as attempt:
         (attempt.run / "checkpoint").touch()
         make(attempt)
-    with common.attempt(job(), root) as attempt:
+    with attempt_at(job(), root) as attempt:
         assert not attempt.resumed
         assert list(attempt.run.iterdir()) == []
         make(attempt)
@@ -179,7 +197,7 @@ def test_a_finished_attempt_is_not_resumed(root: Path):
 
 def lost(root: Path) -> None:
     """An attempt that has finished, and whose outputs the engine has deleted again."""
-    with common.attempt(job(takes_long=True), root) as attempt:
+    with attempt_at(job(takes_long=True), root) as attempt:
         make(attempt)
         attempt.facts["mlflow_run_id"] = "abc"
     (root / "results/a/model.bin").unlink()
@@ -192,7 +210,7 @@ def test_a_retry_takes_what_a_finished_attempt_made(root: Path, monkeypatch: pyt
     before = facts.read_bytes()
     monkeypatch.setenv("PIPELINE_RETRY", "yes")
     for _ in range(2):
-        with common.attempt(job(takes_long=True), root) as attempt:
+        with attempt_at(job(takes_long=True), root) as attempt:
             assert attempt.done
         assert (root / "results/a/model.bin").read_text() == "weights"
         assert (root / "results/a/curves/a.png").read_text() == "picture"
@@ -206,17 +224,17 @@ def test_a_retry_with_other_inputs_makes_everything_again(
     lost(root)
     monkeypatch.setenv("PIPELINE_RETRY", "yes")
     again = job(takes_long=True, **change(root))
-    with common.attempt(again, root) as attempt:
+    with attempt_at(again, root) as attempt:
         assert not attempt.done
         assert not attempt.resumed
         make(attempt)
-    with common.attempt(again, root) as attempt:
+    with attempt_at(again, root) as attempt:
         assert attempt.done
 
 
 def test_what_is_asked_for_anew_is_made_again(root: Path):
     lost(root)
-    with common.attempt(job(takes_long=True), root) as attempt:
+    with attempt_at(job(takes_long=True), root) as attempt:
         assert not attempt.done
         make(attempt)
 
@@ -224,27 +242,27 @@ def test_what_is_asked_for_anew_is_made_again(root: Path):
 def test_a_second_process_on_the_same_job_is_refused_with_the_holder(root: Path):
     import os
 
-    with common.attempt(job(), root) as attempt:
+    with attempt_at(job(), root) as attempt:
         with (
             pytest.raises(StageError, match=f"another process .pid {os.getpid()}. is working"),
-            common.attempt(job(), root),
+            attempt_at(job(), root),
         ):
             pass
         make(attempt)
-    with common.attempt(job(instance="other"), root) as attempt:
+    with attempt_at(job(instance="other"), root) as attempt:
         make(attempt)
 
 
 def test_a_missing_input_says_which_and_what_to_run(root: Path):
     with (
         pytest.raises(StageError, match=r"gone.txt does not exist. Run the pipeline with `dvc"),
-        common.attempt(job(inputs=(Path("gone.txt"),)), root),
+        attempt_at(job(inputs=(Path("gone.txt"),)), root),
     ):
         pass
 
 
 def test_facts_lie_outside_of_the_declared_outputs(root: Path):
-    with common.attempt(job(), root) as attempt:
+    with attempt_at(job(), root) as attempt:
         attempt.facts["mlflow_run_id"] = "abc"
         make(attempt)
     facts = json.loads((root / "results/.work/report/walk/seed1/stage.json").read_text())
@@ -257,16 +275,16 @@ def test_facts_lie_outside_of_the_declared_outputs(root: Path):
 
 
 def test_only_declared_outputs_can_be_written(root: Path):
-    with pytest.raises(ValueError, match="declares no output"), common.attempt(job(), root) as one:
+    with pytest.raises(ValueError, match="declares no output"), attempt_at(job(), root) as one:
         one.out("other.bin")
 
 
 def test_a_result_of_parameters_that_were_changed_meanwhile_is_not_given_to_dvc(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def run(*, edited: bool) -> common.Attempt:
+    def run(*, edited: bool) -> Attempt:
         params = {"learning_rate": 1e-3} if edited else job().params
-        with common.attempt(job(), root, lambda: job(params=params)) as attempt:
+        with attempt_at(job(), root, lambda: job(params=params)) as attempt:
             if not attempt.resumed:
                 (attempt.run / "checkpoint").write_text("the end")
             make(attempt)
@@ -282,21 +300,37 @@ def test_a_result_of_parameters_that_were_changed_meanwhile_is_not_given_to_dvc(
     run(edited=True)  # Snakemake notes the parameters that the job began with
 
 
+def test_dvc_goes_by_the_sources_with_which_a_stage_began(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("DVC_STAGE", "report")
+    source, noted = root / "src/pipeline/stages/report.py", root / "workflow/code/report.txt"
+    with attempt_at(job(), root) as attempt:
+        before = noted.read_text()
+        source.write_text("VALUE = 'edited'\n")
+        make(attempt)
+    assert "changed while it ran" not in caplog.text
+    assert noted.read_text() == before
+    with attempt_at(job(), root) as attempt:
+        make(attempt)
+    assert noted.read_text() != before, "a stage after an edit notes what it runs"
+
+
 def test_parameters_that_cannot_be_read_any_more_are_left_to_the_engine(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def broken() -> common.Job:
+    def broken() -> Job:
         raise SettingsError("half written")
 
     monkeypatch.setenv("DVC_STAGE", "report")
-    with common.attempt(job(), root, broken) as attempt:
+    with attempt_at(job(), root, broken) as attempt:
         make(attempt)
     assert (root / "results/a/model.bin").exists()
 
 
 @pytest.mark.parametrize("name", ["src/pipeline/stages/report.py", "data.txt", "folder"])
 def test_an_edit_in_the_meantime_is_named(name: str, root: Path, caplog: pytest.LogCaptureFixture):
-    with common.attempt(job(), root) as attempt:
+    with attempt_at(job(), root) as attempt:
         make(attempt)
         file = root / name / "b.txt" if name == "folder" else root / name
         file.write_text("VALUE = 1\n")
@@ -305,6 +339,6 @@ def test_an_edit_in_the_meantime_is_named(name: str, root: Path, caplog: pytest.
     facts = json.loads((attempt.folder / "stage.json").read_text())
     assert facts["changed_meanwhile"] == [name]
     caplog.clear()
-    with common.attempt(job(), root) as attempt:
+    with attempt_at(job(), root) as attempt:
         make(attempt)
     assert caplog.messages == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import StageError
-from pipeline.stages.executable import load
+from pipeline.stages.shared.executable import load
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from pipeline.errors import CheckpointError
-from pipeline.stages import policies
-from pipeline.trainer.checkpoints import save_checkpoint
+from pipeline.stages.shared import policies
+from pipeline.trainer.checkpoints.file import save_checkpoint
 
 
 def test_policies_of_several_behaviors_come_apart_as_they_were(tmp_path):

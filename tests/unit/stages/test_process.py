@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import Interrupted, SettingsError
-from pipeline.stages import process
+from pipeline.stages.shared import process
 
 SRC = Path(__file__).resolve().parents[3] / "src"
 
 WAITS = """
 import sys, threading
-from pipeline.stages import process
+from pipeline.stages.shared import process
 def wait():
     # Python looks for signals between its instructions: one that comes on the way into a long wait
     # is only seen after it, so work that is to be stopped waits a little at a time.
@@ -61,6 +61,52 @@ def test_work_that_swallows_the_signal_still_ends_the_stage_non_zero():
     assert child.returncode == 143
 
 
+@pytest.mark.parametrize(
+    "ignoring",
+    [
+        [
+            "import os, subprocess",
+            "os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGTERM))",
+            "subprocess.run(['true'], preexec_fn=int)",
+        ],
+        [
+            "class Finalized:",
+            "    def __del__(self): signal.raise_signal(signal.SIGTERM)",
+            "Finalized()",
+        ],
+        [
+            "try: signal.raise_signal(signal.SIGTERM)",
+            "except BaseException: pass",
+        ],
+    ],
+    ids=["fork", "finalizer", "bare except"],
+)
+def test_a_signal_ends_the_stage_where_what_its_handler_raises_is_dropped(ignoring):
+    with start("\n    ".join(["import signal", *ignoring, "wait()"])) as child:
+        _, errors = child.communicate(timeout=30)
+    assert child.returncode == 143
+    assert errors == "interrupted: stopped by SIGTERM\n"
+
+
+def test_a_signal_does_not_interrupt_what_is_done_because_of_it():
+    body = [
+        "import time",
+        "try:",
+        "    print('works', flush=True)",
+        "    wait()",
+        "except KeyboardInterrupt:",
+        "    time.sleep(0.5)",
+        "    sys.stderr.write('saved, ')",
+        "    raise",
+    ]
+    with start("\n    ".join(body)) as child:
+        assert child.stdout.readline() == "works\n"
+        child.send_signal(signal.SIGTERM)
+        _, errors = child.communicate(timeout=30)
+    assert child.returncode == 143
+    assert errors == "saved, interrupted: stopped by SIGTERM\n"
+
+
 def test_a_stage_ends_when_its_parent_is_killed():
     parent = """
 import subprocess, sys
@@ -88,13 +134,13 @@ import sys
 {early}
 print("waits", flush=True)
 sys.stdin.readline()
-from pipeline.stages import process
+from pipeline.stages.shared import process
 print("works", process.run(lambda: print("worked", flush=True)), flush=True)
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="tells orphans by Linux's means")
-@pytest.mark.parametrize("early", ["", "from pipeline.stages import process"])
+@pytest.mark.parametrize("early", ["", "from pipeline.stages.shared import process"])
 def test_a_stage_whose_parent_is_killed_before_it_works_does_not_begin(early):
     """Before it can know its parent it is told by its session, later by its parent."""
     engine_program = """
@@ -160,8 +206,8 @@ else:
     ("module", "program"),
     [
         ("pipeline.cli", "pipeline"),
-        ("pipeline.commands.learn_options", "pipeline"),
-        ("pipeline.stages.process", "train.py"),
+        ("pipeline.commands.parser", "pipeline"),
+        ("pipeline.stages.shared.process", "train.py"),
         ("pipeline.stages.train", "train.py"),
         ("pipeline.settings", "report.py"),
     ],
@@ -261,7 +307,7 @@ def test_a_short_stage_looks_for_cycles_less_often_and_only_while_it_works():
 
 SHORT = """
 import atexit, sys
-from pipeline.stages.process import leave, run
+from pipeline.stages.shared.process import leave, run
 class Held:
     def __del__(self):
         print("collected", flush=True)
@@ -286,7 +332,7 @@ def test_a_short_stage_leaves_in_order_without_a_last_look_for_cycles(how, said)
 
 ABANDONED = """
 import sys, threading, time
-from pipeline.stages.process import leave
+from pipeline.stages.shared.process import leave
 class Held:
     def __del__(self):
         print("unloaded", flush=True)

@@ -18,7 +18,8 @@ import sys
 from pathlib import Path
 from pipeline.tracking.mlflow_store import Store
 store = Store.open(Path(sys.argv[1]))
-store.end(store.create(sys.argv[2], {}), "FINISHED")
+run = store.client.create_run(store.experiment_id, run_name=sys.argv[2]).info.run_id
+store.end(run, "FINISHED")
 """
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from pipeline.tracking import names
-from pipeline.tracking.csvfile import CsvSink
-from pipeline.tracking.mlflow_registry import Scored, alias_of, best
+from pipeline.tracking.mlflow_models import BUILD, SCORE, alias_of, best
 from pipeline.tracking.mlflow_run import MlflowRun, RunKey, enabled
 from pipeline.tracking.mlflow_store import Store, flatten
-from pipeline.tracking.row import Data, Row
+from pipeline.tracking.run_metadata import InputData, RunMetadata
+from pipeline.tracking.sinks.curve_csv import CsvSink
 
 pytestmark = pytest.mark.slow
 
@@ -78,13 +78,13 @@ def finished(run: MlflowRun, **options) -> str:
     return run.run_id
 
 
-def described(root: Path, **params: object) -> Row:
+def described(root: Path, **params: object) -> RunMetadata:
     (root / "data").mkdir(exist_ok=True)
     (root / "data/expert.demo").write_bytes(b"demo")
-    data = Data(
+    data = InputData(
         name="expert", path="data/expert.demo", context="demonstrations", facts={"steps": 9}
     )
-    return Row(params=params, configuration="seed: 1\n", data=[data], note="what it is")
+    return RunMetadata(params=params, configuration="seed: 1\n", data=[data], note="what it is")
 
 
 def test_stages_of_one_seed_share_a_row_that_says_everything(tmp_path: Path):
@@ -218,6 +218,21 @@ def test_an_experiments_policy_takes_no_alias_of_the_baselines(tmp_path: Path):
     }
 
 
+def test_checkouts_that_share_a_store_keep_to_rows_of_their_own(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    original, copy, moved = (tmp_path / name for name in ("original", "copy", "moved"))
+    original.mkdir()
+    first = finished(MlflowRun(key(original, "train")))
+    shutil.copytree(original, copy)
+    beside = finished(MlflowRun(key(copy, "evaluate")))
+    assert beside != first
+    original.rename(moved)
+    assert finished(MlflowRun(key(moved, "evaluate"))) == first
+    again = finished(MlflowRun(key(moved, "train", "b")))
+    shown = client(tmp_path).search_runs(["1"], "tags.`pipeline.current` = 'yes'")
+    assert {run.info.run_id for run in shown} == {again, beside}
+
+
 def test_numbers_of_another_policy_do_not_go_into_the_row(tmp_path: Path):
     """DVC puts back an older policy from its cache, and nothing but the evaluation runs."""
 
@@ -270,11 +285,12 @@ def test_the_page_opens_in_training_mode_with_prepared_views_and_keeps_a_users_t
     assert store.get_experiment("1").tags["mlflow.note.content"] == "mine"
 
 
-def test_a_killed_run_is_continued_or_closed(tmp_path: Path):
+def test_a_killed_run_is_continued_or_closed(tmp_path: Path, monkeypatch):
     killed = MlflowRun(key(tmp_path, "train"))
     killed.metrics("Walker", {"loss": 1.0}, 1)
-    killed._jobs.put(None)  # the thread dies, and the run stays open
-    killed._thread.join(60)
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "end", lambda *_: None)  # nobody ends it, and the run stays open
+        finished(killed)
     assert client(tmp_path).get_run(killed.run_id).info.status == "RUNNING"
 
     fresh = finished(MlflowRun(key(tmp_path, "train", fingerprint="b")))
@@ -282,14 +298,16 @@ def test_a_killed_run_is_continued_or_closed(tmp_path: Path):
     assert client(tmp_path).get_run(killed.run_id).info.status == "KILLED"
 
 
-def test_a_finished_run_waits_for_a_slow_store_and_a_stopped_one_does_not(tmp_path: Path):
+def test_a_finished_run_waits_for_a_slow_store_and_a_stopped_one_does_not(
+    tmp_path: Path, monkeypatch
+):
     slow = [MlflowRun(key(tmp_path, "train", experiment=name)) for name in ("whole", "stopped")]
+    while any(run.run_id is None for run in slow):
+        time.sleep(0.01)
+    monkeypatch.setattr(Store, "set_tags", lambda *_: time.sleep(0.5))
     for run, n_jobs in zip(slow, (12, 60), strict=True):
-        run.results({"seen": 1.0})
-        while run.run_id is None:
-            time.sleep(0.01)
         for _ in range(n_jobs):
-            run._put(lambda *_: time.sleep(0.5))
+            run.settings({"episodes": 4})
     began = time.monotonic()
     slow[1].close(status="KILLED", timeout_s=1.5)
     assert time.monotonic() - began < 2.5  # of 30 s
@@ -421,7 +439,7 @@ def test_the_registered_model_is_the_exported_file_and_loads_both_ways(tmp_path:
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
     uri = f"models:/{NAME}/1"
     whole = mlflow.artifacts.download_artifacts(uri, dst_path=str(tmp_path / "got"))
-    assert (Path(whole) / "Walker.onnx").read_bytes() == file.read_bytes()
+    assert (Path(whole) / "model.onnx").read_bytes() == file.read_bytes()
     graph = mlflow.onnx.load_model(uri).graph
     assert [one.name for one in graph.output] == ["continuous_actions"]
     acted = mlflow.pyfunc.load_model(uri).predict({"obs_0": np.zeros((2, 8), np.float32)})
@@ -435,15 +453,12 @@ def test_the_registered_model_is_the_exported_file_and_loads_both_ways(tmp_path:
 
 
 def test_scores_in_another_build_of_the_environment_are_not_compared():
-    old = [Scored(version="1", score=9.0, build="old", experiment="walk")]
-    new = Scored(version="2", score=1.0, build="new", experiment="walk")
-    assert best([*old, new], "new", "1") == "2"
+    old = {"1": {SCORE: "9.0", BUILD: "old"}, "3": {"seed": "7"}}
+    new = {"2": {SCORE: "1.0", BUILD: "new"}}
+    assert best(old | new, "new", "1") == "2"
     assert best(old, "new", "1") == "1"
-    assert best([], "new", None) is None
-    assert (
-        best([*old, Scored(version="10", score=9.0, build="old", experiment="walk")], "old", None)
-        == "1"
-    )
+    assert best({}, "new", None) is None
+    assert best(old | {"10": {SCORE: "9.0", BUILD: "old"}}, "old", None) == "1"
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,20 @@ import io
 import logging
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pipeline.tracking import names
+from pipeline.tracking import names, sinks
 from pipeline.tracking.base import Sink, Tracker, Update
-from pipeline.tracking.console import ConsoleSink, duration, summary_line
-from pipeline.tracking.csvfile import CsvSink
-from pipeline.tracking.tensorboard import TensorBoardSink
+from pipeline.tracking.sinks import TrackedRun, standard_sinks
+from pipeline.tracking.sinks.console import ConsoleSink, duration, summary_line
+from pipeline.tracking.sinks.curve_csv import CsvSink
+from pipeline.tracking.sinks.tensorboard import TensorBoardSink
 
 
-class Recorder:
+class Recorder(Sink):
     def __init__(self) -> None:
         self.seen: list[tuple[str, dict[str, float], int]] = []
         self.closed = 0
@@ -55,9 +57,25 @@ def test_values_that_are_not_finite_reach_no_sink():
     assert sink.seen == [("Walker", {"c": 2.0}, 5)]
 
 
-@pytest.mark.parametrize("kind", [ConsoleSink, Recorder])
-def test_sinks_have_the_interface(kind):
-    assert isinstance(kind(), Sink)
+def test_every_module_beside_the_sinks_is_found_and_may_want_a_run_or_not(tmp_path: Path):
+    run = TrackedRun(folder=tmp_path, max_steps={"B": 10})
+    kinds = {type(sink).__name__ for sink in standard_sinks(run)}
+    assert kinds == {"ConsoleSink", "CsvSink", "TensorBoardSink"}
+    debugged = standard_sinks(replace(run, debug_folder=tmp_path))
+    assert {type(sink).__name__ for sink in debugged} == {*kinds, "UpdatesCsvSink"}
+
+
+def test_a_new_sink_is_one_new_file(tmp_path: Path, monkeypatch):
+    (tmp_path / "lines.py").write_text(
+        "from pipeline.tracking.base import Sink\n"
+        "class Lines(Sink):\n"
+        "    pass\n"
+        "def for_run(run):\n"
+        "    return Lines()\n"
+    )
+    monkeypatch.setattr(sinks, "__path__", [*sinks.__path__, str(tmp_path)])
+    made = standard_sinks(TrackedRun(folder=tmp_path, max_steps={}))
+    assert "Lines" in {type(sink).__name__ for sink in made}
 
 
 def test_summary_line_reads_as_in_ml_agents():
@@ -167,7 +185,8 @@ def events(folder: Path):
 
 
 def test_tensorboard_gets_the_tags_per_behavior(tmp_path: Path):
-    sink = TensorBoardSink(tmp_path, hyperparameters={"B": "batch_size: 64"})
+    sink = TensorBoardSink(tmp_path)
+    sink.began("B", {"batch_size": 64})
     sink.metrics("B", summary(1.5, **{names.REWARD_STD: 0.1}), 1000)
     sink.close()
     sink.close()
@@ -180,7 +199,7 @@ def test_tensorboard_gets_the_tags_per_behavior(tmp_path: Path):
         names.REWARD_STD: pytest.approx(0.1),
     }
     texts = [v for e in found for v in e.summary.value if v.tag.startswith("Hyperparameters")]
-    assert b"batch_size: 64" in texts[0].tensor.string_val[0]
+    assert b"batch_size:\t64" in texts[0].tensor.string_val[0]
 
 
 def test_tensorboard_gets_a_histogram_of_the_returns_behind_a_mean(tmp_path: Path):
@@ -202,7 +221,7 @@ def test_tensorboard_gets_a_histogram_of_the_returns_behind_a_mean(tmp_path: Pat
 
 
 def test_tensorboard_shows_the_settings_once_as_soon_as_a_behavior_begins(tmp_path: Path):
-    with Tracker([TensorBoardSink(tmp_path, hyperparameters={"B": "from the file"})]) as tracker:
+    with Tracker([TensorBoardSink(tmp_path)]) as tracker:
         tracker.began("B", {"trainer_type": "ppo", "memory": None})
         tracker.metrics("B", {"a": 1.0}, 5)
     found = [v for e in events(tmp_path / "B") for v in e.summary.value]

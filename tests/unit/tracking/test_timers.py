@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.tracking import names
 from pipeline.tracking.base import Tracker, Update
-from pipeline.tracking.timers import TimersSink, run_metadata
+from pipeline.tracking.timers import TimersSink, process_facts
 
 
 class Clock:
@@ -100,7 +100,7 @@ def test_metadata_is_text_with_the_keys_that_readers_know(sink, clock):
         "trainer": "us",
         "end_time_seconds": "101",
     }
-    told = run_metadata(trainer="us")
+    told = process_facts(trainer="us")
     assert told.keys() == {
         "python_version",
         "command_line_arguments",

@@ -5,6 +5,7 @@ import torch
 
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.settings import load_run_settings
+from pipeline.tracking.base import Sink
 
 QUICK = {
     "trainer_type": "ppo",
@@ -17,7 +18,7 @@ QUICK = {
 }
 
 
-class Recorder:
+class Recorder(Sink):
     """A sink that keeps everything."""
 
     def __init__(self) -> None:

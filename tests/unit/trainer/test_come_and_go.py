@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.data.slots import LONG
+from pipeline.data.slots import STALE_AFTER_MESSAGES
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import UnityObservationException
@@ -40,8 +40,8 @@ def test_every_decision_becomes_one_row_and_no_slot_is_lost(name, behavior, n_ag
             steps = workers.get_steps(qualified)
             decided = learner.decide(steps)
             workers.set_actions(qualified, decided.actions)
-            learner.absorb(steps, team=qualified)
-            learner.remember(steps, decided, team=qualified)
+            slots = learner.absorb(steps, team=qualified)
+            learner.remember(slots, decided, team=qualified)
             ids |= set(steps[0][0].agent_id.tolist())
             n_decisions += len(steps[0][0])
             workers.step()
@@ -78,8 +78,8 @@ def learner_of(quick, **changes):
 
 def play(learner, *workers):
     decided = learner.decide(workers)
-    learner.absorb(workers)
-    learner.remember(workers, decided)
+    slots = learner.absorb(workers)
+    learner.remember(slots, decided)
     learner.trajectories.clear_closed()
 
 
@@ -89,7 +89,7 @@ def test_agents_that_vanish_without_an_end_leave_room_for_others(quick, caplog):
     for message in range(5000):
         play(learner, steps_of([0, *range(10 + 4 * message, 14 + 4 * message)]))
         vanishing.append(learner.slots.n_slots)
-    assert learner.slots.n_slots <= 8 * (LONG + 10)
+    assert learner.slots.n_slots <= 8 * (STALE_AFTER_MESSAGES + 10)
     assert vanishing[2500] == vanishing[-1]
     assert [r.message.partition(" agents")[2] for r in caplog.records] == [
         " of Toy have vanished without the end of an episode: nothing was heard of them for 1000 "
@@ -106,7 +106,7 @@ def test_an_agent_that_comes_back_after_long_begins_a_new_trajectory(quick):
     play(learner, steps_of([0]))
     remembered = learner.memories[0].copy()
     assert remembered.any()
-    for message in range(2 * LONG + 200):
+    for message in range(2 * STALE_AFTER_MESSAGES + 200):
         play(learner, steps_of(range(10 + message, 14 + message)))
     before = learner.step
     play(learner, steps_of([0], ended=[0]))

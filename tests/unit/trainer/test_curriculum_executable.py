@@ -10,7 +10,8 @@ import pytest
 import pipeline
 from pipeline.settings import load_run_settings
 from pipeline.simulators.pack import pack
-from pipeline.tracking.tensorboard import TensorBoardSink
+from pipeline.tracking.base import Sink
+from pipeline.tracking.sinks.tensorboard import TensorBoardSink
 
 BALL = "3DBall"
 SETTINGS = {
@@ -58,7 +59,7 @@ SETTINGS = {
 VALUES = [1.625, 9.8125, 24.75]
 
 
-class Recorder:
+class Recorder(Sink):
     """Keeps the metrics but the timings, and the distributions."""
 
     def __init__(self) -> None:
@@ -72,9 +73,6 @@ class Recorder:
         if not self.spreads or self.spreads[-1][0] != step:
             self.spreads.append((step, {}))
         self.spreads[-1][1][tag] = list(values)
-
-    def close(self):
-        pass
 
 
 @pytest.fixture(scope="module")

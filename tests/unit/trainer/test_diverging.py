@@ -12,7 +12,7 @@ from toys import Chase, Corridor
 import pipeline
 from pipeline.algos.ppo import PPO
 from pipeline.errors import PipelineError
-from pipeline.trainer.checkpoints import load_checkpoint
+from pipeline.trainer.checkpoints.file import load_checkpoint
 
 AT_STEP = 100
 
@@ -53,8 +53,16 @@ def spoil_weights(algorithm):
     algorithm.optimizer.step = overflowing
 
 
+def tensors(value):
+    if isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors(item)
+    elif isinstance(value, torch.Tensor):
+        yield value
+
+
 def run(env, settings, tmp_path, wanted):
-    with np.errstate(all="ignore"), pytest.raises(PipelineError) as caught:
+    with pytest.raises(PipelineError) as caught:
         pipeline.train(env, settings, seed=1, run_dir=tmp_path, resume_interval_s=0.0)
     message = str(caught.value)
     assert re.search(wanted, message), message
@@ -64,8 +72,7 @@ def run(env, settings, tmp_path, wanted):
     assert caught.value.exit_code == 2
     state = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]
     assert state["step"] > 100
-    for part in ("policy", "critic"):
-        assert all(values.isfinite().all() for values in state["algorithm"][part].values())
+    assert all(values.isfinite().all() for values in tensors(state["algorithm"]))
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -89,6 +96,64 @@ def test_environment_that_sends_what_is_not_finite_stops_the_run(
         env, quick(network_settings=network), seed=1, run_dir=tmp_path, resume=True
     )
     assert resumed.behaviors["Toy"].steps >= 500
+
+
+class Huge(Chase):
+    """Sees finite numbers whose squares are not, or gains what has no sum, from step 200 on."""
+
+    n_steps = 0
+    what = "obs"
+
+    def step(self, actions):
+        self.n_steps += 1
+        ((name, (decisions, terminals)),) = super().step(actions).items()
+        for steps in (decisions, terminals) if self.n_steps >= 2 * AT_STEP else ():
+            if self.what == "obs":
+                steps.obs[0][:] = np.sign(steps.obs[0]) * 3e19
+            else:
+                steps.reward[:] = 3e38
+        return {name: (decisions, terminals)}
+
+
+REPLAY = {"batch_size": 16, "buffer_init_steps": 32}
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+@pytest.mark.parametrize(
+    ("trainer", "what"),
+    [("ppo", "obs"), ("sac", "obs"), ("ppo", "reward"), ("poca", "reward"), ("sac", "reward")],
+)
+def test_finite_numbers_that_make_infinite_ones_stop_the_run(
+    trainer, what, threaded, quick, tmp_path, in_process
+):
+    """Losses and weights still are finite when Adam's means of squares are not any more."""
+    changes = {"hyperparameters": REPLAY} if trainer == "sac" else {}
+    settings = quick(trainer_type=trainer, max_steps=5000, threaded=threaded, **changes)
+    huge = Huge(n_agents=4)
+    huge.what = what
+    run(in_process(huge), settings, tmp_path, "is not finite")
+
+
+def test_normalised_huge_numbers_stay_finite(quick, tmp_path, in_process):
+    network = {"hidden_units": 8, "num_layers": 1, "normalize": True}
+    settings = quick(max_steps=2000, network_settings=network)
+    pipeline.train(in_process(Huge(n_agents=4)), settings, seed=1, run_dir=tmp_path)
+    assert load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["step"] >= 2000
+
+
+@pytest.mark.parametrize("where", ["exp_avg", "exp_avg_sq"])
+def test_the_tensor_that_is_not_finite_is_named(where, quick, tmp_path, in_process, monkeypatch):
+    update = PPO.update
+
+    def spoiling(self, rollout, *, step):
+        stats = update(self, rollout, step=step)
+        if step > 300:
+            self.optimizer._adam._state[0][where][3] = torch.inf
+        return stats
+
+    monkeypatch.setattr(PPO, "update", spoiling)
+    wanted = rf"learner\.algorithm\.optimizer\.state\.0\.{where} is not finite and is not saved"
+    run(in_process(Chase(n_agents=4)), quick(max_steps=5000), tmp_path, wanted)
 
 
 @pytest.mark.parametrize("threaded", [False, True])

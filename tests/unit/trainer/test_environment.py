@@ -145,7 +145,7 @@ def test_every_process_is_told_the_engine_and_has_channels_of_its_own(monkeypatc
     settings = settings_with({"gravity": 3.5, "wind": GAUSSIAN})
     open_workers("player", settings, seed=7, num_envs=3, env_args=("--x",), base_port=6000)
     assert (seen["file_name"], seen["n_workers"], seen["seed"]) == ("player", 3, 7)
-    assert (seen["args"], seen["base_port"]) == (("--x",), 6000)
+    assert (seen["additional_args"], seen["base_port"]) == (("--x",), 6000)
     channels = [seen["side_channels"]() for _ in range(3)]
     assert len({id(channel) for worker in channels for channel in worker}) == 9
     for parameters, engine, stats in channels:
@@ -211,5 +211,5 @@ def test_training_an_executable_leaves_no_process_and_no_thread(
         assert result.behaviors["GridWorld"].n_updates > 0
         assert result.seconds["wire"] > 0
     assert recorder.n_closed == 1
-    assert set(threading.enumerate()) == threads
-    assert set(process.children(recursive=True)) == children
+    assert set(threading.enumerate()) <= threads
+    assert set(process.children(recursive=True)) <= children

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
-from pipeline.trainer.first_weights import first_weights
+from pipeline.trainer.checkpoints.restore import first_weights
 
 
 @pytest.fixture

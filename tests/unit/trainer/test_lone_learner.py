@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.distributed import FileStore
 from toys import Corridor
 
-from pipeline.algos.ranks import ALONE
+from pipeline.algos.process_group import SINGLE_PROCESS
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import Interrupted
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 from pipeline.tracking.base import Tracker
+from pipeline.trainer.distributed.group import DistributedGroup
+from pipeline.trainer.distributed.sync import _LATE, LearnerSync
+from pipeline.trainer.learner import Learner
 from pipeline.trainer.loop import TrainingLoop
-from pipeline.trainer.ranks import ProcessRanks
 from pipeline.trainer.stopping import StopRequest
 
 CPU = torch.device("cpu")
@@ -24,7 +30,7 @@ OFF_POLICY = {"batch_size": 32, "buffer_size": 1000, "buffer_init_steps": 100}
 @pytest.fixture
 def ranks(tmp_path, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    group = ProcessRanks(FileStore(str(tmp_path / "store"), 1), rank=0, size=1, device=CPU)
+    group = DistributedGroup(FileStore(str(tmp_path / "store"), 1), rank=0, size=1, device=CPU)
     yield group
     group.close()
 
@@ -47,7 +53,7 @@ def loop(in_process, recorder, folder, ranks, *, trainer="ppo", resume=False, ma
         device=CPU,
         tracker=Tracker([recorder]),
         resume=resume,
-        ranks=ranks,
+        group=ranks,
     )
 
 
@@ -65,7 +71,7 @@ def test_a_lone_learner_learns_what_one_without_others_learns(
     trainer, tmp_path, in_process, recorder, ranks
 ):
     results, learned, steps = [], [], []
-    for name, group in (("alone", ALONE), ("group", ranks)):
+    for name, group in (("alone", SINGLE_PROCESS), ("group", ranks)):
         one = loop(in_process, recorder, tmp_path / name, group, trainer=trainer)
         with one.workers:
             result = one.run(StopRequest()).behaviors["Toy"]
@@ -127,3 +133,52 @@ def test_a_lone_learner_that_is_resumed_goes_on_from_the_saved_weights_and_steps
         result = longer.run(StopRequest()).behaviors["Toy"]
     assert result.steps >= 600
     assert result.n_updates > before.n_updates
+
+
+@pytest.fixture
+def member(quick, ranks):
+    """A learner of a group, with the rows that it holds as a test says."""
+    spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
+    settings = quick(max_steps=10_000).for_behavior("Toy")
+    learner = Learner("Toy", spec, settings, seed=1, device=CPU)
+    learner.sync = LearnerSync(learner, ranks, seed=1)
+    learner.trajectories = SimpleNamespace(n_held=0, n_closed=0)
+    return learner
+
+
+def test_a_meeting_is_due_with_the_rows_of_an_update_and_again_after_some_more(member):
+    sync, held = member.sync, member.trajectories
+    size = member.settings.hyperparameters.buffer_size
+    held.n_held = size
+    assert not sync.is_due(5000)  # an update needs more
+    held.n_held = size + 1
+    assert sync.is_due(5000)
+    sync.apply([sync.local_state()])
+    assert not sync.is_due(5000)  # those rows are known by all
+    held.n_held += math.ceil(_LATE * size) - 1
+    assert not sync.is_due(5000)
+    held.n_held += 1
+    assert sync.is_due(5000)
+
+
+def test_a_meeting_is_due_with_the_steps_to_a_summary_or_to_the_end_and_not_after_that(member):
+    sync = member.sync
+    sync.steps = 99
+    assert not sync.is_due(100)
+    sync.steps = 100
+    assert sync.is_due(100)
+    assert not sync.is_due(5000)
+    member.step = 9_900
+    assert sync.is_due(20_000)
+    member.step = 10_000
+    assert not sync.is_due(20_000)
+
+
+def test_a_turn_is_taken_once_and_only_with_closed_rows_of_an_update(member):
+    sync, held = member.sync, member.trajectories
+    size = member.settings.hyperparameters.buffer_size
+    for n_rows, turns in ((size, [False, False]), (size + 1, [True, False])):
+        held.n_held = held.n_closed = n_rows
+        sync.apply([sync.local_state()])
+        assert [sync.should_update() for _ in range(2)] == turns
+    assert sync.is_due(5000)  # what was held has been learned from

@@ -17,7 +17,7 @@ from pipeline.errors import CheckpointError, Interrupted, TrainingError, UnityEx
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.stages.export import publish
 from pipeline.tracking.base import Tracker
-from pipeline.trainer.checkpoints import load_checkpoint, save_checkpoint
+from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.loop import TrainingLoop
 from pipeline.trainer.stopping import StopRequest
@@ -115,7 +115,8 @@ def test_checkpoints_are_numbered_by_step_and_the_oldest_go(quick, tmp_path, in_
 def test_resume_file_is_refreshed_between_checkpoints(quick, tmp_path, in_process, monkeypatch):
     saved = []
     monkeypatch.setattr(
-        "pipeline.trainer.saving.save_checkpoint", lambda path, _: saved.append(path.name)
+        "pipeline.trainer.checkpoints.manager.save_checkpoint",
+        lambda path, _: saved.append(path.name),
     )
     pipeline.train(
         in_process(Corridor(n_agents=4)),
@@ -285,7 +286,6 @@ def test_values_that_are_not_finite_stop_the_run_and_spare_the_last_good_checkpo
         network_settings={"hidden_units": 8, "num_layers": 1, "normalize": True},
     )
     with (
-        np.errstate(all="ignore"),
         pytest.raises((TrainingError, UnityException), match="finite"),
     ):
         pipeline.train(
@@ -379,7 +379,6 @@ def test_a_behavior_that_does_not_show_up_again_still_counts_in_the_state_of_the
     """Else the older file would be taken for the newest, and lessons would fall back."""
     looped("run", Stop(40))
     state = load_checkpoint(tmp_path / "run" / "Toy" / "checkpoint.pt")
-    state.pop("format")
     n_steps = state["learner"]["step"]
     other = {**state, "behavior": "Other", "run": {**state["run"], "steps": {"Other": 5 * n_steps}}}
     other["learner"] = {**state["learner"], "step": 5 * n_steps}
@@ -457,8 +456,8 @@ def test_nothing_is_left_after_training_here(quick, tmp_path, in_process):
     threads, process = set(threading.enumerate()), psutil.Process()
     children = set(process.children(recursive=True))
     pipeline.train(in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path)
-    assert set(threading.enumerate()) == threads
-    assert set(process.children(recursive=True)) == children
+    assert set(threading.enumerate()) <= threads
+    assert set(process.children(recursive=True)) <= children
 
 
 def choice_steps(ids, mask):
@@ -490,8 +489,8 @@ def test_choices_that_nobody_masks_can_be_remembered(quick):
     learner = Learner("Toy", CHOICE, quick().behaviors["Toy"], seed=1, device=CPU)
     steps = [choice_steps(range(3), None)]
     decided = learner.decide(steps)
-    learner.absorb(steps)
-    learner.remember(steps, decided)
+    slots = learner.absorb(steps)
+    learner.remember(slots, decided)
     assert learner.recorded["allowed"] is None
     assert len(learner.recorded["obs"][0]) == 3
 
@@ -500,8 +499,8 @@ def test_zero_agents_get_zero_actions(quick):
     learner = Learner("Toy", CHOICE, quick().behaviors["Toy"], seed=1, device=CPU)
     steps = [choice_steps([], None), choice_steps([], None)]
     decided = learner.decide(steps)
-    learner.absorb(steps)
-    learner.remember(steps, decided)
+    slots = learner.absorb(steps)
+    learner.remember(slots, decided)
     assert [len(action.discrete) for action in decided.actions] == [0, 0]
 
 
@@ -516,8 +515,8 @@ def test_normaliser_stands_still_once_a_behavior_has_finished(quick):
     normalizer = learner.algorithm.policy.normalizers.by_observation["0"]
     for _ in range(40):
         decided = learner.decide(steps)
-        learner.absorb(steps)
-        learner.remember(steps, decided)
+        slots = learner.absorb(steps)
+        learner.remember(slots, decided)
         counts.append((learner.step, float(normalizer.count)))
         steps = list(toy.step({"Toy?team=0": decided.actions[0]}).values())
     finished = [count for step, count in counts if step >= 64]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pipeline.settings.schema.trainer import SelfPlaySettings
-from pipeline.trainer.opponents import LATEST, Past
+from pipeline.trainer.opponents import LATEST, SnapshotPool
 
 CPU = torch.device("cpu")
 TEAM = "Duel?team=1"
@@ -17,7 +17,7 @@ TEAM = "Duel?team=1"
 def made(seed=1, **settings):
     policy = torch.nn.Linear(1, 1, bias=False)
     set_weight(policy, 0.0)
-    past = Past(policy, SelfPlaySettings(**settings), seed=seed, device=CPU)
+    past = SnapshotPool(policy, SelfPlaySettings(**settings), seed=seed, device=CPU)
     return past, policy
 
 
@@ -175,3 +175,16 @@ def test_another_window_keeps_the_newest_snapshots(n, window, weights, ratings):
     again.save_due(100)
     assert 9.0 in stored(again)
     assert len(again.snapshots) == min(len(weights) + 1, window)
+
+
+@pytest.mark.parametrize("drawn", range(3))
+def test_in_another_window_an_opponent_keeps_the_rating_of_its_snapshot_where_that_is_kept(drawn):
+    past = played(n=5)
+    past.opponents[TEAM].play(past.snapshots[drawn], drawn)
+    again, _ = made(window=2, save_steps=1)
+    again.load_state_dict(past.state_dict())
+    opponent = again.opponents[TEAM]
+    weight = opponent.policy.weight.item()
+    assert weight == stored(past)[drawn]
+    expected = stored(again).index(weight) if weight in stored(again) else 0
+    assert opponent.drawn == expected

@@ -14,14 +14,14 @@ from pipeline.algos.bc import BehavioralCloning, hold_out
 from pipeline.algos.policy import Policy
 from pipeline.data.demonstrations import load_expert_rows
 from pipeline.errors import DemonstrationError
-from pipeline.export.torch_policy import record
+from pipeline.export.publish import CONTINUOUS, DISCRETE, record
 from pipeline.protocol.demo import DemoWriter
 from pipeline.protocol.specs import ActionTuple
 from pipeline.settings import load_run_settings
 from pipeline.settings.schema import DemoSource
-from pipeline.trainer.checkpoints import load_checkpoint
+from pipeline.trainer.checkpoints.file import load_checkpoint
+from pipeline.trainer.checkpoints.restore import load_policy
 from pipeline.trainer.pretraining import TRAIN_LOSS, pretrain
-from pipeline.trainer.saved import load_policy
 
 
 @pytest.fixture
@@ -71,8 +71,8 @@ def test_cloned_policy_acts_at_the_expert_s_scale(demo, quick, tmp_path):
     result = run([demo(n_rows=500)], settings, tmp_path, epochs=40)
     x = np.linspace(-0.9, 0.9, 50, dtype=np.float32)[:, None]
     done = record(load_policy(result.checkpoint).policy, [x])
-    assert np.abs(done.continuous - x).mean() < 0.1  # a third of it would be 0.3 off
-    assert (done.discrete[:, 0] == (x[:, 0] > 0)).mean() > 0.9
+    assert np.abs(done.expected[CONTINUOUS] - x).mean() < 0.1  # a third of it would be 0.3 off
+    assert (done.expected[DISCRETE][:, 0] == (x[:, 0] > 0)).mean() > 0.9
 
 
 def test_steps_that_close_an_episode_are_not_imitated(demo, quick, tmp_path):
@@ -95,7 +95,7 @@ def test_cloning_takes_each_source_as_often_as_its_weight_has_it(demo, quick, me
         learning_rate=1e-3,
         seed=1,
     )
-    taken = [int(row) for _ in range(40) for chosen, _ in cloning._batches() for row in chosen]
+    taken = [int(row) for _ in range(40) for batch in cloning.minibatches() for row in batch.index]
     share = np.mean(np.array(taken) >= 180)
     assert share == pytest.approx(5 / 6, abs=0.02)
 
@@ -229,7 +229,7 @@ def answers(policy, row=EPISODE - 1):
     for which in range(4):
         obs = np.zeros((EPISODE, 5), np.float32)
         obs[0, which] = obs[row, 4] = 1.0
-        found.append(int(record(policy, [obs]).discrete[row, 0]))
+        found.append(int(record(policy, [obs]).expected[DISCRETE][row, 0]))
     return found
 
 
@@ -263,12 +263,12 @@ def test_sequences_are_held_out_whole_and_batches_are_filled_with_them(late, qui
     cloning = BehavioralCloning(
         Policy(Cue.spec, settings), rows, batch_size=9, num_epoch=1, learning_rate=1e-3, seed=1
     )
-    batches = list(cloning._batches())
-    assert [len(recall.lengths) for _, recall in batches] == [4] * 15
-    for index, recall in batches:
-        assert len(index) == int(recall.lengths.sum())
-        assert not recall.memory.any()
-    assert sorted(torch.cat([index for index, _ in batches]).tolist()) == list(range(100))
+    batches = list(cloning.minibatches())
+    assert [len(batch.sequences.lengths) for batch in batches] == [4] * 15
+    for batch in batches:
+        assert len(batch) == int(batch.sequences.lengths.sum())
+        assert not batch.sequences.memory.any()
+    assert sorted(torch.cat([batch.index for batch in batches]).tolist()) == list(range(100))
     few = BehavioralCloning(
         Policy(Cue.spec, settings),
         rows,
@@ -278,7 +278,7 @@ def test_sequences_are_held_out_whole_and_batches_are_filled_with_them(late, qui
         seed=1,
         samples_per_update=25,
     )
-    assert len(list(few._batches())) == 3
+    assert len(list(few.minibatches())) == 3
 
 
 def test_auxiliary_cloning_teaches_a_policy_with_memory(

@@ -16,8 +16,8 @@ from pipeline.data.rollout import Rollout
 from pipeline.errors import SettingsError, TrainingError
 from pipeline.nets.layers import RunningNormalizer
 from pipeline.settings import load_run_settings
-from pipeline.trainer.ranks import merged
-from pipeline.trainer.together import (
+from pipeline.trainer.distributed.group import merged
+from pipeline.trainer.distributed.sync import (
     digest,
     refuse_alone_only,
     refuse_other_weights,
@@ -111,9 +111,10 @@ def test_who_loses_another_says_whom_and_why(found):
     assert found[0]["lost"] == "the learner of rank 1 (of 2) has failed: no luck"
 
 
-def test_merged_samples_are_the_sample_of_all_rows():
+@pytest.mark.parametrize("sizes", [(3, 0, 1, 50), (0, 1), (0, 0, 1, 1)])
+def test_merged_samples_are_the_sample_of_all_rows(sizes):
     rng = np.random.default_rng(0)
-    samples = [rng.normal(k, 1 + k, size=(n, 4)) for k, n in enumerate((3, 0, 1, 50))]
+    samples = [rng.normal(k, 1 + k, size=(n, 4)) for k, n in enumerate(sizes)]
     parts = []
     for one in samples:
         mean = one.mean(0) if len(one) else np.zeros(4)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
-from pipeline.trainer.ratings import Groups, expected_score, results
+from pipeline.trainer.opponents import UnfinishedGames, expected_score, results
 
 
 def ended(ids, *, reward=None, groups=None, group_reward=None):
@@ -45,13 +45,13 @@ def test_result_is_the_sign_of_the_last_reward_with_that_of_the_group():
 
 
 def test_agents_without_a_group_have_games_of_their_own():
-    groups = Groups()
+    groups = UnfinishedGames()
     groups.plays("left", asking([1, 2]))
     assert groups.whole("left", ended([1])).tolist() == [True]
 
 
 def test_a_group_has_ended_with_its_last_agent():
-    groups = Groups()
+    groups = UnfinishedGames()
     groups.plays("left", asking([1, 2, 3, 4], [7, 7, 8, 8]))
     assert groups.whole("left", ended([1, 3, 4], groups=[7, 8, 8])).tolist() == [False, True, True]
     groups.plays("left", asking([2], [7]))
@@ -59,7 +59,7 @@ def test_a_group_has_ended_with_its_last_agent():
 
 
 def test_a_mate_that_does_not_ask_in_a_message_still_plays():
-    groups = Groups()
+    groups = UnfinishedGames()
     groups.plays("left", asking([1, 2], [7, 7]))
     groups.plays("left", asking([1], [7]))
     groups.plays("left", asking([5], [9]))
@@ -68,9 +68,18 @@ def test_a_mate_that_does_not_ask_in_a_message_still_plays():
 
 
 def test_groups_that_are_taken_up_know_who_plays():
-    groups, again = Groups(), Groups()
+    groups, again = UnfinishedGames(), UnfinishedGames()
     groups.plays(("Team", 0), asking([1, 2], [7, 7]))
     again.load_state_dict(groups.state_dict())
     assert again.whole(("Team", 0), ended([1], groups=[7])).tolist() == [False]
     groups.forget(lambda source: source[1] == 0)
     assert groups.whole(("Team", 0), ended([1], groups=[7])).tolist() == [True]
+
+
+@pytest.mark.parametrize(("later", "over"), [([7, 7], [False, True]), ([7, 8], [True, True])])
+def test_agents_that_ask_again_play_for_the_group_that_they_are_in_now(later, over):
+    groups = UnfinishedGames()
+    for now in ([7, 7], later):
+        groups.plays("left", asking([1, 2], now))
+    assert groups.whole("left", ended([1], groups=later[:1])).tolist() == over[:1]
+    assert groups.whole("left", ended([2], groups=later[1:])).tolist() == over[1:]

@@ -11,8 +11,8 @@ import torch
 from remembering import Cue, Level
 
 import pipeline
-from pipeline.algos.recurrence import stored_recall, values_in_sequence
-from pipeline.nets.memory import Recall
+from pipeline.algos.rows import stored_sequences, values_in_sequence
+from pipeline.nets.memory import SequenceState
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.trainer.learner import Learner
@@ -54,8 +54,8 @@ def steps_of(ids, ended=(), *, time=0, interrupted=False):
 
 def play(learner, steps, *, team=""):
     decided = learner.decide(steps, team=team)
-    learner.absorb(steps, team=team)
-    learner.remember(steps, decided, team=team)
+    slots = learner.absorb(steps, team=team)
+    learner.remember(slots, decided, team=team)
     return decided
 
 
@@ -147,8 +147,8 @@ def test_memories_go_on_from_a_saved_experience(quick):
         # as the loop does, without saying whose: there is one team
         decided = learner.decide([steps_of([2, 4], time=4)])
         assert decided.decision.rows["memory"].any(axis=1).all()
-        learner.absorb([steps_of([2, 4], time=4)])
-        learner.remember([steps_of([2, 4], time=4)], decided)
+        slots = learner.absorb([steps_of([2, 4], time=4)])
+        learner.remember(slots, decided)
     np.testing.assert_array_equal(memory_of(one, 4), memory_of(two, 4))
 
 
@@ -179,8 +179,8 @@ def collected(quick, *, toy=Cue, shared=False, n_steps=40, horizon=8, agents=5):
                 closed.append([*said[agent], values[agent]])
                 said[agent] = []
             said[agent].append(values[agent])
-        learner.absorb(steps)
-        learner.remember(steps, decided)
+        slots = learner.absorb(steps)
+        learner.remember(slots, decided)
         steps = list(game.step({"Toy?team=0": decided.actions[0]}).values())
     return learner, closed
 
@@ -190,7 +190,9 @@ def critics_word(algorithm, obs, memory):
     """The critic's values [N] of single steps from the memories that were stored."""
     inputs = [torch.from_numpy(values) for values in obs]
     ones = torch.ones(len(memory), dtype=torch.int64)
-    return algorithm._value(inputs, Recall(memory=torch.from_numpy(memory), lengths=ones))[:, 0]
+    return algorithm._value(inputs, SequenceState(memory=torch.from_numpy(memory), lengths=ones))[
+        :, 0
+    ]
 
 
 CASES = [(Cue, False), (Level, False), (Cue, True)]
@@ -205,21 +207,21 @@ def test_update_sees_the_log_probs_and_values_of_acting(quick, toy, shared):
     assert max(lengths) == 4 > algorithm.sequence_length
     assert min(lengths) < 3
     with torch.no_grad():
-        batch = algorithm._batch(rollout)
-        own, _ = algorithm._recalls(batch.recall)
+        batch = algorithm._rows(rollout)
+        own, _ = algorithm._sequence_states(batch.sequences)
         hidden = algorithm.policy.actor(batch.obs, own)
         log_prob, _ = algorithm.policy.actor.heads.evaluate(
             hidden, batch.continuous, batch.discrete, batch.allowed
         )
         torch.testing.assert_close(log_prob, batch.log_prob, atol=2e-6, rtol=0)
         obs = [torch.from_numpy(rollout.fields["obs_0"])]
-        recall = stored_recall(rollout, algorithm.sequence_length, CPU)
+        sequences = stored_sequences(rollout, algorithm.sequence_length, CPU)
         following = values_in_sequence(
             algorithm._value,
             obs,
             [torch.from_numpy(rollout.next_obs[0])],
             rollout,
-            recall=recall,
+            sequences=sequences,
         )[1]
     # trajectories that close at one step may stand in another order
     found = []
@@ -246,8 +248,8 @@ def test_act_and_update_disagree_when_the_memory_is_not_the_stored_one(quick):
     algorithm, rollout = learner.algorithm, learner.trajectories.rollout()
     rollout.memory[:] = 0.0
     with torch.no_grad():
-        batch = algorithm._batch(rollout)
-        hidden = algorithm.policy.actor(batch.obs, algorithm._recalls(batch.recall)[0])
+        batch = algorithm._rows(rollout)
+        hidden = algorithm.policy.actor(batch.obs, algorithm._sequence_states(batch.sequences)[0])
         heads = algorithm.policy.actor.heads
         log_prob, _ = heads.evaluate(hidden, batch.continuous, batch.discrete, batch.allowed)
     assert float((log_prob - batch.log_prob).abs().max()) > 1e-4
@@ -264,7 +266,7 @@ def test_what_stands_in_the_padding_does_not_change_what_is_learned(quick, monke
                 torch.Tensor, "new_zeros", lambda s, *shape, fill=fill: zeros(s, *shape) + fill
             )
             learner.algorithm.update(learner.trajectories.rollout(), step=0)
-        results.append([p.detach().clone() for p in learner.algorithm.parameters])
+        results.append([p.detach().clone() for p in learner.algorithm.optimizer.parameters])
     before = [*state["policy"].values(), *state["critic"].values()]
     assert not all(torch.equal(a, b) for a, b in zip(results[0], before, strict=False))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
@@ -273,19 +275,21 @@ def test_what_stands_in_the_padding_does_not_change_what_is_learned(quick, monke
 def test_minibatches_hold_whole_sequences_with_their_memories(quick):
     learner, _ = collected(quick, n_steps=60)
     algorithm, rollout = learner.algorithm, learner.trajectories.rollout()
-    batch = algorithm._batch(rollout)
+    batch = algorithm._rows(rollout)
     numbered = torch.arange(rollout.n_rows)[:, None]
-    batch = replace(batch, value=numbered)  # so that every row can be told from the others
-    lengths = batch.recall.lengths.tolist()
-    memories = dict(zip(map(key, numbered.split(lengths)), batch.recall.memory, strict=True))
+    batch = replace(
+        batch, columns={**batch.columns, "value": numbered}
+    )  # so that every row can be told from the others
+    lengths = batch.sequences.lengths.tolist()
+    memories = dict(zip(map(key, numbered.split(lengths)), batch.sequences.memory, strict=True))
     size, found = 7, []
     minibatches = list(batch.minibatches(np.random.default_rng(0), size))
     assert len(minibatches) == len(lengths) // size > 3
     for one in minibatches:
-        assert len(one.recall.lengths) == size
+        assert len(one.sequences.lengths) == size
         assert torch.equal(one.log_prob, batch.log_prob[one.value[:, 0]])
-        rows = one.value.split(one.recall.lengths.tolist())
-        for sequence, memory in zip(rows, one.recall.memory, strict=True):
+        rows = one.value.split(one.sequences.lengths.tolist())
+        for sequence, memory in zip(rows, one.sequences.memory, strict=True):
             assert torch.equal(memories[key(sequence)], memory)
             found.append(key(sequence))
     assert len(set(found)) == len(found)

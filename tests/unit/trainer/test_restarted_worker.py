@@ -8,8 +8,7 @@ import torch
 from toys import Chase
 
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.envs.restarts import RestartBudget, RestartLimits
-from pipeline.envs.workers import WorkerSet
+from pipeline.envs.workers import RestartBudget, RestartLimits, WorkerSet
 from pipeline.errors import UnityTimeOutException
 from pipeline.trainer.learner import Learner
 
@@ -57,8 +56,8 @@ def test_only_the_restarted_workers_open_trajectories_are_dropped(quick, memory)
             steps = workers.get_steps(NAME)
             decided = learner.decide(steps, team=NAME)
             workers.set_actions(NAME, decided.actions)
-            learner.absorb(steps, team=NAME)
-            learner.remember(steps, decided, team=NAME)
+            slots = learner.absorb(steps, team=NAME)
+            learner.remember(slots, decided, team=NAME)
             workers.step()
             for worker in workers.take_restarted():
                 assert worker == 1

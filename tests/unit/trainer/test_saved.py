@@ -10,10 +10,15 @@ from toys import Both, Chase, Corridor, Quadrant, Wish
 
 import pipeline
 from pipeline.errors import CheckpointError
-from pipeline.export.torch_policy import record
+from pipeline.export.publish import record
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.trainer.checkpoints import load_checkpoint, save_checkpoint
-from pipeline.trainer.saved import load_policy, spec_from_mapping, spec_to_mapping
+from pipeline.trainer.checkpoints.file import (
+    load_checkpoint,
+    save_checkpoint,
+    spec_from_mapping,
+    spec_to_mapping,
+)
+from pipeline.trainer.checkpoints.restore import load_policy
 
 NETWORK = {"hidden_units": 8, "num_layers": 2, "normalize": True}
 
@@ -48,9 +53,10 @@ def test_saved_policy_acts_as_the_trained_one(
     assert len(saved.recorded_obs[0]) == 32
     trained = record(learners[0].algorithm.policy, saved.recorded_obs, saved.recorded_masks)
     loaded = record(saved.policy, saved.recorded_obs, saved.recorded_masks)
-    assert (loaded.memory is not None) == bool(network)
-    for name in ("continuous", "discrete", "memory"):
-        np.testing.assert_array_equal(getattr(trained, name), getattr(loaded, name))
+    assert ("recurrent_out" in loaded.expected) == bool(network)
+    assert trained.expected.keys() == loaded.expected.keys()
+    for name, values in trained.expected.items():
+        np.testing.assert_array_equal(values, loaded.expected[name])
     assert (saved.recorded_masks is None) == (not toy.spec.action_spec.discrete_size)
 
 

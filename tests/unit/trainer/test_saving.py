@@ -2,6 +2,7 @@ import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ import pipeline
 from pipeline.errors import Interrupted, SettingsError, UnityException
 from pipeline.export.policy import OnnxPolicy
 from pipeline.stages.export import publish
-from pipeline.trainer.checkpoints import load_checkpoint
+from pipeline.trainer.checkpoints.file import load_checkpoint
+from pipeline.trainer.checkpoints.manager import EPISODES_FOR_BEST, CheckpointManager
+from pipeline.trainer.checkpoints.restore import load_policy
+from pipeline.trainer.learner import Learner
 from pipeline.trainer.result import outcome
-from pipeline.trainer.saved import load_policy
-from pipeline.trainer.saving import EPISODES_FOR_BEST
 
 
 class StopsAt(Corridor):
@@ -66,6 +68,35 @@ def test_every_numbered_checkpoint_has_its_onnx_and_the_list_names_both(
     last = (tmp_path / "Toy" / f"Toy-{final['steps']}.onnx").read_bytes()
     assert (tmp_path / "Toy.onnx").read_bytes() == last
     assert set(status["metadata"]) == {"stats_format_version", "pipeline_version", "torch_version"}
+
+
+def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_none_of_it_for_ever(
+    quick, tmp_path, in_process, monkeypatch
+):
+    settings = quick(keep_checkpoints=2, checkpoint_interval=150, max_steps=700)
+    unlink, deleted = Path.unlink, []
+
+    def killed_after_the_first(path, **options):
+        unlink(path, **options)
+        if path.name.startswith("Toy-"):
+            deleted.append(path)
+            monkeypatch.setattr(Path, "unlink", unlink)
+            raise KeyboardInterrupt
+
+    def train(*, resume=False):
+        simulator = in_process(Corridor(n_agents=4))
+        how = {"seed": 1, "run_dir": tmp_path, "exporter": publish, "resume": resume}
+        pipeline.train(simulator, settings, **how)
+
+    monkeypatch.setattr(Path, "unlink", killed_after_the_first)
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    assert len(deleted) == 1
+    train(resume=True)
+    weights = names(tmp_path / "Toy", "Toy-[0-9]*.pt")
+    assert names(tmp_path / "Toy", "Toy-[0-9]*.onnx") == [
+        name.replace(".pt", ".onnx") for name in weights
+    ]
 
 
 def test_list_goes_on_when_the_run_is_resumed(quick, tmp_path, in_process):
@@ -195,6 +226,16 @@ def test_best_policy_is_that_of_the_best_summary(quick, tmp_path, in_process, re
     assert not all(torch.equal(keys[k], last["learner"]["algorithm"]["policy"][k]) for k in keys)
     assert load_policy(tmp_path / "Toy" / "best.pt").step == best["best"]["step"]
     assert OnnxPolicy(tmp_path / "Toy" / "Toy-best.onnx") is not None
+
+
+@pytest.mark.parametrize(("n_episodes", "best"), [(19, []), (20, ["Toy"])])
+def test_twenty_episodes_are_enough_for_a_best(n_episodes, best, quick, tmp_path):
+    settings, device = quick(), torch.device("cpu")
+    learner = Learner("Toy", Corridor().spec, settings.behaviors["Toy"], seed=1, device=device)
+    learner.statistics.add_episodes([1.0] * n_episodes, [5] * n_episodes)
+    manager = CheckpointManager(tmp_path, settings)
+    manager.consider(learner)
+    assert list(manager.best) == best
 
 
 def test_few_episodes_make_no_best(quick, tmp_path, in_process):

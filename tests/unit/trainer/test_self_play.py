@@ -18,11 +18,10 @@ from pipeline.envs.workers import WorkerSet
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.settings.schema.trainer import SelfPlaySettings
 from pipeline.tracking.base import Tracker
-from pipeline.trainer.checkpoints import load_checkpoint
+from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.loop import TrainingLoop
-from pipeline.trainer.opponents import Past
-from pipeline.trainer.ratings import expected_score
+from pipeline.trainer.opponents import SnapshotPool, expected_score
 from pipeline.trainer.result import outcome
 from pipeline.trainer.self_play import SelfPlay, team_of
 from pipeline.trainer.stopping import StopRequest
@@ -142,7 +141,7 @@ def test_a_behavior_that_has_finished_leaves_the_turn_to_the_other(quick, play, 
 
 def test_opponents_act_with_weights_of_the_past(play, monkeypatch):
     seen = []
-    act = Past.swap
+    act = SnapshotPool.swap
 
     def noted(self, teams):
         act(self, teams)
@@ -153,7 +152,7 @@ def test_opponents_act_with_weights_of_the_past(play, monkeypatch):
                 (opponent.drawn, all(torch.equal(expected[k], weights[k]) for k in weights))
             )
 
-    monkeypatch.setattr(Past, "swap", noted)
+    monkeypatch.setattr(SnapshotPool, "swap", noted)
     play([Duel(n_areas=2)], max_steps=1500)
     assert len(seen) > 10
     assert all(equal for _, equal in seen)
@@ -286,7 +285,14 @@ def test_a_game_without_opponents_is_warned_of(play, caplog):
 
 @pytest.mark.parametrize(
     ("qualified", "team"),
-    [("A?team=0", 0), ("A?team=12", 12), ("A", 0), ("A?x=1&team=3", 3), ("A?team=-1", -1)],
+    [
+        ("A?team=0", 0),
+        ("A?team=12", 12),
+        ("A", 0),
+        ("A?x=1&team=3", 3),
+        ("A?team=-1", -1),
+        ("A?team=b", 0),
+    ],
 )
 def test_team_is_read_from_the_qualified_name(qualified, team):
     assert team_of(qualified) == team
@@ -297,7 +303,7 @@ def learner(name, **settings):
     policy = torch.nn.Linear(1, 1)
     return SimpleNamespace(
         name=name,
-        past=Past(policy, settings, seed=1, device=CPU),
+        past=SnapshotPool(policy, settings, seed=1, device=CPU),
         step=0,
         learns=True,
         finished=False,
@@ -331,7 +337,7 @@ def test_every_agent_of_the_learning_team_that_ends_moves_both_ratings():
     past = one.past
     assert past.opponents["A?team=1"].drawn == 0
     past.ratings[:] = [1300.0, 1100.0, 1200.0]
-    self_play.heed("A?team=0", one, [(nobody(), games([2.0, -1.0, 0.0]))])
+    self_play.on_step("A?team=0", one, [(nobody(), games([2.0, -1.0, 0.0]))])
     rating, other = 1200.0, 1300.0
     for result in (1.0, 0.0, 0.5):
         change = result - expected_score(rating, other)
@@ -344,10 +350,10 @@ def test_games_that_are_cut_short_or_of_the_opponent_are_not_rated():
     self_play.join("A?team=0", one)
     self_play.join("A?team=1", one)
     before = list(one.past.ratings)
-    self_play.heed("A?team=0", one, [(nobody(), games([1.0], interrupted=[True]))])
-    self_play.heed("A?team=1", one, [(nobody(), games([1.0]))])
+    self_play.on_step("A?team=0", one, [(nobody(), games([1.0], interrupted=[True]))])
+    self_play.on_step("A?team=1", one, [(nobody(), games([1.0]))])
     assert one.past.ratings == before
-    self_play.heed("A?team=0", one, [(nobody(), games([1.0]))])
+    self_play.on_step("A?team=0", one, [(nobody(), games([1.0]))])
     if one.past.opponents["A?team=1"].drawn != -1:
         assert one.past.ratings != before
 
@@ -356,7 +362,7 @@ def test_a_game_against_the_latest_policy_of_the_same_behavior_leaves_its_rating
     self_play, one = SelfPlay(), learner("A", play_against_latest_model_ratio=1.0)
     self_play.join("A?team=0", one)
     self_play.join("A?team=1", one)
-    self_play.heed("A?team=0", one, [(nobody(), games([1.0]))])
+    self_play.on_step("A?team=0", one, [(nobody(), games([1.0]))])
     assert one.past.ratings == pytest.approx([1200.0] * 11)
 
 
@@ -366,7 +372,7 @@ def test_ratings_of_two_behaviors_move_against_each_other():
     two = learner("B", play_against_latest_model_ratio=0.0, initial_elo=1000.0)
     self_play.join("A?team=0", one)
     self_play.join("B?team=1", two)
-    self_play.heed("A?team=0", one, [(nobody(), games([-1.0]))])
+    self_play.on_step("A?team=0", one, [(nobody(), games([-1.0]))])
     change = 0.0 - expected_score(1200.0, 1000.0)
     assert one.past.rating == pytest.approx(1200.0 + change)
     assert two.past.ratings[0] == pytest.approx(1000.0 - change)
@@ -379,7 +385,7 @@ def test_three_teams_take_turns_and_share_what_the_learner_gains():
         self_play.join(f"A?team={team}", one)
     assert self_play.learning == 2
     assert set(one.past.opponents) == {"A?team=0", "A?team=1"}
-    self_play.heed("A?team=2", one, [(nobody(), games([1.0]))])
+    self_play.on_step("A?team=2", one, [(nobody(), games([1.0]))])
     assert one.past.rating == pytest.approx(1200.5)
     assert one.past.ratings[0] == pytest.approx(1199.5)
     learning = []
@@ -470,13 +476,13 @@ def test_opponents_are_drawn_when_teams_change_and_when_ghosts_have_made_swap_st
     )
     swaps = []
     for _ in range(6):
-        self_play.heed("A?team=1", one, [(asking, games([]))])
+        self_play.on_step("A?team=1", one, [(asking, games([]))])
         self_play.advance()
         swaps.append(one.past.last_swap)
     assert one.past.ghost_steps == 42
     assert swaps == [0, 0, 21, 21, 21, 42]
     one.step = 101
-    self_play.heed("A?team=1", one, [(asking, games([]))])
+    self_play.on_step("A?team=1", one, [(asking, games([]))])
     assert self_play.advance()
     assert one.past.last_swap == 49
 

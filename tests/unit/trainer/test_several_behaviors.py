@@ -5,16 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from pairs import Pair
+from pairs import TWO, Pair
 from toys import BEHAVIOR, Chase, Corridor
 
 import pipeline
 from pipeline import seeding
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.envs.side_channels import StatsAggregationMethod
 from pipeline.errors import SettingsError
 from pipeline.export.policy import OnnxPolicy
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.settings import load_run_settings
 from pipeline.stages.export import publish
-from pipeline.trainer.checkpoints import load_checkpoint
+from pipeline.trainer.checkpoints.file import load_checkpoint
 
 QUICK = {
     "trainer_type": "ppo",
@@ -166,3 +169,41 @@ def test_other_names_are_those_of_the_folder_and_its_files_and_are_resumed(
     assert (tmp_path / f"{name}.onnx").is_file()
     assert len([path for path in folder.iterdir() if path.suffix == ".onnx"]) == 2 + 1
     assert len([path for path in folder.iterdir() if path.suffix == ".pt"]) == 2 + 2
+
+
+class EverySecondStep(Pair):
+    """Only in every second step there are agents of `Two`; in the others something is reported."""
+
+    def __init__(self) -> None:
+        super().__init__(Corridor(n_agents=2), Corridor(n_agents=2))
+        self.actions = None
+
+    def step(self, actions):
+        (one,) = (name for name in actions if name != TWO)
+        result = {one: self.toys[one].step({BEHAVIOR: actions[one]})[BEHAVIOR]}
+        if self.actions is None:
+            self.actions = actions[TWO]
+            spec = self.behavior_specs[TWO]
+            return {**result, TWO: (DecisionSteps.empty(spec), TerminalSteps.empty(spec))}
+        kept, self.actions = self.actions, None
+        return {**result, TWO: self.toys[TWO].step({BEHAVIOR: kept})[BEHAVIOR]}
+
+
+def test_what_an_environment_reports_counts_for_behaviors_with_agents_in_that_step(
+    tmp_path, recorder
+):
+    pair = EverySecondStep()
+
+    class Reports(InProcessEnvironment):
+        def take_stats(self):
+            if pair.actions is None:
+                return {}
+            return {"Game/Score": [(2.0, StatsAggregationMethod.AVERAGE)]}
+
+    pipeline.train(Reports(pair), settings(400, 400), seed=1, run_dir=tmp_path, sinks=[recorder])
+    told = {
+        name: [row.get("Game/Score") for who, _, row in recorder.rows if who == name]
+        for name in ("One", "Two")
+    }
+    assert set(told["One"]) == {2.0}
+    assert set(told["Two"]) == {None}

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from pipeline.trainer.checkpoints import load_checkpoint
+from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.stopping import StopRequest, stop_on_signal
 
-WAIT_S = 60
+WAIT_S = 300
 
 TRAINING = """
 import signal, sys

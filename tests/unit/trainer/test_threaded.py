@@ -9,7 +9,7 @@ from toys import Corridor
 import pipeline
 from pipeline.algos.ppo import PPO
 from pipeline.errors import Interrupted, TrainingError
-from pipeline.trainer.checkpoints import load_checkpoint
+from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.threaded import Threaded
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
@@ -77,6 +77,8 @@ def test_environment_steps_on_during_an_update_but_no_further_than_the_next(
 
 def test_full_rollout_waits_for_the_update_before(held):
     class Slow:
+        replay = None
+
         def ready(self, n_rows):
             return n_rows > 3
 

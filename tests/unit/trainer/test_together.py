@@ -10,7 +10,7 @@ from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.export.policy import OnnxPolicy
 from pipeline.simulators import registry
 from pipeline.stages.export import publish
-from pipeline.trainer.checkpoints import load_checkpoint
+from pipeline.trainer.checkpoints.file import load_checkpoint
 
 ON_POLICY = {"batch_size": 64, "buffer_size": 512}
 OFF_POLICY = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,8 @@ import pytest
 import torch
 
 from pipeline import seeding
+from pipeline.data.columns import Field
 from pipeline.data.replay import Replay
-from pipeline.data.rollout import Field
 from pipeline.envs.side_channels import (
     EngineConfigurationChannel,
     SideChannelManager,
@@ -23,10 +24,11 @@ from pipeline.envs.side_channels import (
 )
 from pipeline.errors import CheckpointError, Interrupted, PipelineError, SettingsError
 from pipeline.settings import load_run_settings
-from pipeline.trainer import api, environment, follower, learners
-from pipeline.trainer.replays import delete_older_replays, load_replay, save_replay
+from pipeline.trainer import api, environment
+from pipeline.trainer.api import JobSpec, refuse_alone, unthreaded
+from pipeline.trainer.checkpoints.file import delete_older_replays, load_replay, save_replay
+from pipeline.trainer.distributed import worker, workers
 from pipeline.trainer.statistics import Statistics
-from pipeline.trainer.work import Work, refuse_alone, unthreaded
 
 CPU = torch.device("cpu")
 
@@ -53,21 +55,21 @@ def work(**changes):
         "torch_threads": 2,
         "starting_lesson": 1,
     }
-    return Work(**(values | changes))
+    return JobSpec(**(values | changes))
 
 
 def test_work_arrives_as_it_was_told():
-    there = Work.of(json.loads(json.dumps(work().plain())), None)
+    there = JobSpec.of(json.loads(json.dumps(work().plain())), None)
     assert there == work()
     assert (there.settings.from_file, there.settings.refused) == (True, {"C": "no"})
     without = work(log_folder=None, env=None, base_port=None, init_from={})
-    assert Work.of(json.loads(json.dumps(without.plain())), None) == without
+    assert JobSpec.of(json.loads(json.dumps(without.plain())), None) == without
 
 
 def test_environments_that_are_objects_stay_where_they_are():
     told = json.loads(json.dumps(work(env=["one", "two"]).plain()))
     assert told["env"] is None
-    assert Work.of(told, ["mine"]).env == ["mine"]
+    assert JobSpec.of(told, ["mine"]).env == ["mine"]
 
 
 @pytest.mark.parametrize(
@@ -147,24 +149,26 @@ def learner(*, keeps=True, step=30):
 
 def test_a_replay_is_kept_beside_the_checkpoint_and_older_ones_go(tmp_path, caplog):
     for step in (10, 20, 30):
-        assert save_replay(tmp_path, learner(step=step)) == f"replay-{step}.npz"
+        saved = save_replay(tmp_path, learner(step=step))
+        assert saved["replay"] == f"replay-{step}.npz"
     (tmp_path / "resume.pt").touch()
     delete_older_replays(tmp_path, None)
     assert len(list(tmp_path.glob("*.npz"))) == 3
     delete_older_replays(tmp_path, "replay-30.npz")
     assert {path.name for path in tmp_path.iterdir()} == {"replay-30.npz", "resume.pt"}
-    load_replay(tmp_path, "replay-30.npz", learner())
-    load_replay(tmp_path, None, learner(keeps=False))
+    load_replay(tmp_path, saved, learner())
+    load_replay(tmp_path, {"replay": "replay-30.npz"}, learner())  # of a version without digests
+    load_replay(tmp_path, {}, learner(keeps=False))
     assert not caplog.records
-    assert save_replay(tmp_path, learner(keeps=False)) is None
+    assert save_replay(tmp_path, learner(keeps=False)) == {}
     with pytest.raises(CheckpointError, match="replay-30"):
         save_replay(tmp_path / "resume.pt", learner())
 
 
-@pytest.mark.parametrize("damage", ["nothing named", "gone", "objects", "cut"])
+@pytest.mark.parametrize("damage", ["nothing named", "gone", "objects", "cut", "changed", "header"])
 def test_a_replay_that_cannot_be_read_is_begun_anew_with_a_warning(tmp_path, caplog, damage):
-    name = save_replay(tmp_path, learner())
-    path = tmp_path / name
+    saved = save_replay(tmp_path, learner())
+    path = tmp_path / saved["replay"]
     if damage == "gone":
         path.unlink()
     elif damage == "objects":  # to read those would run what the file says
@@ -173,7 +177,13 @@ def test_a_replay_that_cannot_be_read_is_begun_anew_with_a_warning(tmp_path, cap
         np.savez(path, **{**state, first: np.array([{"a": 1}], dtype=object)})
     elif damage == "cut":
         path.write_bytes(path.read_bytes()[:-100])
-    load_replay(tmp_path, None if damage == "nothing named" else name, learner())
+    elif damage == "header":
+        with zipfile.ZipFile(path, "w") as archive:  # with checksums that are right
+            archive.writestr("place.npy", b"\x93NUMPY\x01\x00\x06\x00('a',\n")
+    elif damage == "changed":
+        state = learner().replay_to_keep.state_dict()
+        np.savez(path, **{**state, "place": np.full(3, 99)})
+    load_replay(tmp_path, {} if damage == "nothing named" else saved, learner())
     (record,) = caplog.records
     assert "was unable to load, starting from scratch" in record.getMessage()
     assert ("save_replay_buffer: true" in record.getMessage()) == (damage == "nothing named")
@@ -214,7 +224,7 @@ def test_executables_are_told_all_that_the_settings_say(monkeypatch, tmp_path):
     seen = launched(
         monkeypatch, env_args=["-x"], base_port=6000, log_folder=tmp_path, rank=2, n_ranks=4
     )
-    assert (seen["file_name"], seen["n_workers"], seen["args"]) == ("game", 3, ["-x"])
+    assert (seen["file_name"], seen["n_workers"], seen["additional_args"]) == ("game", 3, ["-x"])
     assert (seen["seed"], seen["base_port"]) == (4, 6000)
     assert (seen["first"], seen["n_all"]) == (6, 12)
     assert seen["log_folder"] == str(tmp_path.resolve())
@@ -296,14 +306,14 @@ class Process:
 
 @pytest.fixture
 def others(monkeypatch, tmp_path):
-    monkeypatch.setattr(learners.subprocess, "Popen", Process)
+    monkeypatch.setattr(workers.subprocess, "Popen", Process)
     monkeypatch.setenv("PYTHONPATH", "mine")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    return learners.Started(2, port=4321, threads=3, log_folder=tmp_path / "logs")
+    return workers.LocalWorkers(2, port=4321, threads=3, log_folder=tmp_path / "logs")
 
 
 def test_further_learners_know_the_store_their_rank_and_how_many_they_are(others):
-    source = str(Path(learners.__file__).parents[2])
+    source = str(Path(workers.__file__).parents[3])
     for rank, process in others._processes.items():
         assert process.own_session
         told = {name: process.env[name] for name in ("RANK", "LOCAL_RANK")}
@@ -337,14 +347,14 @@ def test_each_learner_takes_the_gpu_of_its_local_rank(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert learners.of_this_process(CPU) == CPU
-    assert learners.of_this_process(torch.device("cuda")) == torch.device("cuda", 1)
+    assert workers.of_this_process(CPU) == CPU
+    assert workers.of_this_process(torch.device("cuda")) == torch.device("cuda", 1)
     assert chosen == [torch.device("cuda", 1)]
     with pytest.raises(SettingsError, match="cuda:0 is one GPU, but each learner needs its own"):
-        learners.of_this_process(torch.device("cuda:0"))
+        workers.of_this_process(torch.device("cuda:0"))
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(SettingsError, match="local rank 2, and there are 2 GPUs here"):
-        learners.of_this_process(torch.device("cuda"))
+        workers.of_this_process(torch.device("cuda"))
 
 
 @pytest.mark.parametrize("what", ["version", "torch"])
@@ -353,9 +363,9 @@ def test_a_learner_of_another_version_is_refused(what):
         return [note, {**note, what: "0"}]
 
     with pytest.raises(PipelineError, match=f"rank 1 has {what} 0, that of rank 0 has"):
-        learners.told(SimpleNamespace(exchanged=exchanged), {"a": 1})
-    alone = SimpleNamespace(exchanged=lambda note: [note, {**note, "work": None}])
-    assert learners.told(alone, {"a": (1, 2)}) == {"a": [1, 2]}
+        workers.broadcast_job(SimpleNamespace(all_gather_object=exchanged), {"a": 1})
+    alone = SimpleNamespace(all_gather_object=lambda note: [note, {**note, "job": None}])
+    assert workers.broadcast_job(alone, {"a": [1, 2]}) == {"a": [1, 2]}
 
 
 @pytest.mark.parametrize(
@@ -372,6 +382,6 @@ def test_a_further_learner_ends_with_the_code_of_what_ended_it(monkeypatch, erro
         if error is not None:
             raise error
 
-    monkeypatch.setattr(follower, "take_part", take_part)
+    monkeypatch.setattr(worker, "take_part", take_part)
     monkeypatch.setenv("PIPELINE_LEARNER", "1")
-    assert follower.follow() == code
+    assert worker.work() == code

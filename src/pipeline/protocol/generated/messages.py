@@ -171,7 +171,35 @@ _DESCRIPTORS = (
     "c2VydmF0aW9ucyJhChJPbGRSZXNvbHV0aW9uUHJvdG8SFAoFd2lkdGgYASABKAVSBXdpZHRoEhYKBmhlaWdodBgC"
     "IAEoBVIGaGVpZ2h0Eh0KCmdyYXlfc2NhbGUYAyABKAhSCWdyYXlTY2FsZSJyChdPbGRCcmFpblBhcmFtZXRlcnNQ"
     "cm90bxJXChJjYW1lcmFfcmVzb2x1dGlvbnMYBCADKAsyKC5jb21tdW5pY2F0b3Jfb2JqZWN0cy5PbGRSZXNvbHV0"
-    "aW9uUHJvdG9SEWNhbWVyYVJlc29sdXRpb25zYgZwcm90bzM="
+    "aW9uUHJvdG9SEWNhbWVyYVJlc29sdXRpb25zYgZwcm90bzMKkw4KF3BpcGVsaW5lL3JlY2VpdmVkLnByb3RvEhRj"
+    "b21tdW5pY2F0b3Jfb2JqZWN0cxowbWxhZ2VudHNfZW52cy9jb21tdW5pY2F0b3Jfb2JqZWN0cy9jb21tYW5kLnBy"
+    "b3RvGi9tbGFnZW50c19lbnZzL2NvbW11bmljYXRvcl9vYmplY3RzL2hlYWRlci5wcm90bxpGbWxhZ2VudHNfZW52"
+    "cy9jb21tdW5pY2F0b3Jfb2JqZWN0cy91bml0eV9ybF9pbml0aWFsaXphdGlvbl9pbnB1dC5wcm90bxpHbWxhZ2Vu"
+    "dHNfZW52cy9jb21tdW5pY2F0b3Jfb2JqZWN0cy91bml0eV9ybF9pbml0aWFsaXphdGlvbl9vdXRwdXQucHJvdG8i"
+    "1gEKFVJlY2VpdmVkUkxPdXRwdXRQcm90bxJbCgphZ2VudEluZm9zGAIgAygLMjsuY29tbXVuaWNhdG9yX29iamVj"
+    "dHMuUmVjZWl2ZWRSTE91dHB1dFByb3RvLkFnZW50SW5mb3NFbnRyeVIKYWdlbnRJbmZvcxIhCgxzaWRlX2NoYW5u"
+    "ZWwYAyABKAxSC3NpZGVDaGFubmVsGj0KD0FnZW50SW5mb3NFbnRyeRIQCgNrZXkYASABKAlSA2tleRIUCgV2YWx1"
+    "ZRgCIAEoDFIFdmFsdWU6AjgBItEBChNSZWNlaXZlZE91dHB1dFByb3RvEkgKCXJsX291dHB1dBgBIAEoCzIrLmNv"
+    "bW11bmljYXRvcl9vYmplY3RzLlJlY2VpdmVkUkxPdXRwdXRQcm90b1IIcmxPdXRwdXQScAoYcmxfaW5pdGlhbGl6"
+    "YXRpb25fb3V0cHV0GAIgASgLMjYuY29tbXVuaWNhdG9yX29iamVjdHMuVW5pdHlSTEluaXRpYWxpemF0aW9uT3V0"
+    "cHV0UHJvdG9SFnJsSW5pdGlhbGl6YXRpb25PdXRwdXQimwIKFFJlY2VpdmVkUkxJbnB1dFByb3RvEmEKDWFnZW50"
+    "X2FjdGlvbnMYASADKAsyPC5jb21tdW5pY2F0b3Jfb2JqZWN0cy5SZWNlaXZlZFJMSW5wdXRQcm90by5BZ2VudEFj"
+    "dGlvbnNFbnRyeVIMYWdlbnRBY3Rpb25zEjwKB2NvbW1hbmQYBCABKA4yIi5jb21tdW5pY2F0b3Jfb2JqZWN0cy5D"
+    "b21tYW5kUHJvdG9SB2NvbW1hbmQSIQoMc2lkZV9jaGFubmVsGAUgASgMUgtzaWRlQ2hhbm5lbBo/ChFBZ2VudEFj"
+    "dGlvbnNFbnRyeRIQCgNrZXkYASABKAlSA2tleRIUCgV2YWx1ZRgCIAEoDFIFdmFsdWU6AjgBIsoBChJSZWNlaXZl"
+    "ZElucHV0UHJvdG8SRQoIcmxfaW5wdXQYASABKAsyKi5jb21tdW5pY2F0b3Jfb2JqZWN0cy5SZWNlaXZlZFJMSW5w"
+    "dXRQcm90b1IHcmxJbnB1dBJtChdybF9pbml0aWFsaXphdGlvbl9pbnB1dBgCIAEoCzI1LmNvbW11bmljYXRvcl9v"
+    "YmplY3RzLlVuaXR5UkxJbml0aWFsaXphdGlvbklucHV0UHJvdG9SFXJsSW5pdGlhbGl6YXRpb25JbnB1dCLqAQoU"
+    "UmVjZWl2ZWRNZXNzYWdlUHJvdG8SOQoGaGVhZGVyGAEgASgLMiEuY29tbXVuaWNhdG9yX29iamVjdHMuSGVhZGVy"
+    "UHJvdG9SBmhlYWRlchJMCgx1bml0eV9vdXRwdXQYAiABKAsyKS5jb21tdW5pY2F0b3Jfb2JqZWN0cy5SZWNlaXZl"
+    "ZE91dHB1dFByb3RvUgt1bml0eU91dHB1dBJJCgt1bml0eV9pbnB1dBgDIAEoCzIoLmNvbW11bmljYXRvcl9vYmpl"
+    "Y3RzLlJlY2VpdmVkSW5wdXRQcm90b1IKdW5pdHlJbnB1dCKBAgoWUmVjZWl2ZWRBZ2VudEluZm9Qcm90bxIWCgZy"
+    "ZXdhcmQYByABKAJSBnJld2FyZBISCgRkb25lGAggASgIUgRkb25lEigKEG1heF9zdGVwX3JlYWNoZWQYCSABKAhS"
+    "Dm1heFN0ZXBSZWFjaGVkEg4KAmlkGAogASgFUgJpZBIfCgthY3Rpb25fbWFzaxgLIAMoCFIKYWN0aW9uTWFzaxIi"
+    "CgxvYnNlcnZhdGlvbnMYDSADKAxSDG9ic2VydmF0aW9ucxIZCghncm91cF9pZBgOIAEoBVIHZ3JvdXBJZBIhCgxn"
+    "cm91cF9yZXdhcmQYDyABKAJSC2dyb3VwUmV3YXJkIl0KF1JlY2VpdmVkQWdlbnRJbmZvc1Byb3RvEkIKBXZhbHVl"
+    "GAEgAygLMiwuY29tbXVuaWNhdG9yX29iamVjdHMuUmVjZWl2ZWRBZ2VudEluZm9Qcm90b1IFdmFsdWViBnByb3Rv"
+    "Mw=="
 )
 
 POOL = descriptor_pool.DescriptorPool()
@@ -198,6 +226,13 @@ ObservationProto = _message("ObservationProto")
 OldAgentInfoProto = _message("OldAgentInfoProto")
 OldBrainParametersProto = _message("OldBrainParametersProto")
 OldResolutionProto = _message("OldResolutionProto")
+ReceivedAgentInfoProto = _message("ReceivedAgentInfoProto")
+ReceivedAgentInfosProto = _message("ReceivedAgentInfosProto")
+ReceivedInputProto = _message("ReceivedInputProto")
+ReceivedMessageProto = _message("ReceivedMessageProto")
+ReceivedOutputProto = _message("ReceivedOutputProto")
+ReceivedRLInputProto = _message("ReceivedRLInputProto")
+ReceivedRLOutputProto = _message("ReceivedRLOutputProto")
 TrainingBehaviorInitialized = _message("TrainingBehaviorInitialized")
 TrainingEnvironmentInitialized = _message("TrainingEnvironmentInitialized")
 UnityInputProto = _message("UnityInputProto")

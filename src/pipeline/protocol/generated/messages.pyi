@@ -380,3 +380,87 @@ class OldBrainParametersProto(_message.Message):
     CAMERA_RESOLUTIONS_FIELD_NUMBER: _ClassVar[int]
     camera_resolutions: _containers.RepeatedCompositeFieldContainer[OldResolutionProto]
     def __init__(self, camera_resolutions: _Optional[_Iterable[_Union[OldResolutionProto, _Mapping]]] = ...) -> None: ...
+
+class ReceivedRLOutputProto(_message.Message):
+    __slots__ = ("agentInfos", "side_channel")
+    class AgentInfosEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    AGENTINFOS_FIELD_NUMBER: _ClassVar[int]
+    SIDE_CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    agentInfos: _containers.ScalarMap[str, bytes]
+    side_channel: bytes
+    def __init__(self, agentInfos: _Optional[_Mapping[str, bytes]] = ..., side_channel: _Optional[bytes] = ...) -> None: ...
+
+class ReceivedOutputProto(_message.Message):
+    __slots__ = ("rl_output", "rl_initialization_output")
+    RL_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    RL_INITIALIZATION_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    rl_output: ReceivedRLOutputProto
+    rl_initialization_output: UnityRLInitializationOutputProto
+    def __init__(self, rl_output: _Optional[_Union[ReceivedRLOutputProto, _Mapping]] = ..., rl_initialization_output: _Optional[_Union[UnityRLInitializationOutputProto, _Mapping]] = ...) -> None: ...
+
+class ReceivedRLInputProto(_message.Message):
+    __slots__ = ("agent_actions", "command", "side_channel")
+    class AgentActionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    AGENT_ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    SIDE_CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    agent_actions: _containers.ScalarMap[str, bytes]
+    command: CommandProto
+    side_channel: bytes
+    def __init__(self, agent_actions: _Optional[_Mapping[str, bytes]] = ..., command: _Optional[_Union[CommandProto, str]] = ..., side_channel: _Optional[bytes] = ...) -> None: ...
+
+class ReceivedInputProto(_message.Message):
+    __slots__ = ("rl_input", "rl_initialization_input")
+    RL_INPUT_FIELD_NUMBER: _ClassVar[int]
+    RL_INITIALIZATION_INPUT_FIELD_NUMBER: _ClassVar[int]
+    rl_input: ReceivedRLInputProto
+    rl_initialization_input: UnityRLInitializationInputProto
+    def __init__(self, rl_input: _Optional[_Union[ReceivedRLInputProto, _Mapping]] = ..., rl_initialization_input: _Optional[_Union[UnityRLInitializationInputProto, _Mapping]] = ...) -> None: ...
+
+class ReceivedMessageProto(_message.Message):
+    __slots__ = ("header", "unity_output", "unity_input")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    UNITY_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    UNITY_INPUT_FIELD_NUMBER: _ClassVar[int]
+    header: HeaderProto
+    unity_output: ReceivedOutputProto
+    unity_input: ReceivedInputProto
+    def __init__(self, header: _Optional[_Union[HeaderProto, _Mapping]] = ..., unity_output: _Optional[_Union[ReceivedOutputProto, _Mapping]] = ..., unity_input: _Optional[_Union[ReceivedInputProto, _Mapping]] = ...) -> None: ...
+
+class ReceivedAgentInfoProto(_message.Message):
+    __slots__ = ("reward", "done", "max_step_reached", "id", "action_mask", "observations", "group_id", "group_reward")
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEP_REACHED_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ACTION_MASK_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_REWARD_FIELD_NUMBER: _ClassVar[int]
+    reward: float
+    done: bool
+    max_step_reached: bool
+    id: int
+    action_mask: _containers.RepeatedScalarFieldContainer[bool]
+    observations: _containers.RepeatedScalarFieldContainer[bytes]
+    group_id: int
+    group_reward: float
+    def __init__(self, reward: _Optional[float] = ..., done: _Optional[bool] = ..., max_step_reached: _Optional[bool] = ..., id: _Optional[int] = ..., action_mask: _Optional[_Iterable[bool]] = ..., observations: _Optional[_Iterable[bytes]] = ..., group_id: _Optional[int] = ..., group_reward: _Optional[float] = ...) -> None: ...
+
+class ReceivedAgentInfosProto(_message.Message):
+    __slots__ = ("value",)
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    value: _containers.RepeatedCompositeFieldContainer[ReceivedAgentInfoProto]
+    def __init__(self, value: _Optional[_Iterable[_Union[ReceivedAgentInfoProto, _Mapping]]] = ...) -> None: ...

@@ -1,46 +1,128 @@
-"""A flat section's keys, one group after another, to those of a present behavior."""
+"""Convert one section of a flat file into a behavior of the present format."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from pipeline.settings.legacy.keys import (
+from pipeline.settings.legacy.formats import (
     CLONING_KEYS,
-    CLONING_TRAINERS,
     FLAT_KEYS,
     GONE,
+    IMITATING_TRAINERS,
     MOVED,
     REQUIRED,
     SELF_PLAY_KEYS,
+    SIGNAL_KEYS,
 )
-from pipeline.settings.legacy.section import Section, truth
-from pipeline.settings.legacy.signals import put_reward_signals
 from pipeline.settings.nodes import Node, fail, from_plain, join
-from pipeline.settings.reader import choice, entries_of, read, setting_hints
-from pipeline.settings.schema import HYPERPARAMETERS
-from pipeline.settings.schema.kinds import Positive
+from pipeline.settings.reader import (
+    Positive,
+    choice,
+    entries_of,
+    read,
+    setting_hints,
+    suggestion,
+    unknown_key,
+)
+from pipeline.settings.schema import HYPERPARAMETERS, REWARD_SIGNALS
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pipeline.settings.legacy.formats import Changes
+
+_YAML_1_1 = {"yes": True, "on": True, "no": False, "off": False}
 _BOOLS = ("normalize", "threaded", "save_replay_buffer")
+_CURIOSITY = {
+    "curiosity_strength": ("strength",),
+    "curiosity_enc_size": ("network_settings", "hidden_units"),
+}
+_GAIL_UNITS = 64
+"""Width of GAIL's network where a file said nothing; today it is 128."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Section:
+    """The keys that a section has, and the map that it becomes."""
+
+    entries: dict[str, Node]
+    """The keys of the section over those of the default section."""
+    node: Node
+    """The section itself, for its place."""
+    old: str
+    """Its key path in the old file."""
+    new: str
+    """Its key path in the present format."""
+    changes: Changes
+    """Where changes are recorded."""
+    inherited: frozenset[tuple[str, int | None]] = frozenset()
+    """Places of keys that another section has brought, and which are recorded there."""
+    kind: str = field(init=False)
+    """The trainer that learns the behavior today."""
+    left: dict[str, Node] = field(init=False)
+    """The keys that have not been converted yet."""
+    behavior: dict[str, Any] = field(default_factory=dict)
+    """The behavior so far: nodes in nested dictionaries."""
+
+    def take(self, *keys: str) -> dict[str, Node]:
+        """Return those of `keys` that are left, and take them out of `left`."""
+        return {key: self.left.pop(key) for key in keys if key in self.left}
+
+    def is_own(self, node: Node) -> bool:
+        """Whether the section itself has the key."""
+        return (node.source, node.line) not in self.inherited
+
+    def put(self, node: Node, *place: str, old: str, text: str = "", warns: bool = False) -> None:
+        """Give the behavior a value at `place`, which stood at the section's key `old`."""
+        self._set(node, place)
+        if self.is_own(node):
+            new = join(self.new, ".".join(place))
+            self.changes.moved(node, join(self.old, old), new, text, warns=warns)
+
+    def put_old_default(self, at: Node, value: object, *place: str) -> None:
+        """Write out an old default that differs from today's; `at` is the key that needs it."""
+        self._set(from_plain(value, at.source, at.line), place)
+        if self.is_own(at):
+            new = join(self.new, ".".join(place))
+            text = f"{new} is {value}, which was the value of then"
+            self.changes.note(at, self.old, text, warns=False)
+
+    def gone(self, node: Node, old: str, text: str, *, warns: bool = True) -> None:
+        """Record that a key has no equal any more, where the section itself has it."""
+        if self.is_own(node):
+            self.changes.gone(node, join(self.old, old), text, warns=warns)
+
+    def unknown(self, node: Node, old: str, known: Iterable[str]) -> None:
+        """Record a key that ML-Agents ignored, and the one that was perhaps meant."""
+        key = old.rsplit(".", maxsplit=1)[-1]
+        self.gone(node, old, f"unknown key {key!r} is ignored, as it was{suggestion(key, known)}")
+
+    def _set(self, node: Node, place: tuple[str, ...]) -> None:
+        target = self.behavior
+        for key in place[:-1]:
+            target = target.setdefault(key, {})
+        target[place[-1]] = node
+
+
+def truth(node: Node) -> Node:
+    """Return the value, with YAML 1.1's `yes`, `no`, `on` and `off` as booleans."""
+    said = _YAML_1_1.get(node.value.lower()) if isinstance(node.value, str) else None
+    return node if said is None else replace(node, value=said)
 
 
 def trainer_of(entries: dict[str, Node], node: Node, path: str) -> str:
-    """The trainer that a section names.
-
-    Raises:
-        SettingsError: It names none, or one that never was.
-    """
+    """Return the trainer that a section names; refuse a trainer that never existed."""
     if "trainer" not in entries:
-        raise fail(
-            node,
-            path,
-            "the 'trainer' key must be set here or in the default section. "
-            f"Add one of: {', '.join(HYPERPARAMETERS)}",
-        )
-    return choice(entries["trainer"], join(path, "trainer"), (*HYPERPARAMETERS, *CLONING_TRAINERS))
+        text = "the 'trainer' key must be set here or in the default section."
+        raise fail(node, path, f"{text} Add one of: {', '.join(HYPERPARAMETERS)}")
+    return choice(
+        entries["trainer"], join(path, "trainer"), (*HYPERPARAMETERS, *IMITATING_TRAINERS)
+    )
 
 
 def demonstration_of(entries: dict[str, Node]) -> Node | None:
-    """The demonstration that a section of a trainer that only imitates could learn from."""
+    """Return the demonstration from which an imitating section could learn, if it has any."""
     for key in ("behavioral_cloning", "pretraining"):
         if key in entries and isinstance(entries[key].value, dict):
             given: dict[str, Node] = entries[key].value
@@ -48,84 +130,87 @@ def demonstration_of(entries: dict[str, Node]) -> Node | None:
     return entries.get("demo_path")
 
 
-def put_behavior(section: Section) -> None:
-    """Fill in the behavior that a section describes.
-
-    Raises:
-        SettingsError: A value is not one that the key ever had.
-    """
-    entries = dict(section.entries)
-    named = trainer_of(entries, section.node, section.old)
-    node = entries.pop("trainer")
-    kind = named
-    if named in CLONING_TRAINERS:
-        kind = "ppo"
-        section.put(
-            replace(node, value="ppo", text="ppo"),
-            "trainer_type",
-            old="trainer",
-            text=f"{named!r} only imitated; ppo with behavioral_cloning learns from the "
-            "environment's reward as well",
-            warns=True,
-        )
-        _put_imitation(section, entries)
-    else:
-        section.put(node, "trainer_type", old="trainer")
-        _note_missing(section, kind, entries)
-    _put_moved(section, kind, entries)
-    _put_updates(section, kind, entries)
-    _put_memory(section, entries)
-    put_reward_signals(section, kind, entries)
-    _put_cloning(section, entries)
-    _put_self_play(section, entries)
-    _put_schedules(section, kind)
-    for key, item in entries.items():
+def convert_section(section: Section) -> Node:
+    """Return the behavior that a section describes."""
+    section.left = dict(section.entries)
+    _put_trainer(section)
+    _put_moved(section)
+    _put_updates(section)
+    _put_memory(section)
+    _put_reward_signals(section)
+    _put_cloning(section)
+    _put_self_play(section)
+    _put_schedules(section)
+    for key, item in section.left.items():
         if key in GONE:
             section.gone(item, key, f"no equal any more: {GONE[key]}", warns=key == "burn_in_ratio")
         elif key != "curriculum":  # which is not the behavior's any more
             section.unknown(item, key, FLAT_KEYS)
+    return _as_node(section.behavior, section.node)
 
 
-def _note_missing(section: Section, kind: str, entries: dict[str, Node]) -> None:
-    missing = [key for key in REQUIRED.get(kind, ()) if key not in entries]
-    if missing:
-        section.changes.note(
-            section.node,
-            section.old,
-            f"keys that the {kind} trainer needed are missing: {', '.join(missing)}; today's "
-            "defaults are used",
-        )
+def _as_node(value: Any, place: Node) -> Node:
+    if isinstance(value, Node):
+        return value
+    entries = {key: _as_node(item, place) for key, item in value.items()}
+    first = next(iter(entries.values()), place)
+    return Node(entries, first.source, first.line)
 
 
-def _put_moved(section: Section, kind: str, entries: dict[str, Node]) -> None:
-    known = setting_hints(HYPERPARAMETERS[kind])
-    for key in [key for key in entries if key in MOVED]:
-        node = entries.pop(key)
+def _put_trainer(section: Section) -> None:
+    named = trainer_of(section.entries, section.node, section.old)
+    node = section.left.pop("trainer")
+    if named not in IMITATING_TRAINERS:
+        section.kind = named
+        section.put(node, "trainer_type", old="trainer")
+        missing = [key for key in REQUIRED.get(named, ()) if key not in section.left]
+        if missing:
+            text = f"keys that the {named} trainer needed are missing: {', '.join(missing)}"
+            section.changes.note(section.node, section.old, f"{text}; today's defaults are used")
+        return
+    section.kind = "ppo"
+    section.put(
+        replace(node, value="ppo", text="ppo"),
+        "trainer_type",
+        old="trainer",
+        text=f"{named!r} only imitated; ppo with behavioral_cloning learns from the "
+        "environment's reward as well",
+        warns=True,
+    )
+    has_map = "behavioral_cloning" in section.left or "pretraining" in section.left
+    if "demo_path" in section.left and not has_map:  # what it imitates stood in the section itself
+        for key, item in section.take("demo_path", "batch_size").items():
+            section.put(item, "behavioral_cloning", key, old=key)
+
+
+def _put_moved(section: Section) -> None:
+    known = setting_hints(HYPERPARAMETERS[section.kind])
+    for key, node in section.take(*(key for key in section.left if key in MOVED)).items():
         place = MOVED[key]
         if place[0] == "hyperparameters" and key not in known:
-            section.gone(node, key, f"is not used by the trainer {kind}", warns=False)
+            section.gone(node, key, f"is not used by the trainer {section.kind}", warns=False)
             continue
         text = ""
         if key == "init_path":
             text = "a folder of TensorFlow checkpoints then; today a .pt file"
-        section.put(
-            truth(node) if key in _BOOLS else node, *place, old=key, text=text, warns=bool(text)
-        )
+        value = truth(node) if key in _BOOLS else node
+        section.put(value, *place, old=key, text=text, warns=bool(text))
 
 
-def _put_updates(section: Section, kind: str, entries: dict[str, Node]) -> None:
-    """SAC's `num_update` and `train_interval`, which counted steps of the environment."""
-    given = {key: entries.pop(key) for key in ("train_interval", "num_update") if key in entries}
-    used = kind == "sac" and "steps_per_update" not in section.made.get("hyperparameters", {})
-    if not used:
-        why = f"the trainer {kind}" if kind != "sac" else "SAC beside steps_per_update"
+def _put_updates(section: Section) -> None:
+    """Convert SAC's `num_update` and `train_interval`, which counted environment steps."""
+    given = section.take("train_interval", "num_update")
+    why = ""
+    if section.kind != "sac":
+        why = f"the trainer {section.kind}"
+    elif "steps_per_update" in section.behavior.get("hyperparameters", {}):
+        why = "SAC beside steps_per_update"
+    if why:
         for key, node in given.items():
             section.gone(node, key, f"is not used by {why}", warns=False)
         return
-    numbers = {"train_interval": 1.0, "num_update": 1.0}
-    for key, node in given.items():
-        numbers[key] = read(Positive, node, join(section.old, key))
-    ratio = numbers["train_interval"] / numbers["num_update"]
+    numbers = {key: read(Positive, node, join(section.old, key)) for key, node in given.items()}
+    ratio = numbers.get("train_interval", 1.0) / numbers.get("num_update", 1.0)
     for key, node in given.items():
         section.put(
             replace(node, value=ratio, text=str(ratio)),
@@ -137,85 +222,145 @@ def _put_updates(section: Section, kind: str, entries: dict[str, Node]) -> None:
         )
 
 
-def _put_memory(section: Section, entries: dict[str, Node]) -> None:
-    recurrent = entries.pop("use_recurrent", None)
-    sizes = {key: entries.pop(key) for key in ("sequence_length", "memory_size") if key in entries}
+def _put_memory(section: Section) -> None:
+    recurrent = section.left.pop("use_recurrent", None)
     used = False
     if recurrent is not None:
         used = read(bool, truth(recurrent), join(section.old, "use_recurrent"))
-        place = replace(recurrent, value={} if used else None, text=None)
+        value = replace(recurrent, value={} if used else None, text=None)
         text = "" if used else "null"
-        section.put(place, "network_settings", "memory", old="use_recurrent", text=text)
-    if used:
-        section.made["network_settings"]["memory"] = {}
-    for key, node in sizes.items():
+        section.put(value, "network_settings", "memory", old="use_recurrent", text=text)
+    if used:  # in place of the node, to be filled in
+        section.behavior["network_settings"]["memory"] = {}
+    for key, node in section.take("sequence_length", "memory_size").items():
         if used:
             section.put(node, "network_settings", "memory", key, old=key)
         else:
             section.gone(node, key, "is not used here without use_recurrent", warns=False)
 
 
-def _put_imitation(section: Section, entries: dict[str, Node]) -> None:
-    """`demo_path` and `batch_size` of a trainer that only imitates."""
-    if "demo_path" not in entries or "behavioral_cloning" in entries or "pretraining" in entries:
-        return
-    section.put(entries.pop("demo_path"), "behavioral_cloning", "demo_path", old="demo_path")
-    if "batch_size" in entries:
-        node = entries.pop("batch_size")
-        section.put(node, "behavioral_cloning", "batch_size", old="batch_size")
+def _put_cloning(section: Section) -> None:
+    given = list(section.take("behavioral_cloning", "pretraining").items())
+    for key, node in given[1:]:
+        section.gone(node, key, f"is not used beside {given[0][0]}")
+    for key, node in given[:1]:
+        _put_map(section, node, key, "behavioral_cloning", CLONING_KEYS)
+    for key, node in section.take("demo_path").items():
+        section.gone(node, key, "is used by offline_bc only")
 
 
-def _put_cloning(section: Section, entries: dict[str, Node]) -> None:
-    given = [key for key in ("behavioral_cloning", "pretraining") if key in entries]
-    nodes = [(key, entries.pop(key)) for key in given]
-    for key, node in nodes[1:]:
-        section.gone(node, key, f"is not used beside {nodes[0][0]}")
-    if nodes:
-        key, node = nodes[0]
-        _put_map(section, node, key, "behavioral_cloning", dict.fromkeys(CLONING_KEYS))
-    if "demo_path" in entries:
-        section.gone(entries.pop("demo_path"), "demo_path", "is used by offline_bc only")
+def _put_self_play(section: Section) -> None:
+    for key, node in section.take("self_play").items():
+        _put_map(section, node, key, "self_play", SELF_PLAY_KEYS)
+        if isinstance(node.value, dict) and "swap_steps" not in node.value:
+            section.put_old_default(node, 20000, "self_play", "swap_steps")
 
 
-def _put_self_play(section: Section, entries: dict[str, Node]) -> None:
-    node = entries.pop("self_play", None)
-    if node is None:
-        return
-    _put_map(section, node, "self_play", "self_play", SELF_PLAY_KEYS)
-    if isinstance(node.value, dict) and "swap_steps" not in node.value:
-        _put_old_default(section, node, 20000, "self_play", "swap_steps")
-
-
-def _put_map(
-    section: Section, node: Node, old: str, new: str, known: dict[str, str] | dict[str, None]
-) -> None:
-    """A map whose keys are those of `known`, some under another name."""
+def _put_map(section: Section, node: Node, old: str, new: str, known: Mapping[str, str]) -> None:
+    """Convert a map whose old keys are in `known`, with their names of today."""
     if node.value is None:
         section.put(node, new, old=old)
         return
-    section.made[new] = {}
+    section.behavior[new] = {}
     for key, item in entries_of(node, join(section.old, old)).items():
         if key in known:
-            section.put(item, new, known[key] or key, old=f"{old}.{key}")
+            section.put(item, new, known[key], old=f"{old}.{key}")
         else:
             section.unknown(item, f"{old}.{key}", known)
 
 
-def _put_schedules(section: Section, kind: str) -> None:
-    """Until 0.16, beta and epsilon fell whatever the learning rate did."""
-    made = section.made.get("hyperparameters", {})
-    rate = made.get("learning_rate_schedule")
-    if kind == "ppo" and rate is not None and rate.value == "constant":
+def _put_schedules(section: Section) -> None:
+    """Keep beta and epsilon falling: until 0.16 they did, whatever the learning rate did."""
+    rate = section.behavior.get("hyperparameters", {}).get("learning_rate_schedule")
+    if section.kind == "ppo" and rate is not None and rate.value == "constant":
         for key in ("beta_schedule", "epsilon_schedule"):
-            _put_old_default(section, rate, "linear", "hyperparameters", key)
+            section.put_old_default(rate, "linear", "hyperparameters", key)
 
 
-def _put_old_default(section: Section, place: Node, value: object, *keys: str) -> None:
-    target = section.made
-    for key in keys[:-1]:
-        target = target.setdefault(key, {})
-    target[keys[-1]] = from_plain(value, place.source, place.line)
-    if section.is_own(place):
-        at = join(section.new, ".".join(keys))
-        text = f"{at} is {value}, which was the value of then"
-        section.changes.note(place, section.old, text, warns=False)
+def _put_reward_signals(section: Section) -> None:
+    """Convert `reward_signals`, or the single keys of the versions before it."""
+    early = section.take("gamma", "use_curiosity", *_CURIOSITY)
+    node = section.left.pop("reward_signals", None)
+    if node is None:
+        _put_early_signals(section, early)
+        return
+    for key, item in early.items():
+        section.gone(item, key, "is not used beside reward_signals")
+    signals = dict(entries_of(node, join(section.old, "reward_signals")))
+    _put_signal_updates(section, signals)
+    section.behavior["reward_signals"] = {}
+    for name, signal in signals.items():
+        _put_signal(section, name, signal)
+
+
+def _put_early_signals(section: Section, early: dict[str, Node]) -> None:
+    """Convert `gamma` and the keys of curiosity, which sections had until 0.8."""
+    gamma, wanted = early.pop("gamma", None), early.pop("use_curiosity", None)
+    if gamma is not None:
+        section.put(gamma, "reward_signals", "extrinsic", "gamma", old="gamma")
+    if wanted is None or not read(bool, truth(wanted), join(section.old, "use_curiosity")):
+        if wanted is not None:
+            text = "needs no equal: there is no curiosity"
+            section.gone(wanted, "use_curiosity", text, warns=False)
+        for key, item in early.items():
+            section.gone(item, key, "is not used without use_curiosity", warns=False)
+        return
+    empty = replace(wanted, value={}, text=None)
+    section.put(empty, "reward_signals", "curiosity", old="use_curiosity")
+    if early or gamma is not None:  # in place of the node, to be filled in
+        section.behavior["reward_signals"]["curiosity"] = {}
+    for key, item in early.items():
+        section.put(item, "reward_signals", "curiosity", *_CURIOSITY[key], old=key)
+    if gamma is None:
+        section.behavior["reward_signals"]["extrinsic"] = empty
+    else:  # both rewards were added up before they were discounted
+        section.behavior["reward_signals"]["curiosity"]["gamma"] = gamma
+
+
+def _put_signal_updates(section: Section, signals: dict[str, Node]) -> None:
+    """Convert how often SAC trains reward signals; these keys stood among the signals."""
+    key_of_today = "reward_signal_steps_per_update"
+    keys = ("reward_signal_num_update", key_of_today)
+    updates = {key: signals.pop(key) for key in keys if key in signals}
+    place = ("hyperparameters", key_of_today)
+    for key, node in updates.items():
+        old = f"reward_signals.{key}"
+        if section.kind != "sac":
+            section.gone(node, old, f"is not used by the trainer {section.kind}", warns=False)
+        elif key == key_of_today:
+            section.put(node, *place, old=old)
+        elif key_of_today not in updates:
+            interval = section.entries.get("train_interval")
+            steps = 1.0 if interval is None else read(Positive, interval, section.old)
+            ratio = float(steps / read(Positive, node, join(section.old, old)))
+            section.put(
+                replace(node, value=ratio, text=str(ratio)),
+                *place,
+                old=old,
+                text="train_interval / reward_signal_num_update; multiply it by the number of "
+                "agents",
+                warns=True,
+            )
+
+
+def _put_signal(section: Section, name: str, node: Node) -> None:
+    at = f"reward_signals.{name}"
+    if name not in REWARD_SIGNALS:
+        raise unknown_key(node, join(section.old, "reward_signals"), name, REWARD_SIGNALS)
+    settings: dict[str, object] = {}
+    section.behavior["reward_signals"][name] = settings
+    for key, item in entries_of(node, join(section.old, at)).items():
+        if key not in SIGNAL_KEYS:
+            section.unknown(item, f"{at}.{key}", SIGNAL_KEYS)
+        elif name not in SIGNAL_KEYS[key]:
+            section.gone(item, f"{at}.{key}", f"is not used by {name}", warns=False)
+        else:
+            value = truth(item) if key in ("use_actions", "use_vail") else item
+            place = ("network_settings", "hidden_units") if key == "encoding_size" else (key,)
+            section.put(value, "reward_signals", name, *place, old=f"{at}.{key}")
+    if name == "gail" and "network_settings" not in settings:
+        units = from_plain(_GAIL_UNITS, node.source, node.line)
+        settings["network_settings"] = {"hidden_units": units}
+        if section.is_own(node):
+            text = f"its networks are {_GAIL_UNITS} units wide, as they were without encoding_size"
+            section.changes.note(node, join(section.old, at), text, warns=False)

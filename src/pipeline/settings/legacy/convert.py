@@ -1,23 +1,47 @@
-"""A trainer configuration with its curricula and samplers, as one present document."""
+"""Convert a trainer configuration, its curricula and its samplers into one present document."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from pipeline.settings.legacy.changes import Changes
-from pipeline.settings.legacy.curriculum import convert_curricula
-from pipeline.settings.legacy.family import Family, family_of, has_present_keys, is_flat
-from pipeline.settings.legacy.files import read_curricula, read_samplers
+from pipeline.settings.legacy.behavior import truth
 from pipeline.settings.legacy.flat import FlatFile
-from pipeline.settings.legacy.sampler import convert_samplers
-from pipeline.settings.nodes import Node, fail
-from pipeline.settings.reader import entries_of
+from pipeline.settings.legacy.formats import (
+    CURRICULUM_KEYS,
+    INTERVAL,
+    SAMPLER_TYPES,
+    Changes,
+    Family,
+    family_of,
+    has_present_keys,
+    is_flat,
+    read_curricula,
+    read_samplers,
+)
+from pipeline.settings.nodes import Node, fail, from_plain, join
+from pipeline.settings.reader import (
+    Count,
+    choice,
+    display,
+    entries_of,
+    read,
+    setting_hints,
+    suggestion,
+    unknown_key,
+)
+from pipeline.settings.schema import SAMPLERS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _PARAMETERS = "environment_parameters"
+_NEEDED_BY_SAMPLER = {
+    "uniform": ("min_value", "max_value"),
+    "gaussian": ("mean", "st_dev"),
+    "multirangeuniform": ("intervals",),
+    "constant": ("value",),
+}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -56,70 +80,74 @@ def to_present(
     Raises:
         SettingsError: A file cannot be read, or something in it has no meaning.
     """
+    changes = changes or Changes()
     family = family_of(document)
     entries = dict(entries_of(document, ""))
-    made = Present(
-        family=family, document=document, portable=document, changes=changes or Changes()
-    )
-    own: dict[str, Node] = {}
+    present = Present(family=family, document=document, portable=document, changes=changes)
+    # Parameters by where they stand; what stands in a later part wins.
+    parts: list[dict[str, Node]] = []
     if family in (Family.FLAT, Family.FLAT_BEHAVIORS):
-        own = _convert_flat(made, entries)
-        entries = dict(made.document.value)
-    behaviors = entries.get("behaviors")
-    names = list(behaviors.value) if behaviors and isinstance(behaviors.value, dict) else []
-    curricula = [own, _section(entries, "curriculum", made.changes)]
+        parts.append(_convert_flat(present, entries))
+        entries = dict(present.document.value)
+    node = entries.get("curriculum")
+    if node is not None and node.value is not None:
+        curricula = entries_of(node, "curriculum")
+        parts.append(_convert_curricula(curricula, "curriculum.{}", changes))
     if curriculum is not None:
-        read = read_curricula(curriculum, names, made.changes)
-        curricula.append(convert_curricula(read, "{}", made.changes))
-    samplers = [_section(entries, "parameter_randomization", made.changes)]
+        behaviors = entries.get("behaviors")
+        names = list(behaviors.value) if behaviors and isinstance(behaviors.value, dict) else []
+        curricula = read_curricula(curriculum, names, changes)
+        parts.append(_convert_curricula(curricula, "{}", changes))
+    node = entries.get("parameter_randomization")
+    if node is not None and node.value is not None:
+        parts.append(_convert_samplers(node, "parameter_randomization", changes))
     if sampler is not None:
-        samplers.append(convert_samplers(read_samplers(sampler, made.changes), "", made.changes))
-    parameters = _together(document, entries, [*curricula, *samplers], made.changes)
-    made.document = _with_parameters(made.document, parameters)
-    made.portable = _with_parameters(made.portable, parameters)
-    return made
+        parts.append(_convert_samplers(read_samplers(sampler, changes), "", changes))
+    parameters = _merged(document, entries.get(_PARAMETERS), parts, changes)
+    present.document = _with_parameters(present.document, parameters)
+    present.portable = _with_parameters(present.portable, parameters)
+    return present
 
 
-def _convert_flat(made: Present, entries: dict[str, Node]) -> dict[str, Node]:
-    """Convert the sections, and give the curricula that stood in them."""
-    below = "behaviors" if made.family is Family.FLAT_BEHAVIORS else ""
+def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]:
+    """Convert the sections, and return the parameters of the curricula that stood in them."""
+    below = "behaviors" if present.family is Family.FLAT_BEHAVIORS else ""
     sections = entries_of(entries["behaviors"], below) if below else entries
     today = _sections_of_today(sections) if below else {}
     flat = FlatFile(
         sections={name: node for name, node in sections.items() if name not in today},
         below=below,
-        changes=made.changes,
+        changes=present.changes,
     )
     flat.convert()
-    made.refused = flat.refused
-    place = made.document
+    present.refused = flat.refused
+    place = present.document
     rest = {key: node for key, node in entries.items() if key != "behaviors"} if below else {}
     if flat.default is not None and "default_settings" in rest:
-        raise fail(
-            rest["default_settings"], "default_settings", "is there beside behaviors.default"
-        )
+        at = "default_settings"
+        raise fail(rest[at], at, "is there beside behaviors.default")
 
     def whole(default: Node | None, behaviors: dict[str, Node]) -> Node:
         first = {} if default is None else {"default_settings": default}
         listed = replace(place, value={**behaviors, **today}, text=None)
         return replace(place, value={**first, "behaviors": listed, **rest})
 
-    made.document = made.portable = whole(flat.default, flat.over_default)
+    present.document = present.portable = whole(flat.default, flat.over_default)
+    # ML-Agents lays behaviors over the defaults more simply, so these must be complete instead.
     stranger = flat.not_over_default()
     if stranger is not None:
-        made.portable = whole(None, flat.complete)
-        made.left_out = (
+        present.portable = whole(None, flat.complete)
+        present.left_out = (
             f"behavior {stranger!r} has another trainer than the defaults, or not all of their "
             "reward signals, which mlagents-learn could not express beside default_settings. "
             "Behaviors that are not listed need an entry of their own"
         )
-    return convert_curricula(
-        flat.curricula, "behaviors.{}.curriculum" if below else "{}.curriculum", made.changes
-    )
+    place_of_curricula = "behaviors.{}.curriculum" if below else "{}.curriculum"
+    return _convert_curricula(flat.curricula, place_of_curricula, present.changes)
 
 
 def _sections_of_today(sections: dict[str, Node]) -> dict[str, Node]:
-    """Behaviors that stand in the present format among flat ones."""
+    """Return the behaviors of the present format that stand among flat sections."""
     inherits = "default" in sections and is_flat(sections["default"])
     return {
         name: node
@@ -130,37 +158,151 @@ def _sections_of_today(sections: dict[str, Node]) -> dict[str, Node]:
     }
 
 
-def _section(entries: dict[str, Node], key: str, changes: Changes) -> dict[str, Node]:
-    """The parameters of a section that only 0.17 had."""
-    node = entries.get(key)
-    if node is None or node.value is None:
-        return {}
-    if key == "curriculum":
-        return convert_curricula(entries_of(node, key), "curriculum.{}", changes)
-    return convert_samplers(node, key, changes)
-
-
-def _together(
-    document: Node, entries: dict[str, Node], parts: list[dict[str, Node]], changes: Changes
+def _merged(
+    document: Node, own: Node | None, parts: list[dict[str, Node]], changes: Changes
 ) -> Node | None:
-    """All parameters, a later part over an earlier one; None where nothing is said of them."""
-    own = entries.get(_PARAMETERS)
+    """Return all parameters, later parts over earlier ones; None when no part has any."""
     if not any(parts):
         return own
-    made = dict(entries_of(own, _PARAMETERS)) if own and own.value is not None else {}
+    parameters = dict(entries_of(own, _PARAMETERS)) if own and own.value is not None else {}
     for part in parts:
         for name, node in part.items():
-            if name in made:
-                text = f"is also defined in {made[name].where}; this one is used"
+            if name in parameters:
+                text = f"is also defined in {parameters[name].where}; this one is used"
                 changes.note(node, f"{_PARAMETERS}.{name}", text)
-            made[name] = node
-    return replace(own or document, value=made, text=None)
+            parameters[name] = node
+    return replace(own or document, value=parameters, text=None)
 
 
 def _with_parameters(document: Node, parameters: Node | None) -> Node:
-    entries = dict(document.value)
-    for key in ("curriculum", "parameter_randomization"):
-        entries.pop(key, None)
+    moved = ("curriculum", "parameter_randomization")
+    entries = {key: node for key, node in document.value.items() if key not in moved}
     if parameters is not None:
         entries[_PARAMETERS] = parameters
     return replace(document, value=entries)
+
+
+def _convert_curricula(curricula: dict[str, Node], place: str, changes: Changes) -> dict[str, Node]:
+    """Return `environment_parameters` with the lessons of every curriculum.
+
+    Args:
+        curricula: the old maps, by the behavior that they measure.
+        place: key path of a curriculum in its file, with `{}` for the behavior.
+        changes: where changes are recorded.
+    """
+    parameters: dict[str, Node] = {}
+    for behavior, node in curricula.items():
+        at = place.format(behavior)
+        for name, parameter in _convert_curriculum(behavior, node, at, changes).items():
+            if name in parameters:
+                text = "is in another curriculum as well; this one is used"
+                changes.note(parameter, f"{at}.parameters.{name}", text)
+            parameters[name] = parameter
+    return parameters
+
+
+def _convert_curriculum(behavior: str, node: Node, at: str, changes: Changes) -> dict[str, Node]:
+    entries = entries_of(node, at)
+    unknown = [key for key in entries if key not in CURRICULUM_KEYS]
+    for key in unknown:
+        text = f"unknown key {key!r} is ignored, as it was{suggestion(key, CURRICULUM_KEYS)}"
+        changes.gone(entries[key], join(at, key), text)
+    for key in ("measure", "thresholds", "parameters"):
+        if key not in entries:
+            near = f" (there is {unknown[0]!r})" if unknown else ""
+            raise fail(node, at, f"the curriculum needs the key {key!r}{near}")
+    thresholds = _numbers(entries["thresholds"], join(at, "thresholds"))
+    choice(entries["measure"], join(at, "measure"), ("reward", "progress"))
+    shared = {
+        "measure": entries["measure"],
+        "behavior": from_plain(behavior, node.source, node.line),
+    }
+    # These had other defaults than today.
+    for key, value in (("min_lesson_length", 1), ("signal_smoothing", False)):
+        if key in entries:
+            shared[key] = truth(entries[key])
+        else:
+            shared[key] = from_plain(value, node.source, node.line)
+            text = f"{key} is missing; {str(value).lower()} is used, as it was"
+            changes.note(node, at, text, warns=False)
+    # Every new lesson began with a reset then.
+    shared["require_reset"] = from_plain(True, node.source, node.line)
+    parameters = {}
+    for name, values in entries_of(entries["parameters"], join(at, "parameters")).items():
+        path = join(at, f"parameters.{name}")
+        parameters[name] = _lessons(values, path, thresholds, shared)
+        changes.moved(values, path, f"{_PARAMETERS}.{name}.curriculum")
+    return parameters
+
+
+def _lessons(values: Node, at: str, thresholds: list[Node], shared: dict[str, Node]) -> Node:
+    numbers = _numbers(values, at)
+    if len(numbers) != len(thresholds) + 1:
+        wanted = f"{len(thresholds) + 1} values, one more than there are thresholds"
+        raise fail(values, at, f"needs {wanted}, got {len(numbers)}: {display(values)}")
+    lessons = []
+    for index, value in enumerate(numbers):
+        lesson = {"name": from_plain(f"Lesson{index}", value.source, value.line)}
+        if index < len(thresholds):
+            criteria = {**shared, "threshold": thresholds[index]}
+            lesson["completion_criteria"] = replace(thresholds[index], value=criteria, text=None)
+        lesson["value"] = value
+        lessons.append(Node(lesson, value.source, value.line))
+    return replace(values, value={"curriculum": replace(values, value=lessons)})
+
+
+def _numbers(node: Node, at: str) -> list[Node]:
+    if not isinstance(node.value, list):
+        raise fail(node, at, f"needs a list of numbers, got {display(node)}")
+    for index, item in enumerate(node.value):
+        read(float, item, join(at, index))
+    return list(node.value)
+
+
+def _convert_samplers(document: Node, below: str, changes: Changes) -> dict[str, Node]:
+    """Return `environment_parameters` with every sampler of a file or section.
+
+    Args:
+        document: the map of samplers, with `resampling-interval`.
+        below: key path of the samplers in their file.
+        changes: where changes are recorded.
+    """
+    entries = dict(entries_of(document, below))
+    interval = entries.pop(INTERVAL, None)
+    if interval is not None:
+        read(Count, interval, join(below, INTERVAL))
+        text = "no equal any more: the environment draws a value whenever it reads the parameter"
+        changes.gone(interval, join(below, INTERVAL), text, warns=False)
+    if not entries:
+        raise fail(document, below, "holds no sampler; remove it or fill it in")
+    return {
+        name: _convert_sampler(node, name, join(below, name), changes)
+        for name, node in entries.items()
+    }
+
+
+def _convert_sampler(node: Node, name: str, at: str, changes: Changes) -> Node:
+    entries = entries_of(node, at)
+    spelling = next((key for key in SAMPLER_TYPES if key in entries), None)
+    if spelling is None:
+        raise fail(node, at, f"does not contain sampler-type, got {display(node)}")
+    written = entries[spelling]
+    kind = str(written.value).replace("multirange_uniform", "multirangeuniform")
+    named = replace(written, value=kind, text=kind)
+    choice(named, join(at, spelling), SAMPLERS)
+    new = f"{_PARAMETERS}.{name}"
+    changes.moved(written, join(at, spelling), join(new, "sampler_type"))
+    parameters = entries.get("sampler_parameters")
+    if parameters is None:  # they stand beside the type
+        known = setting_hints(SAMPLERS[kind])
+        given = {key: item for key, item in entries.items() if key not in SAMPLER_TYPES}
+        for key, item in given.items():
+            if key not in known:
+                raise unknown_key(item, at, key, known)
+        for key in _NEEDED_BY_SAMPLER[kind]:
+            if key not in given:
+                raise fail(node, at, f"the sampler {kind} needs the key {key!r}")
+        for key, item in given.items():
+            changes.moved(item, join(at, key), join(new, f"sampler_parameters.{key}"))
+        parameters = replace(node, value=given)
+    return replace(node, value={"sampler_type": named, "sampler_parameters": parameters})

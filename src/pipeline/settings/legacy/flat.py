@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import SettingsError
-from pipeline.settings.legacy.behavior import demonstration_of, put_behavior, trainer_of
-from pipeline.settings.legacy.inherited import inherits_alone, over_default
-from pipeline.settings.legacy.keys import CLONING_TRAINERS
-from pipeline.settings.legacy.section import Section
-from pipeline.settings.nodes import Node, fail, join
-from pipeline.settings.reader import shown, suggestion
+from pipeline.settings.inheritance import behavior_over, expanded
+from pipeline.settings.legacy.behavior import (
+    Section,
+    convert_section,
+    demonstration_of,
+    trainer_of,
+)
+from pipeline.settings.legacy.formats import IMITATING_TRAINERS
+from pipeline.settings.nodes import Node, fail, from_plain, join
+from pipeline.settings.reader import display, read, suggestion, to_map
+from pipeline.settings.schema import TrainerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from pipeline.settings.legacy.changes import Changes
+    from pipeline.settings.legacy.formats import Changes
 
 _DEFAULT = "default"
+_MISSING = object()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -49,75 +55,76 @@ class FlatFile:
             SettingsError: A section has no trainer, an unknown one, or a value that is not allowed;
                 or none of them can be used.
         """
+        shared = Node({}, "")
         if _DEFAULT in self.sections:
-            self.default = self._default_settings()
+            shared = self._resolved(_DEFAULT)
+            self.default = self._default_settings(shared)
         for name in self.sections:
             if name != _DEFAULT:
-                self._convert(name)
+                self._convert(name, shared)
         if self.refused and not self.complete and self.default is None:
             raise SettingsError(next(iter(self.refused.values())))
 
     def not_over_default(self) -> str | None:
-        """A behavior that `mlagents-learn` could not lay over the default, if there is one."""
+        """Return a behavior that `mlagents-learn` could not lay over the default, if any."""
         if self.default is None:
             return None
+        trainer = self.default.value["trainer_type"].value
         for name, node in self.over_default.items():
-            if not inherits_alone(node, self.default):
+            signals, kind = node.value.get("reward_signals"), node.value.get("trainer_type")
+            takes_away = signals and any(item.value is None for item in signals.value.values())
+            if takes_away or (kind is not None and kind.value != trainer):
                 return name
         return None
 
-    def _default_settings(self) -> Node | None:
+    def _default_settings(self, shared: Node) -> Node | None:
         node, old = self.sections[_DEFAULT], join(self.below, _DEFAULT)
-        entries = self._resolved(_DEFAULT).value
-        if "trainer" not in entries:
+        if "trainer" not in shared.value:
             text = "has no trainer, so behaviors that are not listed cannot be trained"
             self.changes.note(node, old, text, warns=False)
             return None
-        if self._cannot_imitate(_DEFAULT, entries):
+        if self._cannot_imitate(_DEFAULT, shared.value):
             text = "has no demonstration, so behaviors that are not listed cannot be trained"
             self.changes.note(node, old, text)
             return None
         section = Section(
-            entries=entries, node=node, old=old, new="default_settings", changes=self.changes
+            entries=shared.value, node=node, old=old, new="default_settings", changes=self.changes
         )
-        put_behavior(section)
-        return section.behavior()
+        return convert_section(section)
 
-    def _convert(self, name: str) -> None:
+    def _convert(self, name: str, shared: Node) -> None:
         node, old, new = self.sections[name], join(self.below, name), f"behaviors.{name}"
         target = self._resolved(name)
+        entries = shared.value | target.value
+        inherited = frozenset(_places(shared))
+        # What came from another section is told once, where that section is converted.
+        elsewhere = inherited
         if target is not node:
+            elsewhere |= frozenset(_places(target))
             text = f"stood for {node.value}, whose settings are written out"
             self.changes.moved(node, old, new, text)
-        shared = Node({}, node.source)
-        if _DEFAULT in self.sections:
-            shared = self._resolved(_DEFAULT)
-        entries = shared.value | target.value
         if self._cannot_imitate(name, entries):
             return
-        inherited = frozenset(_places(shared))
-        elsewhere = inherited if target is node else inherited | frozenset(_places(target))
-        section = Section(
-            entries=entries,
-            node=node,
-            old=old,
-            new=new,
-            changes=self.changes,
-            inherited=elsewhere,
+        full = convert_section(
+            Section(
+                entries=entries,
+                node=node,
+                old=old,
+                new=new,
+                changes=self.changes,
+                inherited=elsewhere,
+            )
         )
-        put_behavior(section)
-        full = section.behavior()
-        self.complete[name] = full
-        self.over_default[name] = full
+        self.complete[name] = self.over_default[name] = full
         if self.default is not None:
-            self.over_default[name] = over_default(
+            self.over_default[name] = _over_default(
                 full, self.default, new, is_own=lambda one: _place(one) not in inherited
             )
         if "curriculum" in entries:
             self.curricula[name] = entries["curriculum"]
 
     def _resolved(self, name: str) -> Node:
-        """The map of a section, or of that which it stands for."""
+        """Return the map of a section, or of the section whose name stands in its place."""
         node, passed = self.sections[name], [name]
         while isinstance(node.value, str):
             path, known = join(self.below, passed[-1]), self.sections
@@ -129,18 +136,16 @@ class FlatFile:
             passed.append(node.value)
             node = known[node.value]
         if not isinstance(node.value, dict):
-            raise fail(
-                node,
-                join(self.below, passed[-1]),
-                f"needs a map of settings, or the name of another section, got {shown(node)}",
-            )
+            wanted = "a map of settings, or the name of another section"
+            path = join(self.below, passed[-1])
+            raise fail(node, path, f"needs {wanted}, got {display(node)}")
         return node
 
     def _cannot_imitate(self, name: str, entries: dict[str, Node]) -> bool:
-        """Whether a section only imitates, and has nothing to imitate; that is then recorded."""
+        """Whether a section imitates without a demonstration; if so, record it."""
         old = join(self.below, name)
         named = trainer_of(entries, self.sections[name], old)
-        if named not in CLONING_TRAINERS or demonstration_of(entries) is not None:
+        if named not in IMITATING_TRAINERS or demonstration_of(entries) is not None:
             return False
         text = (
             f"the trainer {named!r} is no more, and there is no demonstration to learn from. "
@@ -154,12 +159,57 @@ class FlatFile:
         return True
 
 
+def _over_default(full: Node, default: Node, path: str, *, is_own: Callable[[Node], bool]) -> Node:
+    """Return the behavior that gives the settings of `full` once it is laid over `default`.
+
+    In a flat file a section replaces whole values of the default section; in the present format it
+    is laid over them at every depth. What would come in between is therefore written out, and a
+    reward signal that only the default has becomes null.
+
+    Args:
+        full: a behavior with everything that it takes from the default section.
+        default: `default_settings`.
+        path: key path of the behavior, for errors.
+        is_own: whether a value stands in the behavior's own section.
+    """
+    wanted = to_map(read(TrainerSettings, full, path))
+    kind = {"trainer_type": full.value["trainer_type"]}
+    inherited = behavior_over(
+        replace(full, value=kind), path, expanded(default, "default_settings")
+    )
+    given = to_map(read(TrainerSettings, inherited, path))
+    return replace(full, value=_difference(full, wanted, given, is_own))
+
+
+def _difference(
+    full: Node, wanted: dict[str, Any], given: dict[str, Any], is_own: Callable[[Node], bool]
+) -> dict[str, Node]:
+    """Return the entries that turn `given` into `wanted`, and all that the section itself has.
+
+    `full` has the nodes of what was written; what was not gets nodes of `full`'s place.
+    """
+    entries: dict[str, Node] = {}
+    written = full.value if isinstance(full.value, dict) else {}
+    for key in {**written, **wanted}:
+        node = written.get(key)
+        want, have = wanted.get(key), given.get(key, _MISSING)
+        if isinstance(want, dict) and isinstance(have, dict):
+            inner = _difference(node or Node({}, full.source, full.line), want, have, is_own)
+            if inner:
+                first = next(iter(inner.values()))
+                entries[key] = Node(inner, first.source, first.line)
+        elif want != have or (node is not None and is_own(node)):
+            entries[key] = node or from_plain(want, full.source, full.line)
+    taken_away = {key: Node(None, full.source, full.line) for key in given if key not in wanted}
+    return entries | taken_away
+
+
 def _place(node: Node) -> tuple[str, int | None]:
     return node.source, node.line
 
 
 def _places(node: Node) -> Iterator[tuple[str, int | None]]:
-    """Where everything stands that a section has."""
+    """Yield the place of every value of a section."""
     if not isinstance(node.value, dict):
         return
     for item in node.value.values():

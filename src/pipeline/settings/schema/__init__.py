@@ -1,17 +1,5 @@
 """The settings of the present configuration format, as frozen dataclasses."""
 
-from pipeline.settings.schema.demonstrations import DemoPath, DemoSource
-from pipeline.settings.schema.hyperparameters import (
-    HYPERPARAMETERS,
-    Hyperparameters,
-    HyperparameterSettings,
-    OnPolicySettings,
-    POCASettings,
-    PPOSettings,
-    SACSettings,
-)
-from pipeline.settings.schema.kinds import GoalConditioning, Schedule, VisualEncoder
-from pipeline.settings.schema.network import MemorySettings, NetworkSettings
 from pipeline.settings.schema.parameters import (
     SAMPLERS,
     CompletionCriteria,
@@ -20,14 +8,18 @@ from pipeline.settings.schema.parameters import (
     GaussianSampler,
     Lesson,
     MultiRangeUniformSampler,
-    Sampler,
+    SamplerSettings,
     UniformSampler,
 )
 from pipeline.settings.schema.reward_signals import (
     REWARD_SIGNALS,
     CuriositySettings,
+    DemoPath,
+    DemoSource,
     ExtrinsicSettings,
     GAILSettings,
+    MemorySettings,
+    NetworkSettings,
     RewardSignalSettings,
     RNDSettings,
 )
@@ -39,7 +31,11 @@ from pipeline.settings.schema.run import (
     TorchSettings,
 )
 from pipeline.settings.schema.trainer import (
+    HYPERPARAMETERS,
     BehavioralCloningSettings,
+    POCASettings,
+    PPOSettings,
+    SACSettings,
     SelfPlaySettings,
     TrainerSettings,
 )
@@ -61,25 +57,19 @@ __all__ = [
     "ExtrinsicSettings",
     "GAILSettings",
     "GaussianSampler",
-    "GoalConditioning",
-    "HyperparameterSettings",
-    "Hyperparameters",
     "Lesson",
     "MemorySettings",
     "MultiRangeUniformSampler",
     "NetworkSettings",
-    "OnPolicySettings",
     "POCASettings",
     "PPOSettings",
     "RNDSettings",
     "RewardSignalSettings",
     "RunSettings",
     "SACSettings",
-    "Sampler",
-    "Schedule",
+    "SamplerSettings",
     "SelfPlaySettings",
     "TorchSettings",
     "TrainerSettings",
     "UniformSampler",
-    "VisualEncoder",
 ]

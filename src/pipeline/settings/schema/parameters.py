@@ -1,31 +1,32 @@
 """`environment_parameters`: constants, samplers and curricula that the environment is sent."""
 
+import itertools
 import logging
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pipeline.settings.nodes import Node, fail, join
 from pipeline.settings.reader import (
+    Bounds,
     ContradictionError,
-    Limits,
+    CountOrZero,
     choice,
+    display,
     entries_of,
     read,
     read_dataclass,
-    shown,
     to_map,
     unknown_key,
 )
-from pipeline.settings.schema.kinds import CountOrZero
 
 _log = logging.getLogger(__name__)
 
-SamplerSeed = Annotated[int, Limits(at_least=-1)]
+SamplerSeed = Annotated[int, Bounds(at_least=-1)]
 """Seed of a sampler; -1 to have one derived from the run's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sampler:
+class SamplerSettings:
     """How the environment draws a parameter's value; one subclass for each `sampler_type`."""
 
     sampler_type: ClassVar[str] = ""
@@ -33,16 +34,13 @@ class Sampler:
     """Seed of the environment's generator; -1 to have one derived from the run's."""
 
     @classmethod
-    def from_node(cls, node: Node, path: str) -> "Sampler":
-        """Read a number (a constant), or a map of `sampler_type` and `sampler_parameters`.
-
-        Raises:
-            SettingsError: It is neither, or its parameters are not allowed.
-        """
+    def from_node(cls, node: Node, path: str) -> "SamplerSettings":
+        """Read a number (a constant), or a map of `sampler_type` and `sampler_parameters`."""
         if isinstance(node.value, int | float) and not isinstance(node.value, bool):
             return ConstantSampler(value=read(float, node, path))
         if not isinstance(node.value, dict):
-            raise fail(node, path, f"needs a number, a sampler or a curriculum, got {shown(node)}")
+            wanted = "a number, a sampler or a curriculum"
+            raise fail(node, path, f"needs {wanted}, got {display(node)}")
         keys = ("sampler_type", "sampler_parameters")
         for key, item in node.value.items():
             if key not in keys:
@@ -51,7 +49,7 @@ class Sampler:
             if key not in node.value:
                 raise fail(node, path, f"does not contain {key}; a sampler needs both of {keys}")
         kind = _sampler_class(node.value["sampler_type"], join(path, "sampler_type"))
-        sampler: Sampler = read_dataclass(
+        sampler: SamplerSettings = read_dataclass(
             kind, node.value["sampler_parameters"], join(path, "sampler_parameters")
         )
         return sampler
@@ -63,7 +61,7 @@ class Sampler:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ConstantSampler(Sampler):
+class ConstantSampler(SamplerSettings):
     """Always the same value."""
 
     sampler_type: ClassVar[str] = "constant"
@@ -72,7 +70,7 @@ class ConstantSampler(Sampler):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UniformSampler(Sampler):
+class UniformSampler(SamplerSettings):
     """Any value of an interval, all equally likely."""
 
     sampler_type: ClassVar[str] = "uniform"
@@ -84,13 +82,12 @@ class UniformSampler(Sampler):
     def __post_init__(self) -> None:
         """Refuse an interval that ends before it begins."""
         if self.min_value > self.max_value:
-            raise ContradictionError(
-                "min_value", f"must not exceed max_value ({self.max_value}), got {self.min_value}"
-            )
+            text = f"must not exceed max_value ({self.max_value}), got {self.min_value}"
+            raise ContradictionError("min_value", text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GaussianSampler(Sampler):
+class GaussianSampler(SamplerSettings):
     """A normal distribution."""
 
     sampler_type: ClassVar[str] = "gaussian"
@@ -101,7 +98,7 @@ class GaussianSampler(Sampler):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MultiRangeUniformSampler(Sampler):
+class MultiRangeUniformSampler(SamplerSettings):
     """Any value of several intervals, longer ones proportionally more often."""
 
     sampler_type: ClassVar[str] = "multirangeuniform"
@@ -114,19 +111,18 @@ class MultiRangeUniformSampler(Sampler):
             raise ContradictionError("intervals", "needs at least one interval [min, max]")
         for low, high in self.intervals:
             if low > high:
-                raise ContradictionError(
-                    "intervals", f"the minimum of [{low}, {high}] exceeds its maximum"
-                )
+                text = f"the minimum of [{low}, {high}] exceeds its maximum"
+                raise ContradictionError("intervals", text)
 
 
-SAMPLERS: dict[str, type[Sampler]] = {
+SAMPLERS: dict[str, type[SamplerSettings]] = {
     kind.sampler_type: kind
     for kind in (UniformSampler, GaussianSampler, MultiRangeUniformSampler, ConstantSampler)
 }
 """The samplers by `sampler_type`."""
 
 
-def _sampler_class(node: Node, path: str) -> type[Sampler]:
+def _sampler_class(node: Node, path: str) -> type[SamplerSettings]:
     if node.value == "multirange_uniform":
         _log.warning(
             "%s: %s: 'multirange_uniform' is called 'multirangeuniform'; taken as that.",
@@ -157,9 +153,8 @@ class CompletionCriteria:
     def __post_init__(self) -> None:
         """Refuse a progress that is never reached or always was."""
         if self.measure == "progress" and not 0.0 <= self.threshold <= 1.0:
-            raise ContradictionError(
-                "threshold", f"must be in [0, 1] for the measure progress, got {self.threshold}"
-            )
+            text = f"must be in [0, 1] for the measure progress, got {self.threshold}"
+            raise ContradictionError("threshold", text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,7 +165,7 @@ class Lesson:
     """Shown in logs."""
     completion_criteria: CompletionCriteria | None = None
     """When the next lesson begins; null for the last one."""
-    value: Sampler
+    value: SamplerSettings
     """What the environment gets during the lesson."""
 
 
@@ -183,14 +178,10 @@ class EnvironmentParameter:
 
     @classmethod
     def from_node(cls, node: Node, path: str) -> Self:
-        """Read a number, a sampler, or a map with `curriculum`.
-
-        Raises:
-            SettingsError: It is none of them, or a lesson is not as it must be.
-        """
+        """Read a number, a sampler, or a map with `curriculum`."""
         if not (isinstance(node.value, dict) and "curriculum" in node.value):
             name = path.removeprefix("environment_parameters.")
-            return cls(curriculum=(Lesson(name=name, value=Sampler.from_node(node, path)),))
+            return cls(curriculum=(Lesson(name=name, value=SamplerSettings.from_node(node, path)),))
         entries_of(node, path)
         parameter: Self = read_dataclass(cls, node, path)
         lessons, at = node.value["curriculum"], join(path, "curriculum")
@@ -198,11 +189,10 @@ class EnvironmentParameter:
             raise fail(lessons, at, "needs at least one lesson")
         for index, lesson in enumerate(parameter.curriculum[:-1]):
             if lesson.completion_criteria is None:
+                text = "A non-terminal lesson does not have a completion_criteria for"
+                name = path.removeprefix("environment_parameters.")
                 raise fail(
-                    lessons.value[index],
-                    join(at, index),
-                    "A non-terminal lesson does not have a completion_criteria for "
-                    f"{path.removeprefix('environment_parameters.')}. Say when it is over",
+                    lessons.value[index], join(at, index), f"{text} {name}. Say when it is over"
                 )
         if parameter.curriculum[-1].completion_criteria is not None:
             _log.warning(
@@ -221,15 +211,14 @@ def seeded(
     The samplers without one (seed -1) get run_seed, run_seed + 1, and so on, in the order of
     parameters and lessons.
     """
-    n_seeded = 0
-    result = {}
-    for name, parameter in parameters.items():
-        lessons = []
-        for lesson in parameter.curriculum:
-            value = lesson.value
-            if value.seed == -1:
-                value = replace(value, seed=run_seed + n_seeded)
-                n_seeded += 1
-            lessons.append(replace(lesson, value=value))
-        result[name] = EnvironmentParameter(curriculum=tuple(lessons))
-    return result
+    free = itertools.count(run_seed)
+
+    def with_seed(lesson: Lesson) -> Lesson:
+        if lesson.value.seed != -1:
+            return lesson
+        return replace(lesson, value=replace(lesson.value, seed=next(free)))
+
+    return {
+        name: EnvironmentParameter(curriculum=tuple(map(with_seed, parameter.curriculum)))
+        for name, parameter in parameters.items()
+    }

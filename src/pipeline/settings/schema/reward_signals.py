@@ -1,10 +1,113 @@
-"""`reward_signals`: what a behavior is rewarded for."""
+"""Reward signals, and what they share with the policy: networks and demonstrations."""
 
 from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Self
 
-from pipeline.settings.schema.demonstrations import DemoPath
-from pipeline.settings.schema.kinds import Fraction, Positive
-from pipeline.settings.schema.network import DEFAULT_NETWORK, NetworkSettings
+from pipeline.settings.nodes import Node, fail, join
+from pipeline.settings.reader import (
+    Bounds,
+    Count,
+    Fraction,
+    Positive,
+    display,
+    read,
+    read_dataclass,
+)
+
+VisualEncoder = Literal["simple", "nature_cnn", "resnet", "match3", "fully_connected"]
+"""Which network reads pictures."""
+GoalConditioning = Literal["hyper", "none"]
+"""Whether goal observations drive a hypernetwork, or are read like the others."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemorySettings:
+    """`network_settings.memory`: a recurrent layer."""
+
+    sequence_length: Count = 64
+    """Steps of a sequence that is trained on at once; at most batch_size."""
+    memory_size: Annotated[int, Bounds(above=0, multiple_of=2)] = 128
+    """Numbers that the memory holds: half of them hidden state, half cell state."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetworkSettings:
+    """`network_settings` of a behavior or of a reward signal."""
+
+    normalize: bool = False
+    """Whether vector observations are normalised by their running mean and variance."""
+    hidden_units: Count = 128
+    """Width of each hidden layer."""
+    num_layers: Count = 2
+    """Hidden layers after the observations are encoded."""
+    vis_encode_type: VisualEncoder = "simple"
+    """Which network reads pictures."""
+    memory: MemorySettings | None = None
+    """A recurrent layer, or null for none."""
+    goal_conditioning_type: GoalConditioning = "hyper"
+    """How goal observations act on the policy."""
+    deterministic: bool = False
+    """Whether the mean (or the likeliest) action is taken, also while training."""
+
+
+DEFAULT_NETWORK = NetworkSettings()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoSource:
+    """One file of demonstrations, or one folder of them."""
+
+    path: str
+    """The file, or the folder of which all `.demo` files are read."""
+    weight: Positive = 1.0
+    """How often each of its steps is drawn, against a step of weight 1."""
+
+    def to_plain(self) -> str | dict[str, Any]:
+        """What `DemoPath.from_node` reads."""
+        return self.path if self.weight == 1 else {"path": self.path, "weight": self.weight}
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPath:
+    """A path, as in ML-Agents, or a list of paths and of maps with `path` and `weight`."""
+
+    sources: tuple[DemoSource, ...]
+    """At least one."""
+
+    @classmethod
+    def of(cls, *paths: str) -> Self:
+        """Return sources of equal weight."""
+        return cls(tuple(DemoSource(path=one) for one in paths))
+
+    @classmethod
+    def from_node(cls, node: Node, path: str) -> Self:
+        """Read either form."""
+        if not isinstance(node.value, list):
+            return cls((_source(node, path),))
+        if not node.value:
+            raise fail(node, path, "needs at least one demonstration, got an empty list")
+        return cls(tuple(_source(one, join(path, i)) for i, one in enumerate(node.value)))
+
+    def to_plain(self) -> Any:
+        """Return the shortest form that `from_node` reads as the same."""
+        plain = [one.to_plain() for one in self.sources]
+        return plain[0] if len(plain) == 1 and isinstance(plain[0], str) else plain
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The path of every source."""
+        return tuple(one.path for one in self.sources)
+
+
+def _source(node: Node, path: str) -> DemoSource:
+    if isinstance(node.value, dict):
+        source: DemoSource = read_dataclass(DemoSource, node, path)
+        return source
+    # A number may be a file's name; a list or a truth value is a mistake about the form.
+    if not isinstance(node.value, str | int | float) or isinstance(node.value, bool):
+        wanted = "a path, or a list of paths and of maps with 'path' and 'weight'"
+        raise fail(node, path, f"needs {wanted}, got {display(node)}")
+    return DemoSource(path=read(str, node, path))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

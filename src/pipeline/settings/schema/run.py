@@ -5,8 +5,14 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from pipeline.errors import SettingsError
-from pipeline.settings.reader import Limits, suggestion
-from pipeline.settings.schema.kinds import Count, CountOrUnlimited, CountOrZero, NonNegative
+from pipeline.settings.reader import (
+    Bounds,
+    Count,
+    CountOrUnlimited,
+    CountOrZero,
+    NonNegative,
+    suggestion,
+)
 from pipeline.settings.schema.parameters import EnvironmentParameter, seeded
 from pipeline.settings.schema.trainer import TrainerSettings
 
@@ -21,7 +27,7 @@ class EnvironmentSettings:
     """The environment executable; null waits for the Unity Editor on port 5004."""
     env_args: tuple[str, ...] | None = None
     """Arguments for the executable."""
-    base_port: Annotated[int, Limits(at_least=1, at_most=65535)] = 5005
+    base_port: Annotated[int, Bounds(at_least=1, at_most=65535)] = 5005
     """Port of the first environment; the others follow."""
     num_envs: Count = 1
     """Environments that run side by side."""
@@ -160,17 +166,3 @@ class RunSettings:
             env_settings=replace(self.env_settings, seed=seed),
             environment_parameters=None if parameters is None else seeded(parameters, seed),
         )
-
-    def with_deterministic_actions(self) -> "RunSettings":
-        """The same run with `network_settings.deterministic` in every behavior."""
-        return replace(
-            self,
-            behaviors={name: _deterministic(item) for name, item in self.behaviors.items()},
-            default_settings=self.default_settings and _deterministic(self.default_settings),
-        )
-
-
-def _deterministic(settings: TrainerSettings) -> TrainerSettings:
-    return replace(
-        settings, network_settings=replace(settings.network_settings, deterministic=True)
-    )

@@ -1,30 +1,125 @@
 """The settings of one behavior: everything under `behaviors.<name>` and `default_settings`."""
 
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Literal, Self
 
 from pipeline.settings.nodes import Node, fail, join
 from pipeline.settings.reader import (
     ContradictionError,
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    Positive,
     choice,
     entries_of,
     read,
     read_dataclass,
     unknown_key,
 )
-from pipeline.settings.schema.demonstrations import DemoPath
-from pipeline.settings.schema.hyperparameters import (
-    HYPERPARAMETERS,
-    Hyperparameters,
-    PPOSettings,
-)
-from pipeline.settings.schema.kinds import Count, CountOrZero, Fraction, NonNegative
-from pipeline.settings.schema.network import DEFAULT_NETWORK, NetworkSettings
 from pipeline.settings.schema.reward_signals import (
+    DEFAULT_NETWORK,
     REWARD_SIGNALS,
+    DemoPath,
     ExtrinsicSettings,
+    NetworkSettings,
     RewardSignalSettings,
 )
+
+Schedule = Literal["linear", "constant"]
+"""How a value falls over training: to (nearly) zero at max_steps, or not at all."""
+
+# Settings must not import torch, so a test compares the number with that of the network.
+ATTENTION_HEADS = 4
+"""Parts of equal size in which POCA's critic attends: `nets.attention.N_HEADS`."""
+
+# ML-Agents does so too: one constant schedule makes all of them constant.
+_LIKE_LEARNING_RATE = {"copies": "learning_rate_schedule"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HyperparameterSettings:
+    """What every trainer has."""
+
+    batch_size: Count = 1024
+    """Experiences in a minibatch."""
+    buffer_size: Count = 10240
+    """Experiences to collect before an update; for SAC, those that the replay buffer holds."""
+    learning_rate: Positive = 3e-4
+    """Initial step size of Adam."""
+    learning_rate_schedule: Schedule = "linear"
+    """How the learning rate falls until max_steps."""
+    max_grad_norm: Positive | None = field(default=None, metadata={"addition": True})
+    """Largest norm of a gradient, longer ones are shortened; null (as ML-Agents) for no limit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnPolicySettings(HyperparameterSettings):
+    """What PPO and POCA share."""
+
+    beta: NonNegative = 5e-3
+    """Weight of the entropy bonus."""
+    epsilon: Positive = 0.2
+    """How far the probability ratio may leave 1 before it is clipped."""
+    lambd: Fraction = 0.95
+    """Lambda of generalised advantage estimation (GAE), or of the lambda-returns."""
+    num_epoch: Count = 3
+    """Passes over the buffer in an update."""
+    beta_schedule: Schedule = field(default="linear", metadata=_LIKE_LEARNING_RATE)
+    """How beta falls; like learning_rate_schedule when only that is given."""
+    epsilon_schedule: Schedule = field(default="linear", metadata=_LIKE_LEARNING_RATE)
+    """How epsilon falls; like learning_rate_schedule when only that is given."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PPOSettings(OnPolicySettings):
+    """Hyperparameters of `ppo`."""
+
+    shared_critic: bool = False
+    """Whether policy and value function share the network's body."""
+    clip_value: bool = field(default=False, metadata={"addition": True})
+    """Whether a value may move by epsilon standard deviations of the returns in one update only."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class POCASettings(OnPolicySettings):
+    """Hyperparameters of `poca`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SACSettings(HyperparameterSettings):
+    """Hyperparameters of `sac`."""
+
+    batch_size: Count = 128
+    """Experiences in a minibatch."""
+    buffer_size: Count = 50000
+    """Experiences that the replay buffer holds."""
+    learning_rate_schedule: Schedule = "constant"
+    """How the learning rate falls until max_steps."""
+    buffer_init_steps: CountOrZero = 0
+    """Experiences to collect before the first update."""
+    init_entcoef: Positive = 1.0
+    """Entropy coefficient at the start."""
+    save_replay_buffer: bool = False
+    """Whether the replay buffer is kept with the checkpoint."""
+    tau: Fraction = 0.005
+    """Share of the critic that moves into the target network at each update."""
+    steps_per_update: Positive = 1.0
+    """Agent steps for each update of the policy."""
+    reward_signal_steps_per_update: Positive = field(
+        default=1.0, metadata={"copies": "steps_per_update"}
+    )
+    """Agent steps for each update of the reward signals; steps_per_update when not given."""
+
+
+Hyperparameters = PPOSettings | SACSettings | POCASettings
+
+HYPERPARAMETERS: dict[str, type[Hyperparameters]] = {
+    "ppo": PPOSettings,
+    "sac": SACSettings,
+    "poca": POCASettings,
+}
+"""The hyperparameters that each `trainer_type` takes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,47 +197,43 @@ class TrainerSettings:
         """Refuse what does not fit together, and apply even_checkpoints."""
         expected = HYPERPARAMETERS.get(self.trainer_type)
         if expected is None or type(self.hyperparameters) is not expected:
+            given = type(self.hyperparameters).__name__
+            text = f"{given} does not belong to the trainer type {self.trainer_type!r}"
+            raise ContradictionError("hyperparameters", text)
+        memory, batch_size = self.network_settings.memory, self.hyperparameters.batch_size
+        if memory is not None and memory.sequence_length > batch_size:
+            wanted = "less than or equal to batch_size when using memory"
+            text = f"must be {wanted}, got {memory.sequence_length} with batch_size {batch_size}"
+            raise ContradictionError("network_settings.memory.sequence_length", text)
+        hidden = self.network_settings.hidden_units
+        if self.trainer_type == "poca" and hidden % ATTENTION_HEADS:
             raise ContradictionError(
-                "hyperparameters",
-                f"{type(self.hyperparameters).__name__} does not belong to the trainer type "
-                f"{self.trainer_type!r}",
-            )
-        memory = self.network_settings.memory
-        if memory is not None and memory.sequence_length > self.hyperparameters.batch_size:
-            raise ContradictionError(
-                "network_settings.memory.sequence_length",
-                f"must be less than or equal to batch_size when using memory, got "
-                f"{memory.sequence_length} with batch_size {self.hyperparameters.batch_size}",
+                "network_settings.hidden_units",
+                f"must be a multiple of {ATTENTION_HEADS} with the trainer type 'poca', whose "
+                f"critic attends to a group's members in as many parts, got {hidden}",
             )
         if self.even_checkpoints:
             if not 0 < self.keep_checkpoints <= self.max_steps:
-                raise ContradictionError(
-                    "keep_checkpoints",
-                    "with even_checkpoints it must be between 1 and max_steps, got "
-                    f"{self.keep_checkpoints}",
-                )
+                wanted = "between 1 and max_steps"
+                text = f"with even_checkpoints it must be {wanted}, got {self.keep_checkpoints}"
+                raise ContradictionError("keep_checkpoints", text)
+            # Applied here, so that a written configuration has the interval that is used.
             object.__setattr__(self, "checkpoint_interval", self.max_steps // self.keep_checkpoints)
 
     @classmethod
     def from_node(cls, node: Node, path: str) -> Self:
-        """Read the settings of a behavior, with `hyperparameters` as its trainer type has them.
-
-        Raises:
-            SettingsError: Something is not as it must be.
-        """
+        """Read the settings of a behavior, with `hyperparameters` as its trainer type has them."""
         entries = entries_of(node, path)
         name = "ppo"
         if "trainer_type" in entries:
             name = choice(entries["trainer_type"], join(path, "trainer_type"), HYPERPARAMETERS)
         elif "hyperparameters" in entries:
-            raise fail(
-                entries["hyperparameters"],
-                join(path, "hyperparameters"),
-                "Hyperparameters were specified but no trainer_type was given. "
-                f"Add one of: {', '.join(HYPERPARAMETERS)}",
-            )
+            text = "Hyperparameters were specified but no trainer_type was given."
+            add = f"Add one of: {', '.join(HYPERPARAMETERS)}"
+            raise fail(entries["hyperparameters"], join(path, "hyperparameters"), f"{text} {add}")
         if "hyperparameters" not in entries:  # the trainer's own defaults, not PPO's
             entries = {**entries, "hyperparameters": Node({}, node.source, node.line)}
+        # Both types depend on a value or a key, which type hints cannot say.
         hints = {"hyperparameters": HYPERPARAMETERS[name], "reward_signals": _RewardSignals}
         settings: Self = read_dataclass(cls, replace(node, value=entries), path, hints=hints)
         return settings

@@ -12,8 +12,7 @@ from pipeline.protocol.specs import ActionTuple, BehaviorSpec
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.seeding import derive
 from pipeline.simulators.bridges import naming
-from pipeline.simulators.bridges.actions import Actions
-from pipeline.simulators.bridges.observations import Observations
+from pipeline.simulators.bridges.spaces import Actions, Observations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,11 +29,12 @@ class GymnasiumSimulator:
     trainer sends any, are the `options` of each following `reset`.
 
     Args:
-        id: as Gymnasium knows it, or `module:id` for a module to import first.
+        id: as Gymnasium knows it, or `module:id` for a module to import first; or an environment of
+            Gymnasium, which is the only copy and is called by its id, or by its class without one.
         kwargs: keywords for the environment, and for `gymnasium.make`.
         seed: copy k is seeded once, from this and k; later episodes continue its generator.
         n_agents: number of copies.
-        visual: one of `observations.VISUAL`.
+        visual: one of `spaces.VISUAL`.
         action_scale: what an action of 1 means where a Box has no finite bounds.
 
     Raises:
@@ -44,7 +44,7 @@ class GymnasiumSimulator:
     def __init__(
         self,
         *,
-        id: str,
+        id: str | Any,
         kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,
         n_agents: int = 1,
@@ -52,7 +52,11 @@ class GymnasiumSimulator:
         action_scale: float | None = None,
     ) -> None:
         self.parameters = Parameters()
-        self._envs = [make_environment(id, kwargs or {}) for _ in range(n_agents)]
+        if isinstance(id, str):
+            self._envs = [make_environment(id, kwargs or {}) for _ in range(n_agents)]
+        else:
+            self._envs, n_agents = [id], 1
+            id = type(id.unwrapped).__name__ if id.spec is None else id.spec.id
         first = self._envs[0]
         self._observations = Observations(first.observation_space, where=id, visual=visual)
         self._actions = Actions(first.action_space, where=id, scale=action_scale)
@@ -165,7 +169,7 @@ class GymnasiumSimulator:
 
 
 def make_environment(env_id: str, kwargs: Mapping[str, Any]) -> Any:
-    """One environment of Gymnasium, without its checks and without pictures.
+    """Return one environment of Gymnasium, without its checks and without pictures.
 
     Raises:
         SettingsError: There is none of that id, or it cannot be made.

@@ -54,7 +54,7 @@ def check(source: str, env_id: str) -> None:
 
 
 def registered(env_id: str) -> str:
-    """The name under which Gymnasium knows `env_id`, of which `module:` has been imported.
+    """Return the name under which Gymnasium knows `env_id`, of which `module:` has been imported.
 
     Raises:
         SettingsError: The module cannot be imported, or Gymnasium knows no such environment.
@@ -101,7 +101,7 @@ def full_name(env_id: str) -> str:
 
 
 def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
-    """What makes the PettingZoo environment, and the interface of what it makes.
+    """Return what makes the PettingZoo environment, and the interface of what it makes.
 
     Raises:
         SettingsError: There is no such environment, or it lacks the interface or a dependency.
@@ -121,7 +121,7 @@ def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
 
 
 def registry_errors() -> tuple[type[Exception], ...]:
-    """What PettingZoo raises when a registered environment cannot be imported."""
+    """Return what PettingZoo raises when a registered environment cannot be imported."""
     if not _exists("pettingzoo.env_registry.exceptions"):  # before PettingZoo 1.27
         return ()
     module = importlib.import_module("pettingzoo.env_registry.exceptions")
@@ -149,7 +149,7 @@ def _makers_in(module: Any) -> dict[str, Callable[..., Any]]:
 
 
 def pettingzoo_ids() -> list[str]:
-    """Environments of PettingZoo and of MPE2, as far as these are installed."""
+    """Return environments of PettingZoo and of MPE2, as far as these are installed."""
     import pettingzoo
 
     keys = {*getattr(pettingzoo, "aec_registry", ()), *getattr(pettingzoo, "parallel_registry", ())}
@@ -162,7 +162,7 @@ def pettingzoo_ids() -> list[str]:
 
 
 def unfit(env_id: str, error: Exception) -> SettingsError:
-    """The error for an environment that could not be made."""
+    """Return the error for an environment that could not be made."""
     reason = " ".join(str(error).split())
     if isinstance(error, ImportError) or type(error).__name__ in _MISSING:
         return SettingsError(
@@ -206,5 +206,5 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 def _stem(name: str) -> str:
-    """What a name is without its version, family and case."""
+    """Return what a name is without its version, family and case."""
     return re.sub(r"[-_]v\d+\Z", "", re.split(r"[/.]", name)[-1]).lower()

@@ -1,4 +1,9 @@
-"""What an environment of others needs to run: installed distributions, and modules beside them."""
+"""What an environment of others needs to run: installed distributions, and modules beside them.
+
+The environment is played for a while in a process of its own, where nothing else is imported:
+
+    python -m pipeline.simulators.bridges.needs OUTPUT '{"simulator": NAME, "options": {...}}'
+"""
 
 from __future__ import annotations
 
@@ -13,12 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import SettingsError, StageError
+import numpy as np
+
+from pipeline.errors import PipelineError, SettingsError, StageError
+from pipeline.simulators import registry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _LIMIT_S = 300
+_N_STEPS = 300
+"""Enough for most episodes to end and begin anew, where modules may be imported late."""
 _OWN = Path(__file__).resolve().parents[2]
 _ENVIRONMENT = {"MUJOCO_GL": "disable", "SDL_VIDEODRIVER": "dummy"}
 
@@ -47,7 +57,7 @@ def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "modules.json"
         described = json.dumps({"simulator": name, "options": dict(options)})
-        command = [sys.executable, "-m", f"{__package__}.trace", str(target), described]
+        command = [sys.executable, "-m", __name__, str(target), described]
         code, output = run(command, folder)
         if code == 2:
             raise SettingsError(output.splitlines()[-1] if output else f"{name}: cannot be made")
@@ -105,7 +115,7 @@ def _end(output: str) -> str:
 
 
 def needs_from(imported: Mapping[str, str]) -> Needs:
-    """Distributions that own modules, and the files and packages that nobody owns.
+    """Return distributions that own modules, and the files and packages that nobody owns.
 
     Args:
         imported: file of each module by its name; empty for those without one.
@@ -132,7 +142,7 @@ def needs_from(imported: Mapping[str, str]) -> Needs:
 
 
 def _root_of(module: str, file: str) -> Path | None:
-    """The folder in which a module's top package lies; None for what need not be packed.
+    """Return the folder in which a module's top package lies; None for what need not be packed.
 
     That is the standard library, this package, and modules that go by another name than their file.
     """
@@ -169,3 +179,40 @@ def _loose(root: Path, relative: Path) -> dict[str, Path]:
 
 def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
+
+
+def trace(target: str, described: str) -> int:
+    """Write `{module: file}` of what was imported to `target` as JSON; gives an exit code."""
+    wanted = json.loads(described)
+    before = set(sys.modules)
+    try:
+        _play(wanted["simulator"], {**wanted["options"], "n_agents": 2})
+    except PipelineError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    modules = {
+        name: str(getattr(module, "__file__", None) or "")
+        for name, module in sorted(sys.modules.items())
+        if name not in before
+    }
+    Path(target).write_text(json.dumps(modules), encoding="utf-8")
+    return 0
+
+
+def _play(name: str, options: dict[str, object]) -> None:
+    simulator = registry.make(name, seed=0, **options)  # type: ignore[arg-type]  # as JSON has them
+    rng = np.random.default_rng(0)
+    specs = simulator.behavior_specs
+    steps = simulator.reset()
+    for _ in range(_N_STEPS):
+        steps = simulator.step(
+            {
+                behavior: specs[behavior].action_spec.random_action(len(decisions), rng)
+                for behavior, (decisions, _) in steps.items()
+            }
+        )
+    simulator.close()
+
+
+if __name__ == "__main__":
+    sys.exit(trace(*sys.argv[1:]))

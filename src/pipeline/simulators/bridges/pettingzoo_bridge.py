@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import SettingsError
 from pipeline.protocol.parameters import Parameters
 from pipeline.seeding import stream
 from pipeline.simulators.bridges import naming
-from pipeline.simulators.bridges.batches import Batch
-from pipeline.simulators.bridges.games import ParallelGame, Setting, TurnGame
-from pipeline.simulators.bridges.roles import check_groups, group_numbers, roles_of
+from pipeline.simulators.bridges.copies import ParallelCopy, TurnCopy
+from pipeline.simulators.bridges.roles import Batch, check_groups, group_numbers, roles_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,8 @@ class PettingZooSimulator:
     `possible_agents`.
 
     Args:
-        id: the environment's module, such as `pettingzoo.classic.tictactoe_v3`.
+        id: the environment's module, such as `pettingzoo.classic.tictactoe_v3`; or an environment
+            of PettingZoo, which is the only copy.
         kwargs: keywords for the environment.
         seed: copy k draws the seeds of its episodes from this and k.
         n_agents: number of copies, each with all its agents.
@@ -35,7 +36,7 @@ class PettingZooSimulator:
         teams: `none` for one team; `index` for a team of its own for each agent; or the team of
             each agent, by name or by name without number.
         groups: one of `roles.GROUPS`; other than `none` it takes the parallel interface.
-        visual: one of `observations.VISUAL`.
+        visual: one of `spaces.VISUAL`.
         action_scale: what an action of 1 means where a Box has no finite bounds.
 
     Raises:
@@ -46,7 +47,7 @@ class PettingZooSimulator:
     def __init__(
         self,
         *,
-        id: str,
+        id: str | Any,
         kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,
         n_agents: int = 1,
@@ -57,7 +58,11 @@ class PettingZooSimulator:
         action_scale: float | None = None,
     ) -> None:
         self.parameters = Parameters()
-        create, kind = naming.creator(id, api)
+        if isinstance(id, str):
+            create, kind = naming.creator(id, api)
+        else:
+            env, n_agents, id = id, 1, str(id)
+            create, kind = lambda: env, "aec" if hasattr(env, "agent_iter") else "parallel"
         check_groups(id, groups, kind)
         envs = [_made(create, id, kwargs or {}) for _ in range(n_agents)]
         agents = list(envs[0].possible_agents)
@@ -68,13 +73,19 @@ class PettingZooSimulator:
             [name for name, number in zip(agents, self._group, strict=True) if number == group]
             for group in sorted(set(self._group) - {0})
         ]
-        self._games: list[ParallelGame | TurnGame] = []
+        self._copies: list[ParallelCopy | TurnCopy] = []
         for copy, env in enumerate(envs):
-            setting = Setting(
-                env=env, rng=stream(seed, "pettingzoo", copy), where=id, parameters=self.parameters
-            )
-            self._games.append(
-                ParallelGame(setting, groups=sharing) if kind == "parallel" else TurnGame(setting)
+            shared: dict[str, Any] = {
+                "rng": stream(seed, "pettingzoo", copy),
+                "where": id,
+                "parameters": self.parameters,
+                "decide": partial(self._decide, copy),
+                "end": partial(self._end, copy),
+            }
+            self._copies.append(
+                ParallelCopy(env, groups=sharing, **shared)
+                if kind == "parallel"
+                else TurnCopy(env, **shared)
             )
         self._sizes = {
             name: n_agents * sum(role.behavior == name for role in self._roles)
@@ -90,8 +101,8 @@ class PettingZooSimulator:
     def reset(self) -> Mapping[str, Steps]:
         """Begin a new episode in every copy."""
         self._new_batches()
-        for copy, game in enumerate(self._games):
-            game.reset(_CopySink(self, copy))
+        for copy in self._copies:
+            copy.reset()
         return self._steps()
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
@@ -102,7 +113,7 @@ class PettingZooSimulator:
             UnityObservationException: An observation does not fit its space.
             UnityEnvironmentException: The environment breaks PettingZoo's rules.
         """
-        by_copy: list[dict[int, Any]] = [{} for _ in self._games]
+        by_copy: list[dict[int, Any]] = [{} for _ in self._copies]
         for name, batch in self._batches.items():
             if not batch.asked:
                 continue
@@ -110,8 +121,8 @@ class PettingZooSimulator:
             for (copy, agent), action in zip(batch.asked, native, strict=True):
                 by_copy[copy][agent] = action
         self._new_batches()
-        for copy, game in enumerate(self._games):
-            game.step(by_copy[copy], _CopySink(self, copy))
+        for one, acting in zip(self._copies, by_copy, strict=True):
+            one.step(acting)
         return self._steps()
 
     def set_parameter(self, name: str, value: float) -> None:
@@ -120,18 +131,8 @@ class PettingZooSimulator:
 
     def close(self) -> None:
         """Close every copy."""
-        for game in self._games:
-            game.close()
-
-    def batch_of(self, agent: int) -> Batch:
-        """The batch that this step collects for the agent's behavior."""
-        return self._batches[self._roles[agent].behavior]
-
-    def identity(self, copy: int, agent: int) -> tuple[int, int]:
-        """Agent id and group id."""
-        group = self._group[agent]
-        n_groups = max(self._group)
-        return copy * len(self._roles) + agent, copy * n_groups + group if group else 0
+        for copy in self._copies:
+            copy.env.close()
 
     def _new_batches(self) -> None:
         roles = {role.behavior: role for role in self._roles}
@@ -140,36 +141,41 @@ class PettingZooSimulator:
     def _steps(self) -> dict[str, Steps]:
         return {name: batch.steps() for name, batch in self._batches.items()}
 
-
-class _CopySink:
-    """Adds what the agents of one copy observe to the batches of this step."""
-
-    def __init__(self, simulator: PettingZooSimulator, copy: int) -> None:
-        self._simulator = simulator
-        self._copy = copy
-
-    def decide(
-        self, agent: int, obs: Any, info: Mapping[str, Any], reward: float, group_reward: float
+    def _decide(
+        self,
+        copy: int,
+        agent: int,
+        obs: Any,
+        info: Mapping[str, Any],
+        reward: float,
+        group_reward: float,
     ) -> None:
-        batch = self._simulator.batch_of(agent)
-        rows, row = batch.decisions, batch.decisions.n
+        """Add an agent that asks for a decision to its behavior's batch."""
+        batch = self._batches[self._roles[agent].behavior]
         mask = info.get("action_mask")
         if batch.role.masked:
             obs, mask = obs["observation"], obs["action_mask"]
         if mask is not None and batch.role.actions.spec.discrete_branches:
-            batch.forbid(row, mask)
-        batch.asked.append((self._copy, agent))
-        rows.add(batch.role, obs, reward, group_reward, self._simulator.identity(self._copy, agent))
+            batch.forbid(batch.decisions.n, mask)
+        batch.asked.append((copy, agent))
+        batch.decisions.add(obs, reward, group_reward, **self._identity(copy, agent))
 
-    def end(
-        self, agent: int, obs: Any, interrupted: bool, reward: float, group_reward: float
+    def _end(
+        self, copy: int, agent: int, obs: Any, cut: bool, reward: float, group_reward: float
     ) -> None:
-        batch = self._simulator.batch_of(agent)
-        rows = batch.terminals
-        rows.interrupted[rows.n] = interrupted
+        """Add an agent whose episode has ended to its behavior's batch."""
+        batch = self._batches[self._roles[agent].behavior]
+        batch.interrupted.append(cut)
         if batch.role.masked:
             obs = obs["observation"]
-        rows.add(batch.role, obs, reward, group_reward, self._simulator.identity(self._copy, agent))
+        batch.terminals.add(obs, reward, group_reward, **self._identity(copy, agent))
+
+    def _identity(self, copy: int, agent: int) -> dict[str, int]:
+        group, n_groups = self._group[agent], max(self._group)
+        return {
+            "agent_id": copy * len(self._roles) + agent,
+            "group_id": copy * n_groups + group if group else 0,
+        }
 
 
 def _made(create: Any, env_id: str, kwargs: Mapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What each agent of a PettingZoo environment is to a trainer: behavior, team and group."""
+"""What each agent of a PettingZoo environment is to a trainer, and what the agents observe."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from gymnasium import spaces
 
 from pipeline.errors import SettingsError
 from pipeline.protocol.specs import BehaviorSpec
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.simulators.bridges import naming
-from pipeline.simulators.bridges.actions import Actions
-from pipeline.simulators.bridges.observations import Observations
+from pipeline.simulators.bridges.spaces import Actions, Observations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from pipeline.arrays import BoolArray
+    from pipeline.protocol.steps import Steps
 
 GROUPS = ("none", "all", "behavior")
 """Who shares a group and its reward: nobody, all agents of a copy, those of the same behavior."""
@@ -56,7 +60,7 @@ def roles_of(
     visual: str,
     action_scale: float | None,
 ) -> list[Role]:
-    """The role of each agent: behavior names, and one codec for each behavior."""
+    """Return the role of each agent: behavior names, and one codec for each behavior."""
     team_of = _teams(agents, env_id, teams)
     found: dict[str, Role] = {}
     spaces_of: dict[str, tuple[Any, Any]] = {}
@@ -115,10 +119,76 @@ def _teams(agents: Sequence[str], env_id: str, teams: str | Mapping[str, Any]) -
 
 
 def group_numbers(roles: Sequence[Role], groups: str) -> list[int]:
-    """The group of each agent within its copy, counted from 1; 0 for none."""
+    """Return the group of each agent within its copy, counted from 1; 0 for none."""
     if groups == "none":
         return [0] * len(roles)
     if groups == "all":
         return [1] * len(roles)
     behaviors = list(dict.fromkeys(role.behavior for role in roles))
     return [behaviors.index(role.behavior) + 1 for role in roles]
+
+
+class StepRows:
+    """Arrays for as many agents as a behavior can have in one step, and how many are filled."""
+
+    def __init__(self, observations: Observations, size: int) -> None:
+        self.n = 0
+        self._observations = observations
+        self._obs = observations.empty(size)
+        self._reward = np.zeros(size, dtype=np.float32)
+        self._group_reward = np.zeros(size, dtype=np.float32)
+        self._agent_id = np.zeros(size, dtype=np.int32)
+        self._group_id = np.zeros(size, dtype=np.int32)
+
+    def add(
+        self, obs: Any, reward: float, group_reward: float, *, agent_id: int, group_id: int
+    ) -> None:
+        """Fill the next row."""
+        row = self.n
+        self.n += 1
+        self._observations.put(self._obs, row, obs)
+        self._reward[row], self._group_reward[row] = reward, group_reward
+        self._agent_id[row], self._group_id[row] = agent_id, group_id
+
+    def filled(self) -> dict[str, Any]:
+        """Return the filled rows of what decision and terminal steps have in common."""
+        n = self.n
+        return {
+            "obs": [values[:n] for values in self._obs],
+            "reward": self._reward[:n],
+            "agent_id": self._agent_id[:n],
+            "group_id": self._group_id[:n],
+            "group_reward": self._group_reward[:n],
+        }
+
+
+class Batch:
+    """What the agents of one behavior observe in one step; there are at most `size`."""
+
+    def __init__(self, role: Role, size: int) -> None:
+        self.role = role
+        self.asked: list[tuple[int, int]] = []
+        """Copy and agent of each decision."""
+        self.decisions = StepRows(role.observations, size)
+        self.terminals = StepRows(role.observations, size)
+        self.interrupted: list[bool] = []
+        self._size = size
+        self._forbidden: BoolArray | None = None
+
+    def forbid(self, row: int, mask: Any) -> None:
+        """Set the mask of a decision; 1 means allowed in it."""
+        if self._forbidden is None:
+            choices = sum(self.role.actions.spec.discrete_branches)
+            self._forbidden = np.zeros((self._size, choices), dtype=np.bool_)
+        self._forbidden[row] = self.role.actions.forbidden(mask)
+
+    def steps(self) -> Steps:
+        """Return all that was collected."""
+        masks = None
+        if self._forbidden is not None:
+            masks = self.role.actions.masks(self._forbidden[: self.decisions.n])
+        interrupted = np.array(self.interrupted, dtype=np.bool_)
+        return (
+            DecisionSteps(**self.decisions.filled(), action_mask=masks),
+            TerminalSteps(**self.terminals.filled(), interrupted=interrupted),
+        )

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from pipeline.settings import dump_yaml, parse_yaml, to_mapping
 from pipeline.settings.legacy import to_present
 from pipeline.settings.nodes import Node, find, to_plain
-from pipeline.settings.rewrite import as_written
-from pipeline.settings.run_file import structure
+from pipeline.settings.run_file import as_written, structure
 
 SIGNAL = st.fixed_dictionaries(
     {}, optional={"strength": st.sampled_from([0.5, 1.0]), "gamma": st.sampled_from([0.9, 0.99])}
@@ -61,7 +60,7 @@ def read(document: dict[str, Any]) -> Node:
 
 
 @given(default=DEFAULT, section=SECTION)
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=75)
 def test_a_section_means_what_it_means_with_the_defaults_written_into_it(
     default: dict[str, Any], section: dict[str, Any]
 ) -> None:
@@ -75,7 +74,7 @@ def test_a_section_means_what_it_means_with_the_defaults_written_into_it(
 
 
 @given(default=DEFAULT, section=SECTION)
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=75)
 def test_the_upgraded_form_means_the_same_without_anything_of_our_own(
     default: dict[str, Any], section: dict[str, Any]
 ) -> None:

@@ -64,7 +64,7 @@ def test_agents_of_one_kind_share_a_behavior_and_ids_count_through_copies(module
 
 def test_agents_that_die_early_end_while_the_others_go_on(module):
     simulator = PettingZooSimulator(id=module(parallel_env=bridge_toys.Dying))
-    env = simulator._games[0].env
+    env = simulator._copies[0].env
     steps = simulator.reset()
     seen = []
     for _ in range(5):
@@ -237,7 +237,7 @@ def test_environment_parameters_are_the_options_of_the_next_resets(module):
     simulator = PettingZooSimulator(id=module(parallel_env=bridge_toys.Dying))
     simulator.set_parameter("wind", 2.0)
     simulator.reset()
-    assert simulator._games[0].env.options == {"wind": 2.0}
+    assert simulator._copies[0].env.options == {"wind": 2.0}
 
 
 def test_an_agent_that_vanishes_is_an_error(module):

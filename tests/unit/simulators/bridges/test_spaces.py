@@ -5,8 +5,7 @@ from gymnasium import spaces
 
 from pipeline.errors import SettingsError, UnityEnvironmentException, UnityObservationException
 from pipeline.protocol.specs import ActionTuple
-from pipeline.simulators.bridges.actions import Actions
-from pipeline.simulators.bridges.observations import Observations
+from pipeline.simulators.bridges.spaces import Actions, Observations
 
 ACTION_SPACES = {
     "box": spaces.Box(np.float32([-2, 0, 5]), np.float32([2, 0.5, 9])),

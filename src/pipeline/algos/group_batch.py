@@ -1,0 +1,158 @@
+"""A rollout's groups as tensors: which members stand in the sets that a group critic looks at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pipeline.algos.rows import Rows, tensors
+from pipeline.data.columns import rows_of
+from pipeline.nets.distributions import flat_actions
+from pipeline.nets.group_critic import GroupLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from pipeline.algos.process_group import ProcessGroup
+    from pipeline.arrays import AnyArray, BoolArray
+    from pipeline.data.rollout import Rollout
+    from pipeline.nets.encoder import Normalizers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupBatch:
+    """The members, E in all, of M groups' moments, and which R rows of experience are of those."""
+
+    obs: list[Tensor]
+    """[E, *shape] per observation, normalised."""
+    memory: Tensor | None
+    """[E, memory] what the members remember; None without memory."""
+    actions: Tensor
+    """[E, flat] what the members do, choices one-hot."""
+    index: AnyArray
+    """int64 [M, N] which of the E each member is."""
+    present: BoolArray
+    """[M, N] where there is a member."""
+    over: BoolArray
+    """[M, N] whose task has ended, so that it is no part of what follows."""
+    moment: AnyArray
+    """int64 [R] which of the M each row is of."""
+    column: AnyArray
+    """int64 [R] which of the moment's members the row's own agent is."""
+    following: AnyArray
+    """int64 [K] which of the M follows each trajectory."""
+
+    @staticmethod
+    def of(
+        rollout: Rollout,
+        normalizers: Normalizers,
+        branches: Sequence[int],
+        device: torch.device,
+    ) -> GroupBatch:
+        """The groups of all rows of a rollout, and of what follows its trajectories."""
+        if rollout.moments is None:
+            raise ValueError("this rollout does not say which agents form a group")
+        n_rows = rollout.n_rows
+        wanted = np.concatenate((rollout.fields["moment"], rollout.at_end["next_moment"]))
+        ids, which = np.unique(wanted, return_inverse=True)
+        members = rollout.moments.members(ids)
+        own = members.ids[members.index[which[:n_rows]]] == rollout.fields["entity"][:, None]
+        own &= members.present[which[:n_rows]]
+        entities = members.entities
+        n_obs = sum(name.startswith("obs_") for name in entities)
+        continuous, discrete = tensors([entities["continuous"], entities["discrete"]], device)
+        memory = tensors([entities["memory"]], device)[0] if "memory" in entities else None
+        return GroupBatch(
+            obs=normalizers(tensors([entities[f"obs_{i}"] for i in range(n_obs)], device)),
+            memory=memory,
+            actions=flat_actions(continuous, discrete, branches),
+            index=members.index,
+            present=members.present,
+            over=entities["over"][members.index] & members.present,
+            moment=which[:n_rows],
+            column=own.argmax(1),
+            following=which[n_rows:],
+        )
+
+    @property
+    def largest(self) -> int:
+        """Members of the largest group."""
+        return int((self.present & ~self.over).sum(1).max(initial=1))
+
+    def minibatches(
+        self, rows: Rows, stream: np.random.Generator, size: int, group: ProcessGroup
+    ) -> Iterator[Rows]:
+        """All rows of some moments, about `size`, in a new order of moments.
+
+        So what mates have in common is computed once. A rest that fills no minibatch is left out.
+        Several processes have a part of each minibatch.
+
+        Args:
+            rows: the rows [R] of this batch.
+            stream: that the order is drawn from.
+            size: rows of a minibatch of all processes.
+            group: those processes.
+        """
+        by_moment = np.argsort(self.moment, kind="stable")
+        counts = np.bincount(self.moment)
+        starts = np.cumsum(counts) - counts
+        order = stream.permutation(np.flatnonzero(counts))
+        index = by_moment[rows_of(starts[order], counts[order])]
+        ends = np.cumsum(counts[order])
+        wanted = np.cumsum(group.minibatch_sizes(len(index), size))
+        cuts = np.unique(ends[np.searchsorted(ends, wanted)])
+        cuts = cuts[: group.least(len(cuts))]
+        sizes = np.diff(cuts, prepend=0).tolist()
+        return rows.in_order(index[: sum(sizes)], sizes, group)
+
+    def pick(
+        self, moments: AnyArray, present: BoolArray, rows: AnyArray | None = None
+    ) -> CriticInput:
+        """Members of P moments, for the critic to look at.
+
+        Args:
+            moments: int64 [P].
+            present: bool [P, N] who of them counts.
+            rows: int64 [B] rows of those moments, for their baselines; None for values only.
+
+        Returns:
+            The members of these moments, of which P values are wanted, and with `rows` also the B
+            baselines of the rows' own agents.
+        """
+        n_used = int(np.flatnonzero(present.any(axis=0)).max(initial=0)) + 1
+        present = present[:, :n_used]
+        here, wanted = None, None
+        device = self.actions.device
+        if rows is not None:
+            here = np.searchsorted(moments, self.moment[rows])
+            first = np.arange(len(moments)) * (1 + n_used)
+            wanted = np.concatenate((first, first[here] + 1 + self.column[rows]))
+        chosen = torch.from_numpy(self.index[moments, :n_used][present]).to(device)
+        return CriticInput(
+            obs=[values[chosen] for values in self.obs],
+            memory=None if self.memory is None else self.memory[chosen],
+            actions=None if rows is None else self.actions[chosen],
+            groups=GroupLayout(
+                shape=present.shape,
+                present=None if present.all() else torch.from_numpy(present).to(device),
+                wanted=None if wanted is None else torch.from_numpy(wanted).to(device),
+            ),
+            moment=None if here is None else torch.from_numpy(here).to(device),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CriticInput:
+    """What a group critic is to look at: see `GroupBatch.pick`."""
+
+    obs: list[Tensor]
+    memory: Tensor | None
+    actions: Tensor | None
+    groups: GroupLayout
+    moment: Tensor | None
+    """int64 [B] which of the groups each row is of."""

@@ -1,0 +1,95 @@
+"""Minibatches out of a replay: rows as tensors, rewarded and normalised as of now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from pipeline.algos.rows import Rows, columns, observations, tensors
+from pipeline.nets.memory import SequenceState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+
+    from pipeline.algos.reward_signals import RewardSignals
+    from pipeline.data.replay import Replay, Sampled
+    from pipeline.nets.encoder import Normalizers
+
+# Rows that are read at once: reading costs the same for few rows as for many.
+CHUNK = 1024
+
+
+class ReplaySampler:
+    """Draws minibatches.
+
+    Args:
+        replay: where rows come from.
+        signals: what rewards them, at the moment they are drawn.
+        normalizers: of the policy.
+        stream: that rows are drawn from.
+        batch_size: rows of a minibatch; with memory those of its sequences at full length.
+        device: where tensors go.
+    """
+
+    def __init__(
+        self,
+        replay: Replay,
+        signals: RewardSignals,
+        normalizers: Normalizers,
+        *,
+        stream: np.random.Generator,
+        batch_size: int,
+        device: torch.device,
+    ) -> None:
+        self.replay = replay
+        self.signals = signals
+        self.normalizers = normalizers
+        self.stream = stream
+        self.batch_size = batch_size
+        self.device = device
+
+    def minibatches(self, n: int) -> Iterator[Rows]:
+        """Draw `n` minibatches, several read at once; with memory one, as their rows differ.
+
+        Beside what is stored they have `rewards` [B, S], of each signal times its strength.
+        Observations are normalised.
+        """
+        size = self.batch_size
+        most = 1 if self.replay.remembers else max(CHUNK // size, 1)
+        for done in range(0, n, most):
+            n_read = min(n - done, most)
+            rows = self._rewarded(self._sampled(n_read * size))
+            yield from rows.split(size) if n_read > 1 else (rows,)
+
+    def transitions(self, n: int) -> Iterator[Rows]:
+        """Draw `n` minibatches as the reward signals take them."""
+        for _ in range(n):
+            yield self._rows(self._sampled(self.batch_size))
+
+    def _sampled(self, n_rows: int) -> Sampled:
+        return self.replay.sample(self.stream, n_rows)
+
+    @torch.no_grad()
+    def _rewarded(self, sampled: Sampled) -> Rows:
+        rows = self._rows(sampled)
+        sequences = None
+        if sampled.memory is not None:
+            (memory,) = tensors([sampled.memory], self.device)
+            sequences = SequenceState(memory=memory, lengths=torch.from_numpy(sampled.lengths))
+        seen = observations(self.normalizers(rows.obs))
+        seen |= observations(self.normalizers(rows.next_obs), "next_obs")
+        rewards = self.signals.rewards(rows)
+        return Rows(columns={**rows.columns, **seen, "rewards": rewards}, sequences=sequences)
+
+    def _rows(self, sampled: Sampled) -> Rows:
+        names = ("continuous", "discrete", "reward", "done", "allowed")
+        return Rows(
+            columns={
+                **observations(tensors(sampled.obs, self.device)),
+                **observations(tensors(sampled.next_obs, self.device), "next_obs"),
+                **columns(sampled.fields, names, self.device),
+            }
+        )

@@ -1,0 +1,369 @@
+"""Reward signals: what an algorithm is rewarded with, each with its own discount and strength."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pipeline.algos.curiosity import Curiosity
+from pipeline.algos.gail import GAIL
+from pipeline.algos.rnd import RND
+from pipeline.algos.rows import Rows, columns, observations, tensors
+from pipeline.data.demonstrations import demonstration_files
+from pipeline.errors import DemonstrationError, SettingsError, TrainingError
+from pipeline.nets.distributions import to_environment
+from pipeline.settings.schema import GAILSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pipeline.arrays import FloatArray
+    from pipeline.data.rollout import Rollout
+    from pipeline.nets.optimizer import FlatAdam
+    from pipeline.protocol.specs import BehaviorSpec
+    from pipeline.settings.schema import DemoPath, TrainerSettings
+    from pipeline.settings.schema.reward_signals import RewardSignalSettings
+
+
+_log = logging.getLogger(__name__)
+
+# Rows that are rewarded at once: few, because what follows each is copied.
+_CHUNK = 4096
+
+
+class RewardSignal(Protocol):
+    """One source of rewards, with what it learns for itself.
+
+    It sees rows with the columns `obs_*`, `next_obs_*` (where it needs them), `continuous`,
+    `discrete`, `reward` [B] and `done` (bool [B], whether the task ended with the step; not where
+    it was cut short). Observations are not normalised: a signal that normalises does so itself.
+    Continuous actions are in the environment's range -1..1, whatever the algorithm drew.
+    """
+
+    ignores_done: bool
+    """Whether values look beyond the end of an episode."""
+    needs_next_obs: bool
+    """Whether it looks at what a step led to."""
+
+    @property
+    def optimizer(self) -> FlatAdam | None:
+        """Of its networks; None where nothing learns."""
+
+    @property
+    def modules(self) -> Mapping[str, nn.Module]:
+        """Its networks by the names that checkpoints use."""
+
+    def observe(self, obs: Sequence[Tensor]) -> None:
+        """Take rows [B, *shape] of new experience into its normalisers, each row once."""
+
+    def rewards(self, rows: Rows) -> Tensor:
+        """[B] rewards before `strength`, without gradient."""
+
+    def update(self, rows: Rows) -> dict[str, Tensor]:
+        """One gradient step on a minibatch; losses by TensorBoard tag, scalars left as tensors."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Networks, optimizer and random streams, as tensors and plain values."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+
+
+class Extrinsic:
+    """The environment's own reward."""
+
+    ignores_done = False
+    needs_next_obs = False
+    optimizer = None
+
+    @property
+    def modules(self) -> Mapping[str, nn.Module]:
+        """None."""
+        return {}
+
+    def observe(self, obs: Sequence[Tensor]) -> None:
+        """Nothing to normalise."""
+
+    def rewards(self, rows: Rows) -> Tensor:
+        """[B] the environment's."""
+        return rows.reward
+
+    def update(self, rows: Rows) -> dict[str, Tensor]:  # noqa: ARG002  # nothing learns
+        """Nothing to learn."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to keep."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing to take up."""
+
+
+LEARNED: Mapping[str, Callable[..., RewardSignal]] = {
+    "curiosity": Curiosity,
+    "gail": GAIL,
+    "rnd": RND,
+}
+"""The signals that learn, by their names in settings."""
+
+
+class RewardSignals:
+    """All reward signals of a behavior, in the order of its settings.
+
+    Args:
+        spec: what the behavior observes and does.
+        settings: its trainer settings.
+        seed: of the run; each signal has streams of its own.
+        device: where networks live.
+
+    Raises:
+        SettingsError: A signal cannot be used.
+        DemonstrationError: Its demonstrations cannot be used.
+    """
+
+    def __init__(
+        self, spec: BehaviorSpec, settings: TrainerSettings, *, seed: int, device: torch.device
+    ) -> None:
+        chosen = supported_signals(settings)
+        self.by_name: dict[str, RewardSignal] = {
+            name: make(name, spec, settings, seed=seed, device=device) for name in chosen
+        }
+        self.gamma = torch.tensor([one.gamma for one in chosen.values()], device=device)
+        self.strength = torch.tensor([one.strength for one in chosen.values()], device=device)
+        self.ignores_done = torch.tensor(
+            [one.ignores_done for one in self.by_name.values()], device=device
+        )
+        self.learning = any(not isinstance(one, Extrinsic) for one in self.by_name.values())
+        """Whether any of them has something to learn."""
+        self.needs_next_obs = any(one.needs_next_obs for one in self.by_name.values())
+        """Whether any of them looks at what a step led to."""
+
+    @property
+    def names(self) -> list[str]:
+        """Their names, in the order of columns."""
+        return list(self.by_name)
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """All their networks, by the names that checkpoints use."""
+        return {key: one for signal in self.by_name.values() for key, one in signal.modules.items()}
+
+    def observe(self, obs: Sequence[Tensor]) -> None:
+        """Take rows [B, *shape] of new experience into the signals' normalisers, each row once."""
+        for one in self.by_name.values():
+            one.observe(obs)
+
+    def rewards(self, rows: Rows) -> Tensor:
+        """[B, S] rewards of each signal, times its strength."""
+        columns = [one.rewards(rows) for one in self.by_name.values()]
+        return torch.stack(columns, dim=1) * self.strength
+
+    def update(self, rows: Rows) -> dict[str, Tensor]:
+        """One gradient step of each on a minibatch; losses by tag, as tensors."""
+        losses: dict[str, Tensor] = {}
+        for one in self.by_name.values():
+            losses.update(one.update(rows))
+        return losses
+
+    def state_dict(self) -> dict[str, Any]:
+        """What each of them keeps."""
+        return {name: one.state_dict() for name, one in self.by_name.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        for name, one in self.by_name.items():
+            one.load_state_dict(state[name])
+
+
+def mean_losses(losses: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    """Means by tag of what `RewardSignals.update` gave in each of several minibatches."""
+    if not losses:
+        return {}
+    tags = list(losses[0])
+    means = torch.stack([torch.stack([one[tag] for tag in tags]) for one in losses]).mean(0)
+    return dict(zip(tags, means.tolist(), strict=True))
+
+
+def make(
+    name: str,
+    spec: BehaviorSpec,
+    settings: TrainerSettings,
+    *,
+    seed: int,
+    device: torch.device,
+) -> RewardSignal:
+    """The signal called `name`, as `settings` ask for it."""
+    one: Any = settings.reward_signals[name]
+    if name == "extrinsic":
+        return Extrinsic()
+    if one.network_settings.memory is not None:
+        # Its rows are single steps in any order: there is nothing to remember from the one before.
+        _log.warning(
+            "reward_signals.%s.network_settings.memory: a reward signal has no memory; "
+            "the section is ignored, remove it",
+            name,
+        )
+        one = replace(one, network_settings=replace(one.network_settings, memory=None))
+    try:
+        return LEARNED[name](spec, one, seed=seed, device=device)
+    except SettingsError as error:
+        raise SettingsError(f"reward_signals.{name}: {error}") from error
+
+
+def supported_signals(settings: TrainerSettings) -> dict[str, RewardSignalSettings]:
+    """The behavior's reward signals; SettingsError when one of them cannot be trained with."""
+    for name in settings.reward_signals:
+        if name != "extrinsic" and name not in LEARNED:
+            raise SettingsError(
+                f"reward_signals.{name}: this reward signal cannot be trained with; use one of: "
+                f"extrinsic, {', '.join(LEARNED)}"
+            )
+    gail = settings.reward_signals.get("gail")
+    if isinstance(gail, GAILSettings):
+        find_demonstrations("reward_signals.gail", gail.demo_path)
+    return dict(settings.reward_signals)
+
+
+def find_demonstrations(key: str, demo_path: DemoPath) -> None:
+    """Make sure that the demonstrations under `<key>.demo_path` are there, before any work.
+
+    Raises:
+        SettingsError: They are not.
+    """
+    try:
+        for path in demo_path.paths:
+            demonstration_files(path)
+    except DemonstrationError as error:
+        raise SettingsError(f"{key}.demo_path: {error}") from error
+
+
+class RolloutRows:
+    """A rollout as reward signals see it: steps with what each led to, and without a copy of it.
+
+    Args:
+        rollout: closed trajectories; actions are Gaussian samples where continuous.
+        device: where the signals' networks live.
+        with_next_obs: whether `take` gives what each step led to.
+    """
+
+    def __init__(self, rollout: Rollout, *, device: torch.device, with_next_obs: bool) -> None:
+        names = [f"obs_{i}" for i in range(len(rollout.next_obs))]
+        names += ["continuous", "discrete", "reward"]
+        self.n_rows = rollout.n_rows
+        self.columns = columns(rollout.fields, names, device)
+        ends = torch.from_numpy(rollout.starts + rollout.lengths - 1).to(device)
+        done = torch.zeros(self.n_rows, dtype=torch.bool, device=device)
+        done[ends] = torch.from_numpy(rollout.terminated).to(device)
+        self.columns["done"] = done
+        self.after: list[Tensor] = []
+        self.end_of = torch.full((self.n_rows if with_next_obs else 0,), -1, device=device)
+        """int64 [R] number of the trajectory that a row ends, else -1."""
+        if with_next_obs:
+            self.after = tensors(rollout.next_obs, device)
+            self.end_of[ends] = torch.arange(len(ends), device=device)
+
+    def take(self, index: Tensor) -> Rows:
+        """The steps in int64 [B] rows, as `RewardSignal` describes them."""
+        taken = {name: values[index] for name, values in self.columns.items()}
+        taken["continuous"] = to_environment(taken["continuous"])
+        return Rows(columns=taken | observations(self._following(index), "next_obs"))
+
+    def _following(self, index: Tensor) -> list[Tensor]:
+        """What each of the rows led to: the next row, or what closed its trajectory."""
+        if not self.after:
+            return []
+        trajectory = self.end_of[index]
+        at_end = (trajectory >= 0).nonzero().squeeze(1)
+        following = (index + 1).clamp_max(self.n_rows - 1)
+        result = [self.columns[f"obs_{i}"][following] for i in range(len(self.after))]
+        for values, after in zip(result, self.after, strict=True):
+            values[at_end] = after[trajectory[at_end]]
+        return result
+
+
+class IntrinsicRewards:
+    """Rewards of a rollout from signals that learn, and what they learn from its minibatches.
+
+    Args:
+        signals: of the behavior.
+        device: where their networks live.
+    """
+
+    def __init__(self, signals: RewardSignals, *, device: torch.device) -> None:
+        self.signals = signals
+        self.device = device
+        self._rollout: RolloutRows | None = None
+        self._losses: list[dict[str, Tensor]] = []
+        self._open: dict[int, list[float]] = {}
+        """By slot, what each signal has given in the episode that goes on there."""
+        self._sums: list[list[float]] = []
+
+    @torch.no_grad()
+    def begin(self, rollout: Rollout) -> FloatArray:
+        """[R, S] rewards times strength of a new rollout, which `learn` then refers to."""
+        self._rollout = rows = RolloutRows(
+            rollout, device=self.device, with_next_obs=self.signals.needs_next_obs
+        )
+        self._losses.clear()
+        every = torch.arange(rows.n_rows, device=self.device)
+        parts = [self.signals.rewards(rows.take(part)) for part in torch.split(every, _CHUNK)]
+        rewards: FloatArray = torch.cat(parts).cpu().numpy()
+        self._count(rollout, rewards)
+        return rewards
+
+    def learn(self, rows: Tensor) -> None:
+        """One step of each signal on int64 [B] rows of the rollout."""
+        if self._rollout is None:
+            raise ValueError("there is no rollout to learn from: begin with one")
+        self._losses.append(self.signals.update(self._rollout.take(rows.to(self.device))))
+
+    def end(self, *, step: int) -> dict[str, float]:
+        """Mean losses, and mean episode sums of rewards, by tag; the rollout is let go.
+
+        Raises:
+            TrainingError: A loss is not finite.
+        """
+        self._rollout = None
+        stats = mean_losses(self._losses)
+        for tag, value in stats.items():
+            if not np.isfinite(value):
+                raise TrainingError(
+                    f"step {step}: {tag} is not finite ({value}); lower the reward signal's "
+                    "learning_rate, or set normalize in its network_settings"
+                )
+        sums, self._sums = self._sums, []
+        if sums:
+            means = np.mean(sums, axis=0).tolist()
+            for name, mean in zip(self.signals.names, means, strict=True):
+                if name != "extrinsic":  # that one is counted as episodes end
+                    stats[f"Policy/{name.capitalize()} Reward"] = mean
+        return stats
+
+    def _count(self, rollout: Rollout, rewards: FloatArray) -> None:
+        """Add up each episode's rewards over its trajectories."""
+        totals = np.add.reduceat(rewards, rollout.starts, axis=0, dtype=np.float64).tolist()
+        places = zip(rollout.slots.tolist(), rollout.begins.tolist(), rollout.ended.tolist())  # noqa: B905  # all [K], or all empty
+        for total, (slot, begins, ended) in zip(totals, places):  # noqa: B905
+            before = None if begins else self._open.pop(slot, None)
+            so_far = (
+                total if before is None else [a + b for a, b in zip(before, total, strict=True)]
+            )
+            if ended:
+                self._sums.append(so_far)
+                self._open.pop(slot, None)
+            else:
+                self._open[slot] = so_far
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums of episodes that go on."""
+        return {"slots": list(self._open), "sums": list(self._open.values())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        self._open = dict(zip(state["slots"], state["sums"], strict=True))

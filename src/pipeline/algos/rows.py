@@ -1,0 +1,256 @@
+"""Rows of experience as tensors, and how they fall into minibatches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pipeline.algos.process_group import SINGLE_PROCESS
+from pipeline.data.columns import cut, followed, rows_of
+from pipeline.nets.memory import SequenceState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from torch import Tensor
+
+    from pipeline.algos.process_group import ProcessGroup
+    from pipeline.arrays import AnyArray
+    from pipeline.data.rollout import Rollout
+
+# Rows that a value is computed for at once: few, because their observations are copied.
+_CHUNK = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """R steps of experience: from a rollout, a replay or a demonstration to the losses.
+
+    Which columns there are depends on where the rows come from and on who learns from them; the
+    properties below name the usual ones, with their shapes.
+    """
+
+    columns: Mapping[str, Tensor]
+    """[R, ...] by name."""
+    sequences: SequenceState | None = None
+    """The sequences that the rows form, with the memory at the start of each; None without."""
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    @property
+    def obs(self) -> list[Tensor]:
+        """[R, *shape] per observation."""
+        return [values for name, values in self.columns.items() if name.startswith("obs_")]
+
+    @property
+    def next_obs(self) -> list[Tensor]:
+        """[R, *shape] per observation, what each step led to; empty where nobody asks for it."""
+        return [values for name, values in self.columns.items() if name.startswith("next_obs_")]
+
+    @property
+    def continuous(self) -> Tensor:
+        """[R, A] continuous actions."""
+        return self.columns["continuous"]
+
+    @property
+    def discrete(self) -> Tensor:
+        """int64 [R, branches] choices."""
+        return self.columns["discrete"]
+
+    @property
+    def allowed(self) -> Tensor | None:
+        """Bool [R, sum of branch sizes] which choices could be made; None without branches."""
+        return self.columns.get("allowed")
+
+    @property
+    def log_prob(self) -> Tensor:
+        """[R, A + branches] of the actions when they were taken."""
+        return self.columns["log_prob"]
+
+    @property
+    def reward(self) -> Tensor:
+        """[R] of the environment."""
+        return self.columns["reward"]
+
+    @property
+    def rewards(self) -> Tensor:
+        """[R, S] of each reward signal, times its strength."""
+        return self.columns["rewards"]
+
+    @property
+    def done(self) -> Tensor:
+        """Bool [R] whether the task ended with the step; not where it was cut short."""
+        return self.columns["done"]
+
+    @property
+    def value(self) -> Tensor:
+        """[R, S] of each reward signal, when the rollout was complete."""
+        return self.columns["value"]
+
+    @property
+    def baseline(self) -> Tensor:
+        """[R, S] the value without the row's own action."""
+        return self.columns["baseline"]
+
+    @property
+    def returns(self) -> Tensor:
+        """[R, S]."""
+        return self.columns["returns"]
+
+    @property
+    def advantage(self) -> Tensor:
+        """[R, 1], normalised."""
+        return self.columns["advantage"]
+
+    @property
+    def index(self) -> Tensor:
+        """int64 [R] which rows of a rollout these are, always on the CPU."""
+        return self.columns["index"]
+
+    def take(self, index: Tensor) -> Rows:
+        """Copies of the rows in int64 [B] `index`, which form no sequences."""
+        return Rows(columns={name: values[index] for name, values in self.columns.items()})
+
+    def split(self, size: int) -> Iterator[Rows]:
+        """The rows, which form no sequences, `size` at a time and in their order."""
+        pieces = [torch.split(values, size) for values in self.columns.values()]
+        for parts in zip(*pieces, strict=True):
+            yield Rows(columns=dict(zip(self.columns, parts, strict=True)))
+
+    def minibatches(
+        self, stream: np.random.Generator, size: int, group: ProcessGroup = SINGLE_PROCESS
+    ) -> Iterator[Rows]:
+        """The rows in a new order, `size` at a time; a rest that fills no minibatch is left out.
+
+        With memory whole sequences change places, and `size` counts sequences. Several processes
+        have a part of each minibatch. The column `index` says which rows a minibatch has.
+        """
+        n = len(self) if self.sequences is None else len(self.sequences.lengths)
+        sizes = group.minibatch_sizes(n, size)
+        return self.in_order(stream.permutation(n)[: sum(sizes)], sizes, group)
+
+    def in_order(
+        self, order: AnyArray, sizes: Sequence[int], group: ProcessGroup = SINGLE_PROCESS
+    ) -> Iterator[Rows]:
+        """Minibatches of `sizes` [P] rows, or with memory of sequences, in the given order."""
+        index, n_rows, states = _sequences(self.sequences, order, sizes)
+        at = torch.from_numpy(index).to(next(iter(self.columns.values())).device)
+        # one look-up for all minibatches: each of them is then a view
+        columns = {name: torch.split(values[at], n_rows) for name, values in self.columns.items()}
+        columns["index"] = torch.split(torch.from_numpy(index), n_rows)
+        pieces = zip(*columns.values(), strict=True)
+        for _, sequences, parts in zip(group.weighted(n_rows), states, pieces, strict=True):
+            yield Rows(columns=dict(zip(columns, parts, strict=True)), sequences=sequences)
+
+
+def _sequences(
+    sequences: SequenceState | None, order: AnyArray, sizes: Sequence[int]
+) -> tuple[AnyArray, list[int], Iterable[SequenceState | None]]:
+    """Rows of all minibatches, how many each has [P], and its sequences with their memories."""
+    if sequences is None:
+        return order, list(sizes), repeat(None, len(sizes))
+    lengths = sequences.lengths.numpy()
+    rows = rows_of((lengths.cumsum() - lengths)[order], lengths[order])
+    per_minibatch = np.split(lengths[order], np.cumsum(sizes)[:-1])
+    picked = torch.from_numpy(order)
+    memories = torch.split(sequences.memory[picked.to(sequences.memory.device)], list(sizes))
+    states = (
+        SequenceState(memory=memory, lengths=torch.from_numpy(one))
+        for memory, one in zip(memories, per_minibatch, strict=True)
+    )
+    return rows, [int(one.sum()) for one in per_minibatch], states
+
+
+def tensors(arrays: Sequence[AnyArray], device: torch.device) -> list[Tensor]:
+    """Tensors over the same memory where possible, on `device`."""
+    return [
+        torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
+        for array in arrays
+    ]
+
+
+def columns(
+    arrays: Mapping[str, AnyArray], names: Sequence[str], device: torch.device
+) -> dict[str, Tensor]:
+    """Tensors by name of those of `names` that there are arrays of."""
+    there = [name for name in names if name in arrays]
+    return dict(zip(there, tensors([arrays[name] for name in there], device), strict=True))
+
+
+def observations(values: Iterable[Tensor], prefix: str = "obs") -> dict[str, Tensor]:
+    """Columns of observations, in the order of the behavior's specification."""
+    return {f"{prefix}_{i}": one for i, one in enumerate(values)}
+
+
+def stored_sequences(
+    rollout: Rollout, sequence_length: int, device: torch.device
+) -> SequenceState | None:
+    """The sequences of a rollout with the memories stored while acting; None without memory."""
+    if rollout.memory is None:
+        return None
+    sequences = cut(rollout.lengths, sequence_length)
+    memory = rollout.memory[sequences.trajectory, sequences.number]
+    return SequenceState(
+        memory=torch.from_numpy(memory).to(device), lengths=torch.from_numpy(sequences.lengths)
+    )
+
+
+def forgetful_sequences(
+    lengths: AnyArray, sequence_length: int, memory_size: int, device: torch.device
+) -> SequenceState:
+    """Sequences of trajectories of `lengths` [K] that all begin without any memory."""
+    sequences = cut(lengths, sequence_length)
+    return SequenceState(
+        memory=torch.zeros(len(sequences), memory_size, device=device),
+        lengths=torch.from_numpy(sequences.lengths),
+    )
+
+
+def values_in_sequence(
+    critic: Callable[[list[Tensor], SequenceState], Tensor],
+    obs: Sequence[Tensor],
+    next_obs: Sequence[Tensor],
+    rollout: Rollout,
+    *,
+    sequences: SequenceState,
+) -> tuple[Tensor, Tensor]:
+    """Values of all rows, and of what follows each trajectory, read on from its last sequence.
+
+    Args:
+        critic: values [B, signals] of rows that lie sequence after sequence.
+        obs: [R, *shape] per observation, normalised.
+        next_obs: [K, *shape] after each trajectory, normalised.
+        rollout: where those are from.
+        sequences: the sequences of the rollout.
+
+    Returns:
+        [R, signals] and [K, signals].
+    """
+    lengths = sequences.lengths.numpy()
+    starts, ends = lengths.cumsum() - lengths, lengths.cumsum()
+    is_last = np.isin(ends, rollout.starts + rollout.lengths)
+    values, following = [], []
+    n = max(_CHUNK // int(lengths.max()), 1)
+    n_ended = 0
+    for first in range(0, len(lengths), n):
+        part = slice(first, first + n)
+        rows = followed(lengths=lengths[part], is_last=is_last[part])
+        span = slice(starts[part][0], ends[part][-1])
+        ended = slice(n_ended, n_ended + int(is_last[part].sum()))
+        n_ended = ended.stop
+        index = torch.from_numpy(rows).to(sequences.memory.device)
+        inputs = [
+            torch.cat((now[span], after[ended]))[index]
+            for now, after in zip(obs, next_obs, strict=True)
+        ]
+        longer = torch.from_numpy(lengths[part] + is_last[part])
+        found = critic(inputs, SequenceState(memory=sequences.memory[part], lengths=longer))
+        is_next = index >= span.stop - span.start
+        values.append(found[~is_next])
+        following.append(found[is_next])
+    return torch.cat(values), torch.cat(following)

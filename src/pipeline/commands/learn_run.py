@@ -1,0 +1,304 @@
+"""What `pipeline learn` does: train with one configuration, in a folder that belongs to the run.
+
+A run that never starts leaves its folder as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import secrets
+import shutil
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline import __version__, files
+from pipeline.commands.learn_settings import flags_named
+from pipeline.envs.launch import find_executable
+from pipeline.errors import Interrupted, SettingsError
+from pipeline.settings import dump_yaml, load_run_settings, to_mapping
+from pipeline.stages.export import publish
+from pipeline.stages.shared import process, provenance
+from pipeline.tracking.sinks import TrackedRun, standard_sinks
+from pipeline.tracking.sinks.console import ConsoleSink
+from pipeline.tracking.timers import TimersSink, process_facts
+from pipeline.trainer.checkpoints.restore import first_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pipeline.commands.learn_settings import Plan
+    from pipeline.settings import RunSettings
+    from pipeline.tracking.base import Sink
+    from pipeline.trainer import TrainResult
+
+_log = logging.getLogger(__name__)
+
+CONFIGURATION = "configuration.yaml"
+LOGS = "run_logs"
+_TRAINER = f"pipeline {__version__}"
+
+
+def learn(plan: Plan) -> str:
+    """Train as planned, and say where the results are.
+
+    Raises:
+        PipelineError: The environment cannot be used, or a signal stopped the run after its state
+            was saved.
+    """
+    if plan.settings.debug:
+        logging.getLogger("pipeline").setLevel(logging.DEBUG)
+    with flags_named(plan.flags):
+        return "\n".join(_run(plan, plan.run(number)) for number in range(plan.n_runs))
+
+
+def _run(plan: Plan, settings: RunSettings) -> str:
+    checkpoint = settings.checkpoint_settings
+    run_dir = folder_of(Path(checkpoint.results_dir), checkpoint.run_id)
+    seed = _seed(settings, run_dir)
+    settings = settings.with_seed(seed)
+    weights = first_weights(settings)
+    with (
+        process.signals(),
+        run_folder(
+            run_dir,
+            resume=checkpoint.resume,
+            force=checkpoint.force,
+            watched=_only_watched(settings),
+        ) as folder,
+    ):
+        timers = TimersSink(
+            run_dir / LOGS / "timers.json", metadata=process_facts(trainer=_TRAINER)
+        )
+        result = _train(plan, settings, seed, folder, weights, timers)
+        if not _only_watched(settings):
+            files.write_json(run_dir / LOGS / "seconds.json", dict(result.seconds))
+            n_updates = sum(one.n_updates for one in result.behaviors.values())
+            timers.finish(result.seconds, n_updates=n_updates)
+    return _told(settings, seed, run_dir, result)
+
+
+def _only_watched(settings: RunSettings) -> bool:
+    """Whether an earlier run is shown, whose records stay as they are."""
+    asked = settings.checkpoint_settings
+    return asked.inference and asked.resume
+
+
+def _told(settings: RunSettings, seed: int, run_dir: Path, result: TrainResult) -> str:
+    """Tell the user where everything is, and what to do next."""
+    inference = settings.checkpoint_settings.inference
+    verb = "Played" if inference else "Trained"
+    lines = [f"{verb} with seed {seed}; everything is in {run_dir}."]
+    for name, one in result.behaviors.items():
+        mean = "no episode ended" if one.mean_reward is None else f"{one.mean_reward:.3f}"
+        rating = "" if one.elo is None else f", ELO {one.elo:.1f}"
+        lines.append(f"  {name}: {one.steps} steps, mean reward {mean}{rating}")
+        if not inference:
+            lines.append(f"    policy for Unity: {files.named(run_dir, name, '.onnx')}")
+            lines.append(f"    checkpoint:       {one.checkpoint}")
+    lines.append(f"Time: {_split(result.seconds)}")
+    if not inference and (env := settings.env_settings.env_path):
+        first = files.named(run_dir, next(iter(result.behaviors)), ".onnx")
+        lines.append(f"Play it: pipeline evaluate {first} --env {env}")
+    return "\n".join(lines)
+
+
+def _seed(settings: RunSettings, run_dir: Path) -> int:
+    """Return the seed that was asked for, else that of the run to resume, else a new one."""
+    seed = settings.env_settings.seed
+    written = run_dir / CONFIGURATION
+    if seed < 0 and settings.checkpoint_settings.resume and written.is_file():
+        seed = load_run_settings(written).env_settings.seed
+    return secrets.randbelow(10_000) if seed < 0 else seed
+
+
+def _split(seconds: Mapping[str, float]) -> str:
+    """Describe the time that each part of the run took, the largest first."""
+    total = seconds["total"]
+    parts = {part: value for part, value in seconds.items() if part != "total"}
+    parts["other"] = max(total - sum(parts.values()), 0.0)
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    return f"{total:.1f} s: " + ", ".join(f"{name} {value / total:.0%}" for name, value in ordered)
+
+
+def _train(
+    plan: Plan,
+    settings: RunSettings,
+    seed: int,
+    folder: RunFolder,
+    weights: Mapping[str, Path],
+    timers: TimersSink,
+) -> TrainResult:
+    env, checkpoint = settings.env_settings, settings.checkpoint_settings
+    if env.env_path is not None:
+        find_executable(env.env_path)  # a slip is named before slow imports
+    elif env.env_args:
+        _log.warning("--env-args is ignored: the Unity Editor takes no arguments.")
+    from pipeline import trainer
+
+    run_dir = folder.path
+    history = [provenance.of_learn(settings, seed, {n: folder.now(p) for n, p in weights.items()})]
+
+    def on_start() -> None:
+        versions = process_facts(trainer=_TRAINER)
+        _log.info(
+            "Version information: %s, Communicator API %s, PyTorch %s",
+            versions["trainer"],
+            versions["communication_protocol_version"],
+            versions["pytorch_version"],
+        )
+        if not _only_watched(settings):
+            files.write_whole(run_dir / CONFIGURATION, dump_yaml(to_mapping(settings)))
+        folder.start()
+        timers.start()
+
+    try:
+        return trainer.train(
+            None if env.env_path is None else Path(env.env_path),
+            settings,
+            seed=seed,
+            run_dir=run_dir,
+            num_envs=env.num_envs,
+            env_args=tuple(env.env_args or ()),
+            resume=checkpoint.resume,
+            init_from={name: folder.now(path) for name, path in weights.items()},
+            device=settings.torch_settings.device,
+            sinks=_sinks(settings, run_dir, timers),
+            base_port=plan.base_port,
+            log_folder=None if _only_watched(settings) else run_dir / LOGS,
+            on_start=on_start,
+            inference=checkpoint.inference,
+            exporter=partial(publish, history=history),
+            starting_lesson=plan.starting_lesson or 0,
+            learners=plan.learners,
+        )
+    except Interrupted as error:
+        if not folder.started or checkpoint.inference:
+            raise
+        again = f"{error}; to continue, give the same command with --resume"
+        raise Interrupted(again, exit_code=process.exit_code(error.exit_code)) from error
+
+
+def _sinks(settings: RunSettings, run_dir: Path, timers: TimersSink) -> list[Sink]:
+    limits = {name: one.max_steps for name, one in settings.behaviors.items()}
+    if _only_watched(settings):
+        return [ConsoleSink(max_steps=limits)]
+    run = TrackedRun(
+        folder=run_dir,
+        max_steps=limits,
+        keep_earlier=settings.checkpoint_settings.resume,
+        debug_folder=run_dir / LOGS if settings.debug else None,
+    )
+    return [*standard_sinks(run), timers]
+
+
+def folder_of(results: Path, run_id: str) -> Path:
+    """Return the folder of the run of this name.
+
+    Raises:
+        SettingsError: It would not lie in `results`.
+    """
+    folder = results / run_id
+    if not run_id or results.resolve() not in folder.resolve().parents:
+        raise SettingsError(
+            f"--run-id: {run_id!r} does not name a folder in {results}; use a plain name"
+        )
+    return folder
+
+
+@dataclass(slots=True)
+class RunFolder:
+    """A folder that is the run's own as soon as the run has started."""
+
+    path: Path
+    replaced: Path | None = None
+    """Where an earlier run of the same name lies now."""
+    started: bool = False
+
+    def start(self) -> None:
+        """Keep what is written from now on."""
+        self.started = True
+        if self.replaced is not None:
+            _log.info("The earlier run of this id is kept in %s.", self.replaced)
+
+    def now(self, path: Path) -> Path:
+        """Return where a file lies now that lay at `path` before the earlier run was moved."""
+        if self.replaced is None or not path.is_relative_to(self.path):
+            return path
+        return self.replaced / path.relative_to(self.path)
+
+
+@contextlib.contextmanager
+def run_folder(
+    folder: Path, *, resume: bool, force: bool, watched: bool = False
+) -> Iterator[RunFolder]:
+    """Make the folder for the block, which calls `start` as soon as the run has started.
+
+    No other run writes into it meanwhile, unless it is only `watched` and nothing is written.
+
+    An earlier run that `force` replaces is moved to the first free one of `<folder>.1`,
+    `<folder>.2`, ... and never deleted. When the block ends before the run has started, it is put
+    back, or what was made is deleted.
+
+    Raises:
+        SettingsError: There is an earlier run and neither `resume` nor `force`, or none to resume,
+            or one that is still under way.
+    """
+    with (
+        contextlib.nullcontext() if watched else files.sole_writer(folder),
+        _run_folder(folder, resume=resume, force=force) as run,
+    ):
+        yield run
+
+
+@contextlib.contextmanager
+def _run_folder(folder: Path, *, resume: bool, force: bool) -> Iterator[RunFolder]:
+    used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    _check(folder, used=used, resume=resume, force=force)
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    # moved, never deleted: hours of training may lie there
+    aside = _free_name(folder) if used and force and not resume else None
+    if aside is not None:
+        folder.rename(aside)
+    run = RunFolder(folder, replaced=aside)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield run
+    finally:
+        if not run.started and not resume:
+            _undo(folder, made, aside)
+
+
+def _free_name(folder: Path) -> Path:
+    names = (folder.with_name(f"{folder.name}.{number}") for number in itertools.count(1))
+    return next(path for path in names if not path.exists())
+
+
+def _check(folder: Path, *, used: bool, resume: bool, force: bool) -> None:
+    if used and not folder.is_dir():
+        raise SettingsError(f"{folder}: this is a file; use another --run-id or --results-dir")
+    if used and not (resume or force):
+        raise SettingsError(
+            "Previous data from this run ID was found. Either specify a new run ID, use "
+            "--resume to resume this run, or use the --force parameter to overwrite existing data. "
+            f"({folder})"
+        )
+    if resume and not folder.is_dir():
+        raise SettingsError(
+            "Previous data from this run ID was not found. Train a new run by removing the "
+            f"--resume flag. ({folder})"
+        )
+
+
+def _undo(folder: Path, made: list[Path], aside: Path | None) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    if aside is not None:
+        aside.rename(folder)
+    elif folder not in made:
+        folder.mkdir()
+    for path in made:
+        with contextlib.suppress(OSError):  # gone already, or others use it by now
+            path.rmdir()

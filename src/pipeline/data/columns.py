@@ -1,0 +1,118 @@
+"""Named columns of rows: their shapes, arrays that grow, and the cut into sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.arrays import AnyArray, BoolArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Field:
+    """One quantity that every row has."""
+
+    shape: tuple[int, ...]
+    dtype: type = np.float32
+    every: int = 0
+    """Kept only at rows 0, every, 2 every, ... of a trajectory, beside its rows; 0: in each row."""
+    at_end: bool = False
+    """Kept once for each trajectory, given with the outcome that may close it."""
+
+
+class GrowableRows:
+    """Rows appended to arrays that double when full."""
+
+    def __init__(self, fields: Mapping[str, Field], capacity: int) -> None:
+        self.arrays: dict[str, AnyArray] = {
+            name: np.zeros((capacity, *spec.shape), dtype=spec.dtype)
+            for name, spec in fields.items()
+        }
+        self.used = 0
+        self.capacity = capacity
+
+    def append(self, n: int, rows: Mapping[str, AnyArray]) -> None:
+        """Add `n` rows of every field."""
+        if self.used + n > self.capacity:
+            self.capacity = max(2 * self.capacity, self.used + n)
+            for name, old in self.arrays.items():
+                new = np.zeros((self.capacity, *old.shape[1:]), dtype=old.dtype)
+                new[: self.used] = old[: self.used]
+                self.arrays[name] = new
+        for name, values in rows.items():
+            self.arrays[name][self.used : self.used + n] = values
+        self.used += n
+
+    def filled(self) -> dict[str, AnyArray]:
+        """Views of the rows that were added."""
+        return {name: array[: self.used] for name, array in self.arrays.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sequences:
+    """S sequences of K trajectories, in the order of their rows; every row is in one of them.
+
+    They are the pieces that a recurrent network is trained on.
+    """
+
+    starts: AnyArray
+    """int64 [S] first row of each."""
+    lengths: AnyArray
+    """int64 [S] rows of each, 1 to the sequence length."""
+    trajectory: AnyArray
+    """int64 [S] which trajectory each is of."""
+    number: AnyArray
+    """int64 [S] how many sequences of the same trajectory come before it."""
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+def cut(lengths: AnyArray, sequence_length: int) -> Sequences:
+    """Cut trajectories that lie one after another into consecutive sequences.
+
+    Args:
+        lengths: integers [K], rows of each trajectory, all at least 1.
+        sequence_length: rows of a sequence; a trajectory's last one may be shorter.
+    """
+    lengths = np.asarray(lengths, dtype=np.int64)
+    counts = -(-lengths // sequence_length)
+    trajectory = np.repeat(np.arange(len(lengths)), counts)
+    number = rows_of(np.zeros_like(counts), counts)
+    before = number * sequence_length
+    return Sequences(
+        starts=(np.cumsum(lengths) - lengths)[trajectory] + before,
+        lengths=np.minimum(lengths[trajectory] - before, sequence_length),
+        trajectory=trajectory,
+        number=number,
+    )
+
+
+def rows_of(starts: AnyArray, lengths: AnyArray) -> AnyArray:
+    """The rows, int64 [sum of lengths], of pieces [S] that begin at `starts`, piece after piece."""
+    lengths = np.asarray(lengths, dtype=np.int64)
+    first = np.cumsum(lengths) - lengths
+    rows: AnyArray = np.arange(int(lengths.sum())) + np.repeat(starts - first, lengths)
+    return rows
+
+
+def followed(*, lengths: AnyArray, is_last: BoolArray) -> AnyArray:
+    """Rows of sequences that lie one after another, each trajectory's with the row that follows it.
+
+    Args:
+        lengths: [S] rows of each sequence, R in all.
+        is_last: [S] whether it is the last of a trajectory, of which K are.
+
+    Returns:
+        [R + K] numbers of rows, sequence after sequence: below R those of the sequences, from R on
+        those that follow a trajectory, in the order of the trajectories.
+    """
+    longer = lengths + is_last
+    rows = rows_of(np.cumsum(lengths) - lengths, longer)
+    rows[(np.cumsum(longer) - 1)[is_last]] = lengths.sum() + np.arange(is_last.sum())
+    return rows

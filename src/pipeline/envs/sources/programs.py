@@ -1,0 +1,152 @@
+"""Players: which file of a build is the program, and which system it is for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, cast
+
+from pipeline.errors import FetchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from pipeline.settings.environments import Platform
+
+_log = logging.getLogger(__name__)
+
+_SUFFIXES = {"linux": (".x86_64", ".x86"), "darwin": (".app",), "windows": (".exe",)}
+_LIBRARIES = (".so", ".dll", ".dylib")
+_NO_PLAYER = "UnityCrashHandler"
+
+
+def this_platform() -> Platform:
+    """Return the system that this program runs on."""
+    names = {"win32": "windows", "darwin": "darwin"}
+    return cast("Platform", names.get(sys.platform, "linux"))
+
+
+def find_program(
+    folder: Path, *, label: str, platform: str | None = None, wanted: str | None = None
+) -> Path:
+    """Return the program of a build: the only player in its topmost folder that has one.
+
+    Where no file is called as a player of the platform is (`.x86_64`, `.x86`, `.app`, `.exe`), the
+    only executable file counts.
+
+    Args:
+        folder: the build.
+        label: what errors call it.
+        platform: the system that it is for; this one if None.
+        wanted: path of the program inside `folder`, for a build that has several.
+
+    Raises:
+        FetchError: There is none or there are several, or they are for another platform.
+    """
+    platform = platform or this_platform()
+    if wanted is not None:
+        return _named(folder / wanted, folder, label)
+    players = _players(folder)
+    own = _topmost([p for p in players if p.suffix in _SUFFIXES[platform]], folder)
+    if not own:
+        others = [p for p in players if p.suffix not in _SUFFIXES[platform]]
+        if others:
+            raise FetchError(_other_platform(others, label, platform))
+        own = _topmost(_executables(folder), folder)
+    if len(own) != 1:
+        raise FetchError(_not_one(own, folder, label))
+    return _inside_app(own[0], label)
+
+
+def runs_headless(program: Path) -> bool:
+    """Return whether a player must do without a display, since there is none; said in one line.
+
+    That is a binary on a Linux without display. Scripts, as the packed simulators are, start what
+    they want; `PIPELINE_GRAPHICS=1` says that a display is not needed.
+    """
+    shown = ("DISPLAY", "WAYLAND_DISPLAY", "PIPELINE_GRAPHICS")
+    if sys.platform != "linux" or any(os.environ.get(name) for name in shown):
+        return False
+    try:
+        with program.open("rb") as file:
+            native = file.read(4) == b"\x7fELF"
+    except OSError:
+        return False
+    if native:
+        _log.info(
+            "There is no display, so %s runs with no_graphics, and cameras see nothing. "
+            "PIPELINE_GRAPHICS=1 starts it as with a display.",
+            program.name,
+        )
+    return native
+
+
+def _named(path: Path, folder: Path, label: str) -> Path:
+    if path.suffix == ".app" and path.is_dir():
+        return _inside_app(path, label)
+    if not path.is_file():
+        found = ", ".join(sorted(p.relative_to(folder).as_posix() for p in _players(folder)))
+        raise FetchError(
+            f"{label}: has no file {path.relative_to(folder).as_posix()!r}; its programs are "
+            f"{found or 'none that is called like one'}"
+        )
+    return path
+
+
+def _players(folder: Path) -> list[Path]:
+    """Files, and on macOS folders, that are called as players of some system are."""
+    suffixes = {suffix for of_one in _SUFFIXES.values() for suffix in of_one}
+    return [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in suffixes
+        and not path.name.startswith(_NO_PLAYER)
+        and path.is_dir() == (path.suffix == ".app")
+    ]
+
+
+def _executables(folder: Path) -> list[Path]:
+    return [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and os.access(path, os.X_OK)
+        and path.suffix not in _LIBRARIES
+        and not path.name.startswith(_NO_PLAYER)
+    ]
+
+
+def _topmost(paths: Iterable[Path], folder: Path) -> list[Path]:
+    depth = {path: len(path.relative_to(folder).parts) for path in paths}
+    return [path for path in depth if depth[path] == min(depth.values())]
+
+
+def _inside_app(path: Path, label: str) -> Path:
+    """Return the program inside an application of macOS; any other path as it is."""
+    if path.suffix != ".app":
+        return path
+    files = [p for p in sorted((path / "Contents/MacOS").glob("*")) if p.is_file()]
+    named = [p for p in files if p.name == path.stem] or files
+    if not named:
+        raise FetchError(f"{label}: {path.name} has no program in Contents/MacOS")
+    return named[0]
+
+
+def _other_platform(others: list[Path], label: str, platform: str) -> str:
+    theirs = sorted({name for p in others for name, ends in _SUFFIXES.items() if p.suffix in ends})
+    return (
+        f"{label}: has a build for {' and '.join(theirs)} ({others[0].name}), but this needs one "
+        f"for {platform}. Take the build for {platform}."
+    )
+
+
+def _not_one(found: list[Path], folder: Path, label: str) -> str:
+    listed = ", ".join(path.relative_to(folder).as_posix() for path in found)
+    if not found:
+        return (
+            f"{label}: expected one program, found none. It must end in .x86_64, .x86, .app or "
+            ".exe, or be executable."
+        )
+    return f"{label}: expected one program, found {listed}. Say which is meant, with 'executable'."

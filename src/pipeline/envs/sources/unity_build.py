@@ -1,0 +1,236 @@
+"""Build a Unity project with the Unity Editor in batch mode."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.envs.launch import die_with_parent
+from pipeline.envs.sources.programs import find_program
+from pipeline.errors import FetchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pipeline.settings.environments import UnitySource
+
+_log = logging.getLogger(__name__)
+
+EDITOR_VARIABLE = "PIPELINE_UNITY_EDITOR"
+OUTPUT_ARGUMENT = "-pipelineOutput"
+"""What the build method is told: the path of the player to write, without its suffix."""
+
+_TELL_EVERY_S = 15.0
+
+_VERSION_FILE = "ProjectSettings/ProjectVersion.txt"
+_PROGRAMS = {"linux": "Editor/Unity", "win32": "Editor/Unity.exe"}
+_MACOS_PROGRAM = "Unity.app/Contents/MacOS/Unity"
+_LICENCE = re.compile(
+    r"no valid unity (editor )?licen[cs]e|licen[cs]e is (not valid|invalid|expired)"
+    r"|has no valid licen[cs]e|not been activated with a valid licen[cs]e"
+    r"|failed to (activate|acquire).*licen[cs]e|token not found in cache"
+    r"|licen[cs]e (has )?expired|no ulf license found",
+    re.IGNORECASE,
+)
+_OPEN_ALREADY = re.compile(r"another unity instance is running with this project", re.IGNORECASE)
+_NO_METHOD = re.compile(r"executeMethod (class|method) '.*' could not be found", re.IGNORECASE)
+_NOISE = "[Licensing::"
+"""Lines of builds that succeed, too, where an Editor is not signed in."""
+_FIRST_ERRORS = (
+    re.compile(r"\berror CS\d+:"),
+    re.compile(r"^(Build ?Failed|Error building Player)", re.IGNORECASE),
+    re.compile(r"\w*Exception\b.*: "),
+    re.compile(r"\b(error|fatal)\b", re.IGNORECASE),
+)
+
+
+def build(source: UnitySource, *, root: Path, name: str, folder: Path, log: Path) -> Path:
+    """Build a project into a new `folder`, and return the program in it.
+
+    Args:
+        source: the project, and how to build it.
+        root: the folder that the project's path is relative to.
+        name: what the player is called.
+        folder: made by the build; after an error there is none.
+        log: the Editor's log is written there.
+
+    Raises:
+        FetchError: There is no project or no Editor, or the build failed; the message has the
+            first error of the log, and names a missing licence.
+    """
+    project = (root / source.project).resolve()
+    if not (project / _VERSION_FILE).is_file():
+        raise FetchError(
+            f"{source.project}: is no Unity project, it has no {_VERSION_FILE}; correct `project` "
+            "in params.yaml"
+        )
+    editor = find_editor(source.editor, project)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [str(editor), "-batchmode", "-quit", "-nographics", "-projectPath", str(project)]
+    command += ["-executeMethod", source.method, "-logFile", "-", *source.build_args]
+    command += [OUTPUT_ARGUMENT, str(folder / name)]
+    _log.info("Building %s with %s; the Editor's log goes to %s", source.project, editor, log)
+    try:
+        _check(source, _run(command, log, source.timeout_s), log)
+        return find_program(folder, label=f"the build of {source.project}")
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def find_editor(setting: str | None, project: Path) -> Path:
+    """Return the Editor to use: from the environment, the setting, Unity Hub's folders, or PATH.
+
+    Of Unity Hub's Editors only the one of the project's version counts: another would change the
+    project.
+
+    Raises:
+        FetchError: There is none.
+    """
+    for origin, given in ((EDITOR_VARIABLE, os.environ.get(EDITOR_VARIABLE)), ("editor", setting)):
+        if given:
+            path = Path(given).expanduser()
+            if not path.is_file():
+                raise FetchError(f"{origin}: there is no Unity Editor at {given}")
+            return path.absolute()
+    version = _project_version(project)
+    others = []
+    for folder in _hub_folders():
+        program = folder / version / _PROGRAMS.get(sys.platform, _MACOS_PROGRAM)
+        if program.is_file():
+            return program
+        others += [path.name for path in sorted(folder.glob("*")) if path.name != version]
+    for command in ("unity-editor", "Unity"):
+        if found := shutil.which(command):
+            return Path(found)
+    installed = f"; installed are {', '.join(others)}" if others else ""
+    raise FetchError(
+        f"{project.name}: needs the Unity Editor {version}, which is not on this machine"
+        f"{installed}. Install it with Unity Hub, or set {EDITOR_VARIABLE} to its program."
+    )
+
+
+def _project_version(project: Path) -> str:
+    text = (project / _VERSION_FILE).read_text(encoding="utf-8", errors="replace")
+    found = re.search(r"^m_EditorVersion:\s*(\S+)", text, re.MULTILINE)
+    if found is None:
+        raise FetchError(f"{project / _VERSION_FILE}: has no line 'm_EditorVersion: <version>'")
+    return found[1]
+
+
+def _hub_folders() -> Iterator[Path]:
+    """Return where Unity Hub puts Editors: the folder that its user has chosen, and its own."""
+    home = Path.home()
+    if sys.platform == "win32":
+        settings = Path(os.environ.get("APPDATA", home)) / "UnityHub"
+        own = Path(os.environ.get("PROGRAMFILES", "C:/Program Files")) / "Unity/Hub/Editor"
+    elif sys.platform == "darwin":
+        settings = home / "Library/Application Support/UnityHub"
+        own = Path("/Applications/Unity/Hub/Editor")
+    else:
+        settings = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "UnityHub"
+        own = home / "Unity/Hub/Editor"
+    try:
+        chosen = json.loads((settings / "secondaryInstallPath.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        chosen = None
+    if isinstance(chosen, str) and chosen:
+        yield Path(chosen)
+    yield own
+
+
+def _run(command: list[str], log: Path, timeout_s: float) -> int | None:
+    """Exit code of the Editor; None when it was ended after `timeout_s`.
+
+    Its output goes to a file and not through a pipe, which its helper programs would hold open.
+    """
+    end, told = time.monotonic() + timeout_s, time.monotonic()
+    with log.open("wb") as output:
+        try:
+            process = subprocess.Popen(  # noqa: S603  # the user chose the Editor
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=os.name == "posix",
+                preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509  # calls only prctl
+            )
+        except OSError as error:
+            raise FetchError(
+                f"{command[0]}: the Unity Editor cannot be started: {error.strerror}"
+            ) from error
+    try:
+        with log.open("r", encoding="utf-8", errors="replace") as lines:
+            while True:
+                code = _exit_code(process, min(1.0, max(0.0, end - time.monotonic())))
+                new = [line.strip() for line in lines if line.strip()]
+                if new and time.monotonic() - told >= _TELL_EVERY_S:
+                    _log.info("Unity: %s", new[-1])
+                    told = time.monotonic()
+                if code is not None or time.monotonic() >= end:
+                    return code
+    finally:
+        _end(process)
+
+
+def _exit_code(process: subprocess.Popen[bytes], wait_s: float) -> int | None:
+    try:
+        return process.wait(wait_s)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the Editor and what it started, if it still runs."""
+    if process.poll() is not None:
+        return
+    if os.name == "posix":
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    process.wait()
+
+
+def _check(source: UnitySource, code: int | None, log: Path) -> None:
+    if code != 0:
+        raise FetchError(_failure(source, code, log))
+
+
+def _failure(source: UnitySource, code: int | None, log: Path) -> str:
+    """One line for a build that failed."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    start = f"{source.project}: the Unity Editor "
+    if code is None:
+        last = next((line for line in reversed(lines) if line.strip()), "nothing")
+        return (
+            f"{start}was ended after {source.timeout_s:g} s (timeout_s); its last line was: "
+            f"{last.strip()}"
+        )
+    for pattern, remedy in (
+        (_LICENCE, "has no valid licence on this machine; activate one in Unity Hub, or with "
+         "`-serial` or a licence file on a server"),
+        (_OPEN_ALREADY, "has this project open already; close it"),
+        (_NO_METHOD, f"does not know the method {source.method}; copy "
+         "workflow/unity/PipelineBuild.cs to Assets/Editor, or set `method` in params.yaml"),
+    ):  # fmt: skip
+        if line := _first(lines, pattern):
+            return f"{start}{remedy}. Its log says: {line}"
+    lines = [line for line in lines if line.strip() and not line.startswith(_NOISE)]
+    found = (_first(lines, pattern) for pattern in _FIRST_ERRORS)
+    line = next(filter(None, found), "") or f"no error, and last {(lines or ['nothing'])[-1]!r}"
+    return f"{start}failed with exit code {code}. Its log says: {line}. All of it: {log}"
+
+
+def _first(lines: list[str], pattern: re.Pattern[str]) -> str:
+    return next((line.strip()[:300] for line in lines if pattern.search(line)), "")

@@ -1,0 +1,248 @@
+"""From observations to one hidden vector per agent: the part that actor and critic have alike."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.errors import SettingsError
+from pipeline.nets.attention import EntityEncoder
+from pipeline.nets.layers import DenseSwish, RunningNormalizer
+from pipeline.nets.vision import visual_encoder
+from pipeline.protocol.specs import DimensionProperty, ObservationSpec, ObservationType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pipeline.nets.onnx_graph import OnnxGraph
+    from pipeline.nets.vision import VisualEncoder
+    from pipeline.settings.schema import NetworkSettings
+
+
+# Up to this many distinct goals in a batch share their generated weights.
+FEW_GOALS = 8
+# Dimension properties of a variable-length observation [entities, numbers].
+ENTITIES = (DimensionProperty.VARIABLE_SIZE, DimensionProperty.NONE)
+
+
+class Normalizers(nn.Module):
+    """One running normaliser for each vector observation, shared by all networks of a policy."""
+
+    def __init__(self, specs: Sequence[ObservationSpec], *, enabled: bool) -> None:
+        super().__init__()
+        self.by_observation = nn.ModuleDict(
+            {
+                str(i): RunningNormalizer(spec.shape[0])
+                for i, spec in enumerate(specs)
+                if enabled and len(spec.shape) == 1
+            }
+        )
+
+    def __bool__(self) -> bool:
+        return len(self.by_observation) > 0
+
+    def update(self, obs: Sequence[Tensor]) -> None:
+        """Take rows [B, ...] of every observation into account."""
+        for index, normalizer in self.by_observation.items():
+            normalizer.update(obs[int(index)])  # type: ignore[operator]  # ModuleDict loses the type
+
+    def forward(self, obs: Sequence[Tensor]) -> list[Tensor]:
+        """The observations, the vector ones normalised."""
+        result = list(obs)
+        for index, normalizer in self.by_observation.items():
+            result[int(index)] = normalizer(result[int(index)])
+        return result
+
+    def to_onnx(self, graph: OnnxGraph, obs: Iterable[str]) -> Iterator[str]:
+        """`forward` in ONNX, of one observation after another."""
+        for index, x in enumerate(obs):
+            key = str(index)
+            if key in self.by_observation:
+                yield cast("RunningNormalizer", self.by_observation[key]).to_onnx(graph, x)
+            else:
+                yield x
+
+
+class HyperLayer(nn.Module):
+    """A dense layer with Swish whose weights are made from the goal (Ha et al. 2017, 1609.09106).
+
+    The goal passes two dense layers with Swish and a layer normalisation; a last dense layer gives
+    the weights [hidden, hidden] of each row.
+    """
+
+    def __init__(self, goal_size: int, n_in: int, n_out: int, hidden_units: int) -> None:
+        super().__init__()
+        self.n_in, self.n_out = n_in, n_out
+        self.goal = DenseSwish(goal_size, hidden_units, 2)
+        self.weights = nn.Linear(hidden_units, n_in * n_out)
+        bound = 1.0 / math.sqrt(hidden_units * n_in)
+        nn.init.uniform_(self.weights.weight, -bound, bound)
+        nn.init.zeros_(self.weights.bias)
+        self.bias = nn.Parameter(torch.zeros(n_out))
+
+    def forward(self, x: Tensor, goal: Tensor) -> Tensor:
+        """X [B, n_in] and goal [B, goal_size] to [B, n_out].
+
+        Goals are few in most tasks: the weights are made once for each distinct one, which gives
+        the same numbers as once per row at a fraction of the work. An image's encoding that is
+        being trained has a derivative in every row, so each row makes its own.
+        """
+        y = self._per_row(x, goal) if goal.requires_grad else self._per_distinct(x, goal)
+        return nn.functional.silu(y + self.bias)
+
+    def _per_row(self, x: Tensor, goal: Tensor) -> Tensor:
+        return torch.bmm(x.unsqueeze(1), self._weights(goal)).squeeze(1)
+
+    def _per_distinct(self, x: Tensor, goal: Tensor) -> Tensor:
+        distinct, which = torch.unique(goal, dim=0, return_inverse=True)
+        if len(distinct) > FEW_GOALS:
+            return self._per_row(x, goal)
+        side_by_side = self._weights(distinct).transpose(0, 1).flatten(1)
+        y = (x @ side_by_side).view(len(x), len(distinct), self.n_out)
+        return y[torch.arange(len(x), device=x.device), which]
+
+    def _weights(self, goal: Tensor) -> Tensor:
+        encoded = nn.functional.layer_norm(self.goal(goal), (self.weights.in_features,))
+        made: Tensor = self.weights(encoded)
+        return made.view(-1, self.n_in, self.n_out)
+
+    def to_onnx(self, graph: OnnxGraph, x: str, goal: str) -> str:
+        """`forward` in ONNX."""
+        encoded = graph.layer_norm(self.goal.to_onnx(graph, goal, "goal"), axis=1)
+        made = graph.linear(self.weights, encoded, "goal.generator")
+        weights = graph.reshape(made, (-1, self.n_in, self.n_out), "goal.shape")
+        row = graph.node("Unsqueeze", [x], axes=[1])
+        product = graph.node("MatMul", [row, weights])
+        bias = graph.weight(self.bias, "goal.bias")
+        y = graph.node("Add", [graph.node("Squeeze", [product], axes=[1]), bias])
+        return graph.swish(y)
+
+
+class ObservationEncoder(nn.Module):
+    """Encodes observations, already normalised, into [B, hidden_units].
+
+    Vector observations enter as they are, visual ones through their encoder, and all lists of
+    entities as one vector through attention; these are concatenated, that of attention last, and
+    pass the dense layers. With a goal signal and `goal_conditioning_type: hyper` the last of those
+    layers is a `HyperLayer`; a list of entities makes no weights, so that it is an input like other
+    lists even if it is a goal signal. A recurrent layer is not part of it: `nets.memory` has that.
+
+    Args:
+        specs: of the observations.
+        settings: of the network.
+        n_actions: numbers that the dense layers take beside the observations; see `head`.
+
+    Raises:
+        SettingsError: An observation or a setting cannot be used.
+    """
+
+    def __init__(
+        self, specs: Sequence[ObservationSpec], settings: NetworkSettings, *, n_actions: int = 0
+    ) -> None:
+        super().__init__()
+        hidden = settings.hidden_units
+        self.encoders = nn.ModuleDict()
+        self.entities: list[int] = []
+        widths: dict[int, int] = {}
+        for index, spec in enumerate(specs):
+            if len(spec.shape) == 3:
+                self.encoders[str(index)] = visual_encoder(
+                    str(settings.vis_encode_type), spec.shape, hidden
+                )
+                widths[index] = hidden
+            elif len(spec.shape) == 1:
+                widths[index] = spec.shape[0]
+            else:
+                _refuse_unless_entities(index, spec)
+                self.entities.append(index)
+        self.goals = [
+            index
+            for index in widths
+            if specs[index].observation_type == ObservationType.GOAL_SIGNAL
+        ]
+        hyper = bool(self.goals) and str(settings.goal_conditioning_type) == "hyper"
+        n_in = sum(widths.values())
+        self.attention = None
+        if self.entities:
+            self.attention = EntityEncoder(n_in, [specs[i].shape[1] for i in self.entities])
+            n_in += self.attention.output_size
+        if n_in == 0:
+            raise SettingsError("the behavior has no observations that a network could take")
+        n_in += n_actions
+        goal_size = sum(widths[i] for i in self.goals) if hyper else 0
+        n_plain = settings.num_layers - 1 if hyper else settings.num_layers
+        self.dense = DenseSwish(n_in, hidden, n_plain)
+        self.hyper = (
+            HyperLayer(goal_size, hidden if n_plain else n_in, hidden, hidden) if hyper else None
+        )
+        self.output_size = hidden if settings.num_layers else n_in
+
+    def forward(self, obs: Sequence[Tensor]) -> Tensor:
+        """Hidden vectors [B, hidden_units] for observations [B, *shape]."""
+        return self.head(*self.features(obs))
+
+    def features(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """What the dense layers take beside actions [B, n], and the goal where it makes weights."""
+        parts = [
+            self.encoders[str(i)](values) if str(i) in self.encoders else values
+            for i, values in enumerate(obs)
+        ]
+        if self.attention is None:
+            joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        else:
+            joined = self._with_entities(parts, self.attention)
+        if self.hyper is None:
+            return joined, None
+        return joined, torch.cat([parts[i] for i in self.goals], dim=1)
+
+    def head(self, joined: Tensor, goal: Tensor | None) -> Tensor:
+        """Hidden vectors [B, hidden_units] for what `features` gave, and actions.
+
+        Args:
+            joined: [B, n + n_actions].
+            goal: [B, goal_size].
+        """
+        hidden: Tensor = self.dense(joined)
+        if self.hyper is not None:
+            hidden = self.hyper(hidden, goal)
+        return hidden
+
+    def to_onnx(self, graph: OnnxGraph, obs: Iterable[str]) -> str:
+        """`forward` in ONNX."""
+        # `obs` is read as it is encoded: what is done to an observation stands together in a model
+        parts = [
+            cast("VisualEncoder", self.encoders[str(i)]).to_onnx(graph, x)
+            if str(i) in self.encoders
+            else x
+            for i, x in enumerate(obs)
+        ]
+        joined = [x for i, x in enumerate(parts) if i not in self.entities]
+        if self.attention is not None:
+            crowd = self.attention.to_onnx(graph, joined, [parts[i] for i in self.entities])
+            joined = [*joined, crowd]
+        hidden = self.dense.to_onnx(graph, graph.concat(joined), "body")
+        if self.hyper is None:
+            return hidden
+        return self.hyper.to_onnx(graph, hidden, graph.concat([parts[i] for i in self.goals]))
+
+    def _with_entities(self, parts: Sequence[Tensor], attention: EntityEncoder) -> Tensor:
+        """The parts of fixed size side by side [B, own], then what attention makes of the rest."""
+        fixed = [values for i, values in enumerate(parts) if i not in self.entities]
+        own = torch.cat(fixed, dim=1) if fixed else None
+        crowd: Tensor = attention(own, [parts[i] for i in self.entities])
+        return crowd if own is None else torch.cat((own, crowd), dim=1)
+
+
+def _refuse_unless_entities(index: int, spec: ObservationSpec) -> None:
+    """Of ranks other than 1 and 3 only a list of entities has a network."""
+    if len(spec.shape) == 2 and tuple(spec.dimension_property) == ENTITIES:
+        return
+    flags = [DimensionProperty(flag).name for flag in spec.dimension_property]
+    raise SettingsError(
+        f"observation {index} ({spec.name or 'unnamed'}): Unsupported Sensor with specs shape "
+        f"{tuple(spec.shape)} and dimension properties {flags}; send a vector (rank 1), an image "
+        "(rank 3), or a list of entities [most, numbers] with VARIABLE_SIZE and NONE"
+    )

@@ -1,0 +1,169 @@
+"""The ONNX graph of a policy while it is written.
+
+The modules of a policy have `to_onnx` beside `forward`: it appends to a graph what `forward`
+computes, and gives the name of the tensor that `forward` would return. Names depend on nothing but
+the order of the calls, so that equal weights give equal bytes whatever the version of torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.errors import ExportError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import onnx
+    from torch import Tensor, nn
+
+    from pipeline.arrays import AnyArray
+
+OPSET = 9
+IR_VERSION = 6
+BATCH_AXIS = "batch"
+# ONNX's numbers of element types.
+FLOAT, INT64 = 1, 7
+# torch's defaults, which ONNX wants to be told.
+LEAKY_SLOPE = 0.01
+LAYER_NORM_EPSILON = 1e-5
+
+
+class OnnxGraph:
+    """Collects nodes and weights; each method returns the name of the tensor that it adds.
+
+    Attributes:
+        input_shapes: shape without the batch of each declared input.
+    """
+
+    def __init__(self) -> None:
+        self.input_shapes: dict[str, tuple[int, ...]] = {}
+        self._nodes: list[onnx.NodeProto] = []
+        self._constants: list[onnx.TensorProto] = []
+        self._scalars: dict[float, str] = {}
+        self._inputs: list[onnx.ValueInfoProto] = []
+        self._outputs: list[onnx.ValueInfoProto] = []
+
+    def input(self, name: str, shape: Sequence[int]) -> str:
+        """Declare a float input [batch, *shape]."""
+        self.input_shapes[name] = tuple(shape)
+        self._inputs.append(_value_info(name, np.float32, (BATCH_AXIS, *shape)))
+        return name
+
+    def output(self, name: str, dtype: type[np.generic], shape: Sequence[int]) -> None:
+        """Declare the tensor `name` as an output [batch, *shape]."""
+        self._outputs.append(_value_info(name, dtype, (BATCH_AXIS, *shape)))
+
+    def constant_output(self, name: str, values: Sequence[Any]) -> None:
+        """Declare constant floats as an output: an initializer that carries the output's name."""
+        array = np.array(values, dtype=np.float32)
+        self.constant(array, name)
+        self._outputs.append(_value_info(name, np.float32, array.shape))
+
+    def constant(self, value: AnyArray, name: str) -> str:
+        """Store an array, as int64 or float32.
+
+        Raises:
+            ExportError: A value is NaN or infinite.
+        """
+        from onnx import numpy_helper
+
+        dtype: type[np.generic] = np.int64 if value.dtype.kind == "i" else np.float32
+        array = np.ascontiguousarray(value, dtype=dtype)
+        if not np.isfinite(array).all():
+            raise ExportError(
+                f"export: {name} holds {int((~np.isfinite(array)).sum())} values that are not "
+                "finite; export an earlier checkpoint and lower the learning rate"
+            )
+        self._constants.append(numpy_helper.from_array(array, name))
+        return name
+
+    def weight(self, value: Tensor, name: str) -> str:
+        """Store a trained tensor, refused as `constant` does."""
+        return self.constant(value.detach().cpu().numpy(), name)
+
+    def scalar(self, value: float) -> str:
+        """A float constant of shape [1], stored once per value."""
+        if value not in self._scalars:
+            name = f"scalar_{len(self._scalars)}"
+            self._scalars[value] = self.constant(np.array([value]), name)
+        return self._scalars[value]
+
+    def node(
+        self, operator: str, inputs: Sequence[str], output: str | None = None, /, **attributes: Any
+    ) -> str:
+        """Append one operator; its output is named after it and its position unless `output`."""
+        output = output or f"{operator.lower()}_{len(self._nodes)}"
+        self.nodes(operator, inputs, [output], **attributes)
+        return output
+
+    def nodes(
+        self, operator: str, inputs: Sequence[str], outputs: Sequence[str], /, **attributes: Any
+    ) -> None:
+        """Append one operator with several outputs, named `outputs`."""
+        from onnx import helper
+
+        name = f"{operator.lower()}_{len(self._nodes)}"
+        self._nodes.append(helper.make_node(operator, inputs, outputs, name=name, **attributes))
+
+    def linear(self, layer: nn.Module, x: str, name: str) -> str:
+        """A dense layer [batch, in] → [batch, out]; the tensor is called `<name>.out`."""
+        weight = self.weight(layer.get_parameter("weight"), f"{name}.weight")
+        bias = self.weight(layer.get_parameter("bias"), f"{name}.bias")
+        return self.node("Gemm", [x, weight, bias], f"{name}.out", transB=1)
+
+    def matmul(self, x: str, weight: Tensor, name: str) -> str:
+        """[batch, n, in] · weightᵀ, for a weight [out, in]."""
+        return self.node("MatMul", [x, self.weight(weight.T, name)])
+
+    def swish(self, x: str) -> str:
+        """X times its sigmoid."""
+        return self.node("Mul", [x, self.node("Sigmoid", [x])])
+
+    def leaky_relu(self, x: str) -> str:
+        """X, with a small slope below 0."""
+        return self.node("LeakyRelu", [x], alpha=LEAKY_SLOPE)
+
+    def layer_norm(self, x: str, *, axis: int) -> str:
+        """(x - mean) / √(variance + epsilon) over the last axis, which has number `axis`."""
+        mean = self.node("ReduceMean", [x], axes=[axis], keepdims=1)
+        centered = self.node("Sub", [x, mean])
+        square = self.node("Mul", [centered, centered])
+        variance = self.node("ReduceMean", [square], axes=[axis], keepdims=1)
+        shifted = self.node("Add", [variance, self.scalar(LAYER_NORM_EPSILON)])
+        return self.node("Div", [centered, self.node("Sqrt", [shifted])])
+
+    def reshape(self, x: str, shape: Sequence[int], name: str) -> str:
+        """X in another shape, which is stored as `name`; -1 for the axis that follows."""
+        return self.node("Reshape", [x, self.constant(np.array(shape), name)])
+
+    def concat(self, parts: Sequence[str], output: str | None = None) -> str:
+        """Join [batch, n_i] tensors, or [batch, n_i, m] ones, along their second axis."""
+        if len(parts) == 1 and output is None:
+            return parts[0]
+        return self.node("Concat", parts, output, axis=1)
+
+    def model(self, name: str) -> onnx.ModelProto:
+        """The finished model."""
+        from onnx import helper
+
+        graph = helper.make_graph(
+            self._nodes, name, self._inputs, self._outputs, initializer=self._constants
+        )
+        return helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+            producer_name="rl-pipeline",
+        )
+
+
+def _value_info(
+    name: str, dtype: type[np.generic], shape: Sequence[int | str]
+) -> onnx.ValueInfoProto:
+    from onnx import helper
+
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    return helper.make_tensor_value_info(name, element, list(shape))

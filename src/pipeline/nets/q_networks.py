@@ -1,0 +1,115 @@
+"""Action values: how good it is to do something in a situation, twice over."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.nets.actor_critic import apply_memory
+from pipeline.nets.encoder import ObservationEncoder
+from pipeline.nets.layers import xavier
+from pipeline.nets.memory import SequenceState, memory_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.protocol.specs import BehaviorSpec
+    from pipeline.settings.schema import NetworkSettings
+
+
+class QNetwork(nn.Module):
+    """Q(s, a) of each reward signal; with discrete branches a value for each of their choices.
+
+    Args:
+        spec: what the behavior observes and does.
+        settings: of the network.
+        n_signals: reward signals.
+    """
+
+    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, n_signals: int) -> None:
+        super().__init__()
+        actions = spec.action_spec
+        self.n_signals = n_signals
+        self.body = ObservationEncoder(
+            spec.observation_specs, settings, n_actions=actions.continuous_size
+        )
+        self.memory = memory_for(settings, self.body.output_size)
+        width = (self.memory or self.body).output_size
+        self.n_outputs = sum(actions.discrete_branches) or 1
+        self.heads = xavier(width, n_signals * self.n_outputs)
+        for rows in torch.split(self.heads.weight.data, self.n_outputs):
+            nn.init.xavier_uniform_(rows)
+
+    def forward(
+        self,
+        encoded: tuple[Tensor, Tensor | None],
+        continuous: Tensor,
+        sequences: SequenceState | None,
+    ) -> Tensor:
+        """Values [B, S, outputs].
+
+        Args:
+            encoded: observations as `body.features` gives them.
+            continuous: [B, A] actions in -1..1; A may be 0.
+            sequences: the sequences that the rows form; None without memory.
+        """
+        joined, goal = encoded
+        hidden = self.body.head(torch.cat((joined, continuous), dim=1), goal)
+        if self.memory is not None and sequences is not None:
+            # action values remember nothing from before a sequence
+            nothing = joined.new_zeros(len(sequences.lengths), self.memory.memory_size)
+            sequences = SequenceState(memory=nothing, lengths=sequences.lengths)
+        values: Tensor = self.heads(apply_memory(hidden, self.memory, sequences))
+        return values.view(len(joined), self.n_signals, self.n_outputs)
+
+
+class TwinQNetworks(nn.Module):
+    """Two action values that begin differently, of which the smaller is believed.
+
+    Source: Fujimoto et al. 2018, arXiv 1802.09477, section 4.
+    """
+
+    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, n_signals: int) -> None:
+        super().__init__()
+        self.first = QNetwork(spec, settings, n_signals)
+        self.second = QNetwork(spec, settings, n_signals)
+        # in a tuple, because it has no weights of its own that would be saved
+        self._frozen = (copy.deepcopy(self.first).requires_grad_(False),)
+
+    def share_weights(self) -> None:
+        """Value fresh actions with the first twin's own weights, as constants.
+
+        To be called once the weights have found their place in memory, see `FlatAdam`.
+        """
+        for frozen, own in zip(self._frozen[0].parameters(), self.first.parameters(), strict=True):
+            frozen.data = own.data
+
+    def forward(
+        self,
+        obs: Sequence[Tensor],
+        *,
+        taken: Tensor,
+        fresh: Tensor | None,
+        sequences: SequenceState | None = None,
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Both twins' values [B, S, outputs] of actions taken, and of fresh ones.
+
+        Args:
+            obs: [B, *shape] per observation, normalised.
+            taken: [B, A] actions in -1..1.
+            fresh: [B, A] others at the same observations; None for the same ones. Their values have
+                derivatives by the action only, and those only of the first twin.
+            sequences: the sequences that the rows form; None without memory.
+        """
+        first, second = self.first.body.features(obs), self.second.body.features(obs)
+        values = self.first(first, taken, sequences), self.second(second, taken, sequences)
+        if fresh is None:
+            return values, (values[0].detach(), values[1].detach())
+        joined, goal = first
+        goal = None if goal is None else goal.detach()
+        again = self._frozen[0]((joined.detach(), goal), fresh, sequences)
+        with torch.no_grad():
+            return values, (again, self.second(second, fresh, sequences))

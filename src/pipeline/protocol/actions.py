@@ -1,0 +1,134 @@
+"""Actions on the wire: what the trainer sends and a simulator receives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.errors import UnityActionException
+from pipeline.protocol import wire
+from pipeline.protocol.generated.messages import UnityRLInputProto
+from pipeline.protocol.specs import ActionTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.arrays import AnyArray
+    from pipeline.protocol.generated.messages import AgentActionProto
+    from pipeline.protocol.specs import ActionSpec
+
+
+def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:
+    """Return a serialized ListAgentActionProto: one entry per row, old-style copy included."""
+    n = len(actions.continuous)
+    if n == 0:
+        return b""
+    width = 1 if not spec.discrete_size else wire.width_of(actions.discrete)
+    layout = action_layout(spec.continuous_size, spec.discrete_size, width)
+    table = np.empty((n, len(layout.template)), dtype=np.uint8)
+    table[:] = layout.template
+    c, d = 4 * spec.continuous_size, 4 * spec.discrete_size
+    if c:
+        floats = wire.float_bytes(actions.continuous)
+        table[:, layout.old : layout.old + c] = floats
+        table[:, layout.continuous : layout.continuous + c] = floats
+    if d:
+        old = actions.discrete.astype(np.float32)
+        table[:, layout.old + c : layout.old + c + d] = wire.float_bytes(old)
+        varints = wire.wide_varints(actions.discrete, width).reshape(n, -1)
+        table[:, layout.discrete : layout.discrete + varints.shape[1]] = varints
+    return table.tobytes()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActionLayout:
+    """One entry of ListAgentActionProto: its bytes with zero actions, where its numbers begin."""
+
+    template: AnyArray
+    fixed: AnyArray
+    """Ones at the bits that are the same in every entry with choices of `width` bytes."""
+    old: int
+    continuous: int
+    discrete: int
+
+
+@lru_cache(maxsize=256)
+def action_layout(n_continuous: int, n_discrete: int, width: int) -> ActionLayout:
+    """Return the layout for these numbers of actions, with `width` bytes per discrete one."""
+    zeros = wire.wide_varints(np.zeros(n_discrete, np.int64), width).tobytes()
+    size = 4 * (n_continuous + n_discrete)
+    parts = [
+        wire.delimited(1, bytes(size)) if size else b"",
+        wire.delimited(6, bytes(4 * n_continuous)) if n_continuous else b"",
+        wire.delimited(7, zeros) if n_discrete else b"",
+    ]
+    entry = wire.delimited(1, b"".join(parts))
+    prefix = len(entry) - sum(map(len, parts))
+    ends = prefix + np.cumsum([len(part) for part in parts])
+    old, first, second = (ends - [size, 4 * n_continuous, len(zeros)]).tolist()
+    fixed = np.full(len(entry), 0xFF, dtype=np.uint8)
+    fixed[old : old + size] = 0
+    fixed[first : first + 4 * n_continuous] = 0
+    fixed[second:] = 0x80
+    return ActionLayout(
+        template=np.frombuffer(entry, dtype=np.uint8),
+        fixed=fixed,
+        old=old,
+        continuous=first,
+        discrete=second,
+    )
+
+
+def decode_actions(data: bytes, spec: ActionSpec) -> ActionTuple:
+    """Return the actions of all agents in a serialized ListAgentActionProto, in wire order.
+
+    Raises:
+        UnityActionException: An agent's actions do not have the numbers that `spec` says.
+        UnityCommunicationException: The bytes are no such message.
+    """
+    layout = action_layout(spec.continuous_size, spec.discrete_size, 1)
+    n, rest = divmod(len(data), len(layout.template))
+    if n and not rest:
+        table = np.frombuffer(data, dtype=np.uint8).reshape(n, len(layout.template))
+        if not (table & layout.fixed != layout.template).any():
+            return ActionTuple(
+                wire.float_rows(table, layout.continuous, (spec.continuous_size,)),
+                table[:, layout.discrete : layout.discrete + spec.discrete_size].astype(np.int32),
+            )
+    entries = wire.parse(UnityRLInputProto.ListAgentActionProto, data, "trainer").value
+    return decode_entries(entries, spec)
+
+
+def decode_entries(
+    entries: Sequence[AgentActionProto], spec: ActionSpec, *, absent_is_zero: bool = False
+) -> ActionTuple:
+    """Return the actions of agents, in order; `absent_is_zero` accepts entries without any.
+
+    Raises:
+        UnityActionException: An agent's actions do not have the numbers that `spec` says.
+    """
+    out = spec.empty_action(len(entries))
+    for row, entry in enumerate(entries):
+        floats: Sequence[float] = entry.continuous_actions
+        choices: Sequence[float] = entry.discrete_actions
+        if not len(floats) and not len(choices):
+            old = entry.vector_actions_deprecated
+            if absent_is_zero and not len(old):
+                continue
+            floats, choices = (old, []) if spec.continuous_size else ([], old)
+        if (len(floats), len(choices)) != (spec.continuous_size, spec.discrete_size):
+            raise UnityActionException(
+                f"agent number {row} got {len(floats)} continuous and {len(choices)} discrete "
+                f"actions; the behavior takes {spec.continuous_size} and {spec.discrete_size}"
+            )
+        out.continuous[row] = floats
+        if not (np.abs(choices) < 2**31).all():  # old messages hold them as floats: NaN, 1e30
+            raise UnityActionException(
+                f"agent number {row} got the discrete actions {list(choices)}; each must be a "
+                "choice of its branch"
+            )
+        out.discrete[row] = choices
+    return out

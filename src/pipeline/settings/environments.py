@@ -1,0 +1,314 @@
+"""`environments.<name>`: where an environment comes from, with one class for each `source`."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal, get_args
+from urllib.parse import urlsplit
+
+from pipeline.settings.nodes import Node, fail, join
+from pipeline.settings.reader import (
+    ContradictionError,
+    Count,
+    Positive,
+    choice,
+    entries_of,
+    read,
+    read_dataclass,
+    setting_hints,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Platform = Literal["linux", "darwin", "windows"]
+"""The systems that a build may be for."""
+PLATFORMS: tuple[str, ...] = get_args(Platform)
+URL_SCHEMES = ("https", "http", "file")
+"""Where an archive may come from."""
+
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}\Z")
+_METHOD = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
+_SUFFIXES = (".x86_64", ".x86", ".exe", ".app")
+_WATCHED = ("Assets", "Packages", "ProjectSettings")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentParams:
+    """`environments.<name>`: where an environment comes from."""
+
+    source: str
+    """The kind: a key of `SOURCES`."""
+    args: tuple[str, ...] = ()
+    """Arguments for the executable."""
+
+    @staticmethod
+    def from_node(node: Node, path: str) -> EnvironmentParams:
+        """Read an environment of the class that its `source` names."""
+        entries = entries_of(node, path)
+        if "source" not in entries:
+            raise fail(node, path, "the key 'source' is required")
+        source = choice(entries["source"], join(path, "source"), (*SOURCES, "editor"))
+        if source == "editor":
+            text = (
+                "'editor' waits until someone presses Play, so nothing that came of it could be "
+                "made again; train with `pipeline learn` without --env, or let the source 'unity' "
+                "build it"
+            )
+            raise fail(entries["source"], join(path, "source"), text)
+        for key, value in entries.items():
+            owners = [name for name, cls in SOURCES.items() if key in setting_hints(cls)]
+            if owners and source not in owners:
+                listed = " and ".join(repr(name) for name in owners)
+                text = f"belongs to the source {listed}, but the source is {source!r}"
+                raise fail(value, join(path, key), text)
+        read: EnvironmentParams = read_dataclass(SOURCES[source], node, path)
+        return read
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltinSource(EnvironmentParams):
+    """One of our simulators."""
+
+    name: str | None = None
+    """The simulator; null for the one called as the environment is here."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BridgeSource(EnvironmentParams):
+    """What environments of Gymnasium and of PettingZoo have in common."""
+
+    id: str
+    """The environment, as its library calls it."""
+    copies: Count = 16
+    """Environments in one process, stepped together."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the environment."""
+    visual: Literal["auto", "always", "never"] = "auto"
+    """Which observations that could be images become visual ones; auto: from 20 pixels a side."""
+    action_scale: Positive | None = None
+    """What an action of 1 means where the action space has no bounds; null refuses such spaces."""
+
+    def __post_init__(self) -> None:
+        """Refuse keyword arguments that mean something else here, or cannot be written down."""
+        if "render_mode" in self.kwargs:
+            raise ContradictionError("kwargs.render_mode", "cannot be set: nothing is drawn")
+        _check_finite(self.kwargs, "kwargs")
+
+    def options(self) -> dict[str, Any]:
+        """Return the keywords of the bridge that are not at their defaults."""
+        given: dict[str, Any] = {"id": self.id, "n_agents": self.copies}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            default = {} if item.name == "kwargs" else item.default
+            if item.name not in ("source", "args", "id", "copies") and value != default:
+                given[item.name] = value
+        return given
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GymnasiumSource(BridgeSource):
+    """An environment that is registered with Gymnasium."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PettingzooSource(BridgeSource):
+    """An environment of PettingZoo."""
+
+    copies: Count = 4
+    """Environments in one process, each with all its agents."""
+    api: Literal["auto", "parallel", "aec"] = "auto"
+    """Which interface to use; auto: parallel where there is one."""
+    teams: Any = "none"
+    """`none`, `index` (a team for each agent), or a map from agents to numbers from 0."""
+    groups: Literal["none", "all", "behavior"] = "none"
+    """Which agents of a copy share a group and its reward."""
+
+    def __post_init__(self) -> None:
+        """Refuse teams that are no numbers, and what all bridges refuse."""
+        BridgeSource.__post_init__(self)
+        is_map = isinstance(self.teams, dict) and all(
+            isinstance(team, int) and not isinstance(team, bool) and team >= 0
+            for team in self.teams.values()
+        )
+        if self.teams not in ("none", "index") and not is_map:
+            wanted = "none, index, or a map from agents to whole numbers"
+            raise ContradictionError("teams", f"must be {wanted}, got {self.teams!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class PerPlatform:
+    """One text for every platform, or one for each of some."""
+
+    values: dict[str, str]
+    """By platform; the key `any` alone when there is one for all."""
+
+    @classmethod
+    def from_node(cls, node: Node, path: str) -> PerPlatform:
+        """Read a text, or a map from platforms to texts."""
+        if not (isinstance(node.value, dict) and node.value):
+            return cls({"any": read(str, node, path)})
+        for name, entry in node.value.items():
+            choice(Node(name, entry.source, entry.line, name), path, PLATFORMS)
+        return cls({name: read(str, one, join(path, name)) for name, one in node.value.items()})
+
+    def to_plain(self) -> Any:
+        """What `from_node` read."""
+        return self.values.get("any", self.values)
+
+    def of(self, platform: str) -> str | None:
+        """The text for a platform; None when there is none."""
+        return self.values.get("any", self.values.get(platform))
+
+
+_NOT_GIVEN = PerPlatform({})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PathSource(EnvironmentParams):
+    """A build that is already there."""
+
+    source: Literal["path"] = "path"
+    """The kind."""
+    path: str = ""
+    """The program, its folder, or its name without suffix; relative to params.yaml."""
+
+    def __post_init__(self) -> None:
+        """Refuse a source without its key."""
+        _need("path", "path", self.path, "where the build is")
+
+    def found(self, root: Path) -> str:
+        """`path`, with the suffix of a build where the name alone does not exist in `root`."""
+        if not (root / self.path).exists():
+            for suffix in _SUFFIXES:
+                if (root / f"{self.path}{suffix}").exists():
+                    return f"{self.path}{suffix}"
+        return self.path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FetchSource(EnvironmentParams):
+    """An archive behind a URL, known by its digest."""
+
+    source: Literal["fetch"] = "fetch"
+    """The kind."""
+    url: PerPlatform = _NOT_GIVEN
+    """http, https or file: one, or one for each platform."""
+    sha256: PerPlatform = _NOT_GIVEN
+    """Hex digest of the archive: one, or one for each platform."""
+    platform: Platform | None = None
+    """What a single archive is for; null when unknown."""
+    executable: str | None = None
+    """The program inside the archive; null for the only one."""
+    max_unpacked_gb: Positive = 16
+    """Refuse an archive that unpacks to more, in 10^9 bytes."""
+    max_ratio: Positive = 100
+    """Refuse an archive that unpacks to more than this many times its size."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be fetched, or could not be checked."""
+        _need("url", "fetch", self.url.values, "where the archive is")
+        for url in self.url.values.values():
+            if _scheme(url) not in URL_SCHEMES:
+                text = f"must start with one of {', '.join(URL_SCHEMES)}, got {url!r}"
+                raise ContradictionError("url", text)
+        if not self.sha256.values:
+            command = f"`pipeline env fetch {next(iter(self.url.values.values()))}` finds it out"
+            text = f"the source 'fetch' needs the archive's digest; {command}"
+            raise ContradictionError("sha256", text)
+        for digest in self.sha256.values.values():
+            if not _SHA256.match(digest):
+                raise ContradictionError("sha256", f"needs 64 hex digits, got {digest!r}")
+        if set(self.sha256.values) != set(self.url.values):
+            wanted = f"the same platforms as 'url' ({', '.join(self.url.values)})"
+            text = f"needs {wanted}, got {', '.join(self.sha256.values)}"
+            raise ContradictionError("sha256", text)
+        if self.platform is not None and "any" not in self.url.values:
+            raise ContradictionError("platform", "is said by the keys of 'url' already")
+        inside = PurePosixPath(self.executable or "x")  # without one, any name that lies inside
+        if inside.is_absolute() or ".." in inside.parts:
+            text = f"must lie inside the archive, got {self.executable!r}"
+            raise ContradictionError("executable", text)
+
+    def archive(self, platform: str) -> tuple[str, str] | None:
+        """URL and digest of the archive for a platform; None when there is none."""
+        url, digest = self.url.of(platform), self.sha256.of(platform)
+        if url is None or digest is None or self.platform not in (None, platform):
+            return None
+        return url, digest.lower()
+
+    def platforms(self) -> tuple[str, ...]:
+        """The platforms that there is an archive for; `any` alone when that is not said."""
+        return (self.platform,) if self.platform else tuple(self.url.values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitySource(EnvironmentParams):
+    """A Unity project that the Unity Editor builds in batch mode."""
+
+    source: Literal["unity"] = "unity"
+    """The kind."""
+    project: str = ""
+    """The project's folder, relative to params.yaml."""
+    method: str = "PipelineBuild.Build"
+    """The static C# method that builds; workflow/unity/PipelineBuild.cs has the default one."""
+    editor: str | None = None
+    """The Unity Editor's program; null for PIPELINE_UNITY_EDITOR, Unity Hub's, or PATH's."""
+    build_args: tuple[str, ...] = ()
+    """More arguments for the Editor, for example `-buildTarget`."""
+    timeout_s: Positive = 3600
+    """Seconds that the build may take."""
+
+    def __post_init__(self) -> None:
+        """Refuse a source without its key, and what is no method."""
+        _need("project", "unity", self.project, "where the Unity project is")
+        if not _METHOD.match(self.method):
+            text = f"needs 'Class.Method' of a script in Assets/Editor, got {self.method!r}"
+            raise ContradictionError("method", text)
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """The parts of the project that a build depends on; Unity rewrites the others itself."""
+        return tuple(f"{self.project.rstrip('/')}/{name}" for name in _WATCHED)
+
+
+ExternalSource = PathSource | FetchSource | UnitySource
+"""An environment from outside."""
+
+
+SOURCES: dict[str, type[EnvironmentParams]] = {
+    "builtin": BuiltinSource,
+    "path": PathSource,
+    "fetch": FetchSource,
+    "unity": UnitySource,
+    "gymnasium": GymnasiumSource,
+    "pettingzoo": PettingzooSource,
+}
+"""The class of each source."""
+
+
+def _scheme(url: str) -> str:
+    """The scheme of a URL, empty if it is none."""
+    try:
+        return urlsplit(url).scheme
+    except ValueError:  # as for `http://[`
+        return ""
+
+
+def _need(key: str, source: str, value: object, what: str) -> None:
+    if not value:
+        raise ContradictionError(key, f"the source {source!r} needs to know {what}")
+
+
+def _check_finite(value: Any, key: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ContradictionError(key, f"must be finite, got {value!r}")
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _check_finite(item, f"{key}.{name}")
+    elif isinstance(value, list):
+        for item in value:
+            _check_finite(item, key)

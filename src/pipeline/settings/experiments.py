@@ -1,0 +1,144 @@
+"""`experiments.<name>` of `params.yaml`, and what an experiment is made of."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from pipeline.settings.reader import ContradictionError, Count, CountOrZero, Positive
+
+Stage = Literal["pretrain", "train", "export", "evaluate"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+"""The stages that an experiment may ask for, in the order in which they run."""
+
+_NEEDS = {"export": "train", "evaluate": "export"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuntimeParams:
+    """`runtime`: what every stage that computes is told."""
+
+    torch_threads: Count = 1
+    """Threads of each process; a part of the result, since sums round differently."""
+    device: str = "cpu"
+    """`cpu`, `cuda`, `cuda:0`, ..."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemonstrationParams:
+    """`demonstrations.<name>`: episodes to record, or a file that is there already."""
+
+    environment: str | None = None
+    """A name under `environments`; to record in."""
+    policy: Literal["expert"] = "expert"
+    """Who acts: the simulator's own expert."""
+    episodes: Count | None = None
+    """Episodes to record."""
+    seed: CountOrZero | None = None
+    """Seed of the environment and the policy."""
+    file: str | None = None
+    """A `.demo` file, for example one that a person has played in Unity, instead of recording."""
+
+    def __post_init__(self) -> None:
+        """Refuse what says neither, or both."""
+        for key in ("environment", "episodes", "seed"):
+            value = getattr(self, key)
+            if self.file is not None and value is not None:
+                text = f"{value!r} is for recording, but 'file' names what is there; remove one"
+                raise ContradictionError(key, text)
+            if self.file is None and value is None:
+                # The missing key has no line; the error stands at a key that is there, if any is.
+                place = "environment" if self.environment else "policy"
+                text = f"the key {key!r} is required to record; or name a .demo under 'file'"
+                raise ContradictionError(place, text)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainParams:
+    """`experiments.<name>.pretrain`: supervised learning of the demonstrated actions."""
+
+    epochs: Count
+    """Passes over all demonstrations."""
+    batch_size: Count
+    """Demonstrated steps in a minibatch."""
+    learning_rate: Positive
+    """Step size of Adam."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationParams:
+    """`experiments.<name>.evaluation`: episodes of the exported policy."""
+
+    episodes: Count
+    """Episodes to play."""
+    seed: CountOrZero
+    """Seed of the environment, away from those of training."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResourceParams:
+    """`experiments.<name>.resources`: what its jobs may use; read by Snakemake, never a result."""
+
+    threads: Count | None = None
+    """Threads of pretrain and train instead of `runtime.torch_threads`; this is a result."""
+    memory_mb: Count = 2000
+    """Memory of pretrain, and of each learner of train, in MB."""
+    minutes: Count = 720
+    """Time that train is given, in minutes."""
+    gpus: CountOrZero = 0
+    """GPUs of pretrain, and of each learner of train; `runtime.device` says if they are used."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExperimentParams:
+    """`experiments.<name>`: one trainer configuration in one environment, with several seeds."""
+
+    environment: str
+    """A name under `environments`."""
+    trainer: str
+    """The trainer configuration, relative to params.yaml."""
+    overrides: dict[str, Any]
+    """Changes to the trainer configuration: nested, or with dotted keys."""
+    seeds: tuple[CountOrZero, ...]
+    """One run for each."""
+    stages: tuple[Stage, ...]
+    """What to run, in order."""
+    demonstrations: str | None = None
+    """A name under `demonstrations`, for `pretrain`."""
+    pretrain: PretrainParams | None = None
+    """Needed when `stages` has pretrain."""
+    evaluation: EvaluationParams | None = None
+    """Needed when `stages` has evaluate."""
+    learners: Count = 1
+    """Processes that train one run together, each with environments of its own; a result."""
+    resources: ResourceParams = field(default_factory=ResourceParams)
+    """What its jobs may use."""
+    base: str | None = field(default=None, metadata={"internal": True})
+    """The experiment that a trial or the best of a sweep is made from."""
+    best_of: str | None = field(default=None, metadata={"internal": True})
+    """The sweep whose best configuration this is."""
+
+    def __post_init__(self) -> None:
+        """Refuse seeds twice, stages out of order, and stages without what they need."""
+        check_seeds(self.seeds, "seeds")
+        if not self.stages or list(self.stages) != [one for one in STAGES if one in self.stages]:
+            wanted = f"some of {list(STAGES)}, each once, in this order"
+            raise ContradictionError("stages", f"must be {wanted}; got {[*self.stages]}")
+        for stage, before in _NEEDS.items():
+            if stage in self.stages and before not in self.stages:
+                raise ContradictionError("stages", f"{stage} needs the stage {before!r} before it")
+        if "pretrain" in self.stages and self.demonstrations is None:
+            raise ContradictionError("stages", "pretrain needs the key 'demonstrations'")
+        if self.demonstrations is not None and "pretrain" not in self.stages:
+            raise ContradictionError(
+                "demonstrations", "is used by the stage pretrain, which 'stages' does not have"
+            )
+        if "pretrain" in self.stages and self.pretrain is None:
+            raise ContradictionError("stages", "pretrain needs the section 'pretrain'")
+        if "evaluate" in self.stages and self.evaluation is None:
+            raise ContradictionError("stages", "evaluate needs the section 'evaluation'")
+
+
+def check_seeds(seeds: tuple[int, ...], key: str, named: str = "") -> None:
+    """Refuse no seed, and a seed twice; `named` begins the message where `key` is not the seeds."""
+    if not seeds or len(set(seeds)) != len(seeds):
+        text = f"{named}needs one seed or more, each once, got {list(seeds)}"
+        raise ContradictionError(key, text)

@@ -1,0 +1,182 @@
+"""One copy of a PettingZoo environment, driven through either of its two interfaces.
+
+It tells what its agents observe at once, because an environment may reuse its arrays. Agents go by
+their index in `possible_agents`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import UnityEnvironmentException
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import numpy as np
+
+    from pipeline.protocol.parameters import Parameters
+
+
+class Copy:
+    """What both interfaces share.
+
+    Args:
+        env: an `AECEnv` or a `ParallelEnv`.
+        rng: gives each episode its seed.
+        where: what to call the environment in errors.
+        parameters: the `options` of each reset when there are any.
+        decide: takes agent, observation, info, own and group reward of an agent that asks for a
+            decision; rewards are what it gained since its last one.
+        end: takes agent, observation, whether it was cut short, own and group reward of an agent
+            whose episode has ended.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        *,
+        rng: np.random.Generator,
+        where: str,
+        parameters: Parameters,
+        decide: Callable[[int, Any, Mapping[str, Any], float, float], None],
+        end: Callable[[int, Any, bool, float, float], None],
+    ) -> None:
+        self.env = env
+        self._rng, self._where, self._parameters = rng, where, parameters
+        self._on_decide, self._on_end = decide, end
+        self._index = {name: k for k, name in enumerate(env.possible_agents)}
+        self._playing: set[str] = set()
+
+    def _begin(self) -> Any:
+        self._playing.clear()
+        seed = int(self._rng.integers(2**31))
+        begun = self.env.reset(seed=seed, options=self._parameters.values() or None)
+        if not self.env.agents:
+            raise UnityEnvironmentException(
+                f"{self._where}: it has no agents after a reset; repair the environment."
+            )
+        return begun
+
+    def _number(self, agent: str) -> int:
+        if agent not in self._index:
+            raise UnityEnvironmentException(
+                f"{self._where}: the agent '{agent}' is not one of its possible_agents "
+                f"{list(self._index)}; repair the environment."
+            )
+        return self._index[agent]
+
+    def _decide(
+        self, agent: str, obs: Any, info: Any, reward: float, group_reward: float = 0.0
+    ) -> None:
+        self._playing.add(agent)
+        self._on_decide(self._number(agent), obs, info, reward, group_reward)
+
+    def _end(
+        self, agent: str, obs: Any, cut: bool, reward: float, group_reward: float = 0.0
+    ) -> None:
+        """End an agent's episode; one that never decided in it has none."""
+        if agent in self._playing:
+            self._playing.discard(agent)
+            self._on_end(self._number(agent), obs, cut, reward, group_reward)
+
+
+class ParallelCopy(Copy):
+    """A `ParallelEnv`: all living agents act at the same time.
+
+    `groups` are the names of the agents that share a group reward, the mean of what its members
+    gain in a step; what an agent gains beside that stays its own.
+    """
+
+    def __init__(self, env: Any, *, groups: Sequence[Sequence[str]] = (), **shared: Any) -> None:
+        super().__init__(env, **shared)
+        self._groups = groups
+        self._pending: dict[str, tuple[float, float]] = {}
+
+    def reset(self) -> None:
+        """Begin a new episode."""
+        self._pending.clear()
+        observations, infos = self._begin()
+        for agent in self.env.agents:
+            self._decide(agent, observations[agent], infos.get(agent, {}), 0.0)
+
+    def step(self, actions: Mapping[int, Any]) -> None:
+        """Apply the living agents' actions; begin a new episode when none is left."""
+        env = self.env
+        named = {env.possible_agents[agent]: action for agent, action in actions.items()}
+        observations, rewards, terminations, truncations, infos = env.step(named)
+        gained = self._gained(rewards)
+        for agent, observation in observations.items():
+            own, common = gained.pop(agent, (0.0, 0.0))
+            terminated = terminations.get(agent, False)
+            if terminated or truncations.get(agent, False):
+                self._end(agent, observation, not terminated, own, common)
+            elif agent in env.agents:
+                self._decide(agent, observation, infos.get(agent, {}), own, common)
+        # of agents that observe nothing now: it comes with what they observe next
+        self._pending = gained
+        self._check_ends()
+        if not env.agents:
+            self.reset()
+
+    def _check_ends(self) -> None:
+        lost = self._playing.difference(self.env.agents)
+        if lost:
+            raise UnityEnvironmentException(
+                f"{self._where}: the agent '{min(lost)}' has left without a last observation and "
+                "an end; repair the environment."
+            )
+
+    def _gained(self, rewards: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+        """What each agent has gained since it last observed something: its own, its group's."""
+        shared = dict(self._shared(rewards))
+        gained = self._pending
+        for agent, reward in rewards.items():
+            own, common = gained.get(agent, (0.0, 0.0))
+            part = shared.get(agent, 0.0)
+            gained[agent] = (own + float(reward) - part, common + part)
+        return gained
+
+    def _shared(self, rewards: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+        for group in self._groups:
+            members = [agent for agent in group if agent in rewards]
+            for agent in members:
+                yield agent, sum(float(rewards[one]) for one in members) / len(members)
+
+
+class TurnCopy(Copy):
+    """An `AECEnv`: agents act one after another; only the one whose turn it is asks for a decision.
+
+    Its reward is what it has gained since its own last action, whoever acted meanwhile.
+    """
+
+    def reset(self) -> None:
+        """Begin a new episode."""
+        self._begin()
+        self._advance()
+
+    def step(self, actions: Mapping[int, Any]) -> None:
+        """Apply the one agent's action, and go on to the next turn of a living agent."""
+        ((_, action),) = actions.items()
+        self.env.step(action)
+        self._advance()
+
+    def _advance(self) -> None:
+        env = self.env
+        begun = False
+        while True:
+            if not env.agents:
+                if begun:
+                    raise UnityEnvironmentException(
+                        f"{self._where}: an episode ended before any agent could act; repair the "
+                        "environment."
+                    )
+                self._begin()
+                begun = True
+            agent = env.agent_selection
+            observation, reward, terminated, truncated, info = env.last()
+            if not (terminated or truncated):
+                self._decide(agent, observation, info, float(reward))
+                return
+            self._end(agent, observation, not terminated, float(reward))
+            env.step(None)

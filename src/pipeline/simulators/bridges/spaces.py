@@ -1,0 +1,333 @@
+"""Spaces of Gymnasium as the observations and actions of a behavior.
+
+A space is a tree; each leaf becomes one observation, in the order of the tree, named by its path:
+
+    Box of rank 0, 1, 2, 4, ...      a vector of all its numbers
+    Box of an image                  an image, channels first, bytes divided by 255
+    Discrete, MultiDiscrete          one-hot vectors, one after another
+    MultiBinary                      a vector of zeros and ones
+
+Of actions, Box becomes continuous ones, rescaled from -1..1 to its bounds; Discrete, MultiDiscrete
+and MultiBinary become branches; Dict and Tuple of these become both, in the order of the tree.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+
+from pipeline.errors import SettingsError, UnityEnvironmentException, UnityObservationException
+from pipeline.protocol.specs import ActionSpec, ObservationSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray
+    from pipeline.protocol.specs import ActionTuple
+
+    Put = Callable[[FloatArray, Any], None]
+    Build = Callable[[AnyArray, AnyArray], Any]
+    Path = tuple[str | int, ...]
+
+VISUAL = ("auto", "always", "never")
+"""Which Boxes that could be images become visual observations; auto: those of 20 pixels or more."""
+LEAST_SIDE = 20
+"""Pixels that the default encoder needs along each side."""
+CARRIED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leaf:
+    """One observation of a behavior."""
+
+    path: Path
+    """Keys and indices that lead to it in the environment's observation."""
+    spec: ObservationSpec
+    """Its shape and name."""
+    put: Put
+    """Writes a value of the space into one agent's row, which holds zeros."""
+
+
+class Observations:
+    """Turns observations of one space into rows of arrays.
+
+    Args:
+        space: the environment's observation space.
+        where: what to call the environment in errors.
+        visual: one of `VISUAL`.
+
+    Raises:
+        SettingsError: The space, or a part of it, cannot be carried.
+    """
+
+    def __init__(self, space: Any, *, where: str, visual: str = "auto") -> None:
+        if visual not in VISUAL:
+            raise SettingsError(
+                f"{where}: visual is '{visual}'; choose one of {', '.join(VISUAL)}."
+            )
+        self._where = where
+        self.leaves = tuple(_leaves(space, (), where, visual))
+        if not self.leaves:
+            raise SettingsError(f"{where}: the observation space {space} has no observation.")
+
+    @property
+    def specs(self) -> list[ObservationSpec]:
+        """One per leaf."""
+        return [leaf.spec for leaf in self.leaves]
+
+    def empty(self, n_agents: int) -> list[FloatArray]:
+        """float32 [n_agents, *shape] of zeros for each leaf."""
+        return [np.zeros((n_agents, *leaf.spec.shape), dtype=np.float32) for leaf in self.leaves]
+
+    def put(self, arrays: list[FloatArray], row: int, observation: Any) -> None:
+        """Write one agent's observation into `row` of the arrays that `empty` made.
+
+        Raises:
+            UnityObservationException: The environment's observation does not fit its space.
+        """
+        for leaf, array in zip(self.leaves, arrays, strict=True):
+            value = observation
+            try:
+                for key in leaf.path:
+                    value = value[key]
+                leaf.put(array[row], value)
+            except (ValueError, IndexError, KeyError, TypeError) as error:
+                raise UnityObservationException(
+                    f"{self._where}: the observation '{leaf.spec.name}' does not fit its space, "
+                    f"which has the shape {leaf.spec.shape} here ({error}); repair the "
+                    "environment's observation_space."
+                ) from error
+
+
+def _leaves(space: Any, path: Path, where: str, visual: str) -> Iterator[Leaf]:
+    if isinstance(space, spaces.Dict):
+        for key, inner in space.spaces.items():
+            yield from _leaves(inner, (*path, key), where, visual)
+        return
+    if isinstance(space, spaces.Tuple):
+        for index, inner in enumerate(space.spaces):
+            yield from _leaves(inner, (*path, index), where, visual)
+        return
+    name = _name(path, whole="observation")
+    spec, put = _leaf(space, name, where, visual)
+    if not math.prod(spec.shape):
+        raise SettingsError(
+            f"{where}: the observation '{name}' is {space}, which has no numbers in it; wrap the "
+            "environment so that it leaves this observation out."
+        )
+    yield Leaf(path=path, spec=spec, put=put)
+
+
+def _leaf(space: Any, name: str, where: str, visual: str) -> tuple[ObservationSpec, Put]:
+    if isinstance(space, spaces.Box):
+        if visual != "never" and (layout := image_layout(space)) is not None:
+            channels, height, width = (space.shape + (1,) * (3 - len(space.shape)))[:3]
+            if layout == "channels last":
+                height, width, channels = channels, height, width
+            if visual == "always" or min(height, width) >= LEAST_SIDE:
+                return ObservationSpec.visual(channels, height, width, name), _image(space, layout)
+        return ObservationSpec.vector(math.prod(space.shape), name), _put_numbers
+    if isinstance(space, spaces.Discrete):
+        return ObservationSpec.vector(int(space.n), name), _one_hot(int(space.start))
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes = np.ravel(space.nvec)
+        first = np.concatenate([[0], np.cumsum(sizes)[:-1]]) - np.ravel(space.start)
+        return ObservationSpec.vector(int(sizes.sum()), name), _one_hots(first)
+    if isinstance(space, spaces.MultiBinary):
+        return ObservationSpec.vector(math.prod(space.shape), name), _put_numbers
+    raise SettingsError(
+        f"{where}: the observation '{name}' is a {type(space).__name__} space, which the protocol "
+        f"cannot carry; wrap the environment so that it becomes one of {CARRIED}."
+    )
+
+
+def image_layout(space: spaces.Box) -> str | None:
+    """`channels last`, `channels first`, or None when the Box is no image.
+
+    An image is of bytes from 0 to 255, or of rank 3 with values from 0 to 1. Its channels are the
+    shorter one of the first and the last axis, the last when they are equally long.
+    """
+    is_bytes = space.dtype == np.uint8 and bool(
+        (space.low == 0).all() and (space.high == 255).all()
+    )
+    is_unit = bool((space.low == 0).all() and (space.high == 1).all())
+    if len(space.shape) == 2:
+        return "channels last" if is_bytes else None
+    if len(space.shape) != 3 or not (is_bytes or is_unit):
+        return None
+    return "channels first" if space.shape[0] < space.shape[2] else "channels last"
+
+
+def _image(space: spaces.Box, layout: str) -> Put:
+    # A float32 divisor keeps bytes in float32: exactly value / 255, rounded once.
+    divisor = np.float32(255 if space.dtype == np.uint8 else 1)
+    shape = (*space.shape, 1) if len(space.shape) == 2 else space.shape
+    axes = (0, 1, 2) if layout == "channels first" else (2, 0, 1)
+
+    def put(row: FloatArray, value: Any) -> None:
+        image = np.asarray(value).reshape(shape).transpose(axes)
+        np.divide(image, divisor, out=row, casting="unsafe")
+
+    return put
+
+
+def _put_numbers(row: FloatArray, value: Any) -> None:
+    row[:] = np.asarray(value).reshape(row.shape)
+
+
+def _one_hot(start: int) -> Put:
+    def put(row: FloatArray, value: Any) -> None:
+        row[_within(int(value) - start, len(row))] = 1.0
+
+    return put
+
+
+def _one_hots(first: Any) -> Put:
+    def put(row: FloatArray, value: Any) -> None:
+        row[np.ravel(value) + first] = 1.0
+
+    return put
+
+
+def _within(index: int, size: int) -> int:
+    if not 0 <= index < size:
+        raise IndexError(f"the value is number {index} of {size}")
+    return index
+
+
+class Actions:
+    """Turns actions of a behavior into those of one space.
+
+    Args:
+        space: the environment's action space.
+        where: what to call the environment in errors.
+        scale: what an action of 1 means along a dimension of a Box without finite bounds; None
+            refuses such a dimension.
+
+    Raises:
+        SettingsError: The space, or a part of it, cannot be carried.
+    """
+
+    def __init__(self, space: Any, *, where: str, scale: float | None = None) -> None:
+        self._where = where
+        self._scale = scale
+        self._low: list[AnyArray] = []
+        self._span: list[AnyArray] = []
+        self._limits: list[tuple[AnyArray, AnyArray]] = []
+        self._branches: list[int] = []
+        self._build = self._builder(space, ())
+        n_continuous = sum(map(len, self._low))
+        self.spec = ActionSpec(n_continuous, tuple(self._branches))
+        if not n_continuous and not self._branches:
+            raise SettingsError(f"{where}: the action space {space} has no action.")
+        self._offset, self._width = _joined(self._low), _joined(self._span)
+        self._least = _joined([low for low, _ in self._limits])
+        self._most = _joined([high for _, high in self._limits])
+        self._start = int(space.start) if isinstance(space, spaces.Discrete) else None
+
+    def native(self, actions: ActionTuple) -> list[Any]:
+        """One action of the space for each row of `actions`; numbers beyond -1..1 are clipped."""
+        if self._start is not None:
+            return (actions.discrete[:, 0] + self._start).tolist()  # type: ignore[no-any-return]  # ints
+        continuous: AnyArray = np.clip(actions.continuous.astype(np.float64), -1.0, 1.0)
+        continuous = self._offset + (continuous + 1.0) / 2.0 * self._width
+        continuous = np.clip(continuous, self._least, self._most)
+        return [
+            self._build(numbers, choices)
+            for numbers, choices in zip(continuous, actions.discrete, strict=True)
+        ]
+
+    def forbidden(self, mask: Any) -> BoolArray:
+        """Bool [sum of branch sizes], True = forbidden, of a mask in which 1 means allowed.
+
+        Raises:
+            UnityEnvironmentException: The mask does not fit, or forbids a whole branch.
+        """
+        parts = mask if isinstance(mask, tuple | list) else [mask]
+        flat = np.concatenate([np.ravel(part) for part in parts]) == 0
+        if len(flat) != sum(self._branches):
+            raise UnityEnvironmentException(
+                f"{self._where}: its action mask has {len(flat)} entries, but the discrete actions "
+                f"have {sum(self._branches)} choices; repair the environment's action_mask."
+            )
+        first = 0
+        for branch, size in enumerate(self._branches):
+            if flat[first : first + size].all():
+                raise UnityEnvironmentException(
+                    f"{self._where}: its action mask forbids every choice of the discrete action "
+                    f"{branch} to an agent that must act; repair the environment's action_mask."
+                )
+            first += size
+        return np.asarray(flat)
+
+    def masks(self, forbidden: BoolArray) -> list[BoolArray]:
+        """`forbidden` [N, sum of branch sizes] by branch."""
+        return np.split(forbidden, np.cumsum(self._branches)[:-1], axis=1)
+
+    def _builder(self, space: Any, path: Path) -> Build:
+        """Gives a space's action for one agent's continuous and discrete actions."""
+        if isinstance(space, spaces.Dict):
+            named = {key: self._builder(part, (*path, key)) for key, part in space.spaces.items()}
+            return lambda c, d: {key: build(c, d) for key, build in named.items()}
+        if isinstance(space, spaces.Tuple):
+            parts = [self._builder(part, (*path, i)) for i, part in enumerate(space.spaces)]
+            return lambda c, d: tuple(build(c, d) for build in parts)
+        if isinstance(space, spaces.Box):
+            return self._box(space, path)
+        first = len(self._branches)
+        if isinstance(space, spaces.Discrete):
+            self._branches.append(int(space.n))
+            start = int(space.start)
+            return lambda _, d: int(d[first]) + start
+        if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+            return self._choices(space)
+        raise SettingsError(
+            f"{self._where}: the action '{_name(path)}' is a {type(space).__name__} space, which "
+            f"the protocol cannot carry; wrap the environment so that it becomes one of {CARRIED}."
+        )
+
+    def _choices(self, space: spaces.MultiDiscrete | spaces.MultiBinary) -> Build:
+        shape, dtype, start = space.shape, space.dtype, np.zeros(space.shape, dtype=np.int64)
+        first, size = len(self._branches), math.prod(shape)
+        if isinstance(space, spaces.MultiDiscrete):
+            self._branches += np.ravel(space.nvec).tolist()
+            start = start + space.start
+        else:
+            self._branches += [2] * size
+        return lambda _, d: (d[first : first + size].reshape(shape) + start).astype(dtype)
+
+    def _box(self, space: spaces.Box, path: Path) -> Build:
+        low = np.ravel(space.low).astype(np.float64)
+        high = np.ravel(space.high).astype(np.float64)
+        bounded = np.isfinite(low) & np.isfinite(high)
+        if not bounded.all() and self._scale is None:
+            raise SettingsError(
+                f"{self._where}: the action '{_name(path)}' has no finite bounds in dimension "
+                f"{int(np.argmin(bounded))} ({space}); give the option action_scale, the value "
+                "that an action of 1 shall have there."
+            )
+        scale = self._scale or 0.0
+        first = sum(map(len, self._low))
+        self._low.append(np.where(bounded, low, -scale))
+        self._span.append(np.where(bounded, high, scale) - self._low[-1])
+        self._limits.append((low, high))
+        shape, dtype, whole = space.shape, space.dtype, np.issubdtype(space.dtype, np.integer)
+        last = first + len(low)
+
+        def build(c: AnyArray, _: AnyArray) -> AnyArray:
+            numbers = np.rint(c[first:last]) if whole else c[first:last]
+            return numbers.reshape(shape).astype(dtype)
+
+        return build
+
+
+def _joined(parts: list[AnyArray]) -> AnyArray:
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def _name(path: Path, whole: str = "action") -> str:
+    return "/".join(map(str, path)) or whole

@@ -1,0 +1,1 @@
+"""The built-in games, each with the expert that plays it."""

@@ -1,0 +1,258 @@
+"""What games share: random streams, parameters, whole state, and the steps of many like areas.
+
+`Areas` holds any number of agents per area, which may come and go. `SoloAreas` has one agent in
+each, and the steps that follow from that: a game built on it says only how an episode begins, what
+a step does and what is seen, each for all areas at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.errors import SettingsError
+from pipeline.protocol.parameters import Parameters
+from pipeline.protocol.specs import ObservationSpec
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.seeding import stream
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
+    from pipeline.protocol.specs import ActionTuple, BehaviorSpec
+    from pipeline.protocol.steps import Steps
+
+    Rows = AnyArray | slice
+    """Numbers of some areas, or a slice of all."""
+
+ALL = slice(None)
+
+
+class Areas:
+    """Areas that know nothing of each other, each with a random stream of its own.
+
+    A game allocates every array that later steps depend on with `_keep`, and changes it in place;
+    then it can be restored.
+
+    Args:
+        name: of the game; names its streams.
+        specs: what the agents of each behavior observe and do.
+        seed: seed of everything random; area i does the same whatever the number of areas.
+        n_agents: agents in all areas together.
+        per_area: agents in one area.
+
+    Raises:
+        SettingsError: The agents do not fill whole areas.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        specs: Mapping[str, BehaviorSpec],
+        *,
+        seed: int,
+        n_agents: int,
+        per_area: int = 1,
+    ) -> None:
+        if n_agents < 1 or n_agents % per_area:
+            raise SettingsError(
+                f"{name}: the number of agents must be a positive multiple of {per_area}, which "
+                f"play in one area, got {n_agents}; change n_agents or --num-agents."
+            )
+        self.parameters = Parameters()
+        self._specs = specs
+        self._n_areas = n_agents // per_area
+        self._areas = np.arange(self._n_areas)
+        self._rngs = [stream(seed, name, area) for area in range(self._n_areas)]
+        self._kept: dict[str, AnyArray] = {}
+
+    @property
+    def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
+        """What the agents of each behavior observe and do."""
+        return self._specs
+
+    def set_parameter(self, name: str, value: float) -> None:
+        """Keep a parameter; it is read when the next episode begins."""
+        self.parameters.set_value(name, value)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that later steps depend on."""
+        return {
+            "streams": [rng.bit_generator.state for rng in self._rngs],
+            "parameters": self.parameters.state_dict(),
+            "arrays": {name: values.copy() for name, values in self._kept.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        for rng, saved in zip(self._rngs, state["streams"], strict=True):
+            rng.bit_generator.state = saved
+        self.parameters.load_state_dict(state["parameters"])
+        # checkpoints written before all games shared this class have the arrays at the top
+        arrays = state.get("arrays", state)
+        for name, values in self._kept.items():
+            values[:] = arrays[name]
+
+    def _keep(self, name: str, shape: tuple[int, ...], dtype: type = np.int64) -> AnyArray:
+        """Return a new array [areas, *shape] of zeros that is part of the state."""
+        self._kept[name] = np.zeros((self._n_areas, *shape), dtype=dtype)
+        return self._kept[name]
+
+
+class SoloAreas(Areas, ABC):
+    """N independent areas with one agent each, advanced together.
+
+    Random numbers are drawn only when an episode begins, each area from its own stream, so what an
+    area does depends neither on the number of areas nor on the other ones.
+
+    Args:
+        name: of the game; names its streams.
+        behavior: fully qualified behavior name.
+        spec: what an agent observes and does.
+        max_step: steps after which an episode is interrupted.
+        seed: seed of the episodes' beginnings.
+        n_agents: number of areas.
+    """
+
+    _decision_period = 1
+    """What a decision adds to the count of steps."""
+
+    def __init__(
+        self,
+        name: str,
+        behavior: str,
+        spec: BehaviorSpec,
+        *,
+        max_step: int,
+        seed: int,
+        n_agents: int,
+    ) -> None:
+        super().__init__(name, {behavior: spec}, seed=seed, n_agents=n_agents)
+        self._behavior, self._max_step = behavior, max_step
+        self._n_steps = self._keep("n_steps", ())
+        self._agent_id = np.arange(n_agents, dtype=np.int32)
+
+    @abstractmethod
+    def _place(self, rows: AnyArray) -> None:
+        """Lay out the episodes that begin in `rows` [K]."""
+
+    @abstractmethod
+    def _advance(self, action: ActionTuple) -> tuple[FloatArray, BoolArray]:
+        """Apply an action per area; give each area's reward and whether its task has ended."""
+
+    @abstractmethod
+    def _observe(self, rows: Rows) -> list[FloatArray]:
+        """New arrays of what the agents of `rows` see."""
+
+    def _last_observation(self, rows: AnyArray) -> list[FloatArray]:
+        """Return what the agents of `rows`, whose episodes have ended, saw at the end."""
+        return self._observe(rows)
+
+    def _masks(self) -> list[BoolArray] | None:
+        """Per branch [N, size], True where an action is forbidden; None forbids nothing."""
+        return None
+
+    def reset(self) -> Mapping[str, Steps]:
+        """Begin a new episode in every area."""
+        self._begin(self._agent_id)
+        reward = np.zeros(self._n_areas, dtype=np.float32)
+        return self._steps(reward, TerminalSteps.empty(self._specs[self._behavior]))
+
+    def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
+        """Advance every area by one decision; those whose episode ends begin their next."""
+        action, spec = actions[self._behavior], self._specs[self._behavior]
+        n_continuous, n_discrete = spec.action_spec.continuous_size, spec.action_spec.discrete_size
+        if n_continuous:
+            checked(action.continuous, (self._n_areas, n_continuous), self._behavior)
+        if n_discrete:
+            checked(action.discrete, (self._n_areas, n_discrete), self._behavior)
+        self._n_steps += self._decision_period
+        reward, terminated = self._advance(action)
+        ended = terminated | (self._n_steps >= self._max_step)
+        terminals = TerminalSteps.empty(spec)
+        if ended.any():
+            rows = np.flatnonzero(ended)
+            last = self._last_observation(rows)
+            terminals = terminal_steps(last, reward[rows], self._agent_id[rows], ~terminated[rows])
+            self._begin(rows)
+            reward[rows] = 0.0
+        return self._steps(reward, terminals)
+
+    def _begin(self, rows: AnyArray) -> None:
+        self._n_steps[rows] = 0
+        self._place(rows)
+
+    def _uniform(self, rows: AnyArray, n_draws: int) -> AnyArray:
+        """Float64 [K, n_draws] in [0, 1), each of `rows` [K] from its own stream."""
+        uniform = np.empty((len(rows), n_draws))
+        for index, row in enumerate(rows.tolist()):
+            self._rngs[row].random(out=uniform[index])
+        return uniform
+
+    def _steps(self, reward: FloatArray, terminals: TerminalSteps) -> dict[str, Steps]:
+        obs, masks = self._observe(ALL), self._masks()
+        return {self._behavior: (decision_steps(obs, reward, self._agent_id, masks), terminals)}
+
+
+def decision_steps(
+    obs: list[FloatArray],
+    reward: FloatArray,
+    agent_id: IntArray,
+    masks: list[BoolArray] | None = None,
+    *,
+    group_id: IntArray | None = None,
+    group_reward: FloatArray | None = None,
+) -> DecisionSteps:
+    """Decision steps of agents that have no group unless one is given."""
+    groups = _groups(len(agent_id), group_id, group_reward)
+    return DecisionSteps(obs, reward, agent_id, masks, *groups)
+
+
+def terminal_steps(
+    obs: list[FloatArray],
+    reward: FloatArray,
+    agent_id: IntArray,
+    interrupted: BoolArray,
+    *,
+    group_id: IntArray | None = None,
+    group_reward: FloatArray | None = None,
+) -> TerminalSteps:
+    """Terminal steps of agents that have no group unless one is given."""
+    groups = _groups(len(agent_id), group_id, group_reward)
+    return TerminalSteps(obs, reward, interrupted, agent_id, *groups)
+
+
+def _groups(
+    n_agents: int, group_id: IntArray | None, reward: FloatArray | None
+) -> tuple[IntArray, FloatArray]:
+    return (
+        np.zeros(n_agents, dtype=np.int32) if group_id is None else group_id,
+        np.zeros(n_agents, dtype=np.float32) if reward is None else reward,
+    )
+
+
+def checked(action: AnyArray, shape: tuple[int, int], behavior: str) -> AnyArray:
+    """Return `action` if it has the shape that it must have.
+
+    Raises:
+        ValueError: It has another.
+    """
+    if action.shape != shape:
+        raise ValueError(f"{behavior}: actions have the shape {action.shape}, expected {shape}")
+    return action
+
+
+def vector(size: int) -> ObservationSpec:
+    """Return the spec of `size` numbers, named as Unity's vector sensor names itself."""
+    return ObservationSpec.vector(size, f"VectorSensor_size{size}")
+
+
+def between(uniform: AnyArray, low: float, high: float) -> FloatArray:
+    """Float32 numbers in [low, high) from `uniform` numbers in [0, 1)."""
+    return np.asarray(low + (high - low) * uniform, dtype=np.float32)

@@ -1,0 +1,237 @@
+"""A ball on a tilting platform, simulated by MuJoCo and shaped like Unity's 3DBall.
+
+Coordinates are Unity's numbers: y is up, and a rotation is composed as Unity's `Transform.Rotate`
+does. Unity's frame is left-handed and MuJoCo's right-handed, but the quaternion and cross-product
+formulas are the same numbers in both and the task is its own mirror image: nothing is converted.
+
+Every platform has a model of its own, because mass, scale and gravity may differ between them; all
+are advanced through one native call per decision (`mujoco.rollout`). A platform is a mocap body: it
+is moved, it collides, and its motion drags nothing, like the collider of 3DBall.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.errors import SettingsError
+from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.simulators.games.areas import SoloAreas
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray
+    from pipeline.protocol.steps import DecisionSteps
+    from pipeline.simulators.games.areas import Rows
+
+BEHAVIOR = "3DBall?team=0"
+DECISION_PERIOD = 5
+"""Physics steps per decision."""
+MAX_STEP = 5000
+"""Physics steps after which an episode is interrupted."""
+TURN_DEGREES = 2.0
+"""Degrees per physics step that an action of 1 turns the platform."""
+TURN_LIMIT = 0.25
+"""Quaternion component beyond which the platform turns no further."""
+TIME_STEP_S = 0.01333
+
+_REWARD, _FALL_REWARD = 0.1, -1.0
+# Right multiplication of (w, x, y, z), seen as [[w, x], [y, z]], by a turn about z or about x:
+# cos * q + sin * SIGN * partner, where the partner is q with its rows and columns reversed for z,
+# with its columns reversed for x.
+_SIGNS = np.array([[[-1.0, 1.0], [-1.0, 1.0]], [[-1.0, 1.0], [1.0, -1.0]]])[..., None]
+_QPOS, _QVEL = slice(1, 8), slice(8, 14)
+
+_MODEL = """
+<mujoco model="balance_ball">
+  <option timestep="{time_step}" gravity="0 -9.81 0" cone="elliptic" jacobian="dense">
+    <flag midphase="disable" island="disable" eulerdamp="disable"/>
+  </option>
+  <size memory="200K"/>
+  <default><geom friction="0.6 0.005 0.0001"/></default>
+  <worldbody>
+    <body mocap="true"><geom type="box" size="2.5 2.5 2.5"/></body>
+    <body><freejoint/><geom type="sphere" size="{radius}" mass="{mass}"/></body>
+  </worldbody>
+</mujoco>
+"""
+
+
+_SPEC = BehaviorSpec(
+    [ObservationSpec.vector(8, "VectorSensor_size8")], ActionSpec.create_continuous(2)
+)
+
+
+class BalanceBall(SoloAreas):
+    """N independent platforms, each keeping a ball from falling."""
+
+    _decision_period = DECISION_PERIOD
+
+    def __init__(self, *, seed: int = 0, n_agents: int = 12) -> None:
+        from mujoco import MjData, mjtState, rollout
+
+        super().__init__(
+            "balance_ball", BEHAVIOR, _SPEC, max_step=MAX_STEP, seed=seed, n_agents=n_agents
+        )
+        self._shape = [(1.0, 1.0)] * n_agents
+        self._models = [copy.copy(_model(1.0, 1.0)) for _ in range(n_agents)]
+        self._data = [MjData(self._models[0])]
+        self._rollout = rollout.Rollout(nthread=0)
+        self._control_spec = int(mjtState.mjSTATE_MOCAP_QUAT)
+        self._platform = np.zeros((4, n_agents))
+        self._poses = np.zeros((n_agents, DECISION_PERIOD, 4))
+        self._state = self._keep("physics", (_QVEL.stop,), np.float64)
+        self._states = np.zeros((n_agents, DECISION_PERIOD, _QVEL.stop))
+        self._sensors = np.zeros((n_agents, DECISION_PERIOD, 0))
+        self._left = np.zeros((n_agents, DECISION_PERIOD), dtype=np.bool_)
+
+    def set_parameter(self, name: str, value: float) -> None:
+        """Set `mass`, `scale` (from the next episode on) or `gravity` (at once)."""
+        super().set_parameter(name, value)
+        if name == "gravity":
+            for model in self._models:
+                model.opt.gravity[1] = -value
+
+    def close(self) -> None:
+        """Free the native rollout."""
+        self._rollout.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that later steps depend on."""
+        return super().state_dict() | {
+            "shape": [list(shape) for shape in self._shape],
+            "gravity": [float(model.opt.gravity[1]) for model in self._models],
+            "platform": self._platform.copy(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        super().load_state_dict(state)
+        for row, (mass, scale) in enumerate(state["shape"]):
+            self._shape[row] = (mass, scale)
+            self._models[row] = copy.copy(_model(mass, scale))
+            self._models[row].opt.gravity[1] = state["gravity"][row]
+        self._platform[:] = state["platform"]
+
+    def _advance(self, action: ActionTuple) -> tuple[FloatArray, BoolArray]:
+        """Turn every platform about local z and about local x, each in [-1, 1]."""
+        self._turn(action.continuous)
+        self._rollout.rollout(
+            self._models,
+            self._data,
+            self._state,
+            self._poses,
+            control_spec=self._control_spec,
+            skip_checks=True,
+            nstep=DECISION_PERIOD,
+            state=self._states,
+            sensordata=self._sensors,
+        )
+        self._state[:] = self._states[:, -1]
+        self._left = _has_left(self._states[:, :, _QPOS])
+        fallen = np.asarray(self._left.any(axis=1))
+        return np.where(fallen, _FALL_REWARD, _REWARD).astype(np.float32), fallen
+
+    def _place(self, rows: AnyArray) -> None:
+        for row in rows.tolist():
+            self._set_physics(row)
+            tilt_x, tilt_z, x, z = self._rngs[row].uniform(
+                (-10.0, -10.0, -1.5, -1.5), (10.0, 10.0, 1.5, 1.5)
+            )
+            half_x, half_z = np.radians((tilt_x, tilt_z)) / 2
+            cos, sin = np.cos(half_x), np.sin(half_x)
+            cos_z, sin_z = np.cos(half_z), np.sin(half_z)
+            self._platform[:, row] = (cos_z * cos, cos_z * sin, -sin_z * sin, sin_z * cos)
+            self._state[row] = 0.0
+            self._state[row, _QPOS] = (x, 4.0, z, 1.0, 0.0, 0.0, 0.0)
+
+    def _set_physics(self, row: int) -> None:
+        read = self.parameters.read
+        shape = (read("mass", 1.0), read("scale", 1.0))
+        if shape != self._shape[row]:
+            self._models[row] = copy.copy(_model(*shape))
+            self._shape[row] = shape
+        self._models[row].opt.gravity[1] = -read("gravity", 9.81)
+
+    def _turn(self, action: FloatArray) -> None:
+        """Fill the platforms' poses for each physics step of this decision."""
+        degrees = np.minimum(np.maximum(action, -1.0), 1.0).T.astype(np.float64) * TURN_DEGREES
+        half = np.radians(degrees) / 2
+        cos, direction = np.cos(half), np.sign(half)
+        sin = np.sin(half)[:, None, None] * _SIGNS
+        platform = self._platform.copy()
+        pairs = platform.reshape(2, 2, -1)
+        about_z = (platform[3], pairs[::-1, ::-1], cos[0], sin[0], direction[0])
+        about_x = (platform[1], pairs[:, ::-1], cos[1], sin[1], direction[1])
+        for k in range(DECISION_PERIOD):
+            for component, partner, c, s, d in (about_z, about_x):
+                free = d * component < TURN_LIMIT
+                turned = c * pairs
+                turned += s * partner
+                np.copyto(pairs, turned, where=free)
+            self._poses[:, k] = platform.T
+        self._platform = platform / np.sqrt((platform * platform).sum(axis=0))
+
+    def _observe(self, rows: Rows) -> list[FloatArray]:
+        return [_seen(self._platform.T[rows], self._state[rows])]
+
+    def _last_observation(self, rows: AnyArray) -> list[FloatArray]:
+        """What was seen at the physics step at which the ball left, or at the decision's last."""
+        left = self._left[rows]
+        last = np.where(left.any(axis=1), left.argmax(axis=1), DECISION_PERIOD - 1)
+        return [_seen(self._poses[rows, last], self._states[rows, last])]
+
+
+def _seen(platform: AnyArray, state: AnyArray) -> FloatArray:
+    """Float32 [N, 8]: platform rotation z and x, ball position from the platform, ball velocity.
+
+    Args:
+        platform: [N, 4] quaternion, w first.
+        state: [N, 14] MuJoCo's time, position and velocity.
+    """
+    obs = np.empty((len(platform), 8), dtype=np.float32)
+    obs[:, 0] = platform[:, 3]
+    obs[:, 1] = platform[:, 1]
+    obs[:, 2:5] = state[:, 1:4]
+    obs[:, 5:8] = state[:, 8:11]
+    return obs
+
+
+def _has_left(position: AnyArray) -> BoolArray:
+    """Whether the ball has left the platform, [N, substeps] of positions [N, substeps, >= 3]."""
+    sideways = np.maximum(np.abs(position[..., 0]), np.abs(position[..., 2])) > 3.0
+    return np.asarray(sideways | (position[..., 1] < -2.0))
+
+
+@lru_cache(maxsize=64)
+def _model(mass: float, scale: float) -> Any:
+    from mujoco import MjModel
+
+    if mass <= 0 or scale <= 0:
+        raise SettingsError(
+            f"balance_ball: the environment parameters mass and scale must be positive, got {mass} "
+            f"and {scale}; change them or their samplers in the configuration's "
+            "environment_parameters."
+        )
+    text = _MODEL.format(time_step=TIME_STEP_S, radius=0.5 * scale, mass=mass)
+    return MjModel.from_xml_string(text)
+
+
+_GAIN, _DAMPING = 0.1, 0.15
+_MAX_TILT, _TURN_PER_DECISION = 0.5, np.radians(TURN_DEGREES * DECISION_PERIOD)
+
+
+def expert(steps: DecisionSteps) -> ActionTuple:
+    """Tilt the platform against the ball's offset and velocity (a PD controller).
+
+    About z, a positive tilt rolls the ball towards -x; about x, one rolls it towards +z.
+    """
+    obs = steps.obs[0]
+    wanted = _GAIN * obs[:, [2, 4]] + _DAMPING * obs[:, [5, 7]]
+    wanted = np.clip(wanted * (1.0, -1.0), -_MAX_TILT, _MAX_TILT)
+    tilt = 2.0 * obs[:, :2]
+    return ActionTuple(continuous=np.clip((wanted - tilt) / _TURN_PER_DECISION, -1.0, 1.0))

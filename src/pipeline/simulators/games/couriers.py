@@ -1,0 +1,186 @@
+"""Couriers carry parcels through a town, and decide only where roads meet.
+
+Roads take different times, so every decision lasts a different number of simulation steps and an
+agent is asked only when it arrives, as Unity's agents with on-demand decisions are. A courier works
+one shift and is gone; later another one, with a new id, takes its seat.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.errors import SettingsError
+from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.protocol.steps import TerminalSteps
+from pipeline.simulators.games.areas import (
+    Areas,
+    checked,
+    decision_steps,
+    terminal_steps,
+    vector,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
+    from pipeline.protocol.steps import DecisionSteps, Steps
+
+BEHAVIOR = "Couriers?team=0"
+ROADS = np.array(
+    [
+        [0, 3, 9, 0, 12, 2],
+        [2, 0, 2, 10, 0, 8],
+        [0, 3, 0, 2, 11, 0],
+        [12, 0, 3, 0, 3, 4],
+        [0, 9, 0, 2, 0, 12],
+        [3, 0, 10, 4, 8, 0],
+    ]
+)
+"""Simulation steps from each place (row) to each other (column); 0 where no road leads there."""
+N_PLACES = len(ROADS)
+SHIFT = 60
+"""Simulation steps that a courier works, unless the parameter `shift` says otherwise."""
+MAX_SHIFT = 200
+MAX_BREAK = 12
+"""Simulation steps that a seat is empty between two couriers, at most."""
+OBS_SIZE = 2 * N_PLACES + 1
+
+
+_SPEC = BehaviorSpec([vector(OBS_SIZE)], ActionSpec.create_discrete([N_PLACES]))
+
+
+class Couriers(Areas):
+    """Seats of couriers who know nothing of each other; `n_agents` counts seats.
+
+    At most so many couriers work at the same time.
+    """
+
+    def __init__(self, *, seed: int = 0, n_agents: int = 64) -> None:
+        super().__init__("couriers", {BEHAVIOR: _SPEC}, seed=seed, n_agents=n_agents)
+        self._at = self._keep("at", ())
+        self._way = self._keep("way", ())  # simulation steps to the place; 0: there, and asking
+        self._left = self._keep("left", ())  # of the shift
+        self._break = self._keep("break", ())  # until the next courier; 0 while there is one
+        self._life = self._keep("life", ())
+        self._n_delivered = self._keep("n_delivered", ())
+        self._address = self._keep("address", ())
+        self._hops = self._keep("hops", (MAX_SHIFT,))  # from each parcel's place to its address
+
+    def reset(self) -> Mapping[str, Steps]:
+        """Begin a shift in every seat; couriers at work are gone."""
+        self._life += self._left > 0
+        self._begin(self._areas)
+        decisions = self._decisions(np.zeros(self._n_areas, np.float32))
+        return {BEHAVIOR: (decisions, TerminalSteps.empty(_SPEC))}
+
+    def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
+        """Send those who asked on their way, and go on until somebody arrives, comes or goes.
+
+        Args:
+            actions: int32 [N, 1] next place of every courier that asked. A place without a road,
+                which the mask forbids, is one simulation step of waiting.
+        """
+        asking = np.flatnonzero(self._asks())
+        if len(asking):  # else there may be no actions at all
+            self._set_out(asking, checked(actions[BEHAVIOR].discrete, (len(asking), 1), BEHAVIOR))
+        self._advance()
+        reward = self._deliver()
+        over = (self._break == 0) & (self._left == 0)  # seats that are empty keep left at 0
+        if not over.any():
+            return {BEHAVIOR: (self._decisions(reward), TerminalSteps.empty(_SPEC))}
+        rows = np.flatnonzero(over)
+        finished = np.zeros(len(rows), dtype=np.bool_)
+        terminals = terminal_steps([self._observe(rows)], reward[rows], self._ids(rows), finished)
+        self._leave(rows)
+        return {BEHAVIOR: (self._decisions(reward), terminals)}
+
+    def _asks(self) -> BoolArray:
+        """Bool [seats]: a courier is there and has arrived."""
+        return np.asarray((self._break == 0) & (self._way == 0))
+
+    def _set_out(self, rows: AnyArray, action: AnyArray) -> None:
+        chosen = action[:, 0]
+        time = ROADS[self._at[rows], chosen]
+        self._at[rows] = np.where(time > 0, chosen, self._at[rows])
+        self._way[rows] = np.maximum(time, 1)
+
+    def _advance(self) -> None:
+        """Let time pass until the next thing happens in any seat."""
+        there = self._break == 0
+        until = np.where(there, np.minimum(self._way, self._left), self._break)
+        passed = until.min() * there
+        self._way -= passed
+        self._left -= passed
+        self._break -= until.min() * ~there
+        self._begin(np.flatnonzero(~there & (self._break == 0)))
+
+    def _deliver(self) -> FloatArray:
+        """Hand over the parcels that have arrived, each for a new one; float32 [seats] rewards."""
+        delivered = self._asks() & (self._at == self._address)
+        self._n_delivered += delivered
+        rows = np.flatnonzero(delivered)
+        self._address[rows] += self._hops[rows, self._n_delivered[rows]]
+        self._address[rows] %= N_PLACES
+        return np.asarray(delivered, dtype=np.float32)
+
+    def _begin(self, rows: AnyArray) -> None:
+        """Put a new courier with a parcel into each seat of `rows`."""
+        for row in rows.tolist():
+            rng, shift = self._rngs[row], self.parameters.read("shift", SHIFT)
+            if not 1 <= shift <= MAX_SHIFT:
+                raise SettingsError(
+                    f"couriers: the environment parameter shift must lie between 1 and {MAX_SHIFT},"
+                    f" got {shift}; change it in the configuration's environment_parameters."
+                )
+            self._left[row] = int(shift)
+            self._at[row] = rng.integers(N_PLACES)
+            self._hops[row] = rng.integers(1, N_PLACES, MAX_SHIFT)
+        self._way[rows] = 0
+        self._break[rows] = 0
+        self._n_delivered[rows] = 0
+        self._address[rows] = (self._at[rows] + self._hops[rows, 0]) % N_PLACES
+
+    def _leave(self, rows: AnyArray) -> None:
+        """Empty the seats of `rows` for a while."""
+        for row in rows.tolist():
+            self._break[row] = self._rngs[row].integers(1, MAX_BREAK + 1)
+        self._life[rows] += 1
+
+    def _decisions(self, reward: FloatArray) -> DecisionSteps:
+        rows = np.flatnonzero(self._asks())
+        masks = [ROADS[self._at[rows]] == 0]
+        return decision_steps([self._observe(rows)], reward[rows], self._ids(rows), masks)
+
+    def _ids(self, rows: AnyArray) -> IntArray:
+        """Int32 [n] ids: every courier has its own."""
+        return np.asarray(rows + self._n_areas * self._life[rows], dtype=np.int32)
+
+    def _observe(self, rows: AnyArray) -> FloatArray:
+        """Float32 [n, 13]: place and address one-hot, and the time left."""
+        obs = np.zeros((len(rows), OBS_SIZE), dtype=np.float32)
+        index = np.arange(len(rows))
+        obs[index, self._at[rows]] = 1.0
+        obs[index, N_PLACES + self._address[rows]] = 1.0
+        obs[:, -1] = self._left[rows] / SHIFT
+        return obs
+
+
+def fastest(roads: AnyArray = ROADS) -> AnyArray:
+    """[P, P] simulation steps of the fastest way from each place to each other."""
+    times = np.where(roads > 0, roads, roads.sum())
+    np.fill_diagonal(times, 0)
+    for via in range(len(times)):
+        times = np.minimum(times, times[:, via, None] + times[via])
+    return times
+
+
+def expert(steps: DecisionSteps) -> ActionTuple:
+    """Take the road that begins a fastest way to the address; of equals, the shortest road."""
+    obs = steps.obs[0]
+    roads = ROADS[obs[:, :N_PLACES].argmax(axis=1)]
+    address = obs[:, N_PLACES:-1].argmax(axis=1)
+    cost = roads + fastest()[:, address].T + 0.01 * roads
+    return ActionTuple(discrete=np.where(roads > 0, cost, np.inf).argmin(axis=1)[:, None])

@@ -1,0 +1,137 @@
+"""A square grid with two goals, one of which is wanted: shaped like Unity's GridWorld.
+
+An agent sees the grid as an image and is told by a goal signal which goal to reach, the green plus
+or the red ex. Everything is arrays over the areas; only the beginnings of episodes are drawn one by
+one, each area from its own random stream.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.protocol.specs import (
+    ActionSpec,
+    ActionTuple,
+    BehaviorSpec,
+    ObservationSpec,
+    ObservationType,
+)
+from pipeline.simulators.games.areas import SoloAreas
+
+if TYPE_CHECKING:
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray
+    from pipeline.protocol.steps import DecisionSteps
+    from pipeline.simulators.games.areas import Rows
+
+BEHAVIOR = "GridWorld?team=0"
+SIZE = 5
+"""Cells along each side."""
+CELL = 4
+"""Pixels along each side of a cell."""
+MAX_STEP = 100
+"""Decisions after which an episode is interrupted."""
+MOVES = np.array([(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)])
+"""Row and column change of each action: nothing, up, down, left, right."""
+RED, GREEN, BLUE = 0, 1, 2
+PLUS = np.array([(0, 1, 1, 0), (1, 1, 1, 1), (1, 1, 1, 1), (0, 1, 1, 0)], dtype=np.float32)
+EX = np.array([(1, 0, 0, 1), (0, 1, 1, 0), (0, 1, 1, 0), (1, 0, 0, 1)], dtype=np.float32)
+AGENT = np.ones((CELL, CELL), dtype=np.float32)
+
+_STEP_REWARD, _GOAL_REWARD = -0.01, 1.0
+
+
+_SPEC = BehaviorSpec(
+    [
+        ObservationSpec.visual(3, SIZE * CELL, SIZE * CELL, "GridSensor"),
+        ObservationSpec.vector(2, "VectorSensor_size2_GoalSignal", ObservationType.GOAL_SIGNAL),
+    ],
+    ActionSpec.create_discrete([len(MOVES)]),
+)
+
+
+class GridWorld(SoloAreas):
+    """N independent grids with one agent each."""
+
+    def __init__(self, *, seed: int = 0, n_agents: int = 16) -> None:
+        super().__init__(
+            "grid_world", BEHAVIOR, _SPEC, max_step=MAX_STEP, seed=seed, n_agents=n_agents
+        )
+        self._agent = self._keep("agent", (2,))
+        self._goals = self._keep("goals", (2, 2))
+        self._wanted = self._keep("wanted", ())
+
+    def _place(self, rows: AnyArray) -> None:
+        """Put the agent, the plus and the ex of each area on three different cells."""
+        n_cells = SIZE * SIZE
+        for row in rows.tolist():
+            # one draw tells all: which goal is wanted, and the three cells
+            number = int(self._rngs[row].integers(n_cells * (n_cells - 1) * (n_cells - 2) * 2))
+            number, self._wanted[row] = divmod(number, 2)
+            free = list(range(n_cells))
+            cells = []
+            for _ in range(3):
+                number, index = divmod(number, len(free))
+                cells.append(divmod(free.pop(index), SIZE))
+            self._agent[row], self._goals[row] = cells[0], cells[1:]
+
+    def _advance(self, action: ActionTuple) -> tuple[FloatArray, BoolArray]:
+        """Move by one cell; a move off the grid, which the mask forbids, moves nothing."""
+        np.clip(self._agent + MOVES[action.discrete[:, 0]], 0, SIZE - 1, out=self._agent)
+        at_goal = (self._goals == self._agent[:, None]).all(axis=2)
+        reached = at_goal.any(axis=1)
+        won = at_goal[self._agent_id, self._wanted]
+        goal = np.where(won, _GOAL_REWARD, np.where(reached, -_GOAL_REWARD, 0.0))
+        return (goal + _STEP_REWARD).astype(np.float32), reached
+
+    def _masks(self) -> list[BoolArray]:
+        return [forbidden(self._agent)]
+
+    def _observe(self, rows: Rows) -> list[FloatArray]:
+        image = draw(self._agent[rows], self._goals[rows])
+        return [image, np.eye(2, dtype=np.float32)[self._wanted[rows]]]
+
+
+def forbidden(agent: AnyArray) -> BoolArray:
+    """Bool [N, 5], True where an action leaves the grid, for agents at [N, 2] (row, column)."""
+    target = agent[:, None] + MOVES
+    return np.asarray(((target < 0) | (target >= SIZE)).any(axis=2))
+
+
+def draw(agent: AnyArray, goals: AnyArray) -> FloatArray:
+    """Float32 [N, 3, 20, 20] image of each grid, row 0 at the top.
+
+    Args:
+        agent: [N, 2] row and column.
+        goals: [N, 2, 2] row and column of the plus and of the ex.
+    """
+    n = len(agent)
+    image = np.zeros((n, 3, SIZE, CELL, SIZE, CELL), dtype=np.float32)
+    cells = image.transpose(0, 2, 4, 1, 3, 5)
+    rows = np.arange(n)
+    cells[rows, goals[:, 0, 0], goals[:, 0, 1], GREEN] = PLUS
+    cells[rows, goals[:, 1, 0], goals[:, 1, 1], RED] = EX
+    cells[rows, agent[:, 0], agent[:, 1], BLUE] = AGENT
+    return image.reshape(n, 3, SIZE * CELL, SIZE * CELL)
+
+
+def expert(steps: DecisionSteps) -> ActionTuple:
+    """Move along a shortest path to the wanted goal that does not touch the other one."""
+    agent, plus, ex = (_find(steps.obs[0], color) for color in (BLUE, GREEN, RED))
+    wants_plus = steps.obs[1].argmax(axis=1)[:, None] == 0
+    wanted, other = np.where(wants_plus, plus, ex), np.where(wants_plus, ex, plus)
+    target = agent[:, None] + MOVES
+    is_open = ~forbidden(agent) & (target != other[:, None]).any(axis=2)
+    offset = np.abs(target - wanted[:, None])
+    # Nearer first; of two equally near cells the one farther from a shared row or column, so that
+    # the other goal can never come to stand in the only way.
+    cost = offset.sum(axis=2) + 0.1 * offset.max(axis=2) + 100.0 * ~is_open
+    cost[:, 0] = 50.0
+    return ActionTuple(discrete=cost.argmin(axis=1)[:, None])
+
+
+def _find(image: AnyArray, channel: int) -> AnyArray:
+    """[N, 2] row and column of the cell with the most of a color, of images [N, 3, 20, 20]."""
+    cells = image[:, channel].reshape(-1, SIZE, CELL, SIZE, CELL).sum(axis=(2, 4))
+    return np.stack(np.divmod(cells.reshape(len(image), -1).argmax(axis=1), SIZE), axis=1)

@@ -1,0 +1,153 @@
+"""A cue at the beginning of a hallway says which goal at its end is right, as in Unity's Hallway.
+
+The cue stands in a small room. Who walks out of it is put on one and the same spot of the corridor,
+looking ahead, and the door closes: nothing that can be seen from there on depends on the cue, so a
+policy without memory can only guess.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.simulators.games import rays
+from pipeline.simulators.games.areas import SoloAreas, between, vector
+
+if TYPE_CHECKING:
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray
+    from pipeline.protocol.steps import DecisionSteps
+    from pipeline.simulators.games.areas import Rows
+
+BEHAVIOR = "Hallway?team=0"
+MAX_STEP = 150
+"""Decisions after which an episode is interrupted."""
+HALF_WIDTH, ROOM_END, CORRIDOR_END = 4.0, -6.0, 12.0
+"""Walls are at x = -4 and 4, z = -6 and 12; the door of the room is at z = 0."""
+TURN_DEGREES, N_HEADINGS = 20, 18
+WALL, SYMBOL_O, SYMBOL_X, GOAL_O, GOAL_X = range(5)
+RAY_DEGREES = rays.spread(3, 60.0)
+RAY_LENGTH = 20.0
+SPEED = 1.0
+START_Z = 0.5
+"""Where the corridor begins for everyone, at x = 0 and heading 0."""
+
+_RIGHT_REWARD, _WRONG_REWARD = 1.0, -0.1
+_MARGIN, _SYMBOL_Z, _GOAL_X, _GOAL_Z = 0.5, -1.5, 2.5, CORRIDOR_END - 1.0
+_RADIUS = np.array([1.2, 1.2, 1.5, 1.5, 0.9, 0.9], dtype=np.float32)
+_TAGS = np.array([WALL, SYMBOL_O, SYMBOL_X, GOAL_O, GOAL_X, SYMBOL_O, SYMBOL_X])
+_HEADINGS = np.arange(N_HEADINGS) * TURN_DEGREES
+_FORWARD = rays.directions(_HEADINGS)
+_RAYS = rays.directions(_HEADINGS[:, None] + RAY_DEGREES)
+_SPEC = BehaviorSpec(
+    [rays.sensor(RAY_DEGREES, 5), vector(3)], ActionSpec.create_discrete([len(rays.MOVES)])
+)
+
+
+class Hallway(SoloAreas):
+    """N independent hallways with one agent each.
+
+    With `cue_at_end` the symbol hangs between the goals as well. Then no memory is needed, which
+    shows what of a policy's failure is due to its memory.
+    """
+
+    def __init__(self, *, seed: int = 0, n_agents: int = 16, cue_at_end: bool = False) -> None:
+        super().__init__(
+            "hallway", BEHAVIOR, _SPEC, max_step=MAX_STEP, seed=seed, n_agents=n_agents
+        )
+        self._cue_at_end = cue_at_end
+        self._position = self._keep("position", (2,), np.float32)
+        self._heading = self._keep("heading", ())
+        self._is_past = self._keep("is_past", (), np.bool_)
+        self._cue = self._keep("cue", ())
+        self._things = self._keep("things", (6, 2), np.float32)
+
+    def _place(self, rows: AnyArray) -> None:
+        k, uniform = np.arange(len(rows)), self._uniform(rows, 6)
+        self._position[rows, 0] = between(uniform[:, 0], -2.0, 2.0)
+        self._position[rows, 1] = between(uniform[:, 1], -5.0, -3.5)
+        self._heading[rows] = (uniform[:, 2] * N_HEADINGS).astype(np.int64)
+        self._is_past[rows] = False
+        self._cue[rows] = cue = (uniform[:, 3] * 2).astype(np.int64)
+        things = np.full((len(rows), 6, 2), rays.HIDDEN, dtype=np.float32)
+        things[k, cue, 0] = between(uniform[:, 4], -1.5, 1.5)
+        things[k, cue, 1] = _SYMBOL_Z
+        side = np.where(uniform[:, 5] < 0.5, -_GOAL_X, _GOAL_X)
+        things[:, 2, 0], things[:, 3, 0] = side, -side
+        things[:, 2:4, 1] = _GOAL_Z
+        if self._cue_at_end:
+            things[k, 4 + cue] = (0.0, CORRIDOR_END)
+        self._things[rows] = things
+
+    def _advance(self, action: ActionTuple) -> tuple[FloatArray, BoolArray]:
+        """Turn or move: 0 nothing, 1 forward, 2 back, 3 turn right, 4 turn left."""
+        choice = action.discrete[:, 0]
+        self._heading += rays.TURNS[choice]
+        self._heading %= N_HEADINGS
+        position = self._position
+        position += SPEED * rays.MOVES[choice][:, None] * _FORWARD[self._heading]
+        np.clip(position[:, 0], _MARGIN - HALF_WIDTH, HALF_WIDTH - _MARGIN, out=position[:, 0])
+        low = np.where(self._is_past, _MARGIN, ROOM_END + _MARGIN)
+        np.clip(position[:, 1], low, CORRIDOR_END - _MARGIN, out=position[:, 1])
+        self._pass_door((position[:, 1] >= 0.0) & ~self._is_past)
+        offset = self._things[:, 2:4] - position[:, None]
+        touched = (offset * offset).sum(axis=2) < _RADIUS[2] ** 2
+        right = touched[self._agent_id, self._cue]
+        reached = touched.any(axis=1)
+        goal = np.where(right, _RIGHT_REWARD, np.where(reached, _WRONG_REWARD, 0.0))
+        return (goal - 1.0 / MAX_STEP).astype(np.float32), reached
+
+    def _pass_door(self, passing: BoolArray) -> None:
+        """Put those who leave the room on the corridor's first spot, and close the door."""
+        if passing.any():
+            self._is_past |= passing
+            self._position[passing] = (0.0, START_Z)
+            self._heading[passing] = 0
+            self._things[passing, :2] = rays.HIDDEN
+
+    def _observe(self, rows: Rows) -> list[FloatArray]:
+        position, heading = self._position[rows], self._heading[rows]
+        past, direction = self._is_past[rows], _RAYS[heading]
+        low = np.empty((len(position), 1, 2), dtype=np.float32)
+        low[:, 0, 0], low[:, 0, 1] = -HALF_WIDTH, np.where(past, 0.0, ROOM_END)
+        high = np.array([HALF_WIDTH, CORRIDOR_END], dtype=np.float32)
+        walls = rays.to_walls(origin=position, direction=direction, low=low, high=high)
+        n_things = 6 if self._cue_at_end else 4
+        things = rays.to_circles(
+            origin=position,
+            direction=direction,
+            centre=self._things[rows, :n_things],
+            radius=_RADIUS[:n_things],
+        )
+        seen = np.concatenate([walls, things], axis=2)
+        own = np.empty((len(position), 3), dtype=np.float32)
+        own[:, :2], own[:, 2] = _FORWARD[heading], past
+        return [rays.encode(distance=seen, tag=_TAGS, n_tags=5, length=RAY_LENGTH), own]
+
+
+class Expert:
+    """Looks at the symbol, walks to the end and takes the goal that it remembers."""
+
+    def __init__(self) -> None:
+        self._cue = np.zeros(0, dtype=np.int64)
+
+    def __call__(self, steps: DecisionSteps) -> ActionTuple:
+        """Return one move per agent."""
+        tag, _ = rays.sights(steps.obs[0], RAY_DEGREES, 5)
+        cue = self._remember(steps.agent_id, tag)
+        goal, bearing = rays.nearest_ahead(tag == (GOAL_O + cue)[:, None], RAY_DEGREES)
+        compass = np.degrees(np.arctan2(steps.obs[1][:, 0], steps.obs[1][:, 1]))
+        is_past = steps.obs[1][:, 2] > 0.5
+        return rays.walk(np.where(goal & is_past, bearing, -compass), TURN_DEGREES)
+
+    def _remember(self, agents: AnyArray, tag: AnyArray) -> AnyArray:
+        """[N] symbol last seen by each agent: 0 for O, 1 for X."""
+        missing = int(agents.max(initial=-1)) + 1 - len(self._cue)
+        self._cue = np.pad(self._cue, (0, max(0, missing)))
+        for symbol in (SYMBOL_O, SYMBOL_X):
+            self._cue[agents[(tag == symbol).any(axis=1)]] = symbol - SYMBOL_O
+        return self._cue[agents]
+
+
+expert = Expert

@@ -1,0 +1,172 @@
+"""Two paddles and a ball: one point of a game that both sides see alike.
+
+Shaped like the symmetric examples of Unity's self-play (Tennis, Soccer Twos). Both teams play one
+behavior; each sees the court as if its own paddle were on the left, so one policy plays both sides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.protocol.steps import TerminalSteps
+from pipeline.simulators.games.areas import (
+    Areas,
+    checked,
+    decision_steps,
+    terminal_steps,
+    vector,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray
+    from pipeline.protocol.steps import DecisionSteps, Steps
+
+BEHAVIORS = ("Pong?team=0", "Pong?team=1")
+"""Of the left and of the right paddle."""
+MAX_STEP = 400
+"""Decisions after which a point is a draw."""
+HALF_PADDLE = 0.2
+PADDLE_SPEED = 0.06
+"""Per decision; the court is 2 wide and 2 high."""
+SERVE_SPEED, SPEED_UP, MAX_SPEED = 0.08, 1.1, 0.25
+"""Of the ball along x: at first, factor of each return, at most."""
+SLOPE = 1.0
+"""Ball speed along y for one along x, when the paddle's very end returns it."""
+
+_DIRECTIONS = np.array([0.0, 1.0, -1.0], dtype=np.float32)
+_MIRROR = np.array([-1.0, 1.0, -1.0, 1.0], dtype=np.float32)
+_SCALE = np.array([1.0, 1.0, MAX_SPEED, MAX_SPEED], dtype=np.float32)
+
+
+_SPEC = BehaviorSpec([vector(6)], ActionSpec.create_discrete([len(_DIRECTIONS)]))
+
+
+class Pong(Areas):
+    """Areas with a ball and two paddles each; `n_agents` counts paddles."""
+
+    def __init__(self, *, seed: int = 0, n_agents: int = 32) -> None:
+        specs = dict.fromkeys(BEHAVIORS, _SPEC)
+        super().__init__("pong", specs, seed=seed, n_agents=n_agents, per_area=2)
+        self._ball = self._keep("ball", (4,), np.float32)
+        self._paddle = self._keep("paddle", (2,), np.float32)
+        self._n_steps = self._keep("n_steps", ())
+        first = 2 * np.arange(self._n_areas, dtype=np.int32)
+        self._agent_id = (first, first + np.int32(1))
+
+    def reset(self) -> Mapping[str, Steps]:
+        """Serve in every area."""
+        self._begin(self._areas)
+        return self._steps([TerminalSteps.empty(_SPEC)] * 2)
+
+    def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
+        """Move the paddles, then the ball.
+
+        Args:
+            actions: for each team int32 [areas, 1] of 0 nothing, 1 up, 2 down.
+        """
+        for team, name in enumerate(BEHAVIORS):
+            chosen = checked(actions[name].discrete, (self._n_areas, 1), name)[:, 0]
+            self._paddle[:, team] += PADDLE_SPEED * _DIRECTIONS[chosen]
+        np.clip(self._paddle, HALF_PADDLE - 1.0, 1.0 - HALF_PADDLE, out=self._paddle)
+        missed = self._fly()
+        self._n_steps += 1
+        lost = np.asarray(missed.any(axis=1))
+        ended = np.asarray(lost | (self._n_steps >= MAX_STEP))
+        if not ended.any():
+            return self._steps([TerminalSteps.empty(_SPEC)] * 2)
+        rows = np.flatnonzero(ended)
+        won = missed[rows, 1].astype(np.float32) - missed[rows, 0]
+        terminals = [
+            terminal_steps([self._observe(team)[rows]], reward, ids[rows], ~lost[rows])
+            for team, (reward, ids) in enumerate(zip((won, -won), self._agent_id, strict=True))
+        ]
+        self._begin(rows)
+        return self._steps(terminals)
+
+    def _fly(self) -> BoolArray:
+        """Advance the ball by one decision; bool [areas, 2] of the teams that missed it."""
+        ball = self._ball
+        arrives = np.abs(ball[:, 0] + ball[:, 2]) >= 1.0
+        travel = np.where(arrives, (1.0 - np.abs(ball[:, 0])) / np.abs(ball[:, 2]), 1.0)
+        ball[:, :2] += ball[:, 2:] * travel[:, None]
+        _bounce(ball)
+        side = (ball[:, 2] > 0).astype(np.int64)
+        offset = (ball[:, 1] - self._paddle[self._areas, side]) / HALF_PADDLE
+        returned = arrives & (np.abs(offset) <= 1.0)
+        if returned.any():
+            speed = np.minimum(np.abs(ball[:, 2]) * SPEED_UP, MAX_SPEED)
+            back = np.stack((-np.sign(ball[:, 2]) * speed, SLOPE * offset * speed), axis=1)
+            np.copyto(ball[:, 2:], back.astype(np.float32), where=returned[:, None])
+        missed = np.zeros((self._n_areas, 2), dtype=np.bool_)
+        missed[self._areas, side] = arrives & ~returned
+        return missed
+
+    def _begin(self, rows: AnyArray) -> None:
+        """Serve from the middle line to either side."""
+        for row in rows.tolist():
+            y, slope, side = self._rngs[row].uniform((-0.5, -0.5, -1.0), (0.5, 0.5, 1.0))
+            vx = SERVE_SPEED if side > 0 else -SERVE_SPEED
+            self._ball[row] = (0.0, y, vx, slope * SERVE_SPEED)
+        self._paddle[rows] = 0.0
+        self._n_steps[rows] = 0
+
+    def _steps(self, terminals: list[TerminalSteps]) -> dict[str, Steps]:
+        return {
+            name: (self._decisions(team), terminals[team]) for team, name in enumerate(BEHAVIORS)
+        }
+
+    def _decisions(self, team: int) -> DecisionSteps:
+        return decision_steps(
+            [self._observe(team)],
+            np.zeros(self._n_areas, dtype=np.float32),
+            self._agent_id[team],
+            [np.zeros((self._n_areas, len(_DIRECTIONS)), dtype=np.bool_)],
+        )
+
+    def _observe(self, team: int) -> FloatArray:
+        """Float32 [areas, 6]: own and other paddle, ball x and y, its speed; own side at x = -1."""
+        obs = np.empty((self._n_areas, 6), dtype=np.float32)
+        obs[:, :2] = self._paddle if team == 0 else self._paddle[:, ::-1]
+        obs[:, 2:] = self._ball / _SCALE
+        if team == 1:
+            obs[:, 2:] *= _MIRROR
+        return obs
+
+
+def _bounce(ball: AnyArray) -> None:
+    """Reflect balls [N, 4] that went through the upper or the lower wall."""
+    over = np.abs(ball[:, 1]) > 1.0
+    inside = np.copysign(2.0, ball[:, 1]) - ball[:, 1]
+    ball[:, 1] = np.where(over, inside, ball[:, 1])
+    ball[:, 3] = np.where(over, -ball[:, 3], ball[:, 3])
+
+
+_AIM = 0.7
+_STAY, _UP, _DOWN = 0, 1, 2
+
+
+def expert(steps: DecisionSteps) -> ActionTuple:
+    """Go where the ball will arrive; wait in the middle while it flies away."""
+    own, other, x, y, vx, vy = steps.obs[0].T
+    comes = vx < 0
+    n_decisions = (x + 1.0) / np.where(comes, -vx * MAX_SPEED, 1.0)
+    arrival = folded(y + vy * MAX_SPEED * n_decisions)
+    # A ball that meets the paddle above its middle flies up: away from a paddle that is below.
+    aim = np.where(other > 0, _AIM, -_AIM) * HALF_PADDLE
+    target = np.where(comes, arrival + aim, 0.0)
+    limit = 1.0 - HALF_PADDLE
+    off = np.clip(target, -limit, limit) - own
+    action = np.where(off > 0, _UP, _DOWN)
+    action = np.where(np.abs(off) <= PADDLE_SPEED / 2, _STAY, action)
+    return ActionTuple(discrete=action[:, None])
+
+
+def folded(y: AnyArray) -> AnyArray:
+    """Height of a ball between the walls at -1 and 1 that would be at `y` without them."""
+    phase = np.mod(y + 1.0, 4.0)
+    return np.where(phase > 2.0, 4.0 - phase, phase) - 1.0

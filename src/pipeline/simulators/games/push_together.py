@@ -1,0 +1,254 @@
+"""Three agents push a heavy block together, after one of them has given itself up for the others.
+
+Shaped like Unity's Cooperative Push Block and Dungeon Escape: the agents of an area are one group
+and earn group rewards. A pit lies in the block's way. The agent that fills it pays for it and is
+out, while its mates go on, so only a learner that credits an agent with what its group gains later
+learns to fill the pit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.protocol.steps import TerminalSteps
+from pipeline.simulators.games.areas import (
+    Areas,
+    checked,
+    decision_steps,
+    terminal_steps,
+    vector,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
+    from pipeline.protocol.steps import DecisionSteps, Steps
+
+BEHAVIOR = "PushTogether?team=0"
+TEAM = 3
+"""Agents of one area."""
+ROWS, COLUMNS = 5, 8
+FIRST_ROW, LAST_ROW = 1, 3
+"""Rows that the block covers."""
+START, GOAL = 2, 6
+"""Columns where the block begins, and where the task is done."""
+MAX_STEP = 150
+"""Decisions after which an episode is interrupted."""
+MOVES = np.array([(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)])
+"""Row and column change of each action: nothing, up, down, left, right."""
+RIGHT = 4
+PIT_COLUMNS = (4, 5)
+PIT_REWARD, PUSH_REWARD, GOAL_REWARD = -0.1, 0.25, 1.0
+SCALE = 4.0
+"""Cells per unit of a relative observation."""
+OBS_SIZE = 12
+
+_NEEDED = 2
+_MATES = np.array([(1, 2), (0, 2), (0, 1)])
+_MIDDLE = np.array([(ROWS - 1) / 2, (COLUMNS - 1) / 2])
+
+
+_SPEC = BehaviorSpec([vector(OBS_SIZE)], ActionSpec.create_discrete([len(MOVES)]))
+
+
+class PushTogether(Areas):
+    """Areas with one group of three agents, one block and one pit each; `n_agents` counts all."""
+
+    def __init__(self, *, seed: int = 0, n_agents: int = 48) -> None:
+        specs = {BEHAVIOR: _SPEC}
+        super().__init__("push_together", specs, seed=seed, n_agents=n_agents, per_area=TEAM)
+        self._cell = self._keep("cell", (TEAM, 2))
+        self._present = self._keep("present", (TEAM,), np.bool_)
+        self._life = self._keep("life", (TEAM,))
+        self._block = self._keep("block", ())
+        self._pit = self._keep("pit", (2,))
+        self._open = self._keep("open", (), np.bool_)
+        self._n_steps = self._keep("n_steps", ())
+        self._present[:] = True
+
+    def reset(self) -> Mapping[str, Steps]:
+        """Begin a new episode in every area."""
+        self._begin(self._areas)
+        none = np.zeros((self._n_areas, TEAM), dtype=np.float32)
+        return {BEHAVIOR: (self._decisions(none, none), TerminalSteps.empty(_SPEC))}
+
+    def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
+        """Move every agent by one cell, and the block where enough of them push it.
+
+        Args:
+            actions: int32 [N, 1] of 0 nothing, 1 up, 2 down, 3 left, 4 right, of the agents that
+                are not out.
+        """
+        playing = self._present.copy()
+        action = np.zeros(playing.shape, dtype=np.int64)
+        given = checked(actions[BEHAVIOR].discrete, (int(playing.sum()), 1), BEHAVIOR)
+        action[playing] = given[:, 0]
+        pushed = self._push(action)
+        self._move(action)
+        fell = self._fall()
+        self._n_steps += 1
+        done = self._block >= GOAL
+        late = ~done & (self._n_steps >= MAX_STEP)
+        reward = (PIT_REWARD * fell).astype(np.float32)
+        gain = (PUSH_REWARD * pushed + GOAL_REWARD * done).astype(np.float32)
+        group_reward = np.repeat(gain[:, None], TEAM, axis=1)
+        over = done | late
+        ended = playing & (fell | over[:, None])
+        if not ended.any():
+            none = TerminalSteps.empty(_SPEC)
+            return {BEHAVIOR: (self._decisions(reward, group_reward), none)}
+        interrupted = late[:, None] & ~fell
+        terminals = terminal_steps(
+            [self._observe(ended)],
+            reward[ended],
+            self._ids(ended),
+            interrupted[ended],
+            group_id=_groups(ended),
+            group_reward=group_reward[ended],
+        )
+        self._begin(np.flatnonzero(over))
+        reward[over] = 0.0
+        group_reward[over] = 0.0
+        return {BEHAVIOR: (self._decisions(reward, group_reward), terminals)}
+
+    def _push(self, action: AnyArray) -> BoolArray:
+        """Move blocks that two agents push to the right; bool [areas] of those that moved."""
+        column = self._cell[..., 1]
+        beside = self._present & _on_rail(self._cell[..., 0])
+        ahead = self._block[:, None] + 1
+        n_pushing = (beside & (column == ahead - 2) & (action == RIGHT)).sum(axis=1)
+        blocked = (beside & (column == ahead)).any(axis=1)
+        blocked |= self._open & (self._pit[:, 1] == ahead[:, 0])
+        pushed = (n_pushing >= _NEEDED) & ~blocked
+        self._block += pushed
+        return np.asarray(pushed)
+
+    def _move(self, action: AnyArray) -> None:
+        target = np.clip(self._cell + MOVES[action], 0, (ROWS - 1, COLUMNS - 1))
+        hits = _on_rail(target[..., 0]) & (target[..., 1] == self._block[:, None])
+        np.copyto(self._cell, target, where=~hits[..., None])
+
+    def _fall(self) -> BoolArray:
+        """Fill open pits with the first agent that stepped in; bool [areas, 3] of those."""
+        inside = self._present & (self._cell == self._pit[:, None]).all(axis=2)
+        inside &= self._open[:, None]
+        fell = inside & (inside.cumsum(axis=1) == 1)
+        self._open &= ~fell.any(axis=1)
+        self._present &= ~fell
+        return np.asarray(fell)
+
+    def _begin(self, areas: AnyArray) -> None:
+        """Put pit and agents on different cells, and call back who was out, as new agents."""
+        for area in areas.tolist():
+            rng = self._rngs[area]
+            pit = rng.integers((FIRST_ROW, PIT_COLUMNS[0]), (LAST_ROW + 1, PIT_COLUMNS[1] + 1))
+            free = [cell for cell in _FREE if cell != tuple(pit.tolist())]
+            self._cell[area] = np.array(free)[rng.choice(len(free), TEAM, replace=False)]
+            self._pit[area] = pit
+            self._open[area] = self.parameters.read("pit", 1.0) > 0.0
+        self._life[areas] += ~self._present[areas]
+        self._present[areas] = True
+        self._block[areas] = START
+        self._n_steps[areas] = 0
+
+    def _decisions(self, reward: FloatArray, group_reward: FloatArray) -> DecisionSteps:
+        who = self._present
+        return decision_steps(
+            [self._observe(who)],
+            reward[who],
+            self._ids(who),
+            [np.zeros((int(who.sum()), len(MOVES)), dtype=np.bool_)],
+            group_id=_groups(who),
+            group_reward=group_reward[who],
+        )
+
+    def _ids(self, who: BoolArray) -> IntArray:
+        """Int32 [n] ids; a seat whose agent was out has a new one in the next episode."""
+        seat = np.arange(who.size).reshape(who.shape)
+        return np.asarray((seat + who.size * self._life)[who], dtype=np.int32)
+
+    def _observe(self, who: BoolArray) -> FloatArray:
+        """Float32 [n, 12] of the agents in `who` [areas, 3]."""
+        cell = self._cell.astype(np.float32)
+        obs = np.zeros((*who.shape, OBS_SIZE), dtype=np.float32)
+        obs[..., 0:2] = (cell - _MIDDLE) / _MIDDLE
+        obs[..., 2] = (self._block[:, None] - cell[..., 1]) / SCALE
+        obs[..., 3:5] = (self._pit[:, None] - cell) / SCALE
+        obs[..., 5] = self._open[:, None]
+        mates = obs[..., 6:].reshape(*who.shape, TEAM - 1, 3)
+        there = self._present[:, _MATES]
+        mates[..., 0] = there
+        mates[..., 1:] = (cell[:, _MATES] - cell[:, :, None]) / SCALE * there[..., None]
+        return obs[who]
+
+
+def _on_rail(row: AnyArray) -> BoolArray:
+    return np.asarray((row >= FIRST_ROW) & (row <= LAST_ROW))
+
+
+def _groups(who: BoolArray) -> IntArray:
+    """Int32 [n] group id of the agents in `who`: 1 and up, one per area."""
+    return (np.nonzero(who)[0] + 1).astype(np.int32)
+
+
+_FREE = [
+    (row, column)
+    for row in range(ROWS)
+    for column in range(COLUMNS)
+    if not (column == START and FIRST_ROW <= row <= LAST_ROW)
+]
+
+_NOTHING, _UP, _DOWN, _LEFT, _RIGHT = range(5)
+_MIDDLE_ROW = (ROWS - 1) // 2
+
+
+def expert(steps: DecisionSteps) -> ActionTuple:
+    """Walk into the pit if nobody is nearer to it, else to the block's left side, and push.
+
+    Two who are equally near both walk to the pit; the second finds it filled.
+    """
+    obs = steps.obs[0]
+    cell = np.rint((obs[:, :2] + 1) * (ROWS - 1, COLUMNS - 1) / 2).astype(np.int64)
+    block = cell[:, 1] + np.rint(SCALE * obs[:, 2]).astype(np.int64)
+    to_pit = np.rint(SCALE * obs[:, 3:5]).astype(np.int64)
+    mates = obs[:, 6:].reshape(-1, TEAM - 1, 3)
+    theirs = cell[:, None] + np.rint(SCALE * mates[..., 1:]).astype(np.int64)
+    pit = cell + to_pit
+    way = _way(theirs, block[:, None], pit[:, None]) + 100 * (mates[..., 0] == 0)
+    fills = (obs[:, 5] > 0) & (_way(cell, block, pit) <= way.min(axis=1))
+    action = np.where(fills, _to_pit(cell, block, to_pit), _to_block(cell, block))
+    return ActionTuple(discrete=action[:, None])
+
+
+def _way(cell: AnyArray, block: AnyArray, pit: AnyArray) -> AnyArray:
+    """[...] moves that `_to_pit` takes from `cell` [..., 2]; every one leaves one less."""
+    offset = np.abs(pit - cell)
+    edge = np.where(cell[..., 0] <= _MIDDLE_ROW, 0, ROWS - 1)
+    around = np.abs(cell[..., 0] - edge) + np.abs(pit[..., 0] - edge)
+    must_leave = _on_rail(cell[..., 0]) & (cell[..., 1] < block)
+    return np.asarray(np.where(must_leave, around, offset[..., 0]) + offset[..., 1])
+
+
+def _to_pit(cell: AnyArray, block: AnyArray, to_pit: AnyArray) -> AnyArray:
+    """[N] moves around the block and into the pit, which is always to the right of it."""
+    sideways = np.where(to_pit[:, 1] > 0, _RIGHT, _LEFT)
+    straight = np.where(to_pit[:, 0] > 0, _DOWN, _UP)
+    action = np.where(to_pit[:, 1] != 0, sideways, straight)
+    must_leave = _on_rail(cell[..., 0]) & (cell[:, 1] < block)
+    return np.where(must_leave, _to_edge(cell), action)
+
+
+def _to_block(cell: AnyArray, block: AnyArray) -> AnyArray:
+    """[N] moves around the block to its left side, where pushing is moving right."""
+    enter = np.where(cell[:, 0] < FIRST_ROW, _DOWN, _UP)
+    from_left = np.where(_on_rail(cell[..., 0]), _RIGHT, enter)
+    from_right = np.where(_on_rail(cell[..., 0]), _to_edge(cell), _LEFT)
+    return np.where(cell[:, 1] < block, from_left, from_right)
+
+
+def _to_edge(cell: AnyArray) -> AnyArray:
+    return np.where(cell[:, 0] <= _MIDDLE_ROW, _UP, _DOWN)

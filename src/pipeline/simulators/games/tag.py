@@ -1,0 +1,183 @@
+"""Two hunters try to catch a faster runner before the time is over.
+
+Shaped like the asymmetric example of Unity's self-play (Strikers vs. Goalie): two behaviors with
+observations, actions and rewards of their own. The hunters are a group and win or lose together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.protocol.steps import TerminalSteps
+from pipeline.simulators.games.areas import (
+    Areas,
+    checked,
+    decision_steps,
+    terminal_steps,
+    vector,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.arrays import AnyArray, FloatArray
+    from pipeline.protocol.steps import DecisionSteps, Steps
+
+HUNTER, RUNNER = "Hunter?team=0", "Runner?team=1"
+N_HUNTERS = 2
+PER_AREA = N_HUNTERS + 1
+MAX_STEP = 100
+"""Decisions that the runner must survive."""
+HUNTER_SPEED, RUNNER_SPEED = 0.06, 0.08
+"""Per decision; the field is 2 wide and 2 high."""
+FULL_SPEED = 0.25
+"""Length of an action from which on its agent moves at its full speed."""
+REACH = 0.15
+"""Distance at which a hunter has caught the runner."""
+LEAST_X = 0.2
+"""Distance from the middle line at which everybody begins, at least."""
+OBS_SIZE = 7
+
+_SPEC = BehaviorSpec([vector(OBS_SIZE)], ActionSpec.create_continuous(2))
+
+
+class Tag(Areas):
+    """Areas with two hunters and a runner each; `n_agents` counts all three."""
+
+    def __init__(self, *, seed: int = 0, n_agents: int = 24) -> None:
+        specs = {HUNTER: _SPEC, RUNNER: _SPEC}
+        super().__init__("tag", specs, seed=seed, n_agents=n_agents, per_area=PER_AREA)
+        self._place = self._keep("place", (PER_AREA, 2), np.float32)
+        self._n_steps = self._keep("n_steps", ())
+
+    def reset(self) -> Mapping[str, Steps]:
+        """Begin a new episode in every area."""
+        self._begin(self._areas)
+        return self._steps({})
+
+    def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
+        """Move everybody at the same time.
+
+        Args:
+            actions: float32 [N, 2] of each behavior: direction in x and y. Vectors of `FULL_SPEED`
+                and longer are full speed, shorter ones as much less as they are shorter.
+        """
+        hunters = checked(actions[HUNTER].continuous, (N_HUNTERS * self._n_areas, 2), HUNTER)
+        runners = checked(actions[RUNNER].continuous, (self._n_areas, 2), RUNNER)
+        self._place[:, :N_HUNTERS] += HUNTER_SPEED * _velocity(hunters).reshape(-1, N_HUNTERS, 2)
+        self._place[:, N_HUNTERS] += RUNNER_SPEED * _velocity(runners)
+        np.clip(self._place, -1.0, 1.0, out=self._place)
+        self._n_steps += 1
+        gap = self._place[:, :N_HUNTERS] - self._place[:, N_HUNTERS:]
+        caught = ((gap * gap).sum(axis=2) <= REACH * REACH).any(axis=1)
+        rows = np.flatnonzero(caught | (self._n_steps >= MAX_STEP))
+        if not len(rows):
+            return self._steps({})
+        won = np.where(caught[rows], 1.0, -1.0).astype(np.float32)
+        terminals = {
+            HUNTER: self._terminals(HUNTER, rows, np.repeat(won, N_HUNTERS)),
+            RUNNER: self._terminals(RUNNER, rows, -won),
+        }
+        self._begin(rows)
+        return self._steps(terminals)
+
+    def _terminals(self, name: str, areas: AnyArray, result: FloatArray) -> TerminalSteps:
+        """The last steps of `areas`: `result` [n] is a group's reward, or the runner's own."""
+        obs, agent_id, group_id = self._seen(name, areas)
+        none = np.zeros(len(agent_id), dtype=np.float32)
+        own, shared = (none, result) if name == HUNTER else (result, none)
+        finished = np.zeros(len(agent_id), dtype=np.bool_)
+        return terminal_steps(
+            [obs], own, agent_id, finished, group_id=group_id, group_reward=shared
+        )
+
+    def _steps(self, terminals: Mapping[str, TerminalSteps]) -> dict[str, Steps]:
+        steps = {}
+        for name, spec in self._specs.items():
+            obs, agent_id, group_id = self._seen(name, self._areas)
+            none = np.zeros(len(agent_id), dtype=np.float32)
+            decisions = decision_steps([obs], none, agent_id, group_id=group_id)
+            steps[name] = (decisions, terminals.get(name) or TerminalSteps.empty(spec))
+        return steps
+
+    def _begin(self, areas: AnyArray) -> None:
+        """Put the runner on one side and the hunters on the other."""
+        for area in areas.tolist():
+            rng = self._rngs[area]
+            x, y = rng.uniform((LEAST_X, -1.0), (1.0, 1.0), (PER_AREA, 2)).T
+            side = 1.0 if rng.random() < 0.5 else -1.0
+            self._place[area, :, 0] = side * x
+            self._place[area, :, 1] = y
+            self._place[area, N_HUNTERS, 0] *= -1.0
+        self._n_steps[areas] = 0
+
+    def _seen(self, name: str, areas: AnyArray) -> tuple[FloatArray, AnyArray, AnyArray]:
+        """Observations [n, 7], agent ids and group ids of one behavior's agents in `areas`.
+
+        A hunter sees its place, its mate and the runner from there, and the time left; a runner its
+        place, the nearer and the farther hunter from there, and the time left.
+        """
+        place = self._place[areas]
+        hunters, runner = place[:, :N_HUNTERS], place[:, N_HUNTERS:]
+        is_hunter = name == HUNTER
+        obs = np.empty((len(areas), N_HUNTERS if is_hunter else 1, OBS_SIZE), dtype=np.float32)
+        obs[..., 6] = 1.0 - self._n_steps[areas, None] / MAX_STEP
+        first = PER_AREA * areas[:, None]
+        if is_hunter:
+            obs[..., 0:2] = hunters
+            obs[..., 2:4] = hunters[:, ::-1] - hunters
+            obs[..., 4:6] = runner - hunters
+            ids = (first + np.arange(N_HUNTERS)).ravel()
+            groups = np.repeat(areas + 1, N_HUNTERS)
+        else:
+            gaps = hunters - runner
+            order = (gaps * gaps).sum(axis=2).argsort(axis=1, kind="stable")
+            obs[:, 0, 0:2] = runner[:, 0]
+            obs[:, 0, 2:6] = np.take_along_axis(gaps, order[..., None], axis=1).reshape(-1, 4)
+            ids = (first + N_HUNTERS).ravel()
+            groups = np.zeros(len(areas))
+        return obs.reshape(-1, OBS_SIZE), ids.astype(np.int32), groups.astype(np.int32)
+
+
+def _velocity(action: AnyArray) -> FloatArray:
+    """[N, 2] shares of the full speed, of length 1 at most."""
+    length = np.sqrt((action * action).sum(axis=1, keepdims=True))
+    return np.asarray(action / np.maximum(length, FULL_SPEED), dtype=np.float32)
+
+
+_N_DIRECTIONS = 16
+_ANGLES = np.arange(_N_DIRECTIONS) * (2 * np.pi / _N_DIRECTIONS)
+_DIRECTIONS = np.stack((np.cos(_ANGLES), np.sin(_ANGLES)), axis=1)
+_LOOK_AHEAD = 4
+_CORNER_FEAR, _DETOUR = 0.35, 0.5
+
+
+def hunter(steps: DecisionSteps) -> ActionTuple:
+    """The nearer of the two goes straight for the runner, the other between it and the middle."""
+    own, mate, runner = np.split(steps.obs[0][:, :6], 3, axis=1)
+    nearer = _length(runner) <= _length(runner - mate)
+    cut_off = runner - _DETOUR * (own + runner)
+    goal = np.where((nearer | (_length(runner) < 2 * REACH))[:, None], runner, cut_off)
+    return ActionTuple(continuous=goal / np.maximum(_length(goal), 1e-6)[:, None])
+
+
+def runner(steps: DecisionSteps) -> ActionTuple:
+    """Of sixteen directions, take the one that ends farthest from the hunters and from corners."""
+    own, near, far = np.split(steps.obs[0][:, :6], 3, axis=1)
+    place = np.clip(own[:, None] + _LOOK_AHEAD * RUNNER_SPEED * _DIRECTIONS, -1.0, 1.0)
+    moved = place - own[:, None]
+    to_near, to_far = _length(near[:, None] - moved), _length(far[:, None] - moved)
+    safety = np.minimum(to_near, to_far) + 0.3 * np.maximum(to_near, to_far)
+    corner = np.abs(place).min(axis=2) + 0.5 * np.abs(place).max(axis=2)
+    best = (safety - _CORNER_FEAR * corner).argmax(axis=1)
+    return ActionTuple(continuous=_DIRECTIONS[best])
+
+
+def _length(vectors: AnyArray) -> AnyArray:
+    return np.asarray(np.sqrt((vectors * vectors).sum(axis=-1)))
+
+
+expert = {"Hunter": hunter, "Runner": runner}

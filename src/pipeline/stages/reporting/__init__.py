@@ -1,0 +1,1 @@
+"""What the `report` stage reads and writes."""

@@ -1,0 +1,189 @@
+"""The report's text: Markdown to read in a repository, HTML that is one file."""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from markupsafe import Markup
+
+    from pipeline.evaluation.comparison import Task
+
+TITLE = "Experiments compared"
+INTRODUCTION = (
+    "Returns are compared within one behavior of one environment. A seed is one observation: its "
+    "score is the mean return of its policy's episodes."
+)
+TERMS = {
+    "IQM": "interquartile mean of the seeds' scores: a quarter is dropped at each end",
+    "95 % interval": "of the IQM, or of the probability: a bootstrap over seeds (Agarwal et al. "
+    "2021, arXiv 2108.13264). Another set of as many seeds would give another IQM; values outside "
+    "the interval would be a surprise. It needs at least three seeds, better five",
+    "Steps to target": "median over seeds of the environment steps at which training first reached "
+    "the target",
+    "Mean height": "area under the learning curve divided by its width, over the steps that all "
+    "curves share: higher is sooner and better",
+    "Probability": "that a run of the one experiment does better than a run of the other, ties "
+    "counting half",
+}
+CLOSING = (
+    "Wall-clock is not in this file, which is the same for the same results: "
+    "`pipeline compare results/train/*` prints it. `pipeline ui` shows each run in MLflow as "
+    "`<experiment>-seed<k>`."
+)
+_LINKS = (
+    ("train", "progress.csv", "learning curve"),
+    ("evaluate", "returns.png", "distribution of returns"),
+    ("evaluate", "episodes.csv", "episodes"),
+    ("export", "", "policy"),
+)
+"""Stage, file and name of what a seed's row leads to, beside the report's folder."""
+
+_CODE = re.compile(r"`([^`]+)`")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """File names of a task's figures."""
+
+    learning: str | None
+    """None without learning curves."""
+    returns: str
+    improvements: str | None
+    """None with one experiment."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Search:
+    """A sweep as a table and sentences."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    """One for each trial, best first: rank, name, score, and the values that it changed."""
+    notes: list[str]
+
+
+def markdown(tasks: Sequence[Task], drawn: Sequence[Figures], swept: Sequence[Search] = ()) -> str:
+    """Return the report as Markdown, with links to the figures beside the file."""
+    from pipeline.evaluation import tables
+
+    lines = [f"# {TITLE}", "", INTRODUCTION, ""]
+    lines += [*(f"- **{term}**: {meaning}." for term, meaning in TERMS.items()), "", CLOSING, ""]
+    for task, figures in zip(tasks, drawn, strict=True):
+        lines += [f"## {task.name}", ""]
+        lines += _markdown_table(tables.HEADER, tables.rows(task), first_number=1)
+        if task.improvements:
+            lines += _markdown_table(tables.PAIRS_HEADER, tables.pairs(task), first_number=2)
+        told = [*tables.notes(task), *(f"**{one}**" for one in tables.cautions(task))]
+        lines += [*(f"- {one}" for one in told), ""]
+        lines += [
+            f"![{what}](figures/{name})\n\n*{caption}*\n"
+            for what, name, caption in _shown(task, figures)
+        ]
+    for one in swept:
+        lines += [f"## {one.title}", "", *(f"- {note}" for note in one.notes), ""]
+        lines += _markdown_table(one.header, one.rows, first_number=1)
+    return "\n".join(lines)
+
+
+def html(
+    tasks: Sequence[Task],
+    drawn: Sequence[Figures],
+    folder: Path,
+    stages: Mapping[str, Collection[str]],
+    swept: Sequence[Search] = (),
+) -> str:
+    """Return the report as a page that needs no other file but links to those of each seed.
+
+    Args:
+        tasks: what was compared.
+        drawn: the figures of each.
+        folder: where they lie.
+        stages: of each experiment, which say what files it has.
+        swept: what the sweeps found.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    from pipeline.evaluation import tables
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=_escaped,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"code": _with_code, "base64": lambda name: _encoded(folder / name)}
+    return environment.get_template("report.html.j2").render(
+        title=TITLE,
+        introduction=INTRODUCTION,
+        terms=TERMS,
+        closing=CLOSING,
+        links=_LINKS,
+        stages=stages,
+        tables=tables,
+        titles=[*(task.name for task in tasks), *(one.title for one in swept)],
+        tasks=[(task, [*_shown(task, one)]) for task, one in zip(tasks, drawn, strict=True)],
+        swept=swept,
+    )
+
+
+def _shown(task: Task, figures: Figures) -> Iterator[tuple[str, str, str]]:
+    """Return what each figure shows, its file, and how to read it."""
+    yield (
+        f"Returns on {task.name}",
+        figures.returns,
+        "Scores. A dot is a seed, the upright line the interquartile mean over seeds, the wide "
+        "bar its 95 % interval where there are seeds enough for one.",
+    )
+    if figures.learning:
+        yield (
+            f"Learning curves on {task.name}",
+            figures.learning,
+            "Learning curves. Mean return of the episodes that ended in each summary period, over "
+            "environment steps: the interquartile mean over seeds with its 95 % interval as a "
+            "band, or each seed by itself where they are too few.",
+        )
+    if figures.improvements:
+        yield (
+            f"Probability of improvement on {task.name}",
+            figures.improvements,
+            "Probability that a run of the first experiment does better than one of the second; at "
+            "the dotted line neither is better.",
+        )
+
+
+def _markdown_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, first_number: int
+) -> list[str]:
+    marks = [" ---: " if n >= first_number else " --- " for n in range(len(header))]
+    lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
+    return [lines[0], f"|{'|'.join(marks)}|", *lines[1:], ""]
+
+
+def _escaped(value: object) -> Markup:
+    """Escape as Python does, whose marks for quotes differ from those of jinja2."""
+    from markupsafe import Markup
+
+    return value if isinstance(value, Markup) else Markup(escape(str(value)))  # noqa: S704  # escaped
+
+
+def _with_code(text: str) -> Markup:
+    """Escape a text, and set what stands between backquotes as code."""
+    from markupsafe import Markup
+
+    return Markup(_CODE.sub(r"<code>\1</code>", escape(text)))  # noqa: S704  # escaped
+
+
+def _encoded(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()

@@ -1,0 +1,118 @@
+"""What the runs of an experiment came to, read from the folders of the DAG."""
+
+from __future__ import annotations
+
+import csv
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.errors import StageError
+from pipeline.evaluation.comparison import Curve, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+
+ALL = ("train", "evaluate")
+
+
+def trials_of(
+    results: Path,
+    experiment: str,
+    seed: int,
+    *,
+    environment: str,
+    stages: Collection[str] = ALL,
+) -> list[Outcome]:
+    """Return an outcome for each behavior of a run of the DAG, with what there is of it.
+
+    Args:
+        results: the folder in which `train` and `evaluate` lie.
+        experiment: its name.
+        seed: of the run.
+        environment: its name; returns are compared within an environment.
+        stages: of these only; what another plan left in the folders does not count.
+
+    Raises:
+        StageError: A file is not what the stages write.
+    """
+    run = f"{experiment}/seed{seed}"
+    returns: dict[str, float] = {}
+    episodes = results / "evaluate" / run / "episodes.csv"
+    if "evaluate" in stages and episodes.is_file():
+        returns = mean_returns(episodes)
+    curves: dict[str, Curve] = {}
+    progress = results / "train" / run / "progress.csv"
+    if "train" in stages and progress.is_file():
+        curves = read_curves(progress)
+    seconds = _seconds(results / ".work/train" / run / "stage.json")
+    return [
+        Outcome(
+            experiment=experiment,
+            environment=environment,
+            behavior=behavior,
+            seed=seed,
+            evaluated=returns.get(behavior),
+            curve=curves.get(behavior),
+            seconds=seconds,
+        )
+        for behavior in sorted({*returns, *curves})
+    ]
+
+
+def mean_returns(path: Path) -> dict[str, float]:
+    """Return each behavior's mean return in an episodes.csv; its teams count together."""
+    from pipeline.evaluation.episodes import read_episodes
+
+    found: dict[str, list[float]] = {}
+    for episode in read_episodes(path):
+        found.setdefault(_plain(episode.behavior), []).append(episode.episode_return)
+    return {behavior: float(np.mean(returns)) for behavior, returns in found.items()}
+
+
+def read_curves(path: Path) -> dict[str, Curve]:
+    """Return each behavior's learning curve in a progress.csv, where an episode had ended.
+
+    Raises:
+        StageError: It is not such a file.
+    """
+    points: dict[str, tuple[list[float], list[float]]] = {}
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                if not row["reward"]:
+                    continue
+                steps, returns = points.setdefault(_plain(row["behavior"]), ([], []))
+                step = float(row["step"])
+                if not steps or step > steps[-1]:  # the first of two teams stands for both
+                    steps.append(step)
+                    returns.append(float(row["reward"]))
+    except (OSError, KeyError, TypeError, ValueError) as problem:
+        raise StageError(
+            f"{path}: cannot be read as a learning curve ({problem!r}); train again, or leave the "
+            "run out"
+        ) from problem
+    return {
+        behavior: Curve(steps=np.array(steps), returns=np.array(returns))
+        for behavior, (steps, returns) in points.items()
+    }
+
+
+def _plain(behavior: str) -> str:
+    """Return a behavior's name without its team."""
+    return behavior.split("?", maxsplit=1)[0]
+
+
+def _seconds(path: Path) -> float | None:
+    """Return how long a stage took; None when nobody knows the whole of it."""
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(facts, dict) or facts.get("resumed", True):
+        return None
+    duration = facts.get("duration_s")
+    return float(duration) if isinstance(duration, int | float) else None

@@ -1,0 +1,1 @@
+"""What the stages share: the attempt at a job, its process, its inputs and its records."""

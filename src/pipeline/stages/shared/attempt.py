@@ -1,0 +1,342 @@
+"""The attempt at a stage: one at a time, in a scratch folder, resumed or fresh, published whole.
+
+Both engines delete a stage's declared outputs before they rerun it, so work in progress lies in
+`results/.work/<stage>/<instance>/`, which neither of them declares:
+
+    attempt.json   fingerprint of parameters, inputs and code, and whether the attempt finished
+    stage.json     facts for people: versions, times, digests, MLflow run
+    run/           what the stage keeps to resume from
+    out/           the declared outputs, before they are moved into place
+    old/           an earlier output while a new one takes its place
+    tmp/           temporary files of libraries
+    kept/          a copy of what a finished attempt made, where that takes long
+
+A job that is ended between its stage's success and its engine's note of that has its outputs
+deleted. Its retry, which workflow/rules/common.smk marks by PIPELINE_RETRY, takes the copy; what is
+asked for anew, by force for example, does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline import files
+from pipeline.errors import PipelineError, StageError
+from pipeline.stages.shared import process, sources
+from pipeline.stages.shared.project import code_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+_log = logging.getLogger(__name__)
+
+WORK = Path("results/.work")
+_RETRY, _DVC = "PIPELINE_RETRY", "DVC_STAGE"
+"""Environment variables that say that the engine tries a job again, and that the engine is DVC."""
+_VERSIONS = ("numpy", "torch", "onnx", "onnxruntime", "mlflow", "dvc", "snakemake")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One job of the DAG, as both engines know it. Paths are relative to the repository."""
+
+    stage: str
+    """Family, for example `train`."""
+    instance: str
+    """Which one, for example `balance_ball_ppo/seed1`; `all` for a stage without instances."""
+    params: Mapping[str, Any]
+    """Everything from parameter and trainer files that the result depends on."""
+    inputs: tuple[Path, ...] = ()
+    """Files and folders that the result depends on."""
+    outputs: tuple[Path, ...]
+    """Files and folders that the stage makes; no two have the same name."""
+    takes_long: bool = False
+    """Whether it is worth a copy of the outputs not to make them again for nothing."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.stage} {self.instance}"
+
+
+@dataclass(kw_only=True, slots=True)
+class Attempt:
+    """A job under way."""
+
+    job: Job
+    root: Path
+    folder: Path
+    fingerprint: str
+    digests: Mapping[str, str]
+    """Of the inputs, by path."""
+    sources: Mapping[str, str]
+    """Git's id of each source file that the stage imports, by path below `src`."""
+    resumed: bool
+    """Whether `run` holds what a killed attempt with the same inputs left."""
+    done: bool
+    """Whether nothing is left to do: `out` holds what a finished attempt with the same inputs made,
+    of which the engine did not take note."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Written to stage.json."""
+
+    @property
+    def run(self) -> Path:
+        """Folder that survives a kill."""
+        return self.folder / "run"
+
+    def out(self, name: str) -> Path:
+        """Return where to write the declared output of this name.
+
+        Raises:
+            ValueError: The job declares no such output.
+        """
+        if name not in {path.name for path in self.job.outputs}:
+            raise ValueError(f"{self.job.name} declares no output named {name!r}")
+        return self.folder / "out" / name
+
+
+@contextlib.contextmanager
+def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> Iterator[Attempt]:
+    """Lock the job, prepare its scratch folder, and publish its outputs when the block succeeds.
+
+    Args:
+        job: what to make, and of what.
+        root: the repository.
+        now: gives the job as the parameter file describes it at the end.
+
+    Raises:
+        StageError: Another process works on the job, an input is missing, the block did not make
+            an output, or DVC would take the outputs for those of other parameters.
+    """
+    folder = root / WORK / job.stage / job.instance
+    folder.mkdir(parents=True, exist_ok=True)
+    with _lock(job, folder):
+        digests = {str(path): _digest(job, root, path) for path in job.inputs}
+        current = _begin(job, root, folder, digests)
+        started = time.time()
+        try:
+            with _temporary_files_in(folder / "tmp"):
+                yield current
+            process.stop_if_signalled()
+            _check_unchanged(current, now)
+            _publish(current)
+            _mark(current, finished=True)
+        finally:
+            if not current.done:
+                _write_facts(current, started)
+
+
+@contextlib.contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """Let libraries put temporary files where the next attempt finds those of a killed one."""
+    before = tempfile.tempdir
+    folder.mkdir(exist_ok=True)
+    tempfile.tempdir = str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> Attempt:
+    """Keep the scratch folder of an attempt with the same fingerprint that is of use, or empty it.
+
+    That is of one that did not finish, and in a retry of one that did.
+    """
+    used = _sources(root, job.stage)
+    if _DVC in os.environ:  # the sources may have been edited since `check` has run
+        sources.note(root, job.stage)
+    fingerprint = files.fingerprint({"params": job.params, "inputs": digests, "code": used})
+    before = read_map(folder / "attempt.json")
+    same, finished = before.get("fingerprint") == fingerprint, before.get("finished", True)
+    resumed = same and not finished
+    kept = folder / "kept"
+    done = same and finished and _RETRY in os.environ and kept.is_dir()
+    if done:
+        _log.info("%s: an attempt before has finished; taking what it made", job.name)
+    elif resumed:
+        _log.info("%s: resuming the attempt that did not finish", job.name)
+    else:
+        if before and not finished:
+            _log.info("%s: its inputs have changed since it was stopped; starting afresh", job.name)
+        shutil.rmtree(folder / "run", ignore_errors=True)
+    for left in ("out", "old", "tmp"):
+        shutil.rmtree(folder / left, ignore_errors=True)
+    files.remove_temporary(folder)
+    if not done:
+        shutil.rmtree(kept, ignore_errors=True)
+    current = Attempt(
+        job=job,
+        root=root,
+        folder=folder,
+        fingerprint=fingerprint,
+        digests=digests,
+        sources=used,
+        resumed=resumed,
+        done=done,
+    )
+    if done:
+        shutil.copytree(kept, folder / "out")
+        return current
+    (folder / "out").mkdir()
+    current.run.mkdir(exist_ok=True)
+    _mark(current, finished=False)
+    return current
+
+
+@contextlib.contextmanager
+def _lock(job: Job, folder: Path) -> Iterator[None]:
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder.with_name(f"{folder.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        holder = read_map(folder / "attempt.json").get("pid", "unknown")
+        raise StageError(
+            f"{job.name}: another process (pid {holder}) is working on it. Wait until it is done, "
+            "or end it."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _digest(job: Job, root: Path, path: Path) -> str:
+    if not (root / path).exists():
+        raise StageError(
+            f"{job.name}: {path} does not exist. Run the pipeline with `dvc repro` or "
+            "`snakemake --cores 1`, which make it first."
+        )
+    return digest_of(root / path)
+
+
+def digest_of(path: Path) -> str:
+    """Return the hex SHA-256 of an input; of a folder, of its files but hidden ones."""
+    if not path.is_dir():
+        return files.sha256_of(path)
+    within = sorted(p for p in path.rglob("*") if p.is_file())
+    seen = [p for p in within if not p.name.startswith(".")]  # Snakemake leaves its own mark
+    return files.fingerprint([[p.relative_to(path).as_posix(), files.sha256_of(p)] for p in seen])
+
+
+def _sources(root: Path, stage: str) -> dict[str, str]:
+    src = code_of(root) / "src"
+    # not spelled out: the start of a module's name would count as an import of the whole package
+    stages = __name__.rsplit(".", maxsplit=2)[0]
+    return sources.ids(src, sources.closure(src, f"{stages}.{stage}"))
+
+
+def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
+    """Refuse or warn where an edit in the meantime would make the engine believe what is not so.
+
+    Both engines note the files of a job as they are at its end; for sources, DVC notes what
+    `_begin` has written of them. DVC notes the parameters at the end too, Snakemake those with
+    which it began.
+    """
+    job = current.job
+    if now is not None and _DVC in os.environ:
+        params = job.params
+        with contextlib.suppress(PipelineError, OSError):  # then DVC cannot note them either
+            params = now().params
+        if files.fingerprint(params) != files.fingerprint(job.params):
+            raise StageError(
+                f"{job.name}: its parameters were changed while it ran, and DVC would take the "
+                "result for one of the new ones. Run it again: with the parameters that it began "
+                "with it goes on where it is, with others afresh."
+            )
+    before = dict(current.digests)
+    if _DVC not in os.environ:  # DVC goes by the note of the sources, which is of the beginning
+        before |= {f"src/{name}": one for name, one in current.sources.items()}
+    after = {name: _present(current, name) for name in before}
+    if changed := [name for name in before if after[name] != before[name]]:
+        current.facts["changed_meanwhile"] = changed
+        _log.warning(
+            "%s: changed while it ran: %s. The engine will take the result, which is of the state "
+            "before, for one of the state now; force it to run again if that matters.",
+            job.name,
+            ", ".join(changed),
+        )
+
+
+def _present(current: Attempt, name: str) -> str | None:
+    """Return the digest that an input or a source file has now."""
+    is_input = name in current.digests
+    path = (current.root if is_input else code_of(current.root)) / name
+    if not path.exists():
+        return None
+    return digest_of(path) if is_input else sources.git_id(path)
+
+
+def _publish(current: Attempt) -> None:
+    """Move every output into place; refuse before the first move if one is missing."""
+    made = {path: current.out(path.name) for path in current.job.outputs}
+    missing = [str(path) for path, temporary in made.items() if not temporary.exists()]
+    if missing:
+        raise StageError(f"{current.job.name}: did not make {', '.join(missing)}")
+    if current.job.takes_long and not current.done:
+        shutil.copytree(current.folder / "out", current.folder / "kept")
+    for path, temporary in made.items():
+        _replace(temporary, current.root / path, current.folder / "old")
+
+
+def _replace(new: Path, target: Path, old: Path) -> None:
+    """Move `new` to `target`; a folder that was there goes to `old` first, and then away."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir():
+        target.rename(old)
+        new.rename(target)
+        shutil.rmtree(old)
+    else:
+        new.replace(target)
+
+
+def _mark(current: Attempt, *, finished: bool) -> None:
+    files.write_json(
+        current.folder / "attempt.json",
+        {"fingerprint": current.fingerprint, "finished": finished, "pid": os.getpid()},
+    )
+
+
+def _write_facts(current: Attempt, started: float) -> None:
+    versions = {"python": platform.python_version()}
+    for name in _VERSIONS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    facts = {
+        "stage": current.job.stage,
+        "instance": current.job.instance,
+        "fingerprint": current.fingerprint,
+        "params": current.job.params,
+        "inputs": current.digests,
+        "resumed": current.resumed,
+        "started_unix_s": started,
+        "duration_s": time.time() - started,
+        "versions": versions,
+        "machine": platform.platform(),
+        **current.facts,
+    }
+    text = json.dumps(facts, indent=2, sort_keys=True, default=str) + "\n"
+    files.write_whole(current.folder / "stage.json", text)
+
+
+def read_map(path: Path) -> dict[str, Any]:
+    """Read a map from a JSON file; empty when the file is not there or holds no map."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

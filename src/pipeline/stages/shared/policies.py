@@ -1,0 +1,59 @@
+"""`policy.pt`: the checkpoints of all behaviors of a run in one file."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from pipeline import files
+from pipeline.errors import CheckpointError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+def join(
+    checkpoints: Mapping[str, Path], target: Path, *, history: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Write one file from a checkpoint for each behavior; equal states give equal bytes.
+
+    Args:
+        checkpoints: by behavior.
+        target: the file to write.
+        history: the records of the stages that made them, the first one first.
+    """
+    from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
+
+    states = {name: load_checkpoint(path) for name, path in sorted(checkpoints.items())}
+    told = json.dumps(list(history), sort_keys=True)
+    save_checkpoint(target, {"behaviors": states, "history": told})
+
+
+def history(path: Path) -> list[dict[str, Any]]:
+    """Return the records that `join` was given; empty for a file of an earlier version."""
+    from pipeline.trainer.checkpoints.file import load_checkpoint
+
+    found: list[dict[str, Any]] = json.loads(load_checkpoint(path).get("history", "[]"))
+    return found
+
+
+def split(path: Path, folder: Path) -> dict[str, Path]:
+    """Write the checkpoint of each behavior into `folder`, and give their paths.
+
+    Raises:
+        CheckpointError: `path` was not written by `join`.
+    """
+    from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
+
+    states = load_checkpoint(path).get("behaviors")
+    if not isinstance(states, dict):
+        raise CheckpointError(f"{path}: this is not the policy.pt of a stage; run its stage again")
+    try:
+        made = {name: files.named(folder, name, ".pt") for name in states}
+    except SettingsError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, target in made.items():
+        save_checkpoint(target, {k: v for k, v in states[name].items() if k != "format"})
+    return made

@@ -1,0 +1,239 @@
+"""How a stage's process starts and ends: signals, orphans, exit codes, and its log."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, NoReturn
+
+from pipeline.errors import Interrupted, PipelineError, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+_log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1")  # the last is unknown on Windows
+_HANDLED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+_TIME_IS_UP = 128 + 10
+"""Exit code for SIGUSR1, with which schedulers warn of a time limit."""
+_REQUEUE_CODE = "PIPELINE_REQUEUE_EXIT_CODE"
+_RARELY = (50_000, 5, 20)
+"""New objects before the youngest are looked at, and how often until the older ones are."""
+_AGAIN_S = 0.1
+_PARENT = os.getppid()
+"""Who started this process, as early as this module is imported."""
+_received: list[int] = []
+_short: list[bool] = []
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal to stop; like KeyboardInterrupt, no `except Exception` swallows it."""
+
+    exit_code = 130
+    """Of a process that ends for this reason."""
+
+
+def run(work: Callable[[], None], *, short: bool = False) -> int:
+    """Do a stage's work and give the exit code of its process.
+
+    0 means that every declared output is in place. A mistake that the user can act on is one line
+    on standard error; SIGINT gives 130, SIGTERM 143, and SIGUSR1 what `exit_code` makes of 138,
+    whatever the work made of the signal.
+
+    Args:
+        work: what the stage does.
+        short: whether it does little more than import; see `collecting_rarely`.
+    """
+    logging.basicConfig(level=logging.INFO, format="[%(levelname)s] %(message)s")
+    _short[:] = [short]
+    try:
+        with signals(), collecting_rarely() if short else contextlib.nullcontext():
+            die_with_parent()
+            work()
+            stop_if_signalled()
+    except (KeyboardInterrupt, Interrupted) as error:
+        sys.stderr.write(f"interrupted: {one_line(error) or 'stopped by a signal'}\n")
+        if _received:
+            return exit_code(128 + _received[0])
+        return exit_code(error.exit_code) if isinstance(error, Interrupted) else 130
+    except (PipelineError, OSError) as error:
+        sys.stderr.write(f"error: {one_line(error)}\n")
+        return int(getattr(error, "exit_code", PipelineError.exit_code))
+    return 0
+
+
+@contextlib.contextmanager
+def collecting_rarely() -> Iterator[None]:
+    """Let Python look for cycles of objects less often, in work that mostly imports.
+
+    While large packages are imported it goes again and again through what they have made, none of
+    which it can free: a fifth of the time of a stage that imports PyTorch and MLflow. Training does
+    without this, because a few objects in a cycle may hold large arrays.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(*_RARELY)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process; at once if a thread is still at work.
+
+    Python aborts when it unloads while a daemon thread is inside foreign code, as one that writes
+    to a store which is too slow. The engine would then delete outputs that are whole.
+    """
+    if any(_short):
+        gc.freeze()  # a last look for cycles in all modules would take half a second
+    if threading.active_count() > 1:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def exit_code(code: int) -> int:
+    """Return the exit code for the scheduler, after a signal that gives `code`.
+
+    PIPELINE_REQUEUE_EXIT_CODE replaces that of SIGUSR1 where the scheduler wants to see another
+    one to queue the job again: 99 for Grid Engine, 85 for HTCondor. 0 is not taken, since an engine
+    would think that the stage is done.
+    """
+    wanted = os.environ.get(_REQUEUE_CODE, "")
+    if code != _TIME_IS_UP or not wanted:
+        return code
+    if wanted.isdecimal() and 0 < int(wanted) < 256:  # exit codes are bytes
+        return int(wanted)
+    _log.warning("%s is %r, no exit code from 1 to 255; it is not used", _REQUEUE_CODE, wanted)
+    return code
+
+
+@contextlib.contextmanager
+def signals() -> Iterator[None]:
+    """Turn the first SIGINT, SIGTERM or SIGUSR1 into `Stopped`; a second one kills at once.
+
+    Whatever the block makes of it: a module that is imported may raise another error instead, or
+    take the end of its environment for a failure.
+    """
+    _received.clear()
+    before = {number: signal.signal(number, _on_signal) for number in _HANDLED}
+    try:
+        with _raised_until_handled():
+            yield
+    except Interrupted:
+        raise
+    except Exception as error:
+        if _received:
+            raise _stopped() from error
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _raised_until_handled() -> Iterator[None]:
+    """After a signal, raise `Stopped` again and again until somebody handles it.
+
+    Whoever runs at that moment may drop what a handler raises: Python itself in a finalizer and in
+    the hooks around a fork, a library in a bare `except`, C code that asks for an attribute. The
+    stage would work on for ever, since the signal does not come a second time.
+    """
+    if not hasattr(signal, "setitimer"):  # Windows
+        yield
+        return
+    hook = sys.unraisablehook
+
+    def quiet(ignored: sys.UnraisableHookArgs) -> None:
+        if not isinstance(ignored.exc_value, Stopped):
+            hook(ignored)
+
+    before = signal.signal(signal.SIGALRM, _raise_unless_handled)
+    sys.unraisablehook = quiet
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = hook
+        signal.signal(signal.SIGALRM, before)
+
+
+def _raise_unless_handled(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    error = sys.exc_info()[1]  # what the interrupted code is handling
+    while error is not None:
+        if isinstance(error, Stopped):
+            return
+        error = error.__context__
+    raise _stopped()
+
+
+def stop_if_signalled() -> None:
+    """Raise `Stopped` when a signal came, even if the work in between went on to its end."""
+    if _received:
+        raise _stopped()
+
+
+def die_with_parent() -> None:
+    """End as after SIGTERM when the parent ends, so that no killed engine leaves orphans.
+
+    Linux sends the signal also when only the parent's starting thread ends, so the handler looks
+    whether the parent itself is gone.
+
+    Raises:
+        Stopped: The parent has ended already.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    parent = _PARENT
+
+    def leave_with_parent(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        asked = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # and is saving what it has
+        if os.getppid() != parent and not asked:
+            try:
+                _log.warning("the process that started this stage is gone; the stage stops")
+            finally:  # the log fails if it is what this handler has interrupted
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGUSR2, leave_with_parent)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR2), 0, 0, 0) != 0:
+        _log.warning("this process will outlive its parent: prctl failed (%s)", ctypes.get_errno())
+    if os.getppid() != parent or _is_adopted():
+        _received.append(signal.SIGTERM)
+        raise Stopped("the process that started this stage is gone")
+
+
+def _is_adopted() -> bool:
+    """Return whether the parent takes orphans in: it is not of this process's session."""
+    own = os.getsid(0)
+    try:
+        return own != os.getpid() and os.getppid() != 0 and os.getsid(os.getppid()) != own
+    except OSError:
+        return False  # whose session it is may be secret
+
+
+def _stopped() -> Stopped:
+    number = _received[0]
+    stopped = Stopped(f"stopped by {signal.Signals(number).name}")
+    stopped.exit_code = exit_code(128 + number)
+    return stopped
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # a handler's form
+    _received.append(number)
+    for handled in _HANDLED:
+        signal.signal(handled, signal.SIG_DFL)
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)
+    raise _stopped()

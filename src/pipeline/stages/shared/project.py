@@ -1,0 +1,82 @@
+"""Which project a stage works on, and what params.yaml has for it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from pipeline.errors import StageError
+from pipeline.settings.params import load_params
+from pipeline.settings.plan import RUNS_FILE, check_plan
+from pipeline.stages.shared import process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pipeline.settings.params import Params
+
+T = TypeVar("T")
+
+PROJECT = "PIPELINE_PROJECT"
+"""Environment variable that names the project, where Snakemake has it outside the checkout."""
+
+
+def checkout() -> Path:
+    """Return the repository that this code lies in."""
+    return Path(__file__).resolve().parents[4]
+
+
+def project() -> Path:
+    """Return the folder of params.yaml and of all results: the checkout, unless told otherwise."""
+    elsewhere = os.environ.get(PROJECT)
+    return Path(elsewhere).resolve() if elsewhere else checkout()
+
+
+def code_of(root: Path) -> Path:
+    """Return the folder of the code that makes the results in `root`."""
+    return checkout() if os.environ.get(PROJECT) else root
+
+
+def planned(root: Path) -> Params:
+    """Read params.yaml, of which the table of runs must be up to date.
+
+    Raises:
+        PipelineError: There is a mistake in it, or `pipeline plan` has not been run since.
+    """
+    params = load_params(root / "params.yaml")
+    if code_of(root) == root:  # another project has no dvc.yaml, which goes through the table
+        check_plan(params, root / RUNS_FILE)
+    return params
+
+
+def main_of_named(
+    argv: Sequence[str],
+    description: str | None,
+    section: str,
+    work: Callable[[str, Path], None],
+    *,
+    short: bool = False,
+) -> int:
+    """Command line of a stage of what a section of params.yaml names.
+
+    `work` takes the name and the project; `short` is that of `process.run`.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("name", help=f"a name under `{section}` in params.yaml")
+    name = parser.parse_args(argv).name
+    return process.run(lambda: work(name, project()), short=short)
+
+
+def named(table: Mapping[str, T], name: str, section: str) -> T:
+    """Return the entry of params.yaml called `name`.
+
+    Raises:
+        StageError: There is none.
+    """
+    if name not in table:
+        raise StageError(
+            f"params.yaml has no {section}.{name}; it has {', '.join(table) or 'none'}"
+        )
+    return table[name]

@@ -1,0 +1,165 @@
+"""What made a policy: written by each stage into its artifact, and carried on into the ONNX file.
+
+A record holds nothing but inputs: the stage's parameters, digests of what it read, the packages
+whose rounding matters, and for each source file the id that git gives its content. Equal inputs
+thus give equal bytes, in any clone, on any machine. A commit's id is left out on purpose: two
+commits with the same sources would give other bytes. Because the ids of the files are git's own,
+the commit is found again in any repository that has it.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline import files
+from pipeline.settings import to_mapping
+from pipeline.stages.shared import sources
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pipeline.settings import RunSettings
+    from pipeline.stages.shared import run_context
+    from pipeline.stages.shared.attempt import Attempt
+
+KEY = "pipeline.provenance"
+PACKAGES = ("numpy", "torch", "onnx")
+FORMAT = 1
+_LEARN_FOLDERS = (
+    "algos",
+    "data",
+    "envs",
+    "export",
+    "nets",
+    "protocol",
+    "settings",
+    "simulators",
+    "trainer",
+)
+
+Record = dict[str, Any]
+
+
+def of_stage(
+    run: run_context.Run, attempt: Attempt, parameters: Mapping[str, Any], **inputs: Any
+) -> Record:
+    """Return the record of a stage of the DAG.
+
+    Args:
+        run: experiment and seed.
+        attempt: whose inputs and sources count.
+        parameters: everything from parameter and trainer files that the result depends on.
+        inputs: for each kind, such as `environment`, the name and the path that was read.
+    """
+    return {
+        "stage": attempt.job.stage,
+        "run": run.instance,
+        "experiment": run.name,
+        "seed": run.seed,
+        "fingerprint": attempt.fingerprint,
+        "parameters": dict(parameters),
+        "parameters_sha256": files.fingerprint(dict(parameters)),
+        "inputs": {
+            kind: {"name": name, "path": str(path), "sha256": attempt.digests[str(path)]}
+            for kind, (name, path) in inputs.items()
+        },
+        "versions": versions(),
+        "code_sha256": files.fingerprint(dict(attempt.sources)),
+        "sources": dict(attempt.sources),
+    }
+
+
+def train_parameters(run: run_context.Run) -> dict[str, Any]:
+    """Return what training depends on, every default spelled out."""
+    settings = to_mapping(run.params.run_settings(run.name))
+    settings.pop("checkpoint_settings", None)
+    return {
+        "settings": settings,
+        "runtime": run.runtime(),
+        "seed": run.seed,
+        **run.learners(),
+    }
+
+
+def of_learn(settings: RunSettings, seed: int, weights: Mapping[str, Path]) -> Record:
+    """Return the record of a run of `pipeline learn`, with the last part of its paths."""
+    content: dict[str, Any] = to_mapping(settings)
+    content.pop("checkpoint_settings", None)
+    env = content.get("env_settings", {})
+    inputs: dict[str, Any] = {}
+    path = env.pop("env_path", None)
+    env.pop("base_port", None)
+    if path is not None:
+        inputs["environment"] = _read(Path(path))
+    for behavior, one in content.get("behaviors", {}).items():
+        for kind, at in _demonstrations(one):
+            inputs[f"demonstrations of {behavior} ({kind})"] = _read(Path(at))
+    for behavior, file in weights.items():
+        inputs[f"first weights of {behavior}"] = _read(file)
+    package = Path(__file__).resolve().parents[2]
+    used = [file for name in _LEARN_FOLDERS for file in (package / name).rglob("*.py")]
+    ids = sources.ids(package.parent, [*used, *package.glob("*.py")])
+    plain = json.loads(json.dumps(content, default=str))
+    return {
+        "stage": "learn",
+        "run": settings.checkpoint_settings.run_id,
+        "seed": seed,
+        "parameters": plain,
+        "parameters_sha256": files.fingerprint(plain),
+        "inputs": inputs,
+        "versions": versions(),
+        "code_sha256": files.fingerprint(ids),
+        "sources": ids,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of packages that decide roundings, without the build's suffix."""
+    return {name: metadata.version(name).partition("+")[0] for name in PACKAGES}
+
+
+def text(history: Sequence[Record]) -> str:
+    """As it is stored: compact, keys sorted, a source named once as long as it is the same."""
+    told: dict[str, str] = {}
+    stages = []
+    for record in history:
+        new = {name: one for name, one in record["sources"].items() if told.get(name) != one}
+        told |= new
+        stages.append({**record, "sources": new})
+    value = {"format": FORMAT, "stages": stages}
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _demonstrations(behavior: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Take the paths out of a behavior's settings: kind of use and path."""
+    found = []
+    sections = {"behavioral_cloning": behavior.get("behavioral_cloning")}
+    sections |= behavior.get("reward_signals") or {}
+    for kind, section in sections.items():
+        if isinstance(section, dict) and section.get("demo_path"):
+            named = section.pop("demo_path")
+            several = named if isinstance(named, list) else [named]
+            paths = [one["path"] if isinstance(one, dict) else str(one) for one in several]
+            numbers = range(1, len(paths) + 1) if len(paths) > 1 else [None]
+            found += [
+                (kind if number is None else f"{kind}, {number}", path)
+                for number, path in zip(numbers, paths, strict=True)
+            ]
+    return found
+
+
+def _read(path: Path) -> dict[str, str]:
+    """Name and digest; a Unity player's data counts with its program."""
+    if not path.exists():
+        matches = sorted(path.parent.glob(f"{path.name}*"))
+        path = next((one for one in matches if one.is_file()), path)
+    if not path.exists():
+        return {"name": path.name, "sha256": "unknown"}
+    digest = files.sha256_of(path)
+    data = path.with_name(f"{path.stem}_Data")
+    if data.is_dir():
+        digest = files.fingerprint([digest, files.sha256_of(data)])
+    return {"name": path.name, "sha256": digest}

@@ -1,0 +1,226 @@
+"""What the stages of an experiment have in common: which run they are, and its MLflow record."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import json
+import os
+import zlib
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from pipeline.settings import to_mapping
+from pipeline.settings.params import load_params
+from pipeline.stages.shared import process
+from pipeline.stages.shared.attempt import WORK, Attempt, read_map
+from pipeline.stages.shared.project import named, planned, project
+from pipeline.tracking import mlflow_run, mlflow_store, run_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from pipeline.settings.experiments import ExperimentParams
+    from pipeline.settings.params import Params
+
+_QUICK_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One experiment with one seed."""
+
+    root: Path
+    params: Params
+    name: str
+    """Of the experiment."""
+    seed: int
+
+    @property
+    def experiment(self) -> ExperimentParams:
+        """Its section of params.yaml."""
+        return self.params.experiment(self.name)
+
+    def reread(self) -> Run:
+        """Return the run as params.yaml describes it now."""
+        return replace(self, params=load_params(self.root / "params.yaml"))
+
+    def folder(self, stage: str) -> Path:
+        """Return the folder of a stage's results, relative to the repository."""
+        return Path("results") / stage / self.name / f"seed{self.seed}"
+
+    @property
+    def instance(self) -> str:
+        """As jobs name it."""
+        return f"{self.name}/seed{self.seed}"
+
+    def runtime(self) -> dict[str, Any]:
+        """Return the section of that name, with the threads that the experiment asks for."""
+        runtime = self.params.runtime
+        threads = self.experiment.resources.threads or runtime.torch_threads
+        return {"torch_threads": threads, "device": runtime.device}
+
+    def learners(self) -> dict[str, int]:
+        """Return how many processes train together, where that is a part of the result."""
+        n = self.experiment.learners
+        return {} if n == 1 else {"learners": n}
+
+
+def main(
+    argv: Sequence[str],
+    description: str | None,
+    work: Callable[[Run], None],
+    *,
+    short: bool = False,
+) -> int:
+    """Command line of a stage of an experiment and a seed; `short` as in `process.run`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("experiment", help="a name under `experiments` in params.yaml")
+    parser.add_argument("--seed", type=int, required=True, help="one of the experiment's seeds")
+    arguments = parser.parse_args(argv)
+    return process.run(
+        lambda: work(find(project(), arguments.experiment, arguments.seed)), short=short
+    )
+
+
+def find(root: Path, name: str, seed: int) -> Run:
+    """Return the run that params.yaml describes.
+
+    Raises:
+        PipelineError: params.yaml has no such experiment or seed, or the plan is out of date.
+    """
+    run = Run(root=root, params=planned(root), name=name, seed=seed)
+    seeds = {str(known): known for known in run.experiment.seeds}
+    named(seeds, str(seed), f"experiments.{name}.seeds")
+    return run
+
+
+def algorithm_of(run: Run) -> str:
+    """Return the trainer types of the experiment's behaviors."""
+    settings = run.params.run_settings(run.name)
+    return " ".join(sorted({str(one.trainer_type) for one in settings.behaviors.values()}))
+
+
+@contextlib.contextmanager
+def recorded(
+    run: Run, attempt: Attempt, *, prefix: bool = False
+) -> Iterator[mlflow_run.MlflowRun | None]:
+    """Give the block an MLflow run, or None when tracking is off; never fail the stage."""
+    if not mlflow_run.enabled():
+        yield None
+        return
+    stage, policy = attempt.job.stage, run.root / run.folder("train") / "policy.pt"
+    key = run_metadata.RunKey(
+        experiment=run.name,
+        seed=run.seed,
+        stage=stage,
+        fingerprint=attempt.fingerprint,
+        policy=run_metadata.dvc_digest(policy) if stage != "train" and policy.exists() else None,
+        resumed=attempt.resumed,
+        root=Path(os.environ.get("DVC_ROOT") or run.root).resolve(),
+        record=run.root / WORK / "mlflow" / f"{run.name}-seed{run.seed}.json",
+        tags={
+            "pipeline.algorithm": algorithm_of(run),
+            "pipeline.environment": run.experiment.environment,
+            "mlflow.source.name": f"workflow/scripts/{stage}.py",
+            "mlflow.source.type": "LOCAL",
+            "mlflow.runColor": run_metadata.color(_position(run), run.seed),
+            **mlflow_store.source_tags(run.root),
+        },
+    )
+    tracking = mlflow_run.MlflowRun(key, prefix=prefix)
+    tracking.describe(row_of(run), run.root)
+    try:
+        yield tracking
+    except KeyboardInterrupt:
+        tracking.close(status="KILLED", timeout_s=_QUICK_S)
+        raise
+    except BaseException:
+        tracking.close(status="FAILED", timeout_s=_QUICK_S)
+        raise
+    else:
+        tracking.close()
+    finally:
+        attempt.facts["mlflow_run_id"] = tracking.run_id
+        attempt.facts["mlflow_lost"] = tracking.lost
+
+
+def tell_pretraining(record: mlflow_run.MlflowRun, folder: Path) -> None:
+    """Write the losses of a `pretrain` stage, by epoch, from the files that it has made.
+
+    The row belongs to `train`, which may run again without `pretrain`.
+    """
+    curves: dict[str, list[tuple[int, float]]] = {}
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        with (folder / "progress.csv").open(newline="", encoding="utf-8") as file:
+            for line in csv.DictReader(file):
+                epoch = int(line.pop("step"))
+                for name, value in line.items():
+                    curves.setdefault(name, []).append((epoch, float(value)))
+        record.points(curves, stage="pretrain")
+
+
+def _position(run: Run) -> int:
+    """Return the experiment's place among all; another number for a trial of a sweep."""
+    names = list(run.params.experiments)
+    return names.index(run.name) if run.name in names else zlib.crc32(run.name.encode())
+
+
+def row_of(run: Run) -> run_metadata.RunMetadata:
+    """Return what MLflow's row says of a run, whichever stage writes it."""
+    experiment = run.experiment
+    settings = to_mapping(run.params.run_settings(run.name))
+    settings.pop("checkpoint_settings", None)
+    behaviors = settings["behaviors"]
+    shared = {
+        "environment": experiment.environment,
+        "trainer": experiment.trainer,
+        "seed": run.seed,
+        "num_envs": settings["env_settings"]["num_envs"],
+        "environment_parameters": settings["environment_parameters"] or {},
+        **run.runtime(),
+        **({} if experiment.pretrain is None else {"pretrain": asdict(experiment.pretrain)}),
+    }
+    told = {"experiment": run.name, "seed": run.seed, "runtime": run.runtime(), **settings}
+    return run_metadata.RunMetadata(
+        params={
+            **run_metadata.parameters(behaviors),
+            **{k: v for k, v in shared.items() if v != {}},
+        },
+        configuration=yaml.safe_dump(json.loads(json.dumps(told, default=str)), sort_keys=False),
+        data=_data_of(run, behaviors),
+        note=run_metadata.note(
+            run.name, run.seed, files=[str(run.folder(stage)) for stage in experiment.stages]
+        ),
+    )
+
+
+def _data_of(run: Run, behaviors: Mapping[str, Any]) -> list[run_metadata.InputData]:
+    """Return the environment's build and each demonstration that a stage or signal reads."""
+    name = run.experiment.environment
+    built = f"build/env/{name}"
+    facts = read_map(run.root / built / "environment.json")
+    found = [run_metadata.InputData(name=name, path=built, context="environment", facts=facts)]
+    paths = [value for at, value in run_metadata.leaves(behaviors) if at.endswith("demo_path")]
+    if run.experiment.demonstrations is not None:
+        paths.insert(0, f"data/demos/{run.experiment.demonstrations}.demo")
+    for path in dict.fromkeys(map(str, paths)):
+        stem = Path(path).stem
+        facts = read_map(run.root / "results/demos" / f"{stem}.json")
+        found.append(
+            run_metadata.InputData(name=stem, path=path, context="demonstrations", facts=facts)
+        )
+    return found
+
+
+def flat(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return metrics by name alone, or with the behavior in front when there are several."""
+    return {
+        f"{behavior}/{name}" if len(metrics) > 1 else name: value
+        for behavior, values in metrics.items()
+        for name, value in values.items()
+    }

@@ -1,0 +1,171 @@
+"""Which source files a stage really imports, read from the import statements.
+
+Neither DVC nor Snakemake can know this, and a list by hand for each of them would be a third truth.
+Snakemake's rules name the files that `watched` gives; DVC, which cannot ask, depends on a file in
+`workflow/code` for each stage, which `note` writes and the stage `check` brings up to date. A
+stage's fingerprint has the files of its `closure`.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline import files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+CODE = Path("workflow/code")
+"""Folder of the files on which DVC's stages depend."""
+_PACKAGE = "pipeline"
+_BY_MODULE = {"env": ("envs", "stages")}
+"""Packages of which only the modules count that a stage imports, and folders in them whole. The
+stage `env` would build Unity projects again for an edit of what drives environments."""
+_PACKED = {"env": ("arrays.py",)}
+"""What goes into the executables beside the packages that a stage imports."""
+_PARTS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Where statements hold statements."""
+
+
+def stages(root: Path) -> list[str]:
+    """Return the stages that have sources to watch: each script but that of `check`."""
+    return sorted({file.stem for file in (root / "workflow/scripts").glob("*.py")} - {"check"})
+
+
+def watched(root: Path, stage: str) -> list[str]:
+    """Return the files, relative to the repository, of which an edit reruns a stage.
+
+    A package of which the stage imports anything counts whole: more of it may be found by name.
+    """
+    package = root / "src" / _PACKAGE
+    by_module = _BY_MODULE.get(stage, ("stages",))
+    places = {Path(name) for name in _PACKED.get(stage, ())}
+    for file in closure(root / "src", f"{_PACKAGE}.stages.{stage}"):
+        parts = file.relative_to(package).parts
+        places.add(Path(*parts[: 2 if parts[0] in by_module else 1]))
+    found = [root / f"workflow/scripts/{stage}.py"]
+    for place in places:
+        path = package / place
+        found += path.rglob("*") if path.is_dir() else [path]
+    return sorted(
+        file.relative_to(root).as_posix()
+        for file in found
+        if file.is_file() and "__pycache__" not in file.parts
+    )
+
+
+def note(root: Path, stage: str) -> None:
+    """Write the ids of the files that a stage watches, so that DVC sees which have changed."""
+    lines = [f"{git_id(root / name)}  {name}\n" for name in watched(root, stage)]
+    files.write_whole(root / CODE / f"{stage}.txt", "".join(lines))
+
+
+def closure(src: Path, *modules: str) -> set[Path]:
+    """Return the files below `src` that modules import, directly or not, lazily or at once.
+
+    Imports for type checkers only are left out. A text that names a module of the package, as in
+    `import_module` or as `module:attribute`, counts as an import; one that ends in a dot, as the
+    start of an f-string does, stands for the whole package. What a package's `__getattr__` would
+    import is left out: that is for the package's users, not for its own modules.
+    """
+    found: set[Path] = set()
+    named: set[str] = set()
+    waiting = list(modules)
+    while waiting:
+        module = waiting.pop()
+        if module in named:
+            continue
+        named.add(module)
+        for file in _files(src, module):
+            if file not in found:
+                found.add(file)
+                waiting += _imports(src, file.relative_to(src), file.stat().st_mtime_ns)
+    return found
+
+
+def ids(src: Path, used: Iterable[Path]) -> dict[str, str]:
+    """Return the id that git gives each file's content, by its path below `src`."""
+    return {file.relative_to(src).as_posix(): git_id(file) for file in sorted(used)}
+
+
+def git_id(file: Path) -> str:
+    """Return the id of a blob with this content, as `git hash-object` does."""
+    content = file.read_bytes()
+    header = f"blob {len(content)}\0".encode()
+    return hashlib.sha1(header + content, usedforsecurity=False).hexdigest()
+
+
+def _files(src: Path, module: str) -> list[Path]:
+    """Return the files that importing a module runs; none when it is unknown."""
+    parts = module.split(".")
+    whole = parts[-1] == ""
+    base = src.joinpath(*(parts[:-1] if whole else parts))
+    if whole:
+        return sorted(base.rglob("*.py")) if base.is_dir() else []
+    own = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+    if not own.exists():
+        return []
+    parents = [src.joinpath(*parts[:n]) / "__init__.py" for n in range(1, len(parts))]
+    return [own, *(file for file in parents if file.exists())]
+
+
+@functools.cache
+def _imports(src: Path, file: Path, changed_ns: int) -> tuple[str, ...]:  # noqa: ARG001  # a key
+    """Dotted names of the package's modules that `file` may import; read once per change."""
+    return tuple(_found_imports(src, file))
+
+
+def _found_imports(src: Path, file: Path) -> Iterator[str]:
+    here = list(file.with_suffix("").parts)
+    text = (src / file).read_text(encoding="utf-8")
+    in_texts = any(f"{quote}{_PACKAGE}" in text for quote in "\"'")
+    for node in _runtime(ast.parse(text), in_texts=in_texts):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if _ours(alias.name))
+        elif isinstance(node, ast.ImportFrom):
+            start = ".".join(here[: -node.level]) if node.level else ""
+            module = ".".join(part for part in (start, node.module) if part)
+            if _ours(module):
+                yield module
+                yield from (f"{module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and _names_module(node.value):
+            yield str(node.value).partition(":")[0]
+
+
+def _names_module(value: object) -> bool:
+    return isinstance(value, str) and value.startswith(f"{_PACKAGE}.") and " " not in value
+
+
+def _ours(module: str) -> bool:
+    return module == _PACKAGE or module.startswith(f"{_PACKAGE}.")
+
+
+def _runtime(tree: ast.Module, *, in_texts: bool) -> Iterator[ast.AST]:
+    """Go through all statements but the bodies of `if TYPE_CHECKING`.
+
+    Args:
+        tree: of a file.
+        in_texts: whether a text in it may name a module; then expressions come too.
+    """
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
+            continue
+        if isinstance(node, ast.If) and _is_for_types(node.test):
+            waiting += node.orelse
+        elif in_texts:
+            waiting += ast.iter_child_nodes(node)
+        else:
+            for part in _PARTS:
+                waiting += getattr(node, part, ())
+
+
+def _is_for_types(test: ast.expr) -> bool:
+    names = (getattr(one, "id", getattr(one, "attr", None)) for one in ast.walk(test))
+    return "TYPE_CHECKING" in names

@@ -1,0 +1,181 @@
+"""Exported policies as models of MLflow, registered, with aliases on the best evaluated ones.
+
+A registered model is a behavior of an environment, since only their returns can be compared; a
+version is a run's policy. `best` is the version with the highest mean return in evaluation, and the
+name of an experiment is an alias of the best among its seeds. Only versions that were evaluated in
+the present build of the environment count, and an equal score moves nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+BEST = "best"
+SCORE, BUILD, EXPERIMENT, CONTENT = "score", "environment.dvc", "experiment", "sha256"
+"""Tags of a version: mean return, digest of the build it was evaluated in, experiment, file."""
+
+_NEEDED = ("mlflow", "onnx", "onnxruntime", "numpy")
+"""What loading and running a model takes, as `mlflow.onnx` and `mlflow.pyfunc` do it."""
+
+
+def model_name(environment: str, behavior: str) -> str:
+    """Return the registered model's name; MLflow refuses slashes and colons."""
+    return re.sub(r"[/:]", "_", f"{environment}.{behavior}")
+
+
+def alias_of(experiment: str) -> str:
+    """Return an experiment's name as an alias: letters, digits, dashes and underscores."""
+    text = re.sub(r"[^A-Za-z0-9_-]", "_", experiment)
+    reserved = re.fullmatch(r"[vV]\d+|latest|best", text)
+    return f"{text}_" if reserved else text
+
+
+def best(
+    versions: Mapping[str, Mapping[str, str]], build: str, incumbent: str | None
+) -> str | None:
+    """Return the version with the highest score in a build; an equal incumbent stays.
+
+    Args:
+        versions: tags of those that may be chosen, by number.
+        build: digest of the environment that scores are compared in.
+        incumbent: version that has the alias now.
+    """
+    scores = {
+        version: float(tags[SCORE])
+        for version, tags in versions.items()
+        if SCORE in tags and tags.get(BUILD) == build
+    }
+    winners = [version for version, score in scores.items() if score == max(scores.values())]
+    return incumbent if incumbent in winners or not winners else min(winners, key=int)
+
+
+def log_model(
+    client: Any, run: str, path: Path, *, params: dict[str, str], metrics: Sequence[Any]
+) -> str:
+    """Log an ONNX file as a model of a run, with the run's params and metrics; return its id."""
+    # `mlflow.onnx.log_model` would end the run, and note an absolute place, wrong after a move.
+    from mlflow.entities import LoggedModelOutput, LoggedModelStatus, Metric
+
+    # A logged model is made in three steps; one that fails in between must not look usable.
+    info = client.get_run(run).info
+    model = client.create_logged_model(
+        info.experiment_id, name=path.stem, source_run_id=run, params=params
+    )
+    status = LoggedModelStatus.FAILED
+    try:
+        client.log_outputs(run, [LoggedModelOutput(model.model_id, step=0)])
+        if metrics:
+            own = [
+                Metric(m.key, m.value, m.timestamp, m.step, run_id=run, model_id=model.model_id)
+                for m in metrics
+            ]
+            client.log_batch(run, metrics=own)
+        with tempfile.TemporaryDirectory() as folder:
+            _save(Path(folder), path, model=model)
+            client.log_model_artifacts(model.model_id, folder)
+        status = LoggedModelStatus.READY
+    finally:
+        client.finalize_logged_model(model.model_id, status)
+    return str(model.model_id)
+
+
+def _save(folder: Path, path: Path, *, model: Any) -> None:
+    """Fill a folder with an ONNX file and what `mlflow.onnx` and `mlflow.pyfunc` load it by."""
+    import mlflow.onnx
+    import onnx
+    from mlflow.models import Model
+
+    pins = [f"{name}=={metadata.version(name).partition('+')[0]}" for name in _NEEDED]
+    exported = onnx.load(str(path), load_external_data=False)
+    mlflow.onnx.save_model(
+        exported,
+        str(folder),
+        mlflow_model=Model(
+            artifact_path=path.stem,
+            model_uuid=model.model_id,
+            run_id=model.source_run_id,
+            model_id=model.model_id,
+        ),
+        signature=_signature(exported.graph),
+        # Else MLflow starts a process that imports the model's packages, to find these four.
+        pip_requirements=pins,
+        onnx_execution_providers=["CPUExecutionProvider"],
+        # The weights stay in the file, which then is the exported one, byte by byte.
+        save_as_external_data=False,
+    )
+
+
+def _signature(graph: Any) -> Any:
+    import numpy as np
+    import onnx
+    from mlflow.models.signature import ModelSignature
+    from mlflow.types import ColSpec, Schema, TensorSpec
+
+    def specs(values: Any) -> Schema:
+        made: list[ColSpec | TensorSpec] = []
+        for value in values:
+            tensor = value.type.tensor_type
+            dims = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim)
+            dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+            made.append(TensorSpec(dtype, dims, value.name))
+        return Schema(made)
+
+    return ModelSignature(inputs=specs(graph.input), outputs=specs(graph.output))
+
+
+def register(client: Any, name: str, source: str, run: str, tags: Mapping[str, str]) -> None:
+    """Register a logged model as a new version of `name`, and `name` when it is not there."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(
+            name,
+            description=(
+                "Policies for Unity as ONNX, a version for each run. `best` has the highest mean "
+                "return in evaluation; an experiment's alias is the best of its seeds."
+            ),
+        )
+    except MlflowException as error:
+        # The policy of another seed was there first.
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    made = client.create_model_version(
+        name, source=f"models:/{source}", run_id=run, model_id=source, tags=dict(tags)
+    )
+    # MLflow's pages of runs and models show by this tag that a logged model is registered.
+    known = json.dumps([{"name": name, "version": made.version}])
+    client.set_logged_model_tags(source, {"mlflow.modelVersions": known})
+
+
+def versions_of(client: Any, run: str) -> list[Any]:
+    """Return the versions that a run made, newest first."""
+    found = client.search_model_versions(f"run_id = '{run}'")
+    return sorted(found, key=lambda one: int(one.version), reverse=True)
+
+
+def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:
+    """Note SCORE, BUILD and EXPERIMENT of a run's policy, and move aliases where it is best."""
+    versions = [version for version in versions_of(client, run) if version.name == name]
+    if not versions:
+        return
+    for key, value in tags.items():
+        client.set_model_version_tag(name, versions[0].version, key, value)
+    known = {str(one.version): one.tags for one in client.search_model_versions(f"name = '{name}'")}
+    experiment = tags[EXPERIMENT]
+    of_experiment = {
+        version: told for version, told in known.items() if told.get(EXPERIMENT) == experiment
+    }
+    aliases = client.get_registered_model(name).aliases
+    for alias, among in ((BEST, known), (alias_of(experiment), of_experiment)):
+        now = aliases.get(alias)
+        chosen = best(among, tags[BUILD], None if now is None else str(now))
+        if chosen is not None and chosen != str(now):
+            client.set_registered_model_alias(name, alias, chosen)

@@ -1,0 +1,170 @@
+"""Which run of MLflow a stage writes to, and what the run says of its experiment and seed."""
+
+from __future__ import annotations
+
+import colorsys
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+_UNSAID: tuple[Any, ...] = (None, {}, [])
+_SHARED = "hyperparameters"
+_SHADES = 5
+_GOLDEN = 0.618034
+VARIANT, BASELINE, WORKSPACE = "pipeline.variant", "pipeline.baseline", "workspace"
+"""Tags with the name of DVC's experiment, or `workspace`, and with the commit it starts from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunKey:
+    """Which run a stage writes to."""
+
+    experiment: str
+    """Name in params.yaml."""
+    seed: int
+    """Seed of the run."""
+    stage: str
+    """Stage of the DAG; `train` may begin a new run, the others continue the one there is."""
+    fingerprint: str
+    """Digest of the stage's inputs; training on other inputs begins a new run."""
+    policy: str | None = None
+    """DVC's digest of the trained policy that a later stage works on."""
+    resumed: bool = False
+    """Whether a killed attempt goes on; training again from the start begins a new run."""
+    root: Path
+    """The repository, which holds the store unless MLFLOW_TRACKING_URI names another."""
+    record: Path
+    """JSON file that remembers the run between stages."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Facts to search by: algorithm, environment, commit, DVC's experiment."""
+
+    @property
+    def variant(self) -> str:
+        """The experiment of DVC that the stage runs in, else `workspace`."""
+        return self.tags.get(VARIANT, WORKSPACE)
+
+    @property
+    def label(self) -> str:
+        """The experiment, and DVC's when there is one: rows with one label are seeds of it."""
+        return label(self.experiment, self.variant)
+
+    @property
+    def name(self) -> str:
+        """The name of the run."""
+        return label(f"{self.experiment}-seed{self.seed}", self.variant)
+
+    @property
+    def remembered(self) -> Path:
+        """The record file: an experiment of DVC must not continue the workspace's row."""
+        if self.variant == WORKSPACE:
+            return self.record
+        baseline = self.tags.get(BASELINE, "")[:10]
+        return self.record.with_stem(f"{self.record.stem} ({self.variant} {baseline})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputData:
+    """Something that the run was made from, for MLflow's list of datasets."""
+
+    name: str
+    path: str
+    """Relative to the repository."""
+    context: str
+    """What it was for: `environment` or `demonstrations`."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers that describe it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunMetadata:
+    """Everything that is the same whichever stage writes it."""
+
+    params: Mapping[str, Any]
+    """Flat; see `parameters`."""
+    configuration: str
+    """The resolved configuration, every default spelled out, as YAML."""
+    data: Sequence[InputData]
+    note: str
+    """Markdown that MLflow shows above the run."""
+
+
+def label(name: str, variant: str) -> str:
+    """Return a name with DVC's experiment behind it, if there is one."""
+    return name if variant == WORKSPACE else f"{name} ({variant})"
+
+
+def parameters(behaviors: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings of each behavior under flat names that can be searched.
+
+    What lies in `hyperparameters` is named by its last part, as people know it: `learning_rate`.
+    The rest keeps its dotted path. With several behaviors each name starts with its behavior.
+    Settings without a value are left out.
+    """
+    found: dict[str, Any] = {}
+    for behavior, settings in behaviors.items():
+        start = f"{behavior}." if len(behaviors) > 1 else ""
+        for name, value in leaves(settings):
+            found[start + name.removeprefix(f"{_SHARED}.")] = value
+    return found
+
+
+def leaves(settings: Mapping[str, Any], start: str = "") -> list[tuple[str, Any]]:
+    """Return dotted names and values of nested mappings, without empty ones."""
+    found: list[tuple[str, Any]] = []
+    for name, value in settings.items():
+        if value in _UNSAID:
+            continue
+        if isinstance(value, dict):
+            found += leaves(value, f"{start}{name}.")
+        else:
+            found.append((f"{start}{name}", value))
+    return found
+
+
+def dvc_digest(path: Path) -> str:
+    """Return the digest of a file or folder in `dvc.lock`: MD5, with `.dir` for a folder.
+
+    A folder's is that of the list of its files with theirs. Hidden files are Snakemake's marks.
+    """
+    if not path.is_dir():
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, _md5).hexdigest()
+    within = (file for file in path.rglob("*") if file.is_file())
+    names = {file.relative_to(path).as_posix(): file for file in within}
+    # As DVC lists a folder in its cache, or the digest would not be that of dvc.lock.
+    listed = [
+        {"md5": dvc_digest(names[name]), "relpath": name}
+        for name in sorted(names, key=lambda one: tuple(one.split("/")))
+        if not any(part.startswith(".") for part in name.split("/"))
+    ]
+    return f"{_md5(json.dumps(listed, sort_keys=True).encode()).hexdigest()}.dir"
+
+
+def color(position: int, seed: int) -> str:
+    """Return a color for the charts: a hue for each experiment's position, a shade for a seed."""
+    # Steps of the golden ratio put each new hue into the largest gap between those before it.
+    light = 0.34 + 0.08 * (seed % _SHADES)
+    red, green, blue = colorsys.hls_to_rgb((0.58 + _GOLDEN * position) % 1.0, light, 0.75)
+    return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
+
+
+def note(experiment: str, seed: int, *, files: Sequence[str]) -> str:
+    """Return what a person who opens the run should know, as Markdown."""
+    listed = "\n".join(f"- `{one}`" for one in files)
+    return (
+        f"Experiment **{experiment}** of `params.yaml`, seed {seed}. All its stages write to this "
+        f"row: learning curves over environment steps, final numbers as `<stage>/<name>`, plots of "
+        f"the evaluation, the resolved configuration (artifact `configuration.yaml`) and the "
+        f"policy.\n\nIts files, which are the record:\n\n{listed}\n\n"
+        f"`pipeline runs {experiment}-{seed}` finds the revision that holds them. Parent and "
+        "child: a row below this one is an earlier attempt at it, made from other inputs."
+    )
+
+
+def _md5(data: bytes = b"") -> Any:
+    return hashlib.md5(data, usedforsecurity=False)

@@ -1,0 +1,145 @@
+"""What a person watches while training: summary lines, and a progress bar on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, TextIO
+
+from pipeline.tracking import names
+from pipeline.tracking.base import Sink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from rich.progress import Progress, TaskID
+
+    from pipeline.tracking.sinks import TrackedRun
+
+
+def for_run(run: TrackedRun) -> ConsoleSink:
+    """Every run is shown."""
+    return ConsoleSink(max_steps=run.max_steps)
+
+
+def duration(seconds: float) -> str:
+    """`75` gives `1:15`, `3675` gives `1:01:15`."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def summary_line(behavior: str, values: Mapping[str, float], step: int, *, elapsed_s: float) -> str:
+    """Return the line that ML-Agents prints for a summary, without its level."""
+    start = f"{behavior}. Step: {step}. Time Elapsed: {elapsed_s:.3f} s. "
+    state = "Training." if values.get(names.IS_TRAINING, 1.0) else "Not Training."
+    if names.REWARD not in values:
+        return f"{start}No episode was completed since last summary. {state}"
+    parts = [f"Mean Reward: {values[names.REWARD]:.3f}."]
+    if names.GROUP_REWARD in values:
+        parts.append(f"Mean Group Reward: {values[names.GROUP_REWARD]:.3f}.")
+    elif names.REWARD_STD in values:
+        parts.append(f"Std of Reward: {values[names.REWARD_STD]:.3f}.")
+    parts.append(state)
+    if names.ELO in values:
+        parts.append(f"ELO: {values[names.ELO]:.3f}.")
+    return start + " ".join(parts)
+
+
+def hyperparameters_text(settings: Mapping[str, Any], depth: int = 0) -> str:
+    """Return settings as ML-Agents prints them: a tab, then two spaces for each level."""
+    lines = []
+    for key, value in settings.items():
+        if isinstance(value, dict) and value:
+            lines.append(f"\t{'  ' * depth}{key}:")
+            lines.append(hyperparameters_text(value, depth + 1))
+        else:
+            lines.append(f"\t{'  ' * depth}{key}:\t{value}")
+    return "\n".join(lines)
+
+
+class ConsoleSink(Sink):
+    """Prints each summary with the speed and the time left; on a terminal, a bar per behavior too.
+
+    Args:
+        max_steps: last step of each behavior, for the time left.
+        stream: where to write; standard error when not given.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_steps: Mapping[str, int] | None = None,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_steps = dict(max_steps or {})
+        self._stream = stream or sys.stderr
+        self._clock = clock
+        self._start = clock()
+        self._last: dict[str, tuple[int, float]] = {}
+        self._rate: dict[str, float] = {}
+        self._progress: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+
+    def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
+        """Show the settings that a behavior is trained with."""
+        text = hyperparameters_text(settings)
+        self._say(f"Hyperparameters for behavior name {behavior}:\n{text}")
+
+    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+        """Show one summary."""
+        extra = self._speed(behavior, step)
+        if self._stream.isatty():
+            # A bar is redrawn in place, and lines between would tear it.
+            self._show(behavior, values, step, extra)
+            return
+        line = summary_line(behavior, values, step, elapsed_s=self._clock() - self._start)
+        self._say(f"{line} {extra}".rstrip())
+
+    def close(self) -> None:
+        """Leave the bars as they stand."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _say(self, line: str) -> None:
+        self._stream.write(f"[INFO] {line}\n")
+        self._stream.flush()
+
+    def _speed(self, behavior: str, step: int) -> str:
+        """Steps per second between summaries, smoothed, and the time left; nothing at first."""
+        now = self._clock()
+        old_step, old = self._last.get(behavior, (step, now))
+        self._last[behavior] = (step, now)
+        if now > old and step > old_step:
+            rate = (step - old_step) / (now - old)
+            # Half of the old rate: one slow summary must not double the time that is left.
+            self._rate[behavior] = 0.5 * (self._rate.get(behavior, rate) + rate)
+        if behavior not in self._rate:
+            return ""
+        rate = self._rate[behavior]
+        left = self._max_steps.get(behavior, 0) - step
+        ending = f", {duration(left / rate)} left" if left > 0 else ""
+        return f"({rate:,.0f} steps/s{ending})"
+
+    def _show(self, behavior: str, values: Mapping[str, float], step: int, extra: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        if self._progress is None:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed:,.0f} steps  {task.fields[note]}"),
+                console=Console(file=self._stream),
+            )
+            self._progress.start()
+        if behavior not in self._tasks:
+            total = self._max_steps.get(behavior)
+            self._tasks[behavior] = self._progress.add_task(behavior, total=total, note="")
+        reward = f"reward {values[names.REWARD]:.3f}  " if names.REWARD in values else ""
+        if names.ELO in values:
+            reward += f"ELO {values[names.ELO]:.1f}  "
+        self._progress.update(self._tasks[behavior], completed=step, note=f"{reward}{extra}")

@@ -1,0 +1,121 @@
+"""TensorBoard event files, one folder per behavior, with the tags that ML-Agents writes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline import files
+from pipeline.tracking import names
+from pipeline.tracking.base import Sink
+from pipeline.tracking.sinks.console import hyperparameters_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pipeline.tracking.sinks import TrackedRun
+
+_log = logging.getLogger(__name__)
+
+_MAX_BINS = 30
+
+
+def for_run(run: TrackedRun) -> TensorBoardSink:
+    """Every run has its charts."""
+    return TensorBoardSink(run.folder, keep_earlier=run.keep_earlier)
+
+
+class TensorBoardSink(Sink):
+    """Writes `<folder>/<behavior>/events.out.tfevents.*`; imports neither torch nor TensorFlow.
+
+    Args:
+        folder: the run directory.
+        keep_earlier: False deletes event files of an earlier run in a behavior's folder before the
+            first is written there, because TensorBoard would draw both as one curve.
+    """
+
+    def __init__(self, folder: Path | str, *, keep_earlier: bool = True) -> None:
+        self._folder = Path(folder)
+        self._keep_earlier = keep_earlier
+        self._writers: dict[str, Any] = {}
+
+    def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
+        """Show the settings that a behavior is trained with, on TensorBoard's text page."""
+        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+
+        # Four spaces make a preformatted block of Markdown.
+        text = "\n".join(f"    {line}" for line in hyperparameters_text(settings).splitlines())
+        shown = Summary.Value(
+            tag="Hyperparameters/text_summary",
+            metadata=SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text")),
+            tensor=TensorProto(dtype="DT_STRING", string_val=[text.encode()]),
+        )
+        self._write(behavior, [shown], step=0)
+
+    def distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
+        """Write one event with the histogram `<tag>_hist`."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        value = Summary.Value(tag=f"{tag}{names.HISTOGRAM}", histo=_histogram(values))
+        self._write(behavior, [value], step)
+
+    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+        """Write one event with a scalar per tag."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        charted = [
+            Summary.Value(tag=tag, simple_value=value)
+            for tag, value in values.items()
+            if tag not in names.HIDDEN
+        ]
+        self._write(behavior, charted, step)
+
+    def close(self) -> None:
+        """Flush and close the event files."""
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+
+    def _write(self, behavior: str, values: Sequence[Any], step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        if behavior not in self._writers:
+            folder = files.named(self._folder, behavior)
+            folder.mkdir(parents=True, exist_ok=True)
+            if not self._keep_earlier:
+                _delete_events(folder)
+            self._writers[behavior] = EventFileWriter(str(folder), flush_secs=10)
+        event = Event(wall_time=time.time(), step=step, summary=Summary(value=values))
+        self._writers[behavior].add_event(event)
+
+
+def _delete_events(folder: Path) -> None:
+    for left in sorted(folder.glob("events.out.tfevents.*")):
+        _log.warning("Deleting TensorBoard data %s that was left over from a previous run.", left)
+        left.unlink()
+
+
+def _histogram(values: Sequence[float]) -> Any:
+    """Count the values [N] in evenly wide bins between the smallest and the largest."""
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto
+
+    numbers = np.asarray(values, dtype=np.float64)
+    # TensorBoard's usual buckets are each a tenth wider than the last: returns between 480 and 500
+    # would fall into one.
+    counts, edges = np.histogram(numbers, bins=min(_MAX_BINS, max(1, len(numbers))))
+    return HistogramProto(
+        min=float(numbers.min()),
+        max=float(numbers.max()),
+        num=float(len(numbers)),
+        sum=float(numbers.sum()),
+        sum_squares=float(np.square(numbers).sum()),
+        bucket_limit=edges[1:].tolist(),
+        bucket=counts.tolist(),
+    )

@@ -1,0 +1,102 @@
+"""A row for every update of the networks: the metrics file that `mlagents-learn --debug` had."""
+
+from __future__ import annotations
+
+import csv
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from pipeline import files
+from pipeline.tracking.base import Sink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pipeline.tracking.base import Update
+    from pipeline.tracking.sinks import TrackedRun
+
+HEADER = (
+    "Brain name",
+    "Time to update policy",
+    "Time since start of training",
+    "Time for last experience collection",
+    "Number of experiences used for training",
+    "Mean return",
+)
+"""As ML-Agents 0.8 to 0.12 wrote it; times in seconds."""
+
+
+def for_run(run: TrackedRun) -> UpdatesCsvSink | None:
+    """Only who asks to debug a run gets a row for each update."""
+    return None if run.debug_folder is None else UpdatesCsvSink(run.debug_folder)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Last:
+    """What was known after a behavior's last update; None before the first."""
+
+    file: TextIO
+    at: float
+    update_s: float = 0.0
+    step: int | None = None
+    n_episodes: int | None = None
+
+
+class UpdatesCsvSink(Sink):
+    """Appends a row per update to `<folder>/<behavior>.csv`.
+
+    The number of experiences is the steps since the update before, and the mean return is that of
+    the episodes since then. Both are empty in the first row after a resume, where neither is known.
+
+    Args:
+        folder: of the files.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, folder: Path | str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder = Path(folder)
+        self._clock = clock
+        self._start = clock()
+        self._last: dict[str, _Last] = {}
+
+    def updated(self, behavior: str, update: Update) -> None:
+        """Write one row."""
+        now = self._clock()
+        last = self._last.get(behavior) or self._opened(behavior)
+        took = update.update_s - last.update_s
+        # Only the latest returns are kept, so more new episodes than that give their mean alone.
+        n_new = None if last.n_episodes is None else update.n_episodes - last.n_episodes
+        returns = list(update.recent_returns)[-n_new:] if n_new else []
+        row = [
+            behavior,
+            f"{took:.6g}",
+            f"{now - self._start:.6g}",
+            f"{max(now - last.at - took, 0.0):.6g}",
+            "" if last.step is None else str(update.step - last.step),
+            f"{sum(returns) / len(returns):.6g}" if returns else "",
+        ]
+        csv.writer(last.file, lineterminator="\n").writerow(row)
+        last.file.flush()
+        last.at, last.update_s = now, update.update_s
+        last.step, last.n_episodes = update.step, update.n_episodes
+
+    def close(self) -> None:
+        """Close the files."""
+        for last in self._last.values():
+            last.file.close()
+        self._last.clear()
+
+    def _opened(self, behavior: str) -> _Last:
+        """Open the behavior's file, and write its header when it is new."""
+        path = files.named(self._folder, behavior, ".csv")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        resumed = path.exists()
+        file = path.open("a", encoding="utf-8", newline="")
+        last = _Last(file=file, at=self._start)
+        if not resumed:
+            csv.writer(file, lineterminator="\n").writerow(HEADER)
+            last.step = last.n_episodes = 0
+        self._last[behavior] = last
+        return last

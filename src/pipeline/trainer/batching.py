@@ -1,0 +1,76 @@
+"""What several workers sent, made one; and a few rows of it to keep."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from pipeline.protocol.specs import ActionTuple
+from pipeline.protocol.steps import TerminalSteps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.arrays import AnyArray
+    from pipeline.protocol.steps import DecisionSteps
+
+
+# Observations kept beside the policy, for comparing its export with it.
+RECORDED_ROWS = 32
+
+
+def sample_rows(obs: Sequence[AnyArray], allowed: AnyArray | None) -> dict[str, Any]:
+    """Some of the rows [R, ...] that a policy has met, evenly spread, as tensors."""
+    n_rows = len(obs[0])
+    rows = np.linspace(0, max(n_rows - 1, 0), min(RECORDED_ROWS, n_rows)).astype(int)
+    return {
+        "obs": [torch.from_numpy(values[rows]) for values in obs],
+        "allowed": None if allowed is None else torch.from_numpy(allowed[rows]),
+    }
+
+
+def first_terminal_per_agent(terminal: TerminalSteps) -> TerminalSteps:
+    """Each agent's first end in a message: a later one is of an episode without any decision."""
+    _, first = np.unique(terminal.agent_id, return_index=True)
+    if len(first) == len(terminal):
+        return terminal
+    rows = np.sort(first)
+    return TerminalSteps(
+        [values[rows] for values in terminal.obs],
+        terminal.reward[rows],
+        terminal.interrupted[rows],
+        terminal.agent_id[rows],
+        terminal.group_id[rows],
+        terminal.group_reward[rows],
+    )
+
+
+def split_actions(action: ActionTuple, counts: Sequence[int]) -> list[ActionTuple]:
+    """Actions of all workers' agents as one tuple per worker, of so many agents each."""
+    if len(counts) == 1:
+        return [action]
+    cuts = np.cumsum(counts)[:-1]
+    split = zip(
+        *(np.split(part, cuts) for part in (action.continuous, action.discrete)), strict=True
+    )
+    return [ActionTuple(continuous, discrete) for continuous, discrete in split]
+
+
+def concat_steps(
+    decisions: Sequence[DecisionSteps], branches: Sequence[int]
+) -> tuple[list[AnyArray], list[AnyArray] | None]:
+    """Observations and action masks of all workers' agents, one array each."""
+    present = [decision for decision in decisions if len(decision)]
+    if len(present) == 1:
+        return list(present[0].obs), present[0].action_mask
+    n_obs = len(present[0].obs)
+    obs = [np.concatenate([d.obs[i] for d in present]) for i in range(n_obs)]
+    if all(d.action_mask is None for d in present):
+        return obs, None
+    masks = [
+        d.action_mask or [np.zeros((len(d), size), dtype=np.bool_) for size in branches]
+        for d in present
+    ]
+    return obs, [np.concatenate([mask[i] for mask in masks]) for i in range(len(branches))]

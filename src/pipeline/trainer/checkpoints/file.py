@@ -1,0 +1,311 @@
+"""Files of a run: checkpoints and replays, written whole and read without running any of it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import zipfile
+import zlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline import files
+from pipeline.errors import CheckpointError, TrainingError
+from pipeline.protocol.specs import (
+    ActionSpec,
+    BehaviorSpec,
+    DimensionProperty,
+    ObservationSpec,
+    ObservationType,
+)
+from pipeline.settings import RunSettings, to_mapping
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from pipeline.trainer.learner import Learner
+
+_log = logging.getLogger(__name__)
+
+RESUME_FILE = "checkpoint.pt"
+FORMAT = 2
+WITHOUT_DIGEST = 1
+"""The format of earlier versions, which is read as it is."""
+MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What Python, NumPy and torch raise for a state that does not fit where it is loaded."""
+
+
+def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
+    """Write `state` atomically, with a digest of its values; equal states give equal bytes.
+
+    Raises:
+        CheckpointError: The file cannot be written; what was there before is untouched.
+        TrainingError: A tensor of what was learned is not finite; the file is untouched, too.
+    """
+    import torch
+
+    for place in _not_finite(state):
+        raise TrainingError(
+            f"behavior {state.get('behavior')}, step {state['learner'].get('step')}: {place} is "
+            "not finite and is not saved; the last good checkpoint is kept. Look for huge "
+            "observations or rewards, set normalize: true in network_settings, or lower "
+            "learning_rate"
+        )
+    buffer = io.BytesIO()
+    kept = _without_identity(dict(state), {})
+    torch.save({"format": FORMAT, "digest": digest(kept), **kept}, buffer)
+    try:
+        files.write_whole(path, buffer.getvalue())
+    except OSError as error:
+        what = f"the checkpoint of {len(buffer.getvalue())} bytes"
+        raise not_written(path, what, error) from error
+
+
+def _without_identity(value: Any, texts: dict[Any, Any]) -> Any:
+    """`value` with one object for equal texts, and containers of its own in each place.
+
+    Pickle writes an object that it meets again as a reference. Which objects are shared depends on
+    whether they come from a program or from a file, and the bytes must not.
+    """
+    if isinstance(value, str | bytes):
+        return texts.setdefault(value, value)
+    if isinstance(value, dict):
+        return {
+            _without_identity(key, texts): _without_identity(item, texts)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return type(value)(_without_identity(item, texts) for item in value)
+    return value
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of a nested value with tensors or arrays, as hexadecimal digits."""
+    import torch
+
+    sha = hashlib.sha256()
+
+    def add(item: Any) -> None:
+        if isinstance(item, torch.Tensor):
+            item = item.detach().cpu().numpy()
+        if isinstance(item, np.ndarray):
+            sha.update(f"{item.dtype.str} {item.shape};".encode())
+            sha.update(np.ascontiguousarray(item).reshape(-1).view(np.uint8).data)
+        elif isinstance(item, dict | list | tuple):
+            sha.update(f"{type(item).__name__} {len(item)};".encode())
+            for part in item.items() if isinstance(item, dict) else item:
+                add(part)
+        else:
+            sha.update(f"{type(item).__name__} {item!r};".encode())
+
+    add(value)
+    return sha.hexdigest()
+
+
+def _not_finite(state: Mapping[str, Any]) -> Iterator[str]:
+    """The places of tensors that are not finite, in what was learned and what is learned from."""
+    import torch
+
+    def places(value: Any, place: str) -> Iterator[str]:
+        if isinstance(value, dict | list | tuple):
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                yield from places(item, f"{place}.{key}")
+        elif isinstance(value, torch.Tensor) and not bool(value.isfinite().all()):
+            yield place
+
+    for part in ("learner", "experience"):
+        yield from places(state.get(part), part)
+
+
+def not_written(path: Path, what: str, error: OSError) -> CheckpointError:
+    """The error for a file of a run that cannot be written."""
+    return CheckpointError(
+        f"{path}: {what} cannot be written ({error.strerror or error}); the last good one is kept. "
+        "Free space or choose another --results-dir, then resume"
+    )
+
+
+def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
+    """Read what `save_checkpoint` wrote.
+
+    Raises:
+        CheckpointError: The file is missing, damaged, changed, or of another format.
+    """
+    import torch
+
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: there is no checkpoint here") from error
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: this checkpoint cannot be read ({error.strerror or error})"
+        ) from error
+    if not _is_whole(content):
+        raise CheckpointError(
+            f"{path}: this is not a checkpoint, or it is damaged; use an older one"
+        )
+    try:
+        state: Any = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+    except Exception as error:
+        # whatever a foreign file makes of torch's reader; its own message advises to run the file
+        raise CheckpointError(
+            f"{path}: this is not a checkpoint of this program: it holds more than weights and "
+            f"plain values ({type(error).__name__})"
+        ) from error
+    written_as = state.pop("format", None) if isinstance(state, dict) else None
+    if not isinstance(written_as, int) or written_as not in (WITHOUT_DIGEST, FORMAT):
+        raise CheckpointError(
+            f"{path}: this is not a checkpoint of this program (format {FORMAT} is expected)"
+        )
+    expected = str(state.pop("digest", ""))
+    if (written_as == FORMAT or expected) and expected != digest(state):
+        raise CheckpointError(
+            f"{path}: its values are not those that were saved: the file was changed or damaged; "
+            "use an older checkpoint"
+        )
+    for place in _not_finite(state):
+        raise CheckpointError(
+            f"{path}: {place} has numbers that are not finite; use an older checkpoint"
+        )
+    return dict(state)
+
+
+def to_saved(value: Any) -> Any:
+    """`value` with tensors in place of NumPy arrays, at any depth."""
+    import torch
+
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, dict):
+        return {key: to_saved(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [to_saved(item) for item in value]
+    return value
+
+
+def from_saved(value: Any) -> Any:
+    """What `to_saved` was given; arrays are new and may be written to."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.cpu().numpy().copy()
+    if isinstance(value, dict):
+        return {key: from_saved(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [from_saved(item) for item in value]
+    return value
+
+
+def reason_of(error: Exception) -> str:
+    """The first two lines of an error's message, in one: torch lists every weight that differs."""
+    return " ".join(" ".join(str(error).splitlines()[:2]).split())
+
+
+def _is_whole(content: bytes) -> bool:
+    """Whether these are the bytes of an archive whose parts all have their checksums."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            return archive.testzip() is None
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, OSError):
+        return False
+
+
+def description(name: str, spec: BehaviorSpec, settings: RunSettings) -> dict[str, Any]:
+    """What a checkpoint says of its behavior, as plain values."""
+    only = replace(settings, behaviors={name: settings.for_behavior(name)}, default_settings=None)
+    return {
+        "behavior": name,
+        "settings": to_mapping(only)["behaviors"][name],
+        "spec": spec_to_mapping(spec),
+    }
+
+
+def spec_to_mapping(spec: BehaviorSpec) -> dict[str, Any]:
+    """A behavior's specification as plain values."""
+    return {
+        "observations": [
+            {
+                "shape": [int(size) for size in obs.shape],
+                "dimension_property": [int(flag) for flag in obs.dimension_property],
+                "observation_type": int(obs.observation_type),
+                "name": obs.name,
+            }
+            for obs in spec.observation_specs
+        ],
+        "continuous_size": int(spec.action_spec.continuous_size),
+        "discrete_branches": [int(size) for size in spec.action_spec.discrete_branches],
+    }
+
+
+def spec_from_mapping(values: Mapping[str, Any]) -> BehaviorSpec:
+    """The specification that `spec_to_mapping` wrote."""
+    return BehaviorSpec(
+        [
+            ObservationSpec(
+                tuple(obs["shape"]),
+                tuple(DimensionProperty(flag) for flag in obs["dimension_property"]),
+                ObservationType(obs["observation_type"]),
+                obs["name"],
+            )
+            for obs in values["observations"]
+        ],
+        ActionSpec(values["continuous_size"], tuple(values["discrete_branches"])),
+    )
+
+
+# A replay is kept in a file of its own for each state, `replay-<step>.npz`, which the checkpoint
+# names: a run that is killed between writing the two continues from the older of both.
+
+
+def save_replay(folder: Path, learner: Learner) -> dict[str, str]:
+    """Write the replay, if it is to be kept, and give what the checkpoint says of it.
+
+    Raises:
+        CheckpointError: The file cannot be written.
+    """
+    if learner.replay_to_keep is None:
+        return {}
+    state = learner.replay_to_keep.state_dict()
+    path = folder / f"replay-{learner.step}.npz"
+    try:
+        with files.whole(path) as temporary, temporary.open("wb") as file:
+            # numpy puts no time stamps into it: equal replays give equal bytes
+            np.savez(file, **state)  # type: ignore[arg-type]  # stubs take names for its options
+    except OSError as error:
+        raise not_written(path, "the replay buffer", error) from error
+    return {"replay": path.name, "replay_digest": digest(state)}
+
+
+def delete_older_replays(folder: Path, name: str | None) -> None:
+    """Delete those that the checkpoint, which names `name`, does not need."""
+    if name is None:
+        return
+    for path in folder.glob("replay-*.npz"):
+        if path.name != name:
+            path.unlink(missing_ok=True)
+
+
+def load_replay(folder: Path, checkpoint: Mapping[str, Any], learner: Learner) -> None:
+    """Fill the replay of a learner that keeps it; begin with an empty one where that fails."""
+    replay, name = learner.replay_to_keep, checkpoint.get("replay")
+    if replay is None:
+        return
+    if name is None:
+        reason = "the run was not saved with save_replay_buffer: true"
+    else:
+        reason = f"{folder / name}: its values are not those that were saved"
+        try:
+            # numpy leaves a file open that it cannot read
+            with (folder / name).open("rb") as file, np.load(file, allow_pickle=False) as saved:
+                state = dict(saved)
+            if checkpoint.get("replay_digest") in (None, digest(state)):
+                replay.load_state_dict(state)
+                return
+        except Exception as error:  # noqa: BLE001  # whatever NumPy makes of a damaged file
+            reason = f"{folder / name}: {reason_of(error)}"
+    _log.warning("Replay buffer was unable to load, starting from scratch. (%s)", reason)

@@ -1,0 +1,343 @@
+"""What a run keeps: checkpoints, the best of them, their ONNX files, and the list of them all.
+
+In `<run>/<Behavior>/` stand `checkpoint.pt`, which continues the run, and with
+`save_replay_buffer: true` the replay that it names; the newest
+`keep_checkpoints` as `<Behavior>-<step>.pt`; and the best so far as `best.pt`. With an exporter
+each has its ONNX beside it, the newest also as `<run>/<Behavior>.onnx`, and
+`run_logs/training_status.json` lists them.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import logging
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pipeline import __version__, files
+from pipeline.trainer.checkpoints.file import (
+    RESUME_FILE,
+    delete_older_replays,
+    description,
+    load_checkpoint,
+    not_written,
+    save_checkpoint,
+    save_replay,
+    to_saved,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from pipeline.settings.schema import RunSettings
+    from pipeline.trainer.learner import Learner
+
+    Exporter = Callable[..., Any]
+
+_log = logging.getLogger(__name__)
+
+BEST_FILE = "best.pt"
+# Below this many episodes a mean reward says too little to call a policy the best.
+EPISODES_FOR_BEST = 20
+STATUS_FORMAT = "0.3.0"
+
+
+class CheckpointManager:
+    """Writes what a run must not lose.
+
+    Args:
+        run_dir: gets a folder for each behavior.
+        settings: of the run.
+        exporter: writes the ONNX of a checkpoint, `exporter(checkpoint, folder, label=...)`; None
+            to do without, and without the list.
+    """
+
+    def __init__(
+        self, run_dir: Path, settings: RunSettings, *, exporter: Exporter | None = None
+    ) -> None:
+        self.run_dir = run_dir
+        self.settings = settings
+        self.exporter = exporter
+        self.status = StatusFile(run_dir)
+        self.best: dict[str, dict[str, Any]] = {}
+        self._unsaved_best: dict[str, dict[str, Any]] = {}
+        self.saved_at = time.monotonic()
+        self.save_s = 0.0
+        """Seconds that the last refresh took."""
+
+    def saved(self) -> dict[str, dict[str, Any]]:
+        """What the run's resume files hold, by behavior.
+
+        Raises:
+            CheckpointError: One of them cannot be read.
+        """
+        states = [load_checkpoint(p) for p in sorted(self.run_dir.glob(f"*/{RESUME_FILE}"))]
+        return {state["behavior"]: state for state in states if "behavior" in state}
+
+    def consider(self, learner: Learner) -> None:
+        """Remember the policy if the mean reward of recent episodes is the best so far.
+
+        In self-play rewards depend on who the opponent was, so the rating is compared instead.
+        """
+        recent = learner.statistics.recent
+        if len(recent) < EPISODES_FOR_BEST:
+            return
+        reward = sum(recent) / len(recent)
+        best = self.best.get(learner.name)
+        rated = {} if learner.past is None else {"elo": learner.past.rating}
+        score = rated.get("elo", reward)
+        if best is not None and score <= best.get("elo", best["reward"]):
+            return
+        self.best[learner.name] = {"reward": reward, "step": learner.step, **rated}
+        self._unsaved_best[learner.name] = {
+            **description(learner.name, learner.spec, self.settings),
+            "learner": learner.weights_dict(),
+            "best": self.best[learner.name],
+        }
+
+    def note_lessons(self, lessons: Mapping[str, int]) -> None:
+        """Enter new lessons; rewards of earlier ones are no measure of the best any more."""
+        self.best.clear()
+        self._unsaved_best.clear()
+        self.list_lessons(lessons)
+
+    def list_lessons(self, lessons: Mapping[str, int]) -> None:
+        """Enter the number of each environment parameter's lesson."""
+        if self.exporter is not None and lessons:
+            self.status.set_lessons(lessons)
+
+    def restore_best(self, name: str, state: Mapping[str, Any]) -> None:
+        """Take up what a resume file says of the best policy."""
+        if state.get("best") is not None:
+            self.best[name] = dict(state["best"])
+
+    def refresh(
+        self, learners: Sequence[Learner], run: Mapping[str, Any], *, workers: object | None
+    ) -> None:
+        """Write the files that the run continues from.
+
+        Args:
+            learners: of all behaviors.
+            run: the state of what they share.
+            workers: the environments' state, None where it cannot be saved; open trajectories
+                are kept with it only.
+        """
+        began = time.monotonic()
+        self._save_best()
+        for learner in learners:
+            moment = {
+                "environments": workers,
+                "experience": learner.experience(with_open=workers is not None),
+            }
+            self._save_to_resume(learner, self._state(learner, run, moment))
+        self.saved_at = time.monotonic()
+        self.save_s = self.saved_at - began
+
+    def milestone(self, learner: Learner, run: Mapping[str, Any]) -> None:
+        """Write a numbered checkpoint, and delete those beyond `keep_checkpoints`."""
+        folder = files.named(self.run_dir, learner.name)
+        keep = learner.settings.keep_checkpoints
+        path, surplus = numbered(folder, learner.name, keep, learner.step)
+        save_checkpoint(path, self._state(learner, run))
+        for old in surplus:
+            old.with_suffix(".onnx").unlink(missing_ok=True)
+            # last, because a run that is resumed after a kill finds both files by it
+            old.unlink(missing_ok=True)
+        if self.exporter is not None:
+            with _written(path.with_suffix(".onnx"), "the exported policy"):
+                self.exporter(path, folder, label=f"-{learner.step}")
+            _log.info("Exported %s", path.with_suffix(".onnx"))
+            recent = learner.statistics.recent
+            reward = sum(recent) / len(recent) if recent else None
+            with _written(self.status.path, "the list of checkpoints"):
+                more = {} if learner.past is None else {"elo": learner.past.rating}
+                self.status.add(learner.name, path, step=learner.step, reward=reward, **more)
+
+    def finish(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
+        """Write the last checkpoints of a run that is complete; they are its results."""
+        self._save_best()
+        for learner in learners:
+            self.milestone(learner, run)
+            self._save_to_resume(learner, self._state(learner, run))
+        self.give_onnx(learners)
+
+    def give_onnx(self, learners: Sequence[Learner]) -> None:
+        """Put the newest policies, and the best ones, where users look for them."""
+        if self.exporter is None:
+            return
+        for learner in learners:
+            newest = self._file(learner.name, f"{learner.name}-{learner.step}.onnx")
+            target = files.named(self.run_dir, learner.name, ".onnx")
+            with _written(target, "the exported policy"):
+                if not newest.exists():  # of a run that ended without an exporter
+                    resumed = self._file(learner.name, RESUME_FILE)
+                    self.exporter(resumed, resumed.parent, label=f"-{learner.step}")
+                files.write_whole(target, newest.read_bytes())
+            _log.info("Copied %s to %s.", newest, target)
+            self._export_best(learner.name)
+
+    def _save_to_resume(self, learner: Learner, state: dict[str, Any]) -> None:
+        """Write the file that the run continues from, and the replay that it names."""
+        path = self._file(learner.name, RESUME_FILE)
+        replay = save_replay(path.parent, learner)
+        save_checkpoint(path, {**state, **replay})
+        delete_older_replays(path.parent, replay.get("replay"))
+
+    def _file(self, behavior: str, name: str) -> Path:
+        return files.named(self.run_dir, behavior) / name
+
+    def _state(
+        self,
+        learner: Learner,
+        run: Mapping[str, Any],
+        moment: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """A checkpoint; `moment` is what only the very next step needs."""
+        return {
+            **description(learner.name, learner.spec, self.settings),
+            "learner": learner.state_dict(),
+            "best": self.best.get(learner.name),
+            "run": dict(run),
+            **to_saved(moment or {}),
+        }
+
+    def _save_best(self) -> None:
+        for name, state in self._unsaved_best.items():
+            save_checkpoint(self._file(name, BEST_FILE), state)
+        self._unsaved_best.clear()
+
+    def _export_best(self, name: str) -> None:
+        if self.exporter is not None and self._file(name, BEST_FILE).is_file():
+            target = self._file(name, f"{name}-best.onnx")
+            with _written(target, "the best policy"):
+                self.exporter(self._file(name, BEST_FILE), target.parent, label="-best")
+
+
+class NullCheckpointManager(CheckpointManager):
+    """Writes nothing: another process of the run does."""
+
+    def saved(self) -> dict[str, dict[str, Any]]:
+        """Nothing: the process that writes also reads."""
+        return {}
+
+    def list_lessons(self, lessons: Mapping[str, int]) -> None:
+        """Nothing to enter."""
+
+    def consider(self, learner: Learner) -> None:
+        """Nothing to remember."""
+
+    def refresh(
+        self, learners: Sequence[Learner], run: Mapping[str, Any], *, workers: object | None
+    ) -> None:
+        """Nothing to write."""
+
+    def milestone(self, learner: Learner, run: Mapping[str, Any]) -> None:
+        """Nothing to write."""
+
+    def finish(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
+        """Nothing to write."""
+
+    def give_onnx(self, learners: Sequence[Learner]) -> None:
+        """Nothing to write."""
+
+
+class StatusFile:
+    """`run_logs/training_status.json`: a run's checkpoints and lessons, in ML-Agents' form.
+
+    Entries of deleted checkpoints are dropped.
+
+    Args:
+        run_dir: of the run.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.path = run_dir / "run_logs" / "training_status.json"
+
+    def read(self) -> dict[str, Any]:
+        """What the file says; an empty map where there is none or it is damaged."""
+        try:
+            status = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            _log.warning("%s cannot be read (%s) and is written anew.", self.path, error)
+            return {}
+        return status if isinstance(status, dict) else {}
+
+    def add(
+        self, behavior: str, checkpoint: Path, *, step: int, reward: float | None, **more: Any
+    ) -> None:
+        """Enter a numbered checkpoint and its ONNX, which are also the final ones so far.
+
+        Args:
+            behavior: whose they are.
+            checkpoint: the `.pt` file; the ONNX lies beside it.
+            step: at which it was made.
+            reward: mean return of recent episodes, None without any.
+            more: other values of the behavior, such as `elo`.
+        """
+        status = self.read()
+        entry = {
+            "steps": step,
+            "file_path": str(checkpoint.with_suffix(".onnx")),
+            "reward": reward,
+            "creation_time": time.time(),
+            "auxillary_file_paths": [str(checkpoint)],  # ML-Agents' spelling
+        }
+        final = {"file_path": str(files.named(self.run_dir, behavior, ".onnx"))}
+        known = status.get(behavior, {}).get("checkpoints", [])
+        kept = [one for one in known if one["steps"] != step and self._exists(behavior, one)]
+        status[behavior] = {
+            "checkpoints": [*kept, entry],
+            "final_checkpoint": entry | final,
+            **more,
+        }
+        self._write(status)
+
+    def set_lessons(self, lessons: Mapping[str, int]) -> None:
+        """Enter the number of each environment parameter's lesson."""
+        lines = {parameter: {"lesson_num": number} for parameter, number in lessons.items()}
+        self._write(self.read() | lines)
+
+    def _exists(self, behavior: str, entry: Mapping[str, Any]) -> bool:
+        folder = files.named(self.run_dir, behavior)
+        return files.named(folder, behavior, f"-{entry['steps']}.pt").is_file()
+
+    def _write(self, status: dict[str, Any]) -> None:
+        status["metadata"] = {
+            "stats_format_version": STATUS_FORMAT,
+            "pipeline_version": __version__,
+            "torch_version": str(torch.__version__),
+        }
+        files.write_json(self.path, status)
+
+
+def numbered(folder: Path, behavior: str, keep: int, step: int) -> tuple[Path, list[Path]]:
+    """The file for a checkpoint at `step`, and the older ones to delete so that `keep` remain."""
+    path = files.named(folder, behavior, f"-{step}.pt")
+    existing = sorted(
+        (
+            p
+            for p in folder.glob(f"{glob.escape(behavior)}-*.pt")
+            if p.stem.removeprefix(f"{behavior}-").isdigit()
+        ),
+        key=lambda p: int(p.stem.removeprefix(f"{behavior}-")),
+    )
+    others = [p for p in existing if p != path]
+    n_surplus = len(others) + 1 - keep
+    return path, others[:n_surplus] if keep > 0 and n_surplus > 0 else []
+
+
+@contextmanager
+def _written(path: Path, what: str) -> Iterator[None]:
+    """Say which file cannot be written, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise not_written(path, what, error) from error

@@ -1,0 +1,224 @@
+"""From a checkpoint: a learner that continues exactly, a new one's weights, or a policy alone."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline import files
+from pipeline.errors import CheckpointError, SettingsError
+from pipeline.settings import load_run_settings
+from pipeline.trainer.checkpoints.file import (
+    MISFITS,
+    RESUME_FILE,
+    from_saved,
+    load_checkpoint,
+    load_replay,
+    reason_of,
+    spec_from_mapping,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.algos.policy import Policy
+    from pipeline.arrays import FloatArray
+    from pipeline.envs.workers import WorkerSet
+    from pipeline.protocol.specs import BehaviorSpec
+    from pipeline.settings import RunSettings, TrainerSettings
+    from pipeline.trainer.learner import Learner
+
+_log = logging.getLogger(__name__)
+
+
+def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bool) -> None:
+    """Continue a learner from what its resume file holds.
+
+    Args:
+        learner: as the settings and the environment make it.
+        state: the content of the file.
+        path: of the file, for messages.
+        exact: whether the environments go on where they were, and so do open trajectories.
+
+    Raises:
+        CheckpointError: The state is of another behavior, or of other networks.
+    """
+    try:
+        learner.load_state_dict(state["learner"])
+        if state.get("experience") is not None:
+            learner.load_experience(from_saved(state["experience"]), with_open=exact)
+    except MISFITS as error:
+        raise _misfit(path, learner.name, error) from error
+    load_replay(path.parent, state, learner)
+
+
+def begin_with(learner: Learner, path: Path, *, device: str, whole: bool = False) -> None:
+    """Take over the weights in a checkpoint, and say which tensors did not fit.
+
+    Args:
+        learner: as the settings and the environment make it.
+        path: of the checkpoint.
+        device: where tensors are read to.
+        whole: whether a tensor that does not fit is an error.
+
+    Raises:
+        CheckpointError: The file cannot be read, or does not hold what fits.
+    """
+    state = load_checkpoint(path, device=device)
+    try:
+        algorithm = state["learner"]["algorithm"]
+        left, n_loaded = learner.algorithm.load_weights(algorithm)
+    except MISFITS as error:
+        raise _misfit(path, learner.name, error) from error
+    if whole and left:
+        raise _misfit(path, learner.name, ValueError("; ".join(left)))
+    if not n_loaded:
+        raise CheckpointError(
+            f"{path}: none of its tensors fits the behavior {learner.name}: {'; '.join(left)}"
+        )
+    _log.info("%s begins with the weights of %s (%d tensors).", learner.name, path, n_loaded)
+    if left:
+        text = "%s: %d tensors were not loaded; %s keeps its own values for: %s."
+        _log.warning(text, path, len(left), learner.name, "; ".join(left))
+
+
+def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Take the environments up where they were; False when they must begin anew.
+
+    Args:
+        workers: not yet reset.
+        states: what the resume files hold, by behavior; of one moment, or they are not used.
+    """
+    found = list(states.values())
+    if not found or any(state.get("run") != found[0].get("run") for state in found):
+        return False
+    moment = from_saved(found[0].get("environments"))
+    if moment is None:
+        return False
+    try:
+        workers.load_state_dict(moment)
+    except MISFITS as error:
+        _log.warning("The environments begin anew: %s.", reason_of(error))
+        return False
+    return True
+
+
+def latest_run(states: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What all behaviors shared when the last of their resume files was written; or nothing."""
+    runs: list[Mapping[str, Any]] = [state.get("run") or {} for state in states.values()]
+    return max(runs, key=lambda run: sum(run.get("steps", {}).values()), default={})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedPolicy:
+    """One behavior's policy out of a checkpoint."""
+
+    behavior: str
+    spec: BehaviorSpec
+    settings: TrainerSettings
+    policy: Policy
+    step: int
+    recorded_obs: list[FloatArray]
+    """[R, *shape] per observation, that the policy has met."""
+    recorded_masks: FloatArray | None
+    """[R, sum of branch sizes] that came with them, 1 = allowed; None without discrete actions."""
+
+
+def load_policy(path: Path) -> SavedPolicy:
+    """The policy of a checkpoint, on the CPU.
+
+    Raises:
+        CheckpointError: The file cannot be read or used.
+    """
+    from pipeline.algos.policy import Policy
+    from pipeline.trainer.supported import ALGORITHMS
+
+    state = load_checkpoint(path)
+    try:
+        name = str(state["behavior"])
+        spec = spec_from_mapping(state["spec"])
+        run = load_run_settings(None, overrides={"behaviors": {name: state["settings"]}})
+        settings = run.for_behavior(name)
+        squashed = ALGORITHMS[str(settings.trainer_type)].squashed
+        policy = Policy(spec, settings.network_settings, squash=squashed)
+        policy.load_state_dict(state["learner"]["algorithm"]["policy"])
+        step = int(state["learner"]["step"])
+        recorded = state["learner"]["recorded"]
+        allowed = recorded["allowed"]
+    except MISFITS as error:
+        raise CheckpointError(
+            f"{path}: this checkpoint does not hold a whole policy: {reason_of(error)}"
+        ) from error
+    policy.eval()
+    return SavedPolicy(
+        behavior=name,
+        spec=spec,
+        settings=settings,
+        policy=policy,
+        step=step,
+        recorded_obs=[values.numpy() for values in recorded["obs"]],
+        recorded_masks=None if allowed is None else allowed.float().numpy(),
+    )
+
+
+def first_weights(settings: RunSettings) -> dict[str, Path]:
+    """The checkpoint that each listed behavior begins with, for those that have one.
+
+    `initialize_from` names a run in the same results folder. A behavior's `init_path` is another
+    file of that run's behavior when it is a bare name, and else a path of its own. A resumed run
+    goes on with its own weights.
+
+    Raises:
+        SettingsError: The run or a checkpoint is not there.
+    """
+    asked = settings.checkpoint_settings
+    if asked.resume:
+        for name, one in settings.behaviors.items():
+            if one.init_path is not None:
+                _log.info("A resumed run has its own weights: init_path of %s is not used.", name)
+        return {}
+    run = None
+    if asked.initialize_from is not None:
+        run = Path(asked.results_dir) / asked.initialize_from
+        if not asked.initialize_from or not run.is_dir():
+            raise SettingsError(
+                f"Could not initialize from {run}. Make sure models have already been saved with "
+                "that run ID."
+            )
+        if not settings.behaviors:
+            _log.warning(
+                "No behavior begins with the weights of %s: only those begin with them that the "
+                "configuration file lists under behaviors.",
+                run,
+            )
+    found = {
+        name: file
+        for name, one in settings.behaviors.items()
+        if (file := _file(run and files.named(run, name), one.init_path)) is not None
+    }
+    for name, file in found.items():
+        if file.suffix != ".pt" or not file.is_file():
+            raise SettingsError(
+                f"Could not initialize from {file}. It does not exist or is not a `.pt` file; "
+                f"behaviors.{name}.init_path chooses another one."
+            )
+    return found
+
+
+def _file(folder: Path | None, init_path: str | None) -> Path | None:
+    if init_path is None:
+        return None if folder is None else folder / RESUME_FILE
+    if folder is not None and Path(init_path).name == init_path:
+        return folder / init_path
+    path = Path(init_path)
+    return path / RESUME_FILE if path.is_dir() else path
+
+
+def _misfit(path: Path, behavior: str, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: this checkpoint does not fit the behavior {behavior} as it is now "
+        f"({reason_of(error)}); use the settings and the environment that it was made with, or "
+        "begin a new run without it"
+    )

@@ -1,0 +1,354 @@
+"""Several processes that learn together, over `torch.distributed`.
+
+Tensors travel by gloo, those on GPUs by NCCL. Between two processes there are three kinds of talk:
+averages in the middle of an update, merged sums around it, and plain values where learners agree;
+see `distributed.sync`. A store of keys, which `torchrun` or the first
+process serves, is where the processes find each other and say why they end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from pipeline.errors import LearnerLostError
+from pipeline.nets.layers import RunningNormalizer
+from pipeline.trainer.stopping import StopRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch import Tensor, nn
+
+    from pipeline.arrays import AnyArray, FloatArray
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Seconds that a process waits for another: long enough for environments that start again.
+PATIENCE_S = 1800.0
+# Seconds between two looks at what else may have happened while waiting.
+_LOOK_S = 0.2
+# Seconds for which the reason of a broken connection is looked for.
+_REASON_S = 3.0
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class Others(Protocol):
+    """The processes that this one has started."""
+
+    def pass_on(self, signal_number: int) -> None:
+        """Ask them to stop; once is enough."""
+
+    def ended(self) -> dict[int, str]:
+        """How those ended that have, by rank."""
+
+
+class DistributedGroup:
+    """The processes of a run, seen from one of them; see `algos.process_group.ProcessGroup`.
+
+    Args:
+        store: where all processes find each other.
+        rank: number of this process, from 0.
+        size: how many there are.
+        device: of the networks.
+        others: the processes that this one has started.
+
+    Raises:
+        LearnerLostError: Another process did not come.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        size: int,
+        device: torch.device,
+        others: Others | None = None,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.device = device
+        self.others = others
+        self.stop = StopRequest()
+        """Set where the first process asks this one to stop."""
+        self.averaged_s = 0.0
+        """Seconds spent on averages."""
+        self._weight = 1.0
+        self._store = PrefixStore("pipeline", store)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        if os.environ.get("MASTER_ADDR", _LOOPBACK[0]) in _LOOPBACK and os.path.exists(  # noqa: PTH110  # no file
+            "/sys/class/net/lo"
+        ):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        self._interruptible(
+            lambda: dist.init_process_group(
+                backend,
+                store=PrefixStore("group", store),
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=PATIENCE_S),
+            )
+        )
+
+    def minibatch_sizes(self, n: int, size: int) -> list[int]:
+        """How many of the `n` rows here go into each minibatch of `size` rows from all processes.
+
+        Everybody has as many minibatches, and in each a part that is in proportion to its rows.
+
+        Args:
+            n: rows here, at least 1.
+            size: rows of a minibatch.
+        """
+        counts = self._numbers([n])[:, 0]
+        ends = np.concatenate(([0], np.cumsum(counts)))
+        total = int(ends[-1])
+        size = min(size, total)
+        n_minibatches = min(total // size, int(counts.min()))
+        first, last = ends[self.rank : self.rank + 2] * (n_minibatches * size) // total
+        own = max(int(last - first), n_minibatches)
+        cuts = own * np.arange(n_minibatches + 1) // n_minibatches
+        return [int(one) for one in np.diff(cuts)]
+
+    def weighted(self, sizes: Sequence[int]) -> Iterator[None]:
+        """Goes through minibatches that have `sizes` rows of this process's.
+
+        While it stands at one, gradients are averaged over the rows of that minibatch: the mean of
+        the processes' means, each weighed by its rows.
+        """
+        rows = self._numbers(sizes)
+        for weight in (rows[self.rank] * self.size / rows.sum(axis=0)).tolist():
+            self._weight = weight
+            yield
+        self._weight = 1.0
+
+    def least(self, n: int) -> int:
+        """The smallest of everybody's `n`."""
+        return self._reduced(n, dist.ReduceOp.MIN)
+
+    def most(self, n: int) -> int:
+        """The largest of everybody's `n`."""
+        return self._reduced(n, dist.ReduceOp.MAX)
+
+    def moments(self, values: FloatArray) -> tuple[float, float]:
+        """Mean and standard deviation of everybody's values [R, ...]."""
+        flat = torch.from_numpy(values.reshape(-1, 1)).to(torch.float64)
+        mean, variance = self._merged_columns(flat)
+        return float(mean[0]), float(variance.sqrt()[0])
+
+    def std(self, values: Tensor) -> Tensor:
+        """[S] standard deviation of the columns of everybody's values [R, S]."""
+        _, variance = self._merged_columns(values.detach().to("cpu", torch.float64))
+        return variance.sqrt().to(values)
+
+    def average_(self, means: Tensor, n_rows: int) -> None:
+        """Replace means over `n_rows` here by those over everybody's, the same bits everywhere."""
+        for _ in self.weighted([n_rows]):
+            self.average_gradients_(means)
+
+    def average_gradients_(self, values: Tensor) -> None:
+        """Replace `values` by the mean of everybody's, weighed as `weighed` says."""
+        began = time.perf_counter()
+        if self._weight != 1.0:
+            values *= self._weight
+        try:
+            dist.all_reduce(values)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        values /= self.size
+        self.averaged_s += time.perf_counter() - began
+
+    def gathered(self, values: Tensor) -> list[Tensor]:
+        """Everybody's `values`, of one shape and on the CPU, in the order of ranks."""
+        result = [torch.empty_like(values) for _ in range(self.size)]
+        self._interruptible(lambda: dist.all_gather(result, values))
+        return result
+
+    def all_gather_object(self, value: T, look: Callable[[], None] | None = None) -> list[T]:
+        """Everybody's `value`, in the order of ranks.
+
+        Args:
+            value: of this process, plain values.
+            look: called now and then while others are waited for.
+        """
+        result: list[T] = [value] * self.size
+        self._interruptible(lambda: dist.all_gather_object(result, value), look)
+        return result
+
+    def broadcast(self, value: T) -> T:
+        """What the first process gives; what the others give is not looked at."""
+        result = [value]
+        self._interruptible(lambda: dist.broadcast_object_list(result, src=0))
+        return result[0]
+
+    def report_failure(self, message: str) -> None:
+        """Leave word of why this process ends, for those that wait for it."""
+        with contextlib.suppress(RuntimeError):  # whoever serves the store may be gone
+            self._store.set(f"failed/{self.rank}", message)
+
+    def close(self) -> None:
+        """Leave the others."""
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()
+
+    def _reduced(self, n: int, how: dist.ReduceOp.RedOpType) -> int:
+        number = torch.tensor([n])
+        self._interruptible(lambda: dist.all_reduce(number, how))
+        return int(number)
+
+    def _numbers(self, own: Sequence[int]) -> AnyArray:
+        """int64 [processes, n] of everybody's `own` [n]."""
+        parts = self.gathered(torch.tensor(own, dtype=torch.int64))
+        found: AnyArray = torch.stack(parts).numpy()
+        return found
+
+    def _merged_columns(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance [S] of the columns of everybody's values [R, S], in double."""
+        n = torch.full((values.shape[1],), float(len(values)), dtype=torch.float64)
+        mean = values.mean(0)
+        parts = self.gathered(torch.stack((n, mean, (values - mean).square().sum(0))))
+        n, mean, squared = merged([part.unbind() for part in parts])
+        return mean, squared / n
+
+    def _interruptible(self, work: Callable[[], T], look: Callable[[], None] | None = None) -> T:
+        """Let a thread wait for the others, so that this one still hears signals."""
+        found: list[T] = []
+        failed: list[Exception] = []
+        done = threading.Event()
+
+        def wait() -> None:
+            try:
+                found.append(work())
+            except Exception as error:  # noqa: BLE001  # raised below, in the thread that asked
+                failed.append(error)
+            done.set()
+
+        threading.Thread(target=wait, name="ranks", daemon=True).start()
+        while not done.wait(_LOOK_S):
+            if look is not None:
+                look()
+            if self._ended() and not done.wait(_LOOK_S):
+                raise self._lost(RuntimeError("its process has ended"))
+        if failed:
+            raise self._lost(failed[0]) from failed[0]
+        return found[0]
+
+    def _ended(self) -> dict[int, str]:
+        return {} if self.others is None else self.others.ended()
+
+    def _lost(self, error: Exception) -> LearnerLostError:
+        """Which process has gone, and why."""
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        until = time.monotonic() + _REASON_S
+        reasons: dict[int, str] = {}
+        while not reasons and time.monotonic() < until:
+            reasons = self._told(others) or self._ended()
+            if not reasons:
+                time.sleep(_LOOK_S)
+        reasons = self._told(others) or reasons
+        if not reasons:
+            line = " ".join(str(error).split())[:200]
+            names = " or ".join(map(str, others))
+            return LearnerLostError(
+                f"the learner of rank {names} (of {self.size}) does not answer any more ({line}); "
+                "look for its last words in what the launcher printed"
+            )
+        rank = min(reasons)
+        return LearnerLostError(f"the learner of rank {rank} (of {self.size}) {reasons[rank]}")
+
+    def _told(self, ranks: Sequence[int]) -> dict[int, str]:
+        found = {}
+        with contextlib.suppress(RuntimeError):
+            for rank in ranks:
+                if self._store.check([f"failed/{rank}"]):
+                    found[rank] = f"has failed: {self._store.get(f'failed/{rank}').decode()}"
+        return found
+
+
+def merged(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Count, mean and sum of squared deviations of several samples together.
+
+    Source: Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise algorithm for computing
+    sample variances", equations 2.1.
+
+    Args:
+        parts: count, mean and sum of squared deviations of each sample, float64 [S] each.
+    """
+    n, mean, squared = parts[0]
+    for n_more, mean_more, squared_more in parts[1:]:
+        both = n + n_more
+        share = torch.where(both > 0, n_more / both.clamp_min(1.0), 0.0)
+        apart = mean_more - mean
+        mean = mean + apart * share
+        squared = squared + squared_more + apart.square() * n * share
+        n = both
+    return n, mean, squared
+
+
+class SharedNormalizers:
+    """The running means of a behavior's networks, kept the same in all processes.
+
+    Between meetings each process adds what it sees to the state that all had after the last one;
+    at the next the additions of all are added to that state.
+
+    Args:
+        networks: those that may have normalisers, in one order everywhere.
+    """
+
+    def __init__(self, networks: Mapping[str, nn.Module]) -> None:
+        found = [
+            module
+            for network in networks.values()
+            for module in network.modules()
+            if isinstance(module, RunningNormalizer)
+        ]
+        self._normalizers = list(dict.fromkeys(found))
+        self._before = [_state(one) for one in self._normalizers]
+
+    def agreed(self) -> list[Tensor]:
+        """The state that all have had since the last time."""
+        return [part for state in self._before for part in state]
+
+    @torch.no_grad()
+    def merge(self, group: DistributedGroup) -> None:
+        """Add what all have seen since the last time."""
+        for one, before in zip(self._normalizers, self._before, strict=True):
+            device = one.mean.device
+            own = torch.stack(_without(_state(one), before))
+            seen = [part.unbind() for part in group.gathered(own)]
+            n, mean, squared = merged([before, *seen])
+            one.count.copy_(n[0])
+            one.mean.copy_(mean.to(device))
+            one.squared.copy_(squared.to(device))
+            one.forget_scale()
+        self._before = [_state(one) for one in self._normalizers]
+
+
+def _state(one: RunningNormalizer) -> tuple[Tensor, Tensor, Tensor]:
+    """Count, mean and squared deviations [size] on the CPU, copied."""
+    count, mean, squared = (part.detach().cpu() for part in (one.count, one.mean, one.squared))
+    return count.expand_as(mean).clone(), mean.clone(), squared.clone()
+
+
+def _without(
+    state: tuple[Tensor, Tensor, Tensor], before: tuple[Tensor, Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sample that, merged with `before`, gives `state`."""
+    n, mean, squared = state
+    n_before, mean_before, squared_before = before
+    n_new = n - n_before
+    apart = torch.where(n_new > 0, (mean - mean_before) * n / n_new.clamp_min(1.0), 0.0)
+    rest = squared - squared_before - apart.square() * n_before * n_new / n
+    return n_new, mean_before + apart, rest.clamp_min(0.0)

@@ -1,0 +1,356 @@
+"""Learners of several processes that learn the same: where they meet, and what they share.
+
+The mathematics is that of one learner which has everybody's environments: an update comes when all
+together have enough rows, minibatches are made of parts from all, gradients are means over their
+rows, advantages are normalised over the experience of all, and so are observations.
+Each process steps its environments on its own until it cannot rule out any more that all together
+have the rows of an update, or the steps to the next summary or to the end of training; or until it
+is told to stop. From then on it meets the others again and again. What they have seen since the
+last meeting is added up in the order of ranks, so that steps, episodes and measures of lessons are
+those of all, and the same everywhere; and what is decided from them (to update, to summarise, to
+begin a lesson, to end) is decided everywhere at the same moment.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pipeline import seeding
+from pipeline.errors import SettingsError, TrainingError
+from pipeline.settings.schema import SACSettings
+from pipeline.trainer.distributed.group import DistributedGroup, SharedNormalizers
+from pipeline.trainer.statistics import Statistics
+from pipeline.trainer.stopping import StopRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from torch import Tensor
+
+    from pipeline.algos.algorithm import Algorithm
+    from pipeline.algos.process_group import ProcessGroup
+    from pipeline.settings.schema import TrainerSettings
+    from pipeline.trainer.checkpoints.manager import CheckpointManager
+    from pipeline.trainer.learner import Learner
+
+_log = logging.getLogger(__name__)
+
+# Parts of a saved state that only the process that wrote it could go on with.
+_OF_ONE_PROCESS = ("experience", "environments", "replay")
+# Most rows by which an update may come late so that there are fewer meetings, of `buffer_size`.
+_LATE = 0.01
+# Updates between two comparisons of the weights, for algorithms that update all the time.
+_COMPARE_EVERY = 100
+
+
+def refuse_alone_only(name: str, settings: TrainerSettings, n_learners: int) -> None:
+    """Refuse what several processes cannot learn together.
+
+    Args:
+        name: of the behavior.
+        settings: of the behavior.
+        n_learners: how many processes there shall be.
+
+    Raises:
+        SettingsError: There is something of that kind.
+    """
+    if n_learners == 1:
+        return
+    at = f"behaviors.{name}"
+    several = f"with {n_learners} learners"
+    h = settings.hyperparameters
+    gail = settings.reward_signals.get("gail")
+    if settings.self_play is not None:
+        raise SettingsError(f"{at}.self_play: games are played in one process; use one learner")
+    if getattr(gail, "use_vail", False):
+        raise SettingsError(
+            f"{at}.reward_signals.gail.use_vail: its bottleneck is adjusted in one process; set it "
+            "to false, or use one learner"
+        )
+    if isinstance(h, SACSettings) and h.batch_size % n_learners:
+        raise SettingsError(
+            f"{at}.hyperparameters.batch_size: {h.batch_size} cannot be shared equally "
+            f"{several}; use a multiple of {n_learners}"
+        )
+
+
+def share_of(settings: TrainerSettings, n_learners: int) -> TrainerSettings:
+    """What one of `n_learners` is set to: with a replay it keeps, and draws, its part of the rows.
+
+    Algorithms without a replay ask for their share themselves.
+    """
+    h = settings.hyperparameters
+    if n_learners == 1 or not isinstance(h, SACSettings):
+        return settings
+    cloning = settings.behavioral_cloning
+    if cloning is not None:  # which is not shared
+        cloning = replace(cloning, batch_size=cloning.batch_size or h.batch_size)
+    own = replace(h, batch_size=h.batch_size // n_learners, buffer_size=h.buffer_size // n_learners)
+    return replace(settings, hyperparameters=own, behavioral_cloning=cloning)
+
+
+class LearnerSync:
+    """What a learner does with its equals in other processes.
+
+    Args:
+        learner: with the weights that all begin with, or resume with.
+        group: all processes.
+        seed: of the learner.
+
+    Raises:
+        SettingsError: The learner is set to something that cannot be done together.
+    """
+
+    def __init__(self, learner: Learner, group: DistributedGroup, *, seed: int) -> None:
+        refuse_alone_only(learner.name, learner.settings, group.size)
+        self.steps = 0
+        """Steps of this process's agents since the last meeting."""
+        self._learner = learner
+        self._group = group
+        self._turn = False
+        self._held = 0
+        self._digest = (-1, 0)
+        learner.pending_stats = Statistics()
+        algorithm = learner.algorithm
+        algorithm.processes = group
+        for optimizer in algorithm.optimizers:
+            optimizer.average = group.average_gradients_
+        if group.rank > 0:
+            _draw_differently(algorithm, seed, group.rank, learner.n_updates)
+        self._optimizer = algorithm.optimizer
+        networks = {"policy": algorithm.policy, **algorithm.signals.modules}
+        self._normalizers = SharedNormalizers(networks)
+
+    def is_due(self, next_summary: int) -> bool:
+        """Whether this learner waits for the others.
+
+        Args:
+            next_summary: step at which the next summary is made.
+        """
+        learner = self._learner
+        if learner.finished:
+            return False
+        if learner.replay is not None:  # which takes rows in at any time
+            return True
+        missing = min(learner.settings.max_steps, next_summary) - learner.step
+        if self.steps * self._group.size >= missing:
+            return True
+        held = learner.trajectories.n_held
+        if not learner.algorithm.ready(held * self._group.size):
+            return False  # not even all rows of all would be enough, were they closed
+        late = _LATE * learner.settings.hyperparameters.buffer_size
+        return (held - self._held) * self._group.size >= late
+
+    def should_update(self) -> bool:
+        """Whether all together have enough for an update; once per meeting."""
+        turn, self._turn = self._turn, False
+        if turn:
+            self._held = 0
+        return turn or self._learner.finished
+
+    def local_state(self) -> dict[str, Any]:
+        """What the others need to know of this learner, as plain values."""
+        learner = self._learner
+        return {
+            "step": learner.step,
+            "updates": learner.n_updates,
+            "weights": self._weights(),
+            "steps": self.steps,
+            "rows": learner.trajectories.n_closed,
+            "statistics": learner.pending_stats.new(),
+        }
+
+    def apply(self, notes: Sequence[Mapping[str, Any]]) -> None:
+        """Bring this learner to where all are together.
+
+        Args:
+            notes: of all learners, in the order of ranks.
+
+        Raises:
+            TrainingError: Somebody has other weights.
+        """
+        learner = self._learner
+        refuse_other_weights(learner.name, notes)
+        n_steps = sum(one["steps"] for one in notes)
+        learner.step += n_steps
+        learner.statistics.add_from([Statistics.of(one["statistics"]) for one in notes])
+        learner.pending_stats = Statistics()
+        self.steps = 0
+        rows = [one["rows"] for one in notes]
+        self._held = learner.trajectories.n_held
+        self._turn = all(rows) and learner.algorithm.ready(sum(rows)) and not learner.finished
+        if n_steps:
+            self._normalizers.merge(self._group)
+
+    def mean(self, stats: Mapping[str, float]) -> dict[str, float]:
+        """Means over the processes of what an update has found, tag by tag."""
+        found: dict[str, list[float]] = {}
+        for one in self._group.all_gather_object(stats):
+            for tag, value in one.items():
+                found.setdefault(tag, []).append(value)
+        return {tag: sum(values) / len(values) for tag, values in found.items()}
+
+    def _weights(self) -> int:
+        """Digest of the weights, after the last update that it is taken for."""
+        learner = self._learner
+        update = learner.n_updates
+        if learner.replay is not None:
+            update = update // _COMPARE_EVERY * _COMPARE_EVERY
+        if update != self._digest[0]:
+            self._digest = update, digest([self._optimizer.flat, *self._normalizers.agreed()])
+        return self._digest[1]
+
+
+def refuse_other_weights(name: str, notes: Sequence[Mapping[str, Any]]) -> None:
+    """Make sure that all have the same weights.
+
+    Args:
+        name: of the behavior.
+        notes: of all learners, in the order of ranks.
+
+    Raises:
+        TrainingError: Somebody has others.
+    """
+    for rank, note in enumerate(notes):
+        if any(note[key] != notes[0][key] for key in ("weights", "updates", "step")):
+            raise TrainingError(
+                f"behavior {name}, step {note['step']}: after {note['updates']} updates the "
+                f"learner of rank {rank} has other weights (digest {note['weights']:08x}) than "
+                f"that of rank 0 ({notes[0]['weights']:08x} after {notes[0]['updates']}); use the "
+                "same program, packages and kind of machine for all learners, and resume"
+            )
+
+
+def digest(parts: Collection[Tensor]) -> int:
+    """A number that differs when one of the tensors does, with near certainty."""
+    found = 0
+    for one in parts:
+        found = zlib.crc32(one.detach().cpu().contiguous().numpy().data, found)
+    return found
+
+
+def _draw_differently(algorithm: Algorithm, seed: int, rank: int, n_updates: int) -> None:
+    """Give a process beyond the first its own actions and minibatches; weights are not drawn here.
+
+    A run that is resumed draws others than it did when it began.
+    """
+    names = ("rank", rank, "update", n_updates)
+    for name, generator in algorithm.generators.items():
+        generator.manual_seed(seeding.derive(seed, name, *names))
+    own = seeding.stream(seed, "minibatches", *names)
+    algorithm.minibatch_stream.bit_generator.state = own.bit_generator.state
+
+
+class Synchronizer:
+    """Decides when the processes meet, and brings the learners of all to one state there.
+
+    Args:
+        group: the processes; one alone never meets anybody.
+    """
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group = group if isinstance(group, DistributedGroup) else None
+        self._asked = StopRequest()
+        self._agreed = StopRequest()
+        self._missed: set[str] = set()
+
+    def resumed(self, manager: CheckpointManager) -> dict[str, dict[str, Any]]:
+        """What the run's resume files hold, by behavior, in all processes as in the first.
+
+        Experience is not taken up by several: that of the others has not been saved.
+        """
+        states = manager.saved()
+        if self.group is None:
+            return states
+        kept = {
+            name: {key: one for key, one in state.items() if key not in _OF_ONE_PROCESS}
+            for name, state in states.items()
+        }
+        return self.group.broadcast(kept)
+
+    def listen(self, asked: StopRequest) -> StopRequest:
+        """Take this process's request to stop, and give the one that all have agreed on."""
+        self._asked = asked
+        if self.group is None:
+            return asked
+        return self._agreed
+
+    def sync_if_due(
+        self, learners: Mapping[str, Learner], next_summary: Callable[[str], int]
+    ) -> None:
+        """Meet the others if something here waits for it.
+
+        Args:
+            learners: by name of their behavior.
+            next_summary: step of a behavior's next summary.
+        """
+        if self.group is None:
+            return
+        stop = self._stop_asked()
+        if stop or any(
+            one.sync is not None and one.sync.is_due(next_summary(name))
+            for name, one in learners.items()
+        ):
+            began = time.perf_counter()
+            self._sync(self.group, learners)
+            for one in [*learners.values()][:1]:  # of the run, so counted once
+                seconds = one.seconds.get("meeting", 0.0) + time.perf_counter() - began
+                one.seconds["meeting"] = seconds
+
+    def share_of(self, settings: TrainerSettings) -> TrainerSettings:
+        """What this process's learner is set to."""
+        return settings if self.group is None else share_of(settings, self.group.size)
+
+    def register(self, learner: Learner, *, seed: int) -> None:
+        """Let a behavior's new or restored learner do as those of the other processes.
+
+        Raises:
+            SettingsError: It is set to something that several processes cannot do together.
+        """
+        if self.group is not None:
+            learner.sync = LearnerSync(learner, self.group, seed=seed)
+
+    def _stop_asked(self) -> int:
+        """The signal that asks this process to stop, 0 for none."""
+        other = None if self.group is None else self.group.stop.signal_number
+        return self._asked.signal_number or other or 0
+
+    def _sync(self, group: DistributedGroup, learners: Mapping[str, Learner]) -> None:
+        members = {name: one.sync for name, one in learners.items() if one.sync is not None}
+        note: dict[str, Any] = {
+            "stop": self._stop_asked(),
+            "behaviors": {name: one.local_state() for name, one in members.items()},
+        }
+        notes = group.all_gather_object(note, look=self._pass_on)
+        self._agreed.signal_number = next((one["stop"] for one in notes if one["stop"]), None)
+        if self._agreed():
+            self._pass_on()
+        self._tell_missing(members, notes)
+        for name in sorted(members):
+            parts = [one["behaviors"].get(name) for one in notes]
+            if None not in parts:
+                members[name].apply(parts)
+
+    def _pass_on(self) -> None:
+        """Tell the processes that this one has started what it has been asked."""
+        stop = self._stop_asked() or self._agreed.signal_number
+        if stop and self.group is not None and self.group.others is not None:
+            self.group.others.pass_on(stop)
+
+    def _tell_missing(
+        self, learners: Mapping[str, LearnerSync], notes: Sequence[Mapping[str, Any]]
+    ) -> None:
+        for name in learners:
+            without = [r for r, one in enumerate(notes) if name not in one["behaviors"]]
+            if without and name not in self._missed:
+                self._missed.add(name)
+                _log.warning(
+                    "%s has shown up here, but not yet in the environments of rank %s; it learns "
+                    "when all have it.",
+                    name,
+                    ", ".join(map(str, without)),
+                )

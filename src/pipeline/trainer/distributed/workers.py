@@ -1,0 +1,269 @@
+"""The processes of a run with several learners: found when `torchrun` made them, else started here.
+
+The first process is the one that was asked to train. It starts the others, tells them what to do,
+and ends them: each lives no longer than the pipe that is its standard input. They write nothing but
+a log each, `learner-<rank>.log`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not listed
+from torch.distributed.rendezvous import rendezvous
+
+from pipeline import __version__
+from pipeline.algos.process_group import launched
+from pipeline.errors import Interrupted, LearnerLostError, PipelineError, SettingsError, one_line
+from pipeline.trainer.distributed.group import PATIENCE_S, DistributedGroup
+from pipeline.trainer.supported import usable_device
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.distributed.distributed_c10d import Store
+
+_log = logging.getLogger(__name__)
+
+_STARTED_HERE = "PIPELINE_LEARNER"
+_PR_SET_PDEATHSIG = 1
+# Seconds that a process gets to end by itself.
+_GRACE_S = 15.0
+_HURRY_S = 2.0
+
+
+class LocalWorkers:
+    """Further processes of this run on this machine.
+
+    Args:
+        n: how many.
+        port: of the store on this machine's loopback.
+        threads: for libraries that look at OMP_NUM_THREADS.
+        log_folder: gets `learner-<rank>.log` of each.
+    """
+
+    def __init__(self, n: int, *, port: int, threads: int, log_folder: Path) -> None:
+        self.log_folder = log_folder
+        self._asked = False
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        log_folder.mkdir(parents=True, exist_ok=True)
+        source = str(Path(__file__).resolve().parents[3])
+        kept = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        shared = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([source, *(path for path in kept if path != source)]),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(n + 1),
+            "LOCAL_WORLD_SIZE": str(n + 1),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+            _STARTED_HERE: "1",
+        }
+        try:
+            for rank in range(1, n + 1):
+                with self.log_of(rank).open("wb") as log:
+                    self._processes[rank] = subprocess.Popen(  # our own module
+                        [sys.executable, "-m", "pipeline.trainer.distributed.worker"],
+                        env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        stdin=subprocess.PIPE,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,  # what a terminal sends goes to the first process
+                    )
+        except OSError:
+            self.end()
+            raise
+
+    def log_of(self, rank: int) -> Path:
+        """Where a process writes."""
+        return self.log_folder / f"learner-{rank}.log"
+
+    def pass_on(self, signal_number: int) -> None:
+        """Ask all to stop; once is enough."""
+        if self._asked:
+            return
+        self._asked = True
+        for process in self._processes.values():
+            with contextlib.suppress(OSError):  # it is gone
+                _input(process).write(f"{signal_number}\n".encode())
+                _input(process).flush()
+
+    def ended(self) -> dict[int, str]:
+        """How those ended that have, by rank."""
+        found = {}
+        for rank, process in self._processes.items():
+            code = process.poll()
+            if code is not None:
+                how = f"has ended with exit code {code}"
+                if code < 0:
+                    how = f"was ended by {signal.Signals(-code).name}"
+                    if code == -signal.SIGKILL:
+                        how += " (by hand, or for lack of memory)"
+                found[rank] = f"{how}; its log is {self.log_of(rank)}"
+        return found
+
+    def end(self, grace_s: float = _GRACE_S) -> None:
+        """Leave none behind: those that have not ended after `grace_s` are killed."""
+        for process in self._processes.values():
+            with contextlib.suppress(OSError):
+                _input(process).close()
+        for process in self._processes.values():
+            try:
+                process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextlib.contextmanager
+def started(
+    n_learners: int, *, device: torch.device, threads: int, log_folder: Path
+) -> Iterator[DistributedGroup]:
+    """The first of `n_learners` processes, for the block; the others are started and ended here."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = int(listener.getsockname()[1])
+    store = TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=True,
+        timeout=timedelta(seconds=PATIENCE_S),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+    others = LocalWorkers(n_learners - 1, port=port, threads=threads, log_folder=log_folder)
+    grace_s = _HURRY_S  # after a failure nothing of theirs is waited for
+    try:
+        with _member(store, rank=0, size=n_learners, device=device, others=others) as ranks:
+            try:
+                yield ranks
+                grace_s = _GRACE_S
+            except Interrupted:
+                grace_s = _GRACE_S
+                raise
+    finally:
+        others.end(grace_s)
+
+
+@contextlib.contextmanager
+def joined(device: torch.device | None = None) -> Iterator[DistributedGroup]:
+    """This process as one of those that `torchrun`, or the first of them, has started.
+
+    Args:
+        device: of the networks; None takes the kind that the first process names.
+    """
+    rank, size = launched()
+    if not started_here():
+        _end_with_parent()
+    patience = timedelta(seconds=PATIENCE_S)
+    store, _, _ = next(rendezvous("env://", rank, size, timeout=patience))
+    if device is None:
+        try:
+            kind = store.get("device").decode()
+        except RuntimeError as error:
+            raise LearnerLostError("the learner of rank 0 has not begun") from error
+        device = of_this_process(usable_device(kind))
+    with _member(store, rank=rank, size=size, device=device) as ranks:
+        yield ranks
+
+
+@contextlib.contextmanager
+def _member(store: Store, **what: Any) -> Iterator[DistributedGroup]:
+    if what["rank"] == 0:
+        store.set("device", what["device"].type)
+    ranks = DistributedGroup(store, **what)
+    try:
+        yield ranks
+    except LearnerLostError:
+        raise
+    except BaseException as error:
+        ranks.report_failure(one_line(error) or type(error).__name__)
+        raise
+    finally:
+        ranks.close()
+
+
+def of_this_process(device: torch.device) -> torch.device:
+    """The GPU of this process where several on a machine learn on GPUs; else the device itself.
+
+    Raises:
+        SettingsError: There are fewer GPUs than processes, or one was chosen for all.
+    """
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if device.type != "cuda":
+        return device
+    if ":" in str(device):
+        raise SettingsError(
+            f"torch_settings.device: {device} is one GPU, but each learner needs its own; use cuda"
+        )
+    if local >= torch.cuda.device_count():
+        raise SettingsError(
+            f"torch_settings.device: a learner has the local rank {local}, and there are "
+            f"{torch.cuda.device_count()} GPUs here; use as many learners as GPUs, or cpu"
+        )
+    chosen = torch.device("cuda", local)
+    torch.cuda.set_device(chosen)
+    return chosen
+
+
+def broadcast_job(group: DistributedGroup, job: dict[str, Any] | None) -> dict[str, Any]:
+    """What the first process wants to be done, in all processes.
+
+    Raises:
+        PipelineError: Another process is of another version.
+    """
+    own: dict[str, Any] = {"version": __version__, "torch": str(torch.__version__), "job": job}
+    notes = group.all_gather_object(own)
+    for rank, note in enumerate(notes):
+        for what in ("version", "torch"):
+            if note[what] != notes[0][what]:
+                raise PipelineError(
+                    f"the learner of rank {rank} has {what} {note[what]}, that of rank 0 has "
+                    f"{notes[0][what]}; install the same everywhere"
+                )
+    first: dict[str, Any] = notes[0]["job"]
+    return first
+
+
+def started_here() -> bool:
+    """Whether the first process, and not `torchrun`, has started this one."""
+    return bool(os.environ.get(_STARTED_HERE))
+
+
+def follow_first_process(ranks: DistributedGroup) -> None:
+    """In a process that was started here: stop when told to, end when the first process is gone."""
+    if not started_here():
+        return
+
+    def read() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while content := os.read(0, 64):  # sys.stdin would be locked when the process ends
+                ranks.stop.signal_number = int(content.split()[0])
+        time.sleep(_GRACE_S)
+        os._exit(PipelineError.exit_code)  # whatever it waits for; its environments hear of it
+
+    threading.Thread(target=read, name="first process", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Stop as after SIGTERM when `torchrun` is killed, which would leave its processes behind."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+
+
+def _input(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    if process.stdin is None:
+        raise ValueError("a learner is started with a pipe")
+    return process.stdin

@@ -1,0 +1,75 @@
+"""The checks that `benchmarks/kills.py` makes find what they look for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import left_behind
+import pytest
+from kill_scenarios import SCENARIOS
+from kills import shares
+
+
+def test_a_hundred_kills_have_the_shares_of_their_scenarios():
+    counts = Counter(shares(list(SCENARIOS), 100).values())
+    assert counts == {name: scenario.share for name, scenario in SCENARIOS.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "after_kill"),
+    [
+        ("checkpoint.pt", b"PK\3\4", True),
+        ("policy.onnx", b"\x08", True),
+        ("replay-10.npz", b"PK\3\4", True),
+        ("stage.json", b"{", True),
+        ("configuration.yaml", b"", True),
+        ("progress.csv", b"behavior,step\nBall,1\nBal", False),
+        ("progress.csv", b"behavior,step\nBall,1\nBall,1\n", False),
+    ],
+)
+def test_a_broken_file_is_reported(name: str, content: bytes, after_kill: bool, tmp_path: Path):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / name).write_bytes(content)
+    assert len(left_behind.unreadable(tmp_path)) == 1
+    assert len(left_behind.unreadable(tmp_path, after_kill=True)) == after_kill
+
+
+def test_only_files_of_another_kind_are_left_over(tmp_path: Path):
+    def kinds(*names: str) -> set[str]:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).touch()
+        return left_behind.kinds(folder)
+
+    whole = kinds("results/run/Ball-100.pt", "results/run/progress.csv")
+    assert kinds("results/run/Ball-73.pt", "results/run.1/progress.csv") <= whole | {
+        "results/run.#"
+    }
+    left = kinds("results/run/Ball-100.pt", "results/run/.progress.csv.k_ab12cd.tmp") - whole
+    assert left == {"results/run/.progress.csv.k_ab#cd.tmp"}
+
+
+def test_what_was_not_continued_is_reported():
+    said = "[INFO] Resuming training of Ball from step 400."
+    assert left_behind.lost(said, 400) == []
+    assert left_behind.lost(said, 0) == []
+    assert left_behind.lost(said, 40) == ["it did not continue from step 40"]
+
+
+def test_a_process_is_known_by_its_mark_when_its_parent_is_gone():
+    code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()'])"
+    reading, writing = os.pipe()
+    variables = os.environ | {left_behind.MARK: "test"}
+    try:
+        subprocess.run([sys.executable, "-c", code], env=variables, stdin=reading, check=True)  # noqa: S603  # fixed
+        (orphan,) = left_behind.marked("test")
+        assert orphan.cmdline()[-1] == "input()"
+    finally:
+        os.close(writing)
+        os.close(reading)
+    orphan.wait(60)

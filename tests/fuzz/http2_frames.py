@@ -1,0 +1,235 @@
+"""HTTP/2 frames of a client at random: legal ones, and those of which some are spoiled."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from hpack import Encoder
+from http2_peer import BLOCK, FIELDS, TRAILERS, prefixed, settings
+from hypothesis import strategies as st
+
+from pipeline.protocol.frames import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PADDED,
+    PING,
+    PRIORITY,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    WITH_PRIORITY,
+    frame,
+)
+from pipeline.protocol.incoming import MAX_CALLS
+from pipeline.protocol.server import METHOD
+
+
+@st.composite
+def _parts(draw: Any, data: bytes, most: int = 3) -> list[bytes]:
+    """`data` in up to `most` pieces, some of them empty."""
+    cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=most - 1)))
+    return [data[i:j] for i, j in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+
+NOISE = st.one_of(
+    st.builds(lambda data: frame(PING, 0, 0, data), st.binary(min_size=8, max_size=8)),
+    st.builds(lambda stream, at: frame(PRIORITY, 0, stream, struct.pack(">IB", at, 7)),
+              st.integers(1, 99), st.sampled_from((0, 100))),
+    st.builds(lambda credit: frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", credit)),
+              st.integers(1, 100_000)),
+    st.builds(lambda window, size, table: settings(window=window, frame=size, table=table),
+              st.integers(0, 1 << 20), st.integers(1 << 14, (1 << 24) - 1), st.integers(0, 9000)),
+    st.builds(frame,
+              st.integers(0x20, 0xFF), st.integers(0, 255), st.integers(0, 9),
+              st.binary(max_size=20)),
+    st.sampled_from((settings(), settings(streams=0, push=0, unknown=7), frame(SETTINGS, 1, 0))),
+)  # fmt: skip
+
+
+@st.composite
+def header_frames(draw: Any, stream: int, block: bytes, flags: int) -> list[bytes]:
+    """A header block in one frame or several, which nothing may part."""
+    parts = draw(_parts(block)) if draw(st.booleans()) else [block]
+    first = parts[0]
+    if draw(st.integers(0, 3)) == 0:
+        flags |= WITH_PRIORITY
+        first = struct.pack(">IB", draw(st.sampled_from((0, 101, 101 | 1 << 31))), 3) + first
+    if first and draw(st.integers(0, 3)) == 0:
+        flags |= PADDED
+        length = draw(st.integers(0, 20))
+        first = bytes([length]) + first + bytes(length)
+    out = [frame(HEADERS, flags, stream, first)]
+    out += [frame(CONTINUATION, 0, stream, part) for part in parts[1:]]
+    last = bytearray(out[-1])
+    last[4] |= END_HEADERS
+    return [*out[:-1], bytes(last)]
+
+
+@st.composite
+def data_frames(draw: Any, stream: int, data: bytes) -> list[bytes]:
+    out = []
+    for part in draw(_parts(data)):
+        flags, padded = 0, part
+        if part and draw(st.integers(0, 3)) == 0:
+            length = draw(st.integers(0, 255))
+            flags, padded = PADDED, bytes([length]) + part + bytes(length)
+        out.append(frame(DATA, flags, stream, padded))
+    return out
+
+
+_EXTRA = st.lists(
+    st.tuples(
+        st.sampled_from(("grpc-timeout", "user-agent", "x-a", "authorization")),
+        st.text("abc09-", min_size=1, max_size=30),
+    ),
+    max_size=3,
+)
+_SIZES = st.sampled_from((0, 1, 5, 100, 300))
+
+
+class _Script:
+    """The calls of a conversation that are under way, and the frames so far."""
+
+    def __init__(self, draw: Any) -> None:
+        self.draw, self.encoder = draw, Encoder()
+        self.out = [settings()]
+        self.stream = -1
+        self.live: list[tuple[int, list[bytes]]] = []
+
+    def begin(self) -> None:
+        draw = self.draw
+        self.stream += draw(st.sampled_from((2, 2, 2, 4, 10)))
+        if draw(st.integers(0, 5)) == 5:
+            self.encoder.header_table_size = draw(st.integers(0, 4096))
+        path = draw(st.sampled_from((METHOD, METHOD, METHOD, "/other")))
+        fields = [pair if pair[0] != ":path" else (":path", path) for pair in FIELDS]
+        block = self.encoder.encode(fields + draw(_EXTRA), huffman=draw(st.booleans()))
+        body = prefixed(bytes([self.stream % 256]) * draw(_SIZES))
+        body = draw(st.sampled_from((body, body, body, body, body[:-1], body + b"x", b"")))
+        self.out += draw(header_frames(self.stream, block, 0))
+        self.live.append((self.stream, draw(data_frames(self.stream, body))))
+
+    def go_on(self) -> None:
+        """Send the next frame of a call, the last of which ends it."""
+        number, rest = self.draw(st.sampled_from(self.live))
+        if rest:
+            self.out.append(rest.pop(0))
+            return
+        self.live = [call for call in self.live if call[0] != number]
+        end = self.draw(st.integers(0, 3))
+        if end == 0:
+            self.out.append(frame(DATA, END_STREAM, number))
+        elif end == 1:
+            block = self.encoder.encode([("x-end", "1")])
+            self.out += self.draw(header_frames(number, block, END_STREAM))
+        elif end == 2 and self.out[-1][3:9] == frame(DATA, 0, number)[3:9]:
+            last = bytearray(self.out[-1])
+            last[4] |= END_STREAM
+            self.out[-1] = bytes(last)
+        else:
+            self.out.append(frame(RST_STREAM, 0, number, struct.pack(">I", 8)))
+
+
+@st.composite
+def conversations(draw: Any) -> list[bytes]:
+    """Legal frames of a client: calls after another or at the same time, and what comes between.
+
+    The bodies are no messages of the environment but bytes, some with a wrong length or none.
+    """
+    script = _Script(draw)
+    for _ in range(draw(st.integers(1, 20))):
+        act = draw(st.integers(0, 6))
+        if act <= 1 and len(script.live) < MAX_CALLS:
+            script.begin()
+        elif act <= 5 and script.live:
+            script.go_on()
+        else:
+            script.out.append(draw(NOISE))
+            if script.live and draw(st.booleans()):
+                credit = struct.pack(">I", draw(st.integers(1, 100_000)))
+                script.out.append(frame(WINDOW_UPDATE, 0, script.live[0][0], credit))
+    while script.live and draw(st.integers(0, 20)):
+        script.go_on()
+    return script.out
+
+
+@st.composite
+def _changed(draw: Any, one: bytes) -> bytes:
+    """A frame of another type, stream, length or content, or with other flags."""
+    out = bytearray(one)
+    kind = draw(st.integers(0, 5))
+    if kind == 0:
+        out[3] = draw(st.sampled_from((*range(10), 0xEE)))
+    elif kind <= 2:
+        out[4] ^= draw(st.sampled_from((END_STREAM, END_HEADERS, PADDED, WITH_PRIORITY, 0x40)))
+    elif kind == 3:
+        out[8] = draw(st.integers(0, 12))
+    elif kind == 4 and len(out) > 9:
+        out[draw(st.integers(9, len(out) - 1))] = draw(st.integers(0, 255))
+    else:
+        length = draw(st.integers(0, len(out) - 9))
+        out[:3], out[9 + length :] = length.to_bytes(3, "big"), b""
+    return bytes(out)
+
+
+_PAIRS = st.lists(
+    st.builds(
+        lambda key, value: struct.pack(">HI", key, value),
+        st.integers(1, 8),
+        st.sampled_from((0, 1, 2, 16383, 16384, 65535, 2**24 - 1, 2**24, 2**31 - 1, 2**31)),
+    ),
+    max_size=3,
+)
+_PAYLOADS = {
+    DATA: st.sampled_from((b"", b"x", prefixed(b"late"))),
+    HEADERS: st.sampled_from((BLOCK, TRAILERS, BLOCK[:-2], b"", b"\xbe")),
+    PRIORITY: st.just(bytes(5)),
+    RST_STREAM: st.just(bytes(4)),
+    SETTINGS: _PAIRS.map(b"".join),
+    PUSH_PROMISE: st.just(bytes(4) + BLOCK),
+    PING: st.just(bytes(8)),
+    GOAWAY: st.just(bytes(8)),
+    WINDOW_UPDATE: st.sampled_from((bytes(4), b"\0\0\0\1", b"\x7f\xff\xff\xff")),
+    CONTINUATION: st.sampled_from((b"", BLOCK[9:], TRAILERS)),
+}
+
+
+@st.composite
+def _strange(draw: Any) -> bytes:
+    """A frame that is well formed, or not, where it need not belong."""
+    kind = draw(st.sampled_from(sorted(_PAYLOADS)))
+    flags = draw(st.sampled_from((0, 1, 4, 4, 5, 5, 8, 0x20)))
+    of_connection = kind in (SETTINGS, PING, GOAWAY)
+    stream = draw(st.sampled_from((0, 0, 0, 1) if of_connection else (0, 1, 1, 2, 3, 3, 5, 7, 99)))
+    payload = draw(_PAYLOADS[kind])
+    if draw(st.integers(0, 7)) == 7:
+        payload = draw(st.binary(max_size=20))
+    return frame(kind, flags, stream, payload)
+
+
+@st.composite
+def spoiled(draw: Any, sent: list[bytes], least: int = 1) -> list[bytes]:
+    """Frames of which up to three are changed, left out, repeated, moved or made up."""
+    for _ in range(draw(st.integers(least, 3))):
+        at, to = draw(st.integers(0, len(sent) - 1)), draw(st.integers(0, len(sent)))
+        act = draw(st.integers(0, 9))
+        if act <= 2:
+            sent[at] = draw(_changed(sent[at]))
+        elif act <= 6:
+            sent.insert(to, draw(_strange()))
+        elif act == 7:
+            sent.insert(to, sent[at])
+        elif act == 8:
+            sent.insert(to, sent.pop(at))
+        elif len(sent) > 1:
+            del sent[at]
+    return sent
+
+
+PIECES = st.sampled_from(([1 << 16], [1], [3, 8, 1], [9], [10, 100], [1000, 1]))

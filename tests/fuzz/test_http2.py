@@ -1,0 +1,391 @@
+"""HTTP/2 connections beside a strict implementation, h2, frame by frame.
+
+Legal frames must give the same messages in both. Of broken ones the same frame must be the first
+that is refused, but for our bounds and for what docs/protocol.md lists as tolerated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h2.config
+import h2.connection
+import h2.events
+import h2.exceptions
+import h2.settings
+from http2_peer import FIELDS, RawClient, call, cut, message, no_check, prefixed, settings
+from hypothesis import strategies as st
+
+from pipeline.protocol import frames
+from pipeline.protocol.channel import OutgoingConnection
+from pipeline.protocol.frames import END_STREAM, PADDED, RST_STREAM, WINDOW_UPDATE
+from pipeline.protocol.headers import MAX_BLOCK_BYTES, RESPONSE, SUCCESS, request
+from pipeline.protocol.http2 import PREFACE
+from pipeline.protocol.incoming import IncomingConnection
+from pipeline.protocol.server import METHOD, Server
+
+from .frame import fuzz
+from .http2_frames import NOISE, PIECES, conversations, data_frames, header_frames, spoiled
+
+_SETTINGS = h2.settings.SettingCodes
+_TOLERATED = re.compile(
+    r"may not depend on itself|does not have an :authority|Setting 8 has|CONNECT"
+    r"|Host and :authority|content-length|Content-Length|InvalidBodyLength|:protocol"
+    r"|ConnectionState.CLOSED"
+)
+"""What h2 says of what is tolerated (docs/protocol.md), and of legal frames after GOAWAY."""
+_OURS = re.compile(
+    r"larger than|bytes in one call|bytes of headers|frame of \d+ bytes|calls than|SETTINGS is due"
+    r"|RST_STREAM frame on stream \d+, which was never opened|PUSH_PROMISE"
+)
+"""What we say of what is more than we take, and of three things that h2 does not always look at."""
+
+
+class Wire:
+    """Takes the place of a socket: keeps what is sent, and gives what was put there."""
+
+    def __init__(self) -> None:
+        self.sent = bytearray()
+        self.waiting: deque[bytes] = deque()
+        self.refill: Callable[[], object] = lambda: None
+
+    def setsockopt(self, *_: object) -> None:
+        """A wire has no options."""
+
+    setblocking = settimeout = shutdown = close = setsockopt
+
+    def send(self, data: bytes) -> int:
+        self.sent += data
+        return len(data)
+
+    sendall = send
+
+    def take(self) -> bytes:
+        out = bytes(self.sent)
+        self.sent.clear()
+        return out
+
+    def recv(self, size: int) -> bytes:
+        if not self.waiting:
+            self.refill()
+        if not self.waiting:
+            raise BlockingIOError
+        chunk = self.waiting.popleft()
+        if len(chunk) > size:
+            self.waiting.appendleft(chunk[size:])
+        return chunk[:size]
+
+
+def strict(*, client: bool, window: int = 2**31 - 1) -> h2.connection.H2Connection:
+    """An end of h2 that allows what ours announces."""
+    peer = h2.connection.H2Connection(h2.config.H2Configuration(client_side=client))
+    values = {_SETTINGS.INITIAL_WINDOW_SIZE: window, _SETTINGS.MAX_FRAME_SIZE: frames.LARGEST_FRAME}
+    values[_SETTINGS.MAX_HEADER_LIST_SIZE] = MAX_BLOCK_BYTES
+    peer.local_settings = h2.settings.Settings(client=client, initial_values=values)
+    peer.max_inbound_frame_size = frames.LARGEST_FRAME
+    peer.decoder.max_header_list_size = MAX_BLOCK_BYTES
+    peer.initiate_connection()
+    if window > 65535:
+        peer.increment_flow_control_window(2**31 - 1 - 65535)
+    return peer
+
+
+class Beside:
+    """Our trainer's end and h2's, given the same frames.
+
+    Attributes:
+        refused: whether ours, and whether h2, has refused a frame.
+        why: what they said.
+        messages: of ours, and of h2, as (stream, bytes).
+    """
+
+    def __init__(self) -> None:
+        self.wire = Wire()
+        self.ours = IncomingConnection(self.wire, METHOD)  # type: ignore[arg-type]
+        self.theirs = strict(client=False)
+        self.refused = [False, False]
+        self.why = ["", ""]
+        self.messages: tuple[list[Any], list[Any]] = ([], [])
+        self._calls: dict[int, tuple[bool, bytearray]] = {}
+        self.give(PREFACE, [len(PREFACE)])
+
+    def give(self, data: bytes, sizes: list[int]) -> None:
+        """Ours in pieces of `sizes`, and h2 at once."""
+        self._give_ours(data, sizes)
+        self._give_theirs(data)
+
+    def _give_ours(self, data: bytes, sizes: list[int]) -> None:
+        position = 0
+        while position < len(data) and self.ours.is_open:
+            size = sizes[position % len(sizes)]
+            self.wire.waiting.append(data[position : position + size])
+            position += size
+            while self.wire.waiting and self.ours.read():
+                pass
+        for stream, body in list(self.ours.messages):
+            self.messages[0].append((stream, body))
+            self.ours.refuse(stream, 9, "no greeting")
+        self.ours.messages.clear()
+        refusals = [one for one in cut(self.wire.take()) if one.kind == RST_STREAM]
+        self.refused[0] = not self.ours.is_open or bool(refusals)
+        self.why[0] = self.ours.failure or ("more calls than are allowed" if refusals else "")
+
+    def _give_theirs(self, data: bytes) -> None:
+        try:
+            events = self.theirs.receive_data(data)
+        except h2.exceptions.ProtocolError as error:
+            self.refused[1], self.why[1] = True, f"{type(error).__name__}: {error}"
+            return
+        for event in events:
+            self._follow(event)
+        codes = [one for one in cut(self.theirs.data_to_send()) if one.kind == RST_STREAM]
+        self.refused[1] = bool(codes)
+        self.why[1] = f"RST_STREAM {[one.payload for one in codes]} after {events}"
+
+    def _follow(self, event: Any) -> None:
+        if isinstance(event, h2.events.RequestReceived):
+            fields = dict(event.headers)
+            is_known = (
+                fields.get(b":path") == METHOD.encode()
+                and fields[b":method"] == b"POST"
+                and fields.get(b"content-type", b"").startswith(b"application/grpc")
+            )
+            self._calls[event.stream_id] = (is_known, bytearray())
+        elif isinstance(event, h2.events.DataReceived):
+            self._calls[event.stream_id][1].extend(event.data)
+        elif isinstance(event, h2.events.StreamEnded):
+            known, body = self._calls.pop(event.stream_id)
+            whole = len(body) >= 5 and body[0] == 0
+            if known and whole and int.from_bytes(body[1:5], "big") == len(body) - 5:
+                self.messages[1].append((event.stream_id, bytes(body[5:])))
+            answer = [(":status", "200"), ("grpc-status", "9")]
+            with contextlib.suppress(h2.exceptions.ProtocolError):
+                self.theirs.send_headers(event.stream_id, answer, end_stream=True)
+
+
+@fuzz(
+    st.tuples(conversations(), PIECES), examples=100, size=lambda example: sum(map(len, example[0]))
+)
+def test_legal_frames_give_the_same_messages(example: Any, folder: Path) -> None:
+    sent, sizes = example
+    both = Beside()
+    for one in sent:
+        both.give(one, sizes)
+        assert both.refused == [False, False], (one, both.why)
+    assert both.messages[0] == both.messages[1]
+
+
+@st.composite
+def _broken(draw: Any) -> list[bytes]:
+    return draw(spoiled(draw(conversations())))
+
+
+def _is_legal(one: bytes) -> bool:
+    """Whether a frame is legal that h2 refuses: all padding, or a window with the reserved bit."""
+    if one[3] == WINDOW_UPDATE:
+        return len(one) == 13 and one[9] > 127
+    return bool(one[4] & PADDED) and len(one) > 9 and one[9] == len(one) - 10
+
+
+@fuzz(st.tuples(_broken(), PIECES), examples=150, size=lambda example: sum(map(len, example[0])))
+def test_broken_frames_are_refused_where_the_strict_implementation_refuses(
+    example: Any, folder: Path
+) -> bool:
+    sent, sizes = example
+    both = Beside()
+    for one in sent:
+        both.give(one, sizes)
+        if any(both.refused):
+            break
+    ours, theirs = both.refused
+    if ours and not theirs:
+        assert _OURS.search(both.why[0]), both.why
+    if theirs and not ours:
+        assert _is_legal(one) or _TOLERATED.search(both.why[1]), (one, both.why)
+    if not any(both.refused):
+        assert both.messages[0] == both.messages[1]
+    return not ours
+
+
+_TALKS = st.fixed_dictionaries(
+    {
+        "calls": st.lists(
+            st.tuples(
+                st.sampled_from((0, 1, 1000, 20_000, 70_000)),
+                st.sampled_from((0, 1, 16_379, 70_000, 200_000)),
+                st.sampled_from((None, None, 0, 1000, 1 << 17)),
+            ),
+            min_size=1,
+            max_size=5,
+        ),
+        "window": st.sampled_from((200, 65_535, 1 << 20, 2**31 - 1)),
+        "sizes": PIECES,
+    }
+)
+"""Sizes of calls, of their answers and of h2's windows, and pieces of what h2 sends."""
+
+
+class Talk:
+    """An end of ours in conversation with h2."""
+
+    def __init__(self, ours: Callable[[Any], Any], example: dict[str, Any]) -> None:
+        self.wire = Wire()
+        self.ours = ours(self.wire)
+        self.peer = strict(client=ours is not OutgoingConnection, window=example["window"])
+        self.bodies: dict[int, bytearray] = {}
+        self.ended: dict[int, list[Any]] = {}
+        self._sizes = example["sizes"]
+        self._open: set[int] = set()
+
+    def carry(self) -> bool:
+        """Give each end what the other has sent; False when there is nothing."""
+        got = self.wire.take()
+        for event in self.peer.receive_data(got):
+            self._follow(event)
+        sent, position = self.peer.data_to_send(), 0
+        while position < len(sent):
+            size = max(self._sizes[position % len(self._sizes)], len(sent) // 100)
+            self.wire.waiting.append(sent[position : position + size])
+            position += size
+        return bool(got or sent)
+
+    def make_way(self, _deadline: float = 0.0) -> bool:
+        """Carry, or open windows where nothing moves without."""
+        if not self.carry():
+            if self.peer.inbound_flow_control_window < 5000:
+                self.peer.increment_flow_control_window(5000)
+            for stream in self._open:
+                if self.peer.remote_flow_control_window(stream) < 5000:
+                    self.peer.increment_flow_control_window(5000, stream_id=stream)
+            assert self.carry(), "nothing moves any more"
+        self.read()
+        return bool(self.ours.is_open)
+
+    def read(self) -> None:
+        while self.wire.waiting:
+            self.ours.read()
+
+    def _follow(self, event: Any) -> None:
+        stream = getattr(event, "stream_id", None)
+        if isinstance(event, h2.events.RequestReceived | h2.events.ResponseReceived):
+            self._open.add(stream)
+            self.bodies[stream] = bytearray()
+        elif isinstance(event, h2.events.DataReceived):
+            self.bodies[stream] += event.data
+            self.peer.acknowledge_received_data(event.flow_controlled_length, stream)
+        elif isinstance(event, h2.events.TrailersReceived):
+            self.ended[stream] = event.headers
+        elif isinstance(event, h2.events.StreamEnded):
+            self._open.discard(stream)
+            self.ended.setdefault(stream, [])
+
+    def say(self, stream: int, data: bytes, *, end: bool) -> None:
+        """Send a message of h2; our windows are open."""
+        data = prefixed(data)
+        while data:
+            size = min(len(data), self.peer.max_outbound_frame_size)
+            size = min(size, self.peer.local_flow_control_window(stream))
+            self.peer.send_data(stream, data[:size], end_stream=end and size == len(data))
+            data = data[size:]
+
+    def change_window(self, window: int | None) -> None:
+        while self.carry():  # h2 takes any acknowledgement for that of its latest settings
+            self.read()
+        if window is not None:
+            self.peer.update_settings({_SETTINGS.INITIAL_WINDOW_SIZE: window})
+
+
+def _amount(example: dict[str, Any]) -> int:
+    return sum(call + answer for call, answer, _ in example["calls"])
+
+
+@fuzz(_TALKS, examples=40, size=_amount)
+def test_strict_client_gets_every_answer_in_its_windows(
+    example: dict[str, Any], folder: Path
+) -> None:
+    talk = Talk(lambda wire: IncomingConnection(wire, METHOD), example)
+    talk.ours._make_way = talk.make_way
+    talk.make_way()
+    for number, (size, answer, window) in enumerate(example["calls"]):
+        stream = 2 * number + 1
+        talk.peer.send_headers(stream, FIELDS)
+        talk.say(stream, bytes(size), end=True)
+        while not talk.ours.messages:
+            talk.make_way()
+        assert talk.ours.messages.popleft() == (stream, bytes(size))
+        talk.change_window(window)
+        talk.ours.respond(stream, bytes(answer), 5.0)
+        talk.carry()
+        assert bytes(talk.bodies[stream]) == prefixed(bytes(answer))
+        assert (b"grpc-status", b"0") in talk.ended[stream]
+
+
+@fuzz(_TALKS, examples=40, size=_amount)
+def test_strict_server_gets_every_call_in_its_windows(
+    example: dict[str, Any], folder: Path
+) -> None:
+    talk = Talk(OutgoingConnection, example)
+    talk.ours._make_way = talk.make_way
+    talk.make_way()
+    for number, (size, answer, window) in enumerate(example["calls"]):
+        stream = 2 * number + 1
+        talk.change_window(window)
+        talk.ours.request(stream, request(METHOD, "localhost"), bytes(size))
+        while stream not in talk.ended:
+            talk.make_way()
+        assert bytes(talk.bodies[stream]) == prefixed(bytes(size))
+        talk.peer.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+        talk.say(stream, bytes(answer), end=False)
+        talk.peer.send_headers(stream, [("grpc-status", "0")], end_stream=True)
+        while not talk.ours.messages:
+            talk.make_way()
+        assert talk.ours.messages.popleft() == (stream, bytes(answer))
+
+
+@st.composite
+def _broken_answers(draw: Any) -> list[bytes]:
+    sent = [settings(), *draw(header_frames(1, RESPONSE, 0))]
+    sent += draw(data_frames(1, prefixed(b"answer")))
+    sent += draw(header_frames(1, SUCCESS, END_STREAM))
+    for _ in range(draw(st.integers(0, 2))):
+        sent.insert(draw(st.integers(0, len(sent))), draw(NOISE))
+    return draw(spoiled(sent, least=0))
+
+
+@fuzz(_broken_answers(), size=lambda example: sum(map(len, example)))
+def test_broken_answers_end_the_connection_or_are_none(example: list[bytes], folder: Path) -> bool:
+    wire = Wire()
+    ours = OutgoingConnection(wire)  # type: ignore[arg-type]
+    ours.request(1, request(METHOD, "localhost"), b"call")
+    wire.waiting.extend([*example, b""])  # nothing means that the server has left
+    while not ours.messages and ours.read():
+        pass
+    assert ours.messages or not ours.is_open
+    return bool(ours.messages)
+
+
+@fuzz(
+    st.tuples(_broken(), _broken()),
+    examples=25,
+    size=lambda pair: sum(len(one) for sent in pair for one in sent),
+)
+def test_conversation_goes_on_beside_broken_connections(
+    example: tuple[list[bytes], list[bytes]], folder: Path
+) -> None:
+    """Their calls are no greetings. One comes before the environment, and one beside it."""
+    with Server() as server:
+        clients = [RawClient(server.port, first=PREFACE + b"".join(example[0]))]
+        environment = RawClient(server.port)
+        for number in range(3):
+            environment.send(call(2 * number + 1, message(number)))
+            assert server.receive(20, no_check).unity_output.rl_output.side_channel == bytes(number)
+            server.reply(message(7))
+            assert environment.answer(2 * number + 1) == message(7)
+            clients.append(RawClient(server.port, first=PREFACE + b"".join(example[1])))
+        for one in [*clients, environment]:
+            one.close()

@@ -1,0 +1,43 @@
+"""The codec with messages in place of bytes: what a test writes field by field, and reads back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from pipeline.protocol import actions, decoding
+from pipeline.protocol.generated.messages import (
+    AgentInfoProto,
+    ReceivedAgentInfosProto,
+    UnityRLInputProto,
+    UnityRLOutputProto,
+)
+from pipeline.protocol.layout_cache import Decoder
+
+if TYPE_CHECKING:
+    from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
+    from pipeline.protocol.steps import Steps
+
+
+def decode_steps(infos: Iterable[AgentInfoProto], spec: BehaviorSpec, name: str = "") -> Steps:
+    """The agents one by one."""
+    data = UnityRLOutputProto.ListAgentInfoProto(value=infos).SerializeToString()
+    return decoding.decode_steps(ReceivedAgentInfosProto.FromString(data).value, spec, name)
+
+
+def decode_list(message: Any, spec: BehaviorSpec, name: str = "") -> Steps:
+    """The agents of a first message: together if they are many."""
+    return Decoder(spec, name).decode(message.SerializeToString())
+
+
+def encode_actions(
+    action: ActionTuple, spec: BehaviorSpec
+) -> UnityRLInputProto.ListAgentActionProto:
+    """One entry per agent."""
+    data = actions.actions_bytes(action, spec.action_spec)
+    return UnityRLInputProto.ListAgentActionProto.FromString(data)
+
+
+def decode_actions(message: Any, spec: ActionSpec) -> ActionTuple:
+    """The actions of all agents."""
+    return actions.decode_actions(message.SerializeToString(), spec)

@@ -1,0 +1,58 @@
+"""Cutting trajectories into sequences, against loops over rows."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.data.columns import cut, followed, rows_of
+
+LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=8)
+
+
+def slow_cut(lengths, sequence_length):
+    """(trajectory, number, rows) of each sequence."""
+    found, row = [], 0
+    for trajectory, length in enumerate(lengths):
+        rows = list(range(row, row + length))
+        row += length
+        number = 0
+        while rows:
+            found.append((trajectory, number, rows[:sequence_length]))
+            rows, number = rows[sequence_length:], number + 1
+    return found
+
+
+@given(lengths=LENGTHS, sequence_length=st.integers(1, 6))
+def test_cut_gives_the_sequences_of_a_loop(lengths, sequence_length):
+    sequences = cut(np.array(lengths), sequence_length)
+    found = [
+        (int(trajectory), int(number), list(range(start, start + length)))
+        for trajectory, number, start, length in zip(
+            sequences.trajectory, sequences.number, sequences.starts, sequences.lengths, strict=True
+        )
+    ]
+    assert found == slow_cut(lengths, sequence_length)
+    assert len(sequences) == len(found)
+
+
+@given(pieces=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5)), max_size=6))
+def test_rows_of_pieces_are_their_ranges_one_after_another(pieces):
+    starts = np.array([start for start, _ in pieces], dtype=np.int64)
+    lengths = np.array([length for _, length in pieces], dtype=np.int64)
+    expected = [row for start, length in pieces for row in range(start, start + length)]
+    assert rows_of(starts, lengths).tolist() == expected
+
+
+@given(lengths=LENGTHS, sequence_length=st.integers(1, 6))
+def test_followed_puts_what_comes_next_behind_each_trajectory_only(lengths, sequence_length):
+    expected = []
+    slow = slow_cut(lengths, sequence_length)
+    for trajectory, number, rows in slow:
+        expected += rows
+        if (trajectory, number + 1) not in [(t, n) for t, n, _ in slow]:
+            expected.append(sum(lengths) + trajectory)
+    sequences = cut(np.array(lengths), sequence_length)
+    is_last = np.append(sequences.number[1:] == 0, True)
+    assert followed(lengths=sequences.lengths, is_last=is_last).tolist() == expected

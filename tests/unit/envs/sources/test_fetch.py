@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from loopback import Site, site
+from made_archives import GAME, digest, zipped
+
+from pipeline.envs.sources import download, fetch
+from pipeline.envs.sources.archives import ArchiveLimits
+from pipeline.errors import FetchError
+
+ROOT = Path(__file__).parents[4]
+ARCHIVE = zipped(GAME, compressed=False)
+CHUNK = 1 << 16
+BIG = zipped({**GAME, "game/noise": os.urandom(3 << 20)}, compressed=False)
+
+
+@pytest.fixture
+def web() -> Iterator[Site]:
+    with site() as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own, and no waiting between attempts."""
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(download, "PAUSE_S", 0.0)
+    return tmp_path / "cache/environments"
+
+
+def left(cache: Path) -> list[str]:
+    """What lies in the cache, but for locks."""
+    found = [p.relative_to(cache).as_posix() for p in cache.rglob("*")]
+    return sorted(name for name in found if not name.startswith("locks") and name != "downloads")
+
+
+def played(folder: Path) -> bool:
+    return (folder / "game/Game.x86_64").read_bytes() == GAME["game/Game.x86_64"]
+
+
+def test_an_archive_is_downloaded_once_and_then_comes_from_the_cache(web, cache):
+    url = web.add("game.zip", ARCHIVE)
+    folder = fetch.fetch(url, sha256=digest(ARCHIVE).upper())
+    assert folder == cache / digest(ARCHIVE)
+    assert played(folder)
+    assert os.access(folder / "game/Game.x86_64", os.X_OK)
+    assert fetch.fetch(url, sha256=digest(ARCHIVE)) == folder
+    assert fetch.fetch("http://127.0.0.1:1/elsewhere.zip", sha256=digest(ARCHIVE)) == folder
+    assert len(web.asked) == 1
+    assert {name.partition("/")[0] for name in left(cache)} == {digest(ARCHIVE)}
+
+
+def test_a_file_url_is_an_archive_too(tmp_path, cache):
+    path = tmp_path / "my game.zip"
+    path.write_bytes(ARCHIVE)
+    assert played(fetch.fetch(path.as_uri(), sha256=digest(ARCHIVE)))
+    assert path.exists()
+    missing = (tmp_path / "no.zip").as_uri()
+    with pytest.raises(FetchError, match=r"no\.zip: there is no such file"):
+        fetch.fetch(missing, sha256="0" * 64)
+
+
+def test_a_wrong_digest_is_refused_before_anything_is_unpacked(web, cache):
+    url = web.add("game.zip", ARCHIVE)
+    with pytest.raises(FetchError, match=f"its sha256 is {digest(ARCHIVE)}, but {'0' * 64} was"):
+        fetch.fetch(url, sha256="0" * 64)
+    assert left(cache) == []
+    with pytest.raises(FetchError, match="needs 64 hex digits"):
+        fetch.fetch(url, sha256="123")
+
+
+def test_a_harmful_archive_leaves_the_cache_clean(web, cache):
+    bad = zipped({"../evil": b"x"})
+    with pytest.raises(FetchError, match=r"game\.zip: the entry '\.\./evil' leads out"):
+        fetch.fetch(web.add("game.zip", bad), sha256=digest(bad))
+    assert left(cache) == []
+
+
+def test_a_dropped_connection_goes_on_where_it_broke(web, cache):
+    url = web.add("game.zip", BIG)
+    web.drops = [20 * CHUNK + 5, 10 * CHUNK]
+    assert played(fetch.fetch(url, sha256=digest(BIG)))
+    ranges = [asked for _, asked in web.asked]
+    assert ranges == [None, f"bytes={20 * CHUNK}-", f"bytes={30 * CHUNK}-"]
+
+
+def test_the_next_process_goes_on_where_a_failed_one_gave_up(web, cache, monkeypatch):
+    monkeypatch.setattr(download, "ATTEMPTS", 1)
+    url = web.add("game.zip", BIG)
+    web.drops = [16 * CHUNK, 0]
+    with pytest.raises(
+        FetchError, match=r"game\.zip: .* failed after 1048576 bytes .*1 times in a row"
+    ):
+        fetch.fetch(url, sha256=digest(BIG))
+    assert {name.rpartition(".")[2] for name in left(cache)} == {"part", "json"}
+    assert played(fetch.fetch(url, sha256=digest(BIG)))
+    assert web.asked[-1][1] == f"bytes={16 * CHUNK}-"
+
+
+def test_without_a_validator_a_broken_download_starts_again(web, cache, monkeypatch):
+    web.etag = None
+    url = web.add("game.zip", BIG)
+    web.drops = [16 * CHUNK]
+    assert played(fetch.fetch(url, sha256=digest(BIG)))
+    assert [asked for _, asked in web.asked] == [None, None]
+    monkeypatch.setattr(download, "ATTEMPTS", 1)
+    web.drops = [10]
+    with pytest.raises(FetchError, match="1 times in a row"):
+        fetch.digest_of(url)
+    assert {name.partition("/")[0] for name in left(cache)} == {digest(BIG)}
+
+
+def test_an_archive_that_changed_meanwhile_is_taken_from_its_start(web, cache, monkeypatch):
+    monkeypatch.setattr(download, "ATTEMPTS", 1)
+    url = web.add("game.zip", os.urandom(len(BIG)))
+    web.drops = [16 * CHUNK, 0]
+    with pytest.raises(FetchError):
+        fetch.fetch(url, sha256=digest(BIG))
+    web.add("game.zip", BIG)
+    web.etag = '"two"'
+    assert played(fetch.fetch(url, sha256=digest(BIG)))
+    assert web.asked[-1][1] == f"bytes={16 * CHUNK}-"
+
+
+def test_a_beginning_of_something_else_is_thrown_away(web, cache, monkeypatch):
+    """The server says that it is the same version, and lies."""
+    monkeypatch.setattr(download, "ATTEMPTS", 1)
+    url = web.add("game.zip", os.urandom(len(BIG)))
+    web.drops = [16 * CHUNK, 0]
+    with pytest.raises(FetchError):
+        fetch.fetch(url, sha256=digest(BIG))
+    web.add("game.zip", BIG)
+    assert played(fetch.fetch(url, sha256=digest(BIG)))
+    assert [asked for _, asked in web.asked[-2:]] == [f"bytes={16 * CHUNK}-", None]
+
+
+def test_a_server_in_trouble_is_asked_again_and_one_that_refuses_is_not(web, cache):
+    url = web.add("game.zip", ARCHIVE)
+    web.errors = [503, 429]
+    assert played(fetch.fetch(url, sha256=digest(ARCHIVE)))
+    with pytest.raises(FetchError, match=r"other\.zip: the server answered 404"):
+        fetch.fetch(f"{web.url}/other.zip", sha256="0" * 64)
+    assert len(web.asked) == 4
+    web.errors = [500] * download.ATTEMPTS
+    with pytest.raises(FetchError, match=r"the server answered 500 .*5 times in a row"):
+        fetch.fetch(f"{web.url}/other.zip", sha256="0" * 64)
+
+
+def test_no_server_is_an_error_of_one_line(cache):
+    with pytest.raises(FetchError) as caught:
+        fetch.fetch("http://127.0.0.1:1/game.zip", sha256="0" * 64)
+    assert str(caught.value).startswith(
+        "http://127.0.0.1:1/game.zip: the connection failed after 0 bytes"
+    )
+    assert "Connection refused" in str(caught.value)
+    assert left(cache) == []
+
+
+@pytest.mark.parametrize("url", ["ftp://host/game.zip", "http:///game.zip", "game.zip"])
+def test_what_is_no_url_is_refused(url, cache):
+    with pytest.raises(FetchError, match="is no URL that can be fetched"):
+        fetch.fetch(url, sha256="0" * 64)
+    with pytest.raises(FetchError, match=r"http://\[.: is no URL \(Invalid IPv6 URL\)"):
+        fetch.digest_of("http://[")
+    with pytest.raises(FetchError, match="three slashes"):
+        fetch.fetch("file://folder/game.zip", sha256="0" * 64)
+
+
+def test_secrets_in_a_url_are_not_shown(web, cache, caplog):
+    url = web.add("game.zip", ARCHIVE).replace("http://", "http://me:word@") + "?token=secret"
+    with pytest.raises(FetchError) as caught:
+        fetch.fetch(url, sha256="0" * 64)
+    shown = str(caught.value) + caplog.text
+    assert "word" not in shown
+    assert "secret" not in shown
+
+
+def test_an_archive_above_the_limit_is_not_downloaded(web, cache):
+    url = web.add("game.zip", BIG)
+    with pytest.raises(FetchError, match=r"has more than 1 MB, the limit \(max_unpacked_gb\)"):
+        fetch.fetch(url, sha256=digest(BIG), limits=ArchiveLimits(max_bytes=1_000_000))
+    assert left(cache) == []
+
+
+def test_a_digest_is_found_out_without_unpacking_and_the_archive_is_used_later(web, cache):
+    url = web.add("game.zip", ARCHIVE)
+    assert fetch.digest_of(url) == digest(ARCHIVE)
+    assert not (cache / digest(ARCHIVE)).exists()
+    assert played(fetch.fetch(url, sha256=digest(ARCHIVE)))
+    assert len(web.asked) == 1
+    web.add("game.zip", BIG)
+    assert fetch.digest_of(url) == digest(BIG)
+
+
+def test_what_a_killed_process_left_is_cleared_away(web, cache):
+    unfinished = cache / f"{digest(ARCHIVE)}.unpacking/old"
+    unfinished.mkdir(parents=True)
+    old = cache / "downloads/abandoned.part"
+    old.parent.mkdir()
+    old.touch()
+    os.utime(old, (0, 0))
+    folder = fetch.fetch(web.add("game.zip", ARCHIVE), sha256=digest(ARCHIVE))
+    assert not (folder / "old").exists()
+    assert not unfinished.parent.exists()
+    assert not old.exists()
+
+
+def test_two_processes_share_one_download(web, cache):
+    url = web.add("game.zip", BIG)
+    web.hold.clear()
+    command = [sys.executable, "-m", "pipeline.cli", "env", "fetch", url, "--sha256", digest(BIG)]
+    own = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    processes = [
+        subprocess.Popen(  # noqa: S603  # this interpreter
+            command, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    assert web.arrived.acquire(timeout=30)
+    with ThreadPoolExecutor(2) as pool:
+        waits = threading.Event()
+        said = [pool.submit(_listen, process, waits) for process in processes]
+        assert waits.wait(30), "neither process waits for the other"
+        web.hold.set()
+        told = [future.result(60) for future in said]
+    found = {process.communicate(timeout=60)[0].strip() for process in processes}
+    assert [process.returncode for process in processes] == [0, 0], told
+    assert found == {str(cache / digest(BIG) / "game/Game.x86_64")}
+    assert len(web.asked) == 1
+
+
+def _listen(process: subprocess.Popen[str], waits: threading.Event) -> str:
+    """All that a process says, until it ends; tells when it says that it waits."""
+    lines = []
+    for line in process.stderr or ():
+        lines.append(line)
+        if "Waiting for another process" in line:
+            waits.set()
+    return "".join(lines)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from pipeline.envs.sources import programs
+from pipeline.envs.sources.programs import find_program, runs_headless
+from pipeline.errors import FetchError
+
+
+@pytest.fixture(autouse=True)
+def on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs.sys, "platform", "linux")
+
+
+def build(folder: Path, *names: str, mode: int = 0o644) -> Path:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        path.chmod(mode)
+    return folder
+
+
+def found(folder: Path, **options: str) -> str:
+    return find_program(folder, label="it", **options).relative_to(folder).as_posix()
+
+
+ALL = (
+    "g/G.x86_64",
+    "g/sub/Tool.x86_64",
+    "g/G.exe",
+    "g/UnityCrashHandler64.exe",
+    "g/UnityPlayer.so",
+    "m/G.app/Contents/MacOS/G",
+    "m/G.app/Contents/MacOS/helper",
+)
+
+
+def test_each_platform_has_its_own_program(tmp_path):
+    build(tmp_path, *ALL)
+    assert found(tmp_path) == "g/G.x86_64"
+    assert found(tmp_path, platform="windows") == "g/G.exe"
+    assert found(tmp_path, platform="darwin") == "m/G.app/Contents/MacOS/G"
+
+
+def test_a_program_without_suffix_is_the_one_that_may_be_executed(tmp_path):
+    build(tmp_path, "bin/player", "bin/UnityPlayer.so", mode=0o755)
+    build(tmp_path, "readme")
+    assert found(tmp_path) == "bin/player"
+
+
+def test_a_program_can_be_named(tmp_path):
+    build(tmp_path, "a.x86_64", "b.x86_64", "m/G.app/Contents/MacOS/G")
+    with pytest.raises(FetchError, match=r"found a\.x86_64, b\.x86_64\. Say which .* 'executable'"):
+        found(tmp_path)
+    assert found(tmp_path, wanted="b.x86_64") == "b.x86_64"
+    assert found(tmp_path, wanted="m/G.app") == "m/G.app/Contents/MacOS/G"
+    with pytest.raises(FetchError, match=r"has no file 'c'; its programs are a\.x86_64, b\.x86_64"):
+        found(tmp_path, wanted="c")
+
+
+@pytest.mark.parametrize("other", [("G.exe", "windows"), ("G.app/Contents/MacOS/G", "darwin")])
+def test_a_build_for_another_platform_is_named(tmp_path, other):
+    build(tmp_path, other[0], mode=0o755)
+    with pytest.raises(FetchError, match=f"has a build for {other[1]} .* needs one for linux"):
+        found(tmp_path)
+
+
+def test_no_program_is_an_error(tmp_path):
+    build(tmp_path, "readme")
+    with pytest.raises(FetchError, match="expected one program, found none"):
+        found(tmp_path)
+
+
+@pytest.fixture
+def player(tmp_path) -> Path:
+    path = tmp_path / "G.x86_64"
+    path.write_bytes(b"\x7fELF and more")
+    return path
+
+
+def without_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "PIPELINE_GRAPHICS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_player_without_display_is_headless_and_one_line_says_so(player, monkeypatch, caplog):
+    without_display(monkeypatch)
+    with caplog.at_level(logging.INFO):
+        assert runs_headless(player)
+    (record,) = caplog.records
+    assert "G.x86_64 runs with no_graphics" in record.getMessage()
+
+
+@pytest.mark.parametrize("name", ["DISPLAY", "WAYLAND_DISPLAY", "PIPELINE_GRAPHICS"])
+def test_with_a_display_or_when_asked_a_player_draws(player, monkeypatch, name):
+    without_display(monkeypatch)
+    monkeypatch.setenv(name, "1")
+    assert not runs_headless(player)
+
+
+def test_scripts_and_other_systems_are_left_alone(player, tmp_path, monkeypatch):
+    without_display(monkeypatch)
+    script = tmp_path / "script"
+    script.write_text("#!/bin/sh\n")
+    assert not runs_headless(script)
+    assert not runs_headless(tmp_path / "missing")
+    monkeypatch.setattr(programs.sys, "platform", "win32")
+    assert not runs_headless(player)

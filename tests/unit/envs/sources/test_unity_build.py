@@ -1,0 +1,203 @@
+"""Builds of Unity projects, by a program that behaves as the Unity Editor does in batch mode."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.envs.sources import unity_build
+from pipeline.envs.sources.unity_build import build, find_editor
+from pipeline.errors import FetchError
+from pipeline.settings.environments import UnitySource
+
+EDITOR = f"""#!{sys.executable}
+import os, pathlib, subprocess, sys, time
+arguments = sys.argv[1:]
+value = lambda name: arguments[arguments.index(name) + 1]
+project = pathlib.Path(value("-projectPath"))
+(project / "arguments").write_text("\\n".join(arguments))
+assert value("-logFile") == "-"
+mode = (project / "Assets/mode").read_text()
+print("Unity Editor version:    2022.3.10f1", flush=True)
+print("[Licensing::Module] Error: Access token is unavailable; failed to update", flush=True)
+if mode == "licence":
+    print("No valid Unity Editor license found. Please activate your license.", flush=True)
+    sys.exit(198)
+if mode == "open":
+    print("It looks like another Unity instance is running with this project open.", flush=True)
+    sys.exit(1)
+if mode == "method":
+    print("executeMethod class 'PipelineBuild' could not be found.", flush=True)
+    sys.exit(1)
+if mode == "script":
+    print("Assets/Ball.cs(3,14): warning CS0168: unused", flush=True)
+    print("Assets/Ball.cs(7,2): error CS1002: ; expected", flush=True)
+    print("Assets/Ball.cs(9,2): error CS1003: another", flush=True)
+    print("Aborting batchmode due to failure:", flush=True)
+    sys.exit(1)
+if mode == "silent":
+    sys.exit(7)
+helper = subprocess.Popen(["sleep", "600"])
+(project / "helper").write_text(str(helper.pid))
+if mode == "hang":
+    time.sleep(600)
+if mode != "nothing":
+    player = pathlib.Path(value("-pipelineOutput") + ".x86_64")
+    player.write_text("#!/bin/sh\\nexit 0\\n")
+    player.chmod(0o755)
+helper.kill()
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project, on a machine with this Editor and no other."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setattr(unity_build.sys, "platform", "linux")
+    editor = tmp_path / "Unity"
+    editor.write_text(EDITOR)
+    editor.chmod(0o755)
+    monkeypatch.setenv(unity_build.EDITOR_VARIABLE, str(editor))
+    folder = tmp_path / "My Game"
+    (folder / "Assets").mkdir(parents=True)
+    (folder / "ProjectSettings").mkdir()
+    version = "m_EditorVersion: 2022.3.10f1\nm_EditorVersionWithRevision: 2022.3.10f1 (ff3792e5)\n"
+    (folder / "ProjectSettings/ProjectVersion.txt").write_text(version)
+    return folder
+
+
+def built(project: Path, mode: str = "good", **options) -> Path:
+    (project / "Assets/mode").write_text(mode)
+    root = project.parent
+    return build(
+        UnitySource(project=project.name, **options),
+        root=root,
+        name="game",
+        folder=root / "out/player",
+        log=root / "out/editor.log",
+    )
+
+
+def failure(project: Path, mode: str, **options) -> str:
+    with pytest.raises(FetchError) as caught:
+        built(project, mode, **options)
+    assert not (project.parent / "out/player").exists()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_project_becomes_a_player_by_the_method_it_names(project):
+    program = built(project, method="Tools.Make.Player", build_args=("-buildTarget", "Linux64"))
+    assert program == project.parent / "out/player/game.x86_64"
+    output = str(project.parent / "out/player/game")
+    assert (project / "arguments").read_text().split("\n") == [
+        "-batchmode",
+        "-quit",
+        "-nographics",
+        "-projectPath",
+        str(project),
+        "-executeMethod",
+        "Tools.Make.Player",
+        "-logFile",
+        "-",
+        "-buildTarget",
+        "Linux64",
+        "-pipelineOutput",
+        output,
+    ]
+    assert "Unity Editor version" in (project.parent / "out/editor.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        ("licence", "My Game: the Unity Editor has no valid licence on this machine; activate one"),
+        ("licence", "Its log says: No valid Unity Editor license found. Please activate your lic"),
+        ("open", "has this project open already; close it"),
+        ("method", "does not know the method PipelineBuild.Build; copy workflow/unity/PipelineBu"),
+        ("script", "exit code 1. Its log says: Assets/Ball.cs(7,2): error CS1002: ; expected. All"),
+        ("silent", "failed with exit code 7. Its log says: no error, and last 'Unity Editor vers"),
+        ("nothing", "the build of My Game: expected one program, found none"),
+    ],
+)
+def test_a_build_that_fails_is_told_in_one_line(project, mode, message):
+    assert message in failure(project, mode)
+
+
+def ends(pid: int, *, within_s: float) -> bool:
+    """Whether a process goes in that time; a signal reaches it when the system gets to it."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_build_that_hangs_is_ended_with_what_it_started(project):
+    message = failure(project, "hang", timeout_s=5.0)
+    assert "was ended after 5 s (timeout_s); its last line was: [Licensing" in message
+    helper = int((project / "helper").read_text())
+    assert ends(helper, within_s=30.0)
+
+
+def test_what_is_no_project_is_refused(project):
+    (project / "ProjectSettings/ProjectVersion.txt").unlink()
+    assert "My Game: is no Unity project, it has no ProjectSettings/Pro" in failure(project, "good")
+
+
+def editor_at(path: Path) -> Path:
+    path.parent.mkdir(parents=True)
+    path.write_text("#!/bin/sh\n")
+    return path
+
+
+def test_the_editor_is_that_of_the_variable_the_setting_or_the_hub(project, monkeypatch, tmp_path):
+    given = editor_at(tmp_path / "given/Unity")
+    assert find_editor(str(given), project).parent == tmp_path
+    monkeypatch.delenv(unity_build.EDITOR_VARIABLE)
+    assert find_editor(str(given), project) == given
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with pytest.raises(FetchError, match=r"editor: there is no Unity Editor at /nowhere"):
+        find_editor("/nowhere", project)
+    home = tmp_path / "home"
+    editor_at(home / "Unity/Hub/Editor/6000.0.1f1/Editor/Unity")
+    with pytest.raises(
+        FetchError,
+        match=r"My Game: needs the Unity Editor 2022\.3\.10f1, which is not on this machine; "
+        r"installed are 6000\.0\.1f1\. Install it with Unity Hub, or set PIPELINE_UNITY_EDITOR",
+    ):
+        find_editor(None, project)
+    own = editor_at(home / "Unity/Hub/Editor/2022.3.10f1/Editor/Unity")
+    assert find_editor(None, project) == own
+    chosen = editor_at(tmp_path / "big/2022.3.10f1/Editor/Unity")
+    settings = home / ".config/UnityHub/secondaryInstallPath.json"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(json.dumps(str(tmp_path / "big")))
+    assert find_editor(None, project) == chosen
+
+
+def test_an_editor_on_the_path_is_found(project, monkeypatch, tmp_path):
+    monkeypatch.delenv(unity_build.EDITOR_VARIABLE)
+    editor = editor_at(tmp_path / "bin/unity-editor")
+    editor.chmod(0o755)
+    monkeypatch.setenv("PATH", str(editor.parent))
+    assert find_editor(None, project) == editor
+
+
+def test_an_editor_that_cannot_be_started_is_told(project, monkeypatch):
+    broken = project.parent / "broken"
+    broken.write_bytes(b"\0")
+    monkeypatch.setenv(unity_build.EDITOR_VARIABLE, str(broken))
+    assert "broken: the Unity Editor cannot be started: Permission denied" in failure(project, "x")
+    assert os.environ[unity_build.EDITOR_VARIABLE] == str(broken)

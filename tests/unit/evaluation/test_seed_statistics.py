@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.evaluation import statistics
+
+# Scores, and what rliable 1.2.0 (the package of Agarwal et al.) gives for them: the estimates to
+# all digits, the ends of its 5,000-draw (IQM) and 2,000-draw (probability) bootstrap intervals.
+ONE = np.array([1.13, 0.87, 1.64, 1.1, 0.46, 1.36, 2.3, 1.95, 0.3, -0.27])
+OTHER = np.array([-0.32, 0.34, -2.03, 0.08, -0.95, -0.43, -0.24, -0.02])
+
+
+def test_estimates_and_intervals_are_those_of_the_authors_package():
+    assert statistics.interquartile_means(ONE) == pytest.approx(1.0933333333, abs=1e-9)
+    assert statistics.probability_of_improvement(ONE, OTHER) == pytest.approx(0.9375)
+    rng = np.random.default_rng(0)
+    assert statistics.iqm_interval(ONE, rng) == pytest.approx((0.53325, 1.62), abs=0.05)
+    found = statistics.improvement_interval(ONE, OTHER, rng)
+    assert found == pytest.approx((0.8, 1.0), abs=0.03)
+
+
+def test_interquartile_mean_drops_a_quarter_at_each_end():
+    assert statistics.interquartile_means(np.array([-100.0, -50, 2, 3, 4, 5, 6, 900])) == 3.5
+    rows = np.array([[3.0, 1, 2], [7, 7, 7]])
+    np.testing.assert_array_equal(statistics.interquartile_means(rows), [2.0, 7.0])
+    with pytest.raises(ValueError, match="at least one value"):
+        statistics.interquartile_means(np.zeros(0))
+
+
+def test_ties_count_half():
+    same = np.array([1.0, 2.0])
+    assert statistics.probability_of_improvement(same, same) == 0.5
+    # 3 > 1, 3 > 2, 2 > 1, 2 = 2
+    assert statistics.probability_of_improvement(np.array([3.0, 2.0]), same) == 3.5 / 4
+
+
+def test_equal_streams_give_equal_intervals():
+    streams = [np.random.default_rng(seed) for seed in (1, 1, 2)]
+    first, second, other = (statistics.iqm_interval(ONE, rng) for rng in streams)
+    assert first == second != other
+
+
+def test_interval_sees_the_spread_between_seeds():
+    rng = np.random.default_rng(1)
+    noise = rng.normal(0.0, 0.1, 5)
+    alike = statistics.iqm_interval(noise, rng)
+    apart = statistics.iqm_interval(noise + 5 * np.arange(5), rng)
+    assert alike[1] - alike[0] < 0.3
+    assert apart[1] - apart[0] > 4.0
+
+
+def test_band_of_curves_is_the_interval_at_each_point():
+    rng = np.random.default_rng(0)
+    curves = rng.normal(0.0, 1.0, (6, 3)) + np.array([0.0, 10.0, 20.0])
+    low, high = statistics.iqm_band(curves, np.random.default_rng(3))
+    for point in range(3):
+        alone = statistics.iqm_interval(curves[:, point], np.random.default_rng(4))
+        assert (low[point], high[point]) == pytest.approx(alone, abs=0.1)
+
+
+def test_few_seeds_are_said_to_be_few():
+    assert statistics.caution(1) == "1 seed is too few for an interval"
+    assert statistics.caution(2) == "2 seeds are too few for an interval"
+    assert "wide" in statistics.caution(3)
+    assert "wide" in statistics.caution(4)
+    assert statistics.caution(5) == ""
+
+
+def test_intervals_over_three_seeds_cover_less_than_they_say_and_over_ten_nearly_that():
+    def coverage(n_seeds: int) -> float:
+        rng = np.random.default_rng(1)
+        found = [statistics.iqm_interval(rng.normal(0.0, 1.0, n_seeds), rng) for _ in range(300)]
+        return float(np.mean([low <= 0.0 <= high for low, high in found]))
+
+    assert coverage(3) == pytest.approx(0.74, abs=0.08)
+    assert coverage(10) == pytest.approx(0.94, abs=0.05)
+
+
+def test_no_scores_have_no_interval():
+    with pytest.raises(ValueError, match="at least one score"):
+        statistics.iqm_interval(np.zeros(0), np.random.default_rng(0))

@@ -1,0 +1,160 @@
+"""Specifications, actions and steps of the low-level API, as ML-Agents' users know them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.protocol.specs import (
+    AGENT_BYTES,
+    MAX_ACTIONS,
+    MAX_PARTS,
+    ActionSpec,
+    ActionTuple,
+    BehaviorSpec,
+    ObservationSpec,
+    UnitySpecificationException,
+    check_spec,
+    row_bytes,
+)
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+
+SPEC = BehaviorSpec(
+    [ObservationSpec.vector(2, "speeds"), ObservationSpec.visual(3, 4, 5, "camera")],
+    ActionSpec(1, (2, 3)),
+)
+IDS = np.array([7, 3], np.int32)
+OBS = [np.arange(4, dtype=np.float32).reshape(2, 2)]
+REWARD = np.array([0.5, -1.0], np.float32)
+GROUPS = np.array([0, 9], np.int32)
+SHARED = np.array([0.0, 2.5], np.float32)
+MASKS = [np.array([[True, False], [False, True]])]
+
+
+def steps(kind):
+    if kind is TerminalSteps:
+        return TerminalSteps(OBS, REWARD, np.array([True, False]), IDS, GROUPS, SHARED)
+    return DecisionSteps(OBS, REWARD, IDS, MASKS, GROUPS, SHARED)
+
+
+@pytest.mark.parametrize("kind", [DecisionSteps, TerminalSteps])
+def test_steps_are_a_mapping_from_agents_to_their_rows(kind):
+    found = steps(kind)
+    assert (len(found), list(found), 3 in found, 4 in found) == (2, [7, 3], True, False)
+    assert found.agent_id_to_index == {7: 0, 3: 1}
+    assert found.agent_id_to_index is found.agent_id_to_index
+    one = found[3]
+    assert [values.tolist() for values in one.obs] == [[2.0, 3.0]]
+    assert (one.reward, one.agent_id, one.group_id, one.group_reward) == (-1.0, 3, 9, 2.5)
+    with pytest.raises(KeyError, match="agent_id 4 is not present"):
+        found[4]
+
+
+def test_a_step_has_what_its_kind_alone_knows():
+    assert [mask.tolist() for mask in steps(DecisionSteps)[7].action_mask] == [[True, False]]
+    assert [steps(TerminalSteps)[agent].interrupted for agent in (7, 3)] == [True, False]
+    without = DecisionSteps(OBS, REWARD, IDS, None, GROUPS, SHARED)
+    assert without[7].action_mask is None
+
+
+@pytest.mark.parametrize("kind", [DecisionSteps, TerminalSteps])
+def test_steps_without_agents_have_arrays_in_the_shapes_of_the_specification(kind):
+    found = kind.empty(SPEC)
+    assert (len(found), list(found)) == (0, [])
+    names = [name for name in kind.__init__.__annotations__ if name != "return"]
+    arrays = {name: getattr(found, name) for name in names}
+    assert [(one.shape, one.dtype) for one in arrays.pop("obs")] == [
+        ((0, 2), np.float32),
+        ((0, 3, 4, 5), np.float32),
+    ]
+    types = {"reward": "f4", "group_reward": "f4", "agent_id": "i4", "group_id": "i4"}
+    if kind is DecisionSteps:
+        assert arrays.pop("action_mask") is None
+    else:
+        types["interrupted"] = "?"
+    assert {name: (one.shape, one.dtype) for name, one in arrays.items()} == {
+        name: ((0,), np.dtype(code)) for name, code in types.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "continuous", "discrete"),
+    [
+        (ActionSpec.create_continuous(1), True, False),
+        (ActionSpec.create_continuous(3), True, False),
+        (ActionSpec.create_discrete([2, 3]), False, True),
+        (ActionSpec.create_hybrid(1, [2]), False, False),
+    ],
+)
+def test_kinds_of_action_specifications(spec, continuous, discrete):
+    assert (spec.is_continuous(), spec.is_discrete()) == (continuous, discrete)
+    assert spec.discrete_size == len(spec.discrete_branches)
+    assert isinstance(spec.discrete_branches, tuple)
+    for action in (spec.empty_action(4), spec.random_action(4)):
+        assert action.continuous.shape == (4, spec.continuous_size)
+        assert action.discrete.shape == (4, spec.discrete_size)
+        assert (action.continuous.dtype, action.discrete.dtype) == (np.float32, np.int32)
+    assert not spec.empty_action(4).continuous.any()
+
+
+def test_sizes_of_action_specifications():
+    assert ActionSpec.create_continuous(3) == (3, ())
+    assert ActionSpec.create_discrete([2, 3]) == (0, (2, 3))
+    assert ActionSpec.create_hybrid(1, [2, 3]) == (1, (2, 3))
+
+
+def test_random_actions_are_those_of_their_branches_and_of_the_given_stream():
+    spec = ActionSpec(2, (2, 5))
+    one, two = (spec.random_action(500, np.random.default_rng(3)) for _ in range(2))
+    assert np.array_equal(one.continuous, two.continuous)
+    assert np.array_equal(one.discrete, two.discrete)
+    assert (one.discrete.min(0).tolist(), one.discrete.max(0).tolist()) == ([0, 0], [1, 4])
+    assert -1.0 <= one.continuous.min() < -0.9
+    assert 0.9 < one.continuous.max() < 1.0
+    assert len(np.unique(one.continuous)) > 900
+
+
+def test_one_kind_of_action_brings_an_empty_other():
+    continuous, discrete = ActionTuple(np.ones((3, 2))), ActionTuple(discrete=np.ones((3, 1)))
+    assert (continuous.discrete.shape, continuous.discrete.dtype) == ((3, 0), np.int32)
+    assert (discrete.continuous.shape, discrete.continuous.dtype) == ((3, 0), np.float32)
+    assert (continuous.continuous.dtype, discrete.discrete.dtype) == (np.float32, np.int32)
+    both = ActionTuple(np.zeros((1, 2)), np.ones((1, 1)))
+    both.add_continuous(np.ones((1, 2)))
+    assert (both.continuous.tolist(), both.discrete.tolist()) == ([[1.0, 1.0]], [[1]])
+    assert ActionTuple().continuous is None
+
+
+@pytest.mark.parametrize(
+    ("actions", "fault"),
+    [
+        (ActionSpec(-1, (2,)), "a number of actions is at least 0"),
+        (ActionSpec(1, (2, 0)), "a branch has at least 1"),
+        (ActionSpec(0, ()), "announces no actions"),
+        (ActionSpec(MAX_ACTIONS + 1, ()), f"at most {MAX_ACTIONS} actions"),
+        (ActionSpec(1, (MAX_ACTIONS,)), f"at most {MAX_ACTIONS} actions"),
+        (ActionSpec(0, (1,) * (MAX_PARTS + 1)), f"in {MAX_PARTS} branches"),
+        (ActionSpec(MAX_ACTIONS, ()), None),
+        (ActionSpec(0, (1,) * MAX_PARTS), None),
+        (ActionSpec(1, ()), None),
+        (ActionSpec(0, (1,)), None),
+    ],
+)
+def test_actions_that_cannot_be_learned_are_refused(actions, fault):
+    spec = BehaviorSpec([ObservationSpec.vector(1)], actions)
+    if fault is None:
+        check_spec("Toy", spec)
+    else:
+        with pytest.raises(UnitySpecificationException, match=f"behavior Toy: .*{fault}"):
+            check_spec("Toy", spec)
+
+
+def test_too_many_observations_are_refused():
+    check_spec("Toy", BehaviorSpec([ObservationSpec.vector(1)] * MAX_PARTS, ActionSpec(1, ())))
+    many = BehaviorSpec([ObservationSpec.vector(1)] * (MAX_PARTS + 1), ActionSpec(1, ()))
+    with pytest.raises(UnitySpecificationException, match=f"more than {MAX_PARTS} observations"):
+        check_spec("Toy", many)
+
+
+def test_an_agent_takes_the_memory_of_its_numbers_masks_and_actions():
+    assert row_bytes(SPEC) == AGENT_BYTES + 4 * (2 + 3 * 4 * 5) + (2 + 3) + 8 * (1 + 2)

@@ -1,0 +1,183 @@
+"""What an environment parameter is at each reading, and how a trainer holds on to a simulator."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from pipeline.protocol.parameters import (
+    GAUSSIAN,
+    MULTI_RANGE,
+    READING,
+    UNIFORM,
+    Controls,
+    Parameters,
+    Sampler,
+    Source,
+)
+
+UNEVEN = (0.0, 1.0, 10.0, 13.0)
+
+
+def sampler(kind, values, seed=5):
+    return Sampler(kind=kind, values=values, seed=seed)
+
+
+def draws(kind, values, n=4000):
+    return np.array([source() for source in [Source(sampler(kind, values))] for _ in range(n)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [(3, (0.0, 1.0)), (-1, (0.0, 1.0)), (UNIFORM, ()), (UNIFORM, (1.0,)), (2, (0.0, 1.0, 2.0))],
+)
+def test_a_sampler_that_nothing_can_be_drawn_from_is_refused(kind, values):
+    with pytest.raises(ValueError, match="sampler"):
+        sampler(kind, values)
+
+
+@pytest.mark.parametrize("kind", [UNIFORM, GAUSSIAN, MULTI_RANGE])
+def test_a_sampler_with_pairs_of_values_is_taken(kind):
+    assert sampler(kind, UNEVEN).values == UNEVEN
+
+
+def test_a_uniform_sampler_draws_evenly_between_its_ends():
+    found = draws(UNIFORM, (2.0, 6.0))
+    assert found.min() >= 2.0
+    assert found.max() < 6.0
+    assert np.histogram(found, 4, (2.0, 6.0))[0].min() > 900
+
+
+def test_a_gaussian_sampler_draws_around_its_mean_whichever_sign_its_deviation_has():
+    for deviation in (0.5, -0.5):
+        found = draws(GAUSSIAN, (3.0, deviation))
+        assert found.mean() == pytest.approx(3.0, abs=0.05)
+        assert found.std() == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_sampler_of_several_ranges_draws_each_by_its_width():
+    found = draws(MULTI_RANGE, UNEVEN)
+    low, high = found[found < 5.0], found[found > 5.0]
+    assert (low.min() >= 0.0, low.max() < 1.0) == (True, True)
+    assert (high.min() >= 10.0, high.max() < 13.0) == (True, True)
+    assert len(low) / len(found) == pytest.approx(0.25, abs=0.03)
+
+
+def test_ranges_without_a_width_are_drawn_alike_often():
+    found = draws(MULTI_RANGE, (1.0, 1.0, 7.0, 7.0))
+    assert set(found) == {1.0, 7.0}
+    assert np.mean(found == 1.0) == pytest.approx(0.5, abs=0.05)
+
+
+def test_equal_samplers_draw_alike_and_other_seeds_differently():
+    one, two, other = (Source(sampler(UNIFORM, (0.0, 1.0), seed)) for seed in (5, 5, 6))
+    first = [one() for _ in range(5)]
+    assert first == [two() for _ in range(5)]
+    assert first != [other() for _ in range(5)]
+    assert len(set(first)) == 5
+    Source(sampler(UNIFORM, (0.0, 1.0), seed=-1))  # seeds of the wire have a sign
+
+
+def test_a_parameter_is_its_last_value_and_its_readings_are_taken_once():
+    parameters = Parameters()
+    assert parameters.read("speed", 7.0) == 7.0
+    parameters.set_sampler("speed", sampler(UNIFORM, (0.0, 1.0)))
+    parameters.set_value("size", 2)
+    values = parameters.values()
+    assert values["size"] == 2.0
+    assert isinstance(values["size"], float)
+    again = parameters.read("speed", 7.0)
+    assert 0.0 <= again != values["speed"]
+    readings = [("speed", values["speed"]), ("size", 2.0), ("speed", again)]
+    assert parameters.take_readings() == readings
+    assert parameters.take_readings() == []
+    parameters.set_value("speed", 3.0)
+    assert parameters.read("speed", 7.0) == 3.0
+
+
+def test_parameters_that_are_taken_up_draw_on():
+    one, two = Parameters(), Parameters()
+    one.set_value("size", 2.0)
+    one.set_sampler("speed", sampler(MULTI_RANGE, UNEVEN))
+    one.values()
+    two.set_value("gone", 1.0)
+    two.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    for _ in range(3):
+        assert one.values() == two.values()
+    assert one.state_dict() == two.state_dict()
+
+
+class Plain:
+    """A simulator that takes numbers, and tells what it was given."""
+
+    def __init__(self):
+        self.given = []
+
+    def set_parameter(self, name, value):
+        self.given.append((name, value))
+
+
+class Drawing(Plain):
+    """A simulator that draws for itself, and has statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.parameters = Parameters()
+
+    def stats(self):
+        return [("score", 4.0, 0)]
+
+
+def test_a_simulator_that_takes_numbers_gets_a_fresh_draw_each_time():
+    simulator = Plain()
+    controls = Controls(simulator)
+    controls.set_value("size", 2.0)
+    controls.set_sampler("speed", sampler(UNIFORM, (0.0, 1.0)))
+    expected = Source(sampler(UNIFORM, (0.0, 1.0)))
+    for _ in range(2):
+        controls.draw()
+    first, second = expected(), expected()
+    assert simulator.given == [("size", 2.0), ("speed", first), ("speed", second)]
+    assert controls.take_stats() == [
+        (READING + "speed", first, 3),
+        (READING + "speed", second, 3),
+    ]
+    controls.set_value("speed", 9.0)
+    controls.draw()
+    assert simulator.given[3:] == [("speed", 9.0)]
+    assert controls.take_stats() == []
+
+
+def test_a_simulator_that_draws_for_itself_is_given_the_sampler():
+    simulator = Drawing()
+    controls = Controls(simulator)
+    controls.set_sampler("speed", sampler(UNIFORM, (0.0, 1.0)))
+    controls.draw()
+    assert simulator.given == []
+    first = Source(sampler(UNIFORM, (0.0, 1.0)))()
+    assert simulator.parameters.read("speed", 7.0) == first
+    assert controls.take_stats() == [("score", 4.0, 0), (READING + "speed", first, 3)]
+    assert controls.state_dict() == {"drawn": {}, "samplers": ["speed"]}
+
+
+def test_controls_that_are_taken_up_draw_on():
+    simulators = Plain(), Plain()
+    one, two = (Controls(simulator) for simulator in simulators)
+    one.set_sampler("speed", sampler(GAUSSIAN, (0.0, 1.0)))
+    one.draw()
+    two.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    simulators[0].given.clear()
+    for controls in (one, two):
+        controls.draw()
+    assert simulators[0].given == simulators[1].given != []
+
+
+def test_parameters_are_drawn_in_the_order_of_their_names():
+    simulator, names = Plain(), [f"p{n}" for n in range(9)]
+    controls = Controls(simulator)
+    for name in reversed(names):
+        controls.set_sampler(name, sampler(UNIFORM, (0.0, 1.0)))
+    controls.draw()
+    assert [name for name, _ in simulator.given] == names

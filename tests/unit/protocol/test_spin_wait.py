@@ -1,0 +1,73 @@
+"""Looking before blocking: it stops when it does not pay, and begins again when it does."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.errors import SettingsError
+from pipeline.protocol import spin_wait
+from pipeline.protocol.spin_wait import VARIABLE, SpinWait
+
+
+class Other:
+    """The other end: counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.there = False
+
+    def __call__(self) -> bool:
+        self.asked += 1
+        return self.there
+
+
+def test_what_is_there_is_seen_at_the_first_look():
+    wait, other = SpinWait(1.0), Other()
+    other.there = True
+    wait.poll(other)
+    assert other.asked == 1
+
+
+def test_looking_in_vain_is_left_out_more_and_more():
+    wait, other = SpinWait(1e-4), Other()
+    looked = []
+    for _ in range(40):
+        before = other.asked
+        wait.poll(other)
+        looked.append(other.asked > before)
+    # looks, leaves out 1, looks, leaves out 2, looks, leaves out 4, ...
+    assert [i for i, did in enumerate(looked) if did] == [0, 2, 5, 10, 19, 36]
+
+
+def test_success_brings_the_habit_back():
+    wait, other = SpinWait(1e-4), Other()
+    for _ in range(6):  # in vain at 0, 2 and 5; then 4 are left out
+        wait.poll(other)
+    other.there = True
+    before = other.asked
+    for _ in range(10):
+        wait.poll(other)
+    assert other.asked - before == 6
+
+
+def test_variable_sets_the_limit_and_nonsense_is_refused(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "0")
+    other = Other()
+    SpinWait().poll(other)
+    assert other.asked == 0
+    monkeypatch.setenv(VARIABLE, "soon")
+    with pytest.raises(SettingsError, match="PIPELINE_SPIN_US=soon: expected microseconds"):
+        SpinWait()
+
+
+@pytest.mark.parametrize(("given", "limit_s"), [("500", 5e-4), ("0", 0.0), ("-20", 0.0)])
+def test_the_variable_is_in_microseconds(monkeypatch, given, limit_s):
+    monkeypatch.setenv(VARIABLE, given)
+    assert SpinWait().limit_s == pytest.approx(limit_s)
+
+
+@pytest.mark.parametrize(("n", "looks"), [(1, False), (2, True)])
+def test_by_itself_it_looks_for_a_moment_where_another_processor_can_work(monkeypatch, n, looks):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(spin_wait, "_n_processors", lambda: n)
+    assert (1e-4 < SpinWait().limit_s < 1e-2) if looks else SpinWait().limit_s == 0.0

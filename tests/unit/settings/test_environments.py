@@ -1,0 +1,269 @@
+"""`environments.<name>` of params.yaml: one set of keys for each source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import SettingsError
+from pipeline.settings.environments import (
+    BridgeSource,
+    BuiltinSource,
+    EnvironmentParams,
+    FetchSource,
+    GymnasiumSource,
+    PathSource,
+    PettingzooSource,
+    UnitySource,
+)
+from pipeline.settings.params import load_params
+from pipeline.settings.plan import plan
+from pipeline.settings.reader import to_map
+from pipeline.settings.yaml_file import parse_yaml
+
+DIGEST = "ab" * 32
+
+
+def read(text: str) -> EnvironmentParams:
+    node = parse_yaml(f"cart: {text}", source="params.yaml").value["cart"]
+    return EnvironmentParams.from_node(node, "environments.cart")
+
+
+def test_each_source_has_keys_of_its_own() -> None:
+    assert read("{source: builtin, name: x}") == BuiltinSource(source="builtin", name="x")
+    assert read("{source: path, path: a, args: [b]}") == PathSource(
+        source="path", path="a", args=("b",)
+    )
+    assert read("{source: gymnasium, id: CartPole-v1}") == GymnasiumSource(
+        source="gymnasium", id="CartPole-v1", copies=16
+    )
+    assert read("{source: pettingzoo, id: a.b_v1, teams: {x_0: 1}}") == PettingzooSource(
+        source="pettingzoo", id="a.b_v1", copies=4, teams={"x_0": 1}
+    )
+
+
+def test_a_bridge_is_told_what_was_written_and_no_defaults() -> None:
+    plain = read("{source: gymnasium, id: Hopper-v5}")
+    assert isinstance(plain, BridgeSource)
+    assert plain.options() == {"id": "Hopper-v5", "n_agents": 16}
+    full = read(
+        "{source: pettingzoo, id: a.b_v1, copies: 2, kwargs: {n: 3, deep: {x: [1.5, true]}},"
+        " api: aec, teams: index, groups: all, visual: never, action_scale: 2, args: [--x]}"
+    )
+    assert isinstance(full, BridgeSource)
+    assert full.options() == {
+        "id": "a.b_v1",
+        "n_agents": 2,
+        "kwargs": {"n": 3, "deep": {"x": [1.5, True]}},
+        "api": "aec",
+        "teams": "index",
+        "groups": "all",
+        "visual": "never",
+        "action_scale": 2.0,
+    }
+    assert to_map(full)["kwargs"] == {"n": 3, "deep": {"x": [1.5, True]}}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{id: x}", "environments.cart: the key 'source' is required"),
+        ("{source: gymnasum, id: x}", "source: 'gymnasum' is not allowed; did you mean 'gymnasi"),
+        ("{source: gymnasium}", "environments.cart: the key 'id' is required"),
+        ("{source: gymnasium, id: [x]}", "environments.cart.id: needs text, got ['x']"),
+        ("{source: gymnasium, id: x, copies: 0}", "cart.copies: must be at least 1, got 0"),
+        ("{source: gymnasium, id: x, kwargs: 3}", "cart.kwargs: needs a map of keys to values"),
+        (
+            "{source: gymnasium, id: x, kwargs: {render_mode: human}}",
+            "environments.cart.kwargs.render_mode: cannot be set",
+        ),
+        (
+            "{source: gymnasium, id: x, kwargs: {a: {b: [.inf]}}}",
+            "environments.cart.kwargs.a.b: must be finite, got inf",
+        ),
+        (
+            "{source: gymnasium, id: x, teams: index}",
+            "environments.cart.teams: belongs to the source 'pettingzoo', but the source is 'gy",
+        ),
+        (
+            "{source: builtin, id: x}",
+            "environments.cart.id: belongs to the source 'gymnasium' and 'pettingzoo', but the",
+        ),
+        ("{source: gymnasium, id: x, copis: 2}", "'copis' (value 2); did you mean 'copies'?"),
+        ("{source: gymnasium, id: x, visual: yess}", "cart.visual: 'yess' is not allowed"),
+        ("{source: gymnasium, id: x, action_scale: 0}", "action_scale: must be greater than 0"),
+        ("{source: pettingzoo, id: x, teams: two}", "cart.teams: must be none, index, or a map"),
+        ("{source: pettingzoo, id: x, teams: {a: -1}}", "cart.teams: must be none, index"),
+        ("{source: pettingzoo, id: x, api: both}", "cart.api: 'both' is not allowed"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(text: str, said: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        read(text)
+    assert said in str(refused.value)
+    assert str(refused.value).startswith("params.yaml:1: environments.cart")
+
+
+# --- environments from outside ---------------------------------------------------------------
+
+
+def environment(tmp_path: Path, text: str):
+    file = tmp_path / "params.yaml"
+    file.write_text(f"environments:\n  game:\n{text}")
+    return load_params(file).environments["game"]
+
+
+def lines(**keys: str) -> str:
+    return "".join(f"    {key}: {value}\n" for key, value in keys.items())
+
+
+def test_one_archive_for_all_platforms_is_read(tmp_path):
+    game = environment(
+        tmp_path, lines(source="fetch", url="https://x/g.zip", sha256=DIGEST.upper(), args="[--a]")
+    )
+    assert game.source == "fetch"
+    assert game.args == ("--a",)
+    assert isinstance(game, FetchSource)
+    for platform in ("linux", "darwin", "windows"):
+        assert game.archive(platform) == ("https://x/g.zip", DIGEST)
+
+
+@pytest.mark.parametrize("number", ["1" * 64, "12e" + "3" * 61, "0" * 64])
+def test_a_digest_that_looks_like_a_number_is_text(tmp_path, number):
+    game = environment(tmp_path, lines(source="fetch", url="https://x/g.zip", sha256=number))
+    assert isinstance(game, FetchSource)
+    assert game.archive("linux") == ("https://x/g.zip", number)
+
+
+def test_an_archive_for_one_platform_is_for_no_other(tmp_path):
+    game = environment(
+        tmp_path,
+        lines(source="fetch", url="https://x/g.zip", sha256=DIGEST, platform="linux"),
+    )
+    assert isinstance(game, FetchSource)
+    assert game.archive("linux")
+    assert game.archive("darwin") is None
+    assert game.platforms() == ("linux",)
+
+
+def test_archives_for_several_platforms_are_read(tmp_path):
+    game = environment(
+        tmp_path,
+        lines(
+            source="fetch",
+            url="{linux: https://x/l.zip, windows: https://x/w.zip}",
+            sha256=f"{{linux: {DIGEST}, windows: {'cd' * 32}}}",
+            executable="game/Game.x86_64",
+        ),
+    )
+    assert isinstance(game, FetchSource)
+    assert game.archive("windows") == ("https://x/w.zip", "cd" * 32)
+    assert game.archive("darwin") is None
+
+
+FETCH = {"source": "fetch", "url": "https://x/g.zip", "sha256": DIGEST}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"source": "fetch", "url": "https://x/g.zip"},
+            "game.sha256: the source 'fetch' needs the archive's digest; `pipeline env fetch https:"
+            "//x/g.zip` finds it out",
+        ),
+        ({"source": "fetch", "sha256": DIGEST}, "game.url: the source 'fetch' needs to know where"),
+        (FETCH | {"url": "http://["}, "game.url: must start with one of https, http, file, got"),
+        (FETCH | {"url": "ftp://x/g.zip"}, "game.url: must start with one of https, http, file, g"),
+        (FETCH | {"sha256": "abc"}, "game.sha256: needs 64 hex digits, got 'abc'"),
+        (
+            FETCH | {"url": "{linus: https://x}"},
+            "game.url: 'linus' is not allowed; did you mean 'l",
+        ),
+        (
+            FETCH | {"url": "{linux: https://x}"},
+            "game.sha256: needs the same platforms as 'url' (l",
+        ),
+        (FETCH | {"url": "[a]"}, "game.url: needs text, got ['a']"),
+        (FETCH | {"url": "{linux: []}"}, "game.url.linux: needs text, got []"),
+        (
+            FETCH | {"platform": "amiga"},
+            "game.platform: 'amiga' is not allowed. Allowed: linux, da",
+        ),
+        (
+            {
+                "source": "fetch",
+                "url": "{linux: 'file:///x'}",
+                "sha256": f"{{linux: {DIGEST}}}",
+                "platform": "linux",
+            },
+            "game.platform: is said by the keys of 'url' already",
+        ),
+        (
+            FETCH | {"executable": "../x"},
+            "game.executable: must lie inside the archive, got '../x'",
+        ),
+        (FETCH | {"max_ratio": "0"}, "game.max_ratio: must be greater than 0"),
+        (FETCH | {"path": "x"}, "game.path: belongs to the source 'path', but the source is 'fetc"),
+        (FETCH | {"name": "x"}, "game.name: belongs to the source 'builtin', but the source is 'f"),
+        (FETCH | {"urls": "x"}, "game: unknown key 'urls' (value 'x'); did you mean 'url'?"),
+        ({"source": "builtin", "project": "x"}, "game.project: belongs to the source 'unity', but"),
+        ({"source": "unity"}, "game.project: the source 'unity' needs to know where the Unity pro"),
+        (
+            {"source": "unity", "project": "p", "method": "Build"},
+            "game.method: needs 'Class.Method' of a script in Assets/Editor, got 'Build'",
+        ),
+        ({"source": "path"}, "game.path: the source 'path' needs to know where the build is"),
+        (
+            {"source": "editor"},
+            "game.source: 'editor' waits until someone presses Play, so nothing that came of it "
+            "could be made again; train with `pipeline learn` without --env",
+        ),
+    ],
+)
+def test_a_mistake_is_told_with_its_key(tmp_path, keys, message):
+    with pytest.raises(SettingsError) as caught:
+        environment(tmp_path, lines(**keys))
+    assert f"environments.{message}" in str(caught.value)
+
+
+def test_a_path_without_suffix_means_the_build_that_is_there(tmp_path):
+    for name in ("linux.x86_64", "windows.exe", "plain", "plain.x86_64"):
+        (tmp_path / name).touch()
+    (tmp_path / "mac.app").mkdir()
+    found = {
+        name: PathSource(path=name).found(tmp_path)
+        for name in ("linux", "windows", "mac", "plain", "linux.x86_64", "missing")
+    }
+    assert found == {
+        "linux": "linux.x86_64",
+        "windows": "windows.exe",
+        "mac": "mac.app",
+        "plain": "plain",
+        "linux.x86_64": "linux.x86_64",
+        "missing": "missing",
+    }
+
+
+def test_the_plan_says_what_a_build_depends_on(tmp_path):
+    file = tmp_path / "params.yaml"
+    (tmp_path / "game.x86_64").touch()
+    file.write_text(
+        "environments:\n"
+        "  fetched: {source: fetch, url: 'https://x/g.zip', sha256: " + DIGEST + "}\n"
+        "  there: {source: path, path: game}\n"
+        "  project: {source: unity, project: ../My Game/}\n"
+    )
+    tables = plan(load_params(file))["runs"]
+    assert tables["environments"] == {"fetched": {"source": "fetch"}}
+    assert tables["path_environments"] == {"there": {"source": "path", "path": "game.x86_64"}}
+    assert tables["unity_environments"] == {
+        "project": {
+            "source": "unity",
+            "assets": "../My Game/Assets",
+            "packages": "../My Game/Packages",
+            "settings": "../My Game/ProjectSettings",
+        }
+    }
+    assert isinstance(load_params(file).environments["project"], UnitySource)

@@ -1,0 +1,216 @@
+import numpy as np
+import pytest
+
+from pipeline.errors import SettingsError
+from pipeline.protocol.parameters import Sampler
+from pipeline.protocol.specs import ActionTuple
+from pipeline.simulators import registry
+from pipeline.simulators.games.balance_ball import (
+    BEHAVIOR,
+    DECISION_PERIOD,
+    TIME_STEP_S,
+    BalanceBall,
+)
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def build(**options):
+        made.append(BalanceBall(**options))
+        return made[-1]
+
+    yield build
+    for simulator in made:
+        simulator.close()
+
+
+def turn(n_agents, about_z=0.0, about_x=0.0):
+    return {BEHAVIOR: ActionTuple(continuous=np.tile((about_z, about_x), (n_agents, 1)))}
+
+
+def tilts(obs):
+    """Tilt about x and then about z, in radians, from the z and x components observed."""
+    z, x = obs[:, 0].astype(float), obs[:, 1].astype(float)
+    half_sum, half_difference = np.arcsin(z + x), np.arcsin(z - x)
+    return half_sum - half_difference, half_sum + half_difference
+
+
+def test_the_behavior_is_that_of_3dball(make):
+    spec = make(n_agents=1).behavior_specs["3DBall?team=0"]
+    assert [obs.shape for obs in spec.observation_specs] == [(8,)]
+    assert spec.action_spec.continuous_size == 2
+    assert spec.action_spec.discrete_branches == ()
+
+
+def test_an_episode_begins_with_a_tilt_of_ten_degrees_at_most_and_the_ball_four_above(make):
+    decisions, terminals = make(n_agents=300).reset()[BEHAVIOR]
+    obs = decisions.obs[0]
+    about_x, about_z = tilts(obs)
+    for degrees in np.degrees(about_x), np.degrees(about_z):
+        assert np.abs(degrees).max() <= 10.0
+        assert degrees.max() > 8.0
+        assert degrees.min() < -8.0
+    assert np.abs(obs[:, [2, 4]]).max() <= 1.5
+    assert np.ptp(obs[:, [2, 4]]) > 2.5
+    assert (obs[:, 3] == 4.0).all()
+    assert (obs[:, 5:] == 0.0).all()
+    assert len(terminals) == 0
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_an_action_turns_two_degrees_per_physics_step(make, axis):
+    simulator = make(n_agents=6, seed=3)
+    before = tilts(simulator.reset()[BEHAVIOR][0].obs[0])
+    action = turn(6, about_z=0.5) if axis == 0 else turn(6, about_x=0.5)
+    obs = simulator.step(action)[BEHAVIOR][0].obs[0]
+    if axis == 0:
+        after = tilts(obs)
+        assert np.degrees(after[1] - before[1]) == pytest.approx(np.full(6, 5.0), abs=1e-3)
+        assert after[0] == pytest.approx(before[0], abs=1e-5)
+    else:
+        # q = X(a) Z(b) X(5 degrees), written out for its x component.
+        half_a, half_b, half_c = before[0] / 2, before[1] / 2, np.radians(2.5)
+        expected = np.cos(half_b) * np.sin(half_a + half_c)
+        assert obs[:, 1] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_actions_are_clamped_and_turns_stop_beyond_a_quarter(make, sign):
+    simulator = make(n_agents=8)
+    simulator.reset()
+    highest = 0.0
+    for _ in range(6):
+        decisions, _ = simulator.step(turn(8, about_z=9.0 * sign))[BEHAVIOR]
+        highest = max(highest, float((sign * decisions.obs[0][:, 0]).max()))
+    assert 0.25 <= highest <= 0.25 + np.sin(np.radians(1.0))
+
+
+def test_a_platform_at_its_limit_still_turns_back(make):
+    simulator = make(n_agents=1, seed=1)
+    simulator.reset()
+    at_limit = max(simulator.step(turn(1, about_z=1.0))[BEHAVIOR][0].obs[0][0, 0] for _ in range(4))
+    assert at_limit >= 0.25
+    after = simulator.step(turn(1, about_z=-1.0))[BEHAVIOR][0].obs[0][0, 0]
+    assert after == pytest.approx(at_limit - 0.0844, abs=0.004)
+
+
+def test_the_ball_falls_freely_before_it_lands(make):
+    simulator = make(n_agents=2)
+    simulator.reset()
+    obs = simulator.step(turn(2))[BEHAVIOR][0].obs[0]
+    assert obs[:, 6] == pytest.approx(-9.81 * DECISION_PERIOD * TIME_STEP_S, rel=1e-4)
+
+
+def test_gravity_changes_at_once_and_doubles_the_fall(make):
+    simulator = make(n_agents=2)
+    simulator.reset()
+    simulator.set_parameter("gravity", 2 * 9.81)
+    obs = simulator.step(turn(2))[BEHAVIOR][0].obs[0]
+    assert obs[:, 6] == pytest.approx(-2 * 9.81 * DECISION_PERIOD * TIME_STEP_S, rel=1e-4)
+
+
+def rest_heights(simulator, n_steps=40):
+    policy = registry.expert("balance_ball")
+    decisions, _ = simulator.reset()[BEHAVIOR]
+    for _ in range(n_steps):
+        decisions, _ = simulator.step({BEHAVIOR: policy(decisions)})[BEHAVIOR]
+    return decisions.obs[0][:, 3]
+
+
+def test_scale_applies_from_the_next_episode(make):
+    simulator = make(n_agents=3)
+    assert rest_heights(simulator) == pytest.approx(3.0, abs=0.05)
+    simulator.set_parameter("scale", 2.0)
+    decisions, _ = simulator.step(turn(3))[BEHAVIOR]
+    assert decisions.obs[0][:, 3] == pytest.approx(3.0, abs=0.05)
+    assert rest_heights(simulator) == pytest.approx(3.5, abs=0.05)
+
+
+def test_a_sampled_scale_differs_between_platforms(make):
+    simulator = make(n_agents=5)
+    simulator.parameters.set_sampler("scale", Sampler(kind=0, values=(0.5, 3.0), seed=1))
+    assert np.ptp(rest_heights(simulator)) > 0.2
+
+
+def test_mass_reaches_the_physics(make):
+    simulator = make(n_agents=2)
+    simulator.set_parameter("mass", 7.0)
+    simulator.reset()
+    assert [model.body_mass[2] for model in simulator._models] == [7.0, 7.0]
+
+
+def test_an_impossible_scale_is_refused_with_its_value(make):
+    simulator = make(n_agents=1)
+    simulator.set_parameter("scale", -1.0)
+    with pytest.raises(SettingsError, match=r"scale must be positive, got 1.0 and -1.0"):
+        simulator.reset()
+
+
+def test_a_lost_ball_ends_the_episode_with_minus_one_and_begins_the_next(make):
+    simulator = make(n_agents=12)
+    simulator.reset()
+    ended = set()
+    for _ in range(60):
+        decisions, terminals = simulator.step(turn(12, about_z=1.0))[BEHAVIOR]
+        last = terminals.obs[0]
+        outside = (np.abs(last[:, [2, 4]]) > 3.0).any(axis=1) | (last[:, 3] < -2.0)
+        assert outside.all()
+        assert (terminals.reward == -1.0).all()
+        assert not terminals.interrupted.any()
+        assert len(decisions) == 12
+        fresh = np.isin(decisions.agent_id, terminals.agent_id)
+        assert (decisions.obs[0][fresh, 3] == 4.0).all()
+        assert (decisions.reward[fresh] == 0.0).all()
+        assert (decisions.reward[~fresh] == np.float32(0.1)).all()
+        ended.update(terminals.agent_id.tolist())
+    assert ended == set(range(12))
+
+
+def test_the_terminal_observation_is_that_of_the_physics_step_at_which_the_ball_left(make):
+    simulator = make(n_agents=40)
+    simulator.reset()
+    beyond = []
+    for _ in range(60):
+        _, terminals = simulator.step(turn(40, about_z=1.0))[BEHAVIOR]
+        last = terminals.obs[0]
+        sideways = np.abs(last[:, 2]) > 3.0
+        beyond += ((np.abs(last[:, 2]) - 3.0) / np.abs(last[:, 5]))[sideways].tolist()
+    assert len(beyond) > 40
+    assert max(beyond) <= TIME_STEP_S * 1.05
+
+
+def test_a_kept_ball_is_interrupted_after_a_thousand_decisions_with_a_return_of_100(make):
+    simulator = make(n_agents=3, seed=4)
+    policy = registry.expert("balance_ball")
+    decisions, _ = simulator.reset()[BEHAVIOR]
+    total = np.zeros(3)
+    for k in range(1000):
+        decisions, terminals = simulator.step({BEHAVIOR: policy(decisions)})[BEHAVIOR]
+        total += decisions.reward
+        assert len(terminals) == (3 if k == 999 else 0)
+    assert terminals.interrupted.all()
+    assert total + terminals.reward == pytest.approx(np.full(3, 100.0), abs=1e-3)
+
+
+def test_the_expert_scores_95_over_100_episodes(make):
+    simulator = make(n_agents=100, seed=11)
+    policy = registry.expert("balance_ball")
+    decisions, _ = simulator.reset()[BEHAVIOR]
+    total, finished = np.zeros(100), np.zeros(100, dtype=bool)
+    for _ in range(1000):
+        decisions, terminals = simulator.step({BEHAVIOR: policy(decisions)})[BEHAVIOR]
+        total[~finished] += decisions.reward[~finished]
+        first = terminals.agent_id[~finished[terminals.agent_id]]
+        total[first] += terminals.reward[np.isin(terminals.agent_id, first)]
+        finished[first] = True
+    assert finished.all()
+    assert total.mean() >= 95.0
+
+
+def test_doing_nothing_is_no_solution(make):
+    simulator = make(n_agents=50)
+    simulator.reset()
+    n_ended = sum(len(simulator.step(turn(50))[BEHAVIOR][1]) for _ in range(100))
+    assert n_ended >= 45

@@ -1,0 +1,157 @@
+import numpy as np
+import pytest
+
+from pipeline.protocol.specs import ActionTuple
+from pipeline.simulators.games.collector import BAD, BEHAVIOR, GOOD, N_GOOD, WALL, Collector
+
+FAR = (9.0, 9.0)
+
+
+def act(ahead=0.0, right=0.0, turn=0.0, fire=0):
+    moves = np.array([[ahead, right, turn]], dtype=np.float32)
+    return {BEHAVIOR: ActionTuple(moves, np.array([[fire]]))}
+
+
+def placed(good=(), bad=(), position=(0.0, 0.0), degrees=0.0):
+    """One area with everything where the test wants it, all other food in a corner."""
+    simulator = Collector(n_agents=1)
+    simulator.reset()
+    simulator._position[:], simulator._degrees[:] = position, degrees
+    simulator._food[:] = FAR
+    simulator._places[:] = FAR
+    for k, where in enumerate(good):
+        simulator._food[0, k] = where
+    for k, where in enumerate(bad):
+        simulator._food[0, N_GOOD + k] = where
+    return simulator
+
+
+def step(simulator, **action):
+    decisions, terminals = simulator.step(act(**action))[BEHAVIOR]
+    assert len(terminals) == 0
+    return decisions
+
+
+def sights(decisions):
+    values = decisions.obs[0].reshape(-1, 5)
+    return np.where(values[:, 3] == 1, -1, values[:, :3].argmax(axis=1)), values[:, 4] * 12.0
+
+
+def test_actions_are_hybrid_and_observations_vectors():
+    specs, action = Collector(n_agents=1).behavior_specs[BEHAVIOR]
+    assert [spec.shape for spec in specs] == [(45,), (3,)]
+    assert (action.continuous_size, action.discrete_branches) == (3, (2,))
+
+
+@pytest.mark.parametrize(
+    ("degrees", "action", "way"),
+    [
+        (0.0, {"ahead": 1.0}, (0.0, 1.0)),
+        (0.0, {"right": 1.0}, (1.0, 0.0)),
+        (90.0, {"ahead": 1.0}, (1.0, 0.0)),
+        (90.0, {"right": -1.0}, (0.0, 1.0)),
+        (0.0, {"ahead": -0.5}, (0.0, -0.5)),
+        (0.0, {"ahead": 1.0, "right": 1.0}, (0.5**0.5, 0.5**0.5)),
+        (0.0, {"ahead": 7.0}, (0.0, 1.0)),
+    ],
+)
+def test_speed_approaches_what_the_actions_ask_by_half_each_decision(degrees, action, way):
+    simulator = placed(degrees=degrees)
+    step(simulator, **action)
+    assert simulator._position[0] == pytest.approx(0.25 * np.array(way), abs=1e-5)
+    step(simulator, **action)
+    assert simulator._position[0] == pytest.approx((0.25 + 0.375) * np.array(way), abs=1e-5)
+
+
+def test_the_agent_observes_its_velocity_in_its_own_frame():
+    decisions = step(placed(degrees=90.0), ahead=1.0)
+    assert decisions.obs[1][0] == pytest.approx([0.0, 0.5, 1.0], abs=1e-5)
+    decisions = step(placed(degrees=90.0), right=1.0)
+    assert decisions.obs[1][0] == pytest.approx([0.5, 0.0, 1.0], abs=1e-5)
+
+
+def test_a_turn_of_one_is_twenty_degrees_to_the_right():
+    simulator = placed()
+    step(simulator, turn=1.0)
+    assert simulator._degrees[0] == pytest.approx(20.0)
+    step(simulator, turn=-1.5)
+    assert simulator._degrees[0] == pytest.approx(0.0)
+
+
+def test_walls_stop_the_agent():
+    simulator = placed(position=(0.0, 9.4))
+    for _ in range(3):
+        step(simulator, ahead=1.0)
+    assert simulator._position[0] == pytest.approx((0.0, 9.5), abs=1e-5)
+
+
+@pytest.mark.parametrize(("food", "reward"), [("good", 1.0), ("bad", -1.0)])
+def test_food_is_eaten_within_reach_and_comes_again_elsewhere(food, reward):
+    simulator = placed(**{food: [(0.0, 1.2)]})
+    simulator._places[0, 0] = (-5.0, -6.0)
+    decisions = step(simulator, ahead=1.0)
+    assert decisions.reward.tolist() == [reward]
+    moved = simulator._food[0, 0 if food == "good" else N_GOOD]
+    assert moved.tolist() == [-5.0, -6.0]
+    assert step(simulator, ahead=-1.0).reward.tolist() == [0.0]
+
+
+def test_what_is_eaten_at_once_is_added_up_and_goes_to_different_places():
+    simulator = placed(good=[(0.5, 0.0), (-0.5, 0.0)], bad=[(0.0, 0.5)])
+    simulator._places[0, :3] = [(1.0, 5.0), (2.0, 5.0), (3.0, 5.0)]
+    assert step(simulator).reward.tolist() == [1.0]
+    assert simulator._food[0, [0, 1, N_GOOD], 0].tolist() == [1.0, 2.0, 3.0]
+    assert simulator._n_placed.tolist() == [3]
+
+
+def test_the_laser_burns_the_nearest_food_in_its_beam_and_recharges():
+    simulator = placed(good=[(0.0, 4.5)], bad=[(0.3, 3.0), (0.8, 2.0), (0.0, -2.0)])
+    decisions = step(simulator, fire=1)
+    assert decisions.reward.tolist() == [0.0]
+    assert simulator._food[0, N_GOOD].tolist() == list(FAR)
+    assert simulator._food[0, 0].tolist() == [0.0, 4.5]
+    assert simulator._food[0, N_GOOD + 1 :, 1].tolist()[:2] == [2.0, -2.0]
+    for _ in range(5):
+        assert decisions.action_mask[0].tolist() == [[False, True]]
+        assert decisions.obs[1][0, 2] == 0.0
+        decisions = step(simulator, fire=1)  # what the mask forbids does nothing
+    assert simulator._food[0, 0].tolist() == [0.0, 4.5]
+    assert decisions.action_mask[0].tolist() == [[False, False]]
+    assert decisions.obs[1][0, 2] == 1.0
+    step(simulator, fire=1)
+    assert simulator._food[0, 0].tolist() == list(FAR)
+
+
+def test_the_beam_ends():
+    simulator = placed(bad=[(0.0, 5.1)])
+    step(simulator, fire=1)
+    assert simulator._food[0, N_GOOD, 1] == pytest.approx(5.1)
+
+
+def test_food_burnt_within_reach_is_not_eaten():
+    assert step(placed(bad=[(0.0, 0.9)]), fire=1).reward.tolist() == [0.0]
+
+
+def test_a_shot_halves_the_speed_asked_for():
+    simulator = placed()
+    step(simulator, ahead=1.0, fire=1)
+    assert simulator._position[0] == pytest.approx((0.0, 0.125), abs=1e-5)
+
+
+def test_rays_tell_good_from_bad_and_from_walls():
+    decisions = step(placed(good=[(0.0, 3.0)], bad=[(3.0, 0.6)], position=(0.0, 0.0)))
+    tag, distance = sights(decisions)
+    assert (tag[0], distance[0]) == (GOOD, pytest.approx(2.5, abs=1e-4))
+    assert BAD in tag[[5, 7]]  # 60 and 80 degrees to the right
+    assert tag[8] == WALL
+    assert distance[8] == pytest.approx(10.0 / np.sin(np.radians(80.0)), rel=1e-4)
+
+
+def test_food_and_agents_begin_all_over_the_field():
+    simulator = Collector(n_agents=500, seed=1)
+    simulator.reset()
+    for where in (simulator._position, simulator._food.reshape(-1, 2)):
+        assert (np.abs(where) <= 9.0).all()
+        assert np.abs(where.mean(axis=0)).max() < 0.8
+        assert where.std(axis=0) == pytest.approx([18 / 12**0.5] * 2, rel=0.1)
+    assert len(np.unique(simulator._food)) > 19000

@@ -1,0 +1,183 @@
+import numpy as np
+import pytest
+from playing import acted, policies, returns
+
+from pipeline.errors import SettingsError
+from pipeline.protocol.specs import ActionTuple
+from pipeline.simulators import registry
+from pipeline.simulators.games import couriers
+from pipeline.simulators.games.couriers import BEHAVIOR, ROADS, Couriers
+
+
+def act(*choices):
+    return {BEHAVIOR: ActionTuple(discrete=np.array(choices).reshape(-1, 1))}
+
+
+def placed(*seats, left=60):
+    """Couriers at (place, address) of each of `seats`."""
+    simulator = Couriers(n_agents=len(seats))
+    simulator.reset()
+    simulator._at[:], simulator._address[:] = np.array(seats).T
+    simulator._left[:] = left
+    return simulator
+
+
+def step(simulator, *choices):
+    return simulator.step(act(*choices))[BEHAVIOR]
+
+
+def slowly(roads):
+    """Fastest times by trying every way of up to five roads."""
+    best = np.where(roads > 0, roads, 999)
+    np.fill_diagonal(best, 0)
+    longer = best
+    for _ in range(4):
+        longer = (longer[:, :, None] + best[None]).min(axis=1)
+    return longer
+
+
+def test_an_agent_is_asked_when_it_arrives_and_only_then():
+    simulator = placed((0, 3), (0, 3), (0, 3))  # roads of 3, 9 and 2 steps
+    decisions, _ = step(simulator, 1, 2, 5)
+    assert decisions.agent_id.tolist() == [2]
+    decisions, _ = step(simulator, 0)  # 3 steps: until 5
+    assert decisions.agent_id.tolist() == [0]  # at 3
+    decisions, _ = step(simulator, 2)  # 2 steps: until 5
+    assert decisions.agent_id.tolist() == [0, 2]
+    assert simulator._left.tolist() == [55] * 3
+    assert simulator._way.tolist() == [0, 4, 0]
+
+
+def test_a_parcel_at_its_address_is_a_point_and_the_next_parcel_goes_elsewhere():
+    simulator = placed((0, 5))
+    decisions, terminals = step(simulator, 5)
+    assert decisions.reward.tolist() == [1.0]
+    assert len(terminals) == 0
+    assert decisions.obs[0][0, :6].argmax() == 5
+    assert decisions.obs[0][0, 6:12].argmax() != 5
+    assert decisions.obs[0][0, 12] == pytest.approx(58 / 60)
+    decisions, _ = step(simulator, 0)
+    assert decisions.reward.tolist() == [float(simulator._address[0] == 0)]
+
+
+def test_exactly_the_places_without_a_road_are_forbidden_and_going_there_is_to_wait():
+    simulator = placed((0, 3), (3, 0))
+    decisions, _ = step(simulator, 3, 1)
+    assert decisions.agent_id.tolist() == [0, 1]
+    assert simulator._left.tolist() == [59, 59]
+    assert simulator._at.tolist() == [0, 3]
+    (mask,) = decisions.action_mask
+    assert [np.flatnonzero(~row).tolist() for row in mask] == [[1, 2, 4, 5], [0, 2, 4, 5]]
+
+
+def test_a_shift_ends_on_the_way_with_a_terminal_step_and_nobody_is_asked():
+    simulator = placed((0, 3), left=4)
+    decisions, terminals = step(simulator, 2)
+    assert (len(decisions), terminals.agent_id.tolist()) == (0, [0])
+    assert terminals.interrupted.tolist() == [False]
+    assert terminals.reward.tolist() == [0.0]
+    assert terminals.obs[0][0, 12] == 0.0
+
+
+def test_a_delivery_at_the_last_moment_counts():
+    simulator = placed((0, 5), left=2)
+    decisions, terminals = step(simulator, 5)
+    assert terminals.reward.tolist() == [1.0]
+    assert len(decisions) == 0
+
+
+def test_after_a_break_another_courier_comes_with_an_id_of_its_own():
+    simulator = placed((0, 3), (0, 3), left=2)
+    _, terminals = step(simulator, 2, 2)
+    pause = simulator._break.tolist()
+    assert terminals.agent_id.tolist() == [0, 1]
+    assert all(1 <= one <= couriers.MAX_BREAK for one in pause)
+    decisions, _ = simulator.step({})[BEHAVIOR]  # nobody was asked
+    first = int(np.argmin(pause))
+    assert decisions.agent_id[0] == first + 2
+    assert decisions.reward[0] == 0.0
+    assert decisions.obs[0][0, 12] == 1.0
+
+
+def test_breaks_have_every_length():
+    simulator = Couriers(n_agents=300, seed=2)
+    simulator.reset()
+    simulator._leave(np.arange(300))
+    assert set(simulator._break.tolist()) == set(range(1, couriers.MAX_BREAK + 1))
+
+
+def test_a_reset_sends_home_who_is_at_work_and_gives_no_id_twice():
+    simulator = Couriers(n_agents=3)
+    first, _ = simulator.reset()[BEHAVIOR]
+    second, terminals = simulator.reset()[BEHAVIOR]
+    assert (first.agent_id.tolist(), second.agent_id.tolist()) == ([0, 1, 2], [3, 4, 5])
+    assert len(terminals) == 0
+    simulator._left[:] = 1
+    step(simulator, 0, 0, 0)
+    third, _ = simulator.reset()[BEHAVIOR]
+    assert third.agent_id.tolist() == [6, 7, 8]
+
+
+def test_an_agent_that_has_ended_is_never_seen_again():
+    simulator = Couriers(n_agents=4, seed=1)
+    steps, by = simulator.reset(), policies("couriers", simulator)
+    gone, ended_alone = set(), 0
+    for _ in range(600):
+        decisions, terminals = steps[BEHAVIOR]
+        assert not gone & {*decisions.agent_id.tolist(), *terminals.agent_id.tolist()}
+        gone |= set(terminals.agent_id.tolist())
+        ended_alone += len(decisions) == 0
+        steps = simulator.step(acted(steps, by))
+    assert len(gone) > 30
+    assert ended_alone > 0
+
+
+def test_decisions_last_as_long_as_the_roads():
+    simulator = Couriers(n_agents=1, seed=1)
+    steps, by = simulator.reset(), policies("couriers", simulator)
+    for _ in range(200):
+        before, at = int(simulator._left[0]), int(simulator._at[0])
+        steps = simulator.step(acted(steps, by))
+        if simulator._asks()[0] and simulator._left[0] < before:
+            assert before - simulator._left[0] == ROADS[at, simulator._at[0]]
+
+
+def test_the_fastest_ways_are_those_that_trying_all_finds():
+    assert couriers.fastest().tolist() == slowly(ROADS).tolist()
+    detours = (couriers.fastest() < ROADS) & (ROADS > 0)
+    assert detours.sum() >= 6  # where the direct road is the slower one
+
+
+@pytest.mark.parametrize("start", range(6))
+def test_the_expert_takes_a_fastest_way(start):
+    for address in set(range(6)) - {start}:
+        simulator = placed((start, address))
+        steps, by = simulator.reset(), policies("couriers", simulator, scripted=[BEHAVIOR])
+        simulator._at[0], simulator._address[0] = start, address
+        steps = {BEHAVIOR: (simulator._decisions(np.zeros(1, np.float32)), None)}
+        while not steps[BEHAVIOR][0].reward.any():
+            steps = simulator.step(acted(steps, by))
+        assert couriers.SHIFT - simulator._left[0] == couriers.fastest()[start, address]
+
+
+def test_the_shift_is_a_parameter_of_those_who_come_next():
+    simulator = Couriers(n_agents=2)
+    simulator.set_parameter("shift", 30.0)
+    decisions, _ = simulator.reset()[BEHAVIOR]
+    assert simulator._left.tolist() == [30, 30]
+    assert decisions.obs[0][:, 12].tolist() == [0.5, 0.5]
+    simulator.set_parameter("shift", 0.0)
+    with pytest.raises(SettingsError, match="shift must lie between 1 and 200, got 0"):
+        simulator.reset()
+
+
+def test_the_expert_delivers_much_and_chance_little():
+    expert = returns("couriers", BEHAVIOR, episodes=300)[BEHAVIOR]
+    chance = returns("couriers", episodes=300)[BEHAVIOR]
+    assert 11.5 < expert[:, 0].mean() < 13.0
+    assert chance[:, 0].mean() < 2.5
+    assert not expert[:, 3].any()
+
+
+def test_a_seat_is_an_area_of_its_own():
+    assert len(registry.make("couriers", n_agents=5).reset()[BEHAVIOR][0]) == 5

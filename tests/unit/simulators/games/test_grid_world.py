@@ -1,0 +1,123 @@
+import itertools
+from collections import deque
+
+import numpy as np
+import pytest
+
+from pipeline.protocol.specs import ActionTuple, ObservationType
+from pipeline.protocol.steps import DecisionSteps
+from pipeline.simulators import registry
+from pipeline.simulators.games import grid_world
+from pipeline.simulators.games.grid_world import BEHAVIOR, GridWorld, draw, forbidden
+
+UP, DOWN, LEFT, RIGHT = 1, 2, 3, 4
+CELLS = list(itertools.product(range(5), range(5)))
+
+
+def act(*choices):
+    return {BEHAVIOR: ActionTuple(discrete=np.array(choices)[:, None])}
+
+
+def placed(agent, plus, ex, wanted=0):
+    """One area with everything where the test wants it."""
+    simulator = GridWorld(n_agents=1)
+    simulator.reset()
+    simulator._agent[0], simulator._goals[0], simulator._wanted[0] = agent, (plus, ex), wanted
+    return simulator
+
+
+def shortest(start, goal, blocked):
+    seen, waiting = {start: 0}, deque([start])
+    while waiting:
+        row, column = waiting.popleft()
+        if (row, column) == goal:
+            return seen[goal]
+        for cell in (row + 1, column), (row - 1, column), (row, column + 1), (row, column - 1):
+            if cell in CELLS and cell != blocked and cell not in seen:
+                seen[cell] = seen[row, column] + 1
+                waiting.append(cell)
+    raise AssertionError("there is always a way")
+
+
+def test_the_image_comes_before_the_goal_signal():
+    image, goal = GridWorld(n_agents=1).behavior_specs[BEHAVIOR].observation_specs
+    assert (image.shape, goal.shape) == ((3, 20, 20), (2,))
+    assert goal.observation_type == ObservationType.GOAL_SIGNAL
+    assert image.name < goal.name
+
+
+def test_the_picture_shows_every_thing_in_its_colour_and_place():
+    image = draw(np.array([[0, 4]]), np.array([[[2, 1], [4, 0]]]))[0]
+    assert image.dtype == np.float32
+    assert (image[2, 0:4, 16:20] == 1.0).all()
+    assert image[2].sum() == 16
+    assert image[1, 8:12, 4:8].tolist() == grid_world.PLUS.tolist()
+    assert image[1].sum() == 12
+    assert image[0, 16:20, 0:4].tolist() == grid_world.EX.tolist()
+    assert image[0].sum() == 8
+
+
+@pytest.mark.parametrize(
+    ("cell", "closed"),
+    [((0, 0), {UP, LEFT}), ((4, 4), {DOWN, RIGHT}), ((0, 2), {UP}), ((2, 2), set())],
+)
+def test_exactly_the_moves_off_the_grid_are_forbidden(cell, closed):
+    assert set(np.flatnonzero(forbidden(np.array([cell]))[0])) == closed
+
+
+@pytest.mark.parametrize(
+    ("action", "cell"), [(0, (2, 2)), (UP, (1, 2)), (DOWN, (3, 2)), (LEFT, (2, 1)), (RIGHT, (2, 3))]
+)
+def test_every_action_moves_as_its_name_says(action, cell):
+    simulator = placed((2, 2), (0, 0), (4, 4))
+    decisions, _ = simulator.step(act(action))[BEHAVIOR]
+    assert tuple(simulator._agent[0]) == cell
+    assert decisions.reward[0] == np.float32(-0.01)
+
+
+def test_a_forbidden_move_stays_on_the_grid():
+    simulator = placed((0, 2), (4, 4), (4, 0))
+    simulator.step(act(UP))
+    assert tuple(simulator._agent[0]) == (0, 2)
+
+
+@pytest.mark.parametrize(("wanted", "reward"), [(0, 0.99), (1, -1.01)])
+def test_either_goal_ends_the_episode_and_only_the_wanted_one_pays(wanted, reward):
+    simulator = placed((2, 2), (2, 3), (4, 4), wanted)
+    decisions, terminals = simulator.step(act(RIGHT))[BEHAVIOR]
+    assert terminals.reward == pytest.approx([reward])
+    assert terminals.interrupted.tolist() == [False]
+    assert terminals.obs[1].tolist() == [[1.0, 0.0] if wanted == 0 else [0.0, 1.0]]
+    assert (terminals.obs[0][0, 2, 8:12, 12:16] == 1.0).all()
+    assert decisions.reward.tolist() == [0.0]
+    assert decisions.agent_id.tolist() == terminals.agent_id.tolist()
+
+
+def test_things_begin_on_different_cells_and_both_goals_are_wanted():
+    simulator = GridWorld(n_agents=600, seed=2)
+    decisions, _ = simulator.reset()[BEHAVIOR]
+    cells = np.concatenate([simulator._agent[:, None], simulator._goals], axis=1)
+    numbers = cells[..., 0] * 5 + cells[..., 1]
+    assert all(len(set(row)) == 3 for row in numbers.tolist())
+    assert all(set(numbers[:, k].tolist()) == set(range(25)) for k in range(3))
+    assert 0.4 < decisions.obs[1][:, 0].mean() < 0.6
+
+
+def test_the_expert_takes_a_shortest_path_from_everywhere():
+    placements = np.array(list(itertools.permutations(CELLS, 3)))
+    agent, goals = placements[:, 0].copy(), placements[:, 1:]
+    expected = [shortest(*map(tuple, row)) for row in placements.tolist()]
+    signal = np.tile(np.float32([1, 0]), (len(agent), 1))
+    n_steps = np.zeros(len(agent), dtype=int)
+    policy = registry.expert("grid_world")
+    none = np.zeros(len(agent), dtype=np.float32)
+    ids = np.arange(len(agent), dtype=np.int32)
+    for _ in range(10):
+        steps = DecisionSteps([draw(agent, goals), signal], none, ids, None, ids, none)
+        walking = (agent != goals[:, 0]).any(axis=1)
+        moves = grid_world.MOVES[policy(steps).discrete[:, 0]]
+        agent[walking] += moves[walking]
+        n_steps += walking
+        assert (agent != goals[:, 1]).any(axis=1).all()
+    assert n_steps.tolist() == expected
+    assert 1 - 0.01 * np.mean(expected) == pytest.approx(0.96638, abs=1e-5)

@@ -1,0 +1,182 @@
+import itertools
+
+import numpy as np
+import pytest
+from playing import returns
+
+from pipeline.protocol.specs import ActionTuple
+from pipeline.simulators import registry
+from pipeline.simulators.games import push_together
+from pipeline.simulators.games.push_together import BEHAVIOR, PushTogether
+
+NOTHING, UP, DOWN, LEFT, RIGHT = range(5)
+
+
+def act(*choices):
+    return {BEHAVIOR: ActionTuple(discrete=np.array(choices)[:, None])}
+
+
+def placed(*cells, block=2, pit=(1, 5), is_open=True):
+    """One area with everything where the test wants it."""
+    simulator = PushTogether(n_agents=3)
+    simulator.reset()
+    simulator._cell[0], simulator._block[0] = cells, block
+    simulator._pit[0], simulator._open[0] = pit, is_open
+    return simulator
+
+
+def step(simulator, *choices):
+    return simulator.step(act(*choices))[BEHAVIOR]
+
+
+@pytest.mark.parametrize(
+    ("action", "cell"), [(NOTHING, (0, 6)), (UP, (0, 6)), (DOWN, (1, 6)), (LEFT, (0, 5))]
+)
+def test_every_action_moves_as_its_name_says_and_stays_in_the_room(action, cell):
+    simulator = placed((0, 6), (0, 0), (4, 0))
+    step(simulator, action, NOTHING, NOTHING)
+    assert tuple(simulator._cell[0, 0]) == cell
+
+
+@pytest.mark.parametrize(
+    ("cells", "actions", "moves"),
+    [
+        (((1, 1), (2, 1), (4, 4)), (RIGHT, RIGHT, NOTHING), True),
+        (((3, 1), (3, 1), (4, 4)), (RIGHT, RIGHT, NOTHING), True),
+        (((1, 1), (2, 1), (4, 4)), (RIGHT, NOTHING, NOTHING), False),
+        (((1, 1), (2, 0), (4, 4)), (RIGHT, RIGHT, NOTHING), False),
+        (((1, 1), (0, 1), (4, 4)), (RIGHT, RIGHT, NOTHING), False),
+        (((1, 1), (2, 1), (3, 3)), (RIGHT, RIGHT, NOTHING), False),
+        (((1, 3), (2, 3), (4, 4)), (LEFT, LEFT, NOTHING), False),
+    ],
+)
+def test_two_agents_behind_a_free_block_move_it_and_nobody_else_does(cells, actions, moves):
+    simulator = placed(*cells)
+    decisions, _ = step(simulator, *actions)
+    assert simulator._block[0] == 2 + moves
+    assert decisions.group_reward == pytest.approx([0.25 * moves] * 3)
+    assert decisions.reward.tolist() == [0.0] * 3
+    if moves:
+        assert simulator._cell[0, :2, 1].tolist() == [2, 2]
+
+
+def test_nobody_walks_into_the_block():
+    simulator = placed((1, 3), (0, 2), (4, 2))
+    step(simulator, LEFT, DOWN, UP)
+    assert simulator._cell[0].tolist() == [[1, 3], [0, 2], [4, 2]]
+
+
+def test_an_open_pit_stops_the_block_and_a_filled_one_does_not():
+    for is_open in (True, False):
+        simulator = placed((1, 3), (2, 3), (4, 0), block=4, is_open=is_open)
+        step(simulator, RIGHT, RIGHT, NOTHING)
+        assert simulator._block[0] == (4 if is_open else 5)
+
+
+def test_the_agent_that_fills_the_pit_is_out_while_its_mates_go_on():
+    simulator = placed((0, 5), (4, 0), (4, 1))
+    decisions, terminals = step(simulator, DOWN, NOTHING, NOTHING)
+    assert terminals.agent_id.tolist() == [0]
+    assert terminals.reward == pytest.approx([-0.1])
+    assert terminals.interrupted.tolist() == [False]
+    assert terminals.group_id.tolist() == [1]
+    assert decisions.agent_id.tolist() == [1, 2]
+    assert decisions.reward.tolist() == [0.0, 0.0]
+    # Mates see the pit filled, and one of them gone.
+    assert decisions.obs[0][:, 5].tolist() == [0.0, 0.0]
+    assert decisions.obs[0][:, [6, 9]].tolist() == [[0.0, 1.0], [0.0, 1.0]]
+    decisions, terminals = step(simulator, RIGHT, RIGHT)
+    assert (len(decisions), len(terminals)) == (2, 0)
+
+
+def test_of_two_that_step_into_the_pit_only_the_first_is_out():
+    simulator = placed((1, 6), (0, 5), (4, 1))
+    decisions, terminals = step(simulator, LEFT, DOWN, NOTHING)
+    assert terminals.agent_id.tolist() == [0]
+    assert decisions.agent_id.tolist() == [1, 2]
+
+
+def test_success_ends_the_group_together_and_the_one_who_was_out_comes_back_as_another():
+    simulator = placed((0, 6), (1, 4), (2, 4), block=5, pit=(1, 6))
+    step(simulator, DOWN, NOTHING, NOTHING)
+    decisions, terminals = step(simulator, RIGHT, RIGHT)
+    assert terminals.agent_id.tolist() == [1, 2]
+    assert terminals.group_reward == pytest.approx([1.25, 1.25])
+    assert terminals.interrupted.tolist() == [False, False]
+    assert decisions.agent_id.tolist() == [3, 1, 2]
+    assert decisions.group_reward.tolist() == [0.0] * 3
+    assert decisions.obs[0][:, [6, 9]].tolist() == [[1.0, 1.0]] * 3
+
+
+def test_the_time_interrupts_those_who_are_left():
+    simulator = placed((0, 5), (4, 0), (4, 1))
+    step(simulator, DOWN, NOTHING, NOTHING)
+    for _ in range(push_together.MAX_STEP - 2):
+        _, terminals = step(simulator, NOTHING, NOTHING)
+        assert len(terminals) == 0
+    decisions, terminals = step(simulator, NOTHING, NOTHING)
+    assert terminals.agent_id.tolist() == [1, 2]
+    assert terminals.interrupted.tolist() == [True, True]
+    assert len(decisions) == 3
+
+
+def test_every_area_is_a_group_of_its_own():
+    decisions, _ = PushTogether(n_agents=9).reset()[BEHAVIOR]
+    assert decisions.group_id.tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
+def test_a_reset_calls_back_who_is_out():
+    simulator = placed((0, 5), (4, 0), (4, 1))
+    step(simulator, DOWN, NOTHING, NOTHING)
+    decisions, terminals = simulator.reset()[BEHAVIOR]
+    assert decisions.agent_id.tolist() == [3, 1, 2]
+    assert len(terminals) == 0
+
+
+def test_things_begin_on_different_cells_and_everywhere():
+    simulator = PushTogether(n_agents=1800, seed=2)
+    simulator.reset()
+    cells = np.concatenate((simulator._cell, simulator._pit[:, None]), axis=1)
+    numbers = cells[..., 0] * push_together.COLUMNS + cells[..., 1]
+    assert all(len(set(row)) == 4 for row in numbers.tolist())
+    block = {push_together.COLUMNS * row + push_together.START for row in (1, 2, 3)}
+    assert set(numbers[:, :3].ravel().tolist()) == set(range(40)) - block
+    assert {tuple(pit) for pit in simulator._pit.tolist()} == set(
+        itertools.product((1, 2, 3), (4, 5))
+    )
+
+
+def test_without_a_pit_nothing_is_in_the_way():
+    simulator = PushTogether(n_agents=30)
+    simulator.set_parameter("pit", 0.0)
+    decisions, _ = simulator.reset()[BEHAVIOR]
+    assert not simulator._open.any()
+    assert not decisions.obs[0][:, 5].any()
+
+
+def test_the_experts_always_succeed_and_chance_hardly_ever_does():
+    expert = returns("push_together", BEHAVIOR, episodes=300)[BEHAVIOR]
+    filled = expert[:, 0] < 0
+    assert expert[~filled][:, 1] == pytest.approx(2.0)
+    assert filled.mean() == pytest.approx(1 / 3, abs=0.03)
+    assert expert[:, 2].max() < 25
+    chance = returns("push_together", episodes=300)[BEHAVIOR]
+    assert (chance[:, 1] > 1.0).mean() < 0.02
+    assert chance[:, 1].mean() < 0.05
+
+
+def test_to_fill_the_pit_is_worst_for_the_one_and_best_for_the_others():
+    """The dilemma that group credit solves: alone, an agent had better let another one fall."""
+    expert = registry.expert("push_together")
+    ended = returns("push_together", BEHAVIOR, episodes=300)[BEHAVIOR]
+    fell = ended[:, 0] < 0
+    who_fell, mates = (ended[rows, :2].sum(axis=1) for rows in (fell, ~fell))
+    simulator = registry.make("push_together", seed=3)
+    decisions, _ = simulator.reset()[BEHAVIOR]
+    together = 0.0
+    for _ in range(push_together.MAX_STEP):
+        decisions.obs[0][:, 5] = 0.0  # as if the pit were filled: nobody goes there
+        decisions, terminals = simulator.step({BEHAVIOR: expert(decisions)})[BEHAVIOR]
+        together += decisions.group_reward.sum() + terminals.group_reward.sum()
+    if_none_falls = together / registry.entry("push_together").n_agents
+    assert who_fell.mean() < 0.0 < 0.25 < if_none_falls < 0.5 < mates.min()

@@ -1,0 +1,185 @@
+import numpy as np
+import pytest
+
+from pipeline.protocol.specs import ActionTuple
+from pipeline.simulators.games import pyramids
+from pipeline.simulators.games.pyramids import (
+    BEHAVIOR,
+    GOAL,
+    MAX_STEP,
+    PYRAMID,
+    RING,
+    SWITCH_OFF,
+    SWITCH_ON,
+    WALL,
+    Pyramids,
+    slide,
+)
+
+NOTHING, FORWARD, BACK, RIGHT, LEFT = range(5)
+PENALTY = -1.0 / MAX_STEP
+SPOTS = {
+    (room, k): (np.array(RING[room]) + 0.5) * 8 + np.array(offset) * 2.4
+    for room in range(8)
+    for k, offset in enumerate([(-1, -1), (-1, 1), (1, -1), (1, 1)])
+}
+
+
+def act(*choices):
+    return {BEHAVIOR: ActionTuple(discrete=np.array(choices)[:, None])}
+
+
+def placed(position, heading=0, switch=(2, 1), goal=(5, 1)):
+    """One area with everything where the test wants it, and no pyramids."""
+    simulator = Pyramids(n_agents=1)
+    simulator.reset()
+    simulator._position[:], simulator._heading[:] = position, heading
+    simulator._switch[:], simulator._goal[:] = SPOTS[switch], SPOTS[goal]
+    simulator._things[:] = pyramids.rays.HIDDEN
+    simulator._things[:, 0] = SPOTS[switch]
+    return simulator
+
+
+def walk(simulator, *choices):
+    for choice in choices:
+        decisions, terminals = simulator.step(act(choice))[BEHAVIOR]
+    return decisions, terminals
+
+
+def sights(simulator):
+    values = simulator._observe(slice(None))[0].reshape(-1, 7)
+    tag = np.where(values[:, 5] == 1, -1, values[:, :5].argmax(axis=1))
+    return tag.tolist(), values[:, 6] * pyramids.RAY_LENGTH
+
+
+def test_an_agent_sees_by_eleven_rays_and_knows_where_it_is():
+    specs, action = Pyramids(n_agents=1).behavior_specs[BEHAVIOR]
+    assert [spec.shape for spec in specs] == [(77,), (5,)]
+    assert action.discrete_branches == (5,)
+    own = placed((12.0, 24.0 * 0.75), heading=3)._observe(slice(None))[1][0]
+    assert own == pytest.approx([0.0, 0.5, 1.0, 0.0, 0.0], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("action", "position", "heading"),
+    [
+        (NOTHING, (4.0, 4.0), 3),
+        (FORWARD, (5.0, 4.0), 3),
+        (BACK, (3.0, 4.0), 3),
+        (RIGHT, (4.0, 4.0), 4),
+        (LEFT, (4.0, 4.0), 2),
+    ],
+)
+def test_every_action_moves_or_turns_as_its_name_says(action, position, heading):
+    simulator = placed((4.0, 4.0), heading=3)
+    decisions, _ = walk(simulator, action)
+    assert simulator._position[0] == pytest.approx(position, abs=1e-5)
+    assert simulator._heading[0] == heading
+    assert decisions.reward == pytest.approx([PENALTY])
+
+
+@pytest.mark.parametrize(
+    ("along", "across", "change", "wanted"),
+    [
+        (4.0, 2.0, 0.5, 4.5),  # free within a room
+        (7.5, 2.0, 0.5, 7.6),  # the wall beside the door
+        (7.5, 4.0, 1.0, 8.5),  # the door at 4
+        (16.5, 20.0, -1.0, 15.5),  # the door at 20
+        (8.4, 2.0, -0.5, 8.4),  # the wall from behind
+        (23.5, 12.0, 1.0, 23.6),  # outside
+        (0.5, 12.0, -1.0, 0.4),
+        (7.5, 12.0, 1.0, 7.6),  # the middle block has no doors
+        (4.9, 8.1, 1.0, 5.1),  # standing in a door, one moves across it by its width only
+        (4.9, 7.7, -2.5, 2.9),
+    ],
+)
+def test_walls_stop_and_doors_let_through(along, across, change, wanted):
+    moved = slide(
+        along=np.array([along], dtype=np.float32),
+        across=np.array([across], dtype=np.float32),
+        change=np.array([change], dtype=np.float32),
+    )
+    assert moved == pytest.approx([wanted], abs=1e-5)
+
+
+def test_no_way_leads_out_of_the_rooms_or_into_pyramids():
+    simulator = Pyramids(n_agents=200, seed=5)
+    simulator.reset()
+    rng = np.random.default_rng(0)
+    rooms = set()
+    for _ in range(450):
+        simulator.step({BEHAVIOR: ActionTuple(discrete=rng.choice([1, 1, 1, 3, 4], (200, 1)))})
+        position = simulator._position
+        assert ((position > 0.39) & (position < 23.61)).all()
+        cell = (position // 8).astype(int)
+        assert not (cell == 1).all(axis=1).any()
+        near_line = (np.abs(position[:, None] - [[8.0], [16.0]]) < 0.39).any(axis=1)
+        other = position[:, ::-1]
+        at_door = np.minimum(np.abs(other - 4.0), np.abs(other - 20.0)) < 1.11
+        assert (~near_line | at_door).all()
+        offset = position[:, None] - simulator._things[:, 3:]
+        assert (np.sqrt((offset**2).sum(axis=2)) > 1.09).all()
+        rooms |= {tuple(row) for row in cell.tolist()}
+    assert rooms == {tuple(room) for room in RING.tolist()}
+
+
+def test_rays_end_at_walls_and_go_through_doors():
+    tag, distance = sights(placed((4.0, 4.0), heading=0, switch=(4, 0)))
+    assert (tag[0], distance[0]) == (WALL, pytest.approx(20.0, abs=1e-3))  # two doors, outer wall
+    assert distance[1] == pytest.approx(4 / np.cos(np.radians(15)), rel=1e-4) or distance[1] > 8
+    tag, distance = sights(placed((2.0, 4.0), heading=0, switch=(4, 0)))
+    assert (tag[0], distance[0]) == (WALL, pytest.approx(4.0, abs=1e-3))
+    tag, distance = sights(placed((12.0, 4.0), heading=0, switch=(4, 0)))
+    assert (tag[0], distance[0]) == (WALL, pytest.approx(4.0, abs=1e-3))  # the middle block
+
+
+def test_the_switch_makes_the_goal_appear_and_the_goal_ends_the_episode():
+    simulator = placed(SPOTS[2, 1] - (0.0, 2.0), switch=(2, 1), goal=(5, 1))
+    tag, distance = sights(simulator)
+    assert (tag[0], distance[0]) == (SWITCH_OFF, pytest.approx(1.2, abs=1e-4))
+    simulator._position[:] = SPOTS[5, 1]
+    decisions, terminals = walk(simulator, NOTHING)
+    assert len(terminals) == 0  # there is no goal before the switch is pressed
+    simulator._position[:] = SPOTS[2, 1] - (0.0, 2.0)
+    decisions, terminals = walk(simulator, FORWARD)
+    assert decisions.obs[1][0, 4] == 1.0
+    assert decisions.reward == pytest.approx([PENALTY])
+    simulator._position[:] = SPOTS[2, 1] - (0.0, 2.0)
+    assert sights(simulator)[0][0] == SWITCH_ON
+    simulator._position[:] = SPOTS[5, 1] - (0.0, 2.0)
+    assert sights(simulator)[0][0] == GOAL
+    decisions, terminals = walk(simulator, FORWARD)
+    assert terminals.reward == pytest.approx([2.0 + PENALTY])
+    assert terminals.interrupted.tolist() == [False]
+    assert terminals.obs[1][0, 4] == 1.0
+    assert decisions.obs[1][0, 4] == 0.0
+
+
+def test_things_begin_in_rooms_that_are_far_from_each_other():
+    simulator = Pyramids(n_agents=3000, seed=1)
+    decisions, _ = simulator.reset()[BEHAVIOR]
+
+    def room(position):
+        return (np.array(position)[:, None] // 8 == RING).all(axis=2).argmax(axis=1)
+
+    def apart(one, two):
+        return np.minimum((one - two) % 8, (two - one) % 8)
+
+    start, switch, goal = map(room, (simulator._position, simulator._switch, simulator._goal))
+    assert set(apart(start, switch).tolist()) == {2, 3, 4}
+    assert set(apart(switch, goal).tolist()) == {3, 4}
+    for rooms in (start, switch, goal):
+        assert set(rooms.tolist()) == set(range(8))
+    is_pyramid = simulator._things[:, 3:, 0] < 24.0
+    rows = np.arange(3000)
+    for taken in (start, switch, goal):
+        assert not is_pyramid[rows, taken].any()
+    assert set(is_pyramid.sum(axis=1).tolist()) == {5, 6}  # the goal may lie where one began
+    assert (decisions.obs[1][:, 4] == 0.0).all()
+
+
+def test_a_pyramid_is_seen():
+    simulator = placed((4.0, 4.0), heading=0)
+    simulator._things[:, 5] = (4.0, 7.0)
+    tag, distance = sights(simulator)
+    assert (tag[0], distance[0]) == (PYRAMID, pytest.approx(2.2, abs=1e-4))

@@ -1,0 +1,177 @@
+"""What holds for every simulator whose agents share areas, teams or time."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playing import acted, policies, rows_of, trajectory
+
+from pipeline.envs.unity import UnityEnvironment
+from pipeline.errors import SettingsError
+from pipeline.protocol.simulator import Restorable
+from pipeline.settings import load_run_settings
+from pipeline.simulators import registry
+
+CONFIGURATIONS = {
+    "couriers": "ppo/Couriers.yaml",
+    "pong": "ppo/Pong.yaml",
+    "push_together": "poca/PushTogether.yaml",
+    "tag": "ppo/Tag.yaml",
+}
+NAMES = tuple(CONFIGURATIONS)
+CONFIG = Path(__file__).parents[4] / "config"
+SCRIPT = """\
+#!{python}
+import sys
+sys.path[:0] = {path!r}
+from pipeline.simulators.executable import main
+sys.exit(main({name!r}, sys.argv[1:]))
+"""
+
+
+@pytest.fixture(params=NAMES)
+def name(request):
+    return request.param
+
+
+def made(name, *, seed=1, n_agents=12):
+    return registry.make(name, seed=seed, n_agents=n_agents)
+
+
+def test_one_seed_gives_one_trajectory_and_another_another(name):
+    one, two, other = (
+        trajectory(simulator := made(name, seed=seed), policies(name, simulator), 150)[0]
+        for seed in (1, 1, 2)
+    )
+    assert one == two
+    assert one != other
+
+
+def test_a_simulator_taken_up_again_has_the_same_future(name):
+    simulator = made(name)
+    simulator.set_parameter("shift", 40.0)
+    _, steps = trajectory(simulator, policies(name, simulator), 75)
+    assert isinstance(simulator, Restorable)
+    state = simulator.state_dict()
+    first, _ = trajectory(simulator, policies(name, simulator, seed=5), 200, steps)
+    other = made(name, seed=9)
+    other.reset()
+    other.load_state_dict(state)
+    second, _ = trajectory(other, policies(name, other, seed=5), 200, steps)
+    assert first == second
+
+
+def test_an_area_does_the_same_whatever_the_number_of_areas(name):
+    scripted = tuple(registry.make(name).behavior_specs)
+
+    def episodes_of_first_area(n_agents):
+        """Observations of the agents with the smallest ids until each first ends."""
+        simulator = made(name, n_agents=n_agents)
+        by, steps = policies(name, simulator, scripted=scripted), simulator.reset()
+        seen = {agent: [] for agent in range(3 if name in ("tag", "push_together") else 1)}
+        ended = set()
+        while len(ended) < len(seen):
+            for decisions, terminals in steps.values():
+                for one in (terminals, decisions):
+                    for agent in set(seen) & set(one.agent_id.tolist()) - ended:
+                        row = one.agent_id.tolist().index(agent)
+                        seen[agent].append(one.obs[0][row].tolist())
+                        if one is terminals:
+                            ended.add(agent)
+            steps = simulator.step(acted(steps, by))
+        return seen
+
+    few, many = episodes_of_first_area(6), episodes_of_first_area(12)
+    assert few == many
+    assert sum(map(len, few.values())) > 10
+
+
+def test_ids_are_unique_and_arrays_have_the_types_of_the_wire(name):
+    simulator = made(name)
+    steps, by = simulator.reset(), policies(name, simulator)
+    for _ in range(200):
+        ids = np.concatenate([decisions.agent_id for decisions, _ in steps.values()])
+        assert len(set(ids.tolist())) == len(ids)
+        for behavior, (decisions, terminals) in steps.items():
+            (spec,) = simulator.behavior_specs[behavior].observation_specs
+            for one in (decisions, terminals):
+                assert one.obs[0].shape == (len(one), *spec.shape)
+                assert {one.obs[0].dtype, one.reward.dtype, one.group_reward.dtype} == {
+                    np.dtype(np.float32)
+                }
+                assert {one.agent_id.dtype, one.group_id.dtype} == {np.dtype(np.int32)}
+                assert np.abs(one.obs[0]).max(initial=0.0) <= 2.0
+        steps = simulator.step(acted(steps, by))
+
+
+def test_steps_that_were_given_away_do_not_change_afterwards(name):
+    simulator = made(name)
+    steps, by = simulator.reset(), policies(name, simulator)
+    for _ in range(60):
+        before = rows_of(steps)
+        following = simulator.step(acted(steps, by))
+        assert rows_of(steps) == before
+        steps = following
+
+
+def test_an_agent_is_asked_or_ends_in_every_message_and_its_first_reward_is_zero(name):
+    simulator = made(name)
+    steps, by = simulator.reset(), policies(name, simulator)
+    for _ in range(300):
+        assert any(len(decisions) or len(terminals) for decisions, terminals in steps.values())
+        for decisions, terminals in steps.values():
+            again = np.isin(decisions.agent_id, terminals.agent_id)
+            assert not decisions.reward[again].any()
+            assert not decisions.group_reward[again].any()
+        steps = simulator.step(acted(steps, by))
+
+
+def test_a_wrong_number_of_actions_is_refused(name):
+    simulator = made(name)
+    simulator.reset()
+    actions = {
+        behavior: spec.action_spec.empty_action(1)
+        for behavior, spec in simulator.behavior_specs.items()
+    }
+    with pytest.raises(ValueError, match=r"actions have the shape \(1, \d\), expected \(\d+, \d\)"):
+        simulator.step(actions)
+
+
+@pytest.mark.parametrize(("name", "per_area"), [("pong", 2), ("push_together", 3), ("tag", 3)])
+def test_agents_that_do_not_fill_areas_are_refused_with_the_number_that_does(name, per_area):
+    with pytest.raises(SettingsError, match=rf"{name}: .* multiple of {per_area}, .* got 7;"):
+        registry.make(name, n_agents=7)
+
+
+def test_an_expert_of_a_behavior_that_has_none_is_refused_with_those_that_have():
+    with pytest.raises(SettingsError, match=r"tag: .* behavior ''; .* Hunter, Runner"):
+        registry.expert("tag")
+
+
+def test_an_executable_plays_as_the_simulator_does_in_process(name, tmp_path):
+    file = tmp_path / "environment"
+    file.write_text(SCRIPT.format(python=sys.executable, path=sys.path, name=name))
+    file.chmod(0o755)
+    here = made(name, seed=4)
+    by, there_by = policies(name, here), policies(name, here)
+    with UnityEnvironment(file, seed=4, additional_args=["--num-agents", "12"]) as there:
+        there.reset()
+        steps = here.reset()
+        for _ in range(60):
+            answer = {behavior: there.get_steps(behavior) for behavior in there.behavior_specs}
+            assert rows_of(answer) == rows_of(steps)
+            for behavior, action in acted(answer, there_by).items():
+                there.set_actions(behavior, action)
+            there.step()
+            steps = here.step(acted(steps, by))
+
+
+def test_its_configuration_names_its_behaviors_and_plays_itself_where_there_are_teams(name):
+    behaviors = load_run_settings(CONFIG / CONFIGURATIONS[name]).behaviors
+    qualified = registry.make(name).behavior_specs
+    assert set(behaviors) == {one.partition("?")[0] for one in qualified}
+    teams = {one.partition("team=")[2] for one in qualified}
+    for settings in behaviors.values():
+        assert (settings.self_play is not None) == (len(teams) > 1)
+        assert settings.trainer_type == CONFIGURATIONS[name].partition("/")[0]

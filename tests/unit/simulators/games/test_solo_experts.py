@@ -1,0 +1,123 @@
+"""Returns of the experts and of chance, by which a trained policy is judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from pipeline.commands.demo import record
+from pipeline.protocol.demo import read_demo
+from pipeline.simulators import registry
+from pipeline.simulators.games.hallway import Expert
+
+
+@dataclass
+class Played:
+    """The first episode of every area."""
+
+    returns: np.ndarray
+    terminated: np.ndarray
+
+
+def first_episodes(name, policy, n_agents=128, seed=11, parameters=(), **options):
+    simulator = registry.make(name, seed=seed, n_agents=n_agents, **options)
+    for parameter in parameters:
+        simulator.set_parameter(*parameter)
+    ((behavior, (decisions, _)),) = simulator.reset().items()
+    returns, open_ = np.zeros(n_agents), np.ones(n_agents, dtype=bool)
+    terminated = np.zeros(n_agents, dtype=bool)
+    while open_.any():
+        decisions, ended = simulator.step({behavior: policy(decisions)})[behavior]
+        returns += open_ * decisions.reward
+        returns[ended.agent_id] += open_[ended.agent_id] * ended.reward
+        terminated[ended.agent_id] |= open_[ended.agent_id] & ~ended.interrupted
+        open_[ended.agent_id] = False
+    return Played(returns, terminated)
+
+
+def chance(name):
+    """Uniformly random actions among those that are allowed."""
+    ((_, spec),) = registry.make(name, n_agents=1).behavior_specs.items()
+    rng = np.random.default_rng(0)
+
+    def act(decisions):
+        action = spec.action_spec.random_action(len(decisions), rng)
+        for branch, mask in enumerate(decisions.action_mask or ()):
+            forbidden = mask[np.arange(len(mask)), action.discrete[:, branch]]
+            action.discrete[forbidden, branch] = 0
+        return action
+
+    return act
+
+
+def test_the_hallways_expert_always_takes_the_right_goal():
+    played = first_episodes("hallway", registry.expert("hallway"), 512)
+    assert played.terminated.all()
+    assert played.returns.min() > 0.8
+    assert played.returns.mean() == pytest.approx(0.865, abs=0.01)
+
+
+def test_the_same_expert_without_memory_is_at_chance_in_the_hallway():
+    class Forgetful(Expert):
+        def _remember(self, agents, tag):
+            super()._remember(agents, tag)
+            seen = (tag == 1).any(axis=1) | (tag == 2).any(axis=1)
+            return np.where(seen, self._cue[agents], 0)
+
+    played = first_episodes("hallway", Forgetful(), 1024)
+    assert (played.returns > 0.5).mean() == pytest.approx(0.5, abs=0.05)
+    assert played.returns.mean() < 0.36
+    at_end = first_episodes("hallway", Forgetful(), 256, cue_at_end=True)
+    assert at_end.returns.min() > 0.75
+
+
+def test_chance_hardly_ever_reaches_a_goal_of_the_hallway_in_time():
+    played = first_episodes("hallway", chance("hallway"), 512)
+    assert played.returns.mean() < -0.9
+    assert 0.0 < played.terminated.mean() < 0.05
+
+
+def test_the_pyramids_expert_always_reaches_the_goal():
+    played = first_episodes("pyramids", registry.expert("pyramids"), 512)
+    assert played.terminated.all()
+    assert played.returns.min() > 1.7
+    assert played.returns.mean() == pytest.approx(1.82, abs=0.02)
+
+
+def test_chance_reaches_the_goal_of_pyramids_in_less_than_one_episode_in_a_hundred():
+    played = first_episodes("pyramids", chance("pyramids"), 500)
+    assert played.terminated.sum() < 5
+
+
+def test_the_sorters_expert_visits_every_tile():
+    played = first_episodes("sorter", registry.expert("sorter"), 256)
+    assert played.terminated.all()
+    assert played.returns.min() > 0.9
+    assert played.returns.mean() == pytest.approx(10.2, abs=0.8)
+    few = first_episodes("sorter", registry.expert("sorter"), parameters=[("num_tiles", 2.0)])
+    assert few.returns.mean() == pytest.approx(1.5, abs=0.15)
+
+
+def test_chance_loses_in_the_sorter():
+    assert first_episodes("sorter", chance("sorter"), 64).returns.mean() < -0.5
+
+
+def test_the_collectors_expert_gathers_far_more_than_chance():
+    assert first_episodes("collector", registry.expert("collector"), 64).returns.mean() > 23.0
+    assert abs(first_episodes("collector", chance("collector"), 64).returns.mean()) < 1.0
+
+
+@pytest.mark.parametrize("name", ["hallway", "pyramids", "sorter", "collector"])
+def test_demonstrations_of_the_expert_are_recorded(name, tmp_path):
+    told = record(name, tmp_path / "expert.demo", episodes=3, seed=1)
+    assert "3 episodes" in told
+    demo = read_demo(tmp_path / "expert.demo")
+    ((_, spec),) = registry.make(name, n_agents=1).behavior_specs.items()
+    assert [obs.shape[1:] for obs in demo.obs] == [obs.shape for obs in spec.observation_specs]
+
+
+def test_an_expert_that_remembers_begins_without_memories():
+    one, other = registry.expert("hallway"), registry.expert("hallway")
+    assert one is not other

@@ -1,0 +1,164 @@
+import numpy as np
+import pytest
+
+from pipeline.errors import SettingsError
+from pipeline.protocol.parameters import Sampler
+from pipeline.protocol.specs import ActionTuple, DimensionProperty
+from pipeline.simulators.games.sorter import BEHAVIOR, MAX_STEP, MAX_TILES, Sorter
+
+PENALTY = -1.0 / MAX_STEP
+
+
+def act(*choices):
+    return {BEHAVIOR: ActionTuple(discrete=np.array([choices]))}
+
+
+def placed(tiles, position=(0.0, 0.0), heading=0):
+    """One area with `tiles` of (number, place), in rows from the first on."""
+    simulator = Sorter(n_agents=1)
+    simulator.reset()
+    simulator._position[:], simulator._heading[:] = position, heading
+    simulator._entities[:], simulator._waits[:] = 0.0, False
+    for row, (number, place) in enumerate(tiles):
+        angle = np.radians(place * 18.0)
+        simulator._number[0, row], simulator._waits[0, row] = number, True
+        simulator._entities[0, row, number] = 1.0
+        simulator._entities[0, row, 20:22] = np.sin(angle), np.cos(angle)
+    return simulator
+
+
+def step(simulator, *choices):
+    return simulator.step(act(*choices))[BEHAVIOR]
+
+
+def visit(simulator, place):
+    """Stand in front of a place, facing up, and give what the next step brings."""
+    angle = np.radians(place * 18.0)
+    simulator._position[:] = 9.0 * np.sin(angle), 9.0 * np.cos(angle)
+    return step(simulator, 0, 0, 0)
+
+
+def test_tiles_are_a_list_of_variable_length():
+    (tiles, own), action = Sorter(n_agents=1).behavior_specs[BEHAVIOR]
+    assert tiles.shape == (20, 23)
+    assert tiles.dimension_property == (DimensionProperty.VARIABLE_SIZE, DimensionProperty.NONE)
+    assert own.shape == (4,)
+    assert (action.continuous_size, action.discrete_branches) == (0, (3, 3, 3))
+
+
+@pytest.mark.parametrize(
+    ("choices", "position"),
+    [
+        ((0, 0, 0), (0.0, 0.0)),
+        ((1, 0, 0), (0.0, 1.0)),
+        ((2, 0, 0), (0.0, -1.0)),
+        ((0, 1, 0), (1.0, 0.0)),
+        ((0, 2, 0), (-1.0, 0.0)),
+        ((1, 2, 0), (-(0.5**0.5), 0.5**0.5)),
+        ((1, 0, 2), (np.sin(np.radians(20)), np.cos(np.radians(20)))),
+        ((1, 0, 1), (-np.sin(np.radians(20)), np.cos(np.radians(20)))),
+    ],
+)
+def test_branches_move_ahead_sideways_and_turn(choices, position):
+    simulator = placed([(3, 0)])
+    decisions, _ = step(simulator, *choices)
+    assert simulator._position[0] == pytest.approx(position, abs=1e-5)
+    assert decisions.obs[1][0, :2] * 10 == pytest.approx(position, abs=1e-5)
+    assert decisions.reward == pytest.approx([PENALTY])
+
+
+def test_the_compass_turns_with_the_agent():
+    decisions, _ = step(placed([(3, 0)]), 0, 0, 2)
+    sine, cosine = np.sin(np.radians(20)), np.cos(np.radians(20))
+    assert decisions.obs[1][0, 2:] == pytest.approx([sine, cosine], abs=1e-5)
+
+
+def test_nobody_leaves_the_circle():
+    simulator = placed([(3, 10)], position=(0.0, 9.2))
+    step(simulator, 1, 1, 0)
+    assert np.linalg.norm(simulator._position[0]) == pytest.approx(9.5, abs=1e-4)
+
+
+def test_the_least_unvisited_tile_pays_and_is_then_marked_as_visited():
+    simulator = placed([(17, 0), (4, 5), (9, 10)])
+    decisions, terminals = visit(simulator, 5)
+    assert decisions.reward == pytest.approx([1.0 + PENALTY])
+    assert len(terminals) == 0
+    assert decisions.obs[0][0, :, 22].tolist() == [0.0, 1.0] + [0.0] * 18
+    decisions, _ = visit(simulator, 5)  # a visited tile does nothing more
+    assert decisions.reward == pytest.approx([PENALTY])
+    decisions, _ = visit(simulator, 10)
+    assert decisions.reward == pytest.approx([1.0 + PENALTY])
+    decisions, terminals = visit(simulator, 0)
+    assert terminals.reward == pytest.approx([1.0 + PENALTY])
+    assert terminals.interrupted.tolist() == [False]
+    assert terminals.obs[0][0, :3, 22].tolist() == [1.0, 1.0, 1.0]
+    assert decisions.obs[0][0, :, 22].tolist() == [0.0] * 20
+
+
+def test_a_wrong_tile_costs_one_and_ends_the_episode():
+    decisions, terminals = visit(placed([(17, 0), (4, 5)]), 0)
+    assert terminals.reward == pytest.approx([-1.0 + PENALTY])
+    assert terminals.interrupted.tolist() == [False]
+    assert terminals.obs[0][0, :, 22].tolist() == [0.0] * 20
+    assert decisions.reward.tolist() == [0.0]
+
+
+def test_a_tile_is_touched_from_its_own_place_only():
+    simulator = placed([(4, 5)])
+    for place in (3, 4, 6, 7):
+        decisions, terminals = visit(simulator, place)
+        assert decisions.reward == pytest.approx([PENALTY])
+        assert len(terminals) == 0
+
+
+def test_every_row_is_a_different_tile_or_zeros():
+    simulator = Sorter(n_agents=400, seed=2)
+    decisions, _ = simulator.reset()[BEHAVIOR]
+    tiles = decisions.obs[0]
+    is_tile = tiles.any(axis=2)
+    counts = is_tile.sum(axis=1)
+    assert set(counts.tolist()) == set(range(1, 21))
+    assert (is_tile == (np.arange(20) < counts[:, None])).all()
+    assert (tiles[:, :, :20].sum(axis=1) <= 1.0).all()
+    assert (tiles[:, :, :20].sum(axis=2) == is_tile).all()
+    places = np.round(np.degrees(np.arctan2(tiles[..., 20], tiles[..., 21])) / 18.0) % 20
+    for row in range(400):
+        assert len(set(places[row, : counts[row]].tolist())) == counts[row]
+
+
+def test_rows_are_in_random_order():
+    decisions, _ = Sorter(n_agents=1000).reset()[BEHAVIOR]
+    tiles = decisions.obs[0]
+    pairs = tiles[:, 1].any(axis=1)
+    first, second = tiles[pairs, 0, :20].argmax(axis=1), tiles[pairs, 1, :20].argmax(axis=1)
+    assert 0.45 < (first < second).mean() < 0.55
+
+
+def test_num_tiles_is_the_most_tiles_of_the_episodes_that_begin_from_then_on():
+    simulator = Sorter(n_agents=300)
+    simulator.reset()
+    simulator.set_parameter("num_tiles", 3.0)
+    before = simulator._waits.sum(axis=1).max()
+    assert before == MAX_TILES
+    decisions, _ = simulator.reset()[BEHAVIOR]
+    assert set(decisions.obs[0].any(axis=2).sum(axis=1).tolist()) == {1, 2, 3}
+
+
+def test_each_area_draws_a_sampled_num_tiles_for_itself():
+    simulator = Sorter(n_agents=300)
+    simulator.parameters.set_sampler(
+        "num_tiles", Sampler(kind=2, values=(1.0, 1.9, 9.0, 9.9), seed=1)
+    )
+    simulator.reset()
+    counts = simulator._waits.sum(axis=1)
+    assert counts.max() == 9
+    assert 0.4 < (counts == 1).mean() < 0.7
+
+
+@pytest.mark.parametrize("value", [0.0, 21.0, float("nan")])
+def test_a_number_of_tiles_that_cannot_be_is_named(value):
+    simulator = Sorter(n_agents=1)
+    simulator.set_parameter("num_tiles", value)
+    with pytest.raises(SettingsError, match="num_tiles must be from 1 to 20, got"):
+        simulator.reset()

@@ -1,0 +1,114 @@
+import numpy as np
+import pytest
+from playing import acted, policies, returns
+
+from pipeline.protocol.specs import ActionTuple
+from pipeline.simulators import registry
+from pipeline.simulators.games import tag
+from pipeline.simulators.games.tag import HUNTER, RUNNER, Tag
+
+STILL = (0.0, 0.0)
+
+
+def act(*actions):
+    return {
+        HUNTER: ActionTuple(continuous=np.array(actions[:2])),
+        RUNNER: ActionTuple(continuous=np.array(actions[2:])),
+    }
+
+
+def placed(*places):
+    simulator = Tag(n_agents=3)
+    simulator.reset()
+    simulator._place[0] = places
+    return simulator
+
+
+def test_everybody_moves_at_its_own_speed_and_no_faster():
+    simulator = placed((-0.5, 0.0), (-0.5, 0.5), (0.5, 0.0))
+    simulator.step(act((0.25, 0), (3, 4), (0, 0.125)))
+    assert simulator._place[0] == pytest.approx(
+        np.array([(-0.44, 0.0), (-0.464, 0.548), (0.5, 0.04)]), abs=1e-6
+    )
+
+
+def test_nobody_leaves_the_field():
+    simulator = placed((-1.0, 0.0), (0.0, 1.0), (0.99, 0.0))
+    simulator.step(act((-1, 0), (0, 1), (1, 0)))
+    assert simulator._place[0] == pytest.approx(np.array([(-1, 0), (0, 1), (1, 0)]))
+
+
+def test_a_catch_ends_the_episode_for_all_and_is_zero_sum_between_the_teams():
+    simulator = placed((0.0, 0.0), (-0.9, 0.0), (0.2, 0.0))
+    steps = simulator.step(act((1, 0), STILL, STILL))
+    hunters, runner = steps[HUNTER][1], steps[RUNNER][1]
+    assert hunters.agent_id.tolist() == [0, 1]
+    assert hunters.reward.tolist() == [0.0, 0.0]
+    assert hunters.group_reward.tolist() == [1.0, 1.0]
+    assert (runner.agent_id.tolist(), runner.reward.tolist()) == ([2], [-1.0])
+    assert runner.group_reward.tolist() == [0.0]
+    assert not hunters.interrupted.any()
+    assert not runner.interrupted.any()
+    assert runner.obs[0][0, :4] == pytest.approx([0.2, 0.0, -0.14, 0.0])
+    assert [len(steps[name][0]) for name in (HUNTER, RUNNER)] == [2, 1]
+
+
+def test_a_runner_that_survives_the_time_has_won():
+    simulator = placed((-1, -1), (-1, 1), (1, 0))
+    for k in range(tag.MAX_STEP):
+        steps = simulator.step(act(STILL, STILL, STILL))
+        assert len(steps[RUNNER][1]) == (k == tag.MAX_STEP - 1)
+    assert steps[RUNNER][1].reward.tolist() == [1.0]
+    assert steps[HUNTER][1].group_reward.tolist() == [-1.0, -1.0]
+    assert not steps[RUNNER][1].interrupted.any()
+    assert steps[RUNNER][1].obs[0][0, 6] == 0.0
+    assert steps[RUNNER][0].obs[0][0, 6] == 1.0
+
+
+def test_each_sees_the_others_from_where_it_is_and_the_runner_the_nearer_hunter_first():
+    simulator = placed((-0.5, 0.0), (0.5, 0.5), (0.25, 0.0))
+    steps = simulator.step(act(STILL, STILL, STILL))
+    hunters, runner = steps[HUNTER][0].obs[0], steps[RUNNER][0].obs[0]
+    assert hunters[0] == pytest.approx([-0.5, 0, 1, 0.5, 0.75, 0, 0.99])
+    assert hunters[1] == pytest.approx([0.5, 0.5, -1, -0.5, -0.25, -0.5, 0.99])
+    assert runner[0] == pytest.approx([0.25, 0, 0.25, 0.5, -0.75, 0, 0.99])
+
+
+def test_hunters_are_a_group_and_runners_are_not():
+    steps = Tag(n_agents=6).reset()
+    assert steps[HUNTER][0].group_id.tolist() == [1, 1, 2, 2]
+    assert steps[RUNNER][0].group_id.tolist() == [0, 0]
+    assert steps[HUNTER][0].agent_id.tolist() == [0, 1, 3, 4]
+    assert steps[RUNNER][0].agent_id.tolist() == [2, 5]
+
+
+def test_hunters_and_runner_begin_on_opposite_sides_of_either_kind():
+    simulator = Tag(n_agents=300, seed=2)
+    simulator.reset()
+    x = simulator._place[..., 0]
+    assert (np.sign(x[:, 0]) == np.sign(x[:, 1])).all()
+    assert (np.sign(x[:, 2]) == -np.sign(x[:, 0])).all()
+    assert 30 < (x[:, 2] > 0).sum() < 70
+    assert (np.abs(x) >= 0.2).all()
+
+
+def test_every_end_is_zero_sum_between_the_teams():
+    simulator = registry.make("tag", seed=3)
+    steps, by = simulator.reset(), policies("tag", simulator, scripted=[HUNTER])
+    results = []
+    for _ in range(300):
+        hunters, runners = steps[HUNTER][1], steps[RUNNER][1]
+        assert (hunters.group_reward.reshape(-1, 2) == -runners.reward[:, None]).all()
+        results += runners.reward.tolist()
+        steps = simulator.step(acted(steps, by))
+    assert len(results) > 50
+
+
+def test_scripted_players_beat_chance_and_fight_among_themselves():
+    def hunters_win(*scripted):
+        return (returns("tag", *scripted, episodes=100)[HUNTER][:, 1] > 0).mean()
+
+    assert hunters_win(HUNTER) > 0.95
+    assert hunters_win(RUNNER) < 0.02
+    assert hunters_win() < 0.2
+    assert 0.25 < hunters_win(HUNTER, RUNNER) < 0.75

@@ -1,0 +1,90 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline import cli
+from pipeline.errors import SettingsError, StageError
+from pipeline.settings.params import load_params
+from pipeline.stages.check import check_ids
+from pipeline.stages.demos import record
+from pipeline.stages.shared.executable import Build
+
+FILE = """\
+environments:
+  cart:
+    source: gymnasium
+    id: CartPol-v1
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "wrong", "right"),
+    [
+        ("gymnasium", "CartPol-v1", "CartPole-v1"),
+        ("pettingzoo", "classic.tictacto_v3", "pettingzoo.classic.tictactoe_v3"),
+    ],
+)
+def test_an_unknown_id_is_told_with_its_line_and_the_nearest(tmp_path, source, wrong, right):
+    file = tmp_path / "params.yaml"
+    file.write_text(FILE.replace("gymnasium", source).replace("CartPol-v1", wrong))
+    with pytest.raises(SettingsError) as refused:
+        check_ids(load_params(file))
+    message = str(refused.value)
+    assert message.startswith(f"{file}:4: environments.cart.id: ")
+    assert f"no environment '{wrong}'; did you mean '{right}'" in message
+    file.write_text(FILE.replace("gymnasium", source).replace("CartPol-v1", right))
+    check_ids(load_params(file))
+
+
+def test_the_module_of_an_environment_may_lie_beside_params(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "cart_of_this_test.py").write_text(
+        "import gymnasium\ngymnasium.register('Mine-v0', entry_point='x:Y')\n"
+    )
+    file = tmp_path / "params.yaml"
+    file.write_text(FILE.replace("CartPol-v1", "cart_of_this_test:Mine-v0"))
+    check_ids(load_params(file))
+
+
+def test_plan_refuses_an_unknown_id_with_exit_code_2(tmp_path, monkeypatch, capsys):
+    (tmp_path / "params.yaml").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["plan"]) == 2
+    assert "did you mean 'CartPole-v1'" in capsys.readouterr().err
+    assert not Path("workflow").exists()
+
+
+def test_environments_of_others_have_no_expert_to_record(tmp_path):
+    build = Build(file=tmp_path / "cart", args=(), simulator=None)
+    with pytest.raises(StageError, match="cart: only built-in simulators have an expert"):
+        record(build, tmp_path / "x.demo", episodes=1, seed=0, log_folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["gymnasium:CartPol-v1"], "'CartPole-v1'"),
+        (["gymnasium:CartPole-v1", "--arg", "foo=1"], "unexpected keyword argument 'foo'"),
+        (["gymnasium:CartPole-v1", "--arg", "foo"], "--arg foo: needs the form KEY=VALUE"),
+        (["gymnasium:CartPole-v1", "--option", "teams=index"], "belongs to the source 'pettingz"),
+        (["gymnasium:CartPole-v1", "--copies", "0"], "copies: must be at least 1, got 0"),
+        (["balance_ball", "--arg", "x=1"], "belong to gymnasium:ID and pettingzoo:ID"),
+        (["balance_ball", "--copies", "0"], "--copies: must be at least 1, got 0"),
+        (["gymnasium:nothing"], "no environment 'nothing'"),
+    ],
+)
+def test_env_build_refuses_in_one_line_with_exit_code_2(tmp_path, capsys, words, said):
+    assert cli.main(["env", "build", *words, "-o", str(tmp_path / "env")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert said in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_env_list_says_how_to_name_environments_of_others(capsys):
+    assert cli.main(["env", "list"]) == 0
+    text = capsys.readouterr().out
+    for name in ("balance_ball", "grid_world", "gymnasium:ID", "pettingzoo:ID"):
+        assert name in text

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from pipeline.tracking.run_metadata import color, dvc_digest, parameters
+
+
+def md5(data: bytes) -> str:
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+SETTINGS = {
+    "trainer_type": "ppo",
+    "hyperparameters": {"learning_rate": 3e-4, "beta": None},
+    "network_settings": {"hidden_units": 64, "memory": None},
+    "reward_signals": {"extrinsic": {"gamma": 0.99}},
+    "self_play": None,
+}
+
+
+def test_hyperparameters_are_named_as_people_know_them_and_nothing_empty_is_listed():
+    assert parameters({"Walker": SETTINGS}) == {
+        "trainer_type": "ppo",
+        "learning_rate": 3e-4,
+        "network_settings.hidden_units": 64,
+        "reward_signals.extrinsic.gamma": 0.99,
+    }
+
+
+def test_several_behaviors_keep_their_names():
+    names = parameters({"A": SETTINGS, "B": SETTINGS})
+    assert "A.learning_rate" in names
+    assert "B.learning_rate" in names
+    assert "learning_rate" not in names
+
+
+def test_the_digest_of_a_folder_is_that_of_its_list_of_files(tmp_path: Path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/c.txt").write_bytes(b"1")
+    (tmp_path / "a.txt").write_bytes(b"2")
+    (tmp_path / ".snakemake_timestamp").touch()
+    one, two = (md5(data) for data in (b"1", b"2"))
+    listed = [{"md5": two, "relpath": "a.txt"}, {"md5": one, "relpath": "b/c.txt"}]
+    wanted = md5(json.dumps(listed).encode())
+    assert dvc_digest(tmp_path) == f"{wanted}.dir"
+    assert dvc_digest(tmp_path / "a.txt") == two
+
+
+def test_every_experiment_and_seed_has_a_color_of_its_own():
+    shown = {color(position, seed) for position in range(12) for seed in range(5)}
+    assert len(shown) == 60

@@ -1,0 +1,313 @@
+"""Objects that can be trained in: ML-Agents' members and classes, Gymnasium's, PettingZoo's."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from enum import Enum
+from types import SimpleNamespace
+
+import gymnasium
+import numpy as np
+import pettingzoo
+import pytest
+from toys import BEHAVIOR, Chase
+
+import pipeline
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.errors import SettingsError, UnityObservationException
+from pipeline.protocol.decoding import NonFiniteError
+from pipeline.settings import load_run_settings
+from pipeline.trainer.environment import open_workers
+
+# Classes as ML-Agents has them: named tuples without defaults, and a plain Enum.
+Kind = Enum("Kind", {"DEFAULT": 0, "GOAL_SIGNAL": 1})
+Observed = namedtuple("Observed", "shape dimension_property observation_type name")
+Actions = namedtuple("Actions", "continuous_size discrete_branches")
+Spec = namedtuple("Spec", "observation_specs action_spec")
+NAME = "Walker?team=0"
+
+
+class Theirs:
+    """Exactly the members that training needs, no base class, and steps with lists in them."""
+
+    def __init__(self, *, as_lists=True, n_agents=3, **changes):
+        image = Observed((2, 20, 20), (1, 2, 2), Kind.DEFAULT, "camera")
+        goal = Observed([2], (1,), Kind.GOAL_SIGNAL, "goal")
+        crowd = Observed((3, 2), (4, 1), Kind.DEFAULT, "crowd")
+        self.spec = Spec(
+            [Observed((4,), (1,), Kind.DEFAULT, "v"), image, goal, crowd], Actions(2, [3])
+        )
+        self.rng = np.random.default_rng(1)
+        self.n, self.as_lists, self.changes = n_agents, as_lists, changes
+        self.calls = []
+        self.known = {}
+        self.age = 0
+
+    @property
+    def behavior_specs(self):
+        return self.known
+
+    def reset(self):
+        self.calls.append("reset")
+        self.known = {NAME: self.spec}
+        self.age = 0
+
+    def step(self):
+        self.age += 1
+
+    def close(self):
+        self.calls.append("close")
+
+    def set_actions(self, behavior_name, action):
+        assert behavior_name == NAME
+        assert (action.continuous.shape, action.discrete.shape) == ((self.n, 2), (self.n, 1))
+        assert (action.continuous.dtype, action.discrete.dtype) == (np.float32, np.int32)
+
+    def get_steps(self, behavior_name):
+        assert behavior_name == NAME
+        ends = self.age % 4 == 3
+        fields = {**self.fields(self.n), "action_mask": [np.zeros((self.n, 3), dtype=bool)]}
+        decision = SimpleNamespace(**fields)
+        n = self.n if ends else 0
+        terminal = SimpleNamespace(**self.fields(n), interrupted=[False] * n)
+        for key, value in self.changes.items():
+            setattr(decision, key, value)
+        return decision, terminal
+
+    def fields(self, n):
+        def values(*shape):
+            made = self.rng.random((n, *shape))
+            return made.tolist() if self.as_lists else made
+
+        return {
+            "obs": [values(*one.shape) for one in self.spec.observation_specs],
+            "reward": values(),
+            "agent_id": list(range(n)),
+            "group_id": [0] * n,
+            "group_reward": [0.0] * n,
+        }
+
+
+def settings(*names, algorithm="ppo"):
+    on_policy = {"batch_size": 16, "buffer_size": 32, "num_epoch": 1}
+    off_policy = {"batch_size": 16, "buffer_size": 200, "buffer_init_steps": 20}
+    behavior = {
+        "trainer_type": algorithm,
+        "hyperparameters": off_policy if algorithm == "sac" else on_policy,
+        "network_settings": {"hidden_units": 8, "num_layers": 1},
+        "max_steps": 60,
+        "time_horizon": 4,
+    }
+    return {"behaviors": dict.fromkeys(names, behavior)}
+
+
+def begun(env):
+    workers = open_workers(env, load_run_settings(None), seed=0, num_envs=1)
+    workers.reset()
+    return workers
+
+
+def trained(env, folder, *names, **options):
+    return pipeline.train(env, settings(*names, **options), seed=1, run_dir=folder).behaviors
+
+
+@pytest.mark.parametrize("as_lists", [True, False])
+@pytest.mark.parametrize("several", [False, True])
+def test_an_object_with_their_members_is_trained_in_and_closed(several, as_lists, tmp_path):
+    envs = [Theirs(as_lists=as_lists) for _ in range(1 + several)]
+    found = trained(envs if several else envs[0], tmp_path, "Walker")["Walker"]
+    assert found.steps >= 60
+    assert found.n_updates > 0
+    assert [env.calls for env in envs] == [["reset", "close"]] * len(envs)
+
+
+def test_its_specification_and_steps_have_our_types():
+    workers = begun(Theirs())
+    spec = workers.behavior_specs[NAME]
+    assert [one.shape for one in spec.observation_specs] == [(4,), (2, 20, 20), (2,), (3, 2)]
+    assert [int(one.observation_type) for one in spec.observation_specs] == [0, 0, 1, 0]
+    assert spec.observation_specs[3].dimension_property == (4, 1)
+    assert spec.action_spec == (2, (3,))
+    ((decision, terminal),) = workers.get_steps(NAME)
+    assert {values.dtype.name for values in decision.obs} == {"float32"}
+    assert (decision.reward.dtype, decision.agent_id.dtype) == (np.float32, np.int32)
+    assert terminal.interrupted.dtype == np.bool_
+    assert [values.shape for values in terminal.obs] == [(0, 4), (0, 2, 20, 20), (0, 2), (0, 3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"obs": []}, "0 observations came, 4 are specified"),
+        ({"obs": [[["a"] * 4] * 3] * 4}, "observation 0 'v' cannot be read as float32"),
+        ({"obs": [[[1.0, 2.0]] * 3] * 4}, r"observation 0 'v' has shape \(3, 2\), not \(3, 4\)"),
+        ({"obs": [[[1.0], [2.0, 3.0]]] * 4}, "observation 0 'v' cannot be read as float32"),
+        ({"reward": [1.0]}, r"reward has shape \(1,\), not \(3,\)"),
+        ({"agent_id": [0, 1, 1 << 40]}, "agent_id cannot be read as int32"),
+        ({"agent_id": np.array([0, 1, 1 << 40])}, "agent_id has values that are not int32"),
+        ({"group_id": [0.5, 0, 0]}, "group_id has values that are not int32"),
+        ({"action_mask": [[[False] * 3] * 3] * 2}, "2 action masks came, 1 are specified"),
+        (
+            {"action_mask": [[[False] * 2] * 3]},
+            r"action mask 0 has shape \(3, 2\), not \(3, 3\)",
+        ),
+    ],
+)
+def test_a_field_that_does_not_fit_is_refused_by_name(changes, words):
+    workers = begun(Theirs(**changes))
+    with pytest.raises(UnityObservationException, match=f"behavior {NAME[:6]}.*{words}"):
+        workers.get_steps(NAME)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
+@pytest.mark.parametrize("field", ["reward", "group_reward", "obs"])
+def test_numbers_that_are_not_finite_end_the_run(field, value, tmp_path):
+    env = Theirs()
+    values = [0.0, value, 0.0]
+    if field == "obs":
+        values = [np.full((3, *one.shape), value) for one in env.spec.observation_specs]
+    env.changes = {field: values}
+    with pytest.raises(NonFiniteError, match=rf"The {field.replace('obs', 'observation')}.*Walker"):
+        trained(env, tmp_path, "Walker")
+    assert env.calls == ["reset", "close"]
+
+
+def test_a_specification_that_cannot_be_read_is_refused_by_name():
+    theirs = Theirs()
+    theirs.spec = Spec([], SimpleNamespace(continuous_size=2))
+    workers = begun(theirs)
+    with pytest.raises(
+        UnityObservationException, match=r"Walker.*its specification cannot be read"
+    ):
+        workers.behavior_specs.keys()
+
+
+def test_what_is_no_environment_is_refused_with_what_it_lacks(tmp_path):
+    with pytest.raises(
+        SettingsError, match=r"type SimpleNamespace.*lacks behavior_specs, get_steps"
+    ):
+        trained(SimpleNamespace(reset=None, step=None), tmp_path, "Walker")
+
+
+class Careless(Chase):
+    """A simulator whose arrays have the types that NumPy gives them, or none."""
+
+    def _decisions(self, reward):
+        steps = super()._decisions(reward)
+        steps.obs = [values.astype(self.dtype).tolist() for values in steps.obs]
+        steps.reward = steps.reward.astype(self.dtype)
+        return steps
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_what_a_simulator_gives_becomes_float32(dtype, algorithm, tmp_path):
+    simulator = Careless(n_agents=4)
+    simulator.dtype = dtype
+    ((decision, _),) = begun(InProcessEnvironment(simulator)).get_steps(BEHAVIOR)
+    assert {values.dtype.name for values in (*decision.obs, decision.reward)} == {"float32"}
+    env = InProcessEnvironment(simulator)
+    assert trained(env, tmp_path, "Toy", algorithm=algorithm)["Toy"].n_updates > 0
+
+
+class Lever(gymnasium.Env):
+    """Float64 observations, and an environment that no registry knows."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        self.seeds = []
+        self.is_closed = False
+        self.age = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed, options=options)
+        self.seeds.append(seed)
+        self.age = 0
+        return self.np_random.uniform(-1, 1, 3), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.age += 1
+        return self.np_random.uniform(-1, 1, 3), float(action), self.age == 3, self.age == 5, {}
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_an_environment_of_gymnasium_is_trained_in_and_closed(algorithm, tmp_path):
+    env = Lever()
+    assert trained(env, tmp_path, "Lever", algorithm=algorithm)["Lever"].n_updates > 0
+    assert env.is_closed
+    assert env.seeds[0] is not None
+    assert set(env.seeds[1:]) == {None}
+
+
+def test_a_registered_environment_of_gymnasium_is_called_by_its_id(tmp_path):
+    env = gymnasium.make("CartPole-v1")
+    assert trained(env, tmp_path, "CartPole-v1")["CartPole-v1"].n_updates > 0
+
+
+def test_several_environments_of_gymnasium_have_seeds_of_their_own(tmp_path):
+    envs = [Lever(), Lever()]
+    trained(envs, tmp_path / "one", "Lever")
+    again = [Lever(), Lever()]
+    trained(again, tmp_path / "two", "Lever")
+    assert envs[0].seeds[0] != envs[1].seeds[0]
+    assert [env.seeds for env in envs] == [env.seeds for env in again]
+
+
+class Pair(pettingzoo.ParallelEnv):
+    """Two agents that end together."""
+
+    metadata = {"name": "pair"}  # noqa: RUF012  # PettingZoo's form
+    possible_agents = ["left_0", "left_1"]  # noqa: RUF012
+
+    def observation_space(self, agent):
+        assert agent in self.possible_agents
+        return gymnasium.spaces.Box(0, 1, (2,), np.float64)
+
+    def action_space(self, agent):
+        assert agent in self.possible_agents
+        return gymnasium.spaces.Discrete(3)
+
+    def reset(self, seed=None, options=None):
+        assert (type(seed), options) == (int, None)
+        self.agents, self.age = list(self.possible_agents), 0
+        return self._all(np.zeros(2)), self._all({})
+
+    def step(self, actions):
+        assert set(actions) == set(self.agents)
+        self.age += 1
+        over = self.age == 4
+        result = [self._all(one) for one in (np.ones(2), 0.5, over, False, {})]
+        self.agents = [] if over else self.agents
+        return tuple(result)
+
+    def close(self):
+        self.agents = None
+
+    def _all(self, value):
+        return dict.fromkeys(self.agents, value)
+
+
+def test_an_environment_of_pettingzoo_is_trained_in(tmp_path):
+    env = Pair()
+    (found,) = trained(env, tmp_path, "left").values()
+    assert found.n_updates > 0
+    assert env.agents is None
+
+
+def test_a_misspelled_behavior_in_a_map_is_refused_as_in_a_file(tmp_path):
+    message = r"name Walker has not been specified.*did you mean 'Wolker'"
+    with pytest.raises(SettingsError, match=message):
+        trained(Theirs(), tmp_path, "Wolker")
+    found = pipeline.train(
+        Theirs(),
+        {"default_settings": settings("x")["behaviors"]["x"]},
+        seed=1,
+        run_dir=tmp_path / "default",
+    )
+    assert found.behaviors["Walker"].n_updates > 0

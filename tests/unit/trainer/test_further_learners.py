@@ -1,0 +1,246 @@
+"""How several processes of a run come together, and what each says when it goes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from pipeline import __version__
+from pipeline.errors import Interrupted, LearnerLostError, PipelineError, SettingsError
+from pipeline.trainer import api
+from pipeline.trainer.distributed import group as group_module
+from pipeline.trainer.distributed import workers
+from pipeline.trainer.distributed.group import DistributedGroup
+
+CPU = torch.device("cpu")
+TOY = {"behaviors": {"A": {"trainer_type": "ppo", "threaded": True}}}
+
+
+class OpenedError(Exception):
+    pass
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """This process as one of several that have been started."""
+
+    def be(rank, size):
+        there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": rank, "WORLD_SIZE": size}
+        for name, value in there.items():
+            monkeypatch.setenv(name, str(value))
+
+    return be
+
+
+class ProcessGroup:
+    """Of a process: what it was made with, and what it told the others."""
+
+    made: list[ProcessGroup]
+
+    def __init__(self, store, *, rank, size, device, others=None):
+        self.store, self.rank, self.size, self.device = store, rank, size, device
+        self.others, self.failures, self.closed = others, [], False
+        type(self).made.append(self)
+
+    def report_failure(self, message):
+        self.failures.append(message)
+
+    def close(self):
+        self.closed = True
+
+
+class Others:
+    """The processes that the first one starts, and how long they get to end."""
+
+    def __init__(self, n, **options):
+        self.n, self.options, self.grace = n, options, []
+
+    def end(self, grace_s):
+        self.grace.append(grace_s)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    ProcessGroup.made = []
+    monkeypatch.setattr(workers, "DistributedGroup", ProcessGroup)
+    monkeypatch.setattr(workers, "LocalWorkers", Others)
+    return ProcessGroup.made
+
+
+@pytest.mark.parametrize(
+    ("error", "failures", "grace"),
+    [
+        (None, [], workers._GRACE_S),
+        (Interrupted("asked", exit_code=143), ["asked"], workers._GRACE_S),
+        (PipelineError("no luck"), ["no luck"], workers._HURRY_S),
+        (KeyError(), ["KeyError"], workers._HURRY_S),
+        (LearnerLostError("rank 1 is gone"), [], workers._HURRY_S),
+    ],
+)
+def test_the_first_process_starts_the_others_and_ends_them(made, tmp_path, error, failures, grace):
+    expected = contextlib.nullcontext() if error is None else pytest.raises(type(error))
+    with expected, workers.started(3, device=CPU, threads=2, log_folder=tmp_path) as ranks:
+        assert ranks.store.get("device") == b"cpu"
+        if error is not None:
+            raise error
+    (member,) = made
+    assert (member.rank, member.size, member.device, member.closed) == (0, 3, CPU, True)
+    others = member.others
+    assert (others.n, others.grace, member.failures) == (2, [grace], failures)
+    assert others.options == {"port": others.options["port"], "threads": 2, "log_folder": tmp_path}
+    assert others.options["port"] > 0
+
+
+@pytest.mark.parametrize("by", ["torchrun", "the first process"])
+def test_a_further_process_joins_with_the_device_of_the_first(made, monkeypatch, launched, by):
+    store, asked, ends = HashStore(), [], []
+    store.set("device", "cpu")
+
+    def found(url, rank, size, timeout):
+        asked.append((url, rank, size, timeout.total_seconds()))
+        return iter([(store, rank, size)])
+
+    monkeypatch.setattr(workers, "rendezvous", found)
+    monkeypatch.setattr(workers, "_end_with_parent", lambda: ends.append("with parent"))
+    launched(2, 3)
+    monkeypatch.setenv("PIPELINE_LEARNER", "" if by == "torchrun" else "1")
+    with workers.joined() as ranks:
+        assert not ranks.closed
+    (member,) = made
+    assert (member.rank, member.size, member.device, member.closed) == (2, 3, CPU, True)
+    assert member.others is None
+    assert asked == [("env://", 2, 3, group_module.PATIENCE_S)]
+    assert ends == (["with parent"] if by == "torchrun" else [])
+
+
+class Said:
+    """Stands for processes that have come together."""
+
+    rank, size, device = 0, 2, CPU
+
+    def __init__(self):
+        self.notes = []
+
+    def all_gather_object(self, note):
+        self.notes.append(note)
+        return [note, note]
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Train with several learners up to the opening of the environments."""
+    seen = SimpleNamespace(ranks=Said(), started=[], joined=[], opened=[])
+
+    @contextlib.contextmanager
+    def started(n, **options):
+        seen.started.append((n, options))
+        yield seen.ranks
+
+    @contextlib.contextmanager
+    def joined(device):
+        seen.joined.append(device)
+        yield seen.ranks
+
+    def opened(env, settings, **options):
+        seen.opened.append((settings, options))
+        raise OpenedError
+
+    monkeypatch.setattr(api, "started", started)
+    monkeypatch.setattr(api, "joined", joined)
+    monkeypatch.setattr(api, "open_workers", opened)
+
+    def train(**changes):
+        options = {"seed": 3, "run_dir": tmp_path / "run", "torch_threads": 2} | changes
+        with pytest.raises(OpenedError):
+            api.train("game", TOY, **options)
+        return seen
+
+    return train
+
+
+@pytest.mark.parametrize("logs", [None, "elsewhere"])
+def test_learners_are_started_and_told_what_the_first_was_asked(run, tmp_path, logs):
+    folder = None if logs is None else tmp_path / logs
+    seen = run(learners=2, log_folder=folder)
+    expected = {
+        "device": CPU,
+        "threads": 2,
+        "log_folder": folder or tmp_path / "run" / "run_logs",
+    }
+    assert seen.started == [(2, expected)]
+    assert seen.joined == []
+    ((settings, options),) = seen.opened
+    assert (options["rank"], options["n_ranks"]) == (0, 2)
+    assert not settings.behaviors["A"].threaded
+    (note,) = seen.ranks.notes
+    assert note["version"] == __version__
+    assert (note["job"]["seed"], note["job"]["torch_threads"]) == (3, 2)
+    assert note["job"]["env"].endswith("game")
+
+
+@pytest.mark.parametrize("asked", [1, 2])
+def test_processes_that_are_there_already_are_joined(run, launched, asked):
+    launched(0, 2)
+    seen = run(learners=asked)
+    assert (seen.started, seen.joined) == ([], [CPU])
+    assert seen.opened[0][1]["n_ranks"] == 2
+
+
+def test_another_number_of_learners_than_processes_is_refused(launched, tmp_path):
+    launched(0, 2)
+    with pytest.raises(SettingsError, match="3 learners are asked for, but 2 processes"):
+        api.train("game", TOY, seed=1, run_dir=tmp_path, learners=3)
+
+
+def test_one_learner_asks_nobody_and_keeps_its_thread(run, caplog):
+    caplog.set_level(logging.WARNING)
+    seen = run()
+    assert (seen.started, seen.joined, seen.ranks.notes) == ([], [], [])
+    assert seen.opened[0][0].behaviors["A"].threaded
+    assert not caplog.records
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    monkeypatch.setattr(group_module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(group_module, "_REASON_S", 0.05)
+    ranks = DistributedGroup(HashStore(), rank=0, size=1, device=CPU)
+    yield ranks
+    ranks.close()
+
+
+def test_who_waits_for_others_looks_at_what_else_happens(alone, monkeypatch):
+    looked = threading.Event()
+    reduce = group_module.dist.all_reduce
+
+    def waits(*arguments):
+        assert looked.wait(60), "nobody looked"
+        return reduce(*arguments)
+
+    monkeypatch.setattr(group_module.dist, "all_reduce", waits)
+    assert alone.all_gather_object({"a": 1}, look=looked.set) == [{"a": 1}]
+
+
+def test_who_waits_for_a_process_that_has_ended_says_so(alone, monkeypatch):
+    go = threading.Event()
+    alone.others = SimpleNamespace(ended=lambda: {1: "has ended with exit code 3"})
+    monkeypatch.setattr(group_module.dist, "all_reduce", lambda *_: go.wait(60))
+    with pytest.raises(LearnerLostError, match=r"rank 1 \(of 1\) has ended with exit code 3"):
+        alone.least(1)
+    go.set()
+
+
+def test_a_failure_without_a_reason_is_told_in_its_own_words(alone, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("connection\nreset")
+
+    monkeypatch.setattr(group_module.dist, "all_reduce", fails)
+    for wait in (lambda: alone.most(1), lambda: alone.average_gradients_(torch.zeros(1))):
+        with pytest.raises(LearnerLostError, match=r"does not answer any more \(connection reset"):
+            wait()

@@ -1,0 +1,79 @@
+"""When the file that a run continues from is written anew."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from toys import Corridor
+
+from pipeline.algos.process_group import SINGLE_PROCESS
+from pipeline.envs.workers import WorkerSet
+from pipeline.settings import load_run_settings
+from pipeline.tracking.base import Tracker
+from pipeline.trainer import loop as loop_module
+from pipeline.trainer.distributed.group import DistributedGroup
+from pipeline.trainer.distributed.sync import Synchronizer
+from pipeline.trainer.loop import TrainingLoop
+from pipeline.trainer.stopping import StopRequest
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def run(quick, tmp_path, in_process, recorder, monkeypatch):
+    """Train where saving takes so many seconds; gives the steps of what is written, in order."""
+
+    def train(save_s, **options):
+        written = []
+
+        class Noted(loop_module.CheckpointManager):
+            def refresh(self, learners, run, *, workers):
+                written.append(("moment", learners[0].step))
+                super().refresh(learners, run, workers=workers)
+                self.save_s = save_s
+
+            def milestone(self, learner, run):
+                written.append(("milestone", learner.step))
+                return super().milestone(learner, run)
+
+        monkeypatch.setattr(loop_module, "CheckpointManager", Noted)
+        with WorkerSet([in_process(Corridor(n_agents=4))]) as workers:
+            loop = TrainingLoop(
+                workers,
+                quick(checkpoint_interval=300, max_steps=700),
+                seed=1,
+                run_dir=tmp_path,
+                device=CPU,
+                tracker=Tracker([recorder]),
+                **options,
+            )
+            loop.keeper.save_s = save_s
+            result = loop.run(StopRequest()).behaviors["Toy"]
+        return written, result.n_updates
+
+    return train
+
+
+def test_after_every_update_where_nothing_keeps_it_from_that(run):
+    written, n_updates = run(0.0, resume_interval_s=0.0)
+    moments = [step for what, step in written if what == "moment"]
+    assert len(moments) >= n_updates - 1 > 3
+
+
+def test_less_often_where_saving_takes_long_but_with_every_milestone(run):
+    written, _ = run(1e12, resume_interval_s=1e-6)
+    milestones = [step for what, step in written if what == "milestone" and step < 700]
+    moments = [step for what, step in written if what == "moment" and step < 700]
+    assert len(milestones) == 2
+    assert moments == milestones
+
+
+def test_each_of_several_processes_is_set_to_its_share():
+    rows = {"batch_size": 64, "buffer_size": 1000}
+    overrides = {"behaviors": {"Toy": {"trainer_type": "sac", "hyperparameters": rows}}}
+    settings = load_run_settings(None, overrides=overrides).behaviors["Toy"]
+    assert Synchronizer(SINGLE_PROCESS).share_of(settings) is settings
+    ranks = DistributedGroup.__new__(DistributedGroup)
+    ranks.size = 4
+    own = Synchronizer(ranks).share_of(settings).hyperparameters
+    assert (own.batch_size, own.buffer_size) == (16, 250)

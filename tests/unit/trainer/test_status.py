@@ -1,0 +1,71 @@
+"""The list of a run's checkpoints and lessons, as ML-Agents keeps it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pipeline.trainer.checkpoints.manager import StatusFile
+from pipeline.trainer.checkpoints.restore import latest_run
+
+
+@pytest.fixture
+def status(tmp_path):
+    return StatusFile(tmp_path)
+
+
+def entered(status, *steps, exist=True, **more):
+    for step in steps:
+        path = status.run_dir / "Toy" / f"Toy-{step}.pt"
+        path.parent.mkdir(exist_ok=True)
+        if exist:
+            path.touch()
+        status.add("Toy", path, step=step, reward=step / 100, **more)
+    return status.read()["Toy"]
+
+
+def test_checkpoints_are_listed_with_the_last_as_the_final_one(status):
+    toy = entered(status, 100, 200, elo=1300.0)
+    assert [(one["steps"], one["reward"]) for one in toy["checkpoints"]] == [(100, 1), (200, 2)]
+    first, last = toy["checkpoints"]
+    folder = status.run_dir / "Toy"
+    assert first["file_path"] == str(folder / "Toy-100.onnx")
+    assert first["auxillary_file_paths"] == [str(folder / "Toy-100.pt")]
+    assert toy["final_checkpoint"] == last | {"file_path": str(status.run_dir / "Toy.onnx")}
+    assert toy["elo"] == 1300.0
+
+
+def test_a_checkpoint_that_is_written_again_or_gone_is_listed_once_or_not_at_all(status):
+    entered(status, 100, 200)
+    assert [one["steps"] for one in entered(status, 200)["checkpoints"]] == [100, 200]
+    (status.run_dir / "Toy" / "Toy-100.pt").unlink()
+    assert [one["steps"] for one in entered(status, 300)["checkpoints"]] == [200, 300]
+
+
+def test_lessons_and_behaviors_are_entered_beside_each_other(status):
+    entered(status, 100)
+    status.set_lessons({"gravity": 2})
+    path = status.run_dir / "Other" / "Other-5.pt"
+    path.parent.mkdir()
+    path.touch()
+    status.add("Other", path, step=5, reward=None)
+    content = json.loads(status.path.read_text())
+    assert content["gravity"] == {"lesson_num": 2}
+    assert content["Other"]["checkpoints"][0]["reward"] is None
+    assert {"Toy", "Other", "gravity", "metadata"} == set(content)
+    assert set(content["metadata"]) >= {"stats_format_version", "torch_version"}
+
+
+def test_the_run_that_came_furthest_is_the_one_that_all_share():
+    early, late = {"steps": {"A": 5, "B": 1}}, {"steps": {"A": 5, "B": 4}}
+    states = {
+        "A": {"run": early},
+        "B": {"run": late},
+        "C": {"run": None},
+        "D": {},
+        "E": {"run": {}},
+    }
+    assert latest_run(states) is late
+    assert latest_run({"D": {}}) == {}
+    assert latest_run({}) == {}

@@ -1,0 +1,80 @@
+"""`pipeline learn` as a user has it: a process that is read, stopped and killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from pipeline.trainer.checkpoints.file import load_checkpoint
+
+PPO = {
+    "trainer_type": "ppo",
+    "hyperparameters": {"batch_size": 64, "buffer_size": 512, "num_epoch": 1},
+    "network_settings": {"hidden_units": 16, "num_layers": 1, "normalize": True},
+    "max_steps": 4000,
+    "time_horizon": 32,
+    "summary_freq": 1000,
+}
+WAIT_S = 200
+
+
+class Learning:
+    """A command that learns in `folder`, with what it has said so far."""
+
+    def __init__(self, folder: Path, *command: str) -> None:
+        self.folder = folder
+        self.told = ""
+        self.process = subprocess.Popen(  # noqa: S603  # the tests' own commands
+            [sys.executable, "-m", *command],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1"},
+        )
+
+    def until(self, pattern: str) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.told += line
+            if re.search(pattern, line):
+                return
+        pytest.fail(f"never said {pattern}: {self.told}")
+
+    def end(self) -> int:
+        assert self.process.stdout is not None
+        self.told += self.process.stdout.read()
+        code = self.process.wait(timeout=WAIT_S)
+        self.process.stdout.close()
+        return code
+
+    @property
+    def follower(self) -> psutil.Process:
+        """The process of rank 1."""
+        children = psutil.Process(self.process.pid).children()
+        (one,) = (one for one in children if "pipeline.trainer.distributed.worker" in one.cmdline())
+        return one
+
+    def processes(self) -> list[psutil.Process]:
+        """The command and everything below it."""
+        own = psutil.Process(self.process.pid)
+        return [own, *own.children(recursive=True)]
+
+
+def write(folder: Path, settings: dict) -> None:
+    (folder / "config.yaml").write_text(yaml.safe_dump({"behaviors": {"3DBall": settings}}))
+
+
+def checkpoint(folder: Path, run: str) -> dict:
+    return load_checkpoint(folder / "results" / run / "3DBall" / "checkpoint.pt")
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(processes, timeout=WAIT_S)[1]

@@ -1,0 +1,114 @@
+"""The workflow on a project that lies outside the checkout: by `--config`, and as a module."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from project import ROOT, run
+
+SNAKEFILE = f"""\
+module agents:
+    snakefile: "{ROOT}/workflow/Snakefile"
+    config: config
+
+
+use rule * from agents
+"""
+COMMAND = ("snakemake", "--cores", "1", "--snakefile")
+PARAMS = """\
+runtime:
+  torch_threads: 1
+  device: cpu
+environments:
+  grid_world:
+    source: builtin
+    args: []
+experiments:
+  mine:
+    environment: grid_world
+    trainer: GridWorld.yaml
+    overrides: {}
+    seeds:
+      - 1
+    stages:
+      - train
+      - export
+      - evaluate
+    evaluation:
+      episodes: 4
+      seed: 10000
+"""
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """A project that has its own parameters and trainer file, and no code."""
+    folder = tmp_path / "my project"
+    folder.mkdir()
+    (folder / "params.yaml").write_text(PARAMS)
+    shutil.copy(ROOT / "config/ppo/GridWorld.yaml", folder)
+    return folder
+
+
+def planned(text: str) -> set[str]:
+    """The rules of a dry run's first table of jobs."""
+    return set(re.findall(r"^(\w+) +1$", text, re.MULTILINE)) - {"total"}
+
+
+def test_config_says_where_params_yaml_lies(elsewhere: Path):
+    given = ("--config", f"params={elsewhere.name}/params.yaml")
+    done = run(elsewhere.parent, *COMMAND, str(ROOT / "Snakefile"), "-n", *given)
+    assert planned(done.stdout) == {"env", "evaluate", "everything", "export", "report", "train"}
+
+
+def test_a_configfile_may_say_it(elsewhere: Path):
+    file = elsewhere.parent / "where.yaml"
+    file.write_text(yaml.safe_dump({"params": str(elsewhere / "params.yaml")}))
+    given = ("--configfile", str(file))
+    done = run(elsewhere.parent, *COMMAND, str(ROOT / "Snakefile"), "-n", *given)
+    assert "train" in planned(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["seed=1"], "take only `params`, which says where params.yaml lies, and not seed"),
+        (["params=other.yaml"], "must be called params.yaml"),
+        (["params=nowhere/params.yaml"], "nowhere/params.yaml"),
+    ],
+)
+def test_other_values_are_refused_with_a_reason(given: list[str], said: str, elsewhere: Path):
+    command = (*COMMAND, str(ROOT / "Snakefile"), "-n", "--config", *given)
+    done = run(elsewhere, *command, check=False)
+    assert done.returncode != 0
+    assert said in done.stdout + done.stderr
+
+
+def test_two_folders_are_one_too_many(elsewhere: Path):
+    command = (*COMMAND, str(ROOT / "Snakefile"), "-n", "--directory", str(ROOT))
+    done = run(elsewhere, *command, "--config", f"params={elsewhere}/params.yaml", check=False)
+    assert done.returncode != 0
+    assert "name different folders" in done.stdout + done.stderr
+
+
+def test_the_catalogue_of_workflows_finds_what_its_standardized_usage_asks_for():
+    usage = yaml.safe_load((ROOT / ".snakemake-workflow-catalog.yml").read_text())["usage"]
+    assert usage["software-stack-deployment"]["conda"] is True
+    assert (ROOT / "workflow/Snakefile").is_file()
+    assert (ROOT / "config/README.md").is_file()
+
+
+@pytest.mark.slow
+def test_as_a_module_it_makes_the_project_s_results_and_leaves_the_checkout_alone(elsewhere: Path):
+    (elsewhere / "Snakefile").write_text(SNAKEFILE)
+    command = (*COMMAND, "Snakefile", "build/env/grid_world")
+    run(elsewhere, *command)
+    assert (elsewhere / "build/env/grid_world/environment.json").is_file()
+    assert (elsewhere / "results/.work/env/grid_world/attempt.json").is_file()
+    assert not (elsewhere / "workflow").exists()
+    again = run(elsewhere, *command)
+    assert "Nothing to be done" in again.stdout + again.stderr
