@@ -107,15 +107,25 @@ def test_a_signal_does_not_interrupt_what_is_done_because_of_it():
     assert errors == "saved, interrupted: stopped by SIGTERM\n"
 
 
-def test_a_stage_ends_when_its_parent_is_killed():
+# An engine starts a stage itself, or by a shell that replaces itself by the stage (bash), or by one
+# that stays until the stage ends (dash). All that differs is who the parent is.
+SHELLS = pytest.mark.parametrize(
+    "shell",
+    [[], ["/bin/sh", "-c", 'exec "$0" "$@"'], ["/bin/sh", "-c", '"$0" "$@"; exit $?']],
+    ids=["no shell", "shell replaced", "shell stays"],
+)
+
+
+@SHELLS
+def test_a_stage_ends_when_its_engine_is_killed(shell):
     parent = """
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+child = subprocess.Popen([*sys.argv[2:], sys.executable, "-c", sys.argv[1]])
 print(child.pid, flush=True)
 child.wait()
 """
     with subprocess.Popen(  # noqa: S603  # this interpreter
-        [sys.executable, "-c", parent, WAITS.format(body="threading.Event().wait(120)")],
+        [sys.executable, "-c", parent, WAITS.format(body="threading.Event().wait(120)"), *shell],
         env={**os.environ, "PYTHONPATH": str(SRC)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -141,15 +151,16 @@ print("works", process.run(lambda: print("worked", flush=True)), flush=True)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="tells orphans by Linux's means")
 @pytest.mark.parametrize("early", ["", "from pipeline.stages.shared import process"])
-def test_a_stage_whose_parent_is_killed_before_it_works_does_not_begin(early):
+@SHELLS
+def test_a_stage_whose_engine_is_killed_before_it_works_does_not_begin(early, shell):
     """Before it can know its parent it is told by its session, later by its parent."""
     engine_program = """
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+child = subprocess.Popen([*sys.argv[2:], sys.executable, "-c", sys.argv[1]])
 child.wait()
 """
     with subprocess.Popen(  # noqa: S603  # this interpreter
-        [sys.executable, "-c", engine_program, ORPHAN.format(early=early)],
+        [sys.executable, "-c", engine_program, ORPHAN.format(early=early), *shell],
         env={**os.environ, "PYTHONPATH": str(SRC)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -342,6 +353,28 @@ if sys.argv[1] == "busy":
 print("done")
 leave(3)
 """
+
+
+@SHELLS
+def test_a_stage_leaves_in_order_under_each_shell(shell):
+    """The look after a parent behind a shell is no work that leaving would have to cut off."""
+    program = "\n".join(
+        (
+            "import atexit",
+            "from pipeline.stages.shared.process import leave, run",
+            'atexit.register(print, "left")',
+            "leave(run(lambda: None))",
+        )
+    )
+    done = subprocess.run(  # noqa: S603  # our own command
+        [*shell, sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert (done.returncode, done.stdout) == (0, "left\n"), done.stderr
 
 
 @pytest.mark.parametrize(("how", "said"), [("busy", "done\n"), ("idle", "done\nunloaded\n")])

@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pipeline.errors import Interrupted, PipelineError, one_line
@@ -29,8 +31,8 @@ _REQUEUE_CODE = "PIPELINE_REQUEUE_EXIT_CODE"
 _RARELY = (50_000, 5, 20)
 """New objects before the youngest are looked at, and how often until the older ones are."""
 _AGAIN_S = 0.1
-_PARENT = os.getppid()
-"""Who started this process, as early as this module is imported."""
+_WATCH = "watch of the parent"
+_SHELLS = frozenset({"sh", "ash", "dash", "bash", "ksh", "zsh", "fish", "busybox"})
 _received: list[int] = []
 _short: list[bool] = []
 
@@ -95,7 +97,7 @@ def leave(code: int) -> NoReturn:
     """
     if any(_short):
         gc.freeze()  # a last look for cycles in all modules would take half a second
-    if threading.active_count() > 1:
+    if any(thread.name != _WATCH for thread in threading.enumerate()[1:]):
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -188,7 +190,8 @@ def die_with_parent() -> None:
     """End as after SIGTERM when the parent ends, so that no killed engine leaves orphans.
 
     Linux sends the signal also when only the parent's starting thread ends, so the handler looks
-    whether the parent itself is gone.
+    whether the parent itself is gone. It tells nothing of a parent behind a shell: DVC runs stages
+    by `$SHELL -c`, and dash, unlike bash, stays until its command ends. A thread looks for that.
 
     Raises:
         Stopped: The parent has ended already.
@@ -199,7 +202,7 @@ def die_with_parent() -> None:
 
     def leave_with_parent(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         asked = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # and is saving what it has
-        if os.getppid() != parent and not asked:
+        if _parent() != parent and not asked:
             try:
                 _log.warning("the process that started this stage is gone; the stage stops")
             finally:  # the log fails if it is what this handler has interrupted
@@ -209,16 +212,43 @@ def die_with_parent() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR2), 0, 0, 0) != 0:
         _log.warning("this process will outlive its parent: prctl failed (%s)", ctypes.get_errno())
-    if os.getppid() != parent or _is_adopted():
+    if _parent() != parent or _is_adopted(parent):
         _received.append(signal.SIGTERM)
         raise Stopped("the process that started this stage is gone")
+    if parent != os.getppid():
+        threading.Thread(target=_watch, args=(parent,), name=_WATCH, daemon=True).start()
 
 
-def _is_adopted() -> bool:
-    """Return whether the parent takes orphans in: it is not of this process's session."""
+def _watch(parent: int) -> None:
+    main = threading.main_thread().ident
+    while main is not None:
+        time.sleep(1)
+        if _parent() != parent:  # said again each second: a wait may just begin, and not see it
+            signal.pthread_kill(main, signal.SIGUSR2)
+
+
+def _parent() -> int:
+    """Return who started this process, past shells that only run its command for another one."""
+    parent = os.getppid()
+    try:
+        while _is_shell_with_command(parent):
+            status = Path(f"/proc/{parent}/status").read_text()
+            parent = int(status.partition("PPid:")[2].split(maxsplit=1)[0])
+    except OSError:
+        pass  # the shell has just ended, or may not be looked at
+    return parent
+
+
+def _is_shell_with_command(pid: int) -> bool:
+    command = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+    return Path(command[0]).name in _SHELLS and "-c" in command[1:]
+
+
+def _is_adopted(parent: int) -> bool:
+    """Return whether `parent` takes orphans in: it is not of this process's session."""
     own = os.getsid(0)
     try:
-        return own != os.getpid() and os.getppid() != 0 and os.getsid(os.getppid()) != own
+        return own != os.getpid() and parent != 0 and os.getsid(parent) != own
     except OSError:
         return False  # whose session it is may be secret
 
@@ -237,3 +267,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  #
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)
     raise _stopped()
+
+
+_PARENT = _parent()
+"""Who started this process, as early as this module is imported."""
