@@ -164,7 +164,7 @@ class POCA(Algorithm):
         loss_v = value_loss(value=value, returns=batch.returns)
         loss_b = value_loss(value=baseline, returns=batch.returns)
         critic_loss = VALUE_WEIGHT * (loss_v + BASELINE_WEIGHT * loss_b)
-        loss = loss_pi + critic_loss - beta * entropy.mean()
+        loss = loss_pi + critic_loss - beta * entropy
         self.optimizer.zero_gradients()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.optimizer.step(max_norm=self.hyperparameters.max_grad_norm)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.bc import BehavioralCloning
@@ -57,14 +57,16 @@ def policy_loss(
         advantage: [B, 1], the same for all components of an action.
         epsilon: clip range of the ratio.
     """
+    # The minimum clips the ratio only on the side where a further move would raise the objective.
+    lowest = torch.where(advantage < 0.0, 1.0 - epsilon, -torch.inf)
+    highest = torch.where(advantage > 0.0, 1.0 + epsilon, torch.inf)
     ratio = torch.exp(log_prob - old_log_prob)
-    clipped = ratio.clamp(1.0 - epsilon, 1.0 + epsilon)
-    return -torch.min(ratio * advantage, clipped * advantage).mean()
+    return -(ratio.clamp(lowest, highest) * advantage).mean()
 
 
 def value_loss(*, value: Tensor, returns: Tensor) -> Tensor:
     """Mean of (R - V)^2 of values and returns [B, S]."""
-    return (value - returns).square().mean()
+    return nn.functional.mse_loss(value, returns)
 
 
 def clipped_value_loss(
@@ -114,8 +116,8 @@ class Schedule:
 class StepStats:
     """What one gradient step found."""
 
-    losses: Tensor
-    """[2] policy loss and value loss."""
+    losses: tuple[Tensor, Tensor]
+    """Policy loss and value loss, scalars."""
     log_ratio: Tensor
     """[B, C] how far the policy had moved from the one that collected the rollout."""
 
@@ -166,7 +168,7 @@ class PPO(Algorithm):
                 steps.append(self._learn(batch, epsilon=now.epsilon, beta=now.beta, clip=clip))
                 if self.intrinsic is not None:
                     self.intrinsic.learn(batch.index)
-        means = torch.stack([one.losses for one in steps]).mean(0)
+        means = torch.stack([loss for one in steps for loss in one.losses]).view(-1, 2).mean(0)
         self.processes.average_(means, len(rows))
         loss_pi, loss_v = means.tolist()
         refuse_divergence(
@@ -215,12 +217,12 @@ class PPO(Algorithm):
             loss_v = clipped_value_loss(
                 value=value, old_value=batch.value, returns=batch.returns, clip=clip
             )
-        loss = loss_pi + VALUE_WEIGHT * loss_v - beta * entropy.mean()
+        loss = loss_pi.add(loss_v, alpha=VALUE_WEIGHT).sub(entropy, alpha=beta)
         self.optimizer.zero_gradients()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.optimizer.step(max_norm=self.hyperparameters.max_grad_norm)
         return StepStats(
-            losses=torch.stack((loss_pi, loss_v)).detach(),
+            losses=(loss_pi.detach(), loss_v.detach()),
             log_ratio=log_prob.detach() - batch.log_prob,
         )
 

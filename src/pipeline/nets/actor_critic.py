@@ -142,7 +142,7 @@ class ActionHeads(nn.Module):
     def evaluate(
         self, hidden: Tensor, continuous: Tensor, discrete: Tensor, allowed: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Log probabilities [B, A + branches] of given actions, and the entropy, [B] or [1]."""
+        """Log probabilities [B, A + branches] of actions, and the mean entropy as one number."""
         log_probs, entropies = [], []
         if self.mu is not None:
             mu, log_sigma = self.gaussian(hidden)
@@ -152,7 +152,8 @@ class ActionHeads(nn.Module):
             log_probs.append(branch.gather(1, discrete[:, number : number + 1]))
             entropies.append(categorical_entropy(branch))
         joined = log_probs[0] if len(log_probs) == 1 else torch.cat(log_probs, dim=1)
-        return joined, _sum(entropies)
+        entropy = _sum(entropies)
+        return joined, entropy if entropy.numel() == 1 else entropy.mean()
 
     def to_onnx(self, graph: OnnxGraph, hidden: str) -> None:
         """Outputs of sampled and of most likely actions, named as Unity's loader wants them."""
