@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+from loopback import Site, site
 
 # Tests use the general gRPC runtime before the pipeline could set this; see protocol.grpc_server.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -28,6 +30,20 @@ def fixtures() -> Path:
     if not folder.is_dir():
         pytest.skip("fixtures are not here")
     return folder
+
+
+@pytest.fixture
+def web() -> Iterator[Site]:
+    """A web server on this machine, with nothing in it."""
+    with site() as served:
+        yield served
+
+
+@pytest.fixture
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own, empty."""
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,23 +9,8 @@ from hpack import Encoder
 from http2_peer import BLOCK, FIELDS, TRAILERS, prefixed, settings
 from hypothesis import strategies as st
 
-from pipeline.protocol.frames import (
-    CONTINUATION,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    GOAWAY,
-    HEADERS,
-    PADDED,
-    PING,
-    PRIORITY,
-    PUSH_PROMISE,
-    RST_STREAM,
-    SETTINGS,
-    WINDOW_UPDATE,
-    WITH_PRIORITY,
-    frame,
-)
+from pipeline.protocol import frames as f
+from pipeline.protocol.frames import frame
 from pipeline.protocol.incoming import MAX_CALLS
 from pipeline.protocol.server import METHOD
 
@@ -38,17 +23,17 @@ def _parts(draw: Any, data: bytes, most: int = 3) -> list[bytes]:
 
 
 NOISE = st.one_of(
-    st.builds(lambda data: frame(PING, 0, 0, data), st.binary(min_size=8, max_size=8)),
-    st.builds(lambda stream, at: frame(PRIORITY, 0, stream, struct.pack(">IB", at, 7)),
+    st.builds(lambda data: frame(f.PING, 0, 0, data), st.binary(min_size=8, max_size=8)),
+    st.builds(lambda stream, at: frame(f.PRIORITY, 0, stream, struct.pack(">IB", at, 7)),
               st.integers(1, 99), st.sampled_from((0, 100))),
-    st.builds(lambda credit: frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", credit)),
+    st.builds(lambda credit: frame(f.WINDOW_UPDATE, 0, 0, struct.pack(">I", credit)),
               st.integers(1, 100_000)),
     st.builds(lambda window, size, table: settings(window=window, frame=size, table=table),
               st.integers(0, 1 << 20), st.integers(1 << 14, (1 << 24) - 1), st.integers(0, 9000)),
     st.builds(frame,
               st.integers(0x20, 0xFF), st.integers(0, 255), st.integers(0, 9),
               st.binary(max_size=20)),
-    st.sampled_from((settings(), settings(streams=0, push=0, unknown=7), frame(SETTINGS, 1, 0))),
+    st.sampled_from((settings(), settings(streams=0, push=0, unknown=7), frame(f.SETTINGS, 1, 0))),
 )  # fmt: skip
 
 
@@ -58,16 +43,16 @@ def header_frames(draw: Any, stream: int, block: bytes, flags: int) -> list[byte
     parts = draw(_parts(block)) if draw(st.booleans()) else [block]
     first = parts[0]
     if draw(st.integers(0, 3)) == 0:
-        flags |= WITH_PRIORITY
+        flags |= f.WITH_PRIORITY
         first = struct.pack(">IB", draw(st.sampled_from((0, 101, 101 | 1 << 31))), 3) + first
     if first and draw(st.integers(0, 3)) == 0:
-        flags |= PADDED
+        flags |= f.PADDED
         length = draw(st.integers(0, 20))
         first = bytes([length]) + first + bytes(length)
-    out = [frame(HEADERS, flags, stream, first)]
-    out += [frame(CONTINUATION, 0, stream, part) for part in parts[1:]]
+    out = [frame(f.HEADERS, flags, stream, first)]
+    out += [frame(f.CONTINUATION, 0, stream, part) for part in parts[1:]]
     last = bytearray(out[-1])
-    last[4] |= END_HEADERS
+    last[4] |= f.END_HEADERS
     return [*out[:-1], bytes(last)]
 
 
@@ -78,8 +63,8 @@ def data_frames(draw: Any, stream: int, data: bytes) -> list[bytes]:
         flags, padded = 0, part
         if part and draw(st.integers(0, 3)) == 0:
             length = draw(st.integers(0, 255))
-            flags, padded = PADDED, bytes([length]) + part + bytes(length)
-        out.append(frame(DATA, flags, stream, padded))
+            flags, padded = f.PADDED, bytes([length]) + part + bytes(length)
+        out.append(frame(f.DATA, flags, stream, padded))
     return out
 
 
@@ -124,16 +109,16 @@ class _Script:
         self.live = [call for call in self.live if call[0] != number]
         end = self.draw(st.integers(0, 3))
         if end == 0:
-            self.out.append(frame(DATA, END_STREAM, number))
+            self.out.append(frame(f.DATA, f.END_STREAM, number))
         elif end == 1:
             block = self.encoder.encode([("x-end", "1")])
-            self.out += self.draw(header_frames(number, block, END_STREAM))
-        elif end == 2 and self.out[-1][3:9] == frame(DATA, 0, number)[3:9]:
+            self.out += self.draw(header_frames(number, block, f.END_STREAM))
+        elif end == 2 and self.out[-1][3:9] == frame(f.DATA, 0, number)[3:9]:
             last = bytearray(self.out[-1])
-            last[4] |= END_STREAM
+            last[4] |= f.END_STREAM
             self.out[-1] = bytes(last)
         else:
-            self.out.append(frame(RST_STREAM, 0, number, struct.pack(">I", 8)))
+            self.out.append(frame(f.RST_STREAM, 0, number, struct.pack(">I", 8)))
 
 
 @st.composite
@@ -153,7 +138,7 @@ def conversations(draw: Any) -> list[bytes]:
             script.out.append(draw(NOISE))
             if script.live and draw(st.booleans()):
                 credit = struct.pack(">I", draw(st.integers(1, 100_000)))
-                script.out.append(frame(WINDOW_UPDATE, 0, script.live[0][0], credit))
+                script.out.append(frame(f.WINDOW_UPDATE, 0, script.live[0][0], credit))
     while script.live and draw(st.integers(0, 20)):
         script.go_on()
     return script.out
@@ -167,7 +152,9 @@ def _changed(draw: Any, one: bytes) -> bytes:
     if kind == 0:
         out[3] = draw(st.sampled_from((*range(10), 0xEE)))
     elif kind <= 2:
-        out[4] ^= draw(st.sampled_from((END_STREAM, END_HEADERS, PADDED, WITH_PRIORITY, 0x40)))
+        out[4] ^= draw(
+            st.sampled_from((f.END_STREAM, f.END_HEADERS, f.PADDED, f.WITH_PRIORITY, 0x40))
+        )
     elif kind == 3:
         out[8] = draw(st.integers(0, 12))
     elif kind == 4 and len(out) > 9:
@@ -187,16 +174,16 @@ _PAIRS = st.lists(
     max_size=3,
 )
 _PAYLOADS = {
-    DATA: st.sampled_from((b"", b"x", prefixed(b"late"))),
-    HEADERS: st.sampled_from((BLOCK, TRAILERS, BLOCK[:-2], b"", b"\xbe")),
-    PRIORITY: st.just(bytes(5)),
-    RST_STREAM: st.just(bytes(4)),
-    SETTINGS: _PAIRS.map(b"".join),
-    PUSH_PROMISE: st.just(bytes(4) + BLOCK),
-    PING: st.just(bytes(8)),
-    GOAWAY: st.just(bytes(8)),
-    WINDOW_UPDATE: st.sampled_from((bytes(4), b"\0\0\0\1", b"\x7f\xff\xff\xff")),
-    CONTINUATION: st.sampled_from((b"", BLOCK[9:], TRAILERS)),
+    f.DATA: st.sampled_from((b"", b"x", prefixed(b"late"))),
+    f.HEADERS: st.sampled_from((BLOCK, TRAILERS, BLOCK[:-2], b"", b"\xbe")),
+    f.PRIORITY: st.just(bytes(5)),
+    f.RST_STREAM: st.just(bytes(4)),
+    f.SETTINGS: _PAIRS.map(b"".join),
+    f.PUSH_PROMISE: st.just(bytes(4) + BLOCK),
+    f.PING: st.just(bytes(8)),
+    f.GOAWAY: st.just(bytes(8)),
+    f.WINDOW_UPDATE: st.sampled_from((bytes(4), b"\0\0\0\1", b"\x7f\xff\xff\xff")),
+    f.CONTINUATION: st.sampled_from((b"", BLOCK[9:], TRAILERS)),
 }
 
 
@@ -205,7 +192,7 @@ def _strange(draw: Any) -> bytes:
     """A frame that is well formed, or not, where it need not belong."""
     kind = draw(st.sampled_from(sorted(_PAYLOADS)))
     flags = draw(st.sampled_from((0, 1, 4, 4, 5, 5, 8, 0x20)))
-    of_connection = kind in (SETTINGS, PING, GOAWAY)
+    of_connection = kind in (f.SETTINGS, f.PING, f.GOAWAY)
     stream = draw(st.sampled_from((0, 0, 0, 1) if of_connection else (0, 1, 1, 2, 3, 3, 5, 7, 99)))
     payload = draw(_PAYLOADS[kind])
     if draw(st.integers(0, 7)) == 7:

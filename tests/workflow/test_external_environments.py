@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from dags import differences, dvc_nodes, snakemake_nodes
-from loopback import Site, site
 from made_archives import digest
 from project import commit, run
 
 from pipeline.simulators.pack import pack
+
+pytestmark = pytest.mark.usefixtures("private_cache")
 
 EXPERIMENT = """\
 experiments:
@@ -44,18 +44,6 @@ shutil.copy("{player}", value("-pipelineOutput") + ".x86_64")
 def player(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A packed simulator."""
     return pack("balance_ball", tmp_path_factory.mktemp("player") / "ball")
-
-
-@pytest.fixture
-def web() -> Iterator[Site]:
-    with site() as served:
-        yield served
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def archive_of(player: Path, tmp_path: Path) -> bytes:
@@ -94,7 +82,7 @@ def set_up(project: Path, name: str, source: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_fetched_simulator_trains(project, web, player, tmp_path, cache):
+def test_a_fetched_simulator_trains(project, web, player, tmp_path):
     content = archive_of(player, tmp_path)
     url = web.add("ball.zip", content)
     set_up(project, "ball", f"    source: fetch\n    url: {url}\n    sha256: {digest(content)}\n")

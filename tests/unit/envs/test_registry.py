@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from loopback import Site, site
 from made_archives import digest, zipped
 
 from pipeline.envs.registry import RemoteRegistryEntry, UnityEnvRegistry
 from pipeline.envs.sources import programs
 from pipeline.errors import FetchError, SettingsError
+
+if TYPE_CHECKING:
+    from loopback import Site
 
 FAKE = Path(__file__).with_name("fake_environment.py")
 PLAYER = (
@@ -20,16 +22,14 @@ BUILD = zipped({"Game/Game.x86_64": PLAYER, "Game/UnityCrashHandler64.exe": b"MZ
 
 
 @pytest.fixture(autouse=True)
-def on_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
+def on_linux(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs.sys, "platform", "linux")
 
 
 @pytest.fixture
-def web() -> Iterator[Site]:
-    with site() as served:
-        served.add("game.zip", BUILD)
-        yield served
+def web(web: Site) -> Site:
+    web.add("game.zip", BUILD)
+    return web
 
 
 def manifest(url: str, more: str = "") -> str:

@@ -28,25 +28,8 @@ from http2_peer import (
     update,
 )
 
-from pipeline.protocol import frames
-from pipeline.protocol.frames import (
-    ACK,
-    CONTINUATION,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    GOAWAY,
-    HEADERS,
-    PADDED,
-    PING,
-    PRIORITY,
-    PUSH_PROMISE,
-    RST_STREAM,
-    SETTINGS,
-    WINDOW_UPDATE,
-    WITH_PRIORITY,
-    frame,
-)
+from pipeline.protocol import frames as f
+from pipeline.protocol.frames import frame
 from pipeline.protocol.http2 import PREFACE
 from pipeline.protocol.incoming import MAX_CALLS, UNTRUSTED_CALL_BYTES
 from pipeline.protocol.server import METHOD, Server
@@ -55,7 +38,7 @@ PROTOCOL, FLOW_CONTROL, CLOSED, SIZE, COMPRESSION, CALM = 1, 3, 5, 6, 9, 11
 UNKNOWN = 0xEE
 OPEN = opening(1)
 PLAIN = dict(FIELDS)
-HALF = frame(HEADERS, 0, 1, BLOCK[:9])
+HALF = frame(f.HEADERS, 0, 1, BLOCK[:9])
 DONE = call(1, b"")  # no greeting, and refused as such
 
 
@@ -70,32 +53,32 @@ def extra(name: str, value: str) -> bytes:
 # What comes after the client's preface and SETTINGS, and the code in the GOAWAY that answers it.
 REFUSED = {
     # frames on the wrong stream
-    "DATA on stream 0": (frame(DATA, 0, 0, b"x"), PROTOCOL),
-    "HEADERS on stream 0": (frame(HEADERS, END_HEADERS, 0, BLOCK), PROTOCOL),
-    "PRIORITY on stream 0": (frame(PRIORITY, 0, 0, bytes(5)), PROTOCOL),
-    "RST_STREAM on stream 0": (frame(RST_STREAM, 0, 0, bytes(4)), PROTOCOL),
-    "CONTINUATION on stream 0": (HALF + frame(CONTINUATION, END_HEADERS, 0), PROTOCOL),
-    "SETTINGS on a stream": (frame(SETTINGS, 0, 1), PROTOCOL),
-    "PING on a stream": (frame(PING, 0, 1, bytes(8)), PROTOCOL),
-    "GOAWAY on a stream": (frame(GOAWAY, 0, 1, bytes(8)), PROTOCOL),
-    "PUSH_PROMISE": (frame(PUSH_PROMISE, END_HEADERS, 1, bytes(4) + BLOCK), PROTOCOL),
+    "DATA on stream 0": (frame(f.DATA, 0, 0, b"x"), PROTOCOL),
+    "HEADERS on stream 0": (frame(f.HEADERS, f.END_HEADERS, 0, BLOCK), PROTOCOL),
+    "PRIORITY on stream 0": (frame(f.PRIORITY, 0, 0, bytes(5)), PROTOCOL),
+    "RST_STREAM on stream 0": (frame(f.RST_STREAM, 0, 0, bytes(4)), PROTOCOL),
+    "CONTINUATION on stream 0": (HALF + frame(f.CONTINUATION, f.END_HEADERS, 0), PROTOCOL),
+    "SETTINGS on a stream": (frame(f.SETTINGS, 0, 1), PROTOCOL),
+    "PING on a stream": (frame(f.PING, 0, 1, bytes(8)), PROTOCOL),
+    "GOAWAY on a stream": (frame(f.GOAWAY, 0, 1, bytes(8)), PROTOCOL),
+    "PUSH_PROMISE": (frame(f.PUSH_PROMISE, f.END_HEADERS, 1, bytes(4) + BLOCK), PROTOCOL),
     # frames of the wrong size
-    "PRIORITY of 4 bytes": (frame(PRIORITY, 0, 1, bytes(4)), SIZE),
-    "RST_STREAM of 3 bytes": (OPEN + frame(RST_STREAM, 0, 1, bytes(3)), SIZE),
-    "SETTINGS of 5 bytes": (frame(SETTINGS, 0, 0, bytes(5)), SIZE),
-    "SETTINGS acknowledged with values": (frame(SETTINGS, ACK, 0, bytes(6)), SIZE),
-    "PING of 7 bytes": (frame(PING, 0, 0, bytes(7)), SIZE),
-    "GOAWAY of 7 bytes": (frame(GOAWAY, 0, 0, bytes(7)), SIZE),
-    "WINDOW_UPDATE of 3 bytes": (frame(WINDOW_UPDATE, 0, 0, bytes(3)), SIZE),
+    "PRIORITY of 4 bytes": (frame(f.PRIORITY, 0, 1, bytes(4)), SIZE),
+    "RST_STREAM of 3 bytes": (OPEN + frame(f.RST_STREAM, 0, 1, bytes(3)), SIZE),
+    "SETTINGS of 5 bytes": (frame(f.SETTINGS, 0, 0, bytes(5)), SIZE),
+    "SETTINGS acknowledged with values": (frame(f.SETTINGS, f.ACK, 0, bytes(6)), SIZE),
+    "PING of 7 bytes": (frame(f.PING, 0, 0, bytes(7)), SIZE),
+    "GOAWAY of 7 bytes": (frame(f.GOAWAY, 0, 0, bytes(7)), SIZE),
+    "WINDOW_UPDATE of 3 bytes": (frame(f.WINDOW_UPDATE, 0, 0, bytes(3)), SIZE),
     "HEADERS that end in their priority": (
-        frame(HEADERS, END_HEADERS | WITH_PRIORITY, 1, bytes(4)),
+        frame(f.HEADERS, f.END_HEADERS | f.WITH_PRIORITY, 1, bytes(4)),
         SIZE,
     ),
     # padding
-    "DATA with padding beyond the frame": (OPEN + frame(DATA, PADDED, 1, b"\4abc"), PROTOCOL),
-    "DATA with padding without a length": (OPEN + frame(DATA, PADDED, 1), PROTOCOL),
+    "DATA with padding beyond the frame": (OPEN + frame(f.DATA, f.PADDED, 1, b"\4abc"), PROTOCOL),
+    "DATA with padding without a length": (OPEN + frame(f.DATA, f.PADDED, 1), PROTOCOL),
     "HEADERS with padding beyond the frame": (
-        frame(HEADERS, END_HEADERS | PADDED, 1, b"\xff" + BLOCK),
+        frame(f.HEADERS, f.END_HEADERS | f.PADDED, 1, b"\xff" + BLOCK),
         PROTOCOL,
     ),
     # settings and windows
@@ -113,25 +96,25 @@ REFUSED = {
     "WINDOW_UPDATE of a stream beyond the limit": (OPEN + update(1, 2**31 - 1), FLOW_CONTROL),
     "WINDOW_UPDATE twice beyond the limit": (OPEN + 2 * update(1, 2**30), FLOW_CONTROL),
     # the states of a stream
-    "DATA before HEADERS": (frame(DATA, END_STREAM, 1, prefixed(message())), PROTOCOL),
+    "DATA before HEADERS": (frame(f.DATA, f.END_STREAM, 1, prefixed(message())), PROTOCOL),
     "RST_STREAM before HEADERS": (cancel(1), PROTOCOL),
     "WINDOW_UPDATE before HEADERS": (update(1, 10), PROTOCOL),
     "WINDOW_UPDATE of a stream of ours": (call(3, b"") + update(2, 10), PROTOCOL),
     "HEADERS on an even stream": (opening(2), PROTOCOL),
     "HEADERS on a stream that was passed over": (opening(3) + opening(1), CLOSED),
     "HEADERS again without the end": (OPEN + opening(1, TRAILERS), PROTOCOL),
-    "HEADERS after the end": (DONE + opening(1, TRAILERS, END_STREAM), CLOSED),
-    "DATA after the end": (DONE + frame(DATA, 0, 1, b"x"), CLOSED),
-    "DATA after RST_STREAM": (OPEN + cancel(1) + frame(DATA, 0, 1, b"x"), CLOSED),
-    "HEADERS after RST_STREAM": (OPEN + cancel(1) + opening(1, BLOCK, END_STREAM), CLOSED),
+    "HEADERS after the end": (DONE + opening(1, TRAILERS, f.END_STREAM), CLOSED),
+    "DATA after the end": (DONE + frame(f.DATA, 0, 1, b"x"), CLOSED),
+    "DATA after RST_STREAM": (OPEN + cancel(1) + frame(f.DATA, 0, 1, b"x"), CLOSED),
+    "HEADERS after RST_STREAM": (OPEN + cancel(1) + opening(1, BLOCK, f.END_STREAM), CLOSED),
     # header blocks
-    "CONTINUATION without HEADERS": (OPEN + frame(CONTINUATION, END_HEADERS, 1, b""), PROTOCOL),
+    "CONTINUATION without HEADERS": (OPEN + frame(f.CONTINUATION, f.END_HEADERS, 1, b""), PROTOCOL),
     "CONTINUATION on another stream": (
-        HALF + frame(CONTINUATION, END_HEADERS, 3, BLOCK[9:]),
+        HALF + frame(f.CONTINUATION, f.END_HEADERS, 3, BLOCK[9:]),
         PROTOCOL,
     ),
-    "DATA within headers": (HALF + frame(DATA, 0, 1, b"x"), PROTOCOL),
-    "PING within headers": (HALF + frame(PING, 0, 0, bytes(8)), PROTOCOL),
+    "DATA within headers": (HALF + frame(f.DATA, 0, 1, b"x"), PROTOCOL),
+    "PING within headers": (HALF + frame(f.PING, 0, 0, bytes(8)), PROTOCOL),
     "a frame of an unknown type within headers": (HALF + frame(UNKNOWN, 0, 1), PROTOCOL),
     "headers that end within a field": (opening(1, BLOCK[:-3]), COMPRESSION),
     "headers with an entry that is not in the table": (opening(1, b"\xfe"), COMPRESSION),
@@ -157,28 +140,31 @@ REFUSED = {
     # more than is taken
     "16 kB of headers in one frame": (opening(1, bytes(16385)), CALM),
     "16 kB of headers in several frames": (
-        HALF + 2 * frame(CONTINUATION, 0, 1, bytes(9000)),
+        HALF + 2 * frame(f.CONTINUATION, 0, 1, bytes(9000)),
         CALM,
     ),
     "headers that unpack to more than 16 kB": (
         opening(1, block(("x", "y" * 3000)) + b"\xbe" * 9),
         COMPRESSION,
     ),
-    "SETTINGS of 16 kB": (frame(SETTINGS, 0, 0, bytes(6 * 2731)), CALM),
+    "SETTINGS of 16 kB": (frame(f.SETTINGS, 0, 0, bytes(6 * 2731)), CALM),
     "an unknown frame of 16 kB": (frame(UNKNOWN, 0, 0, bytes(16385)), CALM),
-    "a large frame announced": (OPEN + frames.head(DATA, 0, 1, UNTRUSTED_CALL_BYTES + 1), CALM),
-    "a large call in one frame": (OPEN + frame(DATA, 0, 1, bytes(UNTRUSTED_CALL_BYTES + 1)), CALM),
+    "a large frame announced": (OPEN + f.head(f.DATA, 0, 1, UNTRUSTED_CALL_BYTES + 1), CALM),
+    "a large call in one frame": (
+        OPEN + frame(f.DATA, 0, 1, bytes(UNTRUSTED_CALL_BYTES + 1)),
+        CALM,
+    ),
     "a large call in many frames": (
-        OPEN + (UNTRUSTED_CALL_BYTES // 16000 + 1) * frame(DATA, 0, 1, bytes(16000)),
+        OPEN + (UNTRUSTED_CALL_BYTES // 16000 + 1) * frame(f.DATA, 0, 1, bytes(16000)),
         CALM,
     ),
     "a large call of padding": (
-        OPEN + (UNTRUSTED_CALL_BYTES // 256 + 1) * frame(DATA, PADDED, 1, b"\xff" + bytes(255)),
+        OPEN + (UNTRUSTED_CALL_BYTES // 256 + 1) * frame(f.DATA, f.PADDED, 1, b"\xff" + bytes(255)),
         CALM,
     ),
     "a large call of another method": (
         opening(1, block(*{**PLAIN, ":path": "/other"}.items()))
-        + (UNTRUSTED_CALL_BYTES // 16000 + 1) * frame(DATA, 0, 1, bytes(16000)),
+        + (UNTRUSTED_CALL_BYTES // 16000 + 1) * frame(f.DATA, 0, 1, bytes(16000)),
         CALM,
     ),
     "thousands of calls without end": (
@@ -190,9 +176,9 @@ REFUSED = {
 
 # What comes before anything else.
 FIRST = {
-    "PING before SETTINGS": (PREFACE + frame(PING, 0, 0, bytes(8)), PROTOCOL),
+    "PING before SETTINGS": (PREFACE + frame(f.PING, 0, 0, bytes(8)), PROTOCOL),
     "HEADERS before SETTINGS": (PREFACE + OPEN, PROTOCOL),
-    "SETTINGS that acknowledge ours first": (PREFACE + frame(SETTINGS, ACK, 0), PROTOCOL),
+    "SETTINGS that acknowledge ours first": (PREFACE + frame(f.SETTINGS, f.ACK, 0), PROTOCOL),
     "another version's preface": (PREFACE.replace(b"2.0", b"3.0"), None),
     "a request of HTTP/1": (b"GET / HTTP/1.1\r\n\r\n", None),
     "a greeting of TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32), None),
@@ -200,23 +186,25 @@ FIRST = {
 
 # What is against the rules and does no harm; docs/protocol.md says why each is let through.
 TOLERATED = {
-    "PRIORITY that depends on itself": frame(PRIORITY, 0, 1, struct.pack(">IB", 1, 9)),
+    "PRIORITY that depends on itself": frame(f.PRIORITY, 0, 1, struct.pack(">IB", 1, 9)),
     "HEADERS that depend on themselves": frame(
-        HEADERS,
-        END_HEADERS | END_STREAM | WITH_PRIORITY,
+        f.HEADERS,
+        f.END_HEADERS | f.END_STREAM | f.WITH_PRIORITY,
         1,
         struct.pack(">IB", 1, 9) + BLOCK,
     ),
     "RST_STREAM twice": OPEN + cancel(1) + cancel(1),
     "WINDOW_UPDATE after RST_STREAM": OPEN + cancel(1) + update(1, 10),
-    "SETTINGS acknowledged twice": 2 * frame(SETTINGS, ACK, 0),
-    "PING acknowledged that was not sent": frame(PING, ACK, 0, bytes(8)),
+    "SETTINGS acknowledged twice": 2 * frame(f.SETTINGS, f.ACK, 0),
+    "PING acknowledged that was not sent": frame(f.PING, f.ACK, 0, bytes(8)),
     "a setting of another protocol out of its range": frame(
-        SETTINGS, 0, 0, struct.pack(">HI", 8, 2)
+        f.SETTINGS, 0, 0, struct.pack(">HI", 8, 2)
     ),
     "a length of the content that is not its": extra("content-length", "1") + cancel(1),
     "a host that is not the authority": extra("host", "elsewhere") + cancel(1),
-    "CONNECT with a path": opening(1, block(*{**PLAIN, ":method": "CONNECT"}.items()), END_STREAM),
+    "CONNECT with a path": opening(
+        1, block(*{**PLAIN, ":method": "CONNECT"}.items()), f.END_STREAM
+    ),
 }
 
 LIMITS = {name for name, (_, code) in REFUSED.items() if code == CALM}
@@ -283,7 +271,7 @@ def is_refused_by_h2(sent: bytes) -> bool:
         peer.receive_data(sent)
     except h2.exceptions.ProtocolError:
         return True
-    return any(one.kind == RST_STREAM for one in cut(peer.data_to_send()))
+    return any(one.kind == f.RST_STREAM for one in cut(peer.data_to_send()))
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED.keys() - LIMITS))

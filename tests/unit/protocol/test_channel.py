@@ -9,47 +9,36 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from http2_peer import message, prefixed, settings, update
 
+from pipeline.protocol import frames as f
 from pipeline.protocol.channel import Channel
-from pipeline.protocol.frames import (
-    ACK,
-    CONTINUATION,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    GOAWAY,
-    HEADERS,
-    PING,
-    PUSH_PROMISE,
-    RST_STREAM,
-    SETTINGS,
-    frame,
-)
+from pipeline.protocol.frames import frame
 from pipeline.protocol.headers import RESPONSE, SUCCESS, refusal
 from pipeline.protocol.server import METHOD
 
-HEAD = frame(HEADERS, END_HEADERS, 1, RESPONSE)
-TAIL = frame(HEADERS, END_HEADERS | END_STREAM, 1, SUCCESS)
-ANSWER = HEAD + frame(DATA, 0, 1, prefixed(message(9))) + TAIL
+LAST = f.END_HEADERS | f.END_STREAM
+HEAD = frame(f.HEADERS, f.END_HEADERS, 1, RESPONSE)
+TAIL = frame(f.HEADERS, LAST, 1, SUCCESS)
+ANSWER = HEAD + frame(f.DATA, 0, 1, prefixed(message(9))) + TAIL
 BROKEN = {
-    "a push": frame(PUSH_PROMISE, END_HEADERS, 1, bytes(4)),
-    "headers without call": frame(HEADERS, END_HEADERS, 3, RESPONSE),
-    "headers on a stream of its own": frame(HEADERS, END_HEADERS, 2, RESPONSE),
-    "data without call": frame(DATA, 0, 3, b"x"),
+    "a push": frame(f.PUSH_PROMISE, f.END_HEADERS, 1, bytes(4)),
+    "headers without call": frame(f.HEADERS, f.END_HEADERS, 3, RESPONSE),
+    "headers on a stream of its own": frame(f.HEADERS, f.END_HEADERS, 2, RESPONSE),
+    "data without call": frame(f.DATA, 0, 3, b"x"),
     "two answers": HEAD + TAIL + ANSWER,
     "trailers without end": HEAD
-    + frame(DATA, 0, 1, b"x")
-    + frame(HEADERS, END_HEADERS, 1, SUCCESS),
-    "headers that go on elsewhere": frame(HEADERS, 0, 1) + frame(CONTINUATION, 0, 3),
+    + frame(f.DATA, 0, 1, b"x")
+    + frame(f.HEADERS, f.END_HEADERS, 1, SUCCESS),
+    "headers that go on elsewhere": frame(f.HEADERS, 0, 1) + frame(f.CONTINUATION, 0, 3),
     "a window of nothing": update(0, 0),
     "a window beyond the limit": update(1, 2**31 - 1),
-    "a short PING": frame(PING, 0, 0, b"x"),
+    "a short PING": frame(f.PING, 0, 0, b"x"),
 }
 FAILED = {
-    "a refusal": frame(HEADERS, END_HEADERS | END_STREAM, 1, refusal(9, "another environment")),
+    "a refusal": frame(f.HEADERS, LAST, 1, refusal(9, "another environment")),
     "no message": HEAD + TAIL,
-    "half a message": HEAD + frame(DATA, 0, 1, prefixed(message(9))[:-1]) + TAIL,
-    "a cancelled answer": HEAD + frame(RST_STREAM, 0, 1, bytes(4)),
-    "goodbye": frame(GOAWAY, 0, 0, bytes(8)),
+    "half a message": HEAD + frame(f.DATA, 0, 1, prefixed(message(9))[:-1]) + TAIL,
+    "a cancelled answer": HEAD + frame(f.RST_STREAM, 0, 1, bytes(4)),
+    "goodbye": frame(f.GOAWAY, 0, 0, bytes(8)),
 }
 
 
@@ -81,7 +70,7 @@ def test_broken_answer_is_an_error_that_says_what_was_sent(listener, sent):
         call(listener, sent)
 
 
-@pytest.mark.parametrize("first", [b"", frame(SETTINGS, ACK, 0)], ids=["none", "acknowledged"])
+@pytest.mark.parametrize("first", [b"", frame(f.SETTINGS, f.ACK, 0)], ids=["none", "acknowledged"])
 def test_server_that_does_not_begin_with_its_settings_is_an_error(listener, first):
     with pytest.raises(ConnectionError, match="where SETTINGS is due"):
         call(listener, ANSWER, first=first)
@@ -94,6 +83,6 @@ def test_call_without_an_answer_is_an_error(listener, sent):
 
 
 def test_answer_is_taken_though_the_server_leaves_after_it(listener):
-    leaving = frame(GOAWAY, 0, 0, bytes(8))
-    late = frame(RST_STREAM, 0, 1, bytes(4)) + update(1, 10)
+    leaving = frame(f.GOAWAY, 0, 0, bytes(8))
+    late = frame(f.RST_STREAM, 0, 1, bytes(4)) + update(1, 10)
     assert call(listener, ANSWER + late + leaving) == message(9)

@@ -22,20 +22,8 @@ from http2_peer import (
 )
 
 from pipeline.errors import UnityCommunicatorStoppedException, UnityTimeOutException
-from pipeline.protocol import frames
-from pipeline.protocol.frames import (
-    CONTINUATION,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    HEADERS,
-    PADDED,
-    PRIORITY,
-    SETTINGS,
-    WINDOW_UPDATE,
-    WITH_PRIORITY,
-    frame,
-)
+from pipeline.protocol import frames as f
+from pipeline.protocol.frames import frame
 from pipeline.protocol.http2 import PREFACE
 from pipeline.protocol.server import Server
 
@@ -71,55 +59,55 @@ FIRST, SECOND = halves(BODY)
 CONFORMING = {
     "plain": call(1, message(300)),
     "padded data": opening(1)
-    + frame(DATA, PADDED, 1, b"\x05" + FIRST + bytes(5))
-    + frame(DATA, PADDED, 1, b"\x00" + SECOND)
-    + frame(DATA, PADDED | END_STREAM, 1, b"\x03" + bytes(3)),
+    + frame(f.DATA, f.PADDED, 1, b"\x05" + FIRST + bytes(5))
+    + frame(f.DATA, f.PADDED, 1, b"\x00" + SECOND)
+    + frame(f.DATA, f.PADDED | f.END_STREAM, 1, b"\x03" + bytes(3)),
     "empty data": opening(1)
-    + frame(DATA, 0, 1)
-    + frame(DATA, 0, 1, BODY)
-    + frame(DATA, END_STREAM, 1),
+    + frame(f.DATA, 0, 1)
+    + frame(f.DATA, 0, 1, BODY)
+    + frame(f.DATA, f.END_STREAM, 1),
     "one byte at a time": opening(1)
-    + b"".join(frame(DATA, 0, 1, bytes([one])) for one in BODY)
-    + frame(DATA, END_STREAM, 1),
+    + b"".join(frame(f.DATA, 0, 1, bytes([one])) for one in BODY)
+    + frame(f.DATA, f.END_STREAM, 1),
     "padded headers with priority": frame(
-        HEADERS,
-        END_HEADERS | PADDED | WITH_PRIORITY,
+        f.HEADERS,
+        f.END_HEADERS | f.PADDED | f.WITH_PRIORITY,
         1,
         b"\x04" + struct.pack(">IB", 1 << 31, 200) + BLOCK + bytes(4),
     )
-    + frame(DATA, END_STREAM, 1, BODY),
-    "continuation": frame(HEADERS, 0, 1, BLOCK[:9])
-    + frame(CONTINUATION, 0, 1, BLOCK[9:20])
-    + frame(CONTINUATION, END_HEADERS, 1, BLOCK[20:])
-    + frame(DATA, END_STREAM, 1, BODY),
+    + frame(f.DATA, f.END_STREAM, 1, BODY),
+    "continuation": frame(f.HEADERS, 0, 1, BLOCK[:9])
+    + frame(f.CONTINUATION, 0, 1, BLOCK[9:20])
+    + frame(f.CONTINUATION, f.END_HEADERS, 1, BLOCK[20:])
+    + frame(f.DATA, f.END_STREAM, 1, BODY),
     "trailers": opening(1)
-    + frame(DATA, 0, 1, BODY)
-    + frame(HEADERS, END_STREAM, 1, TRAILERS[:5])
-    + frame(CONTINUATION, END_HEADERS, 1, TRAILERS[5:]),
+    + frame(f.DATA, 0, 1, BODY)
+    + frame(f.HEADERS, f.END_STREAM, 1, TRAILERS[:5])
+    + frame(f.CONTINUATION, f.END_HEADERS, 1, TRAILERS[5:]),
     "padded trailers": opening(1)
-    + frame(DATA, 0, 1, BODY)
-    + frame(HEADERS, END_STREAM | END_HEADERS | PADDED, 1, b"\x02" + TRAILERS + bytes(2)),
-    "priority frames": frame(PRIORITY, 0, 5, struct.pack(">IB", 0, 9))
+    + frame(f.DATA, 0, 1, BODY)
+    + frame(f.HEADERS, f.END_STREAM | f.END_HEADERS | f.PADDED, 1, b"\x02" + TRAILERS + bytes(2)),
+    "priority frames": frame(f.PRIORITY, 0, 5, struct.pack(">IB", 0, 9))
     + call(1, message(300))
-    + frame(PRIORITY, 0, 1, struct.pack(">IB", 5, 9)),
+    + frame(f.PRIORITY, 0, 1, struct.pack(">IB", 5, 9)),
     "unknown frames and flags": frame(UNKNOWN, 0xFF, 0, b"news")
-    + frame(HEADERS, END_HEADERS | 0xD2, 1, BLOCK)
+    + frame(f.HEADERS, f.END_HEADERS | 0xD2, 1, BLOCK)
     + frame(UNKNOWN, 0, 1, b"")
-    + frame(DATA, END_STREAM | 0xF6, 1, BODY),
-    "reserved bit": frame(HEADERS, END_HEADERS, 1 | 1 << 31, BLOCK)
-    + frame(DATA, END_STREAM, 1 | 1 << 31, BODY),
+    + frame(f.DATA, f.END_STREAM | 0xF6, 1, BODY),
+    "reserved bit": frame(f.HEADERS, f.END_HEADERS, 1 | 1 << 31, BLOCK)
+    + frame(f.DATA, f.END_STREAM, 1 | 1 << 31, BODY),
     "settings of every kind": settings(
         table=0, push=0, streams=1, window=70000, frame=20000, unknown=9
     )
     + settings()
     + call(1, message(300)),
     "goaway of a client that makes its last call": call(1, message(300))
-    + frame(frames.GOAWAY, 0, 0, bytes(8) + b"bye"),
+    + frame(f.GOAWAY, 0, 0, bytes(8) + b"bye"),
     "another stream cancelled": opening(1)
     + opening(3)
     + cancel(3)
-    + frame(DATA, END_STREAM, 1, BODY),
-    "settings acknowledged": frame(SETTINGS, frames.ACK, 0) + call(1, message(300)),
+    + frame(f.DATA, f.END_STREAM, 1, BODY),
+    "settings acknowledged": frame(f.SETTINGS, f.ACK, 0) + call(1, message(300)),
 }
 
 
@@ -145,12 +133,12 @@ def test_frames_may_be_cut_anywhere_by_the_network(server, sent):
 
 
 def test_ping_is_answered_with_its_payload_and_settings_are_acknowledged(server, client):
-    client.send(frame(frames.PING, 0xFE, 0, b"12345678"))  # all flags but ACK mean nothing
-    client.send(frame(frames.PING, frames.ACK, 0, b"not asked"[:8]))
+    client.send(frame(f.PING, 0xFE, 0, b"12345678"))  # all flags but ACK mean nothing
+    client.send(frame(f.PING, f.ACK, 0, b"not asked"[:8]))
     client.send(call(1, message()))
     assert server.receive(10, no_check)
-    assert client.until(SETTINGS, flags=frames.ACK).payload == b""
-    assert client.until(frames.PING, flags=frames.ACK).payload == b"12345678"
+    assert client.until(f.SETTINGS, flags=f.ACK).payload == b""
+    assert client.until(f.PING, flags=f.ACK).payload == b"12345678"
 
 
 def test_answer_waits_for_the_windows_of_stream_and_connection(server, client):
@@ -159,23 +147,23 @@ def test_answer_waits_for_the_windows_of_stream_and_connection(server, client):
     server.receive(10, no_check)
     with ThreadPoolExecutor(1) as pool:
         replied = pool.submit(server.reply, data)
-        assert len(client.until(DATA, 1).payload) == 10
+        assert len(client.until(f.DATA, 1).payload) == 10
         client.send(update(1, 90))
-        assert len(client.until(DATA, 1).payload) == 90
+        assert len(client.until(f.DATA, 1).payload) == 90
         client.send(settings(window=0))  # makes the stream's window negative by 10
         client.send(update(1, 15))
-        assert len(client.until(DATA, 1).payload) == 5
+        assert len(client.until(f.DATA, 1).payload) == 5
         client.send(settings(window=2**20))
         got = 105
         while got < 65535:
-            got += len(client.until(DATA, 1).payload)
+            got += len(client.until(f.DATA, 1).payload)
         assert got == 65535  # the connection's window is used up
         assert not replied.done()
         client.send(update(0, 2**20))
         while got < len(data) + 5:
-            got += len(client.until(DATA, 1).payload)
+            got += len(client.until(f.DATA, 1).payload)
         replied.result(30)
-    assert client.until(HEADERS, 1, END_STREAM)
+    assert client.until(f.HEADERS, 1, f.END_STREAM)
 
 
 def test_window_credit_before_the_answer_counts_and_is_forgotten_after_it(server, client):
@@ -211,7 +199,7 @@ def test_call_cancelled_while_its_answer_waits_for_the_window_is_given_up(server
     server.receive(10, no_check)
     with ThreadPoolExecutor(1) as pool:
         replied = pool.submit(server.reply, message(1000))
-        client.until(DATA, 1)
+        client.until(f.DATA, 1)
         client.send(cancel(1))
         replied.result(30)
     client.send(settings(window=65535), call(3, message(9)))
@@ -224,7 +212,7 @@ def test_call_cancelled_while_its_answer_waits_for_the_window_is_given_up(server
     ids=["nothing", "compressed", "short", "long", "two messages"],
 )
 def test_call_that_is_not_one_plain_message_is_refused_and_the_next_served(server, client, body):
-    client.send(opening(1), frame(DATA, END_STREAM, 1, body))
+    client.send(opening(1), frame(f.DATA, f.END_STREAM, 1, body))
     client.send(call(3, message(2)))
     assert server.receive(10, no_check).header.status == 200
     status, text = client.failure(1)
@@ -246,9 +234,9 @@ def test_client_that_vanishes_within_a_frame_is_reported(server, client, monkeyp
 
 def test_client_is_greeted_and_its_ping_answered_while_no_one_waits(server):
     client = RawClient(server.port)
-    assert client.until(SETTINGS)
-    client.send(frame(frames.PING, 0, 0, b"anybody?"), call(1, message(3)))
-    assert client.until(frames.PING, flags=frames.ACK).payload == b"anybody?"
+    assert client.until(f.SETTINGS)
+    client.send(frame(f.PING, 0, 0, b"anybody?"), call(1, message(3)))
+    assert client.until(f.PING, flags=f.ACK).payload == b"anybody?"
     served(server, client, 1, 3)
     client.close()
 
@@ -257,5 +245,5 @@ def test_stranger_without_the_preface_is_cut_off(server):
     client = RawClient(server.port, first=b"GET / HTTP/1.1\r\n\r\n")
     with pytest.raises(UnityTimeOutException):
         server.receive(0.3, no_check)
-    assert all(one.kind in (SETTINGS, WINDOW_UPDATE) for one in client.frames())
+    assert all(one.kind in (f.SETTINGS, f.WINDOW_UPDATE) for one in client.frames())
     client.close()
