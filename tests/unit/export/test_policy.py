@@ -5,11 +5,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper, numpy_helper
 
 from pipeline.errors import ExportError
-from pipeline.export.policy import OnnxPolicy
+from pipeline.export.policy import OnnxPolicy, create_session
 from pipeline.export.publish import build_model, model_bytes
 from pipeline.protocol.steps import DecisionSteps
 
@@ -66,6 +67,23 @@ def test_samples_differ_from_step_to_step(hybrid):
     policy = OnnxPolicy(build_model(hybrid))
     batch = steps(hybrid, 5)
     assert (policy.act(batch).continuous != policy.act(batch).continuous).all()
+
+
+def test_every_random_operator_has_a_seed_of_its_own_that_a_float_holds(monkeypatch):
+    given = []
+    monkeypatch.setattr("onnxruntime.InferenceSession", lambda data, *_, **__: given.append(data))
+    model = build_model(reference.policy(continuous=2, branches=(3, 4)))
+    for seed in range(100):
+        create_session(model, seed)
+    seeds = [
+        attribute.f
+        for data in given
+        for node in onnx.load_from_string(data).graph.node
+        for attribute in node.attribute
+        if attribute.name == "seed"
+    ]
+    assert len(set(seeds)) == len(seeds) == 300  # one continuous draw, and one of each branch
+    assert all(seed.is_integer() and 0 <= seed < 1 << 24 for seed in seeds)
 
 
 def test_same_seed_gives_the_same_samples_in_another_process(hybrid, tmp_path):

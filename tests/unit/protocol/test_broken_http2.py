@@ -31,11 +31,13 @@ from http2_peer import (
 from pipeline.protocol import frames as f
 from pipeline.protocol.frames import frame
 from pipeline.protocol.http2 import PREFACE
-from pipeline.protocol.incoming import MAX_CALLS, UNTRUSTED_CALL_BYTES
+from pipeline.protocol.incoming import MAX_CALLS
 from pipeline.protocol.server import METHOD, Server
 
 PROTOCOL, FLOW_CONTROL, CLOSED, SIZE, COMPRESSION, CALM = 1, 3, 5, 6, 9, 11
 UNKNOWN = 0xEE
+CALL_BYTES = 1 << 22
+"""The most that a call may have before its peer is known to be the environment."""
 OPEN = opening(1)
 PLAIN = dict(FIELDS)
 HALF = frame(f.HEADERS, 0, 1, BLOCK[:9])
@@ -149,22 +151,22 @@ REFUSED = {
     ),
     "SETTINGS of 16 kB": (frame(f.SETTINGS, 0, 0, bytes(6 * 2731)), CALM),
     "an unknown frame of 16 kB": (frame(UNKNOWN, 0, 0, bytes(16385)), CALM),
-    "a large frame announced": (OPEN + f.head(f.DATA, 0, 1, UNTRUSTED_CALL_BYTES + 1), CALM),
+    "a large frame announced": (OPEN + f.head(f.DATA, 0, 1, CALL_BYTES + 1), CALM),
     "a large call in one frame": (
-        OPEN + frame(f.DATA, 0, 1, bytes(UNTRUSTED_CALL_BYTES + 1)),
+        OPEN + frame(f.DATA, 0, 1, bytes(CALL_BYTES + 1)),
         CALM,
     ),
     "a large call in many frames": (
-        OPEN + (UNTRUSTED_CALL_BYTES // 16000 + 1) * frame(f.DATA, 0, 1, bytes(16000)),
+        OPEN + (CALL_BYTES // 16000 + 1) * frame(f.DATA, 0, 1, bytes(16000)),
         CALM,
     ),
     "a large call of padding": (
-        OPEN + (UNTRUSTED_CALL_BYTES // 256 + 1) * frame(f.DATA, f.PADDED, 1, b"\xff" + bytes(255)),
+        OPEN + (CALL_BYTES // 256 + 1) * frame(f.DATA, f.PADDED, 1, b"\xff" + bytes(255)),
         CALM,
     ),
     "a large call of another method": (
         opening(1, block(*{**PLAIN, ":path": "/other"}.items()))
-        + (UNTRUSTED_CALL_BYTES // 16000 + 1) * frame(f.DATA, 0, 1, bytes(16000)),
+        + (CALL_BYTES // 16000 + 1) * frame(f.DATA, 0, 1, bytes(16000)),
         CALM,
     ),
     "thousands of calls without end": (

@@ -12,7 +12,7 @@ from pipeline.errors import (
     UnityEnvironmentException,
 )
 from pipeline.errors import UnityObservationException as ObservationError
-from pipeline.protocol import layout_cache, vectorized, wire
+from pipeline.protocol import actions, layout_cache, vectorized, wire
 from pipeline.protocol.decoding import NonFiniteError, behavior_spec_from
 from pipeline.protocol.encoding import brain_parameters, encode_steps
 from pipeline.protocol.generated import messages as m
@@ -286,6 +286,11 @@ def test_actions_of_old_environments_are_read_from_the_deprecated_field():
     assert decode_actions(message, ActionSpec(0, (2, 3))).discrete.tolist() == [[1, 2]]
     with pytest.raises(UnityActionException, match="got 2 continuous and 0 discrete"):
         decode_actions(message, ActionSpec(3, ()))
+
+
+def test_actions_that_are_no_message_are_the_trainers():
+    with pytest.raises(UnityCommunicationException, match="the trainer sent 1 bytes that are"):
+        actions.decode_actions(b"\xff", ActionSpec(2, ()))
 
 
 @pytest.mark.parametrize("choice", [float("nan"), float("inf"), -3e9])

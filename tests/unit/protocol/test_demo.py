@@ -112,6 +112,24 @@ def test_failed_recording_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nothing_is_recorded_before_the_block_or_after_it(tmp_path):
+    writer = DemoWriter(tmp_path / "a.demo", "b", SPEC)
+    with pytest.raises(ValueError, match="append works inside the `with` block"):
+        writer.append(**content())
+    with writer:
+        writer.append(**content())
+    with pytest.raises(ValueError, match="append works inside the `with` block"):
+        writer.append(**content())
+    assert len(read_demo(tmp_path / "a.demo")) == N
+
+
+def test_reward_that_is_not_a_number_is_refused_with_file_and_behavior(tmp_path):
+    written(tmp_path / "a.demo", reward=np.full(N, np.nan, np.float32))
+    told = r"a\.demo: The rewards provided had NaN values\. \(behavior Walker\)"
+    with pytest.raises(DemonstrationError, match=told):
+        read_demo(tmp_path / "a.demo")
+
+
 def test_cut_off_file_says_at_which_pair(tmp_path):
     path = tmp_path / "a.demo"
     written(path)

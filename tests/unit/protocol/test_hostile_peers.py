@@ -101,6 +101,21 @@ def test_silent_connections_do_not_keep_the_environment_out(server, monkeypatch)
         one.close()
 
 
+def test_connection_that_breaks_the_rules_is_closed_without_waiting_for_the_next_look(monkeypatch):
+    monkeypatch.setattr(server_module, "_KEEP_S", 1000.0)
+    with Server() as server, ThreadPoolExecutor(1) as pool:
+        received = pool.submit(server.receive, 60, no_check)
+        client, other = RawClient(server.port), RawClient(server.port)
+        client.socket.settimeout(20)
+        client.until(SETTINGS)
+        client.send(frame(PING, 0, 0))
+        assert client.end() == 6
+        other.send(call(1, message()))
+        received.result()
+        for one in (client, other):
+            one.close()
+
+
 def test_connection_without_a_preface_is_ended_after_a_time(server, monkeypatch):
     monkeypatch.setattr(server_module, "_PREFACE_S", 0.2)
     slow, idle = RawClient(server.port, first=PREFACE[:5]), RawClient(server.port)

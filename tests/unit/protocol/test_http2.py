@@ -28,6 +28,8 @@ from pipeline.protocol.http2 import PREFACE
 from pipeline.protocol.server import Server
 
 UNKNOWN = 0xEE
+EMPTY_TABLE = 0x20
+"""A change of the table of fields, to no size (RFC 7541, 6.3)."""
 
 
 @pytest.fixture
@@ -79,6 +81,10 @@ CONFORMING = {
     "continuation": frame(f.HEADERS, 0, 1, BLOCK[:9])
     + frame(f.CONTINUATION, 0, 1, BLOCK[9:20])
     + frame(f.CONTINUATION, f.END_HEADERS, 1, BLOCK[20:])
+    + frame(f.DATA, f.END_STREAM, 1, BODY),
+    "16384 bytes of headers": frame(f.HEADERS, 0, 1, bytes([EMPTY_TABLE]) * 5000)
+    + frame(f.CONTINUATION, 0, 1, bytes([EMPTY_TABLE]) * (11384 - len(BLOCK)))
+    + frame(f.CONTINUATION, f.END_HEADERS, 1, BLOCK)
     + frame(f.DATA, f.END_STREAM, 1, BODY),
     "trailers": opening(1)
     + frame(f.DATA, 0, 1, BODY)
@@ -230,6 +236,15 @@ def test_client_that_vanishes_within_a_frame_is_reported(server, client, monkeyp
     client.close()
     with pytest.raises(UnityCommunicatorStoppedException, match="closed its connection"):
         server.receive(10, no_check)
+
+
+def test_first_call_may_have_4_megabytes(server, client):
+    size = (1 << 22) - len(prefixed(message(1 << 21))) + (1 << 21)
+    sent = call(1, message(size))
+    assert len(prefixed(message(size))) == 1 << 22
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(client.send, sent)
+        served(server, client, 1, size)
 
 
 def test_client_is_greeted_and_its_ping_answered_while_no_one_waits(server):

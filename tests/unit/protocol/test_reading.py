@@ -22,10 +22,15 @@ class Socket:
     def __init__(self, real):
         self._real = real
         self.most = None
+        self.looks = []
         self._n_sent = 0
 
     def __getattr__(self, name):
         return getattr(self._real, name)
+
+    def recv(self, size):
+        self.looks.append(size)
+        return self._real.recv(size)
 
     def send(self, data):
         if self.most is None:
@@ -88,6 +93,15 @@ def test_why_a_connection_ends_is_said_in_words(pair):
     assert connection.read() is False
     assert connection.failure == "a PING frame where SETTINGS is due"
     assert gone_away(peer) == (frames.PROTOCOL_ERROR, connection.failure)
+
+
+def test_a_stranger_is_read_16_kilobytes_at_a_look_and_the_environment_256(pair):
+    peer, connection = pair
+    sent(peer, connection, PREFACE + settings())
+    connection.read()
+    connection.trust()
+    connection.read()
+    assert connection.socket.looks == [1 << 14, 1 << 18]
 
 
 def test_a_peer_that_leaves_is_seen(pair):

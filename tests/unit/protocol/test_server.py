@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
+from http2_peer import RawClient, call, message, no_check, settings, update
 
 from pipeline.errors import (
     SettingsError,
@@ -22,10 +23,11 @@ from pipeline.errors import (
     UnityWorkerInUseException,
 )
 from pipeline.protocol.channel import Channel
-from pipeline.protocol.frames import ACK, PING
+from pipeline.protocol.frames import ACK, HEADERS, PING
 from pipeline.protocol.generated.messages import UnityMessageProto
 from pipeline.protocol.grpc_server import GrpcServer
 from pipeline.protocol.http2 import Connection
+from pipeline.protocol.incoming import IncomingConnection
 from pipeline.protocol.server import METHOD, Server
 from pipeline.protocol.transport import open_server
 
@@ -42,18 +44,6 @@ class HastyGrpcServer(GrpcServer):
 SERVERS = [Server, HastyGrpcServer]
 both_servers = pytest.mark.parametrize("kind", SERVERS)
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-
-
-def message(size: int = 0, status: int = 200) -> bytes:
-    """Every message is a greeting too, so that each may be the first."""
-    out = UnityMessageProto(header={"status": status})
-    out.unity_output.rl_initialization_output.name = "AcademySingleton"
-    out.unity_output.rl_output.side_channel = bytes(size)
-    return out.SerializeToString()
-
-
-def no_check() -> None:
-    """There is no process to watch."""
 
 
 def greet(server: Server | GrpcServer, end: Channel | GeneralClient) -> None:
@@ -278,6 +268,32 @@ def test_call_that_comes_during_close_is_told_to_stop(kind):
         assert UnityMessageProto.FromString(end.call(message())).header.status == 400
         closed.result(20)
         end.close()
+
+
+def test_close_waits_until_the_environment_takes_its_answer():
+    with ThreadPoolExecutor(1) as pool:
+        server = Server()
+        client = RawClient(server.port)
+        client.send(settings(window=0), call(1, message()))
+        server.receive(20, no_check)
+        closed = pool.submit(server.close, 20)
+        client.until(HEADERS, 1)  # and then its message, for which there is no window yet
+        client.send(update(1, 1000))
+        assert UnityMessageProto.FromString(client.answer(1)).header.status == 400
+        client.close()
+        closed.result(20)
+
+
+def test_close_waits_no_longer_than_it_is_told(monkeypatch):
+    limits = []
+    monkeypatch.setattr(IncomingConnection, "respond", lambda *values: limits.append(values[-1]))
+    with Server() as server:
+        client = RawClient(server.port)
+        client.send(call(1, message()))
+        server.receive(20, no_check)
+        server.close(0.0)
+    assert limits == [0.0]
+    client.close()
 
 
 @both_servers

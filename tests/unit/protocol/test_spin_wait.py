@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from pipeline.errors import SettingsError
@@ -37,6 +39,17 @@ def test_looking_in_vain_is_left_out_more_and_more():
         looked.append(other.asked > before)
     # looks, leaves out 1, looks, leaves out 2, looks, leaves out 4, ...
     assert [i for i, did in enumerate(looked) if did] == [0, 2, 5, 10, 19, 36]
+
+
+def test_however_long_it_was_in_vain_it_looks_again_after_1024_waits():
+    wait, other = SpinWait(1e-5), Other()
+    looks = []
+    for number in range(5000):
+        before = other.asked
+        wait.poll(other)
+        if other.asked > before:
+            looks.append(number)
+    assert max(b - a for a, b in pairwise(looks)) == 1025
 
 
 def test_success_brings_the_habit_back():
