@@ -59,6 +59,7 @@ if "sac" in how:
     }
 if "poca" in how:
     settings["trainer_type"] = "poca"
+settings["threaded"] = "threaded" in how
 if "memory" in how:
     settings["network_settings"]["memory"] = {"sequence_length": 4, "memory_size": 8}
 
@@ -115,7 +116,7 @@ try:
         seed=5,
         run_dir=Path(folder),
         resume="resume" in how,
-        resume_interval_s=0.0,
+        resume_interval_s=1e6 if "rarely" in how else 0.0,
     )
 except pipeline.errors.Interrupted as error:
     sys.exit(0)
@@ -188,6 +189,10 @@ def assert_equal_files(one: Path, two: Path) -> None:
         ("push_together", "poca"),
         ("couriers", "poca"),
         ("push_together", "poca memory"),
+        ("balance_ball", "threaded"),
+        ("grid_world", "threaded"),
+        ("balance_ball", "lessons threaded"),
+        ("push_together", "poca threaded"),
     ],
 )
 def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, how, tmp_path):
@@ -200,7 +205,7 @@ def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, how, 
     assert whole["/learner/n_updates"] == 8
     assert any(key.startswith("/experience/open") for key in whole)
     assert len([key for key in whole if isinstance(whole[key], np.ndarray)]) > 30
-    if how == "lessons":
+    if "lessons" in how:
         assert 1 <= killed["/run/lessons/curriculum/lessons/mass"] < 5
         assert whole["/run/lessons/curriculum/lessons/mass"] == 5
     assert_equal_states(whole, final_state(tmp_path / "killed"))
@@ -208,11 +213,13 @@ def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, how, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Cue", "Level"])
-def test_resumed_run_with_memory_equals_the_uninterrupted_run(name, tmp_path):
-    assert run(tmp_path / "whole", name, updates=8, how="memory") == 0
-    assert run(tmp_path / "killed", name, updates=8, kill_at=5, how="memory") == -signal.SIGKILL
-    assert run(tmp_path / "killed", name, updates=8, how="memory resume") == 0
+@pytest.mark.parametrize(
+    ("name", "how"), [("Cue", "memory"), ("Level", "memory"), ("Cue", "memory threaded")]
+)
+def test_resumed_run_with_memory_equals_the_uninterrupted_run(name, how, tmp_path):
+    assert run(tmp_path / "whole", name, updates=8, how=how) == 0
+    assert run(tmp_path / "killed", name, updates=8, kill_at=5, how=how) == -signal.SIGKILL
+    assert run(tmp_path / "killed", name, updates=8, how=f"{how} resume") == 0
     whole = final_state(tmp_path / "whole")
     assert np.abs(whole["/experience/memories"]).max() > 0.01
     assert_equal_states(whole, final_state(tmp_path / "killed"))
@@ -222,7 +229,13 @@ def test_resumed_run_with_memory_equals_the_uninterrupted_run(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how"),
-    [("Chase", "sac"), ("Both", "sac"), ("Forbidden", "sac"), ("Level", "sac memory")],
+    [
+        ("Chase", "sac"),
+        ("Both", "sac"),
+        ("Forbidden", "sac"),
+        ("Level", "sac memory"),
+        ("Both", "sac threaded"),
+    ],
 )
 def test_resumed_run_with_sac_equals_the_uninterrupted_run(name, how, tmp_path):
     """Replay, noise and the count of gradient steps included; more rows came than it holds."""
@@ -250,7 +263,18 @@ def test_run_with_sac_whose_replay_is_not_kept_goes_on_with_an_empty_one(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["curiosity", "rnd", "gail", "gail memory"])
+@pytest.mark.parametrize(("name", "how"), [("balance_ball", "threaded"), ("Both", "sac threaded")])
+def test_saving_waits_for_the_thread_and_changes_nothing(name, how, tmp_path):
+    """One run is saved after each update and one only at its end."""
+    assert run(tmp_path / "whole", name, updates=8, how=how) == 0
+    assert run(tmp_path / "seldom", name, updates=8, how=f"{how} rarely") == 0
+    whole, seldom = final_state(tmp_path / "whole"), final_state(tmp_path / "seldom")
+    assert any(key.startswith("/learner/algorithm/threaded/weights") for key in whole)
+    assert_equal_states(whole, seldom)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["curiosity", "rnd", "gail", "gail memory", "gail threaded"])
 def test_resumed_run_with_a_learned_reward_equals_the_uninterrupted_run(how, tmp_path):
     with DemoWriter(tmp_path / "expert.demo", "Toy?team=0", Both.spec) as writer:
         rng = np.random.default_rng(0)

@@ -152,22 +152,15 @@ class Algorithm(ABC):
         return {"action_stream": self.action_stream}
 
     def copy_for_acting(self) -> Algorithm:
-        """Copy what `act` needs, to act with while this algorithm learns; see `refresh`."""
+        """Copy what `act` needs, and no more of `own_networks`, to act while this one learns."""
         acting = copy.copy(self)
-        copies: dict[int, Any] = {}
+        needed = (self.policy, self.recurrent_critic)
+        names = [name for name, network in self.own_networks.items() if network in needed]
         # together, because a critic may share the policy's encoder
-        networks = copy.deepcopy((self.policy, self.recurrent_critic), copies)
-        acting.policy, acting.recurrent_critic = networks
-        acting.own_networks = {
-            name: copies.get(id(network), network) for name, network in self.own_networks.items()
-        }
+        acting.policy, acting.recurrent_critic, acting.own_networks = copy.deepcopy(
+            (*needed, {name: self.own_networks[name] for name in names})
+        )
         return acting
-
-    def refresh(self, acting: Algorithm) -> None:
-        """Give a copy for acting the present weights."""
-        acting.policy.load_state_dict(self.policy.state_dict())
-        if self.recurrent_critic is not None and acting.recurrent_critic is not None:
-            acting.recurrent_critic.load_state_dict(self.recurrent_critic.state_dict())
 
     def close(self) -> None:  # noqa: B027  # most have nothing to close
         """Leave nothing behind that runs."""

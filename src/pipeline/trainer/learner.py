@@ -91,8 +91,8 @@ class Learner:
             if settings.threaded:
                 _log.warning("%s: threaded is not used with self_play.", name)
         elif settings.threaded and learns:
-            threaded = Threaded(name, self.algorithm, horizon=settings.time_horizon)
-            self.algorithm = cast("Algorithm", threaded)  # it hands on what it has not
+            # it hands on what it does not do itself
+            self.algorithm = cast("Algorithm", Threaded(name, self.algorithm))
         self.statistics = self.pending_stats = Statistics()
         self.sync: LearnerSync | None = None
         """Where other processes learn the same: `heard` is then what is new here alone."""

@@ -1,9 +1,10 @@
 """`threaded: true`: the networks learn in a thread of their own while the environments step on.
 
-Torch works outside Python's lock, so both make progress. During an update agents act with a copy of
-the policy as it was when the update began; what they do is experience for the next update, with the
-probabilities that this older policy gave it. How far they may run ahead is limited. Which step
-still saw the older policy depends on the machine: such runs cannot be repeated exactly.
+Torch works outside Python's lock, so both make progress. Counts alone, never clocks, say which
+policy acts: from the moment at which an update begins, agents act with the policy as it then is,
+and with what the update makes of it as soon as the next one begins. So a threaded run repeats bit
+by bit, and its experience is at most one policy old; its rows keep the probabilities of the policy
+that acted. If the next update is due before the thread is done, the environments wait for it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from pipeline.algos.algorithm import load_matching
 from pipeline.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -25,29 +27,24 @@ if TYPE_CHECKING:
     from pipeline.arrays import BoolArray, FloatArray
     from pipeline.data.rollout import Rollout
 
-TRAJECTORIES_AHEAD = 20
-"""Trajectories that may wait for an algorithm which would take them in at any time."""
-
 
 class Threaded:
     """An algorithm whose `update` returns at once and works on in a thread.
 
     It has the algorithm's interface; what is not here is the algorithm's own. `update` gives the
-    statistics of the update before, and raises what stopped that one. An algorithm that learns from
-    whole rollouts gets the next one when it is done, and the environments wait until then; one with
-    a replay takes in all that has come meanwhile, up to `TRAJECTORIES_AHEAD`.
+    statistics of the update before, and raises what stopped that one.
 
     Args:
         name: of the behavior.
         algorithm: to be used through this object only.
-        horizon: rows of a trajectory.
     """
 
-    def __init__(self, name: str, algorithm: Algorithm, *, horizon: int) -> None:
+    def __init__(self, name: str, algorithm: Algorithm) -> None:
         self.name = name
         self.algorithm = algorithm
-        self._most_waiting = 0 if algorithm.replay is None else TRAJECTORIES_AHEAD * horizon
-        self._snapshot: Algorithm | None = None
+        self._acting: Algorithm | None = None
+        """What acts from the first update on; before it, the algorithm does."""
+        self._weights: dict[str, Any] = {}
         self._thread: threading.Thread | None = None
         self._observed: list[Sequence[FloatArray]] = []
         self._stats: dict[str, float] = {}
@@ -62,21 +59,15 @@ class Threaded:
         mask: Sequence[BoolArray] | None,
         memory: FloatArray | None = None,
     ) -> Decision:
-        """Decide for N agents with the newest complete policy."""
-        return self._acting().act(obs, mask, memory)
+        """Decide for N agents, with the policy as it was when the last update began."""
+        return (self._acting or self.algorithm).act(obs, mask, memory)
 
     def observe(self, obs: Sequence[FloatArray]) -> None:
         """Take observations into the normalisers, after the update if one is under way."""
-        if self._is_busy():
-            self._observed.append(obs)
-        else:
+        if self._thread is None:
             self.algorithm.observe(obs)
-
-    def ready(self, n_rows: int) -> bool:
-        """Whether to call `update`: it has enough rows, or something to raise."""
-        if self._is_busy() and n_rows < self._most_waiting:
-            return False
-        return self._error is not None or self.algorithm.ready(n_rows)
+        else:
+            self._observed.append(obs)
 
     def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
         """Begin to learn from a rollout, once the update before is done.
@@ -91,10 +82,10 @@ class Threaded:
         Raises:
             TrainingError: The update before failed.
         """
-        self._wait()
-        self._raise()
+        self._finish()
         stats, self._stats = self._stats, {}
-        self._copy_networks()
+        self._weights = self.algorithm.weights()  # which the thread is about to change
+        self._act_with(self._weights)
         own = copy.deepcopy(rollout)  # its arrays are views of memory that is written again
         arguments = (own, step, torch.get_num_threads())
         name = f"update of {self.name}"
@@ -103,26 +94,40 @@ class Threaded:
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """What continues training, after the update under way.
+        """What continues training: the algorithm after the update under way, and what acts now.
 
         Raises:
             TrainingError: That update failed.
         """
-        self._settle()
-        return self.algorithm.state_dict()
+        try:
+            self._finish()
+        except TrainingError as error:  # no one else names the behavior here
+            raise TrainingError(f"behavior {self.name}, {error}") from error
+        waiting = {"weights": self._weights, "stats": self._stats}
+        return {**self.algorithm.state_dict(), "threaded": waiting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
-        self._settle()
+        """Take up what `state_dict` gave, or an algorithm's own state."""
+        self.close()
         self.algorithm.load_state_dict(state)
+        waiting = state.get("threaded") or {"weights": {}, "stats": {}}
+        self._weights, self._stats = waiting["weights"], waiting["stats"]
+        self._acting = None
+        if self._weights:
+            self._act_with(self._weights)
 
     def weights(self) -> dict[str, Any]:
-        """Copies of the networks that act now."""
-        return self._acting().weights()
+        """Copies of the networks as they were when the last update began."""
+        return self._weights or self.algorithm.weights()
 
     def close(self) -> None:
         """Leave no thread behind; what stopped the last update is not raised any more."""
-        self._wait()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        observed, self._observed = self._observed, []
+        for obs in observed:
+            self.algorithm.observe(obs)
 
     def _work(self, rollout: Rollout, step: int, n_threads: int) -> None:
         torch.set_num_threads(n_threads)  # which a new thread does not inherit everywhere
@@ -132,45 +137,14 @@ class Threaded:
         except BaseException as error:  # noqa: BLE001  # raised by whoever looks next
             self._error = error
 
-    def _copy_networks(self) -> None:
-        """Copy what acts, for the time in which it is changed."""
-        if self._snapshot is None:
-            self._snapshot = self.algorithm.copy_for_acting()
-        else:
-            self.algorithm.refresh(self._snapshot)
+    def _act_with(self, weights: dict[str, Any]) -> None:
+        if self._acting is None:
+            self._acting = self.algorithm.copy_for_acting()
+        load_matching(self._acting.own_networks, weights)
 
-    def _acting(self) -> Algorithm:
-        """What acts now."""
-        busy = self._is_busy()
-        return self._snapshot if busy and self._snapshot is not None else self.algorithm
-
-    def _is_busy(self) -> bool:
-        """Whether an update is under way; puts away one that has ended."""
-        if self._thread is None:
-            return False
-        if self._thread.is_alive():
-            return True
-        self._wait()
-        return False
-
-    def _wait(self) -> None:
-        if self._thread is None:
-            return
-        self._thread.join()
-        self._thread = None
-        observed, self._observed = self._observed, []
-        for obs in observed:
-            self.algorithm.observe(obs)
-
-    def _raise(self) -> None:
+    def _finish(self) -> None:
+        """Wait for the update under way, and raise what stopped it."""
+        self.close()
         error, self._error = self._error, None
         if error is not None:
             raise error
-
-    def _settle(self) -> None:
-        """No update under way from here on; named, because no one else names it here."""
-        self._wait()
-        try:
-            self._raise()
-        except TrainingError as error:
-            raise TrainingError(f"behavior {self.name}, {error}") from error

@@ -8,6 +8,7 @@ from toys import Corridor
 
 import pipeline
 from pipeline.algos.ppo import PPO
+from pipeline.algos.sac import SAC
 from pipeline.errors import Interrupted, TrainingError
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.threaded import Threaded
@@ -75,38 +76,56 @@ def test_environment_steps_on_during_an_update_but_no_further_than_the_next(
     assert sum(steps_at) >= 20
 
 
-def test_full_rollout_waits_for_the_update_before(held):
-    class Slow:
-        replay = None
+@pytest.mark.parametrize("trainer_type", ["ppo", "sac"])
+def test_what_is_learned_does_not_depend_on_who_is_slow(
+    trainer_type, quick, tmp_path, in_process, monkeypatch
+):
+    """Slow updates, slow environments, both in turn: counts alone say which policy acts."""
+    settings = quick(
+        threaded=True,
+        trainer_type=trainer_type,
+        hyperparameters={"batch_size": 32, "buffer_size": 128},
+        network_settings={"normalize": True},
+        max_steps=600,
+        summary_freq=100,
+    )
+    algorithm = {"ppo": PPO, "sac": SAC}[trainer_type]
+    update = algorithm.update
+    saved = []
+    for number, (updates_s, steps_s) in enumerate([(0.0, 0.0), (0.05, 0.0), (0.0, 0.005)]):
 
-        def ready(self, n_rows):
-            return n_rows > 3
+        def slow(self, rollout, *, step, updates_s=updates_s):
+            threading.Event().wait(updates_s)
+            return update(self, rollout, step=step)
 
-    algorithm = Threaded("Toy", Slow(), horizon=8)
-    algorithm._thread = threading.Thread(target=held.wait)
-    algorithm._thread.start()
-    assert not algorithm.ready(3)
-    assert algorithm.ready(4), "the loop calls update, which waits"
-    held.set()
-    algorithm.close()
-    assert n_updating() == 0
+        monkeypatch.setattr(algorithm, "update", slow)
+        toy = Corridor(n_agents=4)
+
+        def slowly(actions, step=toy.step, steps_s=steps_s):
+            threading.Event().wait(steps_s)
+            return step(actions)
+
+        toy.step = slowly
+        folder = tmp_path / str(number)
+        pipeline.train(in_process(toy), settings, seed=1, run_dir=folder)
+        saved.append((folder / "Toy" / "checkpoint.pt").read_bytes())
+    assert saved[0] == saved[1]
+    assert saved[0] == saved[2]
 
 
-def test_replay_takes_in_what_has_come_meanwhile_up_to_twenty_trajectories(held):
-    class Replaying:
-        replay = ()
+def test_next_update_waits_for_the_one_before(held, quick, tmp_path, in_process):
+    toy = Corridor(n_agents=4)
+    step, waits = toy.step, threading.Timer(1.0, held.set)
 
-        def ready(self, n_rows):
-            return n_rows > 0
+    def counted(actions):
+        if n_updating() and not waits.is_alive() and not held.is_set():
+            waits.start()
+        return step(actions)
 
-    algorithm = Threaded("Toy", Replaying(), horizon=8)
-    assert algorithm.ready(1)
-    algorithm._thread = threading.Thread(target=held.wait)
-    algorithm._thread.start()
-    assert not algorithm.ready(159)
-    assert algorithm.ready(160)
-    held.set()
-    algorithm.close()
+    toy.step = counted
+    result = pipeline.train(in_process(toy), quick(threaded=True), seed=1, run_dir=tmp_path)
+    assert held.is_set(), "the run ended only because the updates could"
+    assert result.behaviors["Toy"].n_updates > 1
 
 
 def test_failure_of_the_thread_stops_the_run_by_name_and_spares_the_checkpoint(
