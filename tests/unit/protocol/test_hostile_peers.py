@@ -283,6 +283,7 @@ def test_calls_beyond_the_announced_number_are_refused_one_by_one(server):
 
 def test_call_of_the_environment_has_a_largest_size_too(server, monkeypatch):
     monkeypatch.setattr(incoming, "MAX_CALL_BYTES", 100_000)
+    monkeypatch.setattr(server_module, "LOST_S", 0.1)
     client = RawClient(server.port)
     answered(server, client, 1)
     with ThreadPoolExecutor(1) as pool:

@@ -8,22 +8,22 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-from http2_peer import (
-    message,
-    no_check,
-)
+from http2_peer import message, no_check
+from servers import AnyServer, HastyGrpcServer, both_servers
 
-from pipeline.errors import (
-    UnityTimeOutException,
-)
+from pipeline.errors import UnityTimeOutException
 from pipeline.protocol import grpc_server
 from pipeline.protocol import server as server_module
 from pipeline.protocol.generated.messages import ReceivedMessageProto, UnityMessageProto
-from pipeline.protocol.grpc_server import GrpcServer
 from pipeline.protocol.server import METHOD, Server
 
-both_servers = pytest.mark.parametrize("kind", [Server, GrpcServer])
 HEALTH = "/grpc.health.v1.Health/Check"
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers wait for the next look at them; these tests need not."""
+    monkeypatch.setattr(server_module, "_KEEP_S", 0.05)
 
 
 def step(reward: float = 0.0) -> bytes:
@@ -64,7 +64,7 @@ class Client:
         self._channel.close()
 
 
-def exchange(server: Server | GrpcServer, client: Client, data: bytes) -> None:
+def exchange(server: AnyServer, client: Client, data: bytes) -> None:
     """One call of the environment, and its answer."""
     answer = client.call(data)
     assert server.receive(20, no_check) == ReceivedMessageProto.FromString(data)
@@ -72,7 +72,7 @@ def exchange(server: Server | GrpcServer, client: Client, data: bytes) -> None:
     assert answer.result() == message(9)
 
 
-def while_receiving(server: Server | GrpcServer, act: Callable[[], object]) -> object:
+def while_receiving(server: AnyServer, act: Callable[[], object]) -> object:
     """What `act` gives while the server waits for a greeting, which comes afterwards."""
     client = Client(server.port)
     with ThreadPoolExecutor(1) as pool:
@@ -187,13 +187,13 @@ def test_environment_may_go_on_over_another_connection_after_its_own_broke(kind)
             client = Client(server.port)
             exchange(server, client, message() if k == 0 else step(float(k)))
             client.close()
-            if kind is GrpcServer:  # the runtime closes its sockets in threads of its own
+            if kind is HastyGrpcServer:  # the runtime closes its sockets in threads of its own
                 while server._owner_lives():
                     server._next_look = 0.0
 
 
 def test_call_that_is_over_late_does_not_count_as_the_loss_of_a_later_one():
-    with GrpcServer() as server:
+    with HastyGrpcServer() as server:
         client = Client(server.port)
         exchange(server, client, message())
         first = client.call(step(1.0))

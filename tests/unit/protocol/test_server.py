@@ -14,6 +14,7 @@ import grpc
 import psutil
 import pytest
 from http2_peer import RawClient, call, message, no_check, settings, update
+from servers import AnyServer, HastyGrpcServer, both_servers
 
 from pipeline.errors import (
     SettingsError,
@@ -34,19 +35,10 @@ from pipeline.protocol.transport import open_server
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
 
 
-class HastyGrpcServer(GrpcServer):
-    """It cannot see that a client has left, and would wait a second for its next call."""
-
-    def close(self, wait_s: float = 0.1) -> None:
-        super().close(wait_s)
-
-
-SERVERS = [Server, HastyGrpcServer]
-both_servers = pytest.mark.parametrize("kind", SERVERS)
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
-def greet(server: Server | GrpcServer, end: Channel | GeneralClient) -> None:
+def greet(server: AnyServer, end: Channel | GeneralClient) -> None:
     """Make `end` the environment."""
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(end.call, message())
