@@ -6,11 +6,11 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forked import forking
 
 from pipeline.tracking.mlflow_database import follow
 
@@ -69,16 +69,17 @@ print(json.dumps({"output": loaded.graph.output[0].name, "rows": rows}))
 """
 
 
+LIBRARIES = (
+    *("mlflow.onnx", "mlflow.pyfunc", "mlflow.tracing.client", "onnx"),
+    *("mlflow.store.model_registry.sqlalchemy_store", "mlflow.store.tracking.sqlalchemy_store"),
+    "pipeline.tracking.mlflow_run",
+)
+
+
 def python(script: str, *arguments: str | Path) -> object:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "DVC_"))}
-    done = subprocess.run(  # noqa: S603  # our own command
-        [sys.executable, "-W", "ignore", "-c", script, *map(str, arguments)],
-        env=kept | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    env = kept | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = forking(*LIBRARIES).run("-c", script, *map(str, arguments), timeout=300, env=env)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -91,15 +92,25 @@ def files_in(root: Path) -> dict[str, str]:
     }
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> tuple[Path, str]:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A folder in which one run was trained, exported and evaluated; and the run."""
-    root = tmp_path / "my 100% chéckout"
+    root = tmp_path_factory.mktemp("made") / "my 100% chéckout"
     root.mkdir()
     runs = python(STAGES, root, "a", "train", "export", "evaluate")
     assert isinstance(runs, list)
     assert len(set(runs)) == 1
+    shutil.copytree(root, root.with_name("kept"))
     return root, runs[0]
+
+
+@pytest.fixture
+def checkout(made: tuple[Path, str]) -> tuple[Path, str]:
+    """The same at the place where it was made, to change at will."""
+    root = made[0]
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(root.with_name("kept"), root)
+    return made
 
 
 def test_a_copied_checkout_leaves_the_original_as_it_is(checkout: tuple[Path, str]):
