@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -63,6 +64,25 @@ def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of the test's own, empty."""
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Writes executables as `pack` does; to compress one takes seconds, and is done once."""
+    folder = tmp_path_factory.mktemp("packed")
+
+    @functools.cache
+    def built(name: str, **options: object) -> Path:
+        from pipeline.simulators.pack import pack
+
+        return pack(name, folder / "-".join(map(str, (name, *options.values()))), **options)
+
+    def write(name: str, target: Path, **options: object) -> Path:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.hardlink_to(built(name, **options))
+        return target
+
+    return write
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.simulators.pack import pack
 from pipeline.trainer.api import train
 from pipeline.trainer.checkpoints.file import load_checkpoint
 
@@ -21,9 +20,9 @@ SETTINGS = {
 
 
 @pytest.mark.slow
-def test_run_with_compressed_images_equals_the_run_with_numbers(tmp_path, monkeypatch):
-    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
-    environment = pack("grid_world", tmp_path / "grid_world")
+@pytest.mark.usefixtures("private_cache")
+def test_run_with_compressed_images_equals_the_run_with_numbers(packed, tmp_path):
+    environment = packed("grid_world", tmp_path / "grid_world")
     weights = []
     for args in ([], ["--compress"]):
         result = train(

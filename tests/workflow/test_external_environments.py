@@ -12,8 +12,6 @@ from dags import differences, dvc_nodes, snakemake_nodes
 from made_archives import digest
 from project import commit, run
 
-from pipeline.simulators.pack import pack
-
 pytestmark = pytest.mark.usefixtures("private_cache")
 
 EXPERIMENT = """\
@@ -41,9 +39,9 @@ shutil.copy("{player}", value("-pipelineOutput") + ".x86_64")
 
 
 @pytest.fixture(scope="module")
-def player(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def player(packed, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A packed simulator."""
-    return pack("balance_ball", tmp_path_factory.mktemp("player") / "ball")
+    return packed("balance_ball", tmp_path_factory.mktemp("player") / "ball")
 
 
 def archive_of(player: Path, tmp_path: Path) -> bytes:

@@ -9,14 +9,13 @@ import psutil
 import pytest
 from learn_command import PPO, write
 
-from pipeline.simulators.pack import pack
 from pipeline.trainer.checkpoints.file import load_checkpoint
 
 
 @pytest.fixture
-def learn(started, tmp_path):
+def learn(started, packed, tmp_path):
     """Runs the command in `tmp_path`; with `until`, Ctrl+C as soon as a line matches."""
-    build = pack("balance_ball", tmp_path / "balance_ball")
+    build = packed("balance_ball", tmp_path / "balance_ball")
     write(tmp_path, PPO | {"max_steps": 8000, "checkpoint_interval": 2000})
 
     def run(*more: str, until: str | None = None) -> tuple[int, str]:

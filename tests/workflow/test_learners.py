@@ -9,13 +9,11 @@ import pytest
 import yaml
 from learn_command import PPO, Learning, checkpoint, gone, write
 
-from pipeline.simulators.pack import pack
-
 
 @pytest.fixture
-def learn(started, tmp_path):
+def learn(started, packed, tmp_path):
     """Starts `pipeline learn` with two learners in `tmp_path`."""
-    build = pack("balance_ball", tmp_path / "balance_ball")
+    build = packed("balance_ball", tmp_path / "balance_ball")
     write(tmp_path, PPO)
 
     def start(*more: str, launcher: tuple[str, ...] = (), seed: int = 3) -> Learning:

@@ -10,14 +10,13 @@ import pytest
 import yaml
 from learn_command import PPO
 
-from pipeline.simulators.pack import pack
 from pipeline.trainer.checkpoints.file import load_checkpoint
 
 
 @pytest.fixture
-def learn(started, tmp_path):
+def learn(started, packed, tmp_path):
     """Trains in four executables; kills one at each line that matches a pattern, in turn."""
-    build = pack("balance_ball", tmp_path / "balance_ball", n_agents=3)
+    build = packed("balance_ball", tmp_path / "balance_ball", n_agents=3)
     # both kills count, however long a busy machine takes from one to the other
     hour = {"env_settings": {"restarts_rate_limit_period_s": 3600}}
     settings = {"behaviors": {"3DBall": PPO | {"max_steps": 12000}}}

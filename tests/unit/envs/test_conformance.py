@@ -9,7 +9,6 @@ from pipeline.envs.gym_wrapper import UnityGymException, UnityToGymWrapper
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.pettingzoo_wrapper import UnityAECEnv, UnityParallelEnv
 from pipeline.envs.unity import UnityEnvironment
-from pipeline.simulators.pack import pack
 from pipeline.simulators.registry import NAMES, make
 
 with warnings.catch_warnings():
@@ -24,9 +23,9 @@ TOGETHER = {"pong": 2, "push_together": 3, "tag": 3}
 
 
 @pytest.fixture(scope="module")
-def executables(tmp_path_factory):
+def executables(packed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("built")
-    return {name: pack(name, folder / name) for name in ("balance_ball", "grid_world", *MANY)}
+    return {name: packed(name, folder / name) for name in ("balance_ball", "grid_world", *MANY)}
 
 
 def game(name, **options):

@@ -17,7 +17,6 @@ from pipeline.errors import (
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
 )
-from pipeline.simulators.pack import pack
 
 NAME = "3DBall?team=0"
 
@@ -144,8 +143,8 @@ def test_a_callers_mistake_is_no_reason_to_restart():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_killed_or_hung_process_is_replaced_and_the_others_go_on(how, tmp_path, caplog):
-    build = pack("balance_ball", tmp_path / "balance_ball", n_agents=2)
+def test_killed_or_hung_process_is_replaced_and_the_others_go_on(how, packed, tmp_path, caplog):
+    build = packed("balance_ball", tmp_path / "balance_ball", n_agents=2)
     limits = RestartLimits(restarts_rate_limit_n=-1)
     with (
         caplog.at_level(logging.WARNING),

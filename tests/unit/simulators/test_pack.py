@@ -258,9 +258,9 @@ def test_a_cache_that_cannot_be_written_is_named_with_its_remedy(launch, tmp_pat
 
 @pytest.mark.slow
 def test_a_packed_physics_environment_plays_as_it_does_in_process(
-    launch, environment, trainer, tmp_path
+    launch, environment, trainer, packed, tmp_path
 ):
-    built = pack("balance_ball", tmp_path / "balance_ball")
+    built = packed("balance_ball", tmp_path / "balance_ball")
     with subprocess.Popen(  # noqa: S603  # what the test built
         [str(built), "--mlagents-port", str(trainer.port)], cwd=tmp_path, env=environment
     ) as process:

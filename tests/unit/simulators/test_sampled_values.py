@@ -19,7 +19,6 @@ from pipeline.envs.side_channels import EnvironmentParametersChannel, StatsSideC
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
-from pipeline.simulators.pack import pack
 
 _log = logging.getLogger(__name__)
 
@@ -63,8 +62,8 @@ def bound(n):
 
 
 @pytest.fixture(scope="module")
-def executable(tmp_path_factory):
-    return pack("balance_ball", tmp_path_factory.mktemp("built") / "balance_ball")
+def executable(packed, tmp_path_factory):
+    return packed("balance_ball", tmp_path_factory.mktemp("built") / "balance_ball")
 
 
 @pytest.fixture(scope="module", autouse=True)

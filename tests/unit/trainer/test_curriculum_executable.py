@@ -9,7 +9,6 @@ import pytest
 
 import pipeline
 from pipeline.settings import load_run_settings
-from pipeline.simulators.pack import pack
 from pipeline.tracking.base import Sink
 from pipeline.tracking.sinks.tensorboard import TensorBoardSink
 
@@ -76,8 +75,8 @@ class Recorder(Sink):
 
 
 @pytest.fixture(scope="module")
-def executable(tmp_path_factory):
-    return pack("balance_ball", tmp_path_factory.mktemp("built") / "balance_ball")
+def executable(packed, tmp_path_factory):
+    return packed("balance_ball", tmp_path_factory.mktemp("built") / "balance_ball")
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from pipeline.errors import SettingsError, UnityException
 from pipeline.protocol.parameters import Sampler
 from pipeline.settings import load_run_settings
 from pipeline.simulators import client, registry
-from pipeline.simulators.pack import pack
 from pipeline.trainer import environment
 from pipeline.trainer.curriculum import Curriculum
 from pipeline.trainer.environment import open_workers, send_parameters
@@ -188,10 +187,10 @@ def test_missing_executable_is_named(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_training_an_executable_leaves_no_process_and_no_thread(
-    fails, quick, tmp_path, monkeypatch, recorder
+    fails, quick, tmp_path, monkeypatch, packed, recorder
 ):
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
-    built = pack("grid_world", tmp_path / "grid_world")
+    built = packed("grid_world", tmp_path / "grid_world")
     threads, process = set(threading.enumerate()), psutil.Process()
     children = set(process.children(recursive=True))
     settings = quick("GridWorld", max_steps=600)
