@@ -28,17 +28,21 @@ _log = logging.getLogger(__name__)
 def add_options(parser: Parser) -> None:
     """Add `check` and `upgrade`."""
     text = "say what a configuration of any ML-Agents generation means, as YAML"
-    made = parser.add_command("check", text, check)
-    made.add_argument("file", type=Path, help="trainer configuration, or a curriculum or sampler")
-    made.add_argument("--curriculum", type=Path, help="YAML, JSON, or a folder of <Behavior>.json")
-    made.add_argument("--sampler", type=Path, help="sampler file")
+    command = parser.add_command("check", text, check)
+    command.add_argument(
+        "file", type=Path, help="trainer configuration, or a curriculum or sampler"
+    )
+    command.add_argument(
+        "--curriculum", type=Path, help="YAML, JSON, or a folder of <Behavior>.json"
+    )
+    command.add_argument("--sampler", type=Path, help="sampler file")
     text = "write an old configuration in today's format"
-    made = parser.add_command("upgrade", text, upgrade)
-    made.add_argument(
+    command = parser.add_command("upgrade", text, upgrade)
+    command.add_argument(
         "old", nargs="+", type=Path, help="trainer configuration, curriculum, sampler: some of them"
     )
-    made.add_argument("-o", "--output", required=True, type=Path, help="the file to write")
-    made.add_argument("--force", action="store_true", help="replace that file")
+    command.add_argument("-o", "--output", required=True, type=Path, help="the file to write")
+    command.add_argument("--force", action="store_true", help="replace that file")
 
 
 def check(arguments: argparse.Namespace) -> str:

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 def add_options(parser: Parser) -> None:
     """Add `info` and `record`."""
-    made = parser.add_command("info", "say what a .demo file holds", info)
-    made.add_argument("file", type=Path)
-    made = parser.add_command(
+    command = parser.add_command("info", "say what a .demo file holds", info)
+    command.add_argument("file", type=Path)
+    command = parser.add_command(
         "record",
         "record a built-in simulator's expert",
         lambda asked: record(asked.name, asked.output, episodes=asked.episodes, seed=asked.seed),
     )
-    made.add_argument("name", help="one that `pipeline env list` shows")
-    made.add_argument("-o", "--output", required=True, type=Path, help="the .demo file to write")
-    made.add_argument("--episodes", type=int, default=20, help="default: %(default)s")
-    made.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    command.add_argument("name", help="one that `pipeline env list` shows")
+    command.add_argument("-o", "--output", required=True, type=Path, help="the .demo file to write")
+    command.add_argument("--episodes", type=int, default=20, help="default: %(default)s")
+    command.add_argument("--seed", type=int, default=0, help="default: %(default)s")
 
 
 def info(arguments: argparse.Namespace) -> str:

@@ -18,33 +18,35 @@ if TYPE_CHECKING:
 
 def add_options(parser: Parser) -> None:
     """Add `build`, `list` and `fetch`."""
-    made = parser.add_command("build", "pack an environment into an executable", build)
-    made.add_argument(
+    command = parser.add_command("build", "pack an environment into an executable", build)
+    command.add_argument(
         "name", help="one that `pipeline env list` shows, gymnasium:ID or pettingzoo:ID"
     )
-    made.add_argument("-o", "--output", required=True, type=Path, help="the executable to write")
-    made.add_argument("--copies", type=int, default=None, help="environments in one process")
+    command.add_argument("-o", "--output", required=True, type=Path, help="the executable to write")
+    command.add_argument("--copies", type=int, default=None, help="environments in one process")
     for flag, text in (
         ("--arg", "keyword argument of the environment; may be repeated"),
         ("--option", "option of the bridge, such as teams=index; may be repeated"),
     ):
-        made.add_argument(flag, action="append", default=[], metavar="KEY=VALUE", help=text)
+        command.add_argument(flag, action="append", default=[], metavar="KEY=VALUE", help=text)
     text = "list the environments that are known by name"
     _add_manifest(parser.add_command("list", text, list_environments))
     text = "fetch an environment's archive into the cache, and print its executable's path"
-    made = parser.add_command("fetch", text, fetch_environment)
-    made.add_argument("environment", metavar="NAME|URL", help="of a manifest, or of an archive")
-    _add_manifest(made)
-    made.add_argument("--sha256", default=None, help="of the archive; without it, only said")
-    made.add_argument(
+    command = parser.add_command("fetch", text, fetch_environment)
+    command.add_argument("environment", metavar="NAME|URL", help="of a manifest, or of an archive")
+    _add_manifest(command)
+    command.add_argument("--sha256", default=None, help="of the archive; without it, only said")
+    command.add_argument(
         "--platform",
         choices=("linux", "darwin", "windows"),
         default=None,
         help="the system that the executable is for; default: this one",
     )
-    made.add_argument("--executable", default=None, help="path in the archive; default: the only")
-    made.add_argument("--max-unpacked-gb", type=float, default=16.0, help="default: %(default)s")
-    made.add_argument("--max-ratio", type=float, default=100.0, help="default: %(default)s")
+    command.add_argument(
+        "--executable", default=None, help="path in the archive; default: the only"
+    )
+    command.add_argument("--max-unpacked-gb", type=float, default=16.0, help="default: %(default)s")
+    command.add_argument("--max-ratio", type=float, default=100.0, help="default: %(default)s")
 
 
 def _add_manifest(parser: argparse.ArgumentParser) -> None:

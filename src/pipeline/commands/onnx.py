@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def add_options(parser: Parser) -> None:
     """Add `check`."""
     text = "say whether Unity would load an ONNX policy"
-    made = parser.add_command("check", text, lambda arguments: check(arguments.file))
-    made.add_argument("file", type=Path)
+    command = parser.add_command("check", text, lambda arguments: check(arguments.file))
+    command.add_argument("file", type=Path)
 
 
 def check(path: Path) -> str:

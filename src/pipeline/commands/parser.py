@@ -34,13 +34,13 @@ class Parser(argparse.ArgumentParser):
             self._subcommands = self.add_subparsers(
                 title="commands", metavar="COMMAND", required=True
             )
-        made = self._subcommands.add_parser(
+        command = self._subcommands.add_parser(
             name, help=text, description=text[0].upper() + text[1:] + "."
         )
-        made.add_argument("--debug", action="store_true", help="detailed log, and tracebacks")
+        command.add_argument("--debug", action="store_true", help="detailed log, and tracebacks")
         if work is not None:
-            made.set_defaults(work=work)
-        return made
+            command.set_defaults(work=work)
+        return command
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong with the command line, and where its help is."""

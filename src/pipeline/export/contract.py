@@ -81,8 +81,8 @@ class _Model:
 
     def has_actions(self, kind: str) -> bool:
         """Whether the tensor that inference fetches for `kind` exists and is not empty."""
-        wanted = f"deterministic_{kind}_actions" if self.deterministic else f"{kind}_actions"
-        return wanted in self.outputs and self.total(f"{kind}_action_output_shape") > 0
+        expected = f"deterministic_{kind}_actions" if self.deterministic else f"{kind}_actions"
+        return expected in self.outputs and self.total(f"{kind}_action_output_shape") > 0
 
 
 def check_model(
@@ -141,9 +141,9 @@ def _stopping_finding(model: _Model) -> Finding | None:
         if f"{kind}_action_output_shape" not in model.constants:
             return warning(rule, f"required constant {kind}_action_output_shape is missing")
         if not model.has_actions(kind):
-            wanted = "deterministic" if model.deterministic else "sampled"
+            expected = "deterministic" if model.deterministic else "sampled"
             rule = "7" if kind == "continuous" else "8"
-            return warning(rule, f"the {wanted} {kind} actions are missing or empty")
+            return warning(rule, f"the {expected} {kind} actions are missing or empty")
     return None
 
 
@@ -277,11 +277,11 @@ def _legacy_actions(constants: Mapping[str, AnyArray], spec: BehaviorSpec) -> It
     size = sum(_sizes(constants, "action_output_shape"))
     is_continuous = sum(_sizes(constants, "is_continuous_control")) > 0
     action = spec.action_spec
-    wanted = action.continuous_size if is_continuous else sum(action.discrete_branches)
-    if size != wanted:
+    expected = action.continuous_size if is_continuous else sum(action.discrete_branches)
+    if size != expected:
         yield warning(
             "18" if is_continuous else "v2-d",
-            f"action_output_shape is {size}, the behavior has {wanted}",
+            f"action_output_shape is {size}, the behavior has {expected}",
         )
 
 

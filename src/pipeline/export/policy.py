@@ -72,7 +72,7 @@ class OnnxPolicy:
         Raises:
             ExportError: The model lacks deterministic actions, or the observations do not fit it.
         """
-        wanted = self._wanted(deterministic)
+        expected = self._wanted(deterministic)
         if len(steps) == 0:
             return self._actions({}, 0)
         feeds = self._observations(steps.obs)
@@ -81,9 +81,9 @@ class OnnxPolicy:
         agents = steps.agent_id.tolist()
         if self.description.memory_size:
             feeds["recurrent_in"] = self._recall(agents)
-            wanted = [*wanted, "recurrent_out"]
+            expected = [*expected, "recurrent_out"]
         try:
-            result = dict(zip(wanted, self._session.run(wanted, feeds), strict=True))
+            result = dict(zip(expected, self._session.run(expected, feeds), strict=True))
         except Exception as error:
             reason = str(error).strip().splitlines()[0]
             raise ExportError(f"{self._name}: ONNX Runtime cannot run it: {reason}") from error

@@ -171,12 +171,12 @@ def _carried(policy: Policy, obs: Sequence[Tensor]) -> tuple[Tensor, FloatArray]
 
 
 def _n_rows(policy: Policy, obs: Sequence[FloatArray]) -> int:
-    wanted = [one.shape for one in policy.spec.observation_specs]
+    expected = [one.shape for one in policy.spec.observation_specs]
     n_rows = {len(values) for values in obs}
-    if [values.shape[1:] for values in obs] != wanted or len(n_rows) != 1 or 0 in n_rows:
+    if [values.shape[1:] for values in obs] != expected or len(n_rows) != 1 or 0 in n_rows:
         raise ExportError(
             f"export: recorded observations have shapes {[list(one.shape) for one in obs]}, wanted "
-            f"[rows, …] of {[list(shape) for shape in wanted]} with the same rows, at least one; "
+            f"[rows, …] of {[list(shape) for shape in expected]} with the same rows, at least one; "
             "record them with this behavior"
         )
     return n_rows.pop()

@@ -135,8 +135,8 @@ class PettingzooSource(BridgeSource):
             for team in self.teams.values()
         )
         if self.teams not in ("none", "index") and not is_map:
-            wanted = "none, index, or a map from agents to whole numbers"
-            raise ContradictionError("teams", f"must be {wanted}, got {self.teams!r}")
+            expected = "none, index, or a map from agents to whole numbers"
+            raise ContradictionError("teams", f"must be {expected}, got {self.teams!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +223,8 @@ class FetchSource(EnvironmentParams):
             if not _SHA256.match(digest):
                 raise ContradictionError("sha256", f"needs 64 hex digits, got {digest!r}")
         if set(self.sha256.values) != set(self.url.values):
-            wanted = f"the same platforms as 'url' ({', '.join(self.url.values)})"
-            text = f"needs {wanted}, got {', '.join(self.sha256.values)}"
+            expected = f"the same platforms as 'url' ({', '.join(self.url.values)})"
+            text = f"needs {expected}, got {', '.join(self.sha256.values)}"
             raise ContradictionError("sha256", text)
         if self.platform is not None and "any" not in self.url.values:
             raise ContradictionError("platform", "is said by the keys of 'url' already")

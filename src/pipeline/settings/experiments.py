@@ -120,8 +120,8 @@ class ExperimentParams:
         """Refuse seeds twice, stages out of order, and stages without what they need."""
         check_seeds(self.seeds, "seeds")
         if not self.stages or list(self.stages) != [one for one in STAGES if one in self.stages]:
-            wanted = f"some of {list(STAGES)}, each once, in this order"
-            raise ContradictionError("stages", f"must be {wanted}; got {[*self.stages]}")
+            expected = f"some of {list(STAGES)}, each once, in this order"
+            raise ContradictionError("stages", f"must be {expected}; got {[*self.stages]}")
         for stage, before in _NEEDS.items():
             if stage in self.stages and before not in self.stages:
                 raise ContradictionError("stages", f"{stage} needs the stage {before!r} before it")

@@ -73,8 +73,8 @@ class Axis:
         if isinstance(node.value, dict):
             return Axis(interval=read_dataclass(Interval, node, path))
         if not isinstance(node.value, list) or not node.value:
-            wanted = "a list of values, or a map with min and max"
-            raise fail(node, path, f"needs {wanted}, got {display(node)}")
+            expected = "a list of values, or a map with min and max"
+            raise fail(node, path, f"needs {expected}, got {display(node)}")
         return Axis(values=tuple(to_plain(node)))
 
     def draw(self, source: random.Random) -> Any:

@@ -238,8 +238,8 @@ def _convert_curriculum(behavior: str, node: Node, at: str, changes: Changes) ->
 def _lessons(values: Node, at: str, thresholds: list[Node], shared: dict[str, Node]) -> Node:
     numbers = _numbers(values, at)
     if len(numbers) != len(thresholds) + 1:
-        wanted = f"{len(thresholds) + 1} values, one more than there are thresholds"
-        raise fail(values, at, f"needs {wanted}, got {len(numbers)}: {display(values)}")
+        expected = f"{len(thresholds) + 1} values, one more than there are thresholds"
+        raise fail(values, at, f"needs {expected}, got {len(numbers)}: {display(values)}")
     lessons = []
     for index, value in enumerate(numbers):
         lesson = {"name": from_plain(f"Lesson{index}", value.source, value.line)}

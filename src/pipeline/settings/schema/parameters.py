@@ -39,8 +39,8 @@ class SamplerSettings:
         if isinstance(node.value, int | float) and not isinstance(node.value, bool):
             return ConstantSampler(value=read(float, node, path))
         if not isinstance(node.value, dict):
-            wanted = "a number, a sampler or a curriculum"
-            raise fail(node, path, f"needs {wanted}, got {display(node)}")
+            expected = "a number, a sampler or a curriculum"
+            raise fail(node, path, f"needs {expected}, got {display(node)}")
         keys = ("sampler_type", "sampler_parameters")
         for key, item in node.value.items():
             if key not in keys:

@@ -105,8 +105,8 @@ def _source(node: Node, path: str) -> DemoSource:
         return source
     # A number may be a file's name; a list or a truth value is a mistake about the form.
     if not isinstance(node.value, str | int | float) or isinstance(node.value, bool):
-        wanted = "a path, or a list of paths and of maps with 'path' and 'weight'"
-        raise fail(node, path, f"needs {wanted}, got {display(node)}")
+        expected = "a path, or a list of paths and of maps with 'path' and 'weight'"
+        raise fail(node, path, f"needs {expected}, got {display(node)}")
     return DemoSource(path=read(str, node, path))
 
 
