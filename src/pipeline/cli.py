@@ -28,6 +28,7 @@ COMMANDS = {
     "config": "look at trainer configurations, and upgrade them",
     "learn": "train in an executable or in the Unity Editor",
     "evaluate": "play episodes with an ONNX policy in an executable",
+    "timers": "say where a run's time went, and what would make it faster",
     "compare": "compare runs over their seeds: returns, probabilities, steps to learn, time",
     "provenance": "say what made an ONNX policy, and whether the present tree would make the same",
     "runs": "say which MLflow run and which DVC revision belong together",
@@ -52,6 +53,7 @@ one thing at a time
   pipeline env build gymnasium:CartPole-v1 -o build/cartpole --copies 8
   pipeline learn config/ppo/3DBall.yaml --env build/balance_ball --run-id first
   pipeline evaluate results/export/balance_ball_ppo/seed1/3DBall.onnx --env build/balance_ball
+  pipeline timers results/first
   pipeline compare results/train/balance_ball_ppo results/train/balance_ball_bc_ppo
   pipeline config check old/trainer_config.yaml
   pipeline config upgrade old/trainer_config.yaml old/curricula -o config/new.yaml

@@ -23,7 +23,7 @@ def test_help_teaches_by_example(capsys):
 
 COMMANDS = (
     "plan, sync, env build, env list, env fetch, demo info, demo record, config check, config "
-    "upgrade, learn, evaluate, onnx check, ui"
+    "upgrade, learn, evaluate, timers, onnx check, ui"
 )
 
 

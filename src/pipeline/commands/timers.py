@@ -1,0 +1,240 @@
+"""`pipeline timers`: where a run's time went, and what would make it faster.
+
+Reads `run_logs/timers.json` of ours and of `mlagents-learn`. Both hold a tree of seconds by name;
+what runs in a process or a thread beside the trainer is in it too, and so is not all of its total.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.commands.parser import aligned
+from pipeline.errors import SettingsError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Mapping
+
+    from pipeline.commands.parser import Parser
+
+_LOOP = "TrainerController.start_learning"
+_NODES = {
+    "environment": ("communicator.exchange",),
+    "wire": ("codec", "UnityEnvironment._generate_step_input", "steps_from_proto"),
+    "inference": ("TorchPolicy.evaluate",),
+    "storage": ("process_trajectory",),
+    "update": ("_update_policy",),
+    "saving": ("TrainerController._save_models",),
+}
+"""Parts of a run, and the nodes of the tree that measure each."""
+_WAITS = "environment"
+_N_ENVS = re.compile(r"--num-envs[= ](\d+)")
+_BAR = 30
+_MORE_ENVS = 4
+_WORTH_SAYING = 1.05
+"""A change below this ratio is within what two runs differ by."""
+_DECISIVE = 0.5
+"""Share of the time from which a part is what to look at."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Times:
+    """Seconds of one run."""
+
+    program: str
+    loop_s: float
+    """From the first reset to the end."""
+    parts: Mapping[str, float]
+    """By the names of `_NODES`; environments that step side by side count once."""
+    beside: frozenset[str]
+    """Parts that ran in a thread beside the loop."""
+    n_exchanges: int | None
+    """With each environment; None where nobody counted."""
+    n_minibatches: int | None
+
+    @property
+    def other_s(self) -> float:
+        """Of the loop, but of no part."""
+        named = sum(s for part, s in self.parts.items() if part not in self.beside)
+        return max(self.loop_s - named, 0.0)
+
+    def after(self, *, n_times: int = 1, threaded: bool | None = None) -> float:
+        """How many times as fast the same experience would come; environments and cores permitting.
+
+        Environments step side by side while each of their messages is read and stored in turn; one
+        batch of decisions costs about the same for all. The update is either in the loop or beside
+        it, and the slower of both then counts.
+
+        Args:
+            n_times: so many times as many environments.
+            threaded: whether the update runs beside the loop; None as it is.
+        """
+        beside = "update" in self.beside if threaded is None else threaded
+        update = self.parts["update"] * n_times
+        per_message = sum(
+            self.parts[part] for part in ("wire", "storage", "saving") if part not in self.beside
+        )
+        once = self.parts[_WAITS] + self.parts["inference"] + self.other_s
+        loop = once + per_message * n_times
+        return n_times * self.loop_s / (max(loop, update) if beside else loop + update)
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options of `pipeline timers`."""
+    parser.add_argument("file", type=Path, help="run_logs/timers.json, or the folder of a run")
+    parser.add_argument("other", type=Path, nargs="?", help="a second one, to compare with")
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Return where the time of one run went, or of two side by side.
+
+    Raises:
+        SettingsError: A file cannot be read, or holds no timers.
+    """
+    first = read(arguments.file)
+    if arguments.other is None:
+        return "\n".join([*_described(arguments.file, first), "", *_advice(first)])
+    second = read(arguments.other)
+    rows = [("", "first", "", "second", "", "second / first")]
+    for part in (*_NODES, "other", "all"):
+        one, two = _seconds(first, part), _seconds(second, part)
+        shares = _share(first, one), _share(second, two)
+        ratio = f"{two / one:.2f}" if one else ""
+        rows.append((part, f"{one:.1f} s", shares[0], f"{two:.1f} s", shares[1], ratio))
+    files = ((arguments.file, first), (arguments.other, second))
+    titles = [f"{path}: {times.program}" for path, times in files]
+    return "\n".join([*titles, "", *aligned(rows, first_number=1)])
+
+
+def read(path: Path) -> Times:
+    """Read a file, or that of the run in a folder.
+
+    Raises:
+        SettingsError: It cannot be read, or holds no timers.
+    """
+    if path.is_dir():
+        path = next((p for p in (path / "run_logs/timers.json",) if p.exists()), path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SettingsError(
+            f"{path}: cannot be read ({reason}); name a run's folder, or its run_logs/timers.json"
+        ) from error
+    except ValueError as error:
+        raise SettingsError(f"{path}: is not JSON ({error}); name a timers.json") from error
+    try:
+        return _times(content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SettingsError(
+            f"{path}: holds no timers of a training ({error!r}); name a timers.json that "
+            "`pipeline learn` or `mlagents-learn` has written"
+        ) from error
+
+
+def _times(content: Mapping[str, Any]) -> Times:
+    metadata = content.get("metadata", {})
+    program = f"mlagents-learn {metadata.get('mlagents_version', '')}"
+    if "trainer" in metadata:
+        program = str(metadata["trainer"])
+    command = _N_ENVS.search(str(metadata.get("command_line_arguments", "")))
+    nodes = list(_nodes(content, beside=False))
+    (loop,) = (node for name, node, _ in nodes if name == _LOOP)
+    parts, beside = {}, set()
+    for part, names in _NODES.items():
+        found = [(node, apart) for name, node, apart in nodes if name in names]
+        total = sum(float(node["total"]) for node, _ in found)
+        # ML-Agents adds up what its environments' processes measure
+        merged = part in (_WAITS, "wire") and any(name == "worker_root" for name, _, _ in nodes)
+        if merged and command is not None:
+            total /= int(command[1])
+        parts[part] = total
+        if part == "update" and any(apart for _, apart in found):
+            beside.add(part)
+    if beside:  # and what that thread stores is not the loop's time either
+        beside.add("storage")
+    counts = {name: node.get("count") for name, node, _ in nodes}
+    steps = counts.get("env_step")
+    return Times(
+        program=program,
+        loop_s=float(loop["total"]),
+        parts=parts,
+        beside=frozenset(beside),
+        n_exchanges=None if steps is None else int(steps),
+        n_minibatches=counts.get("TorchPPOOptimizer.update"),
+    )
+
+
+def _nodes(
+    tree: Mapping[str, Any], *, beside: bool
+) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
+    """Name and content of each node below this one, and whether it ran in a thread beside."""
+    for name, node in (tree.get("children") or {}).items():
+        apart = beside or name == "trainer_threads"
+        yield name, node, apart
+        yield from _nodes(node, beside=apart)
+
+
+def _seconds(times: Times, part: str) -> float:
+    named = {**times.parts, "other": times.other_s, "all": times.loop_s}
+    return float(named[part])
+
+
+def _share(times: Times, seconds: float) -> str:
+    return f"{seconds / times.loop_s:.0%}" if times.loop_s else ""
+
+
+def _described(path: Path, times: Times) -> list[str]:
+    counted = "" if times.n_exchanges is None else f", {times.n_exchanges:,} exchanges"
+    lines = [f"{path}: {times.program}, {times.loop_s:.1f} s of training{counted}", ""]
+    rows = []
+    for part in (*_NODES, "other"):
+        seconds = _seconds(times, part)
+        bar = "█" * round(_BAR * seconds / times.loop_s) if times.loop_s else ""
+        notes = []
+        if part in times.beside:
+            notes.append("beside the loop")
+        if part == _WAITS and times.n_exchanges:
+            notes.append(f"{1e3 * seconds / times.n_exchanges:.1f} ms an exchange")
+        if part == "update" and times.n_minibatches:
+            notes.append(f"{1e3 * seconds / times.n_minibatches:.1f} ms a minibatch")
+        rows.append((f"  {part}", f"{seconds:.1f} s", _share(times, seconds), bar, *notes[:1]))
+    width = max(map(len, rows))
+    return lines + aligned([(*row, *[""] * (width - len(row))) for row in rows])
+
+
+def _advice(times: Times) -> list[str]:
+    """What the most is that a trainer could give, and changes with their predicted ratio."""
+    waiting = times.parts[_WAITS]
+    if not times.loop_s or not waiting:
+        return ["No time in the environment was measured, so nothing can be predicted."]
+    bound = f"A trainer that took no time would be {times.loop_s / waiting:.1f} times as fast"
+    lines = [f"{bound}: the rest is the environment's own.", "What would help, most first:"]
+    changes = {
+        f"{_MORE_ENVS} times as many environments (num_envs)": times.after(n_times=_MORE_ENVS),
+        "threaded: true": times.after(threaded=True),
+        f"threaded: true and {_MORE_ENVS} times as many environments": times.after(
+            n_times=_MORE_ENVS, threaded=True
+        ),
+    }
+    if "update" in times.beside:
+        changes = {name: ratio for name, ratio in changes.items() if "threaded" not in name}
+    helpful = [(n, r) for n, r in changes.items() if r >= _WORTH_SAYING]
+    helpful.sort(key=lambda one: -one[1])
+    rows = [(f"  {name}", f"about {ratio:.1f} times as fast") for name, ratio in helpful]
+    lines += aligned(rows) if rows else ["  neither more environments nor threaded: true"]
+    if waiting / times.loop_s >= _DECISIVE:
+        lines.append(
+            "  The environment takes most of the time: raise --time-scale, turn graphics off, put "
+            "more agents into the scene, or let them decide less often (decision period)."
+        )
+    if times.parts["update"] / times.loop_s >= _DECISIVE:
+        lines.append(
+            "  The update takes most of the time: compare torch_settings.device cpu with cuda, "
+            "and think of smaller networks, fewer epochs or larger minibatches."
+        )
+    return lines

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pipeline.cli import main
+from pipeline.commands.timers import read
+
+
+def tree(*, metadata=None, **seconds):
+    """A file of ours: the loop, and the seconds of its parts."""
+    node = {name: {"total": total} for name, total in seconds.items()}
+    parts = {
+        "env_step": {
+            "total": 0.0,
+            "children": {"communicator.exchange": node["environment"], "codec": node["wire"]},
+        },
+        "TorchPolicy.evaluate": node["inference"],
+        "process_trajectory": node["storage"],
+        "_update_policy": node["update"],
+    }
+    loop = {"TrainerController.start_learning": node["loop"] | {"children": parts}}
+    return {"metadata": metadata or {"trainer": "pipeline"}, "total": 0.0, "children": loop}
+
+
+TIMES = {"loop": 100, "environment": 60, "wire": 2, "inference": 8, "storage": 5, "update": 20}
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "run" / "run_logs" / "timers.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(tree(**TIMES)))
+    return path
+
+
+def test_parts_of_a_run_and_what_nobody_measured(file, capsys):
+    assert main(["timers", str(file.parents[1])]) == 0, "a run's folder stands for its file"
+    lines = capsys.readouterr().out.splitlines()
+    shares = {words[0]: words[1:4] for words in map(str.split, lines) if len(words) > 3}
+    assert shares["environment"] == ["60.0", "s", "60%"]
+    assert shares["update"] == ["20.0", "s", "20%"]
+    assert shares["other"] == ["5.0", "s", "5%"]
+    assert "1.7 times as fast" in "\n".join(lines), "100 s of which 60 are the environment's"
+
+
+def test_predictions_follow_from_the_parts(file):
+    times = read(file)
+    assert times.after() == 1.0
+    assert times.after(threaded=True) == pytest.approx(100 / 80)
+    # the environments wait for each other; messages, storage and learning are four times as many
+    assert times.after(n_times=4) == pytest.approx(400 / (60 + 8 + 5 + 4 * (2 + 5 + 20)))
+    loop = 60 + 8 + 5 + 4 * (2 + 5)
+    assert times.after(n_times=4, threaded=True) == pytest.approx(400 / loop)
+    heavy = tree(**TIMES | {"loop": 180, "update": 100})
+    file.write_text(json.dumps(heavy))
+    assert read(file).after(threaded=True) == pytest.approx(180 / 100), "the slower one counts"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "unsaid"),
+    [
+        ({"environment": 80, "update": 1, "loop": 96}, "--time-scale", "threaded: true  "),
+        ({"environment": 20, "update": 90, "loop": 125}, "torch_settings.device", "--time-scale"),
+    ],
+)
+def test_advice_is_about_what_takes_the_time(file, capsys, changes, said, unsaid):
+    file.write_text(json.dumps(tree(**TIMES | changes)))
+    assert main(["timers", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert said in out
+    assert unsaid not in out
+
+
+def test_files_of_the_reference_add_up_their_environments_and_name_their_thread(tmp_path):
+    exchange = {"communicator.exchange": {"total": 120.0, "count": 80, "is_parallel": True}}
+    workers = {"worker_root": {"total": 200.0, "children": exchange}}
+    update = {"TorchPPOOptimizer.update": {"total": 9.0, "count": 30}}
+    thread = {"_update_policy": {"total": 10.0, "children": update}}
+    thread["process_trajectory"] = {"total": 45.0}
+    parts = {
+        "TrainerController.advance": {
+            "total": 49.0,
+            "children": {"env_step": {"total": 49.0, "count": 20, "children": workers}},
+        },
+        "trainer_threads": {"total": 0.0, "children": {"thread_root": {"children": thread}}},
+    }
+    metadata = {"mlagents_version": "1.1.0", "command_line_arguments": "x --num-envs=4 --force"}
+    content = {
+        "metadata": metadata,
+        "children": {"TrainerController.start_learning": {"total": 50.0, "children": parts}},
+    }
+    path = tmp_path / "timers.json"
+    path.write_text(json.dumps(content))
+    times = read(path)
+    assert times.program == "mlagents-learn 1.1.0"
+    assert times.parts["environment"] == 30.0
+    assert times.beside == {"update", "storage"}
+    assert times.other_s == 20.0
+    assert (times.n_exchanges, times.n_minibatches) == (20, 30)
+
+
+def test_two_files_side_by_side(file, tmp_path, capsys):
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(tree(**TIMES | {"loop": 50, "environment": 15})))
+    assert main(["timers", str(file), str(other)]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["environment", "60.0", "s", "60%", "15.0", "s", "30%", "0.25"] in rows
+    assert ["all", "100.0", "s", "100%", "50.0", "s", "100%", "0.50"] in rows
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "No such file"),
+        ("{", "is not JSON"),
+        ("[]", "holds no timers"),
+        ('{"children": {}}', "holds no timers"),
+        ('{"children": {"TrainerController.start_learning": {"total": "long"}}}', "no timers"),
+    ],
+)
+def test_what_is_no_file_of_timers_is_refused_on_one_line(tmp_path, capsys, text, said):
+    path = tmp_path / "timers.json"
+    if text is not None:
+        path.write_text(text)
+    assert main(["timers", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {path}: ")
+    assert said in error
+    assert error.count("\n") == 1
