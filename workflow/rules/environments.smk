@@ -15,7 +15,7 @@ rule env:
         "../envs/pipeline.yaml"
     threads: 1
     params:
-        watched=watched("environments.{name}"),
+        watched=watched("environments.{name}", "runs.environments.{name}"),
     message:
         "Make the environment {wildcards.name}"
     shell:

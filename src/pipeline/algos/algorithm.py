@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from pipeline import seeding
-from pipeline.algos.policy import generator_for, rollout_fields
+from pipeline.algos.policy import Policy, generator_for, rollout_fields
 from pipeline.algos.process_group import SINGLE_PROCESS
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
 from pipeline.algos.rows import tensors
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from pipeline.algos.bc import BehavioralCloning
-    from pipeline.algos.policy import Decision, Policy
+    from pipeline.algos.policy import Decision
     from pipeline.algos.process_group import ProcessGroup
     from pipeline.arrays import BoolArray, FloatArray
     from pipeline.data.replay import Replay
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pipeline.nets.actor_critic import Critic
     from pipeline.nets.optimizer import FlatAdam
     from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.settings.schema import TrainerSettings
+    from pipeline.settings.schema import NetworkSettings, TrainerSettings
 
 
 class Algorithm(ABC):
@@ -74,6 +74,11 @@ class Algorithm(ABC):
         self.minibatch_stream = seeding.stream(seed, "minibatches")
         memory = settings.network_settings.memory
         self.sequence_length = 1 if memory is None else memory.sequence_length
+
+    @classmethod
+    def policy_for(cls, spec: BehaviorSpec, network: NetworkSettings) -> Policy:
+        """Return a new policy of this algorithm, as a checkpoint is loaded into and exported."""
+        return Policy(spec, network, squash=cls.squashed)
 
     @abstractmethod
     def ready(self, n_rows: int) -> bool:

@@ -10,14 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.algos.curiosity import Curiosity
-from pipeline.algos.gail import GAIL
-from pipeline.algos.rnd import RND
+from pipeline import plugins
 from pipeline.algos.rows import Rows, columns, observations, tensors
 from pipeline.data.demonstrations import demonstration_files
 from pipeline.errors import DemonstrationError, SettingsError, TrainingError
 from pipeline.nets.distributions import to_environment
-from pipeline.settings.schema import GAILSettings
+from pipeline.settings.schema import REWARD_SIGNALS, GAILSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -103,14 +101,6 @@ class Extrinsic:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Nothing to take up."""
-
-
-LEARNED: Mapping[str, Callable[..., RewardSignal]] = {
-    "curiosity": Curiosity,
-    "gail": GAIL,
-    "rnd": RND,
-}
-"""The signals that learn, by their names in settings."""
 
 
 class RewardSignals:
@@ -200,7 +190,8 @@ def make(
 ) -> RewardSignal:
     """The signal called `name`, as `settings` ask for it."""
     one: Any = settings.reward_signals[name]
-    if name == "extrinsic":
+    kind = signal_of(name, one)
+    if kind is Extrinsic:
         return Extrinsic()
     if one.network_settings.memory is not None:
         # Its rows are single steps in any order: there is nothing to remember from the one before.
@@ -211,19 +202,36 @@ def make(
         )
         one = replace(one, network_settings=replace(one.network_settings, memory=None))
     try:
-        return LEARNED[name](spec, one, seed=seed, device=device)
+        return kind(spec, one, seed=seed, device=device)
     except SettingsError as error:
         raise SettingsError(f"reward_signals.{name}: {error}") from error
 
 
+def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., RewardSignal]:
+    """The class that rewards with these settings, imported when it is needed.
+
+    Raises:
+        SettingsError: There is no such signal, or its class cannot be imported.
+    """
+    if name not in REWARD_SIGNALS:
+        raise SettingsError(
+            f"reward_signals.{name}: this reward signal cannot be trained with; use one of: "
+            f"{', '.join(REWARD_SIGNALS)}{REWARD_SIGNALS.more}"
+        )
+    try:
+        found: Callable[..., RewardSignal] = plugins.load(settings.made_by, room="pipeline.algos.")
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(
+            f"reward_signals.{name}: names the class {settings.made_by!r}, which cannot be "
+            f"imported ({error})"
+        ) from error
+    return found
+
+
 def supported_signals(settings: TrainerSettings) -> dict[str, RewardSignalSettings]:
     """The behavior's reward signals; SettingsError when one of them cannot be trained with."""
-    for name in settings.reward_signals:
-        if name != "extrinsic" and name not in LEARNED:
-            raise SettingsError(
-                f"reward_signals.{name}: this reward signal cannot be trained with; use one of: "
-                f"extrinsic, {', '.join(LEARNED)}"
-            )
+    for name, one in settings.reward_signals.items():
+        signal_of(name, one)
     gail = settings.reward_signals.get("gail")
     if isinstance(gail, GAILSettings):
         find_demonstrations("reward_signals.gail", gail.demo_path)

@@ -107,7 +107,7 @@ def list_environments(arguments: argparse.Namespace) -> str:
     """
     from pipeline.simulators import registry
 
-    rows = [(name, registry.entry(name).summary) for name in registry.NAMES]
+    rows = [(name, registry.entry(name).summary) for name in registry.SIMULATORS]
     rows += [(f"{name}:ID", registry.entry(name).summary) for name in registry.BRIDGES]
     rows += [(name, _summary(entry)) for name, entry in _registry(arguments.manifest).items()]
     width = max(16, *(len(name) for name, _ in rows))
@@ -167,12 +167,12 @@ def _entry(name: str, manifests: Sequence[str]) -> RemoteRegistryEntry:
     entries = _registry(manifests)
     if name in entries:
         return entries[name]
-    if name in registry.NAMES:
+    if name in registry.SIMULATORS:
         raise SettingsError(
             f"{name}: is built in and needs no fetching; `pipeline env build {name} -o FILE` "
             "makes its executable"
         )
-    near = get_close_matches(name, [*entries, *registry.NAMES], n=3, cutoff=0.5)
+    near = get_close_matches(name, [*entries, *registry.SIMULATORS], n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(near)}?" if near else "."
     where = "`pipeline env list` shows the names"
     if not manifests:

@@ -149,8 +149,8 @@ class ObservationEncoder(nn.Module):
         widths: dict[int, int] = {}
         for index, spec in enumerate(specs):
             if len(spec.shape) == 3:
-                self.encoders[str(index)] = visual_encoder(
-                    str(settings.vis_encode_type), spec.shape, hidden
+                self.encoders[str(index)] = cast(
+                    "nn.Module", visual_encoder(settings.vis_encode_type, spec.shape, hidden)
                 )
                 widths[index] = hidden
             elif len(spec.shape) == 1:

@@ -6,40 +6,50 @@ al. 2018 (IMPALA), arXiv 1802.01561, figure 3.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from torch import Tensor, nn
 
 from pipeline.errors import SettingsError
 from pipeline.nets.layers import linear
+from pipeline.settings.schema.reward_signals import ENCODERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pipeline.nets.onnx_graph import OnnxGraph
 
-# Smallest height and width that each encoder can take.
-MINIMUM_SIDE = {"simple": 20, "nature_cnn": 36, "match3": 5, "resnet": 15, "fully_connected": 1}
-# Output channels, kernel, stride of each convolution, without padding.
-CONVOLUTIONS: dict[str, tuple[tuple[int, int, int], ...]] = {
-    "simple": ((16, 8, 4), (32, 4, 2)),
-    "nature_cnn": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
-    "match3": ((35, 3, 1), (144, 3, 1)),
-    "fully_connected": (),
-}
 RESNET_CHANNELS = (16, 32, 32)
 POOL_SIDE, POOL_STRIDE = 3, 2
 DENSE_GAIN = 1.41
+_ROOM = "pipeline.nets."
+
+
+class VisualEncoder(Protocol):
+    """A network for images, a `torch.nn.Module`; made of their shape (C, H, W) and its width."""
+
+    minimum_side: ClassVar[int]
+    """Smallest height and width that it can take."""
+
+    def __call__(self, image: Tensor, /) -> Tensor:
+        """[B, C, H, W] to [B, output]."""
+
+    def to_onnx(self, graph: OnnxGraph, image: str) -> str:
+        """`forward` in ONNX, of the tensor called `image`; gives the name of the result."""
 
 
 class ConvolutionEncoder(nn.Module):
     """Convolutions with LeakyReLU, then a dense layer with LeakyReLU."""
 
-    def __init__(self, shape: Sequence[int], output: int, kind: str) -> None:
+    minimum_side: ClassVar[int] = 1
+    layers: ClassVar[Sequence[tuple[int, int, int]]] = ()
+    """Output channels, kernel, stride of each convolution, without padding."""
+
+    def __init__(self, shape: Sequence[int], output: int) -> None:
         super().__init__()
         channels, height, width = shape
         self.convolutions = nn.ModuleList()
-        for out, kernel, stride in CONVOLUTIONS[kind]:
+        for out, kernel, stride in self.layers:
             self.convolutions.append(nn.Conv2d(channels, out, kernel, stride))
             channels = out
             height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
@@ -59,6 +69,31 @@ class ConvolutionEncoder(nn.Module):
             place += 2  # an activation has a place, too
         x = graph.reshape(x, (-1, self.dense.in_features), f"{image}.{place}.shape")
         return graph.leaky_relu(graph.linear(self.dense, x, f"{image}.{place + 1}"))
+
+
+class SimpleEncoder(ConvolutionEncoder):
+    """ML-Agents' `simple`."""
+
+    minimum_side = 20
+    layers = ((16, 8, 4), (32, 4, 2))
+
+
+class NatureEncoder(ConvolutionEncoder):
+    """`nature_cnn`."""
+
+    minimum_side = 36
+    layers = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+
+
+class Match3Encoder(ConvolutionEncoder):
+    """`match3`, for boards."""
+
+    minimum_side = 5
+    layers = ((35, 3, 1), (144, 3, 1))
+
+
+class FlatEncoder(ConvolutionEncoder):
+    """`fully_connected`: the dense layer alone."""
 
 
 class ResidualBlock(nn.Module):
@@ -84,6 +119,8 @@ class ResidualBlock(nn.Module):
 
 class ResnetEncoder(nn.Module):
     """Three stages of convolution, pooling and two residual blocks; then a dense layer, ReLU."""
+
+    minimum_side: ClassVar[int] = 15
 
     def __init__(self, shape: Sequence[int], output: int) -> None:
         super().__init__()
@@ -139,23 +176,21 @@ def _slide(
     return graph.node(operator, inputs, **window)
 
 
-VisualEncoder = ConvolutionEncoder | ResnetEncoder
-
-
 def visual_encoder(kind: str, shape: Sequence[int], output: int) -> VisualEncoder:
     """The encoder called `kind` for images of `shape` (C, H, W).
 
     Raises:
-        SettingsError: The image is too small for this kind.
+        SettingsError: The image is too small for this kind, or a plug-in cannot be used.
     """
+    encoder = ENCODERS.load(kind, room=_ROOM)
     _, height, width = shape
-    if min(height, width) < MINIMUM_SIDE[kind]:
-        fitting = [name for name, side in MINIMUM_SIDE.items() if side <= min(height, width)]
+    if min(height, width) < encoder.minimum_side:
+        smallest = {name: ENCODERS.load(name, room=_ROOM).minimum_side for name in ENCODERS}
+        fitting = [name for name, side in smallest.items() if side <= min(height, width)]
         raise SettingsError(
             f"Visual observation resolution ({width}x{height}) is too small for the provided "
-            f"EncoderType ({kind}). The min dimension is {MINIMUM_SIDE[kind]}; vis_encode_type can "
-            f"be one of: {', '.join(fitting)}."
+            f"EncoderType ({kind}). The min dimension is {encoder.minimum_side}; "
+            f"vis_encode_type can be one of: {', '.join(fitting)}."
         )
-    if kind == "resnet":
-        return ResnetEncoder(shape, output)
-    return ConvolutionEncoder(shape, output, kind)
+    made: VisualEncoder = encoder(shape, output)
+    return made

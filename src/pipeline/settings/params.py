@@ -11,7 +11,7 @@ from pipeline.settings.experiments import DemonstrationParams, ExperimentParams,
 from pipeline.settings.nodes import Node, fail, fail_at, find, join, merge, to_plain, undotted
 from pipeline.settings.reader import choice, display, entries_of, read_dataclass, suggestion
 from pipeline.settings.run_file import load_run_settings, to_mapping
-from pipeline.settings.schema import RunSettings
+from pipeline.settings.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS, RunSettings
 from pipeline.settings.sweeps import SweepParams, best_file, best_name
 from pipeline.settings.yaml_file import read_yaml
 
@@ -107,6 +107,24 @@ class Params:
             overrides_from=source,
             env_path_follows=True,
         )
+
+    def plugins(self, name: str) -> dict[str, str]:
+        """Return the version of each package whose algorithm, signal or encoder is trained with.
+
+        Raises:
+            SettingsError: There is no such experiment, or its configuration has a mistake.
+        """
+        if not any(group.brought for group in (HYPERPARAMETERS, REWARD_SIGNALS, ENCODERS)):
+            return {}  # reading the trainer files of all experiments takes a while
+        experiment = self.experiment(name)
+        # without what a sweep has chosen: that is not known yet when runs are planned
+        settings = load_run_settings(
+            self.path.parent / experiment.trainer,
+            overrides=experiment.overrides,
+            overrides_from=f"{self.path}: experiments.{name}.overrides",
+            env_path_follows=True,
+        )
+        return settings.plugins()
 
     def network_settings(self, name: str) -> RunSettings:
         """Return the trainer configuration of an experiment, reduced to its networks.

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import SettingsError, StageError
 from pipeline.files import fingerprint, write_whole
-from pipeline.settings.environments import PathSource, UnitySource
+from pipeline.plugins import Group
+from pipeline.settings.environments import BuiltinSource, PathSource, UnitySource
 from pipeline.settings.run_file import to_mapping
 from pipeline.settings.yaml_file import dump_yaml
 
 if TYPE_CHECKING:
+    from pipeline.settings.environments import EnvironmentParams
     from pipeline.settings.experiments import ExperimentParams
     from pipeline.settings.params import Params
     from pipeline.settings.schema import RunSettings
@@ -27,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 RUNS_FILE = Path("workflow/runs.yaml")
 _MOST_STAGES = 100
+_OTHER_SIMULATORS: Group[Any] = Group("pipeline.simulators", {})  # ours lie above this package
 _HEADER = """\
 # Made by `pipeline plan` from params.yaml: change that, and run the command again.
 # One entry per run of a stage; dvc.yaml goes through each table with `foreach`.
@@ -75,7 +78,7 @@ def plan(params: Params) -> dict[str, Any]:
             watched = dict(zip(keys, environment.watched, strict=True))
             tables["unity_environments"][name] = entry | watched
         else:
-            tables["environments"][name] = entry
+            tables["environments"][name] = entry | _plugins_of(name, environment)
     for name, demonstration in params.demonstrations.items():
         if demonstration.file is None:
             tables["demonstrations"][name] = {"environment": demonstration.environment}
@@ -88,6 +91,14 @@ def plan(params: Params) -> dict[str, Any]:
     for name in params.experiments:
         _add_runs(tables, params, name, {})
     return {"runs": tables}
+
+
+def _plugins_of(name: str, environment: EnvironmentParams) -> dict[str, Any]:
+    """Return the version of the package that brings a simulator, if one does."""
+    simulator = getattr(environment, "name", None) or name
+    if not isinstance(environment, BuiltinSource) or simulator not in _OTHER_SIMULATORS:
+        return {}
+    return {"plugins": _OTHER_SIMULATORS.versions(simulator)}
 
 
 def key_of(experiment: str, seed: int | str) -> str:
@@ -111,6 +122,8 @@ def _add_runs(
         if experiment.demonstrations is not None:
             run["demonstrations"] = experiment.demonstrations
         learning = run | more
+        if plugins := params.plugins(name):
+            learning["plugins"] = plugins
         if experiment.resources.threads is not None:
             learning["threads"] = experiment.resources.threads
         if experiment.best_of is not None:

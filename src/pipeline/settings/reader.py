@@ -20,16 +20,21 @@ from typing import (
     Annotated,
     Any,
     Literal,
+    TypeVar,
     Union,
     get_args,
     get_origin,
     get_type_hints,
 )
 
+from pipeline.errors import SettingsError
+from pipeline.plugins import Group
 from pipeline.settings.nodes import Node, fail, find, join, to_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+T = TypeVar("T")
 
 _LARGEST_WHOLE = 2**63 - 1  # arrays and messages count in 64 bits
 
@@ -179,20 +184,33 @@ def entries_of(node: Node, path: str) -> dict[str, Node]:
     return node.value
 
 
-def choice(node: Node, path: str, allowed: Iterable[str]) -> str:
+def choice(node: Node, path: str, allowed: Collection[str]) -> str:
     """Return the text of a node; refuse what is not in `allowed`."""
-    names = list(allowed)
-    if node.value not in names or not isinstance(node.value, str):
-        hint = suggestion(str(node.text or ""), names)
-        raise fail(node, path, f"{display(node)} is not allowed{hint} Allowed: {', '.join(names)}")
+    if not isinstance(node.value, str) or node.value not in allowed:
+        hint = suggestion(str(node.text or ""), allowed)
+        listed = f"{', '.join(allowed)}{getattr(allowed, 'more', '')}"
+        raise fail(node, path, f"{display(node)} is not allowed{hint} Allowed: {listed}")
     return node.value
+
+
+def chosen(node: Node, path: str, group: Group[T]) -> T:
+    """Return the part of a group that the text of a node names."""
+    return _loaded(node, path, choice(node, path, group), group)
+
+
+def keyed(node: Node, path: str, key: str, group: Group[T]) -> T:
+    """Return the part of a group that `key` names; its value in the map at `path` is `node`."""
+    if key not in group:
+        raise unknown_key(node, path, key, group)
+    return _loaded(node, join(path, key), key, group)
 
 
 def unknown_key(node: Node, path: str, key: str, known: Mapping[str, Any]) -> Exception:
     """Return the error for a key that is not in `known` (names to types)."""
     deeper = [name for name, hint in known.items() if key in _keys_below(hint)]
     hint = f"; it belongs under {deeper[0]!r}." if deeper else suggestion(key, known)
-    allowed = f"Allowed: {', '.join(known)}" if known else "No key is allowed here"
+    more = getattr(known, "more", "")
+    allowed = f"Allowed: {', '.join(known)}{more}" if known else "No key is allowed here"
     return fail(node, path, f"unknown key {key!r} (value {display(node)}){hint} {allowed}")
 
 
@@ -213,6 +231,13 @@ def display(node: Node) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def _loaded(node: Node, path: str, name: str, group: Group[T]) -> T:
+    try:
+        return group[name]
+    except SettingsError as error:
+        raise fail(node, path, str(error)) from error
+
+
 def _unwritten(item: Field[Any], value: Any) -> bool:
     """Whether `to_map` leaves a field out: it is no setting, or an addition at its default."""
     return "internal" in item.metadata or ("addition" in item.metadata and value == item.default)
@@ -226,6 +251,8 @@ def _keys_below(hint: Any) -> set[str]:
 
 def _read_limited(hint: Any, node: Node, path: str) -> Any:
     inner, *limits = get_args(hint)
+    if isinstance(limits[0], Group):
+        return choice(node, path, limits[0])
     value = read(inner, node, path)
     for limit in limits:
         broken = limit.broken_by(value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
+import importlib.util
 import io
 import json
 import os
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 _BASE = ("numpy", "protobuf")
 _LEAN = frozenset({"mujoco", "mujoco-core", "numpy", "protobuf"})
 """Distributions of which much is known to be unneeded; of others only tests are left out."""
-_UNNEEDED = frozenset({"glfw", "mujoco-studio", "pyopengl"})
-"""Distributions that others name as required but import only for pictures."""
-_PACKAGE = ("__init__.py", "arrays.py", "errors.py", "files.py", "seeding.py")
+_UNNEEDED = frozenset({"glfw", "mujoco-studio", "pyopengl", "rl-pipeline"})
+"""Distributions that others name as required but import only for pictures, and this one."""
+_PACKAGE = ("__init__.py", "arrays.py", "errors.py", "files.py", "plugins.py", "seeding.py")
 _FOLDERS = ("protocol", "simulators")
 _SKIPPED_FOLDERS = frozenset(
     {"__pycache__", "doc", "docs", "f2py", "include", "introspect", "plugin", "proto", "sysid"}
@@ -66,7 +67,8 @@ def pack(simulator_name: str, target: Path | str, **options: Any) -> Path:
     registry.check_options(simulator_name, options)
     target = Path(target)
     if not entry.bridge:
-        _write(target, simulator_name, simulator_name, options, entry.distributions, {})
+        files = {} if entry.package is None else _files_of(entry.package)
+        _write(target, simulator_name, simulator_name, options, entry.distributions, files)
         return target
     from pipeline.simulators.bridges import needs
 
@@ -157,6 +159,19 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
         files += (root / folder).rglob("*.py")
     for file in files:
         yield f"lib/pipeline/{file.relative_to(root).as_posix()}", file.read_bytes()
+
+
+def _files_of(package: str) -> dict[str, Path]:
+    """Return the files of a package where it lies, which for an editable one no list names."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise StageError(f"{package}: a simulator from outside must lie in a package.")
+    folder = Path(spec.submodule_search_locations[0])
+    return {
+        file.relative_to(folder.parent).as_posix(): file
+        for file in folder.rglob("*")
+        if file.is_file() and not _SKIPPED_ANYWHERE.intersection(file.relative_to(folder).parts)
+    }
 
 
 def _closure(names: Iterable[str]) -> set[str]:

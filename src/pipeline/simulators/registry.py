@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
+from pipeline import plugins
 from pipeline.errors import SettingsError
+from pipeline.plugins import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,6 +36,8 @@ class Entry:
     """Of a bridge: copies of the environment per process unless told otherwise."""
     counted: str = "agents"
     """What `n_agents` counts."""
+    package: str | None = None
+    """Top package of a simulator that is not ours."""
 
     @property
     def bridge(self) -> bool:
@@ -54,7 +57,7 @@ class Entry:
     def load(self, attribute: str = "") -> Any:
         """Return the class, or another attribute of its module."""
         module, _, factory = self.factory.partition(":")
-        return getattr(import_module(module), attribute or factory)
+        return plugins.load(f"{module}:{attribute or factory}")
 
 
 _SUMMARIES = {
@@ -74,14 +77,14 @@ _SUMMARIES = {
 """Of the built-in games; `grid_world` is the class `GridWorld` of the module `games.grid_world`."""
 _DISTRIBUTIONS = {"balance_ball": ("mujoco",)}
 
-_GAMES = {
-    name: Entry(
-        summary=summary,
-        factory=f"pipeline.simulators.games.{name}:{name.title().replace('_', '')}",
-        distributions=_DISTRIBUTIONS.get(name, ()),
-    )
-    for name, summary in _SUMMARIES.items()
-}
+SIMULATORS: Group[Any] = Group(
+    "pipeline.simulators",
+    {
+        name: f"pipeline.simulators.games.{name}:{name.title().replace('_', '')}"
+        for name in _SUMMARIES
+    },
+)
+"""The classes of all simulators but bridges, those that installed packages bring included."""
 _BRIDGES = {
     "gymnasium": Entry(
         summary="an environment that is registered with Gymnasium, in several copies",
@@ -99,7 +102,7 @@ _BRIDGES = {
     ),
 }
 
-NAMES = tuple(_GAMES)
+NAMES = tuple(SIMULATORS.ours)
 """Names of the built-in simulators."""
 BRIDGES = tuple(_BRIDGES)
 """Names of the simulators that run environments of others, told by the option `id`."""
@@ -111,10 +114,23 @@ def entry(name: str) -> Entry:
     Raises:
         SettingsError: There is no simulator of that name.
     """
-    found = _GAMES.get(name) or _BRIDGES.get(name)
-    if found is None:
-        raise SettingsError(f"unknown simulator '{name}'; choose one of {', '.join(NAMES)}.")
-    return found
+    if name in _BRIDGES:
+        return _BRIDGES[name]
+    if name in SIMULATORS.ours:
+        wanted = _DISTRIBUTIONS.get(name, ())
+        factory = SIMULATORS.ours[name]
+        return Entry(summary=_SUMMARIES[name], factory=factory, distributions=wanted)
+    if name not in SIMULATORS:
+        listed = ", ".join(SIMULATORS)
+        raise SettingsError(f"unknown simulator '{name}'; choose one of {listed}{SIMULATORS.more}.")
+    point = SIMULATORS.entry_point(name)
+    lines = (SIMULATORS[name].__doc__ or "").strip().splitlines()
+    return Entry(
+        summary=lines[0] if lines else name,
+        factory=point.value,
+        distributions=(plugins.brought_by(point)[0],),
+        package=point.module.partition(".")[0],
+    )
 
 
 def make(name: str, *, seed: int = 0, n_agents: int | None = None, **options: Any) -> Simulator:
@@ -169,7 +185,10 @@ def expert(name: str, behavior: str | None = None) -> Expert:
     """
     if entry(name).bridge:
         raise SettingsError(f"{name}: there is no expert for environments that others wrote.")
-    found = entry(name).load("expert")
+    try:
+        found = entry(name).load("expert")
+    except AttributeError:
+        raise SettingsError(f"{name}: its module has no `expert`, which could play it.") from None
     if isinstance(found, dict):
         wanted = (behavior or "").partition("?")[0]
         if wanted not in found:

@@ -44,6 +44,7 @@ def job_of(run: run_context.Run) -> Job:
             },
             "runtime": run.runtime(),
             "seed": run.seed,
+            **run.plugins(),
         },
         inputs=(Path(f"data/demos/{run.experiment.demonstrations}.demo"),),
         outputs=tuple(run.folder("pretrain") / name for name in OUTPUTS),

@@ -46,6 +46,7 @@ def job_of(run: run_context.Run) -> Job:
             "runtime": run.runtime(),
             "seed": run.seed,
             **run.learners(),
+            **run.plugins(),
         },
         inputs=tuple(inputs),
         outputs=tuple(run.folder("train") / name for name in OUTPUTS),

@@ -6,19 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pipeline.algos.poca import POCA
-from pipeline.algos.ppo import PPO
+from pipeline import plugins
+from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.reward_signals import find_demonstrations, supported_signals
-from pipeline.algos.sac import SAC
 from pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pipeline.algos.algorithm import Algorithm
     from pipeline.settings.schema import RunSettings, TrainerSettings
-
-ALGORITHMS: Mapping[str, type[Algorithm]] = {"ppo": PPO, "sac": SAC, "poca": POCA}
 
 
 def algorithm_for(name: str, settings: TrainerSettings) -> type[Algorithm]:
@@ -27,19 +21,36 @@ def algorithm_for(name: str, settings: TrainerSettings) -> type[Algorithm]:
     Raises:
         SettingsError: The settings ask for something that cannot be trained.
     """
-    algorithm = ALGORITHMS.get(str(settings.trainer_type))
-    if algorithm is None:
-        raise SettingsError(
-            f"behaviors.{name}.trainer_type: '{settings.trainer_type}' cannot be trained yet; "
-            f"use one of: {', '.join(ALGORITHMS)}"
-        )
     try:
+        algorithm = algorithm_of(settings)
         supported_signals(settings)
         if settings.behavioral_cloning is not None:
             find_demonstrations("behavioral_cloning", settings.behavioral_cloning.demo_path)
     except SettingsError as error:
         raise SettingsError(f"behaviors.{name}.{error}") from error
     return algorithm
+
+
+def algorithm_of(settings: TrainerSettings) -> type[Algorithm]:
+    """The class that trains with these settings, imported when it is needed.
+
+    Raises:
+        SettingsError: What is named there cannot be imported, or is no algorithm.
+    """
+    path = settings.hyperparameters.made_by
+    try:
+        found = plugins.load(path, room="pipeline.algos.")
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(
+            f"trainer_type: '{settings.trainer_type}' names the class {path!r}, which cannot be "
+            f"imported ({error})"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise SettingsError(
+            f"trainer_type: '{settings.trainer_type}' names {path!r}, which is no subclass of "
+            "Algorithm"
+        )
+    return found
 
 
 def refuse_untrainable(run: RunSettings) -> None:

@@ -22,7 +22,7 @@ from pipeline.nets.distributions import (
 from pipeline.nets.encoder import HyperLayer, ObservationEncoder
 from pipeline.nets.layers import RunningNormalizer, linear
 from pipeline.nets.optimizer import FlatAdam, FusedAdam
-from pipeline.nets.vision import MINIMUM_SIDE, visual_encoder
+from pipeline.nets.vision import visual_encoder
 from pipeline.protocol.specs import ObservationSpec, ObservationType
 from pipeline.settings.schema import NetworkSettings
 
@@ -71,6 +71,9 @@ def test_drawn_choices_have_the_stated_probabilities():
     drawn = sample_categorical(probabilities.log().expand(20_000, 3), generator)
     found = torch.bincount(drawn, minlength=3) / 20_000
     torch.testing.assert_close(found, probabilities, atol=0.015, rtol=0)
+
+
+MINIMUM_SIDE = {"simple": 20, "nature_cnn": 36, "match3": 5, "resnet": 15, "fully_connected": 1}
 
 
 @pytest.mark.parametrize("kind", sorted(MINIMUM_SIDE))

@@ -12,6 +12,7 @@ from pipeline.settings.schema.parameters import (
     UniformSampler,
 )
 from pipeline.settings.schema.reward_signals import (
+    ENCODERS,
     REWARD_SIGNALS,
     CuriositySettings,
     DemoPath,
@@ -41,6 +42,7 @@ from pipeline.settings.schema.trainer import (
 )
 
 __all__ = [
+    "ENCODERS",
     "HYPERPARAMETERS",
     "REWARD_SIGNALS",
     "SAMPLERS",

@@ -1,8 +1,9 @@
 """Reward signals, and what they share with the policy: networks and demonstrations."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
+from pipeline.plugins import Group
 from pipeline.settings.nodes import Node, fail, join
 from pipeline.settings.reader import (
     Bounds,
@@ -14,8 +15,19 @@ from pipeline.settings.reader import (
     read_dataclass,
 )
 
-VisualEncoder = Literal["simple", "nature_cnn", "resnet", "match3", "fully_connected"]
-"""Which network reads pictures."""
+ENCODERS: Group[Any] = Group(
+    "pipeline.encoders",
+    {
+        "simple": ".vision:SimpleEncoder",
+        "nature_cnn": ".vision:NatureEncoder",
+        "resnet": ".vision:ResnetEncoder",
+        "match3": ".vision:Match3Encoder",
+        "fully_connected": ".vision:FlatEncoder",
+    },
+)
+"""Which network reads pictures: classes of `pipeline.nets`, which nothing here imports."""
+VisualEncoder = Annotated[str, ENCODERS]
+"""A name in `ENCODERS`."""
 GoalConditioning = Literal["hyper", "none"]
 """Whether goal observations drive a hypernetwork, or are read like the others."""
 
@@ -112,7 +124,13 @@ def _source(node: Node, path: str) -> DemoSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardSignalSettings:
-    """What every reward signal has."""
+    """What every reward signal has; those of a plug-in extend this class."""
+
+    made_by: ClassVar[str] = ""
+    """`module:class` of the `RewardSignal` with these settings, imported only to train.
+
+    A module of ours begins with a dot and lies in `pipeline.algos`.
+    """
 
     gamma: Fraction = 0.99
     """Discount of this reward per step."""
@@ -126,10 +144,14 @@ class RewardSignalSettings:
 class ExtrinsicSettings(RewardSignalSettings):
     """`extrinsic`: the environment's reward."""
 
+    made_by = ".reward_signals:Extrinsic"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CuriositySettings(RewardSignalSettings):
     """`curiosity`: reward for what the forward model did not foresee."""
+
+    made_by = ".curiosity:Curiosity"
 
     learning_rate: Positive = 3e-4
     """Step size of the signal's own Adam."""
@@ -138,6 +160,8 @@ class CuriositySettings(RewardSignalSettings):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GAILSettings(RewardSignalSettings):
     """`gail`: reward for looking like the demonstrations."""
+
+    made_by = ".gail:GAIL"
 
     learning_rate: Positive = 3e-4
     """Step size of the discriminator's Adam."""
@@ -153,14 +177,21 @@ class GAILSettings(RewardSignalSettings):
 class RNDSettings(RewardSignalSettings):
     """`rnd`: reward for what a random network's imitator does not know yet."""
 
+    made_by = ".rnd:RND"
+
     learning_rate: Positive = 1e-4
     """Step size of the signal's own Adam."""
 
 
-REWARD_SIGNALS: dict[str, type[RewardSignalSettings]] = {
-    "extrinsic": ExtrinsicSettings,
-    "curiosity": CuriositySettings,
-    "gail": GAILSettings,
-    "rnd": RNDSettings,
-}
+REWARD_SIGNALS: Group[type[RewardSignalSettings]] = Group(
+    "pipeline.reward_signals",
+    {
+        "extrinsic": ".reward_signals:ExtrinsicSettings",
+        "curiosity": ".reward_signals:CuriositySettings",
+        "gail": ".reward_signals:GAILSettings",
+        "rnd": ".reward_signals:RNDSettings",
+    },
+    room="pipeline.settings.schema.",
+    base=RewardSignalSettings,
+)
 """The settings that each reward signal takes."""

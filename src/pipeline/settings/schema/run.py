@@ -14,7 +14,8 @@ from pipeline.settings.reader import (
     suggestion,
 )
 from pipeline.settings.schema.parameters import EnvironmentParameter, seeded
-from pipeline.settings.schema.trainer import TrainerSettings
+from pipeline.settings.schema.reward_signals import ENCODERS, REWARD_SIGNALS
+from pipeline.settings.schema.trainer import HYPERPARAMETERS, TrainerSettings
 
 _log = logging.getLogger(__name__)
 
@@ -153,6 +154,20 @@ class RunSettings:
             plain,
         )
         return TrainerSettings()
+
+    def plugins(self) -> dict[str, str]:
+        """Return the version of each package that brings an algorithm, signal or encoder to it."""
+        chosen = [*self.behaviors.values()]
+        if self.default_settings is not None:
+            chosen.append(self.default_settings)
+        found: dict[str, str] = {}
+        for one in chosen:
+            networks = [one.network_settings]
+            networks += [signal.network_settings for signal in one.reward_signals.values()]
+            found |= HYPERPARAMETERS.versions(one.trainer_type)
+            found |= REWARD_SIGNALS.versions(*one.reward_signals)
+            found |= ENCODERS.versions(*(network.vis_encode_type for network in networks))
+        return dict(sorted(found.items()))
 
     def with_seed(self, seed: int) -> "RunSettings":
         """The same run with its seed decided, and with a seed for every sampler.

@@ -1,8 +1,9 @@
 """The settings of one behavior: everything under `behaviors.<name>` and `default_settings`."""
 
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
+from pipeline.plugins import Group
 from pipeline.settings.nodes import Node, fail, join
 from pipeline.settings.reader import (
     ContradictionError,
@@ -11,11 +12,11 @@ from pipeline.settings.reader import (
     Fraction,
     NonNegative,
     Positive,
-    choice,
+    chosen,
     entries_of,
+    keyed,
     read,
     read_dataclass,
-    unknown_key,
 )
 from pipeline.settings.schema.reward_signals import (
     DEFAULT_NETWORK,
@@ -39,7 +40,13 @@ _LIKE_LEARNING_RATE = {"copies": "learning_rate_schedule"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HyperparameterSettings:
-    """What every trainer has."""
+    """What every trainer has; those of a plug-in extend this class."""
+
+    made_by: ClassVar[str] = ""
+    """`module:class` of the `Algorithm` with these hyperparameters, imported only to train.
+
+    A module of ours begins with a dot and lies in `pipeline.algos`.
+    """
 
     batch_size: Count = 1024
     """Experiences in a minibatch."""
@@ -75,6 +82,8 @@ class OnPolicySettings(HyperparameterSettings):
 class PPOSettings(OnPolicySettings):
     """Hyperparameters of `ppo`."""
 
+    made_by = ".ppo:PPO"
+
     shared_critic: bool = False
     """Whether policy and value function share the network's body."""
     clip_value: bool = field(default=False, metadata={"addition": True})
@@ -85,10 +94,14 @@ class PPOSettings(OnPolicySettings):
 class POCASettings(OnPolicySettings):
     """Hyperparameters of `poca`."""
 
+    made_by = ".poca:POCA"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SACSettings(HyperparameterSettings):
     """Hyperparameters of `sac`."""
+
+    made_by = ".sac:SAC"
 
     batch_size: Count = 128
     """Experiences in a minibatch."""
@@ -112,13 +125,12 @@ class SACSettings(HyperparameterSettings):
     """Agent steps for each update of the reward signals; steps_per_update when not given."""
 
 
-Hyperparameters = PPOSettings | SACSettings | POCASettings
-
-HYPERPARAMETERS: dict[str, type[Hyperparameters]] = {
-    "ppo": PPOSettings,
-    "sac": SACSettings,
-    "poca": POCASettings,
-}
+HYPERPARAMETERS: Group[type[HyperparameterSettings]] = Group(
+    "pipeline.algorithms",
+    {"ppo": ".trainer:PPOSettings", "sac": ".trainer:SACSettings", "poca": ".trainer:POCASettings"},
+    room="pipeline.settings.schema.",
+    base=HyperparameterSettings,
+)
 """The hyperparameters that each `trainer_type` takes."""
 
 
@@ -163,8 +175,8 @@ class TrainerSettings:
     """How one behavior is trained, in the order of a written `configuration.yaml`."""
 
     trainer_type: str = "ppo"
-    """`ppo`, `sac` or `poca`."""
-    hyperparameters: Hyperparameters = field(default_factory=PPOSettings)
+    """`ppo`, `sac`, `poca`, or one that an installed package brings."""
+    hyperparameters: HyperparameterSettings = field(default_factory=PPOSettings)
     """Numbers of the algorithm; of the class that belongs to trainer_type."""
     checkpoint_interval: Count = 500000
     """Agent steps between two checkpoints."""
@@ -224,9 +236,10 @@ class TrainerSettings:
     def from_node(cls, node: Node, path: str) -> Self:
         """Read the settings of a behavior, with `hyperparameters` as its trainer type has them."""
         entries = entries_of(node, path)
-        name = "ppo"
+        hyperparameters: type[HyperparameterSettings] = PPOSettings
         if "trainer_type" in entries:
-            name = choice(entries["trainer_type"], join(path, "trainer_type"), HYPERPARAMETERS)
+            at = join(path, "trainer_type")
+            hyperparameters = chosen(entries["trainer_type"], at, HYPERPARAMETERS)
         elif "hyperparameters" in entries:
             text = "Hyperparameters were specified but no trainer_type was given."
             add = f"Add one of: {', '.join(HYPERPARAMETERS)}"
@@ -234,7 +247,7 @@ class TrainerSettings:
         if "hyperparameters" not in entries:  # the trainer's own defaults, not PPO's
             entries = {**entries, "hyperparameters": Node({}, node.source, node.line)}
         # Both types depend on a value or a key, which type hints cannot say.
-        hints = {"hyperparameters": HYPERPARAMETERS[name], "reward_signals": _RewardSignals}
+        hints = {"hyperparameters": hyperparameters, "reward_signals": _RewardSignals}
         settings: Self = read_dataclass(cls, replace(node, value=entries), path, hints=hints)
         return settings
 
@@ -247,10 +260,5 @@ class _RewardSignals:
         entries = entries_of(node, path)
         if not entries:
             raise fail(node, path, "needs at least one reward signal, or leave the key out")
-        for name in entries:
-            if name not in REWARD_SIGNALS:
-                raise unknown_key(entries[name], path, name, REWARD_SIGNALS)
-        return {
-            name: read(REWARD_SIGNALS[name], item, join(path, name))
-            for name, item in entries.items()
-        }
+        kinds = {name: keyed(item, path, name, REWARD_SIGNALS) for name, item in entries.items()}
+        return {name: read(kinds[name], item, join(path, name)) for name, item in entries.items()}

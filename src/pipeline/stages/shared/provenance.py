@@ -66,7 +66,7 @@ def of_stage(
             kind: {"name": name, "path": str(path), "sha256": attempt.digests[str(path)]}
             for kind, (name, path) in inputs.items()
         },
-        "versions": versions(),
+        "versions": versions() | run.params.plugins(run.name),
         "code_sha256": files.fingerprint(dict(attempt.sources)),
         "sources": dict(attempt.sources),
     }
@@ -81,6 +81,7 @@ def train_parameters(run: run_context.Run) -> dict[str, Any]:
         "runtime": run.runtime(),
         "seed": run.seed,
         **run.learners(),
+        **run.plugins(),
     }
 
 
@@ -110,7 +111,7 @@ def of_learn(settings: RunSettings, seed: int, weights: Mapping[str, Path]) -> R
         "parameters": plain,
         "parameters_sha256": files.fingerprint(plain),
         "inputs": inputs,
-        "versions": versions(),
+        "versions": versions() | settings.plugins(),
         "code_sha256": files.fingerprint(ids),
         "sources": ids,
     }

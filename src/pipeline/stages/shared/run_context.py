@@ -69,6 +69,11 @@ class Run:
         n = self.experiment.learners
         return {} if n == 1 else {"learners": n}
 
+    def plugins(self) -> dict[str, dict[str, str]]:
+        """Return the versions of the packages whose parts the experiment uses, if there are any."""
+        found = self.params.plugins(self.name)
+        return {"plugins": found} if found else {}
+
 
 def main(
     argv: Sequence[str],

@@ -1,17 +1,22 @@
-"""The sinks of every training run; a module in this folder with `for_run` is one of them."""
+"""The sinks of every run: modules in this folder with `for_run`, and those of plug-ins."""
 
 from __future__ import annotations
 
-import importlib
+import logging
 import pkgutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipeline.plugins import Group
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from pipeline.tracking.base import Sink
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,9 +33,24 @@ class TrackedRun:
 
 
 def standard_sinks(run: TrackedRun) -> list[Sink]:
-    """Return the sinks that want this run, by the names of their modules."""
+    """Return the sinks that want this run: ours by the names of their modules, then others."""
     # Found by listing the folder, so that a new sink is a new file and nothing else.
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
-    made: list[Sink | None] = [module.for_run(run) for module in modules]
-    return [sink for sink in made if sink is not None]
+    group: Group[Callable[[TrackedRun], Sink | None]] = Group(
+        "pipeline.sinks", {name: f"{__name__}.{name}:for_run" for name in names}
+    )
+    found = [group[name](run) for name in names]
+    others = [name for name in group if name not in group.ours]
+    found += [_from_outside(group, name, run) for name in others]
+    return [sink for sink in found if sink is not None]
+
+
+def _from_outside(
+    group: Group[Callable[[TrackedRun], Sink | None]], name: str, run: TrackedRun
+) -> Sink | None:
+    """Return the sink of an installed package; one that fails must not stop training."""
+    try:
+        return group[name](run)
+    except Exception as error:  # noqa: BLE001  # it is used because it is installed
+        _log.warning("The sink %s takes no part in this run: %s", name, error)
+        return None

@@ -132,8 +132,7 @@ def load_policy(path: Path) -> SavedPolicy:
     Raises:
         CheckpointError: The file cannot be read or used.
     """
-    from pipeline.algos.policy import Policy
-    from pipeline.trainer.supported import ALGORITHMS
+    from pipeline.trainer.supported import algorithm_of
 
     state = load_checkpoint(path)
     try:
@@ -141,8 +140,7 @@ def load_policy(path: Path) -> SavedPolicy:
         spec = spec_from_mapping(state["spec"])
         run = load_run_settings(None, overrides={"behaviors": {name: state["settings"]}})
         settings = run.for_behavior(name)
-        squashed = ALGORITHMS[str(settings.trainer_type)].squashed
-        policy = Policy(spec, settings.network_settings, squash=squashed)
+        policy = algorithm_of(settings).policy_for(spec, settings.network_settings)
         policy.load_state_dict(state["learner"]["algorithm"]["policy"])
         step = int(state["learner"]["step"])
         recorded = state["learner"]["recorded"]

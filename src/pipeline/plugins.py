@@ -1,0 +1,139 @@
+"""Parts of a run that are chosen by name: ours, and those of installed packages by entry points.
+
+A package brings a part with an entry point of one of five groups: `pipeline.algorithms`,
+`pipeline.reward_signals`, `pipeline.encoders`, `pipeline.simulators`, `pipeline.sinks`. Ours stand
+in a table of the same form, `name: module:attribute`, and not in the metadata of our distribution:
+stages run the code of the checkout they lie in, executables carry our files without metadata, and
+an edited table would count only after a new installation. docs/plugins.md is the guide.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from pipeline.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+T = TypeVar("T")
+
+
+class Group(Mapping[str, T], Generic[T]):
+    """The parts of one kind by name, each imported when it is asked for.
+
+    Looking for one of ours never looks at what is installed, which takes a while.
+
+    Args:
+        name: of the entry points.
+        ours: `module:attribute` by name; a module that begins with a dot lies in `room`.
+        room: start of our modules' names, with its dot.
+        base: a class that each part must extend; None for parts that are no classes.
+    """
+
+    def __init__(
+        self, name: str, ours: Mapping[str, str], *, room: str = "", base: type | None = None
+    ) -> None:
+        self.name = name
+        self.ours = ours
+        self._room = room
+        self._base = base
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.ours or name in self._others()
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.ours
+        yield from sorted(set(self._others()) - set(self.ours))
+
+    def __len__(self) -> int:
+        return len({*self.ours, *self._others()})
+
+    def __getitem__(self, name: str) -> T:
+        """Import a part.
+
+        Raises:
+            KeyError: There is none of that name.
+            SettingsError: It cannot be imported, is not of the right kind, or comes twice.
+        """
+        return self.load(name, room=self._room)
+
+    def load(self, name: str, *, room: str) -> T:
+        """Import a part; `room` is where ours lie, for a table that stands below that."""
+        if name in self.ours:
+            part: T = load(self.ours[name], room=room)
+            return part
+        point = self.entry_point(name)
+        try:
+            found: T = point.load()
+        except Exception as error:
+            raise self._unusable(point, f"{type(error).__name__}: {error}") from error
+        if self._base is not None and not (
+            isinstance(found, type) and issubclass(found, self._base)
+        ):
+            raise self._unusable(point, f"{point.value} is no subclass of {self._base.__name__}")
+        return found
+
+    def entry_point(self, name: str) -> metadata.EntryPoint:
+        """Return the entry point of a part that is not ours.
+
+        Raises:
+            KeyError: There is none of that name.
+            SettingsError: Several packages bring it.
+        """
+        points = self._others()[name]
+        if len(points) > 1:
+            names = " and ".join(sorted(brought_by(one)[0] for one in points))
+            raise SettingsError(f"{self.name}: {names} both bring {name!r}; uninstall one of them")
+        return points[0]
+
+    @property
+    def more(self) -> str:
+        """How to get others, for an error that lists the names of those that are there."""
+        return f". Packages with an entry point in {self.name!r} bring more: docs/plugins.md"
+
+    def versions(self, *names: str) -> dict[str, str]:
+        """Return distribution and version of what brings those of the parts that are not ours."""
+        points = (self.entry_point(name) for name in names if name not in self.ours)
+        return dict(sorted(brought_by(point) for point in points))
+
+    @property
+    def brought(self) -> bool:
+        """Whether any installed package brings a part of this kind."""
+        return bool(self._others())
+
+    def _others(self) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
+        return _installed(self.name, tuple(sys.path))
+
+    def _unusable(self, point: metadata.EntryPoint, reason: str) -> SettingsError:
+        return SettingsError(
+            f"{self.name}: {point.name!r} of {' '.join(brought_by(point))} cannot be used "
+            f"({reason}); install another version, or uninstall it"
+        )
+
+
+def load(path: str, *, room: str = "") -> Any:
+    """Return what `module:attribute` names; a module that begins with a dot lies in `room`."""
+    module, _, attribute = path.partition(":")
+    return getattr(
+        import_module(room + module[1:] if module.startswith(".") else module), attribute
+    )
+
+
+def brought_by(point: metadata.EntryPoint) -> tuple[str, str]:
+    """Return name and version of the distribution that has an entry point."""
+    return ("", "") if point.dist is None else (point.dist.name, point.dist.version)
+
+
+@cache  # `path` is a part of the key, for what is installed depends on it
+def _installed(group: str, path: tuple[str, ...]) -> dict[str, tuple[metadata.EntryPoint, ...]]:  # noqa: ARG001
+    """Return the installed entry points of a group by name; a name may come from several."""
+    found: dict[str, dict[str, metadata.EntryPoint]] = {}
+    for point in metadata.entry_points(group=group):
+        # a distribution that lies in two folders of the path counts once, where Python finds it
+        found.setdefault(point.name, {}).setdefault(brought_by(point)[0], point)
+    return {name: tuple(points.values()) for name, points in found.items()}
