@@ -20,10 +20,10 @@ from pipeline.nets.squashed import SquashedHeads
 from pipeline.protocol.specs import ActionTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.protocol.specs import BehaviorSpec
+    from pipeline.protocol.specs import ActionSpec, BehaviorSpec
     from pipeline.settings.schema import NetworkSettings
 
 
@@ -48,16 +48,22 @@ class Policy(nn.Module):
         spec: what the behavior observes and does.
         settings: of the network.
         squash: whether continuous actions are squashed, as SAC's are.
+        heads: makes the action heads of hidden size and action specification; None for the usual.
     """
 
     def __init__(
-        self, spec: BehaviorSpec, settings: NetworkSettings, *, squash: bool = False
+        self,
+        spec: BehaviorSpec,
+        settings: NetworkSettings,
+        *,
+        squash: bool = False,
+        heads: Callable[[int, ActionSpec], ActionHeads] | None = None,
     ) -> None:
         super().__init__()
         self.spec = spec
         self.settings = settings
         self.normalizers = Normalizers(spec.observation_specs, enabled=settings.normalize)
-        self.actor = Actor(spec, settings, SquashedHeads if squash else ActionHeads)
+        self.actor = Actor(spec, settings, heads or (SquashedHeads if squash else ActionHeads))
 
     @property
     def memory_size(self) -> int:

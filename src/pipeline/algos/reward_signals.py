@@ -173,7 +173,7 @@ class RewardSignals:
 
 def mean_losses(losses: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """Means by tag of what `RewardSignals.update` gave in each of several minibatches."""
-    if not losses:
+    if not losses or not losses[0]:  # a signal need not say anything
         return {}
     tags = list(losses[0])
     means = torch.stack([torch.stack([one[tag] for tag in tags]) for one in losses]).mean(0)

@@ -34,9 +34,11 @@ from pipeline.settings.schema.run import (
 from pipeline.settings.schema.trainer import (
     HYPERPARAMETERS,
     BehavioralCloningSettings,
+    HyperparameterSettings,
     POCASettings,
     PPOSettings,
     SACSettings,
+    Schedule,
     SelfPlaySettings,
     TrainerSettings,
 )
@@ -59,6 +61,7 @@ __all__ = [
     "ExtrinsicSettings",
     "GAILSettings",
     "GaussianSampler",
+    "HyperparameterSettings",
     "Lesson",
     "MemorySettings",
     "MultiRangeUniformSampler",
@@ -70,6 +73,7 @@ __all__ = [
     "RunSettings",
     "SACSettings",
     "SamplerSettings",
+    "Schedule",
     "SelfPlaySettings",
     "TorchSettings",
     "TrainerSettings",
