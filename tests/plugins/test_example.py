@@ -1,0 +1,172 @@
+"""The parts of `examples/plugin`, each in a real run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from example_plugin_site import EXAMPLE, install
+
+import pipeline
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.export.policy import OnnxPolicy
+from pipeline.simulators import pack, registry
+from pipeline.stages.export import publish
+from pipeline.tracking.sinks import TrackedRun, standard_sinks
+from pipeline.trainer.checkpoints.file import load_checkpoint
+from pipeline.trainer.checkpoints.restore import load_policy
+
+N_STEPS = 1500
+
+
+@pytest.fixture(autouse=True)
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = install(tmp_path / "site")
+    for name in [one for one in sys.modules if one.partition(".")[0] == "example_plugin"]:
+        monkeypatch.delitem(sys.modules, name)  # of another test's folder
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+def settings(**changes: object) -> dict:
+    run = yaml.safe_load((EXAMPLE / "Corridor.yaml").read_text())
+    behavior = run["behaviors"]["Corridor"]
+    behavior |= {"max_steps": N_STEPS, "summary_freq": 500} | changes
+    behavior["hyperparameters"] |= {"save_replay_buffer": True, "exploration_steps": 800}
+    return run
+
+
+def train(folder: Path, run: dict, **options: object):
+    env = InProcessEnvironment(registry.make("corridor", seed=3, n_agents=8))
+    return pipeline.train([env], run, seed=5, run_dir=folder, **options).behaviors["Corridor"]
+
+
+def test_trainer_signal_encoder_simulator_and_sink_take_part_in_a_run(tmp_path: Path):
+    run = TrackedRun(folder=tmp_path / "run", max_steps={"Corridor": N_STEPS})
+    result = train(tmp_path / "run", settings(), sinks=standard_sinks(run))
+    assert result.steps >= N_STEPS
+    lines = [json.loads(one) for one in (tmp_path / "run/summaries.jsonl").read_text().splitlines()]
+    assert [one["step"] for one in lines] == [500, 1000, 1500]
+    for tag in ("Losses/Q Loss", "Policy/Epsilon", "Policy/Novelty Cells"):
+        assert np.isfinite(lines[-1][tag]), tag
+    assert lines[-1]["Policy/Epsilon"] == pytest.approx(0.05)
+    saved = load_policy(result.checkpoint)
+    kinds = {type(one).__name__ for one in saved.policy.modules()}
+    assert {"PatchEncoder", "GreedyHeads"} <= kinds
+    learner = load_checkpoint(result.checkpoint)["learner"]["algorithm"]
+    assert int(learner["signals"]["novelty"]["counts"].sum()) >= N_STEPS
+
+    report = publish(result.checkpoint, tmp_path / "onnx")
+    assert report["rows"] > 0
+    policy = OnnxPolicy(tmp_path / "onnx/Corridor.onnx")
+    env = registry.make("corridor", seed=9, n_agents=8)
+    ((decision, _),) = env.reset().values()
+    with torch.no_grad():
+        hidden = saved.policy.actor([torch.from_numpy(decision.obs[0])])
+    wanted = saved.policy.actor.heads.values(hidden)[0].argmax(1).numpy()
+    for deterministic in (True, False):
+        found = policy.act(decision, deterministic=deterministic).discrete[:, 0]
+        assert found.tolist() == wanted.tolist()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+import pipeline, yaml
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.simulators import registry
+from pipeline.trainer.learner import Learner
+
+torch.set_num_threads(1)
+folder, kill_at = sys.argv[1:]
+learn = Learner.learn
+def counted(self):
+    learned = learn(self)
+    if learned and self.n_updates == int(kill_at):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return learned
+Learner.learn = counted
+env = InProcessEnvironment(registry.make("corridor", seed=3, n_agents=8))
+run = yaml.safe_load(Path(folder, "run.yaml").read_text())
+pipeline.train(
+    [env], run, seed=5, run_dir=Path(folder), resume=True, resume_interval_s=0.0
+)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_and_resumed_run_gives_the_bytes_of_one_that_was_not(tmp_path: Path, site: Path):
+    exports = []
+    for name, kills in (("whole", [0]), ("killed", [20, 0])):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "run.yaml").write_text(yaml.safe_dump(settings()))
+        env = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), *sys.path])}
+        for kill_at in kills:
+            command = [sys.executable, "-c", KILLED, str(folder), str(kill_at)]
+            done = subprocess.run(  # noqa: S603  # this interpreter
+                command, env=env, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == (-9 if kill_at else 0), done.stderr
+        publish(folder / "Corridor/checkpoint.pt", folder / "onnx")
+        exports.append((folder / "onnx/Corridor.onnx").read_bytes())
+    assert exports[0] == exports[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"network_settings": {"memory": {"sequence_length": 4}}}, "dqn has no memory"),
+        ({"network_settings": {"vis_encode_type": "simple"}}, "min dimension is 20.*patches"),
+    ],
+)
+def test_what_the_example_cannot_do_is_refused(tmp_path: Path, changes, said):
+    with pytest.raises(pipeline.errors.SettingsError, match=said):
+        train(tmp_path / "run", settings(**changes))
+
+
+def test_the_simulator_is_listed_and_its_expert_plays_well():
+    assert registry.entry("corridor").summary.startswith("Find the lit end")
+    env, act = registry.make("corridor", seed=1, n_agents=8), registry.expert("corridor")
+    ((decision, _),) = env.reset().values()
+    rewards = []
+    for _ in range(60):
+        ((decision, terminal),) = env.step({"Corridor?team=0": act(decision)}).values()
+        rewards += terminal.reward.tolist()
+    assert len(rewards) > 20
+    assert set(rewards) == {1.0}
+
+
+@pytest.mark.slow
+def test_the_simulator_becomes_an_executable_that_runs_by_itself(tmp_path: Path, monkeypatch):
+    program = pack.pack("corridor", tmp_path / "corridor", n_agents=4)
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    done = subprocess.run(  # noqa: S603  # built just now
+        [program, "--describe"],
+        env=os.environ | {"PIPELINE_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Corridor" in done.stdout
+    first = program.read_bytes()
+    pack.pack("corridor", tmp_path / "again", n_agents=4)
+    assert (tmp_path / "again").read_bytes() == first
+
+
+def test_a_sink_that_cannot_be_made_takes_no_part_and_is_named(tmp_path, site, caplog):
+    (site / "example_plugin/sink.py").write_text("def for_run(run):\n    raise OSError('full')\n")
+    made = standard_sinks(TrackedRun(folder=tmp_path, max_steps={}))
+    assert len(made) == 3
+    assert "json_lines" in caplog.text
+    assert "full" in caplog.text

@@ -1,0 +1,237 @@
+"""Parts of a run that installed packages bring, and what is said when one cannot be used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from example_plugin_site import distribution, install
+
+from pipeline.errors import SettingsError
+from pipeline.plugins import Group
+from pipeline.settings import load_run_settings
+from pipeline.settings.params import load_params
+from pipeline.settings.plan import plan
+from pipeline.settings.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS
+from pipeline.simulators import registry
+from pipeline.stages.shared import provenance
+from pipeline.trainer.supported import algorithm_of, refuse_untrainable
+
+ROOT = Path(__file__).resolve().parents[2]
+DQN = """\
+behaviors:
+  B:
+    trainer_type: dqn
+    hyperparameters:
+      batch_size: 32
+"""
+PPO = "behaviors:\n  B:\n    trainer_type: ppo\n"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "trainer.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "group"),
+    [
+        (DQN, 3, "pipeline.algorithms"),
+        (PPO + "    reward_signals: {novelty: {}}\n", 4, "pipeline.reward_signals"),
+        (PPO + "    network_settings: {vis_encode_type: patches}\n", 4, "pipeline.encoders"),
+    ],
+)
+def test_a_part_that_is_not_installed_is_refused_with_its_place_and_how_to_get_more(
+    tmp_path, text, line, group
+):
+    path = written(tmp_path, text)
+    with pytest.raises(SettingsError) as refused:
+        load_run_settings(path)
+    said = str(refused.value)
+    assert said.startswith(f"{path}:{line}: behaviors.B")
+    names = {"pipeline.algorithms": HYPERPARAMETERS, "pipeline.encoders": ENCODERS}
+    for name in names.get(group, REWARD_SIGNALS).ours:
+        assert name in said
+    assert repr(group) in said
+    assert "docs/plugins.md" in said
+
+
+def test_an_unknown_simulator_is_refused_with_how_to_get_more():
+    with pytest.raises(SettingsError, match=r"'corridor'; .*pipeline\.simulators"):
+        registry.make("corridor")
+
+
+@pytest.mark.parametrize(
+    ("more", "line", "said"),
+    [
+        ("      exploration_step: 9\n", 6, "did you mean 'exploration_steps'"),
+        ("      tau: 2\n", 6, r"hyperparameters\.tau: must be at most 1, got 2"),
+        ("      exploration_initial_eps: 0.01\n", 4, r"exploration_final_eps: must be at most"),
+        ("      num_epoch: 3\n", 6, "unknown key 'num_epoch'"),
+    ],
+)
+def test_settings_of_a_plug_in_are_checked_as_ours_are(tmp_path, site, more, line, said):
+    install(site)
+    path = written(tmp_path, DQN + more)
+    with pytest.raises(SettingsError, match=said) as refused:
+        load_run_settings(path)
+    assert str(refused.value).startswith(f"{path}:{line}: ")
+
+
+def test_reading_settings_of_a_plug_in_imports_no_torch(tmp_path, site):
+    install(site)
+    path = written(tmp_path, DQN)
+    code = (
+        "import sys; from pipeline.settings import load_run_settings as load\n"
+        f"run = load({str(path)!r})\n"
+        "assert run.behaviors['B'].hyperparameters.batch_size == 32\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), str(ROOT / "src")])}
+    done = subprocess.run([sys.executable, "-c", code], env=env, check=False)  # noqa: S603  # ours
+    assert done.returncode == 0
+
+
+def test_what_is_installed_is_not_looked_at_for_our_own_parts(tmp_path, monkeypatch):
+    def never(**_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(metadata, "entry_points", never)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])  # nothing is known of this one
+    text = PPO + "    reward_signals: {rnd: {}}\n    network_settings: {vis_encode_type: resnet}\n"
+    assert load_run_settings(written(tmp_path, text)).plugins() == {}
+    assert registry.entry("pong").summary
+
+
+def test_every_part_of_ours_is_where_its_table_says():
+    for settings in HYPERPARAMETERS.values():
+        assert settings.made_by.startswith(".")
+    for name in ENCODERS.ours:
+        assert ENCODERS.load(name, room="pipeline.nets.").minimum_side >= 1
+    for name in registry.NAMES:
+        assert callable(registry.SIMULATORS[name])
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("no_such_module:Settings", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("os:path", "os:path is no subclass of HyperparameterSettings"),
+        ("pathlib:Path", "pathlib:Path is no subclass of HyperparameterSettings"),
+        ("pathlib:Nothing", "AttributeError"),
+    ],
+)
+def test_a_plug_in_that_cannot_be_used_is_named_with_its_version(tmp_path, site, value, said):
+    distribution(site, "broken", "2.5", groups={"pipeline.algorithms": {"dqn": value}})
+    path = written(tmp_path, DQN)
+    with pytest.raises(SettingsError, match=said) as refused:
+        load_run_settings(path)
+    assert str(refused.value).startswith(f"{path}:3: behaviors.B.trainer_type: ")
+    assert "'dqn' of broken 2.5 cannot be used" in str(refused.value)
+
+
+def test_a_class_that_is_no_algorithm_is_refused_before_anything_starts(tmp_path, site):
+    (site / "odd_settings.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from pipeline.settings.schema import HyperparameterSettings\n"
+        "@dataclass(frozen=True, kw_only=True, slots=True)\n"
+        "class Odd(HyperparameterSettings):\n"
+        "    made_by = 'pathlib:Path'\n"
+        "@dataclass(frozen=True, kw_only=True, slots=True)\n"
+        "class Lost(HyperparameterSettings):\n"
+        "    made_by = 'nowhere.at_all:Thing'\n"
+    )
+    points = {"odd": "odd_settings:Odd", "lost": "odd_settings:Lost"}
+    distribution(site, "odd", "1", groups={"pipeline.algorithms": points})
+    for kind, said in (("odd", "no subclass of Algorithm"), ("lost", "cannot be imported")):
+        run = load_run_settings(written(tmp_path, f"behaviors:\n  B:\n    trainer_type: {kind}\n"))
+        with pytest.raises(SettingsError, match=rf"behaviors\.B\.trainer_type: .*{said}"):
+            refuse_untrainable(run)
+        with pytest.raises(SettingsError):
+            algorithm_of(run.behaviors["B"])
+
+
+def test_two_packages_with_the_same_part_are_both_named(site):
+    for name in ("one", "other"):
+        distribution(site, name, "1", groups={"pipeline.algorithms": {"dqn": "a:B"}})
+    with pytest.raises(SettingsError, match="one and other both bring 'dqn'"):
+        HYPERPARAMETERS["dqn"]
+
+
+def test_a_plug_in_does_not_take_the_place_of_ours(site):
+    distribution(site, "rival", "1", groups={"a.group": {"ours": "os:sep", "theirs": "os:sep"}})
+    group: Group[str] = Group("a.group", {"ours": "os:linesep"})
+    assert list(group) == ["ours", "theirs"]
+    assert len(group) == 2
+    assert group["ours"] == os.linesep
+    assert group["theirs"] == os.sep
+    assert group.versions("ours", "theirs") == {"rival": "1"}
+    assert "neither" not in group
+    with pytest.raises(KeyError):
+        group["neither"]
+
+
+PARAMS = """\
+environments:
+  balance_ball: {source: builtin}
+  corridor: {source: builtin}
+experiments:
+  plain:
+    environment: balance_ball
+    trainer: plain.yaml
+    seeds: [1]
+    stages: [train]
+    overrides: {}
+  plugged:
+    environment: corridor
+    trainer: plugged.yaml
+    seeds: [1, 2]
+    stages: [train]
+    overrides: {}
+"""
+
+
+def test_a_new_version_of_a_plug_in_changes_what_uses_it_in_the_plan_and_nothing_else(
+    tmp_path, site, monkeypatch
+):
+    (tmp_path / "params.yaml").write_text(PARAMS)
+    (tmp_path / "plain.yaml").write_text(PPO)
+    (tmp_path / "plugged.yaml").write_text(DQN)
+    plans = []
+    for version in ("0.1.0", "0.2.0"):
+        folder = tmp_path / version
+        install(folder, version=version)
+        with monkeypatch.context() as patched:
+            patched.syspath_prepend(str(folder))
+            params = load_params(tmp_path / "params.yaml")
+            plans.append(plan(params)["runs"])
+            run = load_run_settings(tmp_path / "plugged.yaml")
+            assert run.plugins() == {"example-plugin": version}
+            made = provenance.of_learn(run, 1, {})
+            assert made["versions"]["example-plugin"] == version
+    before, after = plans
+    changed = {
+        f"{table}.{key}"
+        for table, entries in after.items()
+        for key, entry in entries.items()
+        if before[table][key] != entry
+    }
+    assert changed == {
+        "environments.corridor",
+        "train_from_scratch.plugged-1",
+        "train_from_scratch.plugged-2",
+    }
+    assert "plugins" not in after["train_from_scratch"]["plain-1"]
