@@ -1,20 +1,142 @@
-"""Reproducible reinforcement learning for game and robot agents."""
+"""Reproducible reinforcement learning for game and robot agents: the public Python API.
+
+Every name in `__all__` may be imported from here; nothing is imported before it is asked for, so
+that `import pipeline` stays quick. docs/python.md shows how they are used.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from pipeline.trainer.api import train
+from pipeline.version import __version__
 
-__version__ = "0.1.0"
-__all__ = ["__version__", "train"]
+if TYPE_CHECKING:
+    from pipeline.api import (
+        Callback,
+        LoadedPolicy,
+        build_env,
+        evaluate,
+        export_policy,
+        load_policy,
+        make_env,
+        train,
+    )
+    from pipeline.envs.base import BaseEnv, BehaviorMapping
+    from pipeline.envs.in_process import InProcessEnvironment
+    from pipeline.envs.registry import UnityEnvRegistry
+    from pipeline.envs.side_channels import (
+        EngineConfigurationChannel,
+        EnvironmentParametersChannel,
+        FloatPropertiesChannel,
+        RawBytesChannel,
+        SideChannel,
+        StatsAggregationMethod,
+        StatsSideChannel,
+    )
+    from pipeline.envs.unity import UnityEnvironment
+    from pipeline.errors import (
+        PipelineError,
+        UnityActionException,
+        UnityCommunicationException,
+        UnityCommunicatorStoppedException,
+        UnityEnvironmentException,
+        UnityException,
+        UnityObservationException,
+        UnitySideChannelException,
+        UnityTimeOutException,
+        UnityWorkerInUseException,
+    )
+    from pipeline.protocol.side_channels import IncomingMessage, OutgoingMessage
+    from pipeline.protocol.simulator import Simulator
+    from pipeline.protocol.specs import (
+        ActionSpec,
+        ActionTuple,
+        BehaviorSpec,
+        DimensionProperty,
+        ObservationSpec,
+        ObservationType,
+    )
+    from pipeline.protocol.steps import DecisionStep, DecisionSteps, TerminalStep, TerminalSteps
+    from pipeline.tracking.base import Sink, Update
+
+__all__ = [
+    "ActionSpec",
+    "ActionTuple",
+    "BaseEnv",
+    "BehaviorMapping",
+    "BehaviorSpec",
+    "Callback",
+    "DecisionStep",
+    "DecisionSteps",
+    "DimensionProperty",
+    "EngineConfigurationChannel",
+    "EnvironmentParametersChannel",
+    "FloatPropertiesChannel",
+    "InProcessEnvironment",
+    "IncomingMessage",
+    "LoadedPolicy",
+    "ObservationSpec",
+    "ObservationType",
+    "OutgoingMessage",
+    "PipelineError",
+    "RawBytesChannel",
+    "SideChannel",
+    "Simulator",
+    "Sink",
+    "StatsAggregationMethod",
+    "StatsSideChannel",
+    "TerminalStep",
+    "TerminalSteps",
+    "UnityActionException",
+    "UnityCommunicationException",
+    "UnityCommunicatorStoppedException",
+    "UnityEnvRegistry",
+    "UnityEnvironment",
+    "UnityEnvironmentException",
+    "UnityException",
+    "UnityObservationException",
+    "UnitySideChannelException",
+    "UnityTimeOutException",
+    "UnityWorkerInUseException",
+    "Update",
+    "__version__",
+    "build_env",
+    "evaluate",
+    "export_policy",
+    "load_policy",
+    "make_env",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the trainer, and with it torch, only when it is asked for."""
-    if name == "train":
-        from pipeline.api import train
+    """Import the module of a public name when it is asked for."""
+    from importlib import import_module
 
-        return train
+    # Here, and not beside `__all__`: a module's name in a text counts as an import, and the stages
+    # of the DAG, which all import this package, need none of these.
+    modules = {
+        "pipeline.api": "Callback LoadedPolicy build_env evaluate export_policy load_policy "
+        "make_env train",
+        "pipeline.envs.base": "BaseEnv BehaviorMapping",
+        "pipeline.envs.in_process": "InProcessEnvironment",
+        "pipeline.envs.registry": "UnityEnvRegistry",
+        "pipeline.envs.side_channels": "EngineConfigurationChannel EnvironmentParametersChannel "
+        "FloatPropertiesChannel RawBytesChannel SideChannel StatsAggregationMethod "
+        "StatsSideChannel",
+        "pipeline.envs.unity": "UnityEnvironment",
+        "pipeline.protocol.side_channels": "IncomingMessage OutgoingMessage",
+        "pipeline.protocol.simulator": "Simulator",
+        "pipeline.protocol.specs": "ActionSpec ActionTuple BehaviorSpec DimensionProperty "
+        "ObservationSpec ObservationType",
+        "pipeline.protocol.steps": "DecisionStep DecisionSteps TerminalStep TerminalSteps",
+        "pipeline.tracking.base": "Sink Update",
+    }
+    if name in __all__:
+        ours = (module for module, names in modules.items() if name in names.split())
+        return getattr(import_module(next(ours, "pipeline.errors")), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

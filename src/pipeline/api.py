@@ -1,35 +1,388 @@
-"""The public `pipeline.train`: the trainer's, also for environments of Gymnasium and PettingZoo.
+"""What `import pipeline` offers beside the low-level classes: train, evaluate, export, act.
 
-These are bridged here, above the trainer: the stages of the DAG train in executables only, so a
-change of the bridges must not make them train again.
+It stands above everything else: the stages of the DAG do not use it, so that a change of it makes
+none of them run again.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from functools import wraps
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import seeding, trainer
-from pipeline.algos.process_group import launched
-from pipeline.envs.in_process import InProcessEnvironment
+import numpy as np
+
+from pipeline import seeding
+from pipeline.envs.in_process import InProcessEnvironment, refuse_other_object
+from pipeline.errors import SettingsError
+from pipeline.simulators import registry
+from pipeline.tracking.base import Sink, Update
 
 if TYPE_CHECKING:
+    from pipeline.arrays import BoolArray, FloatArray, IntArray
+    from pipeline.envs.base import BaseEnv
+    from pipeline.evaluation.episodes import Episode
+    from pipeline.export.policy import OnnxPolicy
+    from pipeline.protocol.specs import ActionTuple
+    from pipeline.settings import RunSettings
     from pipeline.trainer import TrainResult
 
+_FORMS = (
+    "a path of an executable, a simulator such as balance_ball, gymnasium:ID, pettingzoo:ID, or "
+    "module:function of a module that can be imported"
+)
 
-@wraps(trainer.train)
-def train(env: Any, settings: Any, *, seed: int, **options: Any) -> TrainResult:
-    """Train every behavior of an environment."""
+
+class Callback:
+    """Is told how a run goes, and may end it; a subclass overrides what it wants to know.
+
+    An error in a callback ends the run, whose state is saved first, and is raised by `train`.
+    """
+
+    stop: bool = False
+    """Set it to True to end the run after the present step, as if `max_steps` had been reached."""
+
+    def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
+        """A behavior is there and will be trained with these settings, as plain values."""
+
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+        """A summary has been made: numbers by TensorBoard tag."""
+
+    def on_update(self, behavior: str, update: Update) -> None:
+        """The networks of a behavior have been updated."""
+
+    def on_checkpoint(self, behavior: str, path: Path, step: int) -> None:
+        """A numbered checkpoint has been written."""
+
+    def on_end(self, result: TrainResult) -> None:
+        """The run has ended without an error."""
+
+
+class _Callbacks(Sink):
+    """Hands what training reports to callbacks, and keeps the curves of a run."""
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self._callbacks = callbacks
+        self.curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
+        self.error: Exception | None = None
+
+    def wants_end(self) -> bool:
+        """Whether a callback has asked for the end, or failed."""
+        return self.error is not None or any(one.stop for one in self._callbacks)
+
+    def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
+        """Pass on a start."""
+        self._tell("on_start", behavior, settings)
+
+    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+        """Keep and pass on a summary."""
+        curves = self.curves.setdefault(behavior, {})
+        for tag, value in values.items():
+            curves.setdefault(tag, []).append((step, value))
+        self._tell("on_summary", behavior, values, step)
+
+    def updated(self, behavior: str, update: Update) -> None:
+        """Pass on an update."""
+        self._tell("on_update", behavior, update)
+
+    def saved(self, behavior: str, path: Path, step: int) -> None:
+        """Pass on a checkpoint."""
+        self._tell("on_checkpoint", behavior, path, step)
+
+    def _tell(self, event: str, *told: Any) -> None:
+        if self.error is not None:
+            return
+        try:
+            for one in self._callbacks:
+                getattr(one, event)(*told)
+        except Exception as error:  # noqa: BLE001  # raised by `train` when the run is saved
+            self.error = error
+
+
+def train(
+    env: Any,
+    settings: RunSettings | Mapping[str, object] | Path | str,
+    *,
+    seed: int,
+    run_dir: Path | str,
+    callbacks: Sequence[Callback] = (),
+    num_envs: int = 1,
+    sinks: Sequence[Sink] = (),
+    **options: Any,
+) -> TrainResult:
+    """Train every behavior of an environment.
+
+    Args:
+        env: anything that `make_env` takes, or a list of such objects, stepped together; None for
+            the Unity Editor. Executables run in processes of their own, all else in this one.
+        settings: a trainer configuration: read already, as a map, or its file. A map or file that
+            lists behaviors has to list all, or to have `default_settings`.
+        seed: from which all randomness of the run derives.
+        run_dir: gets a folder with checkpoints for each behavior.
+        callbacks: told how the run goes; they may end it. For one learner.
+        num_envs: environments to step together, where `env` is a text.
+        sinks: where summaries go.
+        options: `resume`, `init_from`, `device`, `torch_threads`, `env_args`, `learners`, and the
+            others of `pipeline.trainer.train`.
+
+    Returns:
+        Steps, rewards and checkpoints of each behavior, and curves: (step, value) by behavior and
+        tag.
+
+    Raises:
+        SettingsError: A setting or the environment cannot be used.
+        UnityException: The environment failed; what was learned so far is saved.
+        Interrupted: SIGINT or SIGTERM came; the state is saved.
+    """
+    from pipeline import trainer
+    from pipeline.algos.process_group import launched
+
+    if callbacks and max(options.get("learners", 1), launched()[1]) > 1:
+        raise SettingsError("callbacks may end a run, which one of several learners cannot")
+    told = _Callbacks(callbacks)
     several = isinstance(env, Sequence) and not isinstance(env, str)
-    envs = env if several else [env]
-    first = seeding.derive(seed, "environment") + launched()[0] * len(envs)
-    envs = [_bridged(one, first + worker) for worker, one in enumerate(envs)]
-    return trainer.train(envs if several else envs[0], settings, seed=seed, **options)
+    envs: Any = list(env) if several else [env]
+    if isinstance(env, str) and not _is_program(env):
+        envs, several = [env] * num_envs, True
+    if not (len(envs) == 1 and (envs[0] is None or _is_program(envs[0]))):
+        first = seeding.derive(seed, "environment") + launched()[0] * len(envs)
+        envs = [make_env(one, seed=first + worker) for worker, one in enumerate(envs)]
+    result = trainer.train(
+        envs if several else envs[0],
+        settings,
+        seed=seed,
+        run_dir=run_dir,
+        num_envs=num_envs,
+        sinks=[*sinks, told],
+        end_early=told.wants_end,
+        **options,
+    )
+    if told.error is not None:
+        raise told.error
+    result = replace(result, curves=told.curves)
+    for one in callbacks:
+        one.on_end(result)
+    return result
 
 
-def _bridged(env: Any, seed: int) -> Any:
+def make_env(source: Any, *, seed: int = 0, n_agents: int | None = None, **options: Any) -> BaseEnv:
+    """Return an environment, whatever names it, with ML-Agents' low-level API.
+
+    Args:
+        source: the path of an executable; a simulator, such as `balance_ball`; `gymnasium:ID` or
+            `pettingzoo:ID`; `module:function`, which is called and gives one of the following; an
+            environment of Gymnasium or PettingZoo; or any object with the low-level API, which is
+            returned as it is.
+        seed: of everything random in it; an object keeps its own.
+        n_agents: agents or copies in this process, for simulators and ids.
+        options: further keywords of the simulator, the bridge, or of `UnityEnvironment`.
+
+    Raises:
+        SettingsError: Nothing is called so, or the object is no environment.
+        UnityException: The executable cannot be started.
+    """
+    if not isinstance(source, str | Path):
+        return _of_object(source, seed)
+    text = str(source)
+    kind, _, rest = text.partition(":")
+    if _is_program(source):
+        from pipeline.envs.unity import UnityEnvironment
+
+        return UnityEnvironment(text, seed=seed, **options)
+    if kind in registry.BRIDGES:
+        made = registry.make(kind, seed=seed, n_agents=n_agents, id=rest, **options)
+        return InProcessEnvironment(made)
+    if text in registry.SIMULATORS:
+        return InProcessEnvironment(registry.make(text, seed=seed, n_agents=n_agents, **options))
+    return _of_object(_called(text, kind, rest), seed)
+
+
+def build_env(source: str, target: Path | str, **options: Any) -> Path:
+    """Write the executable of a simulator, or around an environment of others.
+
+    Args:
+        source: a simulator, such as `balance_ball`; or `gymnasium:ID` or `pettingzoo:ID`.
+        target: the file to write.
+        options: fixed in the executable: `n_agents`, and the keywords of the simulator.
+
+    Returns:
+        The file, which `train` and `make_env` take.
+
+    Raises:
+        SettingsError: Nothing is called so, or it lacks an option.
+        StageError: It cannot be packed.
+    """
+    from pipeline.simulators.pack import pack
+
+    kind, _, rest = source.partition(":")
+    if kind in registry.BRIDGES:
+        return pack(kind, target, id=rest, **options)
+    return pack(source, target, **options)
+
+
+def export_policy(checkpoint: Path | str, folder: Path | str) -> Path:
+    """Write the policy of a checkpoint as `<Behavior>.onnx`, which Unity loads.
+
+    The file is compared with the policy on observations of the run before it takes its place.
+
+    Args:
+        checkpoint: of one behavior, such as `result.behaviors["3DBall"].checkpoint`.
+        folder: where the file goes.
+
+    Returns:
+        The file.
+
+    Raises:
+        PipelineError: The checkpoint cannot be read, or its policy cannot be exported.
+    """
+    from pipeline import files
+    from pipeline.stages.export import publish
+    from pipeline.trainer.checkpoints.restore import load_policy as saved_policy
+
+    publish(Path(checkpoint), Path(folder))
+    return files.named(Path(folder), saved_policy(Path(checkpoint)).behavior, ".onnx")
+
+
+class LoadedPolicy:
+    """A trained policy that acts on arrays, or on what an environment sends.
+
+    Attributes:
+        behavior: name that the file gives, without `?team=`.
+        onnx: acts on `DecisionSteps`, as `evaluate` needs it.
+    """
+
+    def __init__(self, onnx: OnnxPolicy, behavior: str) -> None:
+        self.onnx = onnx
+        self.behavior = behavior
+
+    def act(
+        self,
+        obs: FloatArray | Sequence[FloatArray],
+        action_mask: Sequence[BoolArray] | None = None,
+        *,
+        agent_id: IntArray | None = None,
+        deterministic: bool = True,
+    ) -> ActionTuple:
+        """Choose actions for N agents.
+
+        Args:
+            obs: [N, *shape], or one such array for each observation.
+            action_mask: bool [N, branch size] per branch, True where forbidden; None allows all.
+            agent_id: int [N], whose memories are meant; None for 0 to N - 1.
+            deterministic: the most likely actions; False draws them.
+
+        Raises:
+            ExportError: The observations do not fit the policy.
+        """
+        from pipeline.protocol.steps import DecisionSteps
+
+        parts = [obs] if isinstance(obs, np.ndarray) else list(obs)
+        n = len(parts[0])
+        agents = np.arange(n, dtype=np.int32) if agent_id is None else agent_id
+        nothing = np.zeros(n, dtype=np.float32)
+        masks = None if action_mask is None else list(action_mask)
+        groups = np.zeros(n, dtype=np.int32)
+        steps = DecisionSteps(parts, nothing, agents, masks, groups, nothing)
+        return self.onnx.act(steps, deterministic=deterministic)
+
+    def end(self, agent_ids: Sequence[int]) -> None:
+        """Forget what agents remember whose episodes have ended."""
+        self.onnx.end(agent_ids)
+
+    def reset(self, seed: int) -> None:
+        """Forget every agent, and begin the random numbers of `seed`."""
+        self.onnx.reset(seed)
+
+
+def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:
+    """Return the policy of a checkpoint or of an ONNX file, ready to act on arrays.
+
+    Args:
+        path: `<...>.onnx`, or a checkpoint (`.pt`).
+        seed: of actions that are drawn.
+
+    Raises:
+        PipelineError: The file cannot be read, or holds no policy.
+    """
+    from pipeline.export.policy import OnnxPolicy
+
+    path = Path(path)
+    if path.suffix == ".onnx":
+        return LoadedPolicy(OnnxPolicy(path, seed=seed), path.stem)
+    from pipeline.export.publish import build_model
+    from pipeline.trainer.checkpoints.restore import load_policy as saved_policy
+
+    saved = saved_policy(path)
+    return LoadedPolicy(OnnxPolicy(build_model(saved.policy), seed=seed), saved.behavior)
+
+
+def evaluate(
+    policy: LoadedPolicy | Path | str | Mapping[str, LoadedPolicy | Path | str],
+    env: Any,
+    *,
+    episodes: int = 100,
+    seed: int = 10_000,
+    deterministic: bool = True,
+    **options: Any,
+) -> list[Episode]:
+    """Play episodes with a policy, the first that start and every one of them to its end.
+
+    Args:
+        policy: loaded already, or its file; several by behavior name.
+        env: anything that `make_env` takes; closed in the end.
+        episodes: of each behavior, at least 1.
+        seed: of the environment, and of actions that are drawn.
+        deterministic: the most likely actions; False draws them.
+        options: of `make_env`.
+
+    Returns:
+        The episodes by behavior and start, each with its return and length.
+
+    Raises:
+        PipelineError: A file cannot be read, or the environment cannot be used.
+    """
+    from pipeline.evaluation.episodes import evaluate as play
+
+    given = policy if isinstance(policy, Mapping) else {None: policy}
+    policies = {}
+    for name, one in given.items():
+        loaded = one if isinstance(one, LoadedPolicy) else load_policy(one)
+        policies[loaded.behavior if name is None else name] = loaded.onnx
+    made = make_env(env, seed=seed, **options)
+    try:
+        return play(made, policies, episodes=episodes, seed=seed, deterministic=deterministic)
+    finally:
+        made.close()
+
+
+def _is_program(source: object) -> bool:
+    """Whether a text is an executable's path and no other name."""
+    if isinstance(source, Path):
+        return True
+    if not isinstance(source, str) or source in registry.SIMULATORS:
+        return False
+    return ":" not in source.strip("/") or Path(source).exists()
+
+
+def _called(text: str, module: str, function: str) -> Any:
+    """Return what `module:function` gives; the module may lie in the current folder."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        return getattr(import_module(module), function)()
+    except ModuleNotFoundError as error:
+        if error.name and module.startswith(error.name):
+            raise SettingsError(f"{text}: is no environment; name {_FORMS}") from error
+        raise
+    except AttributeError as error:
+        raise SettingsError(f"{text}: {error}; name {_FORMS}") from error
+
+
+def _of_object(env: Any, seed: int) -> BaseEnv:
     """Return an environment of Gymnasium or PettingZoo as one of this project, others as given."""
     gymnasium, pettingzoo = map(sys.modules.get, ("gymnasium", "pettingzoo"))
     if gymnasium is not None and isinstance(env, gymnasium.Env):
@@ -40,4 +393,5 @@ def _bridged(env: Any, seed: int) -> Any:
         from pipeline.simulators.bridges.pettingzoo_bridge import PettingZooSimulator
 
         return InProcessEnvironment(PettingZooSimulator(id=env, seed=seed))
-    return env
+    refuse_other_object(env)
+    return env  # type: ignore[no-any-return]  # it has the members

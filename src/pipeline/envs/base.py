@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pipeline.errors import UnityActionException, UnityEnvironmentException
+from pipeline.protocol.specs import BehaviorSpec
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator
     from typing import Self
 
     from pipeline.arrays import AnyArray
     from pipeline.envs.side_channels import StatsAggregationMethod
     from pipeline.protocol.parameters import Sampler
-    from pipeline.protocol.specs import ActionTuple, BehaviorSpec
+    from pipeline.protocol.specs import ActionTuple
     from pipeline.protocol.steps import Steps
 
     Stats = dict[str, list[tuple[float, StatsAggregationMethod]]]
     """Values of each statistic since it was last taken, and how they become one."""
+
+
+class BehaviorMapping(Mapping[str, BehaviorSpec]):
+    """Specifications by behavior name, as ML-Agents' `behavior_specs` is called."""
+
+    def __init__(self, specs: Mapping[str, BehaviorSpec]) -> None:
+        self._specs = dict(specs)
+
+    def __getitem__(self, name: str) -> BehaviorSpec:
+        return self._specs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
 
 
 class BaseEnv(ABC):

@@ -33,7 +33,15 @@ _LEAN = frozenset({"mujoco", "mujoco-core", "numpy", "protobuf"})
 """Distributions of which much is known to be unneeded; of others only tests are left out."""
 _UNNEEDED = frozenset({"glfw", "mujoco-studio", "pyopengl", "rl-pipeline"})
 """Distributions that others name as required but import only for pictures, and this one."""
-_PACKAGE = ("__init__.py", "arrays.py", "errors.py", "files.py", "plugins.py", "seeding.py")
+_PACKAGE = (
+    "__init__.py",
+    "arrays.py",
+    "errors.py",
+    "files.py",
+    "plugins.py",
+    "seeding.py",
+    "version.py",
+)
 _FOLDERS = ("protocol", "simulators")
 _SKIPPED_FOLDERS = frozenset(
     {"__pycache__", "doc", "docs", "f2py", "include", "introspect", "plugin", "proto", "sysid"}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +43,9 @@ class Sink:
     def updated(self, behavior: str, update: Update) -> None:
         """The networks of a behavior have been updated."""
 
+    def saved(self, behavior: str, path: Path, step: int) -> None:
+        """A numbered checkpoint of a behavior has been written."""
+
     def close(self) -> None:
         """Write what is pending and let go of files and threads; may be called twice."""
 
@@ -64,6 +68,10 @@ class Tracker:
     def updated(self, behavior: str, update: Update) -> None:
         """Say that a behavior's networks have been updated."""
         self._each(lambda sink: sink.updated(behavior, update))
+
+    def saved(self, behavior: str, path: Path, step: int) -> None:
+        """Say that a checkpoint of a behavior has been written."""
+        self._each(lambda sink: sink.saved(behavior, path, step))
 
     def distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
         """Give the finite values behind the mean `tag`, if there are any."""

@@ -64,6 +64,7 @@ def train(
     on_start: Callable[[], None] | None = None,
     starting_lesson: int = 0,
     learners: int = 1,
+    end_early: Callable[[], bool] | None = None,
 ) -> TrainResult:
     """Train every behavior of an environment.
 
@@ -99,6 +100,7 @@ def train(
             lessons begins with its last.
         learners: processes that learn together, each with `num_envs` environments of its own; the
             others are started here, unless `torchrun` has started as many as this one already.
+        end_early: asked after every step; True ends the run as `max_steps` does. For one learner.
 
     Returns:
         Steps, rewards and checkpoints of each behavior, and where the time went.
@@ -168,6 +170,7 @@ def train(
             exporter=exporter,
             resume_interval_s=resume_interval_s,
             on_start=on_start,
+            end_early=None if learners > 1 else end_early,
         )
 
 

@@ -74,6 +74,7 @@ class TrainingLoop:
         on_start: called once, when there is something to train and all of it can be trained.
         starting_lesson: where the curriculum of every environment parameter begins.
         group: the processes of which each runs such a loop; the first one alone saves.
+        end_early: asked after every step whether to end, as if `max_steps` had been reached.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class TrainingLoop:
         on_start: Callable[[], None] | None = None,
         starting_lesson: int = 0,
         group: ProcessGroup = SINGLE_PROCESS,
+        end_early: Callable[[], bool] | None = None,
     ) -> None:
         self.workers = workers
         self.lessons = Lessons(
@@ -111,11 +113,13 @@ class TrainingLoop:
         self.resume_interval_s = resume_interval_s
         kind = CheckpointManager if group.rank == 0 else NullCheckpointManager
         self.keeper = kind(run_dir, settings, exporter=None if inference else exporter)
+        self.keeper.on_checkpoint = tracker.saved
         self.synchronizer = Synchronizer(group)
         self._saved = self.synchronizer.resumed(self.keeper) if resume else {}
         self._exact = False
         self._due: set[str] = set()
         self._on_start = on_start
+        self._end_early = end_early or (lambda: False)
         self._started = False
         self.learners: dict[str, Learner] = {}
         self._learner_of: dict[str, Learner] = {}
@@ -167,7 +171,7 @@ class TrainingLoop:
         while True:
             self._step()
             self._note_start()
-            if self._finished() or (self.inference and should_stop()):
+            if self._finished() or (self.inference and should_stop()) or self._end_early():
                 return
             self._save_due()
             if should_stop():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.trainer.checkpoints.file import RESUME_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from pipeline.trainer.learner import Learner
@@ -37,6 +37,8 @@ class TrainResult:
     behaviors: Mapping[str, BehaviorResult]
     seconds: Mapping[str, float]
     """Wall time by part: environment, wire, inference, storage, update, total."""
+    curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]] = field(default_factory=dict)
+    """(step, value) of each summary by behavior and tag, from `pipeline.train`."""
 
 
 def result_of(

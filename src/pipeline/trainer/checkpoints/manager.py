@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pipeline import __version__, files
+from pipeline import files
 from pipeline.trainer.checkpoints.file import (
     RESUME_FILE,
     delete_older_replays,
@@ -29,6 +29,7 @@ from pipeline.trainer.checkpoints.file import (
     save_replay,
     to_saved,
 )
+from pipeline.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,6 +64,8 @@ class CheckpointManager:
         self.run_dir = run_dir
         self.settings = settings
         self.exporter = exporter
+        self.on_checkpoint: Callable[[str, Path, int], None] | None = None
+        """Told of each numbered checkpoint: behavior, file, step."""
         self.status = StatusFile(run_dir)
         self.best: dict[str, dict[str, Any]] = {}
         self._unsaved_best: dict[str, dict[str, Any]] = {}
@@ -157,6 +160,8 @@ class CheckpointManager:
             with _written(self.status.path, "the list of checkpoints"):
                 more = {} if learner.past is None else {"elo": learner.past.rating}
                 self.status.add(learner.name, path, step=learner.step, reward=reward, **more)
+        if self.on_checkpoint is not None:
+            self.on_checkpoint(learner.name, path, learner.step)
 
     def finish(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
         """Write the last checkpoints of a run that is complete; they are its results."""

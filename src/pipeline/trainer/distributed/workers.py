@@ -25,11 +25,11 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not listed
 from torch.distributed.rendezvous import rendezvous
 
-from pipeline import __version__
 from pipeline.algos.process_group import launched
 from pipeline.errors import Interrupted, LearnerLostError, PipelineError, SettingsError, one_line
 from pipeline.trainer.distributed.group import PATIENCE_S, DistributedGroup
 from pipeline.trainer.supported import usable_device
+from pipeline.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,210 @@
+"""What `import pipeline` offers: all of it documented, quick to import, and in use."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+import pipeline
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/python.md"
+PUBLIC = [name for name in pipeline.__all__ if name != "__version__"]
+SETTINGS = {
+    "behaviors": {
+        "3DBall": {
+            "trainer_type": "ppo",
+            "hyperparameters": {"batch_size": 32, "buffer_size": 128, "num_epoch": 1},
+            "network_settings": {"hidden_units": 8, "num_layers": 1},
+            "max_steps": 1024,
+            "summary_freq": 256,
+            "checkpoint_interval": 512,
+        }
+    }
+}
+
+
+def train(folder: Path, **options: object):
+    return pipeline.train("balance_ball", SETTINGS, seed=1, run_dir=folder, **options)
+
+
+def line_of(name: str) -> str:
+    """The row of docs/python.md that a name must have."""
+    first = inspect.getdoc(getattr(pipeline, name)).splitlines()[0]
+    return f"| `{name}` | {first} |"
+
+
+def test_the_page_has_every_public_name_with_the_first_line_of_its_docstring():
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    listed = rows[rows.index(line_of(PUBLIC[0])) :]
+    assert listed == [line_of(name) for name in PUBLIC]
+
+
+def members() -> list[tuple[str, str]]:
+    found = []
+    for name in PUBLIC:
+        cls = getattr(pipeline, name)
+        if inspect.isclass(cls):
+            found += [(name, one) for one in vars(cls) if not one.startswith("_")]
+    return found
+
+
+@pytest.mark.parametrize(("name", "member"), members())
+def test_every_public_method_has_a_docstring(name: str, member: str):
+    value = inspect.getattr_static(getattr(pipeline, name), member)
+    if isinstance(value, staticmethod | classmethod):
+        value = value.__func__
+    if inspect.isfunction(value) or isinstance(value, property):
+        assert inspect.getdoc(value), f"{name}.{member}"
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_its_own_and_no_other(name: str):
+    assert getattr(pipeline, name).__name__ == name
+    assert name in dir(pipeline)
+
+
+def test_an_unknown_name_is_no_attribute():
+    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+        _ = pipeline.trian  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pipeline",
+        "from pipeline import UnityEnvironment, ActionTuple, Callback, make_env, train",
+    ],
+)
+def test_importing_costs_no_torch(code: str):
+    program = f"import sys; {code}; sys.exit('torch' in sys.modules)"
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", program], env=env, check=False)  # noqa: S603  # ours
+    assert done.returncode == 0
+
+
+class Told(pipeline.Callback):
+    def __init__(self) -> None:
+        self.seen: list[tuple] = []
+
+    def on_start(self, behavior, settings):  # noqa: ARG002
+        self.seen.append(("start", settings["max_steps"]))
+
+    def on_summary(self, behavior, values, step):  # noqa: ARG002
+        self.seen.append(("summary", step))
+
+    def on_update(self, behavior, update):  # noqa: ARG002
+        self.seen.append(("update", update.step))
+
+    def on_checkpoint(self, behavior, path, step):  # noqa: ARG002
+        assert path.is_file()
+        self.seen.append(("checkpoint", step))
+
+    def on_end(self, result):
+        self.seen.append(("end", result.behaviors["3DBall"].steps))
+
+
+def test_callbacks_are_told_everything_and_curves_come_back(tmp_path: Path):
+    told = Told()
+    result = train(tmp_path, callbacks=[told])
+    steps = result.behaviors["3DBall"].steps
+    events = [event for event, _ in told.seen]
+    assert events[0] == "start"
+    assert told.seen[-1] == ("end", steps)
+    assert events.count("summary") == 4
+    assert events.count("update") == result.behaviors["3DBall"].n_updates
+    assert events.count("checkpoint") == 2
+    curve = result.curves["3DBall"]["Environment/Cumulative Reward"]
+    assert [step for step, _ in curve] == [256, 512, 768, 1024]
+    assert np.isfinite([value for _, value in result.curves["3DBall"]["Losses/Policy Loss"]]).all()
+
+
+def test_a_callback_ends_a_run_which_is_then_complete(tmp_path: Path):
+    class Enough(Told):
+        def on_summary(self, behavior, values, step):
+            super().on_summary(behavior, values, step)
+            self.stop = step >= 512
+
+    told = Enough()
+    result = train(tmp_path, callbacks=[told])
+    assert 512 <= result.behaviors["3DBall"].steps < 1024
+    assert told.seen[-1][0] == "end"
+    assert pipeline.export_policy(
+        result.behaviors["3DBall"].checkpoint, tmp_path / "onnx"
+    ).is_file()
+
+
+def test_an_error_in_a_callback_is_raised_when_the_run_is_saved(tmp_path: Path):
+    class Broken(Told):
+        def on_summary(self, behavior, values, step):  # noqa: ARG002
+            raise ZeroDivisionError("mine")
+
+    told = Broken()
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        train(tmp_path, callbacks=[told])
+    assert "end" not in [event for event, _ in told.seen]
+    assert (tmp_path / "3DBall/checkpoint.pt").is_file()
+    resumed = train(tmp_path, resume=True)
+    assert resumed.behaviors["3DBall"].steps >= 1024
+
+
+def test_callbacks_are_refused_where_they_could_not_end_the_run(tmp_path: Path):
+    with pytest.raises(pipeline.PipelineError, match="one of several learners cannot"):
+        train(tmp_path, callbacks=[Told()], learners=2)
+
+
+def test_checkpoint_and_onnx_act_alike_and_are_evaluated(tmp_path: Path):
+    result = train(tmp_path)
+    checkpoint = result.behaviors["3DBall"].checkpoint
+    model = pipeline.export_policy(checkpoint, tmp_path / "onnx")
+    assert model == tmp_path / "onnx/3DBall.onnx"
+    first, second = pipeline.load_policy(checkpoint), pipeline.load_policy(model)
+    assert first.behavior == second.behavior == "3DBall"
+    env = pipeline.make_env("balance_ball", seed=4, n_agents=5)
+    env.reset()
+    ((decision, _),) = [env.get_steps(name) for name in env.behavior_specs]
+    one, other = first.act(decision.obs), second.act(decision.obs[0])
+    assert one.continuous.shape == (5, 2)
+    assert np.array_equal(one.continuous, other.continuous)
+    env.close()
+    played = [pipeline.evaluate(one, "balance_ball", episodes=3, seed=2) for one in (first, model)]
+    assert len(played[0]) == 3
+    assert played[0] == played[1]
+
+
+def test_every_form_of_an_environment_gives_the_low_level_api(tmp_path: Path, monkeypatch):
+    (tmp_path / "mine_of_api.py").write_text(
+        "import gymnasium\ndef pole():\n    return gymnasium.make('CartPole-v1')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = pipeline.make_env("balance_ball", n_agents=2)
+    forms = ["gymnasium:CartPole-v1", "mine_of_api:pole", gymnasium.make("CartPole-v1"), own]
+    for form in forms:
+        env = pipeline.make_env(form, seed=1)
+        env.reset()
+        assert len(env.behavior_specs) == 1
+        env.close()
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ("no_module_of_mine:function", "is no environment; name a path of an executable"),
+        ("json:nothing", "no attribute 'nothing'; name a path"),
+        ("gymnasium:CartPol-v1", "CartPole-v1"),
+        ("no_such_program", "no_such_program"),
+        (3, "an object of type int cannot be trained in"),
+    ],
+)
+def test_a_mistake_in_a_name_is_one_line_that_says_what_may_stand_there(form, said):
+    with pytest.raises(pipeline.PipelineError, match=said) as refused:
+        pipeline.make_env(form)
+    assert "\n" not in str(refused.value)
