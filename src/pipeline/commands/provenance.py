@@ -221,11 +221,11 @@ def _input(kind: str, one: Mapping[str, str], root: Path) -> Check:
 
 
 def _versions(stage: provenance.Record) -> Check:
-    now = provenance.versions()
+    now = {name: provenance.installed(name) for name in stage["versions"]}
     details = [
         f"{name} {then} then, {now[name]} now"
         for name, then in stage["versions"].items()
-        if now.get(name) != then
+        if now[name] != then
     ]
     return _check("packages", details)
 

@@ -160,6 +160,14 @@ def test_another_version_of_a_package_is_named(tree, tmp_path, capsys):
     assert check["details"][0].startswith("torch 1.0.0 then, ")
 
 
+@pytest.mark.parametrize("name", ["a-plug-in-of-others", "", "../numpy"])
+def test_a_package_that_is_not_here_any_more_is_named(tree, tmp_path, capsys, name):
+    old = provenance.versions() | {name: "2.0"}
+    value = told(capsys, model(tmp_path / "m.onnx", record(tree, versions=old)), tree)
+    (check,) = [one for one in value["checks"] if one["what"] == "packages"]
+    assert check["details"] == [f"{name} 2.0 then, not installed now"]
+
+
 def test_each_source_is_stored_once_and_a_changed_one_twice(tree):
     later = record(tree, stage="export")
     later["sources"] = later["sources"] | {"pipeline/b.py": "0" * 40}

@@ -122,6 +122,15 @@ def versions() -> dict[str, str]:
     return {name: metadata.version(name).partition("+")[0] for name in PACKAGES}
 
 
+def installed(name: str) -> str:
+    """Return the version of a package as a record has it; of one that is not here, so."""
+    try:
+        version = metadata.version(name)
+    except (metadata.PackageNotFoundError, ValueError):  # the name comes out of a file
+        return "not installed"
+    return version.partition("+")[0] if name in PACKAGES else version
+
+
 def text(history: Sequence[Record]) -> str:
     """As it is stored: compact, keys sorted, a source named once as long as it is the same."""
     told: dict[str, str] = {}
