@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import SettingsError
+from pipeline.plugins import Group
 from pipeline.settings import dump_yaml, load_run_settings, parse_yaml, to_mapping
 from pipeline.settings.environments import EnvironmentParams
 from pipeline.settings.experiments import (
@@ -579,6 +580,8 @@ def test_several_environments_need_an_executable(tmp_path: Path) -> None:
 def strategy(hint: Any) -> st.SearchStrategy[Any]:
     """Values that a type hint of the schema allows."""
     origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated and isinstance(parts[1], Group):
+        return st.sampled_from(sorted(parts[1]))
     if origin is Annotated:
         return strategy(parts[0]).filter(
             lambda value: not any(limit.broken_by(value) for limit in parts[1:])

@@ -1,0 +1,76 @@
+"""A package with a trainer, an encoder and a simulator, through both engines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from dags import differences, dvc_nodes, snakemake_nodes
+from example_plugin_site import EXAMPLE, install
+from project import ROOT, commit, copy_project, run
+
+HERE = Path(__file__).parent
+ENGINES = {"dvc": ("dvc", "repro"), "snakemake": ("snakemake", "--cores", "2", "--quiet", "all")}
+OWN = ["env corridor", *(f"{one} plugged --seed 1" for one in ("train", "export", "evaluate"))]
+OTHERS = ["env balance_ball", *(f"{one} plain --seed 1" for one in ("train", "export", "evaluate"))]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def plugged(tmp_path: Path) -> Path:
+    """A copy of the project beside whose sources the package lies; nothing built."""
+    root = copy_project(tmp_path / "project")
+    shutil.copy(HERE / "plugged.yaml", root / "params.yaml")
+    shutil.copy(EXAMPLE / "Corridor.yaml", root / "config/Corridor.yaml")
+    install(root / "src", version="1.0")
+    plan(root)
+    run(root, "dvc", "init", "--force", "--quiet")
+    for name in (".dvc/config", ".dvcignore"):
+        shutil.copy(ROOT / name, root / name)
+    commit(root, "with a plug-in")
+    return root
+
+
+def plan(root: Path) -> None:
+    run(root, "python", "-m", "pipeline.cli", "plan")
+
+
+def ran(root: Path, engine: str) -> list[str]:
+    log = root / "ran.log"
+    log.unlink(missing_ok=True)
+    run(root, *ENGINES[engine])
+    return sorted(log.read_text().splitlines()) if log.exists() else []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_another_version_reruns_the_stages_that_use_it_and_no_others(plugged: Path, engine: str):
+    for stage in ("env", "train", "export", "evaluate", "report"):
+        shutil.copy(HERE / "fake_stage.py", plugged / f"workflow/scripts/{stage}.py")
+    commit(plugged, "with fast stages")
+    assert ran(plugged, engine) == sorted([*OWN, *OTHERS, "report"])
+    assert ran(plugged, engine) == []
+    install(plugged / "src", version="1.1")
+    if engine == "snakemake":
+        refused = run(plugged, *ENGINES[engine][:3], check=False)
+        assert refused.returncode != 0
+        assert "run `pipeline plan`" in refused.stdout + refused.stderr
+    plan(plugged)
+    # DVC stops where a stage makes the bytes of before, as these do; a real policy names versions
+    expected = OWN[:2] if engine == "dvc" else [*OWN, "report"]
+    assert ran(plugged, engine) == sorted(expected)
+
+
+def test_both_engines_describe_it_alike_and_a_real_run_names_its_version(plugged: Path):
+    assert differences(dvc_nodes(plugged), snakemake_nodes(plugged), plugged) == []
+    run(plugged, "dvc", "repro", "evaluate@plugged-1")
+    place = plugged / "results"
+    assert json.loads((place / "train/plugged/seed1/metrics.json").read_text())["Corridor"]
+    told = run(
+        plugged,
+        *("python", "-m", "pipeline.cli", "provenance", "--json"),
+        str(place / "export/plugged/seed1/Corridor.onnx"),
+    )
+    assert '"example-plugin": "1.0"' in told.stdout
