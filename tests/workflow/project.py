@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from repositories import commit, git
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = ("Snakefile", "dvc.yaml", "params.yaml", "constraints.txt", ".dvcignore", ".gitignore")
@@ -25,20 +26,6 @@ def copy_project(target: Path) -> Path:
     git(target, "init", "-q")
     commit(target, "start")
     return target
-
-
-def git(root: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
-    command = ["git", *identity, *arguments]
-    done = subprocess.run(  # noqa: S603  # git, with the tests' own arguments
-        command, cwd=root, check=True, capture_output=True, text=True
-    )
-    return done.stdout
-
-
-def commit(root: Path, message: str) -> None:
-    git(root, "add", "-A")
-    git(root, "commit", "-q", "-m", message)
 
 
 def environment(root: Path) -> dict[str, str]:

@@ -40,15 +40,27 @@ def swept(prepared: Path, tmp_path: Path) -> Path:
     return shutil.copytree(prepared, tmp_path / "project", symlinks=True)
 
 
-@pytest.fixture
-def toy(swept: Path) -> Path:
+def with_fast_stages(root: Path) -> Path:
     """The same, with stages that write their outputs at once."""
     for stage in STAGES:
-        shutil.copy(HERE / "fake_stage.py", swept / f"workflow/scripts/{stage}.py")
-    with (swept / ".gitignore").open("a") as file:
+        shutil.copy(HERE / "fake_stage.py", root / f"workflow/scripts/{stage}.py")
+    with (root / ".gitignore").open("a") as file:
         file.write("ran.log\n")
-    commit(swept, "with fast stages")
-    return swept
+    commit(root, "with fast stages")
+    return root
+
+
+@pytest.fixture
+def toy(swept: Path) -> Path:
+    return with_fast_stages(swept)
+
+
+@pytest.fixture(scope="module")
+def first(request, prepared: Path, tmp_path_factory) -> tuple[Path, list[str]]:
+    """A toy that the engine has built once, and the jobs that it ran."""
+    copy = tmp_path_factory.mktemp("first") / "project"
+    root = with_fast_stages(shutil.copytree(prepared, copy, symlinks=True))
+    return root, ran(root, *request.param)
 
 
 def ran(root: Path, *command: str) -> list[str]:
@@ -65,7 +77,8 @@ def runs(*stages: str, of: str, seed: int) -> list[str]:
 ALL_OF = ("train", "export", "evaluate")
 TRIALS = [*runs(*ALL_OF, of="rates/001", seed=1), *runs(*ALL_OF, of="rates/002", seed=1)]
 BEST = [*runs(*ALL_OF, of="rates_best", seed=11), *runs(*ALL_OF, of="rates_best", seed=12)]
-SNAKEMAKE = ("snakemake", "--cores", "2", "--quiet", "all", "--")
+DVC = ("dvc", "repro")
+SNAKEMAKE = ("snakemake", "--cores", "2", "--quiet", "all")
 
 
 def test_both_engines_expand_a_sweep_the_same_way(swept: Path):
@@ -80,10 +93,16 @@ def test_both_engines_expand_a_sweep_the_same_way(swept: Path):
     assert asked["sweep@rates"]["mem_mb"] != 1500
 
 
-@pytest.mark.parametrize("engine", [("dvc", "repro"), SNAKEMAKE[:-1]], ids=["dvc", "snakemake"])
-def test_the_best_is_run_after_the_ranking_and_again_when_that_changes(engine, toy: Path):
+@pytest.mark.parametrize(
+    ("engine", "first"),
+    [(DVC, DVC), (SNAKEMAKE, SNAKEMAKE)],
+    indirect=["first"],
+    ids=["dvc", "snakemake"],
+)
+def test_the_best_is_run_after_the_ranking_and_again_when_that_changes(engine, first, tmp_path):
     everything = [*TRIALS, "sweep rates", *BEST, *runs(*ALL_OF, of="ball", seed=1)]
-    assert ran(toy, *engine) == sorted(["env balance_ball", *everything, "report"])
+    assert first[1] == sorted(["env balance_ball", *everything, "report"])
+    toy = shutil.copytree(first[0], tmp_path / "project", symlinks=True)
     assert ran(toy, *engine) == []
     path = toy / "params.yaml"
     path.write_text(path.read_text().replace("- 3e-3", "- 2e-3"))
@@ -92,23 +111,24 @@ def test_the_best_is_run_after_the_ranking_and_again_when_that_changes(engine, t
     assert ran(toy, *engine) == sorted([*second, "sweep rates", *BEST, "report"])
 
 
-def test_resources_rerun_no_learning_and_threads_do(toy: Path):
-    ran(toy, *SNAKEMAKE[:-1])
+@pytest.mark.parametrize("first", [SNAKEMAKE], indirect=True, ids=["snakemake"])
+def test_resources_rerun_no_learning_and_threads_do(first, tmp_path):
+    toy = shutil.copytree(first[0], tmp_path / "project", symlinks=True)
     path = toy / "params.yaml"
     text = path.read_text()
     path.write_text(text.replace("minutes: 30", "minutes: 40").replace("1500", "1600"))
-    assert ran(toy, *SNAKEMAKE[:-1]) == ["report"]  # which depends on all of `experiments`
+    assert ran(toy, *SNAKEMAKE) == ["report"]  # which depends on all of `experiments`
     path.write_text(text.replace("threads: 2", "threads: 1"))
     write_plan(load_params(path), toy / "workflow/runs.yaml")
-    assert "train rates/001 --seed 1" in ran(toy, *SNAKEMAKE[:-1])
+    assert "train rates/001 --seed 1" in ran(toy, *SNAKEMAKE)
 
 
 def test_subsets_run_what_they_name_and_no_more(toy: Path):
-    assert ran(toy, *SNAKEMAKE, "results/quick") == [
+    assert ran(toy, *SNAKEMAKE, "--", "results/quick") == [
         "env balance_ball",
         *sorted(runs(*ALL_OF, of="ball", seed=1)),
     ]
-    assert ran(toy, *SNAKEMAKE, "results/rates/train") == sorted(
+    assert ran(toy, *SNAKEMAKE, "--", "results/rates/train") == sorted(
         [
             *TRIALS,
             "sweep rates",
@@ -130,7 +150,7 @@ def test_dvc_takes_a_stage_of_an_experiment_and_the_command_a_subset(toy: Path):
 
 def test_the_best_of_a_real_sweep_is_trained_on_fresh_seeds_with_its_values(swept: Path):
     policies = [f"results/train/rates_best/seed{seed}/policy.pt" for seed in (11, 12)]
-    run(swept, *SNAKEMAKE, *policies)
+    run(swept, *SNAKEMAKE, "--", *policies)
     best = json.loads((swept / "results/sweep/rates/best.json").read_text())
     with (swept / "results/sweep/rates/trials.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

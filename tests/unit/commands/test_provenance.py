@@ -1,26 +1,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import onnx
 import pytest
+from repositories import git
 
 from pipeline.cli import main
 from pipeline.commands.provenance import commit_with
 from pipeline.settings import load_run_settings
 from pipeline.stages.shared import provenance, sources
 from pipeline.stages.shared.attempt import digest_of
-
-
-def git(root: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
-    command = ["git", *identity, *arguments]
-    done = subprocess.run(  # noqa: S603  # git, with the tests' own arguments
-        command, cwd=root, check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
 
 
 @pytest.fixture

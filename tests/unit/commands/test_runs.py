@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
+from repositories import git
 
 from pipeline.commands.runs import tell
 from pipeline.errors import PipelineError
@@ -23,15 +23,6 @@ stages:
       hash: md5
       md5: {digest}
 """
-
-
-def git(root: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
-    command = ["git", *identity, *arguments]
-    done = subprocess.run(  # noqa: S603  # git, with the tests' own arguments
-        command, cwd=root, check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
 
 
 def trained(root: Path, weights: bytes) -> tuple[str, str]:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,18 @@ def work():
     {body}
 sys.exit(process.run(work))
 """
+
+
+def ended(*arguments: str, shell: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """This interpreter, which a shell starts where one is given, when it has ended."""
+    return subprocess.run(  # noqa: S603  # our own command
+        [*shell, sys.executable, *arguments],
+        env=os.environ | {"PYTHONPATH": str(SRC)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
 
 
 def start(body: str) -> subprocess.Popen:
@@ -226,14 +239,7 @@ else:
 def test_a_program_that_is_interrupted_while_it_is_imported_says_nothing(module, program):
     scripts = SRC.parent / "workflow/scripts"
     program = str(scripts / program) if program.endswith(".py") else program
-    done = subprocess.run(  # noqa: S603  # this interpreter
-        [sys.executable, "-c", INTERRUPTED_IMPORT, module, program],
-        env={**os.environ, "PYTHONPATH": str(SRC)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=50,
-    )
+    done = ended("-c", INTERRUPTED_IMPORT, module, program)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
@@ -330,14 +336,7 @@ leave(run(lambda: None, short=sys.argv[1] == "short"))
 
 @pytest.mark.parametrize(("how", "said"), [("short", "left\n"), ("long", "left\ncollected\n")])
 def test_a_short_stage_leaves_in_order_without_a_last_look_for_cycles(how, said):
-    done = subprocess.run(  # noqa: S603  # our own command
-        [sys.executable, "-c", SHORT, how],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=50,
-    )
+    done = ended("-c", SHORT, how)
     assert (done.returncode, done.stdout) == (0, said), done.stderr
 
 
@@ -366,25 +365,11 @@ def test_a_stage_leaves_in_order_under_each_shell(shell):
             "leave(run(lambda: None))",
         )
     )
-    done = subprocess.run(  # noqa: S603  # our own command
-        [*shell, sys.executable, "-c", program],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=50,
-    )
+    done = ended("-c", program, shell=shell)
     assert (done.returncode, done.stdout) == (0, "left\n"), done.stderr
 
 
 @pytest.mark.parametrize(("how", "said"), [("busy", "done\n"), ("idle", "done\nunloaded\n")])
 def test_a_process_does_not_unload_under_a_thread_that_is_still_at_work(how, said):
-    done = subprocess.run(  # noqa: S603  # our own command
-        [sys.executable, "-c", ABANDONED, how],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=50,
-    )
+    done = ended("-c", ABANDONED, how)
     assert (done.returncode, done.stdout) == (3, said), done.stderr
