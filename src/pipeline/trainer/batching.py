@@ -74,3 +74,10 @@ def concat_steps(
         for d in present
     ]
     return obs, [np.concatenate([mask[i] for mask in masks]) for i in range(len(branches))]
+
+
+def concat_slots(slots: Sequence[AnyArray]) -> AnyArray:
+    """Slots of all workers' agents as one array [N]; empty where no worker has any."""
+    if len(slots) == 1:
+        return slots[0]
+    return np.concatenate(slots) if slots else np.zeros(0, dtype=np.intp)

@@ -13,6 +13,7 @@ from pipeline.data.rollout import Trajectories
 from pipeline.data.slots import STALE_AFTER_MESSAGES, Slots
 from pipeline.errors import TrainingError, UnityPolicyException
 from pipeline.trainer.batching import (
+    concat_slots,
     concat_steps,
     first_terminal_per_agent,
     sample_rows,
@@ -25,7 +26,7 @@ from pipeline.trainer.supported import algorithm_for
 from pipeline.trainer.threaded import Threaded
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     import torch
 
@@ -95,7 +96,7 @@ class Learner:
             self.algorithm = cast("Algorithm", Threaded(name, self.algorithm))
         self.statistics = self.pending_stats = Statistics()
         self.sync: LearnerSync | None = None
-        """Where other processes learn the same: `heard` is then what is new here alone."""
+        """Where other processes learn the same: `pending_stats` is then what is new here alone."""
         self.step = 0
         self.n_updates = 0
         self.recorded = sample_rows(
@@ -110,7 +111,7 @@ class Learner:
         if self.algorithm.memory_size:
             self.memories = np.zeros((0, self.algorithm.memory_size), dtype=np.float32)
         # a replay keeps them elsewhere
-        n_waiting = 0 if self.replay is not None else settings.hyperparameters.buffer_size
+        n_waiting = 0 if self.algorithm.replay is not None else settings.hyperparameters.buffer_size
         self.trajectories = Trajectories(
             self.algorithm.fields,
             n_obs=len(spec.observation_specs),
@@ -119,15 +120,10 @@ class Learner:
         )
 
     @property
-    def replay(self) -> Replay | None:
-        """What an algorithm that learns from old experience too has kept of it."""
-        return self.algorithm.replay
-
-    @property
     def replay_to_keep(self) -> Replay | None:
         """The replay where it is to be saved with the run."""
         keep = getattr(self.settings.hyperparameters, "save_replay_buffer", False)
-        return self.replay if keep else None
+        return self.algorithm.replay if keep else None
 
     @property
     def finished(self) -> bool:
@@ -153,10 +149,11 @@ class Learner:
         for worker, (decision, terminal) in enumerate(heard):
             if len(terminal):
                 self._ended((team, worker), terminal, decision)
-        deciding = ((worker, one) for worker, (one, _) in enumerate(heard) if len(one))
-        slots = [self._continued((team, worker), one) for worker, one in deciding]
+        slots = concat_slots(
+            [self._continued((team, i), one) for i, (one, _) in enumerate(heard) if len(one)]
+        )
         self.seconds["storage"] += time.perf_counter() - began
-        return _all_of(slots)
+        return slots
 
     def learn(self) -> bool:
         """Update if there is enough experience; says whether it did."""
@@ -175,7 +172,7 @@ class Learner:
                 stats = self.algorithm.update(rollout, step=self.step)
         except TrainingError as error:
             raise TrainingError(f"behavior {self.name}, {error}") from error
-        if not stats and self.replay is not None:  # kept for later, nothing learned
+        if not stats and self.algorithm.replay is not None:  # kept for later, nothing learned
             self._clear_closed()
             return False
         obs = [rollout.fields[f"obs_{i}"] for i in range(len(self.spec.observation_specs))]
@@ -233,19 +230,17 @@ class Learner:
 
     def environment_was_reset(self) -> None:
         """Drop unfinished trajectories: their agents begin anew, or are others."""
-        self.slots.forget(lambda _: True)
-        self.trajectories.drop_open()
-        self.grouping.drop(slice(None))
-        if self.memories is not None:
-            self.memories[:] = 0.0
-        if self.past is not None:
-            self.past.games.forget(lambda _: True)
+        self._forget(lambda _: True)
 
     def worker_was_restarted(self, worker: int) -> None:
         """Drop the unfinished trajectories of one worker: its agents are others now."""
-        self._drop(self.slots.forget(lambda source: source[1] == worker))  # type: ignore[index]  # (team, worker)
+        self._forget(lambda source: source[1] == worker)
+
+    def _forget(self, gone: Callable[[Any], bool]) -> None:
+        """Drop what agents of the sources (team, worker) that are `gone` have not finished."""
+        self._drop(self.slots.forget(gone))
         if self.past is not None:
-            self.past.games.forget(lambda source: source[1] == worker)  # type: ignore[index]
+            self.past.games.forget(gone)
 
     def _opponent(self, team: str) -> Opponent | None:
         return None if self.past is None else self.past.opponents.get(team)
@@ -336,12 +331,13 @@ class Learner:
             self.sync.steps += closed.n_rows
 
     def _slots_of(self, decisions: Sequence[DecisionSteps], team: str) -> AnyArray:
-        slots = [
-            self.slots.deciding((team, worker), decision.agent_id)
-            for worker, decision in enumerate(decisions)
-            if len(decision)
-        ]
-        return _all_of(slots)
+        return concat_slots(
+            [
+                self.slots.deciding((team, worker), decision.agent_id)
+                for worker, decision in enumerate(decisions)
+                if len(decision)
+            ]
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """What continues training but for experience; see `experience`."""
@@ -403,9 +399,3 @@ class Learner:
     def close(self) -> None:
         """Wait for a thread that learns, if there is one."""
         self.algorithm.close()
-
-
-def _all_of(slots: Sequence[AnyArray]) -> AnyArray:
-    if len(slots) == 1:
-        return slots[0]
-    return np.concatenate(slots) if slots else np.zeros(0, dtype=np.intp)

@@ -83,8 +83,8 @@ def taken_up(quick, one, trainer, network, *, with_open=True, **changes):
     two = learner_of(quick, trainer, network, **changes)
     two.load_state_dict(copy.deepcopy(state))
     two.load_experience(copy.deepcopy(experience), with_open=with_open)
-    if one.replay is not None:  # which is saved apart
-        two.replay.load_state_dict(copy.deepcopy(one.replay.state_dict()))
+    if one.algorithm.replay is not None:  # which is saved apart
+        two.algorithm.replay.load_state_dict(copy.deepcopy(one.algorithm.replay.state_dict()))
     return two
 
 

@@ -134,7 +134,7 @@ class LearnerSync:
         learner = self._learner
         if learner.finished:
             return False
-        if learner.replay is not None:  # which takes rows in at any time
+        if learner.algorithm.replay is not None:  # which takes rows in at any time
             return True
         missing = min(learner.settings.max_steps, next_summary) - learner.step
         if self.steps * self._group.size >= missing:
@@ -198,7 +198,7 @@ class LearnerSync:
         """Digest of the weights, after the last update that it is taken for."""
         learner = self._learner
         update = learner.n_updates
-        if learner.replay is not None:
+        if learner.algorithm.replay is not None:
             update = update // _COMPARE_EVERY * _COMPARE_EVERY
         if update != self._digest[0]:
             self._digest = update, digest([self._optimizer.flat, *self._normalizers.agreed()])
