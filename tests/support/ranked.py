@@ -16,7 +16,7 @@ from pipeline.errors import LearnerLostError
 from pipeline.nets.layers import RunningNormalizer
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
-from pipeline.trainer.distributed.group import DistributedGroup, SharedNormalizers
+from pipeline.trainer.distributed.group import DistributedGroup, SharedNormalizers, report_failure
 
 SIZE = 2
 CPU = torch.device("cpu")
@@ -111,10 +111,11 @@ def found(ranks: DistributedGroup) -> dict:
 def main() -> None:
     rank = int(sys.argv[1])
     torch.set_num_threads(1)
-    ranks = DistributedGroup(FileStore(sys.argv[2], SIZE), rank=rank, size=SIZE, device=CPU)
+    store = FileStore(sys.argv[2], SIZE)
+    ranks = DistributedGroup(store, rank=rank, size=SIZE, device=CPU)
     result = found(ranks)
     if rank == 1:
-        ranks.report_failure("no luck")
+        report_failure(store, rank, "no luck")
     else:
         try:
             ranks.average_gradients_(torch.zeros(3))

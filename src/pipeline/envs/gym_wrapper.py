@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from pipeline.envs.base import BaseEnv
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import UnityException
 from pipeline.protocol.specs import ActionTuple
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pipeline.arrays import AnyArray
-    from pipeline.envs.base import BaseEnv
     from pipeline.protocol.specs import ActionSpec, BehaviorSpec
     from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 
@@ -86,7 +87,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
             self._flat = _flattened(actions.discrete_branches) if flatten_branched else None
             self.action_space = action_space_of(actions, self._flat)
         except BaseException:
-            self.close()
+            self.__exit__(*sys.exc_info())
             raise
         self.action_space.seed(action_space_seed)
 
@@ -150,6 +151,14 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         env, self._env = self._env, None
         if env is not None:
             env.close()
+
+    def __exit__(self, *error: Any) -> Literal[False]:
+        env, self._env = self._env, None
+        if isinstance(env, BaseEnv):  # after an error it is not waited for
+            env.__exit__(*error)
+        elif env is not None:
+            env.close()
+        return False
 
     def _only_behavior(self) -> tuple[str, BehaviorSpec]:
         specs = self._env.behavior_specs

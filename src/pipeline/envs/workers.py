@@ -13,6 +13,7 @@ from pipeline.envs.base import BaseEnv, ControlledEnv, SplitEnv
 from pipeline.envs.in_process import our_spec, our_steps
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import (
+    Interrupted,
     UnityActionException,
     UnityCommunicationException,
     UnityCommunicatorStoppedException,
@@ -304,10 +305,13 @@ class WorkerSet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        with ExitStack() as stack:
-            for env in reversed(self.envs):
-                stack.push(env if isinstance(env, BaseEnv) else closing(env))
+    def __exit__(self, *error: Any) -> None:
+        # after a failure no environment is waited for; to be interrupted is none
+        passed = (None, None, None) if isinstance(error[1], Interrupted) else error
+        stack = ExitStack()
+        for env in reversed(self.envs):
+            stack.push(env if isinstance(env, BaseEnv) else closing(env))
+        stack.__exit__(*passed)
 
     def _spec(self, behavior_name: str) -> BehaviorSpec:
         spec = self._specs.get(behavior_name) or self.behavior_specs.get(behavior_name)

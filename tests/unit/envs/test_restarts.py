@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -11,8 +12,10 @@ import pytest
 from toys import Chase
 
 from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.envs.launch import EnvironmentProcess
 from pipeline.envs.workers import RestartBudget, RestartLimits, WorkerSet, launch_workers
 from pipeline.errors import (
+    Interrupted,
     UnityActionException,
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
@@ -166,3 +169,50 @@ def test_killed_or_hung_process_is_replaced_and_the_others_go_on(how, packed, tm
     assert "Restarting worker[1]" in caplog.text
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+class Waits(InProcessEnvironment):
+    """Knows what it was left with."""
+
+    def __init__(self) -> None:
+        super().__init__(Chase(n_agents=1))
+        self.left_with = []
+
+    def __exit__(self, *error):
+        self.left_with.append(error[0])
+        super().__exit__(*error)
+
+
+@pytest.mark.parametrize(
+    ("error", "passed"),
+    [(None, None), (ValueError(), ValueError), (Interrupted("asked"), None)],
+)
+def test_every_worker_hears_of_what_went_wrong(error, passed):
+    envs = [Waits(), Waits()]
+    expected = contextlib.nullcontext() if error is None else pytest.raises(type(error))
+    with expected as seen, WorkerSet(envs):
+        if error is not None:
+            raise error
+    assert [env.left_with for env in envs] == [[passed], [passed]]
+    if error is not None:
+        assert seen.value is error
+        assert seen.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("error", "wait_s"), [(None, 7.0), (ValueError(), 0.0), (Interrupted("asked"), 7.0)]
+)
+def test_after_a_failure_no_executable_is_waited_for(tmp_path, monkeypatch, error, wait_s):
+    build = pack("balance_ball", tmp_path / "balance_ball", n_agents=1)
+    waits, close = [], EnvironmentProcess.close
+
+    def closed(process, seconds):
+        waits.append(seconds)
+        close(process, 20.0)
+
+    monkeypatch.setattr(EnvironmentProcess, "close", closed)
+    expected = contextlib.nullcontext() if error is None else pytest.raises(type(error))
+    with expected, launch_workers(build, 2, seed=1, timeout_wait=7):
+        if error is not None:
+            raise error
+    assert waits == [wait_s, wait_s]

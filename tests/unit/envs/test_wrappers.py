@@ -110,6 +110,29 @@ def test_gymnasium_runs_several_side_by_side():
     envs.close()
 
 
+class Hears(InProcessEnvironment):
+    """Knows whether it was left with an error."""
+
+    def __exit__(self, *error):
+        self.left_with = error[0]
+        super().__exit__(*error)
+
+
+def test_an_environment_hears_of_what_went_wrong_inside_of_its_wrapper():
+    env = Hears(Chase(n_agents=1))
+    with pytest.raises(ZeroDivisionError), UnityToGymWrapper(env):
+        raise ZeroDivisionError
+    assert env.left_with is ZeroDivisionError
+    env = Hears(Chase(n_agents=1))
+    with UnityToGymWrapper(env):
+        pass
+    assert env.left_with is None
+    several = Hears(Chase(n_agents=2))
+    with pytest.raises(UnityGymException):
+        UnityToGymWrapper(several)
+    assert several.left_with is UnityGymException
+
+
 def test_several_agents_or_behaviors_are_refused_by_gymnasiums_wrapper():
     with pytest.raises(UnityGymException, match=r"one Agent .* 3 were detected"):
         UnityToGymWrapper(InProcessEnvironment(Chase(n_agents=3)))

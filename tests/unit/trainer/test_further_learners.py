@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.distributed import HashStore
+from torch.distributed import HashStore, PrefixStore
 
 from pipeline import __version__
 from pipeline.errors import Interrupted, LearnerLostError, PipelineError, SettingsError
@@ -45,11 +45,8 @@ class ProcessGroup:
 
     def __init__(self, store, *, rank, size, device, others=None):
         self.store, self.rank, self.size, self.device = store, rank, size, device
-        self.others, self.failures, self.closed = others, [], False
+        self.others, self.closed = others, False
         type(self).made.append(self)
-
-    def report_failure(self, message):
-        self.failures.append(message)
 
     def close(self):
         self.closed = True
@@ -73,6 +70,13 @@ def made(monkeypatch):
     return ProcessGroup.made
 
 
+def reported(store, rank):
+    """What a process has left word of, as those that wait for it read it."""
+    ours = PrefixStore("pipeline", store)
+    key = f"failed/{rank}"
+    return [ours.get(key).decode()] if ours.check([key]) else []
+
+
 @pytest.mark.parametrize(
     ("error", "failures", "grace"),
     [
@@ -92,7 +96,7 @@ def test_the_first_process_starts_the_others_and_ends_them(made, tmp_path, error
     (member,) = made
     assert (member.rank, member.size, member.device, member.closed) == (0, 3, CPU, True)
     others = member.others
-    assert (others.n, others.grace, member.failures) == (2, [grace], failures)
+    assert (others.n, others.grace, reported(member.store, 0)) == (2, [grace], failures)
     assert others.options == {"port": others.options["port"], "threads": 2, "log_folder": tmp_path}
     assert others.options["port"] > 0
 
@@ -117,6 +121,30 @@ def test_a_further_process_joins_with_the_device_of_the_first(made, monkeypatch,
     assert member.others is None
     assert asked == [("env://", 2, 3, group_module.PATIENCE_S)]
     assert ends == (["with parent"] if by == "torchrun" else [])
+
+
+@pytest.mark.parametrize("at", ["device", "group", "work"])
+def test_whatever_ends_a_further_process_is_told_to_those_that_wait(
+    made, monkeypatch, launched, at
+):
+    store = HashStore()
+    store.set("device", "cuda" if at == "device" else "cpu")
+    monkeypatch.setattr(workers, "rendezvous", lambda *_, **__: iter([(store, 2, 3)]))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+    def refuses(*_, **__):
+        raise PipelineError("no luck")
+
+    if at == "device":
+        monkeypatch.setattr(workers, "usable_device", refuses)
+    if at == "group":
+        monkeypatch.setattr(workers, "DistributedGroup", refuses)
+    launched(2, 3)
+    monkeypatch.setenv("PIPELINE_LEARNER", "1")
+    with pytest.raises(PipelineError, match="no luck"), workers.joined():
+        refuses()
+    assert reported(store, 2) == ["no luck"]
+    assert [one.closed for one in made] == ([True] if at == "work" else [])
 
 
 class Said:

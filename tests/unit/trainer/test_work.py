@@ -342,6 +342,43 @@ def test_learners_are_asked_to_stop_once(others):
     assert [process.sent for process in others._processes.values()] == [[b"15\n"], [b"15\n"]]
 
 
+def test_learners_have_one_time_to_end_in_and_then_are_killed(others, monkeypatch):
+    now, waits, killed = [100.0], [], []
+
+    def wait(process, seconds=None):
+        if seconds is not None:
+            waits.append(seconds)
+            now[0] += seconds
+            raise workers.subprocess.TimeoutExpired("learner", seconds)
+
+    def kill(process):
+        killed.append(process)
+
+    monkeypatch.setattr(Process, "wait", wait)
+    monkeypatch.setattr(Process, "kill", kill, raising=False)
+    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    others.end(15.0)
+    assert (waits, killed) == ([15.0, 0.0], list(others._processes.values()))
+
+
+def test_learners_that_are_started_end_with_a_start_that_fails(monkeypatch, tmp_path):
+    ended = []
+
+    class Second(Process):
+        def __init__(self, *arguments, **options):
+            if options["env"]["RANK"] == "2":
+                raise MemoryError
+            super().__init__(*arguments, **options)
+
+        def wait(self, seconds):
+            ended.append(seconds)
+
+    monkeypatch.setattr(workers.subprocess, "Popen", Second)
+    with pytest.raises(MemoryError):
+        workers.LocalWorkers(2, port=4321, threads=3, log_folder=tmp_path / "logs")
+    assert ended == [pytest.approx(workers._HURRY_S, abs=1.0)]
+
+
 def test_each_learner_takes_the_gpu_of_its_local_rank(monkeypatch):
     chosen = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

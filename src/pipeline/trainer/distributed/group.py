@@ -87,7 +87,7 @@ class DistributedGroup:
         self.averaged_s = 0.0
         """Seconds spent on averages."""
         self._weight = 1.0
-        self._store = PrefixStore("pipeline", store)
+        self._store = _ours(store)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if os.environ.get("MASTER_ADDR", _LOOPBACK[0]) in _LOOPBACK and os.path.exists(  # noqa: PTH110  # no file
             "/sys/class/net/lo"
@@ -193,11 +193,6 @@ class DistributedGroup:
         self._interruptible(lambda: dist.broadcast_object_list(result, src=0))
         return result[0]
 
-    def report_failure(self, message: str) -> None:
-        """Leave word of why this process ends, for those that wait for it."""
-        with contextlib.suppress(RuntimeError):  # whoever serves the store may be gone
-            self._store.set(f"failed/{self.rank}", message)
-
     def close(self) -> None:
         """Leave the others."""
         with contextlib.suppress(RuntimeError):
@@ -275,6 +270,17 @@ class DistributedGroup:
                 if self._store.check([f"failed/{rank}"]):
                     found[rank] = f"has failed: {self._store.get(f'failed/{rank}').decode()}"
         return found
+
+
+def report_failure(store: Store, rank: int, message: str) -> None:
+    """Leave word of why this process ends, for those that wait for it."""
+    with contextlib.suppress(RuntimeError):  # whoever serves the store may be gone
+        _ours(store).set(f"failed/{rank}", message)
+
+
+def _ours(store: Store) -> PrefixStore:
+    """The part of the store that torch does not use."""
+    return PrefixStore("pipeline", store)
 
 
 def merged(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:

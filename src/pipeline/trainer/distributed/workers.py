@@ -27,7 +27,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from pipeline.algos.process_group import launched
 from pipeline.errors import Interrupted, LearnerLostError, PipelineError, SettingsError, one_line
-from pipeline.trainer.distributed.group import PATIENCE_S, DistributedGroup
+from pipeline.trainer.distributed.group import PATIENCE_S, DistributedGroup, report_failure
 from pipeline.trainer.supported import usable_device
 from pipeline.version import __version__
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch.distributed.distributed_c10d import Store
+
+    from pipeline.trainer.distributed.group import Others
 
 _log = logging.getLogger(__name__)
 
@@ -83,8 +85,8 @@ class LocalWorkers:
                         stderr=log,
                         start_new_session=True,  # what a terminal sends goes to the first process
                     )
-        except OSError:
-            self.end()
+        except BaseException:
+            self.end(_HURRY_S)
             raise
 
     def log_of(self, rank: int) -> Path:
@@ -115,14 +117,15 @@ class LocalWorkers:
                 found[rank] = f"{how}; its log is {self.log_of(rank)}"
         return found
 
-    def end(self, grace_s: float = _GRACE_S) -> None:
-        """Leave none behind: those that have not ended after `grace_s` are killed."""
+    def end(self, grace_s: float) -> None:
+        """Leave none behind: those that have not ended after `grace_s` together are killed."""
+        until = time.monotonic() + grace_s
         for process in self._processes.values():
             with contextlib.suppress(OSError):
                 _input(process).close()
         for process in self._processes.values():
             try:
-                process.wait(grace_s)
+                process.wait(max(until - time.monotonic(), 0.0))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -169,30 +172,37 @@ def joined(device: torch.device | None = None) -> Iterator[DistributedGroup]:
         _end_with_parent()
     patience = timedelta(seconds=PATIENCE_S)
     store, _, _ = next(rendezvous("env://", rank, size, timeout=patience))
-    if device is None:
-        try:
-            kind = store.get("device").decode()
-        except RuntimeError as error:
-            raise LearnerLostError("the learner of rank 0 has not begun") from error
-        device = of_this_process(usable_device(kind))
     with _member(store, rank=rank, size=size, device=device) as ranks:
         yield ranks
 
 
 @contextlib.contextmanager
-def _member(store: Store, **what: Any) -> Iterator[DistributedGroup]:
-    if what["rank"] == 0:
-        store.set("device", what["device"].type)
-    ranks = DistributedGroup(store, **what)
+def _member(
+    store: Store, *, rank: int, size: int, device: torch.device | None, others: Others | None = None
+) -> Iterator[DistributedGroup]:
+    """This process in its group; whatever ends it is said to those that wait for it."""
+    with contextlib.ExitStack() as stack:
+        try:
+            if device is None:
+                device = of_this_process(usable_device(_kind_of_first(store)))
+            elif rank == 0:
+                store.set("device", device.type)
+            ranks = DistributedGroup(store, rank=rank, size=size, device=device, others=others)
+            stack.callback(ranks.close)
+            yield ranks
+        except LearnerLostError:
+            raise
+        except BaseException as error:
+            report_failure(store, rank, one_line(error) or type(error).__name__)
+            raise
+
+
+def _kind_of_first(store: Store) -> str:
+    """The kind of device that the first process uses."""
     try:
-        yield ranks
-    except LearnerLostError:
-        raise
-    except BaseException as error:
-        ranks.report_failure(one_line(error) or type(error).__name__)
-        raise
-    finally:
-        ranks.close()
+        return store.get("device").decode()
+    except RuntimeError as error:
+        raise LearnerLostError("the learner of rank 0 has not begun") from error
 
 
 def of_this_process(device: torch.device) -> torch.device:
