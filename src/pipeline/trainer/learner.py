@@ -196,8 +196,10 @@ class Learner:
         if sum(counts) == 0:
             return Decided([self.spec.action_spec.empty_action(0) for _ in decisions], None)
         obs, masks = concat_steps(decisions, self.spec.action_spec.discrete_branches)
+        player: Algorithm | Opponent = self.algorithm
+        if self.past is not None:
+            player = self.past.opponents.get(team, player)
         try:
-            player = self._opponent(team) or self.algorithm
             decision = player.act(obs, masks, self._recalled(steps, team))
         except UnityPolicyException as error:
             where = f"behavior {self.name}, step {self.step}"
@@ -214,7 +216,7 @@ class Learner:
         memory = decided.decision.memory
         if self.memories is not None and memory is not None:
             self.memories[slots, : memory.shape[1]] = memory
-        if self._opponent(team) is not None:  # nothing is learned from what it does
+        if self.past is not None and team in self.past.opponents:  # who does not learn
             self.seconds["storage"] += time.perf_counter() - began
             return
         rows = decided.decision.rows
@@ -241,9 +243,6 @@ class Learner:
         self._drop(self.slots.forget(gone))
         if self.past is not None:
             self.past.games.forget(gone)
-
-    def _opponent(self, team: str) -> Opponent | None:
-        return None if self.past is None else self.past.opponents.get(team)
 
     def _drop_vanished(self, slots: AnyArray) -> None:
         if not self._told_of_vanished:

@@ -202,8 +202,8 @@ def test_every_worker_hears_of_what_went_wrong(error, passed):
 @pytest.mark.parametrize(
     ("error", "wait_s"), [(None, 7.0), (ValueError(), 0.0), (Interrupted("asked"), 7.0)]
 )
-def test_after_a_failure_no_executable_is_waited_for(tmp_path, monkeypatch, error, wait_s):
-    build = pack("balance_ball", tmp_path / "balance_ball", n_agents=1)
+def test_after_a_failure_no_executable_is_waited_for(packed, tmp_path, monkeypatch, error, wait_s):
+    build = packed("balance_ball", tmp_path / "balance_ball", n_agents=1)
     waits, close = [], EnvironmentProcess.close
 
     def closed(process, seconds):

@@ -1,0 +1,53 @@
+"""How many of our functions one step of a run calls: each costs the same however small the step."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pipeline
+from pipeline.protocol.server import Server
+from pipeline.tracking.base import Sink
+
+MOST = 209
+"""Calls per step of the loop, for the twelve agents of balance_ball in one executable."""
+
+PACKAGE = str(Path(pipeline.__file__).parent)
+# How often the server looks depends on how long the executable takes.
+WAITING = {Server._something_there.__code__}
+
+
+class CallsBetweenSummaries(Sink):
+    """Counts calls of the package's functions from the first summary to the second."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.at: list[int] = []
+
+    def metrics(self, _behavior, _values, step):
+        self.at.append(step)
+        sys.setprofile(self.count if len(self.at) == 1 else None)
+
+    def count(self, frame, event, _):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE) and code not in WAITING:
+            self.calls[f"{code.co_filename.removeprefix(PACKAGE)}:{code.co_qualname}"] += 1
+
+
+def test_a_step_calls_no_more_of_our_functions_than_it_did(packed, tmp_path, quick):
+    build = packed("balance_ball", tmp_path / "balance_ball", n_agents=12)
+    sink = CallsBetweenSummaries()
+    large = {"batch_size": 64, "buffer_size": 10_000}  # so that no update comes between
+    times = {"time_horizon": 64, "max_steps": 4000, "summary_freq": 1500}
+    settings = quick("3DBall", hyperparameters=large, **times)
+    before = sys.getprofile()
+    try:
+        pipeline.train(build, settings, seed=1, run_dir=tmp_path / "run", sinks=[sink])
+    finally:
+        sys.setprofile(before)
+    assert len(sink.at) == 2
+    n_steps = sink.calls["/trainer/loop.py:TrainingLoop._step"]
+    assert n_steps > 100
+    most = "\n".join(f"{n / n_steps:6.2f} {name}" for name, n in sink.calls.most_common())
+    assert sum(sink.calls.values()) / n_steps <= MOST, most
