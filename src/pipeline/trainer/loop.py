@@ -119,7 +119,7 @@ class TrainingLoop:
         self._exact = False
         self._due: set[str] = set()
         self._on_start = on_start
-        self._end_early = end_early or (lambda: False)
+        self._end_early = end_early
         self._started = False
         self.learners: dict[str, Learner] = {}
         self._learner_of: dict[str, Learner] = {}
@@ -171,7 +171,9 @@ class TrainingLoop:
         while True:
             self._step()
             self._note_start()
-            if self._finished() or (self.inference and should_stop()) or self._end_early():
+            if self._finished() or (self.inference and should_stop()):
+                return
+            if self._end_early is not None and self._end_early():
                 return
             self._save_due()
             if should_stop():
