@@ -29,6 +29,8 @@ from pipeline.algos.ppo import (
     ADVANTAGE_EPSILON,
     VALUE_WEIGHT,
     Schedule,
+    decoupled,
+    log_probs,
     policy_loss,
     value_loss,
 )
@@ -226,6 +228,8 @@ class POCA(Algorithm):
             },
             sequences=stored_sequences(rollout, self.sequence_length, self.device),
         )
+        if self.settings.threaded:
+            rows = decoupled(rows, log_probs(self.policy, rows, rows.sequences))
         return rows, groups
 
     def _values(self, groups: GroupBatch) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:

@@ -9,7 +9,7 @@ detail with its reason.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 
 ADVANTAGE_EPSILON = 1e-10
 VALUE_WEIGHT = 0.5
+LARGEST_WEIGHT = 2.0
+"""Of a row that an older policy has brought; see `decoupled`."""
+CHUNK = 4096
+"""Rows that go through a network at once where nothing is learned."""
 
 
 def policy_loss(
@@ -82,6 +86,35 @@ def clipped_value_loss(
     """
     clipped = old_value + torch.clamp(value - old_value, -clip, clip)
     return torch.max((value - returns).square(), (clipped - returns).square()).mean()
+
+
+def decoupled(rows: Rows, now: Tensor) -> Rows:
+    """Rows of an older policy, to be learned from relative to the policy as it now is.
+
+    The ratio that is clipped is relative to `now`, so that a full step is possible from here, and
+    what `now` is to the policy that acted weighs the advantage. Source: Hilton et al. 2021, arXiv
+    2110.00641, equation 3, per action component as `policy_loss` is.
+
+    Args:
+        rows: with `log_prob` [R, C] of the policy that acted, and `advantage` [R, 1].
+        now: [R, C] log probabilities of the same actions under the policy as it is.
+    """
+    weight = (now - rows.log_prob).exp().clamp(max=LARGEST_WEIGHT)
+    changed = {"log_prob": now, "advantage": rows.advantage * weight}
+    return replace(rows, columns={**rows.columns, **changed})
+
+
+@torch.no_grad()
+def log_probs(policy: Policy, rows: Rows, sequences: SequenceState | None) -> Tensor:
+    """[R, C] of the rows' actions under a policy, in pieces that keep visual features small."""
+    parts = [rows] if sequences is not None else rows.split(CHUNK)
+    found = []
+    for part in parts:
+        hidden = policy.actor(part.obs, sequences)
+        found.append(
+            policy.actor.heads.evaluate(hidden, part.continuous, part.discrete, part.allowed)[0]
+        )
+    return torch.cat(found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -266,7 +299,7 @@ class PPO(Algorithm):
             "returns": advantages + value,
         }
         stored = columns(f, ("continuous", "discrete", "log_prob", "allowed"), self.device)
-        return Rows(
+        rows = Rows(
             columns={
                 **observations(obs),
                 **stored,
@@ -274,8 +307,11 @@ class PPO(Algorithm):
             },
             sequences=sequences,
         )
+        if not self.settings.threaded:
+            return rows
+        return decoupled(rows, log_probs(self.policy, rows, self._sequence_states(sequences)[0]))
 
-    def _values(self, obs: Sequence[Tensor], chunk: int = 4096) -> FloatArray:
+    def _values(self, obs: Sequence[Tensor], chunk: int = CHUNK) -> FloatArray:
         """Critic's estimates [R, S], in chunks that keep visual features small."""
         parts = []
         for start in range(0, len(obs[0]), chunk):

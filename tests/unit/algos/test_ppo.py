@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,15 @@ from golden_cases import demonstration
 from golden_training import Training
 
 from pipeline.algos.algorithm import load_matching
-from pipeline.algos.ppo import PPO, clipped_value_loss, policy_loss, value_loss
+from pipeline.algos.ppo import (
+    LARGEST_WEIGHT,
+    PPO,
+    clipped_value_loss,
+    decoupled,
+    policy_loss,
+    value_loss,
+)
+from pipeline.algos.rows import Rows
 from pipeline.data.rollout import Rollout
 from pipeline.errors import TrainingError
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -69,6 +78,44 @@ def test_policy_loss_takes_the_smaller_of_plain_and_clipped_ratio():
     )
     # clipped at 1.2 for a gain, kept at 0.5; for a loss 1.5 counts in full, 0.5 is clipped to 0.8
     assert float(loss) == pytest.approx(-(1.2 + 0.5 - 1.5 - 0.8) / 4)
+
+
+def test_rows_of_an_older_policy_are_weighted_and_clipped_from_the_policy_as_it_is():
+    then, now = (
+        torch.log(torch.tensor([[0.5], [0.5], [0.1]])),
+        torch.log(torch.tensor([[0.6], [0.4], [0.9]])),
+    )
+    advantage = torch.tensor([[1.0], [-2.0], [1.0]])
+    rows = decoupled(Rows(columns={"log_prob": then, "advantage": advantage}), now)
+    # Hilton et al. 2021, equation 3: A now/then · min(ratio, clipped) with ratio relative to `now`
+    torch.testing.assert_close(rows.log_prob, now)
+    expected = torch.tensor([[1.2], [-1.6], [LARGEST_WEIGHT]])  # the last would weigh nine times
+    torch.testing.assert_close(rows.advantage, expected)
+    given = {"old_log_prob": rows.log_prob, "advantage": rows.advantage, "epsilon": 0.2}
+    assert float(policy_loss(log_prob=now, **given)) == pytest.approx(-(1.2 - 1.6 + 2.0) / 3)
+    twice = policy_loss(log_prob=now + np.log(2.0), **given)
+    assert float(twice) == pytest.approx(-(1.2 * 1.2 - 1.6 * 2.0 + 2.0 * 1.2) / 3)
+
+
+@pytest.mark.parametrize("actions", [ActionSpec(2, ()), ActionSpec(1, (3, 2))])
+@pytest.mark.parametrize("memory", [None, {"sequence_length": 8, "memory_size": 8}])
+def test_threaded_learning_is_relative_to_the_policy_that_learns(actions, memory):
+    """Rows of the policy itself have weight 1 to rounding, those of another one have others."""
+    spec = BehaviorSpec([ObservationSpec.vector(4)], actions)
+    settings = trainer_settings(threaded=True, network_settings={"memory": memory})
+    algorithm = PPO(spec, settings, seed=1, device=CPU)
+    given = rollout(spec)
+    if memory is not None:
+        given = replace(given, memory=np.zeros((4, 4, algorithm.memory_size), np.float32))
+    older = algorithm._rows(given)
+    assert not torch.equal(older.log_prob, torch.full_like(older.log_prob, -1.5))
+    given.fields["log_prob"] = older.log_prob.numpy()
+    own = algorithm._rows(given)
+    torch.testing.assert_close(own.log_prob, older.log_prob)
+    torch.testing.assert_close(own.advantage, own.advantage[:, :1].expand_as(own.advantage))
+    plain = PPO(spec, replace(settings, threaded=False), seed=1, device=CPU)._rows(given)
+    torch.testing.assert_close(plain.advantage.expand_as(own.advantage), own.advantage)
+    assert not torch.allclose(older.advantage, own.advantage)
 
 
 def test_value_loss_counts_moves_beyond_the_clip_from_where_they_started():
