@@ -8,11 +8,12 @@ import sys
 from collections import OrderedDict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from pipeline.errors import CheckpointError
-from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
+from pipeline.trainer.checkpoints.file import digest, load_checkpoint, save_checkpoint
 from pipeline.trainer.checkpoints.manager import numbered
 
 STATE = {
@@ -40,6 +41,15 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert {k: state[k] for k in ("stream", "text", "nothing")} == {
         k: STATE[k] for k in ("stream", "text", "nothing")
     }
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor], ids=["array", "tensor"])
+def test_digest_tells_states_apart_by_every_number_and_by_nothing_else(kind):
+    numbers = [float(n) for n in range(5000)]
+    other = [*numbers[:2500], 0.5, *numbers[2501:]]
+    assert digest({"a": kind(numbers)}) != digest({"a": kind(other)})
+    assert digest({"a": kind(numbers)}) == digest({"a": kind([[n, 0.0] for n in numbers])[:, 0]})
+    assert digest({"a": kind(numbers)}) != digest({"b": kind(numbers)})
 
 
 def test_equal_states_give_equal_bytes_whatever_the_file_is_called(tmp_path):
@@ -97,7 +107,7 @@ ON_A_SMALL_DISK = """
 import os, sys, torch
 from pathlib import Path
 from pipeline.errors import CheckpointError
-from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
+from pipeline.trainer.checkpoints.file import digest, load_checkpoint, save_checkpoint
 
 path = Path(sys.argv[1]) / "c.pt"
 save_checkpoint(path, {"step": 1})

@@ -246,13 +246,16 @@ def test_lessons_in_the_middle_go_on_in_another_loop(configured, in_process, tmp
                 tracker=Tracker([]),
             )
             if loops:
-                loop.lessons.curriculum.load_state_dict(loops[0].lessons.curriculum.state_dict())
+                loop.lessons.restore({"lessons": loops[0].lessons.state_dict()}, exact=False)
             loop.run(StopRequest())
         loops.append(loop)
     # the first run has seen part of the 400 episodes that the second lesson needs
     assert 0 < len(loops[0].lessons.curriculum.state_dict()["returns"]["Toy"]) < 400
     assert told(toys[1])[:2] == [(0, "pay", 3.0), (0, "reset")]
     assert told(toys[1])[2][1:] == ("pay", 4.0)
+    # after the last lesson nobody asks for returns, and they are not kept
+    assert loops[1].lessons.curriculum.is_over
+    assert loops[1].learners["Toy"].statistics.take_ended() == []
 
 
 class Reporting(Told):

@@ -238,6 +238,22 @@ def test_twenty_episodes_are_enough_for_a_best(n_episodes, best, quick, tmp_path
     assert list(manager.best) == best
 
 
+@pytest.mark.parametrize(
+    ("saved", "reward", "kept"), [({"reward": 2.0, "step": 7}, 1.0, 2.0), (None, -3.0, -3.0)]
+)
+def test_resumed_run_has_to_beat_the_best_that_it_knows(saved, reward, kept, quick, tmp_path):
+    settings, device = quick(), torch.device("cpu")
+    learner = Learner("Toy", Corridor().spec, settings.behaviors["Toy"], seed=1, device=device)
+    learner.statistics.add_episodes([reward] * 20, [5] * 20)
+    manager = CheckpointManager(tmp_path, settings, exporter=lambda *_, **__: None)
+    manager.restore_best("Toy", {"best": saved})
+    manager.consider(learner)
+    assert manager.best["Toy"]["reward"] == kept
+    manager.milestone(learner, {})
+    (entry,) = manager.status.read()["Toy"]["checkpoints"]
+    assert entry["reward"] == reward, "the list has the mean of recent episodes, best or not"
+
+
 def test_few_episodes_make_no_best(quick, tmp_path, in_process):
     class Long(Chase):
         length = 100
