@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,13 @@ def test_imports_for_type_checkers_and_on_demand_do_not_count(tmp_path: Path):
     root = tree(tmp_path, a=text, b="")
     (root / "pipeline/__init__.py").write_text("def __getattr__(name):\n    import pipeline.b\n")
     assert names(root, "pipeline.a") == {"a"}
+
+
+def test_test_files_outside_packages_have_names_of_their_own():
+    """pytest takes two of one name for the same module, and refuses the second."""
+    names = Counter(
+        path.name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if not (path.parent / "__init__.py").exists()
+    )
+    assert [name for name, n in names.items() if n > 1] == []

@@ -38,6 +38,7 @@ def main() -> None:
     if options.record is not None:
         (options.record / f"{options.mlagents_port}.args").write_text("\n".join(sys.argv[1:]))
     sys.stdout.write("fake environment starts\n")
+    sys.stdout.flush()
     if options.mode == "exit":
         sys.stderr.write("cannot find the scene\n")
         sys.exit(3)
