@@ -61,13 +61,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 run: $(STAMP)
-	pipeline plan
-	dvc repro
-	@echo
-	@echo "Report:    results/report/report.html"
-	@echo "Curves:    pipeline ui                      (MLflow on http://127.0.0.1:5000)"
-	@echo "Change:    edit params.yaml, then make run  (only what the change touches runs again)"
-	@echo "Parallel:  snakemake --cores $$(nproc) after: pipeline sync --from dvc"
+	pipeline run --engine dvc
 
 test: $(STAMP)
 	$(PYTEST) $(BY_FILE)
@@ -85,7 +79,7 @@ test-pythons: $(STAMP)
 	    done; \
 	    if [ -z "$$found" ]; then echo "Python $$version: skipped, it is neither on PATH nor below PYENV_ROOT"; continue; fi; \
 	    $$found -m venv $$own; \
-	    $$own/bin/python -m pip install --quiet -c constraints.txt -e '.[envs,games]' mujoco $(TEST_TOOLS); \
+	    $$own/bin/python -m pip install --quiet -c constraints.txt -e '.[games,minari]' mujoco pandas $(TEST_TOOLS); \
 	    touch $$own/.installed; \
 	  fi; \
 	  echo "Python $$version:"; \

@@ -79,6 +79,7 @@ def train(
     seed: int,
     folder: Path,
     sources: Path = ROOT / "src",
+    site: Path | None = None,
 ) -> Curve:
     """Train with `ours` or `peer`, and give the curve; the run lies in `folder`/`program`-`seed`.
 
@@ -89,6 +90,7 @@ def train(
         seed: of the run.
         folder: where runs lie; one of the same program and seed is replaced.
         sources: of `ours`.
+        site: a folder of packages that both find.
 
     Raises:
         RuntimeError: The program failed; the message holds the end of its output.
@@ -100,10 +102,12 @@ def train(
     environment |= {"OMP_NUM_THREADS": "1", "PIPELINE_PYTHON": sys.executable}
     if program == "ours":
         command = [sys.executable, "-m", "pipeline.cli", "learn", *common]
-        environment["PYTHONPATH"] = str(sources)
+        folders = [sources, site]
     else:
         command = [peer_command(), *common, "--base-port", str(free_port())]
         command += ["--timeout-wait", "120"]
+        folders = [site]
+    environment["PYTHONPATH"] = os.pathsep.join(str(one) for one in folders if one is not None)
     began = time.perf_counter()
     log = folder / f"{run}.log"
     with log.open("w") as stream:

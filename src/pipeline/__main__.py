@@ -6,8 +6,17 @@ import signal
 import sys
 
 
-def main() -> int:
-    """Run the command and give its exit code."""
+def mlagents_learn() -> int:
+    """Run `pipeline learn` under a name of ML-Agents, which `packages/mlagents` installs."""
+    return main("learn")
+
+
+def main(*words: str) -> int:
+    """Run the command and give its exit code.
+
+    Args:
+        words: before those of the command line.
+    """
     # a shell's background jobs ignore Ctrl+C, and go on to do so
     interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interrupts:
@@ -17,7 +26,7 @@ def main() -> int:
     if interrupts:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return cli.main()
+        return cli.main([*words, *sys.argv[1:]])
     except KeyboardInterrupt:
         return 130
     finally:

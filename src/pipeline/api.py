@@ -6,10 +6,8 @@ none of them run again.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +16,10 @@ import numpy as np
 from pipeline import seeding
 from pipeline.envs.in_process import InProcessEnvironment, refuse_other_object
 from pipeline.errors import SettingsError
+from pipeline.settings.environments import named
 from pipeline.simulators import registry
+from pipeline.simulators.bridges.module_bridge import OtherObjectError, around
+from pipeline.stages.shared.named_env import environment_of, executable_of
 from pipeline.tracking.base import Sink, Update
 
 if TYPE_CHECKING:
@@ -29,11 +30,6 @@ if TYPE_CHECKING:
     from pipeline.protocol.specs import ActionTuple
     from pipeline.settings import RunSettings
     from pipeline.trainer import TrainResult
-
-_FORMS = (
-    "a path of an executable, a simulator such as balance_ball, gymnasium:ID, pettingzoo:ID, or "
-    "module:function of a module that can be imported"
-)
 
 
 class Callback:
@@ -110,7 +106,7 @@ def train(
     run_dir: Path | str,
     callbacks: Sequence[Callback] = (),
     num_envs: int = 1,
-    sinks: Sequence[Sink] = (),
+    sinks: Sequence[Sink | str] = (),
     **options: Any,
 ) -> TrainResult:
     """Train every behavior of an environment.
@@ -124,7 +120,9 @@ def train(
         run_dir: gets a folder with checkpoints for each behavior.
         callbacks: told how the run goes; they may end it. For one learner.
         num_envs: environments to step together, where `env` is a text.
-        sinks: where summaries go.
+        sinks: where summaries go: objects, or names as of `pipeline learn --track`, which write
+            into `run_dir`. With `mlflow` each checkpoint gets its ONNX file too, for the model of
+            the row, unless `exporter` says otherwise.
         options: `resume`, `init_from`, `device`, `torch_threads`, `env_args`, `learners`, and the
             others of `pipeline.trainer.train`.
 
@@ -139,10 +137,21 @@ def train(
     """
     from pipeline import trainer
     from pipeline.algos.process_group import launched
+    from pipeline.stages.export import publish
+    from pipeline.trainer.api import read_settings
 
     if callbacks and max(options.get("learners", 1), launched()[1]) > 1:
         raise SettingsError("callbacks may end a run, which one of several learners cannot")
+    opened = [one for one in sinks if not isinstance(one, str)]
+    if len(opened) < len(sinks) and launched()[0] == 0:
+        settings = read_settings(settings)
+        if "mlflow" in sinks:
+            options.setdefault("exporter", publish)
+        given = {"env": env, "seed": seed, "folder": Path(run_dir), "num_envs": num_envs}
+        opened += _by_name(sinks, settings, **given, **options)
     told = _Callbacks(callbacks)
+    if isinstance(env, str) and max(options.get("learners", 1), launched()[1]) > 1:
+        env = executable_of(env)  # each learner has processes of its own
     several = isinstance(env, Sequence) and not isinstance(env, str)
     envs: Any = list(env) if several else [env]
     if isinstance(env, str) and not _is_program(env):
@@ -156,7 +165,7 @@ def train(
         seed=seed,
         run_dir=run_dir,
         num_envs=num_envs,
-        sinks=[*sinks, told],
+        sinks=[*opened, told],
         end_early=told.wants_end,
         **options,
     )
@@ -168,14 +177,26 @@ def train(
     return result
 
 
+def _by_name(sinks: Sequence[Sink | str], settings: RunSettings, **run: Any) -> list[Sink]:
+    """Return the sinks that are given as names."""
+    from pipeline.tracking.sinks import named_sinks, run_outside_dag
+    from pipeline.trainer.supported import usable_device
+
+    used = ("env", "seed", "folder", "num_envs", "torch_threads", "resume")
+    told = {name: run[name] for name in used if name in run}
+    told["device"] = str(usable_device(run.get("device", "cpu")))
+    described = run_outside_dag(settings, source="pipeline.train", **told)
+    return named_sinks(described, [one for one in sinks if isinstance(one, str)])
+
+
 def make_env(source: Any, *, seed: int = 0, n_agents: int | None = None, **options: Any) -> BaseEnv:
     """Return an environment, whatever names it, with ML-Agents' low-level API.
 
     Args:
         source: the path of an executable; a simulator, such as `balance_ball`; `gymnasium:ID` or
-            `pettingzoo:ID`; `module:function`, which is called and gives one of the following; an
-            environment of Gymnasium or PettingZoo; or any object with the low-level API, which is
-            returned as it is.
+            `pettingzoo:ID`; `module:function`, a simulator's class or a function that gives one of
+            the following; an environment of Gymnasium or PettingZoo; or any object with the
+            low-level API, which is returned as it is.
         seed: of everything random in it; an object keeps its own.
         n_agents: agents or copies in this process, for simulators and ids.
         options: further keywords of the simulator, the bridge, or of `UnityEnvironment`.
@@ -186,25 +207,25 @@ def make_env(source: Any, *, seed: int = 0, n_agents: int | None = None, **optio
     """
     if not isinstance(source, str | Path):
         return _of_object(source, seed)
-    text = str(source)
-    kind, _, rest = text.partition(":")
-    if _is_program(source):
+    packed = None if isinstance(source, Path) else environment_of(source).packed()
+    if packed is None:
         from pipeline.envs.unity import UnityEnvironment
 
-        return UnityEnvironment(text, seed=seed, **options)
-    if kind in registry.BRIDGES:
-        made = registry.make(kind, seed=seed, n_agents=n_agents, id=rest, **options)
-        return InProcessEnvironment(made)
-    if text in registry.SIMULATORS:
-        return InProcessEnvironment(registry.make(text, seed=seed, n_agents=n_agents, **options))
-    return _of_object(_called(text, kind, rest), seed)
+        return UnityEnvironment(source, seed=seed, **options)
+    simulator, fixed = packed
+    fixed |= options if n_agents is None else options | {"n_agents": n_agents}
+    try:
+        return InProcessEnvironment(registry.make(simulator, seed=seed, **fixed))
+    except OtherObjectError as other:
+        return _of_object(other.env, seed)
 
 
 def build_env(source: str, target: Path | str, **options: Any) -> Path:
     """Write the executable of a simulator, or around an environment of others.
 
     Args:
-        source: a simulator, such as `balance_ball`; or `gymnasium:ID` or `pettingzoo:ID`.
+        source: a simulator, such as `balance_ball`; `gymnasium:ID`, `pettingzoo:ID`, or
+            `module:function`.
         target: the file to write.
         options: fixed in the executable: `n_agents`, and the keywords of the simulator.
 
@@ -217,10 +238,11 @@ def build_env(source: str, target: Path | str, **options: Any) -> Path:
     """
     from pipeline.simulators.pack import pack
 
-    kind, _, rest = source.partition(":")
-    if kind in registry.BRIDGES:
-        return pack(kind, target, id=rest, **options)
-    return pack(source, target, **options)
+    packed = named(source).packed()
+    if packed is None:
+        raise SettingsError(f"{source}: is a path, and there is nothing to build; train in it")
+    simulator, fixed = packed
+    return pack(simulator, target, **fixed | options)
 
 
 def export_policy(checkpoint: Path | str, folder: Path | str) -> Path:
@@ -359,39 +381,16 @@ def evaluate(
 
 
 def _is_program(source: object) -> bool:
-    """Whether a text is an executable's path and no other name."""
-    if isinstance(source, Path):
-        return True
-    if not isinstance(source, str) or source in registry.SIMULATORS:
-        return False
-    return ":" not in source.strip("/") or Path(source).exists()
-
-
-def _called(text: str, module: str, function: str) -> Any:
-    """Return what `module:function` gives; the module may lie in the current folder."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
-    try:
-        return getattr(import_module(module), function)()
-    except ModuleNotFoundError as error:
-        if error.name and module.startswith(error.name):
-            raise SettingsError(f"{text}: is no environment; name {_FORMS}") from error
-        raise
-    except AttributeError as error:
-        raise SettingsError(f"{text}: {error}; name {_FORMS}") from error
+    """Whether an environment is an executable, which runs in a process of its own."""
+    if isinstance(source, str):
+        return environment_of(source).packed() is None
+    return isinstance(source, Path)
 
 
 def _of_object(env: Any, seed: int) -> BaseEnv:
     """Return an environment of Gymnasium or PettingZoo as one of this project, others as given."""
-    gymnasium, pettingzoo = map(sys.modules.get, ("gymnasium", "pettingzoo"))
-    if gymnasium is not None and isinstance(env, gymnasium.Env):
-        from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
-
-        return InProcessEnvironment(GymnasiumSimulator(id=env, seed=seed))
-    if pettingzoo is not None and isinstance(env, pettingzoo.AECEnv | pettingzoo.ParallelEnv):
-        from pipeline.simulators.bridges.pettingzoo_bridge import PettingZooSimulator
-
-        return InProcessEnvironment(PettingZooSimulator(id=env, seed=seed))
-    refuse_other_object(env)
+    try:
+        return InProcessEnvironment(around([env], seed=seed))
+    except OtherObjectError:
+        refuse_other_object(env)
     return env  # type: ignore[no-any-return]  # it has the members

@@ -24,9 +24,10 @@ COMMANDS = {
     "run": "bring some experiments, sweeps, runs or subsets up to date",
     "sync": "make DVC agree with Snakemake's results, or Snakemake with DVC's",
     "env": "build, list and fetch environments",
-    "demo": "look at demonstrations, and record them",
+    "demo": "record, import, export, merge, trim and look at demonstrations",
     "config": "look at trainer configurations, and upgrade them",
     "learn": "train in an executable or in the Unity Editor",
+    "attach": "bring a player that runs here to a trainer on another machine",
     "evaluate": "play episodes with an ONNX policy in an executable",
     "timers": "say where a run's time went, and what would make it faster",
     "compare": "compare runs over their seeds: returns, probabilities, steps to learn, time",
@@ -43,6 +44,8 @@ the whole pipeline
   pipeline plan                     after editing experiments or seeds in params.yaml
   dvc repro                         run what is out of date, one stage after another
   snakemake --cores 8               the same, in parallel
+  pipeline compare                  what came of it: a table of all experiments
+  pipeline run --cores 8            the same, with a line for each stage and a table at the end
   pipeline run smoke --cores 2      one subset, experiment, sweep or run of params.yaml
   pipeline sync                     tell one engine what the other has done
   pipeline ui                       curves, parameters and models in the browser
@@ -51,14 +54,15 @@ one thing at a time
   pipeline env build balance_ball -o build/balance_ball
   pipeline env fetch URL --sha256 DIGEST
   pipeline env build gymnasium:CartPole-v1 -o build/cartpole --copies 8
-  pipeline learn config/ppo/3DBall.yaml --env build/balance_ball --run-id first
-  pipeline evaluate results/export/balance_ball_ppo/seed1/3DBall.onnx --env build/balance_ball
+  pipeline learn config/ppo/3DBall.yaml --env balance_ball --run-id first
+  pipeline evaluate results/export/balance_ball_ppo/seed1/3DBall.onnx --env balance_ball
   pipeline timers results/first
   pipeline compare results/train/balance_ball_ppo results/train/balance_ball_bc_ppo
   pipeline config check old/trainer_config.yaml
   pipeline config upgrade old/trainer_config.yaml old/curricula -o config/new.yaml
   pipeline demo record balance_ball -o data/demos/mine.demo --episodes 20
   pipeline demo info data/demos/mine.demo
+  pipeline demo import play.csv --spec gymnasium:CartPole-v1 -o play.demo
   pipeline onnx check results/export/balance_ball_ppo/seed1/3DBall.onnx
   pipeline runs balance_ball_ppo-1
   pipeline provenance results/export/balance_ball_ppo/seed1/3DBall.onnx
@@ -125,7 +129,8 @@ def _missing(error: ModuleNotFoundError) -> int:
     package = (error.name or "").partition(".")[0]
     if package in ("", "pipeline"):
         raise error
-    extra = "envs" if package in ("gymnasium", "pettingzoo") else "train"
+    extras = {"gymnasium": "envs", "pettingzoo": "envs", "minari": "minari", "h5py": "minari"}
+    extra = extras.get(package, "train")
     print(
         f"error: this needs the package {package}, which is not installed; install the whole: "
         f"pip install 'rl-pipeline[{extra}]', or in a checkout: pip install -e '.[{extra}]'",

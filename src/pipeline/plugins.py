@@ -33,15 +33,23 @@ class Group(Mapping[str, T], Generic[T]):
         ours: `module:attribute` by name; a module that begins with a dot lies in `room`.
         room: start of our modules' names, with its dot.
         base: a class that each part must extend; None for parts that are no classes.
+        theirs: ML-Agents' group of entry points for such parts, which cannot be used here.
     """
 
     def __init__(
-        self, name: str, ours: Mapping[str, str], *, room: str = "", base: type | None = None
+        self,
+        name: str,
+        ours: Mapping[str, str],
+        *,
+        room: str = "",
+        base: type | None = None,
+        theirs: str = "",
     ) -> None:
         self.name = name
         self.ours = ours
         self._room = room
         self._base = base
+        self._theirs = theirs
 
     def __contains__(self, name: object) -> bool:
         return name in self.ours or name in self._others()
@@ -94,7 +102,13 @@ class Group(Mapping[str, T], Generic[T]):
     @property
     def more(self) -> str:
         """How to get others, for an error that lists the names of those that are there."""
-        return f". Packages with an entry point in {self.name!r} bring more: docs/plugins.md"
+        text = f". Packages with an entry point in {self.name!r} bring more: docs/plugins.md"
+        points = all_of(self._theirs) if self._theirs else []
+        others = [one for one in points if brought_by(one)[0] != "mlagents"]
+        if others:
+            named = ", ".join(f"{one.name!r} of {' '.join(brought_by(one))}" for one in others)
+            text += f". Written for ML-Agents, and to be ported as docs/migrating.md says: {named}"
+        return text
 
     def versions(self, *names: str) -> dict[str, str]:
         """Return distribution and version of what brings those of the parts that are not ours."""
@@ -122,6 +136,12 @@ def load(path: str, *, room: str = "") -> Any:
     return getattr(
         import_module(room + module[1:] if module.startswith(".") else module), attribute
     )
+
+
+def all_of(group: str) -> list[metadata.EntryPoint]:
+    """Return every installed entry point of a group; several packages may bring the same name."""
+    found = _installed(group, tuple(sys.path))
+    return [point for name in sorted(found) for point in found[name]]
 
 
 def brought_by(point: metadata.EntryPoint) -> tuple[str, str]:

@@ -116,6 +116,7 @@ def test_results_that_cannot_be_written(place):
         ("--resume --force", "--resume and --force contradict each other"),
         ("--inference --force", "--inference and --force contradict each other"),
         ("--initialize-from gone", "Could not initialize from results/gone."),
+        ("--attach 2", "--attach and --env contradict each other"),
         ("--num-envs 3 --base-port 65534", "--base-port: 3 environments from port 65534 on"),
         ("--no-grafics", "unrecognized arguments: --no-grafics"),
         ("--width", "argument --width: expected one argument"),
@@ -128,12 +129,4 @@ def test_bad_options_are_one_line_and_start_nothing(place, options, expected):
     before = place.files()
     arguments = ["learn", "config.yaml", "--env", str(env), *options.split()]
     assert place.pipeline(*arguments).error.startswith(expected)
-    assert place.files() == before
-
-
-def test_several_environments_without_an_executable(place):
-    place.config()
-    before = place.files()
-    error = place.pipeline("learn", "config.yaml", "--num-envs", "2").error
-    assert error.startswith("--num-envs: num_envs must be 1 if env_path is not set, got 2.")
     assert place.files() == before

@@ -18,6 +18,19 @@ from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.result import outcome
 
 SELF_PLAY = {"save_steps": 60, "team_change": 130, "swap_steps": 40, "window": 3}
+RATED = [
+    {
+        "name": str(threshold),
+        "value": threshold,
+        "completion_criteria": {
+            "measure": "elo",
+            "behavior": "Duel",
+            "threshold": threshold,
+            "require_reset": True,
+        },
+    }
+    for threshold in (1201.0, 1203.0, 9999.0)
+] + [{"name": "last", "value": 0.0}]
 NAMES = {
     "Duel": ["Duel"],
     "Recall": ["Duel"],
@@ -38,7 +51,8 @@ def settings(toy, max_steps):
         "checkpoint_interval": 300,
         "self_play": SELF_PLAY,
     }
-    return {"behaviors": dict.fromkeys(NAMES[toy], one)}
+    lessons = {"environment_parameters": {"length": {"curriculum": RATED}}} if toy == "Duel" else {}
+    return {"behaviors": dict.fromkeys(NAMES[toy], one)} | lessons
 
 
 def environments(toy):
@@ -122,6 +136,7 @@ def test_self_play_killed_halfway_and_resumed_equals_the_uninterrupted_run(toy, 
     ratings = [value for key, value in complete.items() if "/self_play/ratings/" in key]
     assert len({key.split("/")[4] for key in snapshots}) == SELF_PLAY["window"]
     assert all(rating != 1200.0 for rating in ratings)
+    assert complete.get("Duel/run/lessons/curriculum/lessons/length", 1) == 1
     for at, learning in ((420, 0), (500, 1)):
         killed = tmp_path / f"killed while {learning} learned"
         assert run(killed, toy, at=at, number=signal.SIGKILL) == -signal.SIGKILL

@@ -170,3 +170,22 @@ def test_a_sink_that_cannot_be_made_takes_no_part_and_is_named(tmp_path, site, c
     assert len(made) == 3
     assert "json_lines" in caplog.text
     assert "full" in caplog.text
+    assert len(standard_sinks(TrackedRun(folder=tmp_path, max_steps={}), ["tensorboard"])) == 3
+
+
+def test_a_sink_that_is_named_and_cannot_be_imported_is_refused(tmp_path, site):
+    (site / "example_plugin/sink.py").write_text("import missing\n")
+    run = TrackedRun(folder=tmp_path, max_steps={})
+    with pytest.raises(pipeline.errors.SettingsError, match=r"'json_lines' of .* cannot be used"):
+        standard_sinks(run, ["json_lines"])
+    assert len(standard_sinks(run)) == 3
+
+
+def test_the_sink_in_the_guide_keeps_the_best_return(tmp_path: Path):
+    section = (EXAMPLE.parents[1] / "docs/plugins.md").read_text().partition("\n## Sink\n")[2]
+    names: dict = {}
+    exec(section.partition("```python\n")[2].partition("```")[0], names)  # noqa: S102  # ours
+    sink = names["for_run"](TrackedRun(folder=tmp_path, max_steps={}))
+    for step, reward in enumerate((1.0, 3.0, 2.0)):
+        sink.metrics("B", {"Environment/Cumulative Reward": reward}, step)
+    assert (tmp_path / "best.txt").read_text() == "{'B': 3.0}\n"

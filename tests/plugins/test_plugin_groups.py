@@ -69,6 +69,19 @@ def test_a_part_that_is_not_installed_is_refused_with_its_place_and_how_to_get_m
     assert "docs/plugins.md" in said
 
 
+def test_a_trainer_of_ml_agents_is_refused_by_name_with_the_page_that_ports_it(tmp_path, site):
+    points = {"a2c": "theirs.a2c:get_type_and_setting", "other": "theirs.other:get"}
+    distribution(site, "theirs", "0.1", groups={"mlagents.trainer_type": points})
+    own = {"default": "mlagents.plugins.trainer_type:get_default_trainer_types"}
+    distribution(site, "mlagents", "1.1.0", groups={"mlagents.trainer_type": own})
+    path = written(tmp_path, DQN.replace("dqn", "a2c"))
+    with pytest.raises(SettingsError) as refused:
+        load_run_settings(path)
+    said = str(refused.value)
+    assert said.startswith(f"{path}:3: behaviors.B.trainer_type: 'a2c' is not allowed")
+    assert said.endswith("docs/migrating.md says: 'a2c' of theirs 0.1, 'other' of theirs 0.1")
+
+
 def test_an_unknown_simulator_is_refused_with_how_to_get_more():
     with pytest.raises(SettingsError, match=r"'corridor'; .*pipeline\.simulators"):
         registry.make("corridor")

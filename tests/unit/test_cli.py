@@ -22,8 +22,8 @@ def test_help_teaches_by_example(capsys):
 
 
 COMMANDS = (
-    "plan, sync, env build, env list, env fetch, demo info, demo record, config check, config "
-    "upgrade, learn, evaluate, timers, onnx check, ui"
+    "plan, sync, env build, env list, env fetch, demo info, demo record, demo import, demo export, "
+    "demo merge, demo trim, config check, config upgrade, learn, evaluate, timers, onnx check, ui"
 )
 
 
@@ -156,7 +156,9 @@ def test_learn_refuses_a_used_run_id_and_a_missing_one(tmp_path, capsys):
     assert "was not found" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("package", "extra"), [("torch", "train"), ("gymnasium", "envs")])
+@pytest.mark.parametrize(
+    ("package", "extra"), [("torch", "train"), ("gymnasium", "envs"), ("minari", "minari")]
+)
 def test_a_package_that_is_not_installed_is_named_with_its_extra(
     package, extra, monkeypatch, capsys
 ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -126,6 +127,29 @@ def test_callbacks_are_told_everything_and_curves_come_back(tmp_path: Path):
     assert np.isfinite([value for _, value in result.curves["3DBall"]["Losses/Policy Loss"]]).all()
 
 
+def test_sinks_are_given_by_name_or_as_objects_which_learn_what_the_run_came_to(tmp_path: Path):
+    class Ended(pipeline.Sink):
+        results: dict = {}  # noqa: RUF012  # of the only one
+
+        def ended(self, results):
+            self.results.update(results)
+
+    ended = Ended()
+    result = train(tmp_path, sinks=["jsonl", ended]).behaviors["3DBall"]
+    with (tmp_path / "metrics.jsonl").open() as lines:
+        assert [json.loads(line)["step"] for line in lines] == [256, 512, 768, 1024]
+    assert ended.results == {
+        "3DBall": {
+            "steps": result.steps,
+            "updates": result.n_updates,
+            "episodes": result.n_episodes,
+            "mean_reward": result.mean_reward,
+        }
+    }
+    with pytest.raises(pipeline.PipelineError, match="sinks: 'jsnl' is not allowed"):
+        train(tmp_path, sinks=["jsnl"])
+
+
 def test_a_callback_ends_a_run_which_is_then_complete(tmp_path: Path):
     class Enough(Told):
         def on_summary(self, behavior, values, step):
@@ -197,8 +221,8 @@ def test_every_form_of_an_environment_gives_the_low_level_api(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("form", "said"),
     [
-        ("no_module_of_mine:function", "is no environment; name a path of an executable"),
-        ("json:nothing", "no attribute 'nothing'; name a path"),
+        ("no_module_of_mine:function", "there is no no_module_of_mine.py in the current folder"),
+        ("json:nothing", "has no function or class 'nothing'"),
         ("gymnasium:CartPol-v1", "CartPole-v1"),
         ("no_such_program", "no_such_program"),
         (3, "an object of type int cannot be trained in"),
@@ -208,3 +232,20 @@ def test_a_mistake_in_a_name_is_one_line_that_says_what_may_stand_there(form, sa
     with pytest.raises(pipeline.PipelineError, match=said) as refused:
         pipeline.make_env(form)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_an_environment_to_actions_of_an_exported_policy(tmp_path: Path):
+    short = {"NOTEBOOK_FOLDER": str(tmp_path), "NOTEBOOK_STEPS": "15000", "MPLBACKEND": "agg"}
+    done = subprocess.run(  # noqa: S603  # our own example
+        [sys.executable, ROOT / "examples/notebook.py"],
+        cwd=tmp_path,
+        env={**os.environ, **short},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "12 agents ask for a decision" in done.stdout
+    assert (tmp_path / "curves.png").stat().st_size > 0
+    assert (tmp_path / "onnx/3DBall.onnx").is_file()

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
+
+from pipeline.commands.progress import graph_of
+from pipeline.settings.params import load_params
 from pipeline.stages.shared.sources import CODE, watched
 
 CHECK = "check"
@@ -47,6 +52,25 @@ def dvc_nodes(root: Path) -> list[Node]:
             outs = {out.def_path for out in stage.outs}
             nodes.append(Node(stage.name, outs, deps, params, plain_command(stage.cmd)))
     return nodes
+
+
+def dvc_before(root: Path) -> dict[str, set[str]]:
+    """The stages that DVC runs before each, directly or not."""
+    from dvc.repo import Repo
+
+    with Repo(str(root)) as repo, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of DVC's pygtrie
+        return {
+            stage.name: {one.name for one in nx.descendants(repo.index.graph, stage)}
+            for stage in repo.index.stages
+        }
+
+
+def counted_before(root: Path) -> dict[str, set[str]]:
+    """What `pipeline run` takes each stage to need, directly or not, by DVC's names."""
+    graph = graph_of(load_params(root / "params.yaml"))
+    names = {job: name for name, job in graph.names.items()}
+    return {name: {names[one] for one in graph.before(job)} for name, job in graph.names.items()}
 
 
 def snakemake_nodes(root: Path) -> list[Node]:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -28,11 +29,11 @@ WAIT_S = 200
 class Learning:
     """A command that learns in `folder`, with what it has said so far."""
 
-    def __init__(self, folder: Path, *command: str) -> None:
+    def __init__(self, folder: Path, *command: str, within: Sequence[str] = ()) -> None:
         self.folder = folder
         self.told = ""
         self.process = subprocess.Popen(  # noqa: S603  # the tests' own commands
-            [sys.executable, "-m", *command],
+            [*within, sys.executable, "-m", *command],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

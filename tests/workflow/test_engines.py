@@ -17,6 +17,7 @@ from pipeline.settings.plan import plan
 HERE = Path(__file__).parent
 STAGES = ("env", "demos", "pretrain", "train", "export", "evaluate", "sweep", "report")
 ENGINES = ("dvc", "snakemake")
+COMMAND = ("python", "-m", "pipeline.cli")
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +45,8 @@ def built(request, tmp_path_factory) -> tuple[Path, str, list[str]]:
         shutil.copy(HERE / "fake_stage.py", root / f"workflow/scripts/{stage}.py")
     ignored = root / ".gitignore"
     ignored.write_text(ignored.read_text() + "ran.log\n")
-    fewer = (root / "params.yaml").read_text().replace("      - 1\n      - 2\n", "      - 1\n", 2)
+    text, three = (root / "params.yaml").read_text(), "      - 1\n      - 2\n      - 3\n"
+    fewer = text.replace(three, "      - 1\n", 3).replace(three, "      - 1\n      - 2\n")
     (root / "params.yaml").write_text(fewer)
     run(root, "python", "-m", "pipeline.cli", "plan")
     run(root, "dvc", "init", "--force", "--quiet")
@@ -122,8 +124,7 @@ def test_a_seed_more_and_a_wider_network_are_refused_until_they_are_planned(toy)
     replace(root / "config/ppo/3DBall.yaml", "hidden_units: 128", "hidden_units: 64")
     with pytest.raises(StageError, match="pipeline plan"):
         sync(root, engine)
-    seeds = "    overrides: {}\n    seeds:\n      - 1\n      - 2\n"
-    replace(root / "params.yaml", seeds, f"{seeds}      - 3\n")
+    replace(root / "params.yaml", "      - 2\n", "      - 2\n      - 3\n")
     if engine == "snakemake":
         done = run(root, "snakemake", "--cores", "1", check=False)
         assert done.returncode != 0
@@ -186,8 +187,8 @@ def made_by_stages(root: Path) -> dict[str, bytes]:
 # A seed that is not planned, unknown keys, no YAML, and a mistake in a trainer file.
 MISTAKES = [
     ("params.yaml", "seeds:\n      - 1\n", "seeds:\n      - 7\n"),
-    ("params.yaml", "episodes: 36", "episoden: 36"),
-    ("params.yaml", "          max_steps: 50000", "          max_stpes: 5"),
+    ("params.yaml", "episodes: 12", "episoden: 12"),
+    ("params.yaml", "          max_steps: ", "          max_stpes: "),
     ("params.yaml", "runtime:\n", "runtime: [\n"),
     ("config/ppo/GridWorld.yaml", "learning_rate:", "learning_rat:"),
 ]
@@ -208,3 +209,23 @@ def test_a_mistake_is_refused_before_any_result_is_deleted(toy):
     assert not (root / "ran.log").exists()
     assert made_by_stages(root) == before
     assert repro(root, engine) == []
+
+
+def test_a_run_that_fails_shows_the_end_of_the_failed_stages_log(toy):
+    root, engine = toy
+    replace(root / "params.yaml", "    episodes: 12\n", "    episodes: 13\n")
+    (root / "workflow/scripts/demos.py").write_text(
+        "from pathlib import Path\n"
+        "from pipeline.progress import reporting\n"
+        "with reporting('demos', 'balance_ball_expert', Path.cwd()):\n"
+        "    raise SystemExit('no luck')\n"
+    )
+    done = run(root, *COMMAND, "run", "--engine", engine, check=False)
+    assert done.returncode == 2
+    log = "logs/demos/balance_ball_expert.log"
+    said = f"demos balance_ball_expert failed; the end of {log}:\n  no luck\n"
+    assert said in done.stderr
+    assert f"logs/{engine}.log" in done.stderr.splitlines()[-1]
+    # the build is there, and of the learning that needs the demonstrations not all is known to run
+    assert done.stderr.startswith("stage 1 of ")
+    assert done.stdout == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from project import commit, run
 
 pytestmark = pytest.mark.usefixtures("private_cache")
 
+ROOMS = Path(__file__).resolve().parents[2] / "examples/environments/rooms.py"
 EXPERIMENT = """\
 experiments:
   small:
@@ -130,6 +132,12 @@ environments:
   game:
     source: unity
     project: game
+  cart: gymnasium:CartPole-v1
+  own: my_env:make
+  packed:
+    source: module
+    id: my_games.rooms:Rooms
+    copies: 4
 """
 
 
@@ -138,6 +146,9 @@ def with_every_source(project: Path) -> Path:
     (project / "builds/folder/data").mkdir(parents=True)
     for name in ("folder/Game.x86_64", "folder/data/level", "file.x86_64"):
         (project / "builds" / name).write_text("#!/bin/sh\n")
+    (project / "my_games").mkdir()
+    shutil.copy(ROOMS, project / "my_games")
+    (project / "my_env.py").write_text("def make(seed, n_agents): pass\n")
     (project / "params.yaml").write_text(SOURCES.format(digest="0" * 64) + "experiments: {}\n")
     run(project, sys.executable, "-m", "pipeline.cli", "plan")
     commit(project, "every source")
@@ -152,40 +163,49 @@ def test_both_engines_describe_every_source_alike(project):
         for nodes in (dvc_nodes(root), snakemake_nodes(root))
     )
     names = {"env@fetched", "env_path@folder", "env_path@file", "env_unity@game"}
+    names |= {"env@cart", "env_path@own", "env_path@packed"}
     assert names == {node.name for node in dvc}
     assert differences(dvc, snakemake, root) == []
     watched = {
-        node.name: {dep for dep in node.deps if dep.startswith(("builds/", "game/"))}
+        node.name: {dep for dep in node.deps if dep.startswith(("builds/", "game/", "my_"))}
         for node in snakemake
     }
     assert watched["env_path@folder"] == {"builds/folder/Game.x86_64", "builds/folder/data/level"}
     assert watched["env_path@file"] == {"builds/file.x86_64"}
+    assert watched["env_path@own"] == {"my_env.py"}
+    assert watched["env_path@packed"] == {"my_games/rooms.py"}
     assert len(watched["env_unity@game"]) == 4
     assert not any("Library" in dep for dep in watched["env_unity@game"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["dvc", "snakemake"])
-def test_a_changed_build_is_taken_again_and_an_unchanged_one_is_not(project, engine):
-    build = project / "builds/mine"
+def test_what_has_changed_is_taken_again_and_what_has_not_is_not(project, engine):
+    build, module = project / "builds/mine", project / "rooms.py"
     (build / "data").mkdir(parents=True)
     (build / "Game.x86_64").write_text("#!/bin/sh\n")
     (build / "data/level").write_text("one")
+    shutil.copy(ROOMS, module)
     (project / "params.yaml").write_text(
-        "environments:\n  mine:\n    source: path\n    path: builds/mine\nexperiments: {}\n"
+        "environments:\n  mine:\n    source: path\n    path: builds/mine\n"
+        "  own: rooms:Rooms\nexperiments: {}\n"
     )
     run(project, sys.executable, "-m", "pipeline.cli", "plan")
-    target = ["env_path@mine"] if engine == "dvc" else ["build/env/mine"]
-    command = ["dvc", "repro"] if engine == "dvc" else ["snakemake", "--cores", "1"]
+    if engine == "dvc":
+        command = ["dvc", "repro", "env_path@mine", "env_path@own"]
+    else:
+        command = ["snakemake", "--cores", "1", "build/env/mine", "build/env/own"]
     digests = []
     for text in ("one", "two", "two"):
         if (build / "data/level").read_text() != text:
             (build / "data/level").write_text(text)
+            module.write_text(module.read_text().replace("max_step=50", "max_step=60"))
         before = sorted(_stamps(project))
-        run(project, *command, *target)
-        digests.append(described(project, "mine")["build_sha256"])
+        run(project, *command)
+        digests.append([described(project, one)["build_sha256"] for one in ("mine", "own")])
         changed = before != sorted(_stamps(project))
-    assert digests[0] != digests[1] == digests[2]
+    for first, second, third in zip(*digests, strict=True):
+        assert first != second == third
     assert not changed
 
 

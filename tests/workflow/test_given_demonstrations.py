@@ -17,7 +17,7 @@ from pipeline.stages.demos import record_named
 RECORDED = """\
     environment: balance_ball
     policy: expert
-    episodes: 36
+    episodes: 12
     seed: 100
 """
 GIVEN = "    file: data/people/ball.demo\n"

@@ -19,7 +19,7 @@ def learn(started, packed, tmp_path):
     write(tmp_path, PPO | {"max_steps": 8000, "checkpoint_interval": 2000})
 
     def run(*more: str, until: str | None = None) -> tuple[int, str]:
-        options = ["learn", "config.yaml", "--env", str(build), "--seed", "3"]
+        options = ["learn", "config.yaml", "--env", str(build), "--seed", "3", "--track", "jsonl"]
         one = started("pipeline.cli", *options, *more)
         if until is not None:
             one.until(until)
@@ -53,6 +53,9 @@ def test_learn_interrupt_resume_initialize_and_inference(learn, tmp_path):
     assert f"Resuming training of 3DBall from step {stopped}." in told
     assert step_of(a) >= 8000
     status = json.loads((a / "run_logs" / "training_status.json").read_text())
+    with (a / "metrics.jsonl").open() as lines:
+        assert [json.loads(line)["step"] for line in lines] == [*range(1000, 8001, 1000)]
+    assert not list(a.glob("*/events.*"))
     steps = [one["steps"] for one in status["3DBall"]["checkpoints"]]
     assert steps == sorted(steps)
     assert stopped in steps

@@ -3,10 +3,21 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import networkx as nx
 import pytest
-from dags import CHECK, Node, differences, dvc_nodes, plain_command, snakemake_nodes
+from dags import (
+    CHECK,
+    Node,
+    counted_before,
+    differences,
+    dvc_before,
+    dvc_nodes,
+    plain_command,
+    snakemake_nodes,
+)
 from project import copy_project
+
+from pipeline.settings.params import load_params
+from pipeline.settings.plan import write_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,20 +28,19 @@ def test_both_engines_describe_the_same_dag():
     assert differences(dvc, snakemake_nodes(ROOT), ROOT) == []
 
 
-@pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")  # of DVC's pygtrie
 def test_dvc_checks_before_it_runs_any_other_stage():
     """As the Snakefile does when it is read, so that this is a stage for DVC alone."""
-    from dvc.repo import Repo
-
-    with Repo(str(ROOT)) as repo:
-        before = {
-            stage.addressing: {one.addressing for one in nx.descendants(repo.index.graph, stage)}
-            for stage in repo.index.stages
-        }
+    before = dvc_before(ROOT)
     assert before.pop(CHECK) == set()
     assert [name for name, needed in before.items() if CHECK not in needed] == []
     rules = (ROOT / "workflow/rules/common.smk").read_text()
     assert "\n        check_params(PARAMS)" in rules
+
+
+def test_the_stages_are_counted_as_dvc_runs_them():
+    before = dvc_before(ROOT)
+    del before[CHECK]  # which tells nothing, and is counted by nobody
+    assert counted_before(ROOT) == {name: needed - {CHECK} for name, needed in before.items()}
 
 
 def test_a_folder_dependency_stands_for_what_others_write_into_it(tmp_path: Path):
@@ -153,6 +163,21 @@ def found(tmp_path_factory) -> str:
 @pytest.mark.parametrize("drift", DRIFTS)
 def test_a_drift_between_the_engines_is_caught(drift: str, found: str):
     assert re.search(f"^{DRIFTS[drift][-1]}", found, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_both_engines_describe_the_same_dag_with_videos(project: Path):
+    change(
+        project,
+        "params.yaml",
+        r"(grid_world_ppo:\n(?:.*\n)*?      seed: 10000\n)",
+        r"\1      video: true\n",
+    )
+    write_plan(load_params(project / "params.yaml"), project / "workflow/runs.yaml")
+    nodes = dvc_nodes(project)
+    (evaluate,) = (node for node in nodes if node.name == "evaluate_video@grid_world_ppo-1")
+    assert {"median.gif", "best.gif"} <= {Path(out).name for out in evaluate.outs}
+    assert differences(nodes, snakemake_nodes(project), project) == []
 
 
 @pytest.mark.slow

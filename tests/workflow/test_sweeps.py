@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from dags import differences, dvc_nodes, snakemake_nodes
+from dags import CHECK, counted_before, differences, dvc_before, dvc_nodes, snakemake_nodes
 from project import ROOT, commit, copy_project, run
 
 from pipeline.settings.params import load_params
@@ -87,6 +87,8 @@ def test_both_engines_expand_a_sweep_the_same_way(swept: Path):
     assert {"train@rates-002-1", "sweep@rates", "train_best@rates_best-12"} <= names
     theirs = snakemake_nodes(swept)
     assert differences(nodes, theirs, swept) == []
+    before = {name: needed - {CHECK} for name, needed in dvc_before(swept).items()}
+    assert counted_before(swept) | {CHECK: set()} == before
     asked = {node.name: node.asked for node in theirs}
     for name in ("train@ball-1", "train@rates-002-1", "train_best@rates_best-11"):
         assert asked[name] == {"mem_mb": 1500, "runtime": 30, "gpu": 0}, "of the experiment"

@@ -85,8 +85,14 @@ def test_every_artifact_is_there_and_says_what_it_should(by_dvc: Path):
         )
         played = json.loads((by_dvc / f"results/evaluate/{name}/seed1/metrics.json").read_text())
         assert played["3DBall"]["episodes"] == 4
+    filmed = by_dvc / "results/evaluate/cloned/seed1"
+    for name in ("median.gif", "best.gif"):
+        assert (filmed / name).read_bytes()[:6] == b"GIF89a"
     page = (by_dvc / "results/report/report.html").read_text()
     assert page.count("data:image/png;base64,") == 3
+    assert page.count("data:image/gif;base64,") == 1
+    assert 'href="../evaluate/cloned/seed1/best.gif"' in page
+    assert 'href="../evaluate/plain/seed1/best.gif"' not in page
     assert "http" not in page
     assert "plain, cloned: 1 seed is too few for an interval." in page
     with (by_dvc / "results/report/comparison.csv").open() as file:
@@ -183,6 +189,7 @@ def test_one_mlflow_run_holds_an_experiment_and_seed(by_dvc: Path):
         ]["mean_return"] == pytest.approx(found.data.metrics["evaluate/mean_return"])
         paths = {one.path for one in client.list_artifacts(found.info.run_id, "evaluate")}
         assert "evaluate/returns.png" in paths
+        assert ("evaluate/median.gif" in paths) == (found.info.run_name == "cloned-seed1")
     assert "pretrain/loss" in runs["cloned-seed1"].data.metrics
     data = {one.dataset.name for one in runs["cloned-seed1"].inputs.dataset_inputs}
     assert data == {"balance_ball", "balance_ball_expert"}

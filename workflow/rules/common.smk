@@ -81,6 +81,7 @@ RUNS = plan(PARAMS)["runs"]
 VALUES = {**to_plain(read_yaml("params.yaml")), "runs": RUNS}
 
 TRAINING = ("train_from_scratch", "train_pretrained", "train_best")
+EVALUATION = ("evaluate", "evaluate_video")
 
 
 def watched(*names, of=None):
@@ -190,7 +191,11 @@ def deliverables():
             for policy in each(table, f"results/train/{place}/policy.pt")
         ),
         *each("export", f"results/export/{place}"),
-        *each("evaluate", f"results/evaluate/{place}/metrics.json"),
+        *(
+            file
+            for table in EVALUATION
+            for file in each(table, f"results/evaluate/{place}/metrics.json")
+        ),
         *(
             f"build/env/{name}"
             for table in ("environments", "path_environments", "unity_environments")

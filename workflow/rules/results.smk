@@ -58,14 +58,59 @@ rule evaluate:
         " > {log} 2>&1"
 
 
+use rule evaluate as evaluate_video with:
+    input:
+        lambda wildcards: (
+            f"build/env/{run_of('evaluate_video', 'environment')(wildcards)}"
+        ),
+        "results/export/{experiment}/seed{seed}",
+        SOURCES["evaluate"],
+    output:
+        report(
+            "results/evaluate/{experiment}/seed{seed}/returns.png",
+            caption="../report/evaluate.rst",
+            category="Evaluation",
+            subcategory="{experiment}",
+            labels={"seed": "{seed}", "shows": "distribution of returns"},
+        ),
+        report(
+            "results/evaluate/{experiment}/seed{seed}/median.gif",
+            caption="../report/video.rst",
+            category="Evaluation",
+            subcategory="{experiment}",
+            labels={"seed": "{seed}", "shows": "median episode"},
+        ),
+        report(
+            "results/evaluate/{experiment}/seed{seed}/best.gif",
+            caption="../report/video.rst",
+            category="Evaluation",
+            subcategory="{experiment}",
+            labels={"seed": "{seed}", "shows": "best episode"},
+        ),
+        "results/evaluate/{experiment}/seed{seed}/episodes.csv",
+        "results/evaluate/{experiment}/seed{seed}/metrics.json",
+    wildcard_constraints:
+        experiment=one_of(experiments("evaluate_video")),
+        seed=r"\d+",
+    params:
+        watched=watched("experiments.{base}.evaluation", of="evaluate_video"),
+
+
 TRAINED = "results/train/{experiment}/seed{seed}"
+EVALUATED = "results/evaluate/{experiment}/seed{seed}"
 
 
 rule report:
     input:
-        each("evaluate", "results/evaluate/{experiment}/seed{seed}/returns.png"),
-        each("evaluate", "results/evaluate/{experiment}/seed{seed}/episodes.csv"),
-        each("evaluate", "results/evaluate/{experiment}/seed{seed}/metrics.json"),
+        *[
+            each(table, f"{EVALUATED}/{name}")
+            for table in EVALUATION
+            for name in ("returns.png", "episodes.csv", "metrics.json")
+        ],
+        *[
+            each("evaluate_video", f"{EVALUATED}/{one}.gif")
+            for one in ("median", "best")
+        ],
         *[
             each(table, f"{TRAINED}/{name}")
             for table in TRAINING

@@ -113,9 +113,9 @@ class POCA(Algorithm):
                 losses.append(self._learn(batch, groups, epsilon=now.epsilon, beta=now.beta))
                 if self.intrinsic is not None:
                     self.intrinsic.learn(batch.index)
-        means = torch.stack(losses).mean(0)
-        self.processes.average_(means, len(rows))
-        loss_pi, loss_v, loss_b = means.tolist()
+        by_step = torch.stack(losses)
+        self.processes.average_(by_step, len(rows))
+        loss_pi, loss_v, loss_b = by_step.abs().mean(0).tolist()
         refuse_divergence(
             "POCA",
             step=step,
@@ -124,7 +124,7 @@ class POCA(Algorithm):
             networks=self.own_networks,
         )
         stats = {
-            "Losses/Policy Loss": abs(loss_pi),
+            "Losses/Policy Loss": loss_pi,
             "Losses/Value Loss": loss_v,
             "Losses/Baseline Loss": loss_b,
             **now.stats(),

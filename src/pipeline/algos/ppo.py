@@ -201,9 +201,9 @@ class PPO(Algorithm):
                 steps.append(self._learn(batch, epsilon=now.epsilon, beta=now.beta, clip=clip))
                 if self.intrinsic is not None:
                     self.intrinsic.learn(batch.index)
-        means = torch.stack([loss for one in steps for loss in one.losses]).view(-1, 2).mean(0)
-        self.processes.average_(means, len(rows))
-        loss_pi, loss_v = means.tolist()
+        losses = torch.stack([loss for one in steps for loss in one.losses]).view(-1, 2)
+        self.processes.average_(losses, len(rows))
+        loss_pi, loss_v = losses.abs().mean(0).tolist()
         refuse_divergence(
             "PPO",
             step=step,
@@ -214,7 +214,7 @@ class PPO(Algorithm):
         last_epoch = torch.cat([one.log_ratio for one in steps[-len(steps) // h.num_epoch :]])
         change = last_epoch.exp() - 1.0
         stats = {
-            "Losses/Policy Loss": abs(loss_pi),
+            "Losses/Policy Loss": loss_pi,
             "Losses/Value Loss": loss_v,
             **now.stats(),
             "Policy/approx_kl": float((change - last_epoch).mean()),

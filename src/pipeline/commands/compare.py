@@ -17,23 +17,26 @@ from pipeline.stages.reporting.results import read_curves, trials_of
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from pipeline.commands.parser import Parser
 
 _CONFIGURATION, _PROGRESS = "configuration.yaml", "progress.csv"
 _STAGES = ("pretrain", "train", "export", "evaluate")
+_COLUMNS = (*tables.HEADER, tables.WALL_CLOCK)
+_NARROW = set(_COLUMNS) - {"Mean", "Mean height"}
 
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline compare`."""
     parser.add_argument(
         "runs",
-        nargs="+",
+        nargs="*",
         type=Path,
         metavar="RUN",
         help="results/<run-id> of `pipeline learn`, results/train/<experiment>, or one seed of it; "
-        "runs of `learn` that differ only in the seed are one experiment",
+        "runs of `learn` that differ only in the seed are one experiment; default: every "
+        "experiment in params.yaml, and where there is more to see",
     )
     parser.add_argument(
         "--fraction",
@@ -63,11 +66,10 @@ def run(arguments: argparse.Namespace) -> str:
     fraction, form = arguments.fraction, arguments.form
     if not 0.0 < fraction <= 1.0:
         raise SettingsError(f"--fraction: {fraction} is not in range; use a value in (0, 1]")
-    learned = [run for run in runs if (run / _CONFIGURATION).is_file()]
-    trials = [trial for run in runs if run not in learned for trial in _of_dag(run)]
-    tasks = compare([*_once(trials), *_of_learn(learned)], fraction=fraction)
+    found = _of_runs(runs) if runs else _of_params(Path.cwd())
+    tasks = compare(found, fraction=fraction)
     if not tasks:
-        names = ", ".join(map(str, runs))
+        names = ", ".join(map(str, runs)) or "the experiments of params.yaml"
         raise SettingsError(f"{names}: no episode has ended here yet; train longer")
     if form == "csv":
         columns = (*tables.STANDING_COLUMNS, "training_s")
@@ -78,7 +80,37 @@ def run(arguments: argparse.Namespace) -> str:
             "improvements": tables.pair_records(tasks),
         }
         return json.dumps(value, indent=2, allow_nan=False)
-    return "\n\n".join(_text(task) for task in tasks)
+    return "\n\n".join(map(_text, tasks)) if runs else _answer(tasks)
+
+
+def answer(root: Path) -> str:
+    """Return what every experiment in params.yaml came to, and where there is more to see."""
+    return _answer(compare(_of_params(root)))
+
+
+def _answer(tasks: Sequence[Task]) -> str:
+    """Return tables as narrow as a terminal is, and where there is more to see."""
+    look = [
+        ("Report:", "results/report/report.html"),
+        ("Curves:", "pipeline ui  (MLflow on http://127.0.0.1:5000)"),
+        ("Change:", "edit params.yaml and run again: only what the change touches runs"),
+    ]
+    return "\n\n".join([*(_text(task, _NARROW) for task in tasks), "\n".join(aligned(look))])
+
+
+def _of_params(root: Path) -> list[Outcome]:
+    """Return the outcomes of every experiment in params.yaml."""
+    from pipeline.settings.params import load_params
+    from pipeline.stages.reporting.results import outcomes
+
+    return list(outcomes(root, load_params(root / "params.yaml")))
+
+
+def _of_runs(runs: Sequence[Path]) -> list[Outcome]:
+    """Return the outcomes of folders, those of `pipeline learn` last."""
+    learned = [run for run in runs if (run / _CONFIGURATION).is_file()]
+    trials = [trial for run in runs if run not in learned for trial in _of_dag(run)]
+    return [*_once(trials), *_of_learn(learned)]
 
 
 def _of_dag(run: Path) -> list[Outcome]:
@@ -219,9 +251,10 @@ def _learned_in(run: Path) -> float | None:
         return None
 
 
-def _text(task: Task) -> str:
-    rows = [(*tables.HEADER, tables.WALL_CLOCK), *tables.rows(task, wall_clock=True)]
-    lines = [task.name, "", *aligned(rows, first_number=1)]
+def _text(task: Task, columns: Collection[str] = _COLUMNS) -> str:
+    rows = [_COLUMNS, *tables.rows(task, wall_clock=True)]
+    kept = [k for k, name in enumerate(_COLUMNS) if name in columns]
+    lines = [task.name, "", *aligned([[row[k] for k in kept] for row in rows], first_number=1)]
     if task.improvements:
         lines += ["", *aligned([tables.PAIRS_HEADER, *tables.pairs(task)], first_number=2)]
     return "\n".join([*lines, "", *tables.notes(task), *tables.cautions(task)])

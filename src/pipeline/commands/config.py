@@ -69,7 +69,6 @@ def check(arguments: argparse.Namespace) -> str:
             parts.get("trainer"),
             curriculum=parts.get("curriculum"),
             sampler=parts.get("sampler"),
-            env_path_follows=True,
         )
     )
     if "trainer" not in parts:

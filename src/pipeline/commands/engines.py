@@ -73,7 +73,17 @@ def snakemake_state(root: Path) -> State:
     """
     # Without the profile, an incomplete output is an error here, and is not just made again.
     _must(["snakemake", "--dry-run", "--quiet", "all", "--workflow-profile", "none"], root)
-    done = _must(["snakemake", "--detailed-summary", "--workflow-profile", "none"], root)
+    return snakemake_summary(root)
+
+
+def snakemake_summary(root: Path) -> State:
+    """Return what Snakemake's table of outputs says, incomplete ones included.
+
+    Raises:
+        StageError: Snakemake cannot read the workflow.
+    """
+    command = ["snakemake", "--detailed-summary", "--workflow-profile", "none"]
+    done = _must([*command, "--rerun-incomplete"], root)
     # one line for each output, and a dash where no record of how it was made is kept
     rows = list(csv.DictReader(done.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
     return State(

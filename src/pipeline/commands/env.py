@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 
     from pipeline.commands.parser import Parser
     from pipeline.envs.registry import RemoteRegistryEntry, UnityEnvRegistry
+    from pipeline.settings.environments import BridgeSource, EnvironmentParams
 
 
 def add_options(parser: Parser) -> None:
     """Add `build`, `list` and `fetch`."""
     command = parser.add_command("build", "pack an environment into an executable", build)
     command.add_argument(
-        "name", help="one that `pipeline env list` shows, gymnasium:ID or pettingzoo:ID"
+        "name",
+        help="one that `pipeline env list` shows, gymnasium:ID, pettingzoo:ID or module:function",
     )
     command.add_argument("-o", "--output", required=True, type=Path, help="the executable to write")
     command.add_argument("--copies", type=int, default=None, help="environments in one process")
@@ -66,37 +68,45 @@ def build(arguments: argparse.Namespace) -> str:
         SettingsError: There is no such environment, or an option is not one of it.
         StageError: It cannot be packed.
     """
-    from pipeline.simulators import pack, registry
+    from pipeline.settings.environments import BridgeSource, named
+    from pipeline.simulators.pack import pack
 
     name, copies, target = arguments.name, arguments.copies, arguments.output
-    source, _, env_id = name.partition(":")
-    if source in registry.BRIDGES:
-        pack.pack(source, target, **_bridge_options(source, env_id, arguments))
-    else:
-        if arguments.arg or arguments.option:
-            raise SettingsError(
-                f"{name}: --arg and --option belong to gymnasium:ID and pettingzoo:ID; "
-                "leave them out."
-            )
-        if copies is not None and copies < 1:
+    environment = named(name)
+    if isinstance(environment, BridgeSource):
+        environment = _with_options(environment, arguments)
+    elif arguments.arg or arguments.option:
+        raise SettingsError(
+            f"{name}: --arg and --option belong to gymnasium:ID, pettingzoo:ID and "
+            "module:function; leave them out."
+        )
+    packed = environment.packed()
+    if packed is None:
+        raise SettingsError(
+            f"{name}: is a path, and there is nothing to build; train in it: "
+            f"pipeline learn CONFIG --env {name}"
+        )
+    simulator, options = packed
+    if copies is not None:  # those of a built-in simulator are its agents
+        if copies < 1:
             raise SettingsError(f"--copies: must be at least 1, got {copies}.")
-        # the copies of a built-in simulator are its agents
-        pack.pack(name, target, **({} if copies is None else {"n_agents": copies}))
+        options["n_agents"] = copies
+    pack(simulator, target, **options)
     return f"Wrote {target}. Train in it: pipeline learn CONFIG --env {target}"
 
 
-def _bridge_options(source: str, env_id: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def _with_options(environment: BridgeSource, arguments: argparse.Namespace) -> EnvironmentParams:
     """Read the options as if they stood in params.yaml, so that the same checks apply."""
-    from pipeline.settings.environments import BridgeSource, EnvironmentParams
+    from pipeline.settings.environments import EnvironmentParams
     from pipeline.settings.nodes import from_plain
 
-    given = _pairs("--option", arguments.option) | {"source": source, "id": env_id}
+    given = _pairs("--option", arguments.option)
+    given |= {"source": environment.source, "id": environment.id}
     if arguments.copies is not None:
         given["copies"] = arguments.copies
     if arguments.arg:
         given["kwargs"] = _pairs("--arg", arguments.arg)
-    read = EnvironmentParams.from_node(from_plain(given, "command line"), "")
-    return read.options() if isinstance(read, BridgeSource) else {}
+    return EnvironmentParams.from_node(from_plain(given, "command line"), "")
 
 
 def list_environments(arguments: argparse.Namespace) -> str:
@@ -108,7 +118,9 @@ def list_environments(arguments: argparse.Namespace) -> str:
     from pipeline.simulators import registry
 
     rows = [(name, registry.entry(name).summary) for name in registry.SIMULATORS]
-    rows += [(f"{name}:ID", registry.entry(name).summary) for name in registry.BRIDGES]
+    for name in registry.BRIDGES:
+        form = "MODULE:FUNCTION" if name == "module" else f"{name}:ID"
+        rows.append((form, registry.entry(name).summary))
     rows += [(name, _summary(entry)) for name, entry in _registry(arguments.manifest).items()]
     width = max(16, *(len(name) for name, _ in rows))
     return "\n".join(f"{name:{width}} {summary}" for name, summary in rows)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 GROUPS = {
     "run": "Which run this is, where it is kept, and what it starts from.",
-    "environment": "What to train in. Without --env: the Unity Editor, on port 5004.",
+    "environment": "What to train in. Without --env: the Unity Editor, on port 5004, or --attach.",
     "engine": "What the game engine is told when the environment has connected.",
     "networks": "Where networks are computed, and how they act.",
     "retired": "Options of older releases. They still work, and name the present way when used.",
@@ -34,9 +34,12 @@ override 4 in the file.
 
 EPILOG = """\
 examples
-  pipeline learn config/ppo/3DBall.yaml --env build/balance_ball --run-id first
+  pipeline learn config/ppo/3DBall.yaml --env balance_ball --run-id first
+  pipeline learn config/ppo/CartPole.yaml --env gymnasium:CartPole-v1 --run-id cart
+  pipeline learn my.yaml --env my_env:make --run-id own          make() of my_env.py, beside you
   pipeline learn config/ppo/3DBall.yaml --run-id editor          then press Play in the Unity Editor
   pipeline learn my.yaml --env Game --run-id big --num-envs 4 --no-graphics --time-scale 50
+  pipeline learn my.yaml --run-id by-hand --attach 2      then start players, on ports 5004 and 5005
   pipeline learn my.yaml --env Game --run-id big --resume        continue where it was stopped
   pipeline learn my.yaml --env Game --run-id next --initialize-from big
   pipeline learn my.yaml --env Game --run-id big --resume --inference     watch it, without learning
@@ -77,8 +80,10 @@ class Option:
         return self.flag.removeprefix("--").replace("-", "_")
 
     @property
-    def kind(self) -> Literal["switch", "number", "rest", "text"]:
+    def kind(self) -> Literal["switch", "number", "rest", "list", "text"]:
         """What it takes, as its metavar says."""
+        if self.flag == "--track":
+            return "list"
         if self.metavar in (None, "..."):
             return "switch" if self.metavar is None else "rest"
         return "number" if self.metavar in ("N", "X", "S", "PORT") else "text"
@@ -100,17 +105,29 @@ _TABLE = {
         "<run-id>.1, .2, ...",
         "--initialize-from ID": "begin with the weights of another run in the same results folder, "
         "at step 0",
+        "--track NAME": "where summaries go beside console and progress.csv: tensorboard, mlflow, "
+        "wandb, jsonl, or a sink of an installed package; several with commas, or the option again "
+        "(default: tensorboard, and what all installed packages bring)",
         "--inference": "act without learning, until stopped; with --resume or --initialize-from",
         "--seed N": "from which everything random derives (default: -1, one is drawn and printed)",
     },
     "environment": {
-        "--env PATH": "the executable (default: none, the Unity Editor)",
-        "--num-envs N": "executables that run side by side, in lockstep (default: 1)",
+        "--env NAME": "the environment: a path, balance_ball, gymnasium:ID, pettingzoo:ID or "
+        "module:function (default: none, the Unity Editor)",
+        "--num-envs N": "executables that run side by side, in lockstep (default: 1); without "
+        "--env the same as --attach",
+        "--attach N": "wait for N players that are started elsewhere, the first on port 5004 or "
+        "--base-port, the others on the ports after it",
         "--num-areas N": "training areas that each environment makes, if it replicates them "
         "(default: 1)",
+        "--listen ADDRESS": "with --attach: an address of this machine, 0.0.0.0 for all, where "
+        "players of other machines may call too, which `pipeline attach` brings there",
+        "--token-file FILE": "the token that they say, in a file, or in the environment variable "
+        "PIPELINE_TOKEN; there is no encryption, so see docs/learn.md",
         "--base-port PORT": "port of the first environment, the others follow (default: free ports "
-        "that the system chooses); ignored in the Editor",
-        "--timeout-wait S": "seconds to wait for an answer of an environment (default: 60)",
+        "that the system chooses); ignored for a single Editor without --attach",
+        "--timeout-wait S": "seconds to wait for an answer of an environment, and for all players "
+        "to connect (default: 60)",
         "--max-lifetime-restarts N": "restarts of a failed environment in all, -1 for any number "
         "(default: 10)",
         "--restarts-rate-limit-n N": "restarts of a failed environment within the period, -1 for "
@@ -161,7 +178,11 @@ what it takes (nothing makes it a switch), and what it does, or if retired the p
 
 _SETTINGS: dict[str, dict[str, Any]] = {
     "--seed": {"key": "env_settings.seed"},
+    "--track": {"key": None},
     "--env": {"key": "env_settings.env_path"},
+    "--attach": {"key": "env_settings.num_envs"},
+    "--listen": {"key": None},
+    "--token-file": {"key": None},
     "--torch-device": {"key": "torch_settings.device"},
     "--deterministic": {"behavior_key": "network_settings.deterministic"},
     "--keep-checkpoints": {"behavior_key": "keep_checkpoints"},
@@ -241,6 +262,8 @@ def _arguments(option: Option) -> dict[str, Any]:
         return {**common, "action": "store_true"}
     if option.kind == "rest":
         return {**common, "nargs": argparse.REMAINDER}
+    if option.kind == "list":
+        return {**common, "metavar": option.metavar, "action": "append"}
     kind = _number if option.kind == "number" else str
     return {**common, "metavar": option.metavar, "type": kind}
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from pipeline import __version__, files
 from pipeline.commands.learn_settings import flags_named
-from pipeline.envs.launch import find_executable
 from pipeline.errors import Interrupted, SettingsError
 from pipeline.settings import dump_yaml, load_run_settings, to_mapping
 from pipeline.stages.export import publish
 from pipeline.stages.shared import process, provenance
-from pipeline.tracking.sinks import TrackedRun, standard_sinks
+from pipeline.stages.shared.named_env import executable_of
+from pipeline.tracking.sinks import run_outside_dag, standard_sinks
 from pipeline.tracking.sinks.console import ConsoleSink
 from pipeline.tracking.timers import TimersSink, process_facts
 from pipeline.trainer.checkpoints.restore import first_weights
@@ -133,14 +133,16 @@ def _train(
     timers: TimersSink,
 ) -> TrainResult:
     env, checkpoint = settings.env_settings, settings.checkpoint_settings
+    program = None
     if env.env_path is not None:
-        find_executable(env.env_path)  # a slip is named before slow imports
+        program = executable_of(env.env_path)  # a slip is named before slow imports
     elif env.env_args:
         _log.warning("--env-args is ignored: the Unity Editor takes no arguments.")
     from pipeline import trainer
 
     run_dir = folder.path
-    history = [provenance.of_learn(settings, seed, {n: folder.now(p) for n, p in weights.items()})]
+    first = {name: folder.now(path) for name, path in weights.items()}
+    history = [provenance.of_learn(settings, seed, first, program)]
 
     def on_start() -> None:
         versions = process_facts(trainer=_TRAINER)
@@ -157,17 +159,18 @@ def _train(
 
     try:
         return trainer.train(
-            None if env.env_path is None else Path(env.env_path),
+            program,
             settings,
             seed=seed,
             run_dir=run_dir,
             num_envs=env.num_envs,
             env_args=tuple(env.env_args or ()),
             resume=checkpoint.resume,
-            init_from={name: folder.now(path) for name, path in weights.items()},
+            init_from=first,
             device=settings.torch_settings.device,
-            sinks=_sinks(settings, run_dir, timers),
+            sinks=_sinks(plan, settings, seed, program, run_dir, timers),
             base_port=plan.base_port,
+            listen=plan.listen,
             log_folder=None if _only_watched(settings) else run_dir / LOGS,
             on_start=on_start,
             inference=checkpoint.inference,
@@ -182,17 +185,32 @@ def _train(
         raise Interrupted(again, exit_code=process.exit_code(error.exit_code)) from error
 
 
-def _sinks(settings: RunSettings, run_dir: Path, timers: TimersSink) -> list[Sink]:
-    limits = {name: one.max_steps for name, one in settings.behaviors.items()}
+def _sinks(
+    plan: Plan,
+    settings: RunSettings,
+    seed: int,
+    program: Path | None,
+    run_dir: Path,
+    timers: TimersSink,
+) -> list[Sink]:
     if _only_watched(settings):
+        limits = {name: one.max_steps for name, one in settings.behaviors.items()}
         return [ConsoleSink(max_steps=limits)]
-    run = TrackedRun(
+    from pipeline.trainer.supported import usable_device
+
+    run = run_outside_dag(
+        settings,
+        env=settings.env_settings.env_path,
+        build=program,
         folder=run_dir,
-        max_steps=limits,
-        keep_earlier=settings.checkpoint_settings.resume,
+        seed=seed,
+        source="pipeline learn",
+        trainer=plan.config,
+        device=str(usable_device(settings.torch_settings.device)),
+        resume=settings.checkpoint_settings.resume,
         debug_folder=run_dir / LOGS if settings.debug else None,
     )
-    return [*standard_sinks(run), timers]
+    return [*standard_sinks(run, plan.track), timers]
 
 
 def folder_of(results: Path, run_id: str) -> Path:
@@ -245,8 +263,14 @@ def run_folder(
 
     Raises:
         SettingsError: There is an earlier run and neither `resume` nor `force`, or none to resume,
-            or one that is still under way.
+            or one that is still under way; or a file lies where the folder would.
     """
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not there.is_dir():
+        raise SettingsError(
+            f"results_dir: {there} is a file, and a run needs a folder; name another --results-dir "
+            "or --run-id, or move the file"
+        )
     with (
         contextlib.nullcontext() if watched else files.sole_writer(folder),
         _run_folder(folder, resume=resume, force=force) as run,

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.algos.process_group import launched
 from pipeline.commands.learn import BY_DEST, OPTIONS
 from pipeline.errors import SettingsError
+from pipeline.protocol.token import read_token
 from pipeline.settings import TrainerSettings, load_run_settings
 from pipeline.settings.nodes import from_plain
 from pipeline.settings.reader import ContradictionError, Count, CountOrZero, read, setting_hints
 from pipeline.settings.schema.run import EnvironmentSettings
+from pipeline.settings.sinks import SinkNames
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pipeline.settings import RunSettings
 
@@ -47,6 +50,12 @@ class Plan:
     """Runs to make, one after another."""
     learners: int = 1
     """Processes that learn together."""
+    track: Sequence[str] | None = None
+    """Sinks by name; None for those of every run."""
+    config: str = "built-in"
+    """The configuration file."""
+    listen: tuple[str, bytes] | None = field(default=None, repr=False)
+    """Where players of other machines call, and the token that they say."""
 
     def run(self, number: int) -> RunSettings:
         """Return the settings of one of the runs, counted from 0."""
@@ -81,11 +90,14 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     overrides, flags = _overrides(given)
     if arguments.debug:
         overrides["debug"] = True
+    if "attach" in given:
+        overrides["env_settings.env_path"] = None  # of the file, where there is one
     older: dict[str, Any] = {
         dest: _inside(given, given[dest]) for dest in ("curriculum", "sampler") if dest in given
     }
     with flags_named(flags):
         numbers = _checked_numbers(given)
+        track = _tracked(given)
         settings = load_run_settings(
             _inside(given, arguments.config),
             overrides=overrides,
@@ -106,6 +118,9 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         starting_lesson=numbers.get("lesson"),
         n_runs=n_runs,
         learners=numbers.get("learners", 1),
+        track=track,
+        config=arguments.config or "built-in",
+        listen=_listen(given),
     )
 
 
@@ -149,6 +164,14 @@ def _checked_numbers(given: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
+def _tracked(given: Mapping[str, Any]) -> SinkNames | None:
+    """Read the names of sinks, which may be given with commas and several times."""
+    if "track" not in given:
+        return None
+    names = [name.strip() for text in given["track"] for name in text.split(",") if name.strip()]
+    return SinkNames.from_node(from_plain(names, SOURCE), "track")
+
+
 def _refuse_contradictions(given: Mapping[str, Any]) -> None:
     """Refuse options that cannot both be meant."""
     again = next((BY_DEST[dest].flag for dest in ("resume", "load") if dest in given), None)
@@ -158,6 +181,16 @@ def _refuse_contradictions(given: Mapping[str, Any]) -> None:
         raise SettingsError(
             "--inference and --force contradict each other: a new run has learned nothing to show; "
             "use --resume or --initialize-from"
+        )
+    if "attach" in given and "env" in given:
+        raise SettingsError(
+            "--attach and --env contradict each other: what waits for players starts none; leave "
+            "one of them out"
+        )
+    if "attach" in given and given.get("num_envs", given["attach"]) != given["attach"]:
+        raise SettingsError(
+            f"--attach {given['attach']} and --num-envs {given['num_envs']} contradict each other: "
+            "every environment is a player; leave --num-envs out"
         )
     for old, new, value in _SAME:
         if old in given and given.get(new, value) != value:
@@ -203,12 +236,15 @@ def _has_weights(settings: RunSettings) -> bool:
 
 
 def _fixed_port(settings: RunSettings, given: Mapping[str, Any], worker: int) -> int | None:
-    """Return the first environment's port if someone chose it; the Editor has its own."""
+    """Return the first environment's port if someone chose it; a single Editor has its own."""
     env = settings.env_settings
     chosen = [BY_DEST[dest].flag for dest in ("base_port", "worker_id") if dest in given]
-    if env.env_path is None:
+    if env.env_path is None and env.num_envs == 1 and "attach" not in given:
         for flag in chosen:
-            _log.warning("%s is ignored: the Unity Editor has a port of its own.", flag)
+            _log.warning(
+                "%s is ignored: the Unity Editor has a port of its own; with --attach 1 it counts.",
+                flag,
+            )
         return None
     if not chosen and env.base_port == _DEFAULT_PORT:
         return None
@@ -219,6 +255,27 @@ def _fixed_port(settings: RunSettings, given: Mapping[str, Any], worker: int) ->
             f"from port {port} on go beyond {_LAST_PORT}, the last port there is"
         )
     return port
+
+
+def _listen(given: Mapping[str, Any]) -> tuple[str, bytes] | None:
+    """Return where players of other machines call, and their token."""
+    address, file = given.get("listen"), given.get("token_file")
+    if address is None:
+        if file is not None:
+            raise SettingsError(
+                "--token-file: belongs to --listen ADDRESS; players of this machine say no token"
+            )
+        return None
+    if "attach" not in given:
+        raise SettingsError("--listen: belongs to --attach N, which waits for players")
+    try:
+        ipaddress.ip_address(address)
+    except ValueError as error:
+        raise SettingsError(
+            f"--listen: '{address}' is not an IP address, such as 10.0.0.5, or 0.0.0.0 for all of "
+            "this machine"
+        ) from error
+    return address, read_token(None if file is None else Path(file))
 
 
 def _inside(given: Mapping[str, Any], path: str | None) -> Path | None:
@@ -234,10 +291,12 @@ def _moved(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
     if "docker_target_name" not in given:
         return settings
     env, checkpoint = settings.env_settings, settings.checkpoint_settings
-    path = _inside(given, env.env_path)
+    path = env.env_path
+    if path is not None and ":" not in path:  # else it is no path
+        path = str(_inside(given, path))
     return replace(
         settings,
-        env_settings=replace(env, env_path=None if path is None else str(path)),
+        env_settings=replace(env, env_path=path),
         checkpoint_settings=replace(
             checkpoint, results_dir=str(_inside(given, checkpoint.results_dir))
         ),

@@ -1,21 +1,28 @@
-"""`pipeline run NAME...`: some experiments, runs, sweeps or subsets, with either engine."""
+"""`pipeline run`: the whole DAG, or some of it by name, with either engine."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
-from pipeline.commands.engines import environment, mend_lock
-from pipeline.errors import SettingsError, StageError
+from pipeline.commands.engines import dvc_state, environment, mend_lock, snakemake_summary
+from pipeline.errors import Interrupted, SettingsError, StageError
+from pipeline.progress import FILE, log_of
 from pipeline.settings.params import load_params
-from pipeline.settings.plan import RUNS_FILE, key_of, write_plan
+from pipeline.settings.plan import RUNS_FILE, key_of, table_of, write_plan
 from pipeline.settings.reader import suggestion
+from pipeline.stages.shared import sources
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from pipeline.commands.parser import Parser
     from pipeline.settings.params import Params
@@ -23,7 +30,9 @@ if TYPE_CHECKING:
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline run`."""
-    parser.add_argument("names", nargs="+", help="as in params.yaml; a run is <experiment>-<seed>")
+    parser.add_argument(
+        "names", nargs="*", help="as in params.yaml; a run is <experiment>-<seed>; default: all"
+    )
     parser.add_argument("--engine", choices=("dvc", "snakemake"), default="snakemake")
     parser.add_argument("--stage", default=None, help="the last stage; default: all of them")
     parser.add_argument("--cores", type=int, default=1, help="jobs at a time; default: %(default)s")
@@ -31,12 +40,14 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Plan, then let an engine bring what the names stand for up to date.
+    """Plan, then let an engine bring what the names stand for up to date, and say what it came to.
 
     Raises:
         PipelineError: params.yaml has a mistake or no such name, or the engine failed.
     """
     root, engine = Path.cwd(), arguments.engine
+    if arguments.stage is not None and not arguments.names:
+        raise SettingsError("--stage is the last stage of what is named; name an experiment or run")
     params = load_params(root / "params.yaml")
     write_plan(params, root / RUNS_FILE)
     wanted = targets(params, arguments.names, stage=arguments.stage)
@@ -47,13 +58,135 @@ def run(arguments: argparse.Namespace) -> str:
         command = ["snakemake", "--cores", str(arguments.cores), *(one.file for one in wanted)]
     if arguments.dry_run:
         return " ".join(command)
-    done = subprocess.run(command, cwd=root, env=environment(), check=False)  # noqa: S603  # fixed
-    if done.returncode != 0:
-        raise StageError(
-            f"`{' '.join(command[:3])} ...` ended with exit code {done.returncode}; what failed "
-            "stands above. The same command goes on where it stopped."
+    _work(command, root, params, [one.dvc for one in wanted], arguments.cores)
+    if arguments.names:
+        return f"{engine}: {', '.join(arguments.names)} up to date."
+    from pipeline.commands.compare import answer  # NumPy, which Snakemake's rules need not wait for
+
+    return answer(root)
+
+
+def _work(
+    command: Sequence[str], root: Path, params: Params, wanted: Sequence[str], cores: int
+) -> None:
+    """Let an engine work, and show how far its stages are; what it prints goes to its log.
+
+    Raises:
+        StageError: It failed.
+        Interrupted: A signal stopped it.
+    """
+    from pipeline.commands import progress
+
+    graph = progress.graph_of(params)
+    waiting = graph.after(_changed(command[0], root, graph.names), wanted)
+    watch = progress.Watch(
+        graph=graph,
+        waiting=waiting,
+        cores=cores,
+        earlier=progress.earlier_seconds(root, waiting),
+    )
+    log = Path("logs", f"{command[0]}.log")
+    (root / log).parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="progress-", dir=_scratch(root)) as folder:
+        events = Path(folder, "events")
+        events.touch()
+        variables = environment() | {FILE: str(events)}
+        with (root / log).open("wb") as output, progress.Screen(watch, events) as screen:
+            code = _watched(command, root, variables, output, screen.update)
+    if code == 0:
+        return
+    failed = [*watch.failed, *watch.running]
+    for job, path in [(job.title, log_of(*job)) for job in failed] or [(command[0], log)]:
+        shown = "".join(f"  {line}\n" for line in progress.last_lines(root / path))
+        sys.stderr.write(f"{job} failed; the end of {path}:\n{shown}")
+    raise StageError(
+        f"`{' '.join(command[:3])}{' ...' if len(command) > 3 else ''}` ended with exit code "
+        f"{code}; all that it printed is in {log}. The same command goes on where it stopped."
+    )
+
+
+def _scratch(root: Path) -> Path:
+    """Return a folder that jobs on other machines see too."""
+    folder = root / "results/.work"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _changed(engine: str, root: Path, known: Collection[str]) -> Collection[str]:
+    """Return the stages that the engine finds out of date; all where it cannot say."""
+    try:
+        if engine == "snakemake":
+            return snakemake_summary(root).pending
+        for stage in sources.stages(root):  # what DVC's first stage would do
+            sources.note(root, stage)
+        return dvc_state(root).pending
+    except StageError:
+        return known  # what is wrong the engine says itself
+
+
+def _watched(
+    command: Sequence[str],
+    root: Path,
+    variables: Mapping[str, str],
+    output: BinaryIO,
+    update: Callable[[], None],
+) -> int:
+    """Run an engine and return its exit code; a signal to this process interrupts its jobs.
+
+    It has a process group of its own, so that Ctrl+C reaches it once, through this process.
+
+    Raises:
+        Interrupted: A signal came; the engine has ended.
+    """
+    received: list[int] = []
+    engine: subprocess.Popen[bytes] | None = None
+
+    def stop(number: int, _: object) -> None:
+        received.append(number)
+        if engine is not None:
+            _interrupt(engine)
+
+    names = ("SIGINT", "SIGTERM", "SIGHUP")  # the last is unknown on Windows
+    handled = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.signal(number, stop) for number in handled}
+    try:
+        engine = subprocess.Popen(  # noqa: S603  # fixed
+            command,
+            cwd=root,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0 if hasattr(os, "killpg") else None,
         )
-    return f"{engine}: {', '.join(arguments.names)} up to date."
+        if received:
+            _interrupt(engine)
+        while engine.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                engine.wait(_LOOK_S)
+            update()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    update()
+    if received:
+        told = f"stopped by {signal.Signals(received[0]).name}"
+        again = "what was being trained is saved, and the same command goes on there"
+        raise Interrupted(f"{told}; {again}", exit_code=128 + received[0])
+    return engine.returncode
+
+
+def _interrupt(engine: subprocess.Popen[bytes]) -> None:
+    """Do to the engine and its jobs what Ctrl+C does to all that a terminal shows."""
+    with contextlib.suppress(OSError):  # it has just ended
+        if hasattr(os, "killpg"):
+            os.killpg(engine.pid, signal.SIGINT)
+        else:
+            engine.terminate()
+
+
+_LOOK_S = 0.25
+"""Between looks at how far the stages are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +225,8 @@ def _target(params: Params, name: str, seed: int, stage: str | None) -> Target:
         raise SettingsError(
             f"{params.path}: {name!r} has no stage {last!r}, only {', '.join(experiment.stages)}"
         )
-    family: str = last
-    if last == "train" and experiment.best_of is not None:
-        family = "train_best"
-    elif last == "train" and "pretrain" in experiment.stages:
-        family = "train_pretrained"
+    table = table_of(last, experiment)
+    family = "train" if table == "train_from_scratch" else table
     ends = {"export": "", "evaluate": "/metrics.json"}
     folder = f"results/{last}/{name}/seed{seed}"
     return Target(f"{family}@{key_of(name, seed)}", folder + ends.get(last, "/policy.pt"))

@@ -51,6 +51,11 @@ class Found:
         """Its name in the tables."""
         return run_metadata.label(f"{self.experiment}-{self.seed}", self.variant)
 
+    @property
+    def own_folder(self) -> str | None:
+        """The folder of a run that no stage has made, by which it is called."""
+        return self.experiment if self.experiment.startswith(("./", "/")) else None
+
     def folder(self, stage: str) -> str:
         """Return the folder of a stage's results in the repository."""
         return f"results/{stage}/{self.experiment}/seed{self.seed}"
@@ -149,7 +154,9 @@ def _table(root: Path, rows: Iterable[Found]) -> str:
     lines = [("run", "MLflow run", "mean return", "its files")]
     for one in rows:
         state = "not all made"
-        if made := one.made():
+        if one.own_folder is not None:
+            state = "its folder" if (root / one.own_folder).is_dir() else "its folder is gone"
+        elif made := one.made():
             same = all(_here(root, path) == digest for _, path, digest in made)
             state = "those in results/" if same else "others than in results/"
         lines.append((one.name, one.run, _number(one.score), state))
@@ -165,6 +172,9 @@ def _one(root: Path, one: Found) -> str:
         f"  MLflow run  {one.run} ({state})",
         f"  code        commit {commit}{edited}",
     ]
+    if one.own_folder is not None:
+        there = "" if (root / one.own_folder).is_dir() else ", which is gone"
+        return "\n".join([*lines, f"  folder      {one.own_folder}{there}"])
     commits: list[str] | None = None
     for stage, path, digest in one.made():
         here = "as in results/" if _here(root, path) == digest else "not what lies there now"

@@ -1,4 +1,4 @@
-"""Recorded experience as rows to imitate."""
+"""Recorded experience as rows to imitate; files of it merged and trimmed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.errors import DemonstrationError
-from pipeline.protocol.demo import Demonstration, read_demo
+from pipeline.protocol.demo import Demonstration, DemoWriter, read_demo
+from pipeline.protocol.demo_file import parse_demo
+from pipeline.protocol.generated.messages import AgentActionProto
 from pipeline.settings.schema import DemoSource
 
 if TYPE_CHECKING:
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
 
     from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
     from pipeline.protocol.specs import BehaviorSpec
+
+
+_SLACK = 1e-6
+"""Share of a return by which the sum of its float32 rewards may miss it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +124,129 @@ def _episode_lengths(done: BoolArray) -> AnyArray:
     """
     counts = np.bincount(np.cumsum(done)[~done])
     return counts[counts > 0]
+
+
+def merge_demos(
+    sources: Sequence[Path | str], target: Path, *, behavior: str | None = None
+) -> list[str]:
+    """Write several demonstrations as one file, in order, which gives the same rows to imitate.
+
+    An episode that a file does not end is closed as cut short, so that none goes on in the next.
+
+    Args:
+        sources: files and folders.
+        target: the file to write.
+        behavior: whose demonstration it is; None for the behavior that all files name.
+
+    Returns:
+        What was done, one line for each step.
+
+    Raises:
+        DemonstrationError: A file cannot be read, or is of another behavior than the first.
+    """
+    files = [file for source in sources for file in demonstration_files(source)]
+    if target.resolve() in [file.resolve() for file in files]:
+        raise DemonstrationError(f"{target}: is one of the files to merge; write another file")
+    first = read_demo(files[0])
+    steps = []
+    with DemoWriter(target, behavior or first.behavior_name, first.spec) as writer:
+        for file in files:
+            demo = read_demo(file)
+            _check_fits(file, demo, first.spec)
+            if behavior is None and demo.behavior_name != first.behavior_name:
+                raise DemonstrationError(
+                    f"{file}: is of the behavior {demo.behavior_name!r}, but {files[0]} is of "
+                    f"{first.behavior_name!r}; if they mean the same, name it with --behavior"
+                )
+            content = parse_demo(file)
+            writer.append_messages(content.infos, content.actions)
+            n_ended = int(demo.done.sum())
+            step = f"read      {file}: {len(demo)} pairs, {n_ended} episodes ended"
+            if not demo.done[-1] and file != files[-1]:
+                end = content.infos[-1]
+                end.done, end.max_step_reached, end.reward, end.group_reward = True, True, 0.0, 0.0
+                writer.append_messages([end], [AgentActionProto()])
+                step += ", and one that goes on closed as cut short"
+            steps.append(step)
+    return [*steps, f"wrote     {target}: behavior {behavior or first.behavior_name}"]
+
+
+def trim_demo(
+    path: Path,
+    target: Path,
+    *,
+    episodes: Sequence[int] | None = None,
+    min_return: float | None = None,
+    max_return: float | None = None,
+    best: int | None = None,
+) -> list[str]:
+    """Write those episodes of a demonstration that meet every condition, in their order.
+
+    Args:
+        path: the demonstration.
+        target: the file to write.
+        episodes: numbers from 1; None for all that have ended.
+        min_return: least summed reward.
+        max_return: greatest summed reward.
+        best: how many with the greatest returns; the earlier of equal ones.
+
+    Returns:
+        What was done, one line for each step.
+
+    Raises:
+        DemonstrationError: The file cannot be read, an episode is not in it, or none is left.
+    """
+    demo = read_demo(path)
+    returns = np.array(demo.returns())
+    keep = _kept(path, returns, episodes, min_return, max_return, best)
+    # the episode of each pair: 0 until the first end
+    episode: AnyArray = np.cumsum(demo.done) - demo.done
+    kept = np.flatnonzero(np.append(keep, False)[episode])
+    content = parse_demo(path)
+    with DemoWriter(target, demo.behavior_name, demo.spec, name=demo.metadata.name) as writer:
+        pairs = [(content.infos[row], content.actions[row]) for row in kept]
+        writer.append_messages([info for info, _ in pairs], [action for _, action in pairs])
+    n_open = int((episode == len(returns)).sum())
+    left_out = f"; {n_open} pairs after the last end left out" if n_open else ""
+    return [
+        f"read      {path}: {len(demo)} pairs, {len(returns)} episodes ended{left_out}",
+        f"kept      {int(keep.sum())} episodes, {len(kept)} pairs, returns "
+        f"{returns[keep].min():.6g} to {returns[keep].max():.6g}, "
+        f"mean {returns[keep].mean():.6g} (of all: {returns.mean():.6g})",
+        f"wrote     {target}: behavior {demo.behavior_name}",
+    ]
+
+
+def _kept(
+    path: Path,
+    returns: AnyArray,
+    episodes: Sequence[int] | None,
+    min_return: float | None,
+    max_return: float | None,
+    best: int | None,
+) -> BoolArray:
+    """Return which episodes [E] meet the conditions of `trim_demo`, at least one."""
+    numbers = np.arange(1, len(returns) + 1)
+    beyond = [number for number in episodes or () if number not in numbers]
+    if beyond:
+        raise DemonstrationError(
+            f"{path}: there is no episode {beyond[0]}; {len(returns)} have ended in it, from 1 on"
+        )
+    keep = np.isin(numbers, numbers if episodes is None else episodes)
+    if min_return is not None:
+        keep &= returns >= min_return - _SLACK * max(1.0, abs(min_return))
+    if max_return is not None:
+        keep &= returns <= max_return + _SLACK * max(1.0, abs(max_return))
+    if best is not None:
+        ranked = np.argsort(np.where(keep, -returns, np.inf), kind="stable")
+        keep &= np.isin(numbers, ranked[:best] + 1)
+    if not keep.any():
+        span = f" (returns {min(returns):.6g} to {max(returns):.6g})" if len(returns) else ""
+        raise DemonstrationError(
+            f"{path}: none of its {len(returns)} ended episodes{span} meets "
+            "the conditions; ask for less"
+        )
+    return keep
 
 
 def _check_fits(file: Path, demonstration: Demonstration, spec: BehaviorSpec) -> None:

@@ -61,7 +61,6 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
     def __init__(
         self,
         unity_env: Any,
-        *,
         uint8_visual: bool = False,
         flatten_branched: bool = False,
         allow_multiple_obs: bool = False,
@@ -248,6 +247,10 @@ class UnityToOldGymWrapper(UnityToGymWrapper):
     `reset()` gives the observation alone, `step()` gives observation, reward, done and info, where
     `info["step"]` is the DecisionSteps or TerminalSteps.
     """
+
+    def seed(self, seed: Any = None) -> None:
+        """Say how to seed it, for here as in ML-Agents this does nothing."""
+        _log.warning("seed(%s) does nothing: give the wrapper a path, and reset a seed.", seed)
 
     def reset(self, **options: Any) -> Any:
         """Begin a new episode; gives its first observation."""

@@ -163,11 +163,15 @@ class EnvironmentProcess:
             return " What it printed is above." if self._shown else " It printed nothing."
         return f" The last lines of its {source}:\n{text}"
 
+    def wait(self, wait_s: float) -> bool:
+        """Return whether it has ended by itself, after waiting for that up to `wait_s`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(wait_s)
+        return self._process.returncode is not None
+
     def close(self, wait_s: float) -> None:
         """Give it `wait_s` to end by itself, then kill it and what it started."""
-        try:
-            self._process.wait(wait_s)
-        except subprocess.TimeoutExpired:
+        if not self.wait(wait_s):
             self._kill()
         # One that failed may have left children; one that ended well has ended them.
         if self._process.returncode and os.name == "posix":

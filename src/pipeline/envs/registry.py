@@ -192,6 +192,13 @@ class UnityEnvRegistry(Mapping[str, RemoteRegistryEntry]):
             self._waiting.pop(0)  # a manifest that cannot be read is an error every time
 
 
+default_registry = UnityEnvRegistry()
+"""The environments that Unity has built; their manifest is fetched when an entry is asked for."""
+default_registry.register_from_yaml(
+    "https://storage.googleapis.com/mlagents-test-environments/1.1.0/manifest.yaml"
+)
+
+
 def read_manifest(path_or_url: str) -> list[RemoteRegistryEntry]:
     """Return the entries of a manifest.
 

@@ -17,6 +17,7 @@ from pipeline.envs.side_channels import (
 from pipeline.errors import UnityEnvironmentException, UnityWorkerInUseException
 from pipeline.protocol import wire
 from pipeline.protocol.actions import actions_bytes
+from pipeline.protocol.calls import OK
 from pipeline.protocol.decoding import behavior_spec_from
 from pipeline.protocol.generated.messages import (
     RESET,
@@ -27,7 +28,6 @@ from pipeline.protocol.generated.messages import (
     UnityRLOutputProto,
 )
 from pipeline.protocol.layout_cache import Decoder
-from pipeline.protocol.server import OK
 from pipeline.protocol.side_channels import ENVIRONMENT_PARAMETERS, STATS
 from pipeline.protocol.specs import refuse_other_spec
 from pipeline.protocol.transport import open_server
@@ -51,7 +51,8 @@ _log = logging.getLogger(__name__)
 
 _HANG_UP_S, _HURRY_S = 1.0, 0.2
 _TRIM_EVERY = 256
-_EDITOR_PORT_TAKEN = (
+PRESS_PLAY = "Listening on port %d. Start training by pressing the Play button in the Unity Editor."
+EDITOR_PORT_TAKEN = (
     "The Unity Editor calls on this port only: end the other program that waits for it, such as "
     "another training without an executable."
 )
@@ -101,6 +102,7 @@ class UnityEnvironment(StoredStepsEnv):
         connect: bool = True,
         host: str | None = None,
         transport: str | None = None,
+        server: Server | GrpcServer | None = None,
     ) -> None:
         """Launch the environment and wait for its first calls.
 
@@ -121,6 +123,7 @@ class UnityEnvironment(StoredStepsEnv):
             host: address to listen on; None means loopback.
             transport: "sockets" or "grpc", the general gRPC runtime; None means what the
                 environment variable PIPELINE_TRANSPORT says, "sockets" if nothing.
+            server: listens already, and goes on when this is closed; without `file_name`.
 
         Raises:
             UnityWorkerInUseException: The port is taken.
@@ -144,17 +147,14 @@ class UnityEnvironment(StoredStepsEnv):
         self._unannounced: set[str] = set()
         self._failed = False
         executable = None if file_name is None else launch.find_executable(file_name)
-        self._server = _listening(executable, base_port, worker_id, host, transport)
+        self._is_attached = server is not None
+        self._server = server or _listening(executable, base_port, worker_id, host, transport)
         self.port = self._server.port
         atexit.register(self._shut_down, 0.0)  # no orphan, also when nobody closes it
         try:
-            if executable is None:
-                _log.info(
-                    "Listening on port %d. Start training by pressing the Play button in the Unity "
-                    "Editor.",
-                    self.port,
-                )
-            else:
+            if server is None and executable is None:
+                _log.info(PRESS_PLAY, self.port)
+            elif executable is not None:
                 arguments = launch.command_line(
                     executable,
                     port=self.port,
@@ -356,7 +356,8 @@ class UnityEnvironment(StoredStepsEnv):
             return
         self._loaded = False
         atexit.unregister(self._shut_down)
-        self._server.close(_HANG_UP_S if wait_s else _HURRY_S)
+        end = self._server.release if self._is_attached else self._server.close
+        end(_HANG_UP_S if wait_s else _HURRY_S)
         if self._process is not None:
             self._process.close(wait_s)
 
@@ -376,7 +377,7 @@ def _listening(
     except UnityWorkerInUseException as error:
         if executable is not None:
             raise
-        raise UnityWorkerInUseException(worker_id, error.port, remedy=_EDITOR_PORT_TAKEN) from error
+        raise UnityWorkerInUseException(worker_id, error.port, remedy=EDITOR_PORT_TAKEN) from error
 
 
 def _check_version(output: UnityRLInitializationOutputProto, ours: str) -> None:

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from pipeline.envs.base import Stats
     from pipeline.envs.side_channels import SideChannel
     from pipeline.errors import UnityException
+    from pipeline.protocol.grpc_server import GrpcServer
     from pipeline.protocol.parameters import Sampler
+    from pipeline.protocol.server import Server
     from pipeline.protocol.specs import ActionTuple, BehaviorSpec
     from pipeline.protocol.steps import Steps
 
@@ -110,6 +112,10 @@ class WorkerSet:
         relaunch: makes a worker's environment again, given the numbers of the worker and of the
             restart, from 1; None to let failures pass.
         budget: how often.
+        servers: what the environments are connected to; closed after them.
+
+    Attributes:
+        should_stop: asked while a player is waited for that is started elsewhere.
     """
 
     def __init__(
@@ -118,6 +124,7 @@ class WorkerSet:
         *,
         relaunch: Callable[[int, int], BaseEnv] | None = None,
         budget: RestartBudget | None = None,
+        servers: Sequence[Server | GrpcServer] = (),
     ) -> None:
         if not envs:
             raise ValueError("a worker set needs at least one environment")
@@ -127,6 +134,8 @@ class WorkerSet:
         self._controlled = [_controlled(env) for env in envs]
         self._relaunch = relaunch
         self._budget = budget or RestartBudget(RestartLimits())
+        self._servers = servers
+        self.should_stop: Callable[[], bool] = lambda: False
         self._restarted: set[int] = set()
         self._done: set[int] = set()
         self._parameters: dict[str, float | Sampler] = {}
@@ -299,8 +308,8 @@ class WorkerSet:
     def close(self) -> None:
         """Close every worker, also when closing another fails."""
         with ExitStack() as stack:
-            for env in reversed(self.envs):
-                stack.callback(env.close)
+            for one in (*self._servers, *reversed(self.envs)):
+                stack.callback(one.close)
 
     def __enter__(self) -> Self:
         return self
@@ -309,6 +318,8 @@ class WorkerSet:
         # after a failure no environment is waited for; to be interrupted is none
         passed = (None, None, None) if isinstance(error[1], Interrupted) else error
         stack = ExitStack()
+        for server in self._servers:
+            stack.push(server)
         for env in reversed(self.envs):
             stack.push(env if isinstance(env, BaseEnv) else closing(env))
         stack.__exit__(*passed)
@@ -337,7 +348,7 @@ def _controlled(env: BaseEnv) -> ControlledEnv | None:
 
 
 def launch_workers(
-    file_name: str | Path | None,
+    file_name: str | Path,
     n_workers: int,
     *,
     seed: int,
@@ -352,7 +363,7 @@ def launch_workers(
     Workers may be numbered from `first` on, where other programs start those before and after.
 
     Args:
-        file_name: executable; None waits for the Unity Editor, with one worker.
+        file_name: executable.
         n_workers: number of processes.
         seed: of worker 0; its n-th restart gets `seed` + n * `n_all`, and so on.
         first: number of the first worker to start.

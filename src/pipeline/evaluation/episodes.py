@@ -71,6 +71,7 @@ def evaluate(
     seed: int,
     deterministic: bool = True,
     on_progress: Callable[[int, int], None] | None = None,
+    on_running: Callable[[Mapping[str, Mapping[int, int]]], None] | None = None,
     step_limit: int = STEP_LIMIT,
 ) -> list[Episode]:
     """Play until the first `episodes` episodes of each behavior have ended.
@@ -83,6 +84,8 @@ def evaluate(
         seed: of sampled actions; the environment was seeded when it was made.
         deterministic: most probable actions instead of sampled ones.
         on_progress: called with (episodes ended, episodes wanted) after each change.
+        on_running: called before each step with the counted episodes that run: for each behavior,
+            the index of an agent's episode by the agent's id.
         step_limit: gives up after so many steps without the end of a counted episode.
 
     Returns:
@@ -116,6 +119,8 @@ def evaluate(
             if len(steps):
                 action = _policy_of(name, policies).act(steps, deterministic=deterministic)
                 env.set_actions(name, action)
+        if on_running is not None:
+            on_running({name: counter.running for name, counter in counters.items()})
         env.step()
     return [episode for name in sorted(counters) for episode in counters[name].episodes()]
 
@@ -157,9 +162,9 @@ class _Counter:
 
     def __init__(self, behavior: str, quota: int) -> None:
         self.n_ended = 0
+        self.running: dict[int, int] = {}
         self._behavior = behavior
         self._n_started = 0
-        self._slot: dict[int, int] = {}
         self._return = np.zeros(quota, dtype=np.float64)
         self._length = np.zeros(quota, dtype=np.int64)
         self._agent = np.zeros(quota, dtype=np.int64)
@@ -177,11 +182,11 @@ class _Counter:
             # Agents that begin later play on beside those that count.
             if self._n_started == len(self._return):
                 break
-            if agent not in self._slot:
-                self._slot[agent] = self._n_started
+            if agent not in self.running:
+                self.running[agent] = self._n_started
                 self._agent[self._n_started] = agent
                 self._n_started += 1
-        running = [self._slot[agent] for agent in agents if agent in self._slot]
+        running = [self.running[agent] for agent in agents if agent in self.running]
         self._length[running] += 1
 
     def end(self, steps: TerminalSteps) -> None:
@@ -191,7 +196,7 @@ class _Counter:
         self._interrupted[slots] = steps.interrupted[rows]
         self.n_ended += len(slots)
         for agent in agents:
-            self._slot.pop(agent, None)
+            self.running.pop(agent, None)
 
     def episodes(self) -> list[Episode]:
         """Return the counted episodes, by start."""
@@ -211,8 +216,8 @@ class _Counter:
         self, agents: list[int], steps: DecisionSteps | TerminalSteps
     ) -> tuple[list[int], list[int]]:
         """Add rewards of the agents that are counted; gives their slots and rows."""
-        rows = [row for row, agent in enumerate(agents) if agent in self._slot]
-        slots = [self._slot[agents[row]] for row in rows]
+        rows = [row for row, agent in enumerate(agents) if agent in self.running]
+        slots = [self.running[agents[row]] for row in rows]
         reward = steps.reward[rows].astype(np.float64) + steps.group_reward[rows]
         if not np.isfinite(reward).all():
             row = rows[int(np.argmin(np.isfinite(reward)))]

@@ -43,9 +43,11 @@ if TYPE_CHECKING:
     from typing import BinaryIO, Self
 
     from pipeline.arrays import BoolArray, FloatArray, IntArray
+    from pipeline.protocol.generated.messages import AgentActionProto, AgentInfoProto
     from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 
 _NAME_LENGTH = 16
+_OUTSIDE = "append works inside the `with` block of a DemoWriter"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +94,12 @@ class Demonstration:
 
     def __len__(self) -> int:
         return len(self.reward)
+
+    def returns(self) -> list[float]:
+        """Return the summed reward of each episode that has ended."""
+        ends = np.flatnonzero(self.done) + 1
+        parts = np.split(self.reward[: ends[-1]], ends[:-1]) if len(ends) else []
+        return [float(part.sum()) for part in parts]
 
 
 def read_demo(path: Path | str) -> Demonstration:
@@ -157,6 +165,7 @@ def _check_actions(actions: ActionTuple, spec: ActionSpec) -> None:
 def describe(demo: Demonstration) -> str:
     """Return what a demonstration holds, for a person."""
     ends = int(demo.done.sum())
+    returns = demo.returns()
     what = "per ended episode" if ends else "in all, no episode ended"
     counted = demo.reward[: np.flatnonzero(demo.done)[-1] + 1] if ends else demo.reward
     lines = [
@@ -166,6 +175,7 @@ def describe(demo: Demonstration) -> str:
         f"episodes      {ends} ended ({int(demo.interrupted.sum())} of them cut short)",
         f"mean reward   {counted.sum() / max(1, ends):.4g} {what} "
         f"(the header says {demo.metadata.mean_reward:.4g})",
+        *([f"returns       {min(returns):.4g} to {max(returns):.4g}"] if ends else []),
         f"actions       {demo.spec.action_spec}",
     ]
     for index, obs in enumerate(demo.spec.observation_specs):
@@ -174,7 +184,7 @@ def describe(demo: Demonstration) -> str:
 
 
 class DemoWriter:
-    """Writes one demonstration within a `with` block, whole or not at all.
+    """Writes one demonstration within one `with` block, whole or not at all.
 
     If the block raises, no file is left. Equal calls give equal bytes.
     """
@@ -204,6 +214,7 @@ class DemoWriter:
         self._name = text[:_NAME_LENGTH]
         self._stack = ExitStack()
         self._file: BinaryIO | None = None
+        self._entered = False
         self._n_steps = self._n_done = 0
         self._reward = 0.0
 
@@ -228,7 +239,7 @@ class DemoWriter:
             action_mask: per branch [n, size], True = forbidden; None for no mask.
         """
         if self._file is None:
-            raise ValueError("append works inside the `with` block of a DemoWriter")
+            raise ValueError(_OUTSIDE)
         n = len(reward)
         zeros = np.zeros(n, dtype=np.int32)
         infos = UnityRLOutputProto.ListAgentInfoProto.FromString(
@@ -247,15 +258,29 @@ class DemoWriter:
         acted = UnityRLInputProto.ListAgentActionProto.FromString(
             actions_bytes(actions, self._spec.action_spec)
         )
-        for info, action in zip(infos.value, acted.value, strict=True):
+        for action in acted.value:
             action.ClearField("vector_actions_deprecated")
+        self.append_messages(infos.value, acted.value)
+
+    def append_messages(
+        self, infos: Sequence[AgentInfoProto], actions: Sequence[AgentActionProto]
+    ) -> None:
+        """Write consecutive steps of one agent as `parse_demo` gives them, images compressed."""
+        if self._file is None:
+            raise ValueError(_OUTSIDE)
+        for info, action in zip(infos, actions, strict=True):
             pair = AgentInfoActionPairProto(agent_info=info, action_info=action)
             self._file.write(delimited_message(pair))
-        self._n_steps += n
-        self._n_done += int(np.sum(done))
-        self._reward += float(np.sum(reward, dtype=np.float64))
+        self._n_steps += len(infos)
+        self._n_done += sum(info.done for info in infos)
+        self._reward += float(np.sum([info.reward for info in infos], dtype=np.float64))
 
     def __enter__(self) -> Self:
+        if self._entered:
+            raise ValueError(
+                f"{self._path}: this DemoWriter has had its `with` block; make another"
+            )
+        self._entered = True
         temporary = self._stack.enter_context(whole(self._path))
         self._file = self._stack.enter_context(temporary.open("wb"))
         self._file.write(bytes(BRAIN_OFFSET))

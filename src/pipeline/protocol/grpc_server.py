@@ -8,6 +8,7 @@ docs/protocol.md.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import socket
@@ -17,18 +18,17 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import UnityWorkerInUseException
-from pipeline.protocol.server import (
-    LOST_S,
-    METHOD,
+from pipeline.protocol.calls import (
     NO_GREETING,
-    POLL_S,
     STOPPED,
+    begins_anew,
     lost,
     may_own,
     nothing_to_answer,
     parse_call,
     time_out,
 )
+from pipeline.protocol.server import LOST_S, METHOD, POLL_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +46,7 @@ _OPTIONS = (
     ("grpc.max_concurrent_streams", 2),
 )
 _OTHER_OWNER = "another environment has this conversation"
+_NOT_OVER = "the conversation before is not over yet: start the environment once more"
 _LOOK_S = 0.5
 
 
@@ -92,6 +93,11 @@ class GrpcServer:
             raise UnityWorkerInUseException(worker_id, port) from error
         self._server.start()
 
+    @property
+    def peer(self) -> str:
+        """Address of the environment's machine; empty before it has greeted."""
+        return (self._owner or "").partition(":")[2].rpartition(":")[0]
+
     def receive(self, timeout_s: float, check: Callable[[], None]) -> ReceivedMessageProto:
         """Return the environment's next call; arguments and errors as of `Server.receive`."""
         deadline = time.monotonic() + timeout_s
@@ -117,22 +123,46 @@ class GrpcServer:
             self._pending.set_result(message)
         self._pending = None
 
+    def is_called(self, wait_s: float) -> bool:
+        """Return whether an environment has greeted, after waiting for that up to `wait_s`."""
+        try:
+            self._calls.put(self._calls.get(timeout=wait_s))
+        except queue.Empty:
+            return False
+        return True
+
+    def release(self, wait_s: float = 1.0) -> None:
+        """Tell the environment to stop, and wait for another that greets, as `Server` does.
+
+        An environment that greets again before this is refused, and has to be started once more.
+        """
+        self._take_last_call(wait_s)
+        self._stop_calls()
+        with self._lock:
+            self._pending = self._latest = self._owner = self._lost_at = None
+
     def close(self, wait_s: float = 1.0) -> None:
         """Tell the environment to stop, and free the port; waits `wait_s` for it to take that."""
         if self._closed:
             return
+        self._take_last_call(wait_s)
+        self._closed = True  # later calls are answered at once
+        self._stop_calls()
+        self._server.stop(wait_s).wait()
+        self._pool.shutdown()
+
+    def _take_last_call(self, wait_s: float) -> None:
         if self._pending is None and self._owner is not None and self._lost_at is None:
             with contextlib.suppress(queue.Empty):
                 self._next_call(wait_s)
-        self._closed = True  # later calls are answered at once
+
+    def _stop_calls(self) -> None:
         if self._pending is not None:
             self.reply(STOPPED)
         with contextlib.suppress(queue.Empty):
             while True:
                 self._pending = self._calls.get_nowait()[1]
                 self.reply(STOPPED)
-        self._server.stop(wait_s).wait()
-        self._pool.shutdown()
 
     def __enter__(self) -> Self:
         return self
@@ -176,6 +206,9 @@ class GrpcServer:
                 return _OTHER_OWNER
             if not may_own(request, has_begun=self._owner is not None):
                 return NO_GREETING
+            if self._owner is not None and begins_anew(request):
+                self._lost_at = -math.inf
+                return _NOT_OVER
             self._owner = peer
             return None
 

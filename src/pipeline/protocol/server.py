@@ -14,27 +14,32 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from pipeline.errors import (
-    UnityCommunicationException,
-    UnityCommunicatorStoppedException,
-    UnityTimeOutException,
-    UnityWorkerInUseException,
+from pipeline.errors import UnityCommunicationException, UnityWorkerInUseException
+from pipeline.protocol.calls import (
+    NO_GREETING,
+    STOPPED,
+    begins_anew,
+    lost,
+    may_own,
+    nothing_to_answer,
+    parse_call,
+    time_out,
 )
-from pipeline.protocol import wire
-from pipeline.protocol.generated.messages import ReceivedMessageProto, UnityMessageProto
 from pipeline.protocol.headers import FAILED_PRECONDITION
 from pipeline.protocol.incoming import BACKLOG, IncomingConnection, accepted_from, listen
 from pipeline.protocol.spin_wait import SpinWait
+from pipeline.protocol.token import is_loopback
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
     from typing import Self
 
+    from pipeline.protocol.generated.messages import ReceivedMessageProto
+
 _log = logging.getLogger(__name__)
 
 METHOD = "/communicator_objects.UnityToExternalProto/Exchange"
-OK, STOP = 200, 400
 POLL_S = 0.2
 LOST_S = 2.0
 """How long after its connection broke an environment may come back."""
@@ -45,56 +50,6 @@ _PREFACE_S = 10.0
 _MAX_OTHERS, _STAY_S = 8, 1.0
 """Connections that own nothing, and how long each may keep its place when others wait for one."""
 _MAX_WARNINGS = 10
-NO_GREETING = "a conversation begins with an environment's greeting: status 200, and what it is"
-STOPPED = UnityMessageProto(header={"status": STOP}).SerializeToString()
-
-_TIME_OUT = """\
-The Unity environment took too long to respond ({seconds:g} s). Make sure that:
-\t the environment does not need user interaction to launch
-\t the agents' Behavior Parameters > Behavior Type is set to "Default"
-\t the environment and the Python interface have compatible versions
-\t on a machine without a display, the environment is a server build or runs with --no-graphics"""
-
-
-def parse_call(request: bytes) -> ReceivedMessageProto:
-    """Return the message in an environment's call.
-
-    Raises:
-        UnityCommunicatorStoppedException: It says that the environment stops.
-        UnityCommunicationException: It is not a message of the protocol.
-    """
-    message = wire.parse(ReceivedMessageProto, request)
-    if message.header.status != OK:
-        raise UnityCommunicatorStoppedException("Communicator has exited.")
-    return message
-
-
-def may_own(request: bytes, *, has_begun: bool) -> bool:
-    """Return whether a call may begin the conversation, or go on with it over a new connection."""
-    try:
-        message = parse_call(request)
-    except (UnityCommunicationException, UnityCommunicatorStoppedException):
-        return False
-    return has_begun or message.unity_output.HasField("rl_initialization_output")
-
-
-def time_out(seconds: float) -> UnityTimeOutException:
-    """Return what to raise when no call came for `seconds`."""
-    return UnityTimeOutException(_TIME_OUT.format(seconds=seconds))
-
-
-def nothing_to_answer() -> UnityCommunicationException:
-    """Return what to raise when a reply has no call."""
-    return UnityCommunicationException(
-        "the environment is still at work: wait for its message before sending another"
-    )
-
-
-def lost() -> UnityCommunicatorStoppedException:
-    """Return what to raise when an environment broke its connection and did not come back."""
-    return UnityCommunicatorStoppedException(
-        "Communicator has exited: the environment closed its connection without a message."
-    )
 
 
 class Server:
@@ -111,13 +66,22 @@ class Server:
         port: the TCP port it listens on.
     """
 
-    def __init__(self, port: int = 0, *, worker_id: int = 0, host: str | None = None) -> None:
+    def __init__(
+        self,
+        port: int = 0,
+        *,
+        worker_id: int = 0,
+        host: str | None = None,
+        token: bytes | None = None,
+    ) -> None:
         """Start listening.
 
         Args:
             port: TCP port; 0 lets the system choose.
             worker_id: the worker this is for, for the error.
             host: address to listen on; None means loopback, 127.0.0.1 and ::1.
+            token: what environments have to say; unless `host` is loopback, that is listened on
+                too, where none has to.
 
         Raises:
             UnityWorkerInUseException: The port is taken.
@@ -133,11 +97,13 @@ class Server:
         self._lost_at: float | None = None
         self._next_look = 0.0
         self._n_warnings = 0
+        self._token = token
+        self._all_say_it = host is not None and is_loopback(host)
         self._closed = threading.Event()
         self._lock = threading.RLock()
         self._spin_wait = SpinWait()
         try:
-            self._listeners = listen(port, host)
+            self._listeners = listen(port, host, here_too=token is not None)
         except (OSError, OverflowError) as error:  # overflow: beyond port 65535
             self._all_selector.close()
             self._owner_selector.close()
@@ -147,6 +113,11 @@ class Server:
             self._all_selector.register(listener, selectors.EVENT_READ, None)
         self._keeper = threading.Thread(target=self._keep, name="protocol-keeper", daemon=True)
         self._keeper.start()
+
+    @property
+    def peer(self) -> str:
+        """Address of the environment's machine; empty before it has greeted."""
+        return "" if self._owner is None else self._owner.peer
 
     def receive(self, timeout_s: float, check: Callable[[], None]) -> ReceivedMessageProto:
         """Return the environment's next call.
@@ -196,6 +167,25 @@ class Server:
             self._pending = None
             connection.respond(stream, message, limit_s)
 
+    def is_called(self, wait_s: float) -> bool:
+        """Return whether an environment has greeted, after waiting for that up to `wait_s`."""
+        with self._lock:
+            if self._owner is None and self._find_owner() is None:
+                self._wait(wait_s)
+                self._refuse_others(time.monotonic())
+                self._find_owner()
+            return self._owner is not None
+
+    def release(self, wait_s: float = 1.0) -> None:
+        """Tell the environment to stop, and wait for another that greets; arguments as of `close`.
+
+        What has greeted already, as an environment does that was started again, keeps its place.
+        """
+        with self._lock:
+            if self._owner is not None:
+                self._say_goodbye(wait_s)
+            self._pending, self._has_begun, self._lost_at = None, False, None
+
     def close(self, wait_s: float = 1.0) -> None:
         """Tell the environment to stop, and free the port; waits `wait_s` for it to hang up."""
         if self._closed.is_set():
@@ -204,8 +194,15 @@ class Server:
         self._keeper.join()  # before the lock is taken, which it may want
         with self._lock:
             self._say_goodbye(wait_s)
+            for listener in self._listeners:
+                listener.close()
+            for connection in self._others:
+                connection.farewell(0.0)
+            self._all_selector.close()
+            self._owner_selector.close()
 
     def _say_goodbye(self, wait_s: float) -> None:
+        """Answer the environment's call with the end, and hang up."""
         deadline = time.monotonic() + wait_s
         left = wait_s
         while self._pending is None and self._next_call() is None:
@@ -215,14 +212,8 @@ class Server:
         if self._pending is not None:
             with contextlib.suppress(UnityCommunicationException):  # it may be gone
                 self.reply(STOPPED, max(left, 0.0))
-        for listener in self._listeners:
-            listener.close()
-        for connection in self._others:
-            connection.farewell(0.0)
         if self._owner is not None:
-            self._owner.farewell(wait_s)
-        self._all_selector.close()
-        self._owner_selector.close()
+            self._forget_owner().farewell(wait_s)
 
     def __enter__(self) -> Self:
         return self
@@ -239,9 +230,7 @@ class Server:
             self._pending = (owner, stream)
             return request
         if not owner.is_open:
-            self._owner_selector.unregister(owner.socket)
-            owner.socket.close()
-            self._selector, self._owner = self._all_selector, None
+            self._forget_owner().socket.close()
             self._lost_at = time.monotonic()
         return None
 
@@ -251,6 +240,9 @@ class Server:
             while connection.messages:
                 stream, request = connection.messages[0]
                 if connection.is_open and may_own(request, has_begun=self._has_begun):
+                    if self._has_begun and begins_anew(request):
+                        self._lost_at = -math.inf  # it was started again, and waits for `release`
+                        return None
                     self._make_owner(connection)
                     return connection
                 connection.messages.popleft()
@@ -267,6 +259,15 @@ class Server:
         connection.trust()
         self._selector, self._owner = self._owner_selector, connection
         self._has_begun, self._lost_at = True, None
+
+    def _forget_owner(self) -> IncomingConnection:
+        """Return the owner's connection, which owns nothing from now on."""
+        owner, self._owner = self._owner, None
+        if owner is None:
+            raise ValueError("the conversation has no owner")
+        self._owner_selector.unregister(owner.socket)
+        self._selector = self._all_selector
+        return owner
 
     def _keep(self) -> None:
         """Handle what arrives while no one waits for it."""
@@ -303,7 +304,11 @@ class Server:
         free = _MAX_OTHERS - len(self._others)
         for accepted in accepted_from(listener, free):
             try:
-                connection = IncomingConnection(accepted, METHOD)
+                peer = accepted.getpeername()[0]
+                exempt = is_loopback(peer) and not self._all_say_it
+                connection = IncomingConnection(
+                    accepted, METHOD, token=None if exempt else self._token, peer=peer
+                )
             except OSError:
                 accepted.close()
                 continue
@@ -315,7 +320,12 @@ class Server:
 
     def _drop(self, connection: IncomingConnection) -> None:
         if connection.failure:
-            self._warn("A connection is cut off: the peer sent %s", connection.failure)
+            self._warn(
+                "A connection from %s to port %d is cut off: the peer sent %s",
+                connection.peer,
+                self.port,
+                connection.failure,
+            )
         if len(self._others) == _MAX_OTHERS:
             for one in self._listeners:
                 self._all_selector.register(one, selectors.EVENT_READ, None)
@@ -331,7 +341,8 @@ class Server:
             for connection in list(self._others):
                 limit_s = _PREFACE_S if not connection.is_greeted else math.inf
                 limit_s = _STAY_S if full else limit_s
-                if now - connection.since > limit_s or not connection.is_open:
+                too_long = now - connection.since > limit_s and not connection.is_admitted
+                if too_long or not connection.is_open:
                     self._drop(connection)
             return
         self._wait(0.0)  # it may have left, and come back
@@ -341,7 +352,7 @@ class Server:
                     accepted.close()  # without GOAWAY, after which clients try again and again
                     self._warn("A connection is refused: the environment has another one.")
 
-    def _warn(self, message: str, *values: str) -> None:
+    def _warn(self, message: str, *values: str | int) -> None:
         """Log what a stranger does, as a warning only the first few times."""
         self._n_warnings += 1
         level = logging.WARNING if self._n_warnings <= _MAX_WARNINGS else logging.DEBUG

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pipeline.arrays import AnyArray
     from pipeline.protocol.specs import ActionTuple, BehaviorSpec
     from pipeline.protocol.steps import Steps
 
@@ -45,6 +46,18 @@ class Simulator(Protocol):
 
     def close(self) -> None:
         """Free what the simulator holds."""
+        ...
+
+
+@runtime_checkable
+class Renderable(Protocol):
+    """A simulator that can draw itself, for `pipeline evaluate --video`."""
+
+    def render(self, agent: int) -> AnyArray:
+        """Return a picture of the area that an agent is in: uint8 [height, width, 3], RGB.
+
+        Nothing that later steps depend on changes, random streams included.
+        """
         ...
 
 

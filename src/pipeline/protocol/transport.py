@@ -14,7 +14,12 @@ TRANSPORTS = tuple(_SERVERS)
 
 
 def open_server(
-    port: int = 0, *, worker_id: int = 0, host: str | None = None, transport: str | None = None
+    port: int = 0,
+    *,
+    worker_id: int = 0,
+    host: str | None = None,
+    transport: str | None = None,
+    token: bytes | None = None,
 ) -> Server | GrpcServer:
     """Listen for one environment; other arguments and errors as of `Server`.
 
@@ -22,10 +27,17 @@ def open_server(
     it says nothing.
 
     Raises:
-        SettingsError: There is no such transport.
+        SettingsError: There is no such transport, or it cannot ask for a token.
     """
     where = "transport" if transport is not None else VARIABLE
     name = transport if transport is not None else os.environ.get(VARIABLE) or TRANSPORTS[0]
     if name not in _SERVERS:
         raise SettingsError(f"{where}: '{name}' is no transport; choose from {list(TRANSPORTS)}")
-    return _SERVERS[name](port, worker_id=worker_id, host=host)
+    if token is None:
+        return _SERVERS[name](port, worker_id=worker_id, host=host)
+    if name != "sockets":
+        raise SettingsError(
+            f"{where}: '{name}' cannot ask for a token, as --listen does; use 'sockets', or bring "
+            "players from elsewhere through an ssh tunnel"
+        )
+    return Server(port, worker_id=worker_id, host=host, token=token)

@@ -1,14 +1,16 @@
-"""`environments.<name>`: where an environment comes from, with one class for each `source`."""
+"""Where an environment comes from: one class for each `source`, and the names that mean one."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, get_args
 from urllib.parse import urlsplit
 
+from pipeline.errors import SettingsError
 from pipeline.settings.nodes import Node, fail, join
 from pipeline.settings.reader import (
     ContradictionError,
@@ -22,6 +24,7 @@ from pipeline.settings.reader import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 Platform = Literal["linux", "darwin", "windows"]
@@ -34,6 +37,13 @@ _SHA256 = re.compile(r"[0-9a-fA-F]{64}\Z")
 _METHOD = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
 _SUFFIXES = (".x86_64", ".x86", ".exe", ".app")
 _WATCHED = ("Assets", "Packages", "ProjectSettings")
+_IDS = {"gymnasium": "gymnasium:CartPole-v1", "pettingzoo": "pettingzoo:mpe2.simple_tag_v3"}
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z", re.ASCII)
+FORMS = (
+    "a path (./Game), a simulator (`pipeline env list`), gymnasium:ID, pettingzoo:ID or "
+    "module:function (my_env:make of my_env.py)"
+)
+"""What may name an environment, for errors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +57,12 @@ class EnvironmentParams:
 
     @staticmethod
     def from_node(node: Node, path: str) -> EnvironmentParams:
-        """Read an environment of the class that its `source` names."""
+        """Read an environment of the class that its `source` names, or what a text alone names."""
+        if isinstance(node.value, str):
+            try:
+                return named(node.value)
+            except SettingsError as error:
+                raise fail(node, path, str(error)) from error
         entries = entries_of(node, path)
         if "source" not in entries:
             raise fail(node, path, "the key 'source' is required")
@@ -68,6 +83,10 @@ class EnvironmentParams:
         read: EnvironmentParams = read_dataclass(SOURCES[source], node, path)
         return read
 
+    def packed(self) -> tuple[str, dict[str, Any]] | None:
+        """Return the simulator to pack, and its options; None for what is an executable already."""
+        return None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuiltinSource(EnvironmentParams):
@@ -76,14 +95,18 @@ class BuiltinSource(EnvironmentParams):
     name: str | None = None
     """The simulator; null for the one called as the environment is here."""
 
+    def packed(self) -> tuple[str, dict[str, Any]]:
+        """Return the simulator, without options."""
+        return self.name or "", {}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BridgeSource(EnvironmentParams):
-    """What environments of Gymnasium and of PettingZoo have in common."""
+    """What environments of Gymnasium, of PettingZoo and of your own have in common."""
 
     id: str
     """The environment, as its library calls it."""
-    copies: Count = 16
+    copies: Count | None = 16
     """Environments in one process, stepped together."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment."""
@@ -100,13 +123,19 @@ class BridgeSource(EnvironmentParams):
 
     def options(self) -> dict[str, Any]:
         """Return the keywords of the bridge that are not at their defaults."""
-        given: dict[str, Any] = {"id": self.id, "n_agents": self.copies}
+        given: dict[str, Any] = {"id": self.id}
+        if self.copies is not None:
+            given["n_agents"] = self.copies
         for item in fields(self):
             value = getattr(self, item.name)
             default = {} if item.name == "kwargs" else item.default
             if item.name not in ("source", "args", "id", "copies") and value != default:
                 given[item.name] = value
         return given
+
+    def packed(self) -> tuple[str, dict[str, Any]]:
+        """Return the bridge, told what it takes."""
+        return self.source, self.options()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +147,7 @@ class GymnasiumSource(BridgeSource):
 class PettingzooSource(BridgeSource):
     """An environment of PettingZoo."""
 
-    copies: Count = 4
+    copies: Count | None = 4
     """Environments in one process, each with all its agents."""
     api: Literal["auto", "parallel", "aec"] = "auto"
     """Which interface to use; auto: parallel where there is one."""
@@ -137,6 +166,25 @@ class PettingzooSource(BridgeSource):
         if self.teams not in ("none", "index") and not is_map:
             expected = "none, index, or a map from agents to whole numbers"
             raise ContradictionError("teams", f"must be {expected}, got {self.teams!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModuleSource(PettingzooSource):
+    """What a function or class of a Python module makes; `id` is `module:function`."""
+
+    copies: Count | None = None
+    """Agents of a simulator, or environments in one process; null for its own number, or 16."""
+
+    def __post_init__(self) -> None:
+        """Refuse an id of another form, and what all bridges refuse."""
+        PettingzooSource.__post_init__(self)
+        if not _FUNCTION.match(self.id):
+            raise ContradictionError("id", f"needs the form module:function, got {self.id!r}")
+
+    def found(self, root: Path) -> str | None:
+        """The module's file or its package's folder, relative to `root`; None if not there."""
+        top = self.id.partition(":")[0].partition(".")[0]
+        return next((name for name in (f"{top}.py", top) if (root / name).exists()), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,8 +334,42 @@ SOURCES: dict[str, type[EnvironmentParams]] = {
     "unity": UnitySource,
     "gymnasium": GymnasiumSource,
     "pettingzoo": PettingzooSource,
+    "module": ModuleSource,
 }
 """The class of each source."""
+
+
+def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> EnvironmentParams:
+    """Return the environment that a name means, whether it exists or not.
+
+    Args:
+        text: one of `FORMS`.
+        is_file: whether a word that could be a simulator is an executable; it is none if None.
+
+    Raises:
+        SettingsError: The name has none of the forms.
+    """
+    text = text.strip()
+    kind, colon, rest = text.partition(":")
+    if colon and kind in _IDS:
+        if not rest:
+            raise SettingsError(f"{kind}: needs an id, as in {_IDS[kind]}")
+        return SOURCES[kind](source=kind, id=rest)  # type: ignore[call-arg]  # both have one
+    if "://" in text:
+        raise SettingsError(
+            f"{text}: a URL is no environment; `pipeline env fetch` downloads the archive and "
+            "prints the path to give instead"
+        )
+    if "/" in text or "\\" in text or text.endswith(_SUFFIXES) or (is_file and is_file(text)):
+        return PathSource(path=text)
+    if _FUNCTION.match(text):
+        return ModuleSource(source="module", id=text)
+    if colon or not text:
+        near = [one for one in _IDS if kind and one.startswith(kind.lower())]
+        near = near or get_close_matches(kind.lower(), _IDS, n=1)
+        hint = f"; did you mean '{near[0]}:{rest}'?" if near else "."
+        raise SettingsError(f"{text!r} names no environment{hint} Give {FORMS}")
+    return BuiltinSource(source="builtin", name=text)
 
 
 def _scheme(url: str) -> str:

@@ -71,6 +71,8 @@ class EvaluationParams:
     """Episodes to play."""
     seed: CountOrZero
     """Seed of the environment, away from those of training."""
+    video: bool = False
+    """Whether to film the median and the best episode, as GIF; not in the trials of a sweep."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +117,11 @@ class ExperimentParams:
     """The experiment that a trial or the best of a sweep is made from."""
     best_of: str | None = field(default=None, metadata={"internal": True})
     """The sweep whose best configuration this is."""
+
+    @property
+    def filmed(self) -> bool:
+        """Whether its evaluation makes videos."""
+        return self.evaluation is not None and self.evaluation.video
 
     def __post_init__(self) -> None:
         """Refuse seeds twice, stages out of order, and stages without what they need."""

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import SettingsError
-from pipeline.settings.environments import EnvironmentParams
+from pipeline.settings.environments import EnvironmentParams, UnitySource
 from pipeline.settings.experiments import DemonstrationParams, ExperimentParams, RuntimeParams
 from pipeline.settings.nodes import Node, fail, fail_at, find, join, merge, to_plain, undotted
 from pipeline.settings.reader import choice, display, entries_of, read_dataclass, suggestion
 from pipeline.settings.run_file import load_run_settings, to_mapping
 from pipeline.settings.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS, RunSettings
+from pipeline.settings.sinks import SinkNames
 from pipeline.settings.sweeps import SweepParams, best_file, best_name
 from pipeline.settings.yaml_file import read_yaml
 
@@ -34,6 +35,9 @@ class Params:
     """Sweeps by name."""
     subsets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Experiments, runs and sweeps that are asked for together, by name."""
+    track: SinkNames | None = None
+    """Where `train` writes its summaries, beside console and CSV; no stage depends on it. None for
+    TensorBoard, MLflow, and the sinks of all packages that are installed."""
     path: Path = field(default=Path("params.yaml"), metadata={"internal": True}, compare=False)
     """The file, from whose folder other paths are meant."""
 
@@ -51,8 +55,10 @@ class Params:
             hint = suggestion(name, [*self.experiments, *(f"{sweep}/{one}" for one in trials)])
             raise SettingsError(f"{self.path}: experiments: no experiment is called {name!r}{hint}")
         base = self.experiments[self.sweeps[sweep].experiment]
+        played = base.evaluation
         return replace(
             base,
+            evaluation=None if played is None else replace(played, video=False),
             overrides=self._changed(base, trials[number], f"sweeps.{sweep}"),
             seeds=self.sweeps[sweep].seeds,
             base=self.sweeps[sweep].experiment,
@@ -105,7 +111,6 @@ class Params:
             self.path.parent / experiment.trainer,
             overrides=overrides,
             overrides_from=source,
-            env_path_follows=True,
         )
 
     def plugins(self, name: str) -> dict[str, str]:
@@ -122,7 +127,6 @@ class Params:
             self.path.parent / experiment.trainer,
             overrides=experiment.overrides,
             overrides_from=f"{self.path}: experiments.{name}.overrides",
-            env_path_follows=True,
         )
         return settings.plugins()
 
@@ -144,7 +148,7 @@ class Params:
         reduced: dict[str, Any] = {"behaviors": behaviors}
         if whole["default_settings"] is not None:
             reduced["default_settings"] = {key: whole["default_settings"][key] for key in kept}
-        settings = load_run_settings(None, overrides=reduced, env_path_follows=True)
+        settings = load_run_settings(None, overrides=reduced)
         # Behaviors that are not listed stay a mistake, as they are with the whole file.
         return replace(settings, from_file=True)
 
@@ -205,6 +209,10 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
         _check_reference(root, f"{at}.environment", read.environments)
         if experiment.demonstrations is not None:
             _check_reference(root, f"{at}.demonstrations", read.demonstrations)
+        is_unity = isinstance(read.environments[experiment.environment], UnitySource)
+        if experiment.filmed and is_unity:
+            text = "a Unity player cannot be filmed here: record the exported policy in the Editor"
+            raise fail_at(root, f"{at}.evaluation.video", text)
         if not (path.parent / experiment.trainer).is_file():
             raise fail_at(root, f"{at}.trainer", f"there is no file {experiment.trainer!r}")
     best = {

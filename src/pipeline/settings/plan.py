@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import SettingsError, StageError
 from pipeline.files import fingerprint, write_whole
 from pipeline.plugins import Group
-from pipeline.settings.environments import BuiltinSource, PathSource, UnitySource
+from pipeline.settings.environments import BuiltinSource, ModuleSource, PathSource, UnitySource
 from pipeline.settings.run_file import to_mapping
 from pipeline.settings.yaml_file import dump_yaml
 
@@ -40,15 +40,15 @@ def plan(params: Params) -> dict[str, Any]:
     """Return the runs of each stage, under the one key that DVC merges with params.yaml's.
 
     Returns:
-        `{"runs": tables}`, where `environments`, `path_environments` (builds that are already
-        there, and watched), `unity_environments` (Unity projects, whose sources are watched),
+        `{"runs": tables}`, where `environments`, `path_environments` (builds, and modules beside
+        params.yaml, which are watched), `unity_environments` (projects whose sources are watched),
         `demonstrations` and `file_demonstrations` (those that are not recorded) are by name, and
-        `pretrain`, `train_from_scratch`, `train_pretrained`, `train_best`, `export` and `evaluate`
-        by `<experiment>-<seed>`, each entry with experiment, base (the experiment in params.yaml
-        that it comes from), seed, environment, trainer, and demonstrations where it has any; those
-        of `pretrain` have a digest of the networks too, which is all they take from the trainer
-        file. Trials of sweeps are entries like others, with the `values` they change. `sweeps` has
-        what the ranking of each needs.
+        `pretrain`, `train_from_scratch`, `train_pretrained`, `train_best`, `export`, `evaluate` and
+        `evaluate_video` by `<experiment>-<seed>`, each entry with experiment, base (the experiment
+        in params.yaml that it comes from), seed, environment, trainer, and demonstrations where it
+        has any; those of `pretrain` have a digest of the networks too, which is all they take from
+        the trainer file. Trials of sweeps are entries like others, with the `values` they change.
+        `sweeps` has what the ranking of each needs.
 
     Raises:
         SettingsError: The trainer configuration of an experiment with pretraining has a mistake,
@@ -67,11 +67,14 @@ def plan(params: Params) -> dict[str, Any]:
         "train_best": {},
         "export": {},
         "evaluate": {},
+        "evaluate_video": {},
     }
     for name, environment in params.environments.items():
         entry: dict[str, Any] = {"source": environment.source}
-        if isinstance(environment, PathSource):
+        path = None
+        if isinstance(environment, PathSource | ModuleSource):
             path = environment.found(params.path.parent)
+        if path is not None:
             tables["path_environments"][name] = entry | {"path": path}
         elif isinstance(environment, UnitySource):
             keys = ("assets", "packages", "settings")
@@ -138,7 +141,7 @@ def _add_runs(
                 several = {} if experiment.learners == 1 else {"learners": experiment.learners}
                 entry = learning | several
             # Names may meet: those of the trial `a/001` and of an experiment called `a-001`.
-            table, key = tables[_table(stage, experiment)], key_of(name, seed)
+            table, key = tables[table_of(stage, experiment)], key_of(name, seed)
             if key in table:
                 raise SettingsError(
                     f"{params.path}: experiments.{name}: its run {key!r} is also one of "
@@ -227,7 +230,10 @@ def check_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
         raise StageError(f"{path} {state}: run `pipeline plan` to make it from {params.path}.")
 
 
-def _table(stage: str, experiment: ExperimentParams) -> str:
+def table_of(stage: str, experiment: ExperimentParams) -> str:
+    """Return the name of the table that has an experiment's runs of a stage."""
+    if stage == "evaluate" and experiment.filmed:
+        return "evaluate_video"
     if stage != "train":
         return stage
     if experiment.best_of is not None:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.settings.inheritance import behavior_over, expanded, without_deprecated
 from pipeline.settings.legacy import Changes, Family, kind_of, read_document, to_present
-from pipeline.settings.nodes import Node, fail, join, merge, undotted
+from pipeline.settings.nodes import Node, fail, find, join, merge, undotted
 from pipeline.settings.reader import (
-    display,
     entries_of,
     read_dataclass,
     setting_hints,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pipeline.settings.legacy import Present
+    from pipeline.settings.schema import CompletionCriteria
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +37,6 @@ def load_run_settings(
     *,
     overrides: Mapping[str, object] | None = None,
     overrides_from: str = "overrides",
-    env_path_follows: bool = False,
     curriculum: Path | str | None = None,
     sampler: Path | str | None = None,
 ) -> RunSettings:
@@ -51,8 +50,6 @@ def load_run_settings(
         overrides: a nested map, or one with dotted keys (`behaviors.Walker.max_steps`), that is
             merged over the file before anything is checked.
         overrides_from: how errors name the place of the overrides.
-        env_path_follows: whether the caller adds the environment later, so that several of them
-            may be asked for without `env_settings.env_path`.
         curriculum: a curriculum of before 0.18, as YAML, JSON or a folder of `<Behavior>.json`;
             its parameters are used instead of those of the file.
         sampler: a sampler file of before 0.18; its parameters are used instead of all others.
@@ -70,8 +67,6 @@ def load_run_settings(
         document = merge(document, over)
     # Typed only now, so that an override may correct what the file has wrong.
     settings = structure(document)
-    if not env_path_follows:
-        _check_number_of_environments(document, settings)
     _tell(present, path)  # last, since a file with a mistake should give one message and no more
     return replace(settings, from_file=path is not None, refused=present.refused)
 
@@ -126,7 +121,7 @@ def structure(document: Node) -> RunSettings:
         }
         entries["behaviors"] = replace(behaviors, value=items)
     settings: RunSettings = read_dataclass(RunSettings, replace(document, value=entries), "")
-    _warn_about_unknown_measures(document, settings)
+    _check_measures(document, settings)
     return settings
 
 
@@ -220,32 +215,40 @@ def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:
             raise fail(item, join("behaviors", name), text)
 
 
-def _check_number_of_environments(document: Node, settings: RunSettings) -> None:
-    env = settings.env_settings
-    if env.num_envs > 1 and env.env_path is None:
-        node = document.value["env_settings"].value["num_envs"]
-        text = f"num_envs must be 1 if env_path is not set, got {display(node)}."
-        remedy = "Name the environment's executable in env_settings.env_path"
-        raise fail(node, "env_settings.num_envs", f"{text} {remedy}")
+def _check_measures(document: Node, settings: RunSettings) -> None:
+    """Warn about a lesson that waits for a behavior which does not exist; refuse Elo without games.
 
-
-def _warn_about_unknown_measures(document: Node, settings: RunSettings) -> None:
-    """Warn about a lesson that waits for a behavior which does not exist: it never ends."""
-    if settings.default_settings is not None or not settings.behaviors:
-        return
+    Neither would ever end.
+    """
+    all_listed = settings.default_settings is None and bool(settings.behaviors)
     for name, parameter in (settings.environment_parameters or {}).items():
         for index, lesson in enumerate(parameter.curriculum):
             criteria = lesson.completion_criteria
-            if criteria is not None and criteria.behavior not in settings.behaviors:
+            if criteria is None:
+                continue
+            item = document.value["environment_parameters"].value[name]
+            at = f"environment_parameters.{name}.curriculum[{index}].completion_criteria"
+            if all_listed and criteria.behavior not in settings.behaviors:
                 _log.warning(
-                    "%s: environment_parameters.%s.curriculum[%d].completion_criteria.behavior: "
-                    "no behavior is called %r%s The lesson will not end",
-                    document.value["environment_parameters"].value[name].where,
-                    name,
-                    index,
+                    "%s: %s.behavior: no behavior is called %r%s The lesson will not end",
+                    item.where,
+                    at,
                     criteria.behavior,
                     suggestion(criteria.behavior, settings.behaviors),
                 )
+            elif criteria.measure == "elo" and lesson is not parameter.curriculum[-1]:
+                _refuse_unrated(item.value["curriculum"].value[index], at, criteria, settings)
+
+
+def _refuse_unrated(
+    lesson: Node, at: str, criteria: CompletionCriteria, settings: RunSettings
+) -> None:
+    """Refuse a lesson that waits for the rating of a behavior which is not rated."""
+    if settings.for_behavior(criteria.behavior).self_play is None:
+        text = f"only self-play rates a policy, and {criteria.behavior!r} has none"
+        remedy = f"give behaviors.{criteria.behavior} the section self_play, or measure reward"
+        node = find(lesson, "completion_criteria.measure")
+        raise fail(node, f"{at}.measure", f"{text}; {remedy}")
 
 
 def _values(node: Node, resolved: Any) -> Any:

@@ -61,7 +61,8 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
         2 for a mistake in the arguments or parameters.
     """
     own = registry.entry(name)
-    chosen = {"n_agents": own.n_agents, **(options or {})}
+    chosen = dict(options or {})
+    chosen.setdefault("n_agents", registry.n_agents_of(name, chosen))
     display = str(chosen.get("id", name))
     usage = _USAGE.format(
         program=display, summary=own.summary, counted=own.counted, n_agents=chosen["n_agents"]

@@ -16,6 +16,7 @@ import os
 import platform
 import re
 import sys
+import sysconfig
 import zipfile
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -23,10 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import StageError
 from pipeline.files import whole, write_whole
-from pipeline.simulators import registry
+from pipeline.simulators import launcher, registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+    from pipeline.simulators.bridges.needs import Needs
 
 _BASE = ("numpy", "protobuf")
 _LEAN = frozenset({"mujoco", "mujoco-core", "numpy", "protobuf"})
@@ -71,42 +74,84 @@ def pack(simulator_name: str, target: Path | str, **options: Any) -> Path:
         SettingsError: There is no simulator of that name, or it lacks an option.
         StageError: A distribution that it needs is not installed, or what is packed does not run.
     """
-    entry = registry.entry(simulator_name)
-    registry.check_options(simulator_name, options)
-    target = Path(target)
-    if not entry.bridge:
-        files = {} if entry.package is None else _files_of(entry.package)
-        _write(target, simulator_name, simulator_name, options, entry.distributions, files)
-        return target
+    needs = needs_of(simulator_name, options)
+    return pack_with(needs, simulator_name, Path(target), options)
+
+
+def needs_of(simulator_name: str, options: Mapping[str, Any]) -> Needs:
+    """Return what goes into an executable beside this package; see `pack`.
+
+    Environments of others are played for a while, to see what they import.
+    """
     from pipeline.simulators.bridges import needs
 
+    entry = registry.entry(simulator_name)
+    registry.check_options(simulator_name, options)
+    if not entry.bridge:
+        files = {} if entry.package is None else _files_of(entry.package)
+        return needs.Needs(distributions=entry.distributions, files=files)
     found = needs.needs_of(simulator_name, options)
-    env_id = str(options["id"])
-    wanted = (*entry.distributions, *found.distributions)
-    _write(target, simulator_name, env_id, options, wanted, found.files)
-    try:
-        needs.verify(target, env_id)
-    except StageError:
-        target.unlink()
-        raise
+    return needs.Needs(
+        distributions=(*entry.distributions, *found.distributions), files=found.files
+    )
+
+
+def pack_with(needs: Needs, simulator_name: str, target: Path, options: dict[str, Any]) -> Path:
+    """Do what `pack` does, with needs that are known."""
+    entry = registry.entry(simulator_name)
+    title = str(options["id"]) if entry.bridge else simulator_name
+    _write(target, simulator_name, title, options, needs)
+    if entry.bridge:
+        from pipeline.simulators.bridges.needs import verify
+
+        try:
+            verify(target, title)
+        except StageError:
+            target.unlink()
+            raise
     return target
 
 
-def _write(
-    target: Path,
-    simulator: str,
-    title: str,
-    options: dict[str, Any],
-    distributions: Iterable[str],
-    files: Mapping[str, Path],
-) -> None:
+def inputs_of(needs: Needs) -> dict[str, Any]:
+    """Return what decides the bytes of an executable beside its options, as plain values.
+
+    Installed packages stand by their versions, files elsewhere by their content.
+    """
+    libraries = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
+    tops = set()
+    for name, file in needs.files.items():
+        root = file.parents[name.count("/")]
+        if root not in libraries:
+            tops.add(root / name.partition("/")[0])
+    required = _closure((*_BASE, *needs.distributions))
+    return {
+        "python": f"{sys.implementation.cache_tag} {sys.platform} {platform.machine()}",
+        "pipeline": _digest(dict(_package_files())),
+        "distributions": {name: _distribution(name).version for name in sorted(required)},
+        "files": {str(top): _tree(top) for top in sorted(tops)},
+    }
+
+
+def _tree(top: Path) -> str:
+    """Return a digest of a module's file, or of all that a package's folder has but bytecode."""
+    inside = [top] if top.is_file() else top.rglob("*")
+    return _digest(
+        {
+            file.relative_to(top.parent).as_posix(): file.read_bytes()
+            for file in inside
+            if file.is_file() and "__pycache__" not in file.parts
+        }
+    )
+
+
+def _write(target: Path, simulator: str, title: str, options: dict[str, Any], needs: Needs) -> None:
     content = dict(_package_files())
-    for name in sorted(_closure((*_BASE, *distributions))):
+    for name in sorted(_closure((*_BASE, *needs.distributions))):
         content.update(_distribution_files(name))
-    content |= {f"lib/{name}": file.read_bytes() for name, file in files.items()}
+    content |= {f"lib/{name}": file.read_bytes() for name, file in needs.files.items()}
     described = {"options": options, "simulator": simulator}
     content["executable.json"] = json.dumps(described, sort_keys=True).encode()
-    content["__main__.py"] = _MAIN.encode()
+    content["__main__.py"] = launcher.MAIN.encode()
     digest = _digest(content)
     content["DIGEST"] = digest.encode()
     with whole(target) as temporary:
@@ -130,7 +175,7 @@ def _remember_python(digest: str) -> None:
 def _script(name: str, digest: str) -> bytes:
     major, minor = sys.version_info[:2]
     machine = platform.machine()
-    text = _SHELL.format(
+    text = launcher.SHELL.format(
         name=re.sub(r"[^\w.:/-]", "-", name),
         digest=digest,
         python=f"python{major}.{minor}",
@@ -222,8 +267,8 @@ def _distribution(name: str) -> importlib.metadata.Distribution:
         return importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
         raise StageError(
-            f"the executable needs the distribution '{name}', which is not installed here; "
-            "install this project with its dependencies."
+            f"the executable needs the distribution '{name}', which is not installed; install the "
+            "whole: pip install 'rl-pipeline[train]', or in a checkout: pip install -e '.[train]'"
         ) from None
 
 
@@ -246,130 +291,3 @@ def _is_needed(path: PurePosixPath, *, lean: bool) -> bool:
         return False
     patterns = _SKIPPED_FILES + _SKIPPED_PARTS if lean else ("*.pyc", "*.pyi")
     return not any(fnmatch(path.name, pattern) for pattern in patterns)
-
-
-# What runs before the package does: an executable is `_SHELL`, filled in, followed by a zip archive
-# whose `__main__.py` is `_MAIN`. The shell script finds an interpreter that fits and replaces
-# itself with it, so the process that was launched is the Python process. `_MAIN` runs twice in the
-# life of an executable's cache: from the archive, where it unpacks, and from the unpacked folder,
-# at every later start.
-_SHELL = """\
-#!/bin/sh
-# {name}: an environment executable. This script finds a Python; a zip archive follows it.
-check='import os, sys
-if (sys.implementation.cache_tag + sys.abiflags, sys.platform, os.uname().machine) == {tag}:
-    print(sys.executable)'
-cache=${{PIPELINE_CACHE:-${{XDG_CACHE_HOME:-${{HOME:-/nonexistent}}/.cache}}/rl-pipeline}}
-own=$cache/executables/{digest}
-for candidate in "${{PIPELINE_PYTHON:-}}" "$(cat "$own.python" 2>/dev/null)" {python} \\
-  /usr/local/bin/{python} /usr/bin/{python} python3 python
-do
-  [ -n "$candidate" ] || continue
-  python=$("$candidate" -I -S -c "$check" 2>/dev/null)
-  [ -z "$python" ] || break
-done
-if [ -z "$python" ]; then
-  echo "{name}: needs C{version_text}, which was not found;" \\
-    "put {python} on PATH, or set PIPELINE_PYTHON to its path." >&2
-  exit 3
-fi
-main=$own/__main__.py
-[ -f "$main" ] || main=$0
-exec "$python" -I -S "$main" "$@"
-exit 3
-"""
-
-_MAIN = '''\
-"""Unpacks this executable if that has not been done, and runs it."""
-
-import contextlib
-import fcntl
-import json
-import os
-import shutil
-import sys
-import tempfile
-import time
-import zipfile
-
-
-def cache_folder():
-    own = os.environ.get("PIPELINE_CACHE")
-    shared = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.abspath(os.path.join(own or os.path.join(shared, "rl-pipeline"), "executables"))
-
-
-def unpacked(archive):
-    """The folder with the archive's files, unpacked now if it is not there."""
-    with zipfile.ZipFile(archive) as source:
-        digest = source.read("DIGEST").decode()
-        parent = cache_folder()
-        folder = os.path.join(parent, digest)
-        if os.path.exists(folder):
-            return folder
-        os.makedirs(parent, exist_ok=True)
-        remove_abandoned(parent, "." + digest)
-        temporary = tempfile.mkdtemp(dir=parent, prefix="." + digest + ".")
-        descriptor = None
-        try:
-            with contextlib.suppress(OSError):  # a file system without locks
-                descriptor = lock(temporary)
-            source.extractall(temporary)
-            os.rename(temporary, folder)
-        except OSError:
-            if not os.path.exists(folder):  # otherwise another start was faster
-                raise
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-            if descriptor is not None:
-                os.close(descriptor)
-    return folder
-
-
-def lock(folder):
-    """A descriptor that holds the system's lock of a folder; raises OSError if another has it."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def remove_abandoned(parent, prefix):
-    """Remove what starts that were killed while they unpacked have left; nobody holds its lock."""
-    for name in os.listdir(parent):
-        path = os.path.join(parent, name)
-        try:
-            if name.startswith(prefix) and os.path.getmtime(path) < time.time() - 1:
-                descriptor = lock(path)
-                shutil.rmtree(path, ignore_errors=True)
-                os.close(descriptor)
-        except OSError:
-            pass  # it is being unpacked, or another start removed it
-
-
-def run():
-    folder = os.path.dirname(os.path.abspath(__file__))
-    if os.path.isfile(folder):
-        try:
-            folder = unpacked(folder)
-        except OSError as error:
-            sys.stderr.write(
-                "cannot unpack into %s: %s; set PIPELINE_CACHE to a folder that can be written\\n"
-                % (cache_folder(), error)
-            )
-            return 3
-    sys.path[:] = [os.path.join(folder, "lib")] + [p for p in sys.path if p != sys.path[0]]
-    os.environ["MUJOCO_GL"] = "disable"
-    with open(os.path.join(folder, "executable.json"), encoding="utf-8") as file:
-        described = json.load(file)
-    from pipeline.simulators.executable import main
-
-    return main(described["simulator"], sys.argv[1:], described["options"])
-
-
-if __name__ == "__main__":
-    sys.exit(run())
-'''

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeline import plugins
@@ -27,9 +28,9 @@ class Entry:
     summary: str
     """What the task is, in one line."""
     factory: str
-    """`module:class`; it takes `seed`, `n_agents` and the options by keyword. A game's module also
-    has its `expert`: a function, a class of one that remembers, or those of each behavior by name
-    without team."""
+    """`module:attribute`; it takes `seed`, `n_agents` and the options by keyword. A game's module
+    also has its `expert`: a function, a class of one that remembers, or those of each behavior by
+    name without team."""
     distributions: tuple[str, ...] = ()
     """Installed distributions that it needs besides those of every executable."""
     copies: int | None = None
@@ -100,12 +101,28 @@ _BRIDGES = {
         copies=4,
         counted="copies of the environment, each with all its agents,",
     ),
+    "module": Entry(
+        summary="what a function or class of a Python file beside you makes",
+        factory="pipeline.simulators.bridges.module_bridge:simulator",
+        copies=16,
+        counted="agents, or copies of the environment,",
+    ),
 }
 
 NAMES = tuple(SIMULATORS.ours)
 """Names of the built-in simulators."""
 BRIDGES = tuple(_BRIDGES)
 """Names of the simulators that run environments of others, told by the option `id`."""
+
+
+def n_agents_of(name: str, options: Mapping[str, Any]) -> int:
+    """Return how many agents a simulator has per process unless told otherwise."""
+    found = entry(name)
+    if name == "module":
+        from pipeline.simulators.bridges import module_bridge
+
+        return module_bridge.n_agents_of(options["id"], copies=found.n_agents)
+    return found.n_agents
 
 
 def entry(name: str) -> Entry:
@@ -122,7 +139,9 @@ def entry(name: str) -> Entry:
         return Entry(summary=_SUMMARIES[name], factory=factory, distributions=wanted)
     if name not in SIMULATORS:
         listed = ", ".join(SIMULATORS)
-        raise SettingsError(f"unknown simulator '{name}'; choose one of {listed}{SIMULATORS.more}.")
+        raise SettingsError(
+            f"unknown simulator '{name}'; choose one of {listed}{near(name)}{SIMULATORS.more}."
+        )
     point = SIMULATORS.entry_point(name)
     lines = (SIMULATORS[name].__doc__ or "").strip().splitlines()
     return Entry(
@@ -131,6 +150,12 @@ def entry(name: str) -> Entry:
         distributions=(plugins.brought_by(point)[0],),
         package=point.module.partition(".")[0],
     )
+
+
+def near(name: str) -> str:
+    """Return ` (did you mean 'x'?)` for the simulator that a name is most like, or nothing."""
+    found = get_close_matches(name.lower(), SIMULATORS, n=1)
+    return f" (did you mean '{found[0]}'?)" if found else ""
 
 
 def make(name: str, *, seed: int = 0, n_agents: int | None = None, **options: Any) -> Simulator:
@@ -149,7 +174,8 @@ def make(name: str, *, seed: int = 0, n_agents: int | None = None, **options: An
     if n_agents is not None and n_agents < 1:
         raise SettingsError(f"{name}: n_agents must be at least 1, got {n_agents}.")
     check_options(name, options)
-    made = found.load()(seed=seed, n_agents=n_agents or found.n_agents, **options)
+    n_agents = n_agents or n_agents_of(name, options)
+    made = found.load()(seed=seed, n_agents=n_agents, **options)
     return cast("Simulator", made)
 
 

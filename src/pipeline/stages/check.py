@@ -13,8 +13,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from pipeline.errors import SettingsError
-from pipeline.settings.environments import BridgeSource
-from pipeline.settings.nodes import fail_at
+from pipeline.settings.environments import BridgeSource, BuiltinSource
+from pipeline.settings.nodes import fail_at, find
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import RUNS_FILE, check_plan, check_settings
 from pipeline.settings.yaml_file import read_yaml
@@ -58,20 +58,27 @@ def check_params(params: Params) -> None:
 
 
 def check_ids(params: Params) -> None:
-    """Refuse ids of environments that are not there; their modules may lie beside params.yaml.
+    """Refuse simulators and ids that are not there; modules may lie beside params.yaml.
 
     Raises:
-        SettingsError: An id is unknown; the message has its place, and the nearest ids.
+        SettingsError: One is unknown; the message has its place, and the nearest ones.
     """
     here = str(params.path.resolve().parent)
     for name, environment in params.environments.items():
-        if isinstance(environment, BridgeSource):
-            if here not in sys.path:
-                sys.path.append(here)
-            from pipeline.simulators.bridges.naming import check
+        try:
+            if isinstance(environment, BridgeSource):
+                if here not in sys.path:
+                    sys.path.append(here)
+                from pipeline.simulators.bridges.naming import check
 
-            try:
                 check(environment.source, environment.id)
-            except SettingsError as error:
-                at = f"environments.{name}.id"
-                raise fail_at(read_yaml(params.path), at, str(error)) from error
+            elif isinstance(environment, BuiltinSource):
+                from pipeline.simulators import registry
+
+                registry.entry(environment.name or name)
+        except SettingsError as error:
+            root, at = read_yaml(params.path), f"environments.{name}"
+            given = find(root, at).value
+            key = next((key for key in ("id", "name") if key in given), None)
+            at = f"{at}.{key}" if isinstance(given, dict) and key else at
+            raise fail_at(root, at, str(error)) from error

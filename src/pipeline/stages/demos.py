@@ -78,9 +78,7 @@ def _job(name: str, made_from: Path, params: Mapping[str, Any]) -> Job:
 
 def summary(demo: Demonstration) -> dict[str, Any]:
     """Summarise a demonstration as a recording is; returns are null without a whole episode."""
-    ends = np.flatnonzero(demo.done) + 1
-    parts = np.split(demo.reward[: ends[-1]], ends[:-1]) if len(ends) else []
-    return _summary([float(part.sum()) for part in parts], len(demo))
+    return _summary(demo.returns(), len(demo))
 
 
 def _summary(returns: Sequence[float], n_steps: int) -> dict[str, Any]:

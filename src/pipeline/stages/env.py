@@ -13,6 +13,7 @@ from pipeline.settings.environments import (
     BridgeSource,
     ExternalSource,
     FetchSource,
+    ModuleSource,
     PathSource,
     UnitySource,
 )
@@ -62,7 +63,8 @@ def make(name: str, environment: EnvironmentParams, folder: Path, root: Path, wo
     if isinstance(environment, ExternalSource):
         program, archive = _put(name, environment, folder, root, work)
     elif isinstance(environment, BridgeSource):
-        program = pack(environment.source, folder / name, **environment.options())
+        packed, options = environment.packed()
+        program = pack(packed, folder / name, **options)
     else:
         simulator = getattr(environment, "name", None) or name
         program = pack(simulator, folder / simulator)
@@ -92,6 +94,8 @@ def _inputs(source: EnvironmentParams, root: Path) -> list[Path]:
         found, wrong = [source.found(root)], "there is no build here; correct `path`"
     elif isinstance(source, UnitySource):
         found, wrong = list(source.watched), "a Unity project has it; correct `project`"
+    elif isinstance(source, ModuleSource):
+        found = [path for path in [source.found(root)] if path]
     for path in found:
         if not (root / path).exists():
             raise StageError(f"{path}: does not exist; {wrong} in params.yaml")

@@ -9,6 +9,7 @@ from pipeline import files
 from pipeline.errors import StageError
 from pipeline.stages.shared import executable, run_context
 from pipeline.stages.shared.attempt import Attempt, Job, attempt_at
+from pipeline.tracking import run_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from pipeline.tracking import mlflow_run
 
 OUTPUTS = ("returns.png", "episodes.csv", "metrics.json")
+VIDEOS = {"median": "median.gif", "best": "best.gif"}
+"""Outputs that `video: true` adds."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,9 +36,13 @@ def job_of(run: run_context.Run) -> Job:
     return Job(
         stage="evaluate",
         instance=run.instance,
-        params={"episodes": wanted.episodes, "seed": wanted.seed},
+        params={"episodes": wanted.episodes, "seed": wanted.seed}
+        | ({"video": True} if wanted.video else {}),
         inputs=(executable.folder_of(run.experiment.environment), run.folder("export")),
-        outputs=tuple(run.folder("evaluate") / name for name in OUTPUTS),
+        outputs=tuple(
+            run.folder("evaluate") / name
+            for name in (*OUTPUTS, *(VIDEOS.values() if wanted.video else ()))
+        ),
     )
 
 
@@ -57,6 +64,7 @@ def evaluate(run: run_context.Run) -> None:
             episodes=job.params["episodes"],
             seed=job.params["seed"],
             log_folder=attempt.run,
+            videos=_videos(attempt),
         )
         metrics = metrics_of(played)
         write_episodes(attempt.out("episodes.csv"), played)
@@ -66,6 +74,11 @@ def evaluate(run: run_context.Run) -> None:
         plot_returns(attempt.out("returns.png"), returns, title=title)
         if record is not None:
             _tell(record, run, attempt, metrics)
+
+
+def _videos(attempt: Attempt) -> dict[str, Path]:
+    wanted = {path.name for path in attempt.job.outputs}
+    return {what: attempt.out(name) for what, name in VIDEOS.items() if name in wanted}
 
 
 def _tell(
@@ -86,8 +99,8 @@ def _tell(
         if name in behaviors and behaviors[name].self_play is None
     }
     record.settings(attempt.job.params)
-    record.results({name: v for name, v in run_context.flat(metrics).items() if v is not None})
-    record.artifacts([attempt.out(name) for name in OUTPUTS])
+    record.results({name: v for name, v in run_metadata.flat(metrics).items() if v is not None})
+    record.artifacts([attempt.out(path.name) for path in attempt.job.outputs])
     record.picture(attempt.out("returns.png"), step=step)
     record.made(attempt.out("metrics.json"))
     record.score(
@@ -114,16 +127,28 @@ def play(
     episodes: int,
     seed: int,
     log_folder: Path | None = None,
+    videos: Mapping[str, Path] | None = None,
 ) -> list[Episode]:
     """Play episodes with ONNX policies, by behavior name, in a build.
+
+    Args:
+        models: the files of the policies.
+        build: where they play.
+        episodes: per behavior.
+        seed: of the environment and of drawn actions.
+        log_folder: for what the executable writes.
+        videos: files to write, by what they show: `median` or `best`, an episode by its return.
 
     Raises:
         PipelineError: A model cannot be run, or the environment cannot be used.
     """
     from pipeline.envs.unity import UnityEnvironment
+    from pipeline.evaluation import video
     from pipeline.evaluation.episodes import evaluate as play_episodes
     from pipeline.export.policy import OnnxPolicy
 
+    if videos:
+        video.check(build.file, videos.values())
     policies = {name: OnnxPolicy(path) for name, path in models.items()}
     with UnityEnvironment(
         build.file,
@@ -132,7 +157,12 @@ def play(
         log_folder=None if log_folder is None else log_folder.resolve(),
         no_graphics=True,
     ) as env:
-        return play_episodes(env, policies, episodes=episodes, seed=seed)
+        played = play_episodes(env, policies, episodes=episodes, seed=seed)
+    if videos:
+        shown = video.choose(played)
+        wanted = {path: shown[what] for what, path in videos.items()}
+        video.film(build.file, build.args, policies, played, wanted, seed=seed)
+    return played
 
 
 def metrics_of(episodes: Sequence[Episode]) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 FOLDER = Path("results/report")
 TABLES = ("comparison.csv", "improvement.csv", "learning.csv")
 OUTPUTS = ("report.html", "report.md", "figures", *TABLES, "summary.json")
+MEDIAN = "median.gif"
 _CURVE_COLUMNS = ("environment", "behavior", "experiment", "seeds", "step", "iqm", "low", "high")
 
 
@@ -51,24 +54,19 @@ def report(root: Path) -> None:
         outputs=tuple(FOLDER / name for name in OUTPUTS),
     )
     with attempt_at(job, root) as attempt:
-        tasks = comparison.compare(
-            trial
-            for name, experiment in params.experiments.items()
-            for seed in experiment.seeds
-            for trial in results.trials_of(
-                root / "results",
-                name,
-                seed,
-                environment=experiment.environment,
-                stages=experiment.stages,
-            )
-        )
+        tasks = comparison.compare(results.outcomes(root, params))
         folder = attempt.out("figures")
         folder.mkdir()
         curves = [_curves(task) for task in tasks]
-        drawn = [_draw(*one, folder) for one in zip(tasks, curves, strict=True)]
+        drawn = [
+            replace(_draw(task, lines, folder), films=_films(task, tasks, root, params, folder))
+            for task, lines in zip(tasks, curves, strict=True)
+        ]
         swept = searches(root, params)
-        stages = {name: one.stages for name, one in params.experiments.items()}
+        parts = {
+            name: (*one.stages, *(["video"] if one.filmed else []))
+            for name, one in params.experiments.items()
+        }
         texts = {
             "comparison.csv": tables.csv_text(
                 tables.standing_records(tasks), tables.STANDING_COLUMNS
@@ -76,7 +74,7 @@ def report(root: Path) -> None:
             "improvement.csv": tables.csv_text(tables.pair_records(tasks), tables.PAIR_COLUMNS),
             "learning.csv": tables.csv_text(_points(tasks, curves), _CURVE_COLUMNS),
             "report.md": render.markdown(tasks, drawn, swept),
-            "report.html": render.html(tasks, drawn, folder, stages, swept),
+            "report.html": render.html(tasks, drawn, folder, parts, swept),
         }
         for name, text in texts.items():
             files.write_whole(attempt.out(name), text)
@@ -93,6 +91,12 @@ def inputs(params: Params) -> tuple[Path, ...]:
         for stage in experiment.stages
         for seed in experiment.seeds
         for file in wanted.get(stage, ())
+    ]
+    runs += [
+        Path(f"results/evaluate/{name}/seed{seed}/{MEDIAN}")
+        for name, experiment in params.experiments.items()
+        if experiment.filmed
+        for seed in experiment.seeds
     ]
     trials = [path for name, sweep in params.sweeps.items() for path in metrics_files(name, sweep)]
     return (*runs, *trials)
@@ -132,6 +136,29 @@ def _draw(task: Task, curves: Mapping[str, Curves], folder: Path) -> render.Figu
     if drawn.improvements:
         plots.plot_improvements(folder / drawn.improvements, task.improvements, title=task.name)
     return drawn
+
+
+def _films(
+    task: Task, tasks: Sequence[Task], root: Path, params: Params, folder: Path
+) -> tuple[tuple[str, str], ...]:
+    """Copy the median episode of each filmed experiment's median seed beside the figures.
+
+    Returns:
+        What each shows, and its file; nothing for another behavior than the one that was filmed.
+    """
+    behaviors = [one.behavior for one in tasks if one.environment == task.environment]
+    found = []
+    for one in task.standings:
+        if task.behavior != min(behaviors) or not params.experiments[one.experiment].filmed:
+            continue
+        ranked = sorted(zip(one.scores, one.seeds, strict=True))
+        seed = ranked[(len(ranked) - 1) // 2][1]
+        name = _file_name(f"{task.environment}-{one.experiment}-episode.gif")
+        shutil.copyfile(
+            root / f"results/evaluate/{one.experiment}/seed{seed}/{MEDIAN}", folder / name
+        )
+        found.append((f"{one.experiment}, seed {seed}", name))
+    return tuple(found)
 
 
 def _file_name(text: str) -> str:

@@ -11,6 +11,7 @@ from pipeline.algos.process_group import launched
 from pipeline.settings.sweeps import best_file
 from pipeline.stages.shared import executable, policies, provenance, run_context
 from pipeline.stages.shared.attempt import Attempt, Job, attempt_at
+from pipeline.tracking import run_metadata
 from pipeline.tracking.sinks import TrackedRun, standard_sinks
 
 if TYPE_CHECKING:
@@ -83,11 +84,17 @@ def _train(
     several = len(settings.behaviors) > 1
     with run_context.recorded(run, attempt, prefix=several) as record:
         limits = {name: one.max_steps for name, one in settings.behaviors.items()}
-        sinks = standard_sinks(TrackedRun(folder=attempt.run, max_steps=limits))
-        if record is not None:
-            sinks.append(record.curve())
-            if started_from is not None:
-                run_context.tell_pretraining(record, run.root / run.folder("pretrain"))
+        tracked = TrackedRun(
+            folder=attempt.run,
+            max_steps=limits,
+            settings=settings,
+            key=run_context.key_of(run, attempt),
+            row=run_context.row_of(run),
+            record=record,
+        )
+        sinks = standard_sinks(tracked, run.params.track)
+        if record is not None and started_from is not None:
+            run_context.tell_pretraining(record, run.root / run.folder("pretrain"))
         result = trainer.train(
             build.file,
             settings,
@@ -106,12 +113,12 @@ def _train(
         )
         checkpoints = {name: one.checkpoint for name, one in result.behaviors.items()}
         policies.join(checkpoints, attempt.out("policy.pt"), history=_history(run, attempt))
-        metrics = {name: _metrics(one) for name, one in result.behaviors.items()}
+        metrics = {name: one.numbers() for name, one in result.behaviors.items()}
         attempt.facts["seconds"] = dict(result.seconds)
         if record is not None:
             if attempt.resumed:
                 record.complete(attempt.run / "progress.csv")
-            told = {k: v for k, v in run_context.flat(metrics).items() if v is not None}
+            told = {k: v for k, v in run_metadata.flat(metrics).items() if v is not None}
             record.results(told)
             record.made(attempt.out("policy.pt"))
     return metrics
@@ -125,14 +132,3 @@ def _history(run: run_context.Run, attempt: Attempt) -> list[provenance.Record]:
     if "pretrain" not in run.experiment.stages:
         return [made_by]
     return [*policies.history(run.root / run.folder("pretrain") / "policy.pt"), made_by]
-
-
-def _metrics(result: Any) -> dict[str, Any]:
-    """Return a behavior's outcome without timings, so that equal runs give equal bytes."""
-    return {
-        "steps": result.steps,
-        "updates": result.n_updates,
-        "episodes": result.n_episodes,
-        "mean_reward": result.mean_reward,
-        **({} if result.elo is None else {"elo": result.elo}),
-    }

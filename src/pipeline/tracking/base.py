@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from pipeline.envs.side_channels import StatsAggregationMethod
+
+    Sample = tuple[StatsAggregationMethod, Sequence[float]]
+    """All values behind a number of a summary, and how they become one."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -34,6 +39,9 @@ class Sink:
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """A behavior is there and will be trained with these settings, as plain values."""
 
+    def samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
+        """Take the values behind the numbers of the summary that comes next, as far as known."""
+
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Take one summary, `{tag: number}`; `step` counts the agents' decisions."""
 
@@ -45,6 +53,12 @@ class Sink:
 
     def saved(self, behavior: str, path: Path, step: int) -> None:
         """A numbered checkpoint of a behavior has been written."""
+
+    def ended(self, results: Mapping[str, Mapping[str, float]]) -> None:
+        """The run is complete: final numbers by behavior; its last files are written.
+
+        A run that fails or is stopped is only closed.
+        """
 
     def close(self) -> None:
         """Write what is pending and let go of files and threads; may be called twice."""
@@ -73,15 +87,27 @@ class Tracker:
         """Say that a checkpoint of a behavior has been written."""
         self._each(lambda sink: sink.saved(behavior, path, step))
 
+    def ended(self, results: Mapping[str, Mapping[str, float | None]]) -> None:
+        """Say that the run is complete, without the numbers that there are none of."""
+        finite = {
+            name: _finite({tag: value for tag, value in one.items() if value is not None})
+            for name, one in results.items()
+        }
+        self._each(lambda sink: sink.ended(finite))
+
     def distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
         """Give the finite values behind the mean `tag`, if there are any."""
         finite = [float(value) for value in values if math.isfinite(value)]
         if finite:
             self._each(lambda sink: sink.distribution(behavior, tag, finite, step))
 
+    def samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
+        """Give every sink the values behind the next summary."""
+        self._each(lambda sink: sink.samples(behavior, samples))
+
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Give every sink the finite values."""
-        finite = {tag: float(value) for tag, value in values.items() if math.isfinite(value)}
+        finite = _finite(values)
         self._each(lambda sink: sink.metrics(behavior, finite, step))
 
     def close(self) -> None:
@@ -106,9 +132,12 @@ class Tracker:
         # Once: a full disk would fail at each of thousands of summaries.
         if self.failures[name] == 1:
             _log.warning(
-                "%s lost a summary (%s: %s); training goes on, and later losses of this kind are "
-                "not reported",
+                "%s failed (%s: %s); training goes on, and what it loses later is not reported",
                 name,
                 type(error).__name__,
-                error,
+                str(error).partition("\n")[0],
             )
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float]:
+    return {tag: float(value) for tag, value in values.items() if math.isfinite(value)}

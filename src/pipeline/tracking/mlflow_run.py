@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _BEGINNER = "train"
+QUICK_S = 5.0  # for the store, at the end of a run that was stopped
 _GIVE_UP_AFTER = 3
 _ATTEMPTS = 5
 """At a write that finds the store locked; each waits 20 s, which MLflow sets for SQLite."""
@@ -104,10 +105,9 @@ class MlflowRun:
 
     def describe(self, told: run_metadata.RunMetadata, tree: Path) -> None:
         """Queue what every stage says of the run; the data's paths are relative to `tree`."""
-        params = mlflow_store.flatten(told.params)
+        self.params(told.params)
 
         def write(store: mlflow_store.Store, run: str) -> None:
-            store.log_params(run, params)
             digests = store.log_data(run, told.data, tree)
             tags = {f"dvc.{context}": digest for context, digest in digests.items()}
             store.set_tags(run, {**tags, "mlflow.note.content": told.note})
@@ -115,15 +115,20 @@ class MlflowRun:
 
         self._put(write)
 
+    def params(self, values: Mapping[str, Any]) -> None:
+        """Queue parameters."""
+        told = mlflow_store.flatten(values)
+        self._put(lambda store, run: store.log_params(run, told))
+
     def settings(self, values: Mapping[str, Any]) -> None:
         """Queue what this stage alone was told, as tags `<stage>.<name>`, which can change."""
         flat = mlflow_store.flatten(values)
         tags = {f"{self._key.stage}.{name}": text for name, text in flat.items()}
         self._put(lambda store, run: store.set_tags(run, tags))
 
-    def made(self, path: Path) -> None:
-        """Queue DVC's digest of what the stage made, by which `dvc.lock` knows it."""
-        tag = f"dvc.{self._key.stage}"
+    def made(self, path: Path, *, what: str | None = None) -> None:
+        """Queue DVC's digest of what the stage, or `what`, made; `dvc.lock` knows it by that."""
+        tag = f"dvc.{what or self._key.stage}"
         self._put(lambda store, run: store.set_tags(run, {tag: run_metadata.dvc_digest(path)}))
 
     def artifacts(self, paths: Sequence[Path]) -> None:
@@ -147,15 +152,21 @@ class MlflowRun:
 
         self._put(write)
 
-    def model(self, path: Path, *, environment: str) -> None:
-        """Queue an ONNX file as a logged model with its signature, and as a registered version."""
+    def model(self, path: Path, *, environment: str, made: Path | None = None) -> None:
+        """Queue an ONNX file as a logged model with its signature, and as a registered version.
+
+        Args:
+            path: of the file.
+            environment: its name.
+            made: what DVC's digest is of; the file's folder when not given.
+        """
         key = self._key
         name = mlflow_models.model_name(environment, path.stem)
         tags = {
             mlflow_models.EXPERIMENT: key.label,
             "seed": str(key.seed),
             "run": key.name,
-            "dvc.export": run_metadata.dvc_digest(path.parent),
+            "dvc.export": run_metadata.dvc_digest(made or path.parent),
             "git.commit": key.tags.get("mlflow.source.git.commit", ""),
         }
         self._put(lambda store, run: store.log_onnx(run, path, name, tags))

@@ -8,6 +8,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
@@ -98,19 +100,72 @@ def label(name: str, variant: str) -> str:
     return name if variant == WORKSPACE else f"{name} ({variant})"
 
 
-def parameters(behaviors: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def parameters(
+    behaviors: Mapping[str, Mapping[str, Any]], *, prefix: bool = False
+) -> dict[str, Any]:
     """Return the settings of each behavior under flat names that can be searched.
 
     What lies in `hyperparameters` is named by its last part, as people know it: `learning_rate`.
-    The rest keeps its dotted path. With several behaviors each name starts with its behavior.
+    The rest keeps its dotted path. With several behaviors, or `prefix`, each name starts with its
+    behavior.
     Settings without a value are left out.
     """
     found: dict[str, Any] = {}
     for behavior, settings in behaviors.items():
-        start = f"{behavior}." if len(behaviors) > 1 else ""
+        start = f"{behavior}." if prefix or len(behaviors) > 1 else ""
         for name, value in leaves(settings):
             found[start + name.removeprefix(f"{_SHARED}.")] = value
     return found
+
+
+def row(
+    settings: Mapping[str, Any],
+    *,
+    name: str,
+    seed: int,
+    runtime: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    data: Sequence[InputData],
+    note: str,
+) -> RunMetadata:
+    """Return what a row says of a training.
+
+    Args:
+        settings: the trainer configuration as `to_mapping` gives it.
+        name: of the experiment, or the run.
+        seed: of the run.
+        runtime: `torch_threads` and `device`.
+        facts: other parameters: `environment`, `trainer`, ...
+        data: what it is made from.
+        note: Markdown for the top of the row.
+    """
+    settings = {key: value for key, value in settings.items() if key != "checkpoint_settings"}
+    shared = {
+        **facts,
+        "seed": seed,
+        "num_envs": settings["env_settings"]["num_envs"],
+        "environment_parameters": settings["environment_parameters"] or {},
+        **runtime,
+    }
+    told = {"experiment": name, "seed": seed, "runtime": dict(runtime), **settings}
+    return RunMetadata(
+        params={
+            **parameters(settings["behaviors"]),
+            **{key: value for key, value in shared.items() if value != {}},
+        },
+        configuration=yaml.safe_dump(json.loads(json.dumps(told, default=str)), sort_keys=False),
+        data=data,
+        note=note,
+    )
+
+
+def flat(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return metrics by name alone, or with the behavior in front when there are several."""
+    return {
+        f"{behavior}/{name}" if len(metrics) > 1 else name: value
+        for behavior, values in metrics.items()
+        for name, value in values.items()
+    }
 
 
 def leaves(settings: Mapping[str, Any], start: str = "") -> list[tuple[str, Any]]:

@@ -52,6 +52,7 @@ def train(
     env_args: Sequence[str] = (),
     base_port: int | None = None,
     log_folder: Path | None = None,
+    listen: tuple[str, bytes] | None = None,
     init_from: Mapping[str, Path] | None = None,
     whole_weights: bool = False,
     resume: bool = False,
@@ -71,17 +72,20 @@ def train(
     Environment and sinks are closed in the end, whatever happens: no process and no thread is left.
 
     Args:
-        env: path of an executable; None for the Unity Editor; or one or several objects with the
-            members of ML-Agents' `BaseEnv`, for `pipeline.train` also environments of Gymnasium or
-            PettingZoo.
+        env: path of an executable; None for players that are started elsewhere, such as the Unity
+            Editor; or one or several objects with the members of ML-Agents' `BaseEnv`, for
+            `pipeline.train` also environments of Gymnasium or PettingZoo.
         settings: a trainer configuration: read already, as a map, or its file. A map or file that
             lists behaviors has to list all, or to have `default_settings`.
         seed: from which all randomness of the run derives.
         run_dir: gets a folder with checkpoints for each behavior.
-        num_envs: how many processes of the executable to step together.
+        num_envs: how many processes of the executable, or players, to step together.
         env_args: additional arguments of the executable.
-        base_port: TCP port of the first process; None lets the system choose.
+        base_port: TCP port of the first process; None lets the system choose, or for players
+            that are started elsewhere means the Editor's, 5004.
         log_folder: where executables write their logs.
+        listen: an address of this machine where players call that say this token, of at least 16
+            bytes (docs/learn.md); None for players of this machine only. With `env` None.
         init_from: a checkpoint to take the weights from, by behavior; None takes those that the
             settings name (`initialize_from`, `init_path`).
         whole_weights: refuse weights of which a tensor does not fit, instead of naming it.
@@ -124,7 +128,7 @@ def train(
     with closing(Tracker(sinks)) as tracker, _threads(torch_threads), ExitStack() as stack:
         if not inference:
             stack.enter_context(files.sole_writer(run_dir))
-        run = _settings(settings).with_seed(seed)
+        run = read_settings(settings).with_seed(seed)
         refuse_untrainable(run)
         run = unthreaded(run) if learners > 1 else run
         if init_from is None:
@@ -139,6 +143,7 @@ def train(
             env_args=env_args,
             base_port=base_port,
             log_folder=log_folder,
+            listen=listen,
             init_from=init_from,
             whole_weights=whole_weights,
             resume=resume,
@@ -205,10 +210,12 @@ def _learned(
         env_args=job.env_args,
         base_port=job.base_port,
         log_folder=job.log_folder,
+        listen=job.listen,
         rank=group.rank,
         n_ranks=group.size,
     )
     with workers, _old_objects_left_alone(), stop_on_signal() as stop:
+        workers.should_stop = stop
         loop = TrainingLoop(
             workers,
             job.settings,
@@ -223,7 +230,9 @@ def _learned(
             group=group,
             **own,
         )
-        return loop.run(stop)
+        result = loop.run(stop)
+    tracker.ended({name: one.numbers() for name, one in result.behaviors.items()})
+    return result
 
 
 @contextmanager
@@ -247,7 +256,8 @@ def _old_objects_left_alone() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _settings(settings: RunSettings | Mapping[str, object] | Path | str) -> RunSettings:
+def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> RunSettings:
+    """Return the settings of a run, in whatever form `train` takes them."""
     if isinstance(settings, RunSettings):
         return settings
     if isinstance(settings, str | Path):
@@ -273,6 +283,8 @@ class JobSpec:
     resume: bool
     torch_threads: int
     starting_lesson: int
+    listen: tuple[str, bytes] | None = None
+    """Of one learner only."""
 
     def plain(self) -> dict[str, Any]:
         """As plain values; environments that are objects are left out."""
@@ -293,7 +305,7 @@ class JobSpec:
         """What `plain` gave, with this process's own environments if it has any."""
         values = dict(told)
         from_file, refused = values.pop("from_file"), values.pop("refused")
-        settings = load_run_settings(None, overrides=values["settings"], env_path_follows=True)
+        settings = load_run_settings(None, overrides=values["settings"])
         values["settings"] = replace(settings, from_file=from_file, refused=refused)
         values["run_dir"] = Path(values["run_dir"])
         values["env"] = values["env"] if env is None else env
@@ -336,8 +348,8 @@ def refuse_alone(job: JobSpec, n_learners: int, *, inference: bool, started: boo
         )
     if job.env is None:
         raise SettingsError(
-            f"{n_learners} learners need environments of their own, and there is one Unity Editor; "
-            "name an executable"
+            f"{n_learners} learners need environments of their own, and players that are started "
+            "elsewhere are for one learner; name an executable"
         )
     if not started and not isinstance(job.env, str | Path):
         raise SettingsError(

@@ -67,6 +67,7 @@ class Curriculum:
         self._returns = _buffers(self._curricula.values())
         self._smoothed: dict[str, float] = {}
         self._progress: dict[str, float] = {}
+        self._ratings: dict[str, float] = {}
         self._with_news: set[str] = set()
 
     @property
@@ -99,7 +100,13 @@ class Curriculum:
         return found
 
     def observe(
-        self, behavior: str, *, returns: Iterable[float], step: int, max_steps: int
+        self,
+        behavior: str,
+        *,
+        returns: Iterable[float],
+        step: int,
+        max_steps: int,
+        elo: float | None = None,
     ) -> None:
         """Take note of how far a behavior is.
 
@@ -108,8 +115,11 @@ class Curriculum:
             returns: sums of the environment's reward, of the episodes that ended since last time.
             step: agent steps that it has made.
             max_steps: agent steps that it shall make, above 0.
+            elo: rating of its policy in self-play, None without.
         """
         self._progress[behavior] = step / max_steps
+        if elo is not None:
+            self._ratings[behavior] = elo
         buffer = self._returns.get(behavior)
         if buffer is None:
             return
@@ -175,6 +185,8 @@ class Curriculum:
             return False
         if criteria.measure == "progress":
             return self._progress.get(criteria.behavior, 0.0) > criteria.threshold
+        if criteria.measure == "elo":
+            return self._ratings.get(criteria.behavior, -math.inf) > criteria.threshold
         if criteria.behavior not in self._with_news:
             return False
         measure = sum(returns) / len(returns)
@@ -247,6 +259,7 @@ class Lessons:
                 returns=returns[learner.name],
                 step=learner.step,
                 max_steps=learner.settings.max_steps,
+                elo=None if learner.past is None else learner.past.rating,
             )
         self._pending = self.curriculum.advance()
         if self._n_steps == _STEPS_TO_SHOW_UP:

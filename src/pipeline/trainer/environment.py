@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.envs.attach import attach_workers
 from pipeline.envs.in_process import refuse_other_object
 from pipeline.envs.launch import find_executable
 from pipeline.envs.side_channels import (
@@ -40,23 +41,27 @@ def open_workers(
     env_args: Sequence[str] = (),
     base_port: int | None = None,
     log_folder: Path | None = None,
+    listen: tuple[str, bytes] | None = None,
     rank: int = 0,
     n_ranks: int = 1,
 ) -> WorkerSet:
     """The workers of a run, connected; processes are told the engine's settings.
 
-    A process that fails is started again alone, as often as `env_settings` allows.
+    A process that fails is started again alone, as often as `env_settings` allows; a player that
+    was not started here is waited for instead.
 
     Environment parameters are sent with each reset: see `trainer.curriculum`.
 
     Args:
-        environment: an executable, None for the Unity Editor, or objects with the low-level API.
+        environment: an executable, None for players that are started elsewhere, such as the Unity
+            Editor, or objects with the low-level API.
         settings: of the run.
         seed: of worker 0; worker k gets `seed` + k, in whichever process.
-        num_envs: processes to start.
+        num_envs: processes to start, or to wait for.
         env_args: additional arguments of the executable.
-        base_port: TCP port of worker 0; None lets the system choose.
+        base_port: TCP port of worker 0; None lets the system choose, or is that of the Editor.
         log_folder: where the executables write their logs.
+        listen: address and token for players of other machines, without `environment`.
         rank: of this process among those that learn together; workers of all are numbered through.
         n_ranks: how many such processes there are.
 
@@ -69,7 +74,12 @@ def open_workers(
         for env in envs:
             refuse_other_object(env)
         return WorkerSet(envs)
-    engine, limits = settings.engine_settings, settings.env_settings
+    engine, env = settings.engine_settings, settings.env_settings
+    restarts = RestartLimits(
+        max_lifetime_restarts=env.max_lifetime_restarts,
+        restarts_rate_limit_n=env.restarts_rate_limit_n,
+        restarts_rate_limit_period_s=env.restarts_rate_limit_period_s,
+    )
 
     def channels() -> list[SideChannel]:
         configuration = EngineConfigurationChannel()
@@ -83,6 +93,17 @@ def open_workers(
         )
         return [EnvironmentParametersChannel(), configuration, StatsSideChannel()]
 
+    if environment is None:
+        return attach_workers(
+            num_envs,
+            seed=seed,
+            base_port=base_port,
+            side_channels=channels,
+            timeout_wait=env.timeout_wait,
+            num_areas=env.num_areas,
+            restarts=restarts,
+            listen=listen,
+        )
     return launch_workers(
         environment,
         num_envs,
@@ -95,19 +116,15 @@ def open_workers(
         log_folder=None if log_folder is None else str(log_folder.resolve()),
         no_graphics=engine.no_graphics or _headless(environment, engine.no_graphics_monitor),
         no_graphics_monitor=engine.no_graphics_monitor,
-        timeout_wait=limits.timeout_wait,
-        num_areas=limits.num_areas,
-        restarts=RestartLimits(
-            max_lifetime_restarts=limits.max_lifetime_restarts,
-            restarts_rate_limit_n=limits.restarts_rate_limit_n,
-            restarts_rate_limit_period_s=limits.restarts_rate_limit_period_s,
-        ),
+        timeout_wait=env.timeout_wait,
+        num_areas=env.num_areas,
+        restarts=restarts,
     )
 
 
-def _headless(environment: str | Path | None, worker_0_is_shown: bool) -> bool:
+def _headless(environment: str | Path, worker_0_is_shown: bool) -> bool:
     """Whether no one asked for a display and there is none, for an executable that needs one."""
-    if environment is None or worker_0_is_shown:
+    if worker_0_is_shown:
         return False
     try:
         return runs_headless(find_executable(environment))

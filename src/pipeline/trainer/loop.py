@@ -350,6 +350,7 @@ class TrainingLoop:
         spread = learner.statistics.reward_spread()
         distributions = {REWARD: list(learner.statistics.returns)}
         distributions.update(learner.statistics.distributions())
+        self.tracker.samples(learner.name, learner.statistics.samples())
         values = learner.statistics.period()
         values[names.IS_TRAINING] = float(learner.learns and at <= learner.settings.max_steps)
         if REWARD in values:

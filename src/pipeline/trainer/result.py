@@ -29,6 +29,16 @@ class BehaviorResult:
     elo: float | None = None
     """Rating of the policy after self-play, None without."""
 
+    def numbers(self) -> dict[str, Any]:
+        """Return what it came to as the stage `train` reports it, without timings."""
+        return {
+            "steps": self.steps,
+            "updates": self.n_updates,
+            "episodes": self.n_episodes,
+            "mean_reward": self.mean_reward,
+            **({} if self.elo is None else {"elo": self.elo}),
+        }
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainResult:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from pipeline.envs.base import Stats
+    from pipeline.tracking.base import Sample
 
 # Episodes that the final figures are taken over.
 RECENT_EPISODES = 100
@@ -32,6 +33,7 @@ class Statistics:
         self._totals: dict[str, float] = defaultdict(float)
         self._latest: dict[str, float] = {}
         self._distributions: dict[str, list[float]] = defaultdict(list)
+        self._values: dict[str, list[float]] = defaultdict(list)
         self._ended: list[float] = []
         self.returns: list[float] = []
         self.recent: deque[float] = deque(maxlen=RECENT_EPISODES)
@@ -41,6 +43,7 @@ class Statistics:
         """One more value of `tag` for this period's mean."""
         self._sums[tag] += value
         self._counts[tag] += 1
+        self._values[tag].append(value)
 
     def add_all(self, values: Mapping[str, float]) -> None:
         """One more value of each tag."""
@@ -94,6 +97,7 @@ class Statistics:
             for value, method in values:
                 if method is StatsAggregationMethod.SUM:
                     self._totals[name] += value
+                    self._values[name].append(value)
                 elif method is StatsAggregationMethod.MOST_RECENT:
                     if with_most_recent:
                         self._latest[name] = value
@@ -115,6 +119,18 @@ class Statistics:
         """This period's values of the statistics that environments report as histograms."""
         return {tag: list(values) for tag, values in self._distributions.items()}
 
+    def samples(self) -> dict[str, Sample]:
+        """This period's values of every tag; after a resume those since then."""
+        methods = StatsAggregationMethod
+        found: dict[str, Sample] = {}
+        for tag, values in self._values.items():
+            charted = tag in (REWARD, GROUP_REWARD) or tag in self._distributions
+            summed = methods.SUM if tag in self._totals else methods.AVERAGE
+            found[tag] = (methods.HISTOGRAM if charted else summed, list(values))
+        for tag, value in self._latest.items():
+            found[tag] = (methods.MOST_RECENT, [value])
+        return found
+
     def period(self) -> dict[str, float]:
         """What this period came to: means, sums, latest values; a new period begins."""
         values = {tag: self._sums[tag] / self._counts[tag] for tag in self._sums}
@@ -122,12 +138,13 @@ class Statistics:
         for gathered in (self._sums, self._counts, self._totals, self._latest):
             gathered.clear()
         self._distributions.clear()
+        self._values.clear()
         self.returns.clear()
         return values
 
     def new(self) -> dict[str, Any]:
         """Everything gathered here, as plain values for `of`."""
-        return {**self.state_dict(), "ended": list(self._ended)}
+        return {**self.state_dict(), "ended": list(self._ended), "values": dict(self._values)}
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> Statistics:
@@ -135,6 +152,7 @@ class Statistics:
         made = Statistics()
         made.load_state_dict(values)
         made._ended = list(values["ended"])
+        made._values = defaultdict(list, values["values"])
         return made
 
     def add_from(self, others: Sequence[Statistics]) -> None:
@@ -147,6 +165,8 @@ class Statistics:
                 self._totals[tag] += value
             for tag, values in other._distributions.items():
                 self._distributions[tag].extend(values)
+            for tag, values in other._values.items():
+                self._values[tag].extend(values)
             self._ended += other._ended
             self.returns += other.returns
             self.recent.extend(other.recent)

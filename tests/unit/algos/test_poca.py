@@ -1,5 +1,7 @@
 """POCA's targets and minibatches, on rollouts made by hand from messages of a small team."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -248,3 +250,17 @@ def test_signals_that_reward_agents_for_themselves_are_warned_of(caplog):
     learner(reward_signals=signals.reward_signals)
     told = [record.message for record in caplog.records if "Reward signal" in record.message]
     assert [line.split()[2] for line in told] == ["Rnd"]
+
+
+def test_policy_loss_is_the_mean_of_those_of_minibatches_without_their_signs(monkeypatch):
+    one = learner()
+    rollout = play(
+        one,
+        *(message({0: (0.1 * t, 1), 1: (0.2, 0)}) for t in range(4)),
+        message({}, {0: (0.3, 0), 1: (0.4, 0)}),
+    )
+    signs = itertools.cycle([1.0, -3.0])
+    losses = lambda *_, **__: torch.tensor([next(signs), 4.0, 5.0])  # noqa: E731  # one line
+    monkeypatch.setattr(one.algorithm, "_learn", losses)
+    stats = one.algorithm.update(rollout, step=0)
+    assert [stats[f"Losses/{name} Loss"] for name in ("Policy", "Value", "Baseline")] == [2, 4, 5]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -310,14 +311,17 @@ def test_rows_that_are_enough_are_more_than_the_buffers_size():
     assert [algorithm.ready(n) for n in (127, 128, 129)] == [False, False, True]
 
 
-def test_policy_loss_is_reported_without_its_sign():
+def test_policy_loss_is_the_mean_of_those_of_minibatches_without_their_signs(monkeypatch):
     spec = BehaviorSpec([ObservationSpec.vector(4)], ActionSpec(2, ()))
-    passes = {"num_epoch": 20, "batch_size": 128, "learning_rate": 3e-3, "beta": 0.0}
-    algorithm = PPO(spec, trainer_settings(hyperparameters=passes), seed=1, device=CPU)
-    given = rollout(spec)
-    given.fields.update(algorithm.act([given.fields["obs_0"]], None).rows)
-    # after the first pass the policy gains, and its loss is below 0
-    assert algorithm.update(given, step=0)["Losses/Policy Loss"] > 0.02
+    algorithm = PPO(spec, trainer_settings(), seed=1, device=CPU)
+    learn, losses = algorithm._learn, itertools.cycle([1.0, -3.0])
+
+    def learned(batch, **given):
+        one = learn(batch, **given)
+        return replace(one, losses=(torch.tensor(next(losses)), one.losses[1]))
+
+    monkeypatch.setattr(algorithm, "_learn", learned)
+    assert algorithm.update(rollout(spec), step=0)["Losses/Policy Loss"] == 2.0
 
 
 @pytest.mark.parametrize("shared", [False, True])

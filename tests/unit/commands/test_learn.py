@@ -274,3 +274,15 @@ def test_tensorboard_has_the_settings_of_a_run(learn, fake, tmp_path):
     content = events.read_bytes()
     assert b"Hyperparameters" in content
     assert b"batch_size:\t16" in content
+
+
+@pytest.mark.parametrize("name", ["file", "file/run"])
+def test_a_file_in_place_of_the_folder_is_named_with_the_option(tmp_path, name):
+    from pipeline.commands.learn_run import run_folder
+    from pipeline.errors import SettingsError
+
+    (tmp_path / "file").write_text("mine")
+    said = pytest.raises(SettingsError, match=r"results_dir: .*/file is a file.*--results-dir")
+    with said, run_folder(tmp_path / name, resume=False, force=True):
+        pass
+    assert (tmp_path / "file").read_text() == "mine"

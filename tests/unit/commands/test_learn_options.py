@@ -72,7 +72,7 @@ RETIRED: dict[str, tuple[list[str], str | None, Any]] = {
     "--sampler": (["sampler.yaml"], None, None),
 }
 """What each gets, the setting that it changes, and what that is then."""
-OURS = {"--learners"}
+OURS = {"--attach", "--learners", "--listen", "--token-file", "--track"}
 
 
 @pytest.fixture
@@ -147,6 +147,18 @@ def test_learners_are_asked_for_by_an_option_of_our_own(config, monkeypatch):
         plan(config, "--num-runs", "2")
 
 
+def test_sinks_are_named_with_commas_or_by_repeating_the_option(config):
+    assert plan(config).track is None
+    asked = plan(config, "--track", "jsonl,tensorboard", "--track", "jsonl").track
+    assert asked == ("jsonl", "tensorboard")
+    with pytest.raises(SettingsError) as caught:
+        plan(config, "--track", "tensorbord")
+    assert str(caught.value).startswith(
+        "--track: 'tensorbord' is not allowed; did you mean 'tensorboard'? Allowed: jsonl, mlflow, "
+        "stats_writers, tensorboard, wandb. Packages with an entry point in 'pipeline.sinks' bring "
+    )
+
+
 @pytest.mark.parametrize("flag", ["--keep-checkpoints", "--save-freq", "--deterministic"])
 def test_settings_of_all_behaviors_reach_those_that_are_not_listed(flag, config):
     key = {
@@ -209,6 +221,26 @@ def test_the_port_is_the_systems_choice_unless_somebody_chose_one(config, tmp_pa
 def test_the_editor_ignores_the_base_port(caplog):
     assert plan("--base-port", "7000").base_port is None
     assert "--base-port is ignored" in caplog.text
+
+
+def test_attach_counts_players_and_no_executable_of_the_file(config):
+    attached = plan(config, "--attach", "3", "--base-port", "7000")
+    env = attached.settings.env_settings
+    assert (env.num_envs, env.env_path, attached.base_port) == (3, None, 7000)
+    assert plan("--attach", "1", "--base-port", "7000").base_port == 7000
+    assert plan("--num-envs", "2", "--base-port", "7000").base_port == 7000
+    assert plan("--num-envs", "2").base_port is None
+
+
+def test_players_of_other_machines_need_an_address_and_a_token(tmp_path, monkeypatch):
+    (tmp_path / "token").write_text("0123456789abcdef\n")
+    asked = ["--attach", "2", "--listen", "10.0.0.5"]
+    plan_of_file = plan(*asked, "--token-file", tmp_path / "token")
+    assert plan_of_file.listen == ("10.0.0.5", b"0123456789abcdef")
+    assert "0123456789abcdef" not in repr(plan_of_file)
+    monkeypatch.setenv("PIPELINE_TOKEN", "fedcba9876543210")
+    assert plan(*asked).listen == ("10.0.0.5", b"fedcba9876543210")
+    assert plan("--attach", "2").listen is None
 
 
 def test_several_runs_have_names_and_seeds_of_their_own(config, tmp_path):
@@ -290,6 +322,13 @@ def test_resume_or_force_as_an_option_wins_over_the_file(tmp_path, file, option,
         (["--inference", "--force"], "--inference and --force contradict each other"),
         (["--cpu", "--torch-device", "cuda"], "--cpu and --torch-device cuda contradict"),
         (["--slow", "--time-scale", "5"], "--slow and --time-scale 5 contradict each other"),
+        (["--attach", "0"], "--attach: must be at least 1, got 0"),
+        (["--attach", "2", "--env", "Game"], "--attach and --env contradict each other"),
+        (["--listen", "10.0.0.5"], "--listen: belongs to --attach N"),
+        (["--attach", "2", "--token-file", "x"], "--token-file: belongs to --listen ADDRESS"),
+        (["--attach", "2", "--listen", "lab"], "--listen: 'lab' is not an IP address, such as"),
+        (["--attach", "2", "--listen", "::"], "a token is missing: give --token-file FILE or"),
+        (["--attach", "2", "--num-envs", "3"], "--attach 2 and --num-envs 3 contradict each other"),
     ],
 )
 def test_a_bad_option_is_named_as_it_was_typed(config, options, message):
@@ -298,9 +337,7 @@ def test_a_bad_option_is_named_as_it_was_typed(config, options, message):
     assert str(caught.value).startswith(message)
 
 
-def test_several_environments_need_an_executable():
-    with pytest.raises(SettingsError, match=r"^--num-envs: num_envs must be 1 if env_path"):
-        plan("--num-envs", "2")
+def test_several_runs_need_an_executable():
     with pytest.raises(SettingsError, match=r"^--num-runs: 2 runs need an executable"):
         plan("--num-runs", "2")
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.data.demonstrations import demonstration_files, load_expert_rows
+from pipeline.data.demonstrations import (
+    demonstration_files,
+    load_expert_rows,
+    merge_demos,
+    trim_demo,
+)
 from pipeline.errors import DemonstrationError
-from pipeline.protocol.demo import DemoWriter
+from pipeline.protocol.demo import DemoWriter, read_demo
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.settings.schema import DemoSource
 
@@ -106,3 +111,108 @@ def test_demonstrations_without_a_step_are_refused_by_their_names(tmp_path):
     ]
     with pytest.raises(DemonstrationError, match=r"a\.demo, .*b\.demo: no step holds an action"):
         load_expert_rows(sources, SPEC)
+
+
+def assert_equal_rows(one, other):
+    for name in ("continuous", "discrete", "lengths", "done"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
+    for left, right in zip(one.obs, other.obs, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_a_merged_file_gives_the_rows_of_its_files(tmp_path):
+    folder = tmp_path / "all"
+    folder.mkdir()
+    write(folder / "a.demo", [False, False, True, False], interrupted=[2])  # goes on
+    write(folder / "b.demo", [True, False, False, True], first=10)
+    write(folder / "c.demo", [False], first=20)
+    target = tmp_path / "one.demo"
+    steps = merge_demos([folder], target)
+    assert_equal_rows(load_expert_rows([target], SPEC), load_expert_rows([folder], SPEC))
+    demo = read_demo(target)
+    assert (demo.behavior_name, len(demo)) == ("B", 10)
+    assert demo.interrupted.tolist() == [False, False, True, False, True] + [False] * 5
+    assert steps[0].endswith("1 episodes ended, and one that goes on closed as cut short")
+    assert steps[1].endswith("4 pairs, 2 episodes ended")
+    again = tmp_path / "again.demo"
+    merge_demos([target], again)
+    assert again.read_bytes() == target.read_bytes()
+
+
+def test_files_of_other_behaviors_are_not_merged(tmp_path):
+    one, target = write(tmp_path / "a.demo", [False, True]), tmp_path / "c.demo"
+    other = write(tmp_path / "b.demo", [False], spec=SPEC._replace(action_spec=ActionSpec(2, ())))
+    with pytest.raises(DemonstrationError, match=r"b\.demo: its actions are .*Continuous: 2"):
+        merge_demos([one, other], target)
+    with DemoWriter(tmp_path / "d.demo", "Other", SPEC) as writer:
+        demo = read_demo(one)
+        actions = ActionTuple(demo.continuous, demo.discrete)
+        writer.append(obs=demo.obs, actions=actions, reward=demo.reward, done=demo.done)
+    with pytest.raises(DemonstrationError, match=r"behavior 'Other', but .* of 'B'; .*--behavior"):
+        merge_demos([one, tmp_path / "d.demo"], target)
+    with pytest.raises(DemonstrationError, match=r"a\.demo: is one of the files to merge"):
+        merge_demos([one], one)
+    assert not target.exists()
+    merge_demos([one, tmp_path / "d.demo"], target, behavior="Both")
+    assert read_demo(target).behavior_name == "Both"
+
+
+def paid(path, returns):
+    """A file with an episode of two rows and an end for each return, and a row that goes on."""
+    n = 3 * len(returns)
+    write(path, [*[False, False, True] * len(returns), False])
+    demo = read_demo(path)
+    reward = np.zeros(n + 1, np.float32)
+    reward[2:n:3] = returns
+    with DemoWriter(path, "B", SPEC, name="people") as writer:
+        actions = ActionTuple(demo.continuous, demo.discrete)
+        writer.append(obs=demo.obs, actions=actions, reward=reward, done=demo.done)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("conditions", "kept"),
+    [
+        ({"episodes": [4, 2]}, [2, 4]),
+        ({"min_return": 3.0}, [2, 3, 4]),
+        ({"max_return": 3.0}, [1, 2, 4]),
+        ({"best": 2}, [2, 3]),  # the earlier of equal ones
+        ({"best": 9}, [1, 2, 3, 4]),
+        ({"episodes": [1, 2, 4], "best": 2, "min_return": 3.0}, [2, 4]),
+        ({"min_return": 2.0, "max_return": 4.0, "best": 1}, [2]),
+    ],
+)
+def test_trimming_keeps_the_episodes_that_meet_every_condition(tmp_path, conditions, kept):
+    path = paid(tmp_path / "a.demo", [1, 3, 5, 3])
+    target = tmp_path / "b.demo"
+    steps = trim_demo(path, target, **conditions)
+    demo = read_demo(target)
+    first = [3 * (number - 1) for number in kept]
+    assert demo.obs[0][:, 0].tolist() == [row for one in first for row in (one, one + 1, one + 2)]
+    assert demo.returns() == [[1, 3, 5, 3][number - 1] for number in kept]
+    assert (demo.metadata.n_steps, demo.metadata.n_episodes) == (3 * len(kept), len(kept) + 1)
+    assert demo.metadata.name == "people"
+    assert steps[0].endswith("13 pairs, 4 episodes ended; 1 pairs after the last end left out")
+    assert steps[1].startswith(f"kept      {len(kept)} episodes, {3 * len(kept)} pairs, returns")
+
+
+def test_a_return_that_float32_misses_meets_its_limit(tmp_path):
+    path = paid(tmp_path / "a.demo", [0.1])
+    assert read_demo(path).returns() != [0.1]
+    for conditions in ({"min_return": 0.1}, {"max_return": 0.1}):
+        trim_demo(path, tmp_path / "b.demo", **conditions)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "told"),
+    [
+        ({"episodes": [2, 5]}, "there is no episode 5; 4 have ended in it"),
+        ({"episodes": [0]}, "there is no episode 0"),
+        ({"min_return": 6.0}, r"none of its 4 ended episodes \(returns 1 to 5\) meets"),
+    ],
+)
+def test_trimming_to_nothing_is_refused(tmp_path, conditions, told):
+    path = paid(tmp_path / "a.demo", [1, 3, 5, 3])
+    with pytest.raises(DemonstrationError, match=rf"a\.demo: {told}"):
+        trim_demo(path, tmp_path / "b.demo", **conditions)
+    assert not (tmp_path / "b.demo").exists()

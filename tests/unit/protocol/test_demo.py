@@ -123,6 +123,18 @@ def test_nothing_is_recorded_before_the_block_or_after_it(tmp_path):
     assert len(read_demo(tmp_path / "a.demo")) == N
 
 
+def test_a_writer_writes_one_file_once(tmp_path):
+    writer = DemoWriter(tmp_path / "a.demo", "b", SPEC)
+    with writer:
+        writer.append(**content())
+    with (
+        pytest.raises(ValueError, match=r"a\.demo: this DemoWriter has had its `with` block"),
+        writer,
+    ):
+        writer.append(**content())
+    assert len(read_demo(tmp_path / "a.demo")) == N
+
+
 def test_reward_that_is_not_a_number_is_refused_with_file_and_behavior(tmp_path):
     written(tmp_path / "a.demo", reward=np.full(N, np.nan, np.float32))
     told = r"a\.demo: The rewards provided had NaN values\. \(behavior Walker\)"

@@ -13,9 +13,11 @@ from pipeline.settings.environments import (
     EnvironmentParams,
     FetchSource,
     GymnasiumSource,
+    ModuleSource,
     PathSource,
     PettingzooSource,
     UnitySource,
+    named,
 )
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import plan
@@ -41,6 +43,35 @@ def test_each_source_has_keys_of_its_own() -> None:
     assert read("{source: pettingzoo, id: a.b_v1, teams: {x_0: 1}}") == PettingzooSource(
         source="pettingzoo", id="a.b_v1", copies=4, teams={"x_0": 1}
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("balance_ball", BuiltinSource(source="builtin", name="balance_ball")),
+        (
+            "gymnasium:ale_py:ALE/Pong-v5",
+            GymnasiumSource(source="gymnasium", id="ale_py:ALE/Pong-v5"),
+        ),
+        (
+            "pettingzoo:mpe2.simple_tag_v3",
+            PettingzooSource(source="pettingzoo", id="mpe2.simple_tag_v3"),
+        ),
+        ("my.env:make", ModuleSource(source="module", id="my.env:make")),
+        ("./Game", PathSource(path="./Game")),
+        ("Game.x86_64", PathSource(path="Game.x86_64")),
+        ("C:\\Games\\Game", PathSource(path="C:\\Games\\Game")),
+    ],
+)
+def test_a_name_alone_is_one_of_the_sources(name: str, meant: EnvironmentParams) -> None:
+    assert named(name) == meant
+    assert read(f"'{name}'") == meant
+
+
+def test_a_word_is_the_file_that_lies_under_it_where_files_are_asked_for() -> None:
+    assert named("tag", is_file=lambda text: text == "tag") == PathSource(path="tag")
+    assert named("my:env", is_file=lambda _: True) == PathSource(path="my:env")
+    assert named("tag", is_file=lambda _: False) == BuiltinSource(source="builtin", name="tag")
 
 
 def test_a_bridge_is_told_what_was_written_and_no_defaults() -> None:
@@ -84,11 +115,11 @@ def test_a_bridge_is_told_what_was_written_and_no_defaults() -> None:
         ),
         (
             "{source: gymnasium, id: x, teams: index}",
-            "environments.cart.teams: belongs to the source 'pettingzoo', but the source is 'gy",
+            "environments.cart.teams: belongs to the source 'pettingzoo' and 'module', but the",
         ),
         (
             "{source: builtin, id: x}",
-            "environments.cart.id: belongs to the source 'gymnasium' and 'pettingzoo', but the",
+            "cart.id: belongs to the source 'gymnasium' and 'pettingzoo' and 'module', but the",
         ),
         ("{source: gymnasium, id: x, copis: 2}", "'copis' (value 2); did you mean 'copies'?"),
         ("{source: gymnasium, id: x, visual: yess}", "cart.visual: 'yess' is not allowed"),
@@ -96,6 +127,11 @@ def test_a_bridge_is_told_what_was_written_and_no_defaults() -> None:
         ("{source: pettingzoo, id: x, teams: two}", "cart.teams: must be none, index, or a map"),
         ("{source: pettingzoo, id: x, teams: {a: -1}}", "cart.teams: must be none, index"),
         ("{source: pettingzoo, id: x, api: both}", "cart.api: 'both' is not allowed"),
+        ("{source: module, id: my_env}", "cart.id: needs the form module:function, got 'my_env'"),
+        ("'gymnasium:'", "environments.cart: gymnasium: needs an id, as in gymnasium:CartPole-v1"),
+        ("https://x.org/game.zip", "`pipeline env fetch` downloads the archive"),
+        ("gym:CartPole-v1", "cart: 'gym:CartPole-v1' names no environment; did you mean 'gymnas"),
+        ("my-env:make", "'my-env:make' names no environment. Give a path (./Game), a simulator"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(text: str, said: str) -> None:
@@ -254,10 +290,20 @@ def test_the_plan_says_what_a_build_depends_on(tmp_path):
         "  fetched: {source: fetch, url: 'https://x/g.zip', sha256: " + DIGEST + "}\n"
         "  there: {source: path, path: game}\n"
         "  project: {source: unity, project: ../My Game/}\n"
+        "  own: {source: module, id: 'my_env:make'}\n"
+        "  packed: my_package.envs:make\n"
+        "  installed: json.tool:main\n"
     )
+    (tmp_path / "my_env.py").touch()
+    (tmp_path / "my_package").mkdir()
     tables = plan(load_params(file))["runs"]
-    assert tables["environments"] == {"fetched": {"source": "fetch"}}
-    assert tables["path_environments"] == {"there": {"source": "path", "path": "game.x86_64"}}
+    installed = {"source": "module"}
+    assert tables["environments"] == {"fetched": {"source": "fetch"}, "installed": installed}
+    assert tables["path_environments"] == {
+        "there": {"source": "path", "path": "game.x86_64"},
+        "own": {"source": "module", "path": "my_env.py"},
+        "packed": {"source": "module", "path": "my_package"},
+    }
     assert tables["unity_environments"] == {
         "project": {
             "source": "unity",

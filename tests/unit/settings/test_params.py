@@ -99,6 +99,23 @@ def test_a_mistake_in_an_override_names_the_experiment(folder: Path) -> None:
     )
 
 
+def test_sinks_are_chosen_for_all_experiments_and_a_mistake_names_its_line(folder: Path) -> None:
+    file = folder / "params.yaml"
+    assert load_params(file).track is None
+    file.write_text(FILE + "track:\n  - jsonl\n  - stats_writers\n")
+    assert load_params(file).track == ("jsonl", "stats_writers")
+    n_lines = FILE.count("\n")
+    file.write_text(FILE + "track:\n  - jsonl\n  - mlfow\n")
+    with pytest.raises(SettingsError) as caught:
+        load_params(file)
+    assert str(caught.value).startswith(
+        f"{file}:{n_lines + 3}: track: 'mlfow' is not allowed; did you mean 'mlflow'?"
+    )
+    file.write_text(FILE + "track: jsonl\n")
+    with pytest.raises(SettingsError, match="track: needs a list of sinks, got 'jsonl'"):
+        load_params(file)
+
+
 def test_an_unknown_experiment_is_named_with_the_nearest(folder: Path) -> None:
     with pytest.raises(SettingsError, match=r"no experiment is called 'clone'; did you mean 'clon"):
         load_params(folder / "params.yaml").experiment("clone")
@@ -213,6 +230,7 @@ def test_the_plan_has_a_run_for_each_seed_of_each_stage(folder: Path) -> None:
             "train_best": {},
             "export": {"cloned-1": cloned},
             "evaluate": {"cloned-1": cloned},
+            "evaluate_video": {},
         }
     }
 

@@ -515,6 +515,49 @@ def test_a_lesson_that_measures_an_unknown_behavior_is_warned_about(
     assert "no behavior is called 'Rovr'; did you mean 'Rover'?" in caplog.text
 
 
+RATED = """behaviors:
+  Pong:
+    trainer_type: ppo
+    self_play: {save_steps: 100}
+  Solo: {trainer_type: ppo}
+environment_parameters:
+  speed:
+    curriculum:
+      - name: slow
+        completion_criteria:
+          behavior: Pong
+          measure: elo
+          threshold: 1250
+        value: 1
+      - {name: fast, value: 2}
+"""
+
+
+@pytest.mark.parametrize("written", ["elo", "Elo"])
+def test_a_lesson_may_wait_for_the_rating_of_a_behavior_with_self_play(written: str) -> None:
+    settings = load(RATED.replace("measure: elo", f"measure: {written}"))
+    assert settings.environment_parameters is not None
+    criteria = settings.environment_parameters["speed"].curriculum[0].completion_criteria
+    assert criteria is not None
+    assert criteria.measure == "elo"
+    assert to_mapping(settings)["environment_parameters"]["speed"]["curriculum"][0][
+        "completion_criteria"
+    ]["measure"] == ("elo")
+
+
+@pytest.mark.parametrize("behavior", ["Solo", "Absent"])
+def test_a_rating_of_a_behavior_without_self_play_is_refused(behavior: str) -> None:
+    text = RATED.replace("behavior: Pong", f"behavior: {behavior}")
+    text += "default_settings: {trainer_type: ppo}\n"
+    with pytest.raises(SettingsError) as caught:
+        load(text)
+    assert str(caught.value).endswith(
+        ".yaml:12: environment_parameters.speed.curriculum[0].completion_criteria.measure: only "
+        f"self-play rates a policy, and '{behavior}' has none; give behaviors.{behavior} the "
+        "section self_play, or measure reward"
+    )
+
+
 # --- overrides --------------------------------------------------------------------------------
 
 
@@ -559,19 +602,6 @@ def test_a_mistake_in_an_override_says_that_it_is_one(
     with pytest.raises(SettingsError) as caught:
         load_run_settings(file, overrides=overrides)
     assert str(caught.value).startswith(message.format(file=file))
-
-
-def test_several_environments_need_an_executable(tmp_path: Path) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text("env_settings:\n  num_envs: 2\n")
-    with pytest.raises(SettingsError) as caught:
-        load_run_settings(file)
-    assert str(caught.value).startswith(
-        f"{file}:2: env_settings.num_envs: num_envs must be 1 if env_path is not set, got 2"
-    )
-    assert load_run_settings(file, env_path_follows=True).env_settings.num_envs == 2
-    given = load_run_settings(file, overrides={"env_settings.env_path": "game"})
-    assert given.env_settings.num_envs == 2
 
 
 # --- round trip -------------------------------------------------------------------------------

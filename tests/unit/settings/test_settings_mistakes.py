@@ -137,10 +137,10 @@ MISTAKES = [
     ("sampler_type: uniform", "sampler-type: uniform", 35, f"{P}.mass", "unknown", "sampler_type"),
     (
         "progress",
-        "Elo",
+        "speed",
         44,
         f"{P}.gap.curriculum[0].completion_criteria.measure",
-        "'Elo'",
+        "'speed'",
         "reward",
     ),
     (

@@ -133,6 +133,22 @@ def test_the_best_cannot_be_trained_before_the_sweep_has_chosen_it(folder: Path)
     assert params.run_settings("rates_best").behaviors["Ball"].max_steps == 500
 
 
+def test_the_trials_of_a_sweep_are_not_filmed_but_its_best_is(folder: Path):
+    (folder / "params.yaml").write_text(FILE.replace("seed: 9}", "seed: 9, video: true}"))
+    tables = plan(load_params(folder / "params.yaml"))["runs"]
+    assert list(tables["evaluate"]) == [f"rates-{number:03}-1" for number in range(1, 7)]
+    assert list(tables["evaluate_video"]) == ["base-1", "base-2", "rates_best-7", "rates_best-8"]
+
+
+def test_a_video_of_a_unity_project_is_refused_before_anything_runs(folder: Path):
+    text = FILE.replace("source: builtin", "source: unity").replace(
+        "name: balance_ball", "project: U"
+    )
+    (folder / "params.yaml").write_text(text.replace("seed: 9}", "seed: 9, video: true}"))
+    with pytest.raises(SettingsError, match=r"base\.evaluation\.video: a Unity player cannot be"):
+        load_params(folder / "params.yaml")
+
+
 def test_the_plan_has_the_trials_and_the_best(folder: Path):
     tables = plan(load_params(folder / "params.yaml"))["runs"]
     assert list(tables["train_from_scratch"]) == [

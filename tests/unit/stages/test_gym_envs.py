@@ -6,6 +6,7 @@ import pytest
 from pipeline import cli
 from pipeline.errors import SettingsError, StageError
 from pipeline.settings.params import load_params
+from pipeline.simulators.bridges import naming
 from pipeline.stages.check import check_ids
 from pipeline.stages.demos import record
 from pipeline.stages.shared.executable import Build
@@ -35,6 +36,23 @@ def test_an_unknown_id_is_told_with_its_line_and_the_nearest(tmp_path, source, w
     assert f"no environment '{wrong}'; did you mean '{right}'" in message
     file.write_text(FILE.replace("gymnasium", source).replace("CartPol-v1", right))
     check_ids(load_params(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{source: builtin}", "environments.cart: unknown simulator 'cart'"),
+        ("balnce_ball", "environments.cart: unknown simulator 'balnce_ball'"),
+        ("gymnasium:CartPol-v1", "environments.cart: Gymnasium has no environment 'CartPol-v1'"),
+        ("{source: module, id: 'json:mak'}", "environments.cart.id: json:mak: "),
+    ],
+)
+def test_a_mistake_in_a_name_is_told_with_its_place(tmp_path, text, said):
+    file = tmp_path / "params.yaml"
+    file.write_text(f"environments:\n  cart: {text}\n")
+    with pytest.raises(SettingsError) as refused:
+        check_ids(load_params(file))
+    assert str(refused.value).startswith(f"{file}:2: {said}")
 
 
 def test_the_module_of_an_environment_may_lie_beside_params(tmp_path, monkeypatch):
@@ -69,9 +87,12 @@ def test_environments_of_others_have_no_expert_to_record(tmp_path):
         (["gymnasium:CartPole-v1", "--arg", "foo"], "--arg foo: needs the form KEY=VALUE"),
         (["gymnasium:CartPole-v1", "--option", "teams=index"], "belongs to the source 'pettingz"),
         (["gymnasium:CartPole-v1", "--copies", "0"], "copies: must be at least 1, got 0"),
-        (["balance_ball", "--arg", "x=1"], "belong to gymnasium:ID and pettingzoo:ID"),
+        (["balance_ball", "--arg", "x=1"], "belong to gymnasium:ID, pettingzoo:ID and module"),
         (["balance_ball", "--copies", "0"], "--copies: must be at least 1, got 0"),
         (["gymnasium:nothing"], "no environment 'nothing'"),
+        (["gym:CartPole-v1"], "did you mean 'gymnasium:CartPole-v1'?"),
+        (["./balance_ball"], "./balance_ball: is a path, and there is nothing to build"),
+        (["no_such_module:make"], "there is no no_such_module.py in the current folder"),
     ],
 )
 def test_env_build_refuses_in_one_line_with_exit_code_2(tmp_path, capsys, words, said):
@@ -83,8 +104,34 @@ def test_env_build_refuses_in_one_line_with_exit_code_2(tmp_path, capsys, words,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("package", "source", "env_id", "extra"),
+    [
+        ("gymnasium", "gymnasium", "CartPole-v1", "envs"),
+        ("pettingzoo", "pettingzoo", "classic.tictactoe_v3", "envs"),
+        ("mpe2", "pettingzoo", "mpe2.simple_tag_v3", "games"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_what_installs_it(
+    monkeypatch, package, source, env_id, extra
+):
+    class Missing:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name.partition(".")[0] == package:
+                raise ModuleNotFoundError(name=name)
+
+    for name in [one for one in sys.modules if one.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
+    said = f"{env_id}: needs the package {package}, which is not installed: pip install 'rl-pipel"
+    with pytest.raises(SettingsError) as refused:
+        naming.check(source, env_id)
+    assert str(refused.value).startswith(said)
+    assert f"[{extra}]'" in str(refused.value)
+
+
 def test_env_list_says_how_to_name_environments_of_others(capsys):
     assert cli.main(["env", "list"]) == 0
     text = capsys.readouterr().out
-    for name in ("balance_ball", "grid_world", "gymnasium:ID", "pettingzoo:ID"):
+    for name in ("balance_ball", "grid_world", "gymnasium:ID", "pettingzoo:ID", "MODULE:FUNCTION"):
         assert name in text

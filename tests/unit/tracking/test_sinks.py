@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import math
 import time
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.tracking import names, sinks
+from pipeline.errors import SettingsError
+from pipeline.tracking import names
 from pipeline.tracking.base import Sink, Tracker, Update
-from pipeline.tracking.sinks import TrackedRun, standard_sinks
+from pipeline.tracking.sinks import TrackedRun, named_sinks, standard_sinks
 from pipeline.tracking.sinks.console import ConsoleSink, duration, summary_line
 from pipeline.tracking.sinks.curve_csv import CsvSink
 from pipeline.tracking.sinks.tensorboard import TensorBoardSink
@@ -57,25 +59,78 @@ def test_values_that_are_not_finite_reach_no_sink():
     assert sink.seen == [("Walker", {"c": 2.0}, 5)]
 
 
-def test_every_module_beside_the_sinks_is_found_and_may_want_a_run_or_not(tmp_path: Path):
+def kinds(found) -> set[str]:
+    return {type(sink).__name__ for sink in found}
+
+
+def test_console_curve_and_tensorboard_take_part_by_default_and_others_by_name(tmp_path: Path):
     run = TrackedRun(folder=tmp_path, max_steps={"B": 10})
-    kinds = {type(sink).__name__ for sink in standard_sinks(run)}
-    assert kinds == {"ConsoleSink", "CsvSink", "TensorBoardSink"}
-    debugged = standard_sinks(replace(run, debug_folder=tmp_path))
-    assert {type(sink).__name__ for sink in debugged} == {*kinds, "UpdatesCsvSink"}
+    always = {"ConsoleSink", "CsvSink"}
+    assert kinds(standard_sinks(run)) == {*always, "TensorBoardSink"}
+    assert kinds(standard_sinks(run, ())) == always
+    assert kinds(standard_sinks(run, ["jsonl"])) == {*always, "JsonLinesSink"}
+    debugged = standard_sinks(replace(run, debug_folder=tmp_path), ())
+    assert kinds(debugged) == {*always, "UpdatesCsvSink"}
 
 
-def test_a_new_sink_is_one_new_file(tmp_path: Path, monkeypatch):
-    (tmp_path / "lines.py").write_text(
-        "from pipeline.tracking.base import Sink\n"
-        "class Lines(Sink):\n"
-        "    pass\n"
-        "def for_run(run):\n"
-        "    return Lines()\n"
+def test_a_name_that_is_no_sink_is_refused_with_the_nearest(tmp_path: Path):
+    run = TrackedRun(folder=tmp_path, max_steps={})
+    with pytest.raises(SettingsError, match=r"'jsonel' is not allowed; did you mean 'jsonl'\?"):
+        named_sinks(run, ["jsonel"])
+
+
+def test_a_sink_whose_package_is_missing_is_refused_with_the_extra_that_installs_it(
+    tmp_path: Path, monkeypatch
+):
+    monkeypatch.setattr("pipeline.settings.sinks.find_spec", lambda _: None)
+    with pytest.raises(SettingsError) as caught:
+        named_sinks(TrackedRun(folder=tmp_path, max_steps={}), ["jsonl", "wandb"])
+    assert str(caught.value) == (
+        "pipeline.train: sinks: the package 'wandb' is not installed; "
+        "pip install 'rl-pipeline[wandb]', or leave wandb out"
     )
-    monkeypatch.setattr(sinks, "__path__", [*sinks.__path__, str(tmp_path)])
-    made = standard_sinks(TrackedRun(folder=tmp_path, max_steps={}))
-    assert "Lines" in {type(sink).__name__ for sink in made}
+
+
+def test_a_named_sink_that_cannot_open_is_left_out_with_a_warning(tmp_path: Path, caplog):
+    # it needs to be told which run this is
+    made = named_sinks(TrackedRun(folder=tmp_path, max_steps={}), ["mlflow", "jsonl"])
+    assert kinds(made) == {"JsonLinesSink"}
+    assert "The sink mlflow takes no part in this run: a row of MLflow needs" in caplog.text
+
+
+def lines(folder: Path) -> list[tuple[str, int, float]]:
+    read = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(one["behavior"], one["step"], one["loss"]) for one in read]
+
+
+def test_json_lines_have_every_summary_and_a_resumed_run_repeats_none(tmp_path: Path):
+    run = TrackedRun(folder=tmp_path, max_steps={"A": 30, "B": 30})
+    (first,) = named_sinks(run, ["jsonl"])
+    for step in (10, 20):
+        first.metrics("A", {"loss": 1.0, names.IS_TRAINING: 1.0}, step)
+        first.metrics("B", {"loss": 2.0}, step)
+    assert "Is Training" not in (tmp_path / "metrics.jsonl").read_text()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"behavior": "A", "st')  # a kill
+    (resumed,) = named_sinks(run, ["jsonl"])
+    resumed.metrics("A", {"loss": 3.0}, 20)
+    resumed.metrics("B", {"loss": 4.0}, 30)
+    assert lines(tmp_path) == [
+        ("A", 10, 1.0),
+        ("B", 10, 2.0),
+        ("B", 20, 2.0),
+        ("A", 20, 3.0),
+        ("B", 30, 4.0),
+    ]
+
+
+def test_json_lines_of_a_new_run_begin_anew(tmp_path: Path):
+    run = TrackedRun(folder=tmp_path, max_steps={"A": 30}, keep_earlier=False)
+    for loss in (1.0, 2.0):
+        (sink,) = named_sinks(run, ["jsonl"])
+        sink.metrics("A", {"loss": loss}, 10)
+        sink.metrics("B", {"loss": loss}, 10)
+    assert lines(tmp_path) == [("A", 10, 2.0), ("B", 10, 2.0)]
 
 
 def test_summary_line_reads_as_in_ml_agents():

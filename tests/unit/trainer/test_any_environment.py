@@ -17,6 +17,7 @@ from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import SettingsError, UnityObservationException
 from pipeline.protocol.decoding import NonFiniteError
 from pipeline.settings import load_run_settings
+from pipeline.trainer import train
 from pipeline.trainer.environment import open_workers
 
 # Classes as ML-Agents has them: named tuples without defaults, and a plain Enum.
@@ -311,3 +312,11 @@ def test_a_misspelled_behavior_in_a_map_is_refused_as_in_a_file(tmp_path):
         run_dir=tmp_path / "default",
     )
     assert found.behaviors["Walker"].n_updates > 0
+
+
+def test_a_run_that_is_asked_to_end_early_is_complete(tmp_path):
+    run = settings("Walker")
+    found = train(Theirs(), run, seed=1, run_dir=tmp_path, end_early=lambda: True)
+    one = found.behaviors["Walker"]
+    assert one.steps < run["behaviors"]["Walker"]["max_steps"]
+    assert one.checkpoint.is_file()

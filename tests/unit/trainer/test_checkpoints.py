@@ -171,6 +171,13 @@ def test_checkpoint_of_something_else_is_refused(tmp_path, state):
         load_checkpoint(tmp_path / "c.pt")
 
 
+def test_a_checkpoint_of_ml_agents_is_called_so(tmp_path):
+    theirs = {"Policy": {"w": torch.ones(1)}, "global_step": OrderedDict(a=torch.ones(1))}
+    torch.save(theirs, tmp_path / "checkpoint.pt")
+    with pytest.raises(CheckpointError, match=r"a checkpoint of ML-Agents.*docs/migrating\.md"):
+        load_checkpoint(tmp_path / "checkpoint.pt")
+
+
 def test_code_in_a_file_is_not_run_and_nobody_is_told_to_run_it(tmp_path):
     mark, path = tmp_path / "mark", tmp_path / "c.pt"
     contents = [pickle.dumps({"format": 1, "x": Trap(mark)})]

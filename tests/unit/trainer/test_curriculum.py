@@ -16,8 +16,9 @@ def parameters(**curricula):
         name: {"curriculum": lessons(*one)} if isinstance(one, list) else one
         for name, one in curricula.items()
     }
+    played = {"default_settings": {"trainer_type": "ppo", "self_play": {"save_steps": 100}}}
     return (
-        load_run_settings(None, overrides={"environment_parameters": written})
+        load_run_settings(None, overrides=played | {"environment_parameters": written})
         .with_seed(7)
         .environment_parameters
     )
@@ -37,12 +38,14 @@ def lessons(*items):
 def played(curriculum, *steps):
     """The step number, from 1, at which each lesson began: (step, parameters, must_reset).
 
-    A step is the returns of the episodes that ended at it, or (returns, progress) of behavior B.
+    A step is the returns of the episodes that ended at it, or (returns, progress) of behavior B, or
+    (returns, progress, rating).
     """
     changes = []
     for number, step in enumerate(steps, start=1):
-        returns, progress = step if isinstance(step, tuple) else (step, 0.0)
-        curriculum.observe("B", returns=returns, step=round(100 * progress), max_steps=100)
+        returns, progress, *rated = step if isinstance(step, tuple) else (step, 0.0)
+        elo = rated[0] if rated else None
+        curriculum.observe("B", returns=returns, step=round(100 * progress), max_steps=100, elo=elo)
         change = curriculum.advance()
         if change.parameters:
             changes.append((number, *change.parameters, change.must_reset))
@@ -51,6 +54,7 @@ def played(curriculum, *steps):
 
 PLAIN = {"threshold": 1.0, "signal_smoothing": False}
 SMOOTH = {"threshold": 1.0, "signal_smoothing": True}
+ELO = {"measure": "elo"}
 
 RULES = {
     "a reward above the threshold": (PLAIN, [[0.5], [1.5]], [2]),
@@ -114,6 +118,21 @@ RULES = {
         {"measure": "progress", "threshold": 0.5, "signal_smoothing": True},
         [([1.0], 0.1), ([1.0], 0.52)],
         [2],
+    ),
+    "a rating above the threshold, which is not smoothed": (
+        ELO | {"threshold": 1250.0},
+        [([], 0.0, 1200.0), ([], 0.0, 1250.0), ([], 0.0, 1250.5)],
+        [3],
+    ),
+    "a rating waits for min_lesson_length as well": (
+        ELO | {"threshold": 1250.0, "min_lesson_length": 2},
+        [([1.0], 0.0, 1300.0), ([1.0], 0.0, 1300.0)],
+        [2],
+    ),
+    "without a rating a lesson waits, whatever the threshold": (
+        ELO | {"threshold": -1e9},
+        [[], []],
+        [],
     ),
     "a return that is not a number is no episode": (PLAIN, [[float("nan")], [2.0]], [2]),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from types import SimpleNamespace
 
@@ -163,7 +164,7 @@ class Said:
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     """Train with several learners up to the opening of the environments."""
-    seen = SimpleNamespace(ranks=Said(), started=[], joined=[], opened=[])
+    seen = SimpleNamespace(ranks=Said(), started=[], joined=[], opened=[], threads=[])
 
     @contextlib.contextmanager
     def started(n, **options):
@@ -171,22 +172,23 @@ def run(monkeypatch, tmp_path):
         yield seen.ranks
 
     @contextlib.contextmanager
-    def joined(device):
+    def joined(device=None):
         seen.joined.append(device)
         yield seen.ranks
 
     def opened(env, settings, **options):
         seen.opened.append((settings, options))
+        seen.threads.append(torch.get_num_threads())
         raise OpenedError
 
     monkeypatch.setattr(api, "started", started)
     monkeypatch.setattr(api, "joined", joined)
     monkeypatch.setattr(api, "open_workers", opened)
 
-    def train(**changes):
+    def train(settings=TOY, **changes):
         options = {"seed": 3, "run_dir": tmp_path / "run", "torch_threads": 2} | changes
         with pytest.raises(OpenedError):
-            api.train("game", TOY, **options)
+            api.train("game", settings, **options)
         return seen
 
     return train
@@ -220,6 +222,36 @@ def test_processes_that_are_there_already_are_joined(run, launched, asked):
     assert seen.opened[0][1]["n_ranks"] == 2
 
 
+def test_a_further_process_does_what_the_first_was_asked(run, launched):
+    seen = run(learners=2)
+    first, ranks = seen.ranks.notes[0], seen.ranks
+    launched(1, 2)
+    ranks.rank, ranks.all_gather_object = 1, lambda own: [first, own]
+    run(learners=2)
+    (asked, _), (done, options) = seen.opened
+    assert done == asked
+    assert (options["rank"], options["n_ranks"]) == (1, 2)
+    assert seen.threads == [2, 2]
+
+
+def test_how_processes_have_ended_is_said_by_code_or_signal(monkeypatch, tmp_path):
+    codes = iter([0, 2, -15, -9, None])
+
+    def started(*_, **__):
+        code = next(codes)
+        return SimpleNamespace(poll=lambda: code)
+
+    monkeypatch.setattr(workers.subprocess, "Popen", started)
+    others = workers.LocalWorkers(5, port=1, threads=1, log_folder=tmp_path)
+    how = {rank: text.partition(";")[0] for rank, text in others.ended().items()}
+    assert how == {
+        1: "has ended with exit code 0",
+        2: "has ended with exit code 2",
+        3: "was ended by SIGTERM",
+        4: "was ended by SIGKILL (by hand, or for lack of memory)",
+    }
+
+
 def test_another_number_of_learners_than_processes_is_refused(launched, tmp_path):
     launched(0, 2)
     with pytest.raises(SettingsError, match="3 learners are asked for, but 2 processes"):
@@ -232,6 +264,22 @@ def test_one_learner_asks_nobody_and_keeps_its_thread(run, caplog):
     assert (seen.started, seen.joined, seen.ranks.notes) == ([], [], [])
     assert seen.opened[0][0].behaviors["A"].threaded
     assert not caplog.records
+
+
+def test_settings_may_be_the_path_of_a_file(run, tmp_path):
+    file = tmp_path / "trainer.yaml"
+    file.write_text("behaviors:\n  A:\n    trainer_type: ppo\n    max_steps: 123\n")
+    assert run(file).opened[0][0].behaviors["A"].max_steps == 123
+
+
+def test_training_has_its_threads_and_gives_back_those_before_it(run):
+    assert run(torch_threads=2).threads == [2]
+    assert torch.get_num_threads() == 1
+
+
+def test_environments_of_this_process_are_refused_for_learners_yet_to_start(run, tmp_path):
+    with pytest.raises(SettingsError, match="2 learners need an executable that each can start"):
+        api.train([object()], TOY, seed=1, run_dir=tmp_path, learners=2)
 
 
 @pytest.fixture
@@ -272,3 +320,21 @@ def test_a_failure_without_a_reason_is_told_in_its_own_words(alone, monkeypatch)
     for wait in (lambda: alone.most(1), lambda: alone.average_gradients_(torch.zeros(1))):
         with pytest.raises(LearnerLostError, match=r"does not answer any more \(connection reset"):
             wait()
+
+
+def test_a_process_with_most_rows_weighs_more_in_an_average(alone, monkeypatch):
+    alone.size = 4
+    monkeypatch.setattr(alone, "gathered", lambda own: [own, own // 2, own // 2, own * 0])
+    means = torch.tensor([3.0])
+    alone.average_(means, 10)
+    assert means.tolist() == [3.0 * 2.0 / 4]  # the other three add nothing here
+
+
+@pytest.mark.parametrize(("address", "name"), [("127.0.0.1", "lo"), ("10.0.0.1", None)])
+def test_learners_of_one_machine_talk_over_its_loopback(monkeypatch, address, name):
+    monkeypatch.setenv("MASTER_ADDR", address)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    monkeypatch.setattr(group_module.dist, "init_process_group", lambda *_, **__: None)
+    DistributedGroup(HashStore(), rank=0, size=1, device=CPU)
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == name

@@ -78,12 +78,34 @@ def test_a_lone_learner_learns_what_one_without_others_learns(
         results.append((result.steps, result.n_updates, result.n_episodes))
         learned.append(tensors(one.learners["Toy"].algorithm))
         steps.append(recorder.steps("Toy"))
+        assert (one.learners["Toy"].seconds.get("meeting", 0.0) > 0.0) == (group is ranks)
         recorder.rows.clear()
     assert results[0] == results[1]
     assert results[0][1] > 1
     assert steps[0] == steps[1]
     for name, value in learned[0].items():  # running means are added up in another order
         torch.testing.assert_close(learned[1][name], value, atol=1e-5, rtol=1e-5, msg=name)
+
+
+def test_statistics_of_an_update_are_means_over_the_learners(
+    tmp_path, in_process, recorder, ranks, monkeypatch
+):
+    mean, means = LearnerSync.mean, []
+
+    def asked(self, stats):
+        other = {tag: value + 2.0 for tag, value in stats.items()} | {"of one": 5.0}
+        with monkeypatch.context() as patch:
+            patch.setattr(ranks, "all_gather_object", lambda own: [own, other])
+            means.append((stats, mean(self, stats)))
+        return {"Losses/Policy Loss": 7.0}
+
+    monkeypatch.setattr(LearnerSync, "mean", asked)
+    one = loop(in_process, recorder, tmp_path, ranks, max_steps=200)
+    with one.workers:
+        one.run(StopRequest())
+    stats, both = means[0]
+    assert both == pytest.approx({tag: one + 1.0 for tag, one in stats.items()} | {"of one": 5.0})
+    assert 7.0 in [values.get("Losses/Policy Loss") for _, _, values in recorder.rows]
 
 
 class Others:
@@ -156,6 +178,19 @@ def test_a_meeting_is_due_with_the_rows_of_an_update_and_again_after_some_more(m
     sync.apply([sync.local_state()])
     assert not sync.is_due(5000)  # those rows are known by all
     held.n_held += math.ceil(_LATE * size) - 1
+    assert not sync.is_due(5000)
+    held.n_held += 1
+    assert sync.is_due(5000)
+
+
+def test_several_learners_count_the_rows_of_all_between_meetings(member):
+    pair = SimpleNamespace(rank=0, size=2, average_gradients_=None)
+    sync, held = LearnerSync(member, pair, seed=1), member.trajectories
+    size = member.settings.hyperparameters.buffer_size
+    held.n_held = size // 2 + 1
+    assert sync.is_due(5000)
+    sync.apply([sync.local_state()] * 2)
+    held.n_held += math.ceil(_LATE * size / 2) - 1
     assert not sync.is_due(5000)
     held.n_held += 1
     assert sync.is_due(5000)

@@ -23,7 +23,9 @@ MEMORY = {"hidden_units": 8, "num_layers": 1, "memory": {"sequence_length": 3, "
 
 
 def learner_of(quick, spec=SPEC, *, shared=False, network=MEMORY, **changes):
-    numbers = {"batch_size": 32, "buffer_size": 4096, "num_epoch": 1, "shared_critic": shared}
+    numbers = {"batch_size": 32, "buffer_size": 4096, "num_epoch": 1}
+    if shared:  # which POCA does not have
+        numbers["shared_critic"] = True
     settings = quick(network_settings=network, hyperparameters=numbers, **changes)
     return Learner("Toy", spec, settings.behaviors["Toy"], seed=1, device=CPU)
 
@@ -150,6 +152,21 @@ def test_memories_go_on_from_a_saved_experience(quick):
         slots = learner.absorb([steps_of([2, 4], time=4)])
         learner.remember(slots, decided)
     np.testing.assert_array_equal(memory_of(one, 4), memory_of(two, 4))
+
+
+def test_a_mate_that_has_ended_is_valued_with_what_it_remembered(quick):
+    learner = learner_of(quick, trainer_type="poca")
+    messages = [[steps_of([1, 2], time=0)], [steps_of([2], ended=[1], time=1, interrupted=True)]]
+    for ((decision, terminal),) in messages:
+        decision.group_id[:] = terminal.group_id[:] = 1
+    play(learner, messages[0])
+    remembered, slot = memory_of(learner, 1), slot_of(learner, 1)
+    play(learner, messages[1])
+    groups = learner.grouping.groups
+    after = groups.moments.members(groups.by_slot["end_moment"][[slot]])
+    (own,) = np.flatnonzero(after.entities["obs_0"][:, 0] == 1)
+    assert remembered.any()
+    np.testing.assert_array_equal(after.entities["memory"][own], remembered)
 
 
 def test_policies_without_memory_store_none(quick):

@@ -16,9 +16,11 @@ from duels import Duel, Recall, Uneven
 import pipeline
 from pipeline.envs.workers import WorkerSet
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.settings import to_mapping
 from pipeline.settings.schema.trainer import SelfPlaySettings
 from pipeline.tracking.base import Tracker
 from pipeline.trainer.checkpoints.file import load_checkpoint
+from pipeline.trainer.curriculum import Curriculum
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.loop import TrainingLoop
 from pipeline.trainer.opponents import SnapshotPool, expected_score
@@ -214,6 +216,47 @@ def test_rating_and_snapshots_go_on_when_a_run_is_resumed(quick, tmp_path, in_pr
         saved["ratings"][:3], abs=3
     )
     assert len(later["snapshots"]) == len(saved["snapshots"]) == 3
+
+
+def test_a_lesson_ends_at_its_rating_and_a_resumed_run_goes_on_in_its_lessons(
+    quick, tmp_path, in_process, monkeypatch
+):
+    seen, advance = [], Curriculum.advance
+
+    def noted(self):
+        change = advance(self)
+        seen.append((self._ratings["Duel"], change.parameters))
+        return change
+
+    monkeypatch.setattr(Curriculum, "advance", noted)
+
+    def trained(max_steps, *thresholds):
+        seen.clear()
+        told = []
+        duel = Duel(n_areas=2)
+        duel.set_parameter = lambda *parameter: told.append(parameter)
+        settings = to_mapping(quick("Duel", self_play=SELF_PLAY, max_steps=max_steps))
+        settings["environment_parameters"] = {"pay": {"curriculum": lessons(*thresholds)}}
+        pipeline.train(in_process(duel), settings, seed=1, run_dir=tmp_path, resume=max_steps > 500)
+        # told again at each turn of another team
+        return list(dict.fromkeys(value for _, value in told))
+
+    assert trained(500, 1203.0, 1e9) == [0.0, 1.0]
+    above = [rating > 1203.0 for rating, _ in seen]
+    assert [bool(parameters) for _, parameters in seen].index(True) == above.index(True) > 4
+    rating = seen[-1][0]
+    assert rating > 1204.0
+    assert trained(900, 1203.0, 1204.0) == [1.0, 2.0]
+    assert seen == [(rating, ("pay",))]  # at its first step, since its rating goes on
+
+
+def lessons(*thresholds):
+    """Values 0, 1, ... until the rating exceeds each threshold in turn."""
+    criteria = [{"measure": "elo", "behavior": "Duel", "threshold": one} for one in thresholds]
+    return [
+        {"name": str(number), "value": number, **({"completion_criteria": one} if one else {})}
+        for number, one in enumerate([*criteria, None])
+    ]
 
 
 def test_new_run_with_old_weights_meets_them_first_and_is_rated_anew(quick, tmp_path, in_process):

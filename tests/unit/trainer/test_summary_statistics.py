@@ -102,3 +102,29 @@ def test_ended_episodes_are_taken_once():
     numbers.period()
     assert numbers.take_ended() == [1.0, 2.0]
     assert numbers.take_ended() == []
+
+
+def test_the_values_behind_each_number_are_told_once_with_how_they_become_one():
+    mine, other = Statistics(), Statistics()
+    mine.add("Losses/Value Loss", 1.0)
+    mine.add_episodes([3.0], [5])
+    other.add("Losses/Value Loss", 2.0)
+    other.add_environment(
+        {
+            "Goals": [(1.0, Method.SUM), (2.0, Method.SUM)],
+            "Level": [(4.0, Method.MOST_RECENT), (5.0, Method.MOST_RECENT)],
+            "Speed": [(6.0, Method.HISTOGRAM)],
+        }
+    )
+    mine.add_from([Statistics.of(other.new())])
+    assert mine.samples() == {
+        "Losses/Value Loss": (Method.AVERAGE, [1.0, 2.0]),
+        "Environment/Cumulative Reward": (Method.HISTOGRAM, [3.0]),
+        "Policy/Extrinsic Reward": (Method.AVERAGE, [3.0]),
+        "Environment/Episode Length": (Method.AVERAGE, [4]),
+        "Goals": (Method.SUM, [1.0, 2.0]),
+        "Level": (Method.MOST_RECENT, [5.0]),
+        "Speed": (Method.HISTOGRAM, [6.0]),
+    }
+    assert set(mine.samples()) == set(mine.period())
+    assert mine.samples() == {}

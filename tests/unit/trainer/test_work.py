@@ -268,11 +268,13 @@ def test_a_run_opens_its_environments_as_it_was_asked(monkeypatch, tmp_path):
             env_args=["-x"],
             base_port=6000,
             log_folder=tmp_path / "logs",
+            listen=("10.0.0.5", b"a token of sixteen"),
         )
     assert seen == {
         "seed": seeding.derive(3, "environment"),
         "env": "game",
         "num_envs": 2,
+        "listen": ("10.0.0.5", b"a token of sixteen"),
         "env_args": ["-x"],
         "base_port": 6000,
         "log_folder": tmp_path / "logs",

@@ -137,21 +137,24 @@ def _sampler_class(node: Node, path: str) -> type[SamplerSettings]:
 class CompletionCriteria:
     """`completion_criteria`: when a lesson is over."""
 
-    measure: Literal["reward", "progress"] = "reward"
-    """Mean return of recent episodes, or the share of max_steps that is over."""
+    measure: Literal["reward", "progress", "elo", "Elo"] = "reward"
+    """Mean return of recent episodes, the share of max_steps that is over, or the rating in
+    self-play, which ML-Agents' manual writes `Elo`."""
     behavior: str
     """The behavior that is measured, without `?team=`."""
     min_lesson_length: CountOrZero = 0
     """Episodes that must have ended before the lesson can be over."""
     signal_smoothing: bool = True
-    """Whether the measure is averaged with its last value (0.75 new, 0.25 old)."""
+    """Whether a reward is averaged with its last value (0.75 new, 0.25 old)."""
     threshold: float = 0.0
     """The lesson is over when the measure exceeds this; in [0, 1] for progress."""
     require_reset: bool = False
     """Whether the environment is reset for the next lesson."""
 
     def __post_init__(self) -> None:
-        """Refuse a progress that is never reached or always was."""
+        """Take `Elo` for `elo`, and refuse a progress that is never reached or always was."""
+        if self.measure == "Elo":
+            object.__setattr__(self, "measure", "elo")
         if self.measure == "progress" and not 0.0 <= self.threshold <= 1.0:
             text = f"must be in [0, 1] for the measure progress, got {self.threshold}"
             raise ContradictionError("threshold", text)

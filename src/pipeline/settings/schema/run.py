@@ -25,7 +25,8 @@ class EnvironmentSettings:
     """`env_settings`: which environment, and how many."""
 
     env_path: str | None = None
-    """The environment executable; null waits for the Unity Editor on port 5004."""
+    """The environment executable; null waits for players that are started elsewhere, such as the
+    Unity Editor, from port 5004 on."""
     env_args: tuple[str, ...] | None = None
     """Arguments for the executable."""
     base_port: Annotated[int, Bounds(at_least=1, at_most=65535)] = 5005

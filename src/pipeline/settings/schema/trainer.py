@@ -130,6 +130,7 @@ HYPERPARAMETERS: Group[type[HyperparameterSettings]] = Group(
     {"ppo": ".trainer:PPOSettings", "sac": ".trainer:SACSettings", "poca": ".trainer:POCASettings"},
     room="pipeline.settings.schema.",
     base=HyperparameterSettings,
+    theirs="mlagents.trainer_type",
 )
 """The hyperparameters that each `trainer_type` takes."""
 

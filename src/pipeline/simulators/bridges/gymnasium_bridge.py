@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.errors import SettingsError
 from pipeline.protocol.parameters import Parameters
 from pipeline.protocol.specs import ActionTuple, BehaviorSpec
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
@@ -15,7 +14,7 @@ from pipeline.simulators.bridges import naming
 from pipeline.simulators.bridges.spaces import Actions, Observations
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
     from pipeline.protocol.steps import Steps
@@ -29,13 +28,14 @@ class GymnasiumSimulator:
     trainer sends any, are the `options` of each following `reset`.
 
     Args:
-        id: as Gymnasium knows it, or `module:id` for a module to import first; or an environment of
-            Gymnasium, which is the only copy and is called by its id, or by its class without one.
+        id: as Gymnasium knows it, or `module:id` for a module to import first; or the copies
+            themselves, which are called by their id, or by their class without one.
         kwargs: keywords for the environment, and for `gymnasium.make`.
         seed: copy k is seeded once, from this and k; later episodes continue its generator.
         n_agents: number of copies.
         visual: one of `spaces.VISUAL`.
         action_scale: what an action of 1 means where a Box has no finite bounds.
+        render_mode: `rgb_array` for copies that can be drawn; None draws nothing.
 
     Raises:
         SettingsError: The environment cannot be made, or one of its spaces cannot be carried.
@@ -44,22 +44,25 @@ class GymnasiumSimulator:
     def __init__(
         self,
         *,
-        id: str | Any,
+        id: str | Sequence[Any],
         kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,
         n_agents: int = 1,
         visual: str = "auto",
         action_scale: float | None = None,
+        render_mode: str | None = None,
     ) -> None:
         self.parameters = Parameters()
         if isinstance(id, str):
-            self._envs = [make_environment(id, kwargs or {}) for _ in range(n_agents)]
+            self._envs = [make_environment(id, kwargs or {}, render_mode) for _ in range(n_agents)]
         else:
-            self._envs, n_agents = [id], 1
-            id = type(id.unwrapped).__name__ if id.spec is None else id.spec.id
+            self._envs, n_agents = list(id), len(id)
+            spec = self._envs[0].spec
+            id = type(self._envs[0].unwrapped).__name__ if spec is None else str(spec.id)
         first = self._envs[0]
         self._observations = Observations(first.observation_space, where=id, visual=visual)
         self._actions = Actions(first.action_space, where=id, scale=action_scale)
+        self._where = id
         self._behavior = f"{naming.behavior_name(id)}?team=0"
         self._specs = {
             self._behavior: BehaviorSpec(self._observations.specs, self._actions.spec),
@@ -116,6 +119,12 @@ class GymnasiumSimulator:
         """Set one of the `options` of the resets from now on."""
         self.parameters.set_value(name, value)
 
+    def render(self, agent: int) -> AnyArray:
+        """Return a picture of an agent's copy."""
+        from pipeline.simulators.bridges.pictures import picture
+
+        return picture(self._envs[agent], self._where)
+
     def close(self) -> None:
         """Close every copy."""
         for env in self._envs:
@@ -168,18 +177,17 @@ class GymnasiumSimulator:
         )
 
 
-def make_environment(env_id: str, kwargs: Mapping[str, Any]) -> Any:
-    """Return one environment of Gymnasium, without its checks and without pictures.
+def make_environment(env_id: str, kwargs: Mapping[str, Any], render_mode: str | None = None) -> Any:
+    """Return one environment of Gymnasium, without its checks.
 
     Raises:
         SettingsError: There is none of that id, or it cannot be made.
     """
+    given = naming.keywords(env_id, kwargs, render_mode)
     name = naming.registered(env_id)
     import gymnasium
 
-    if "render_mode" in kwargs:
-        raise SettingsError(f"{env_id}: render_mode cannot be set; an executable draws nothing.")
     try:
-        return gymnasium.make(name, disable_env_checker=True, **kwargs)
+        return gymnasium.make(name, disable_env_checker=True, **given)
     except (gymnasium.error.Error, ImportError, TypeError, ValueError, OSError) as error:
         raise naming.unfit(env_id, error) from error

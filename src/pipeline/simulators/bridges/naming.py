@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
 APIS = ("auto", "parallel", "aec")
 """Which of PettingZoo's two interfaces to use; auto: parallel where the environment has it."""
@@ -42,15 +42,32 @@ def behavior_name(env_id: str) -> str:
 
 
 def check(source: str, env_id: str) -> None:
-    """Refuse an id that names no environment of `source` (`gymnasium` or `pettingzoo`).
+    """Refuse an id that names no environment of a bridge called `source`.
 
     Raises:
         SettingsError: There is none; the message names the nearest ones.
     """
-    if source == "gymnasium":
+    if source == "module":
+        from pipeline.simulators.bridges.module_bridge import function_of
+
+        function_of(env_id)
+    elif source == "gymnasium":
         registered(env_id)
     else:
         full_name(env_id)
+
+
+def need(package: str, env_id: str, extra: str = "envs") -> None:
+    """Refuse an environment of a package that is not installed.
+
+    Raises:
+        SettingsError: It is not; the message has the command that installs it.
+    """
+    if not _exists(package):
+        raise SettingsError(
+            f"{env_id}: needs the package {package}, which is not installed: "
+            f"pip install 'rl-pipeline[{extra}]', or in a checkout: pip install -e '.[{extra}]'"
+        )
 
 
 def registered(env_id: str) -> str:
@@ -60,6 +77,7 @@ def registered(env_id: str) -> str:
         SettingsError: The module cannot be imported, or Gymnasium knows no such environment.
     """
     quiet()
+    need("gymnasium", env_id)
     import gymnasium
 
     module, _, name = env_id.rpartition(":")
@@ -82,6 +100,7 @@ def full_name(env_id: str) -> str:
     Raises:
         SettingsError: There is none.
     """
+    need("pettingzoo", env_id)
     module, _, key = env_id.rpartition(":")
     if module:
         _import(module, env_id)
@@ -93,6 +112,8 @@ def full_name(env_id: str) -> str:
         for name in (wanted, inside):
             if _exists(name) or (name == inside and _makers(name)):
                 return name
+    if wanted.startswith("mpe2."):
+        need("mpe2", env_id, "games")
     raise SettingsError(
         f"PettingZoo has no environment '{env_id}'{_near(wanted, pettingzoo_ids())} An id is the "
         "path of a module with env or parallel_env, such as 'pettingzoo.classic.tictactoe_v3', or "
@@ -118,6 +139,19 @@ def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
         f"{env_id}: it has {' and '.join(makers) or 'neither env nor parallel_env'}, but api is "
         f"{api}; choose another."
     )
+
+
+def keywords(
+    env_id: str, kwargs: Mapping[str, Any], render_mode: str | None = None
+) -> dict[str, Any]:
+    """Return the keywords to make an environment with.
+
+    Raises:
+        SettingsError: A user's own have a render mode.
+    """
+    if "render_mode" in kwargs:
+        raise SettingsError(f"{env_id}: render_mode cannot be set; an executable draws nothing.")
+    return {**kwargs} if render_mode is None else {**kwargs, "render_mode": render_mode}
 
 
 def registry_errors() -> tuple[type[Exception], ...]:

@@ -22,6 +22,7 @@ import numpy as np
 
 from pipeline.errors import PipelineError, SettingsError, StageError
 from pipeline.simulators import registry
+from pipeline.simulators.bridges import module_bridge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -186,10 +187,13 @@ def trace(target: str, described: str) -> int:
     wanted = json.loads(described)
     before = set(sys.modules)
     try:
-        _play(wanted["simulator"], {**wanted["options"], "n_agents": 2})
+        _play(wanted["simulator"], wanted["options"])
     except PipelineError as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    except Exception as error:  # noqa: BLE001  # of an environment that others wrote
+        sys.stderr.write(f"{module_bridge.where(error)}\n")
+        return 1
     modules = {
         name: str(getattr(module, "__file__", None) or "")
         for name, module in sorted(sys.modules.items())
@@ -199,8 +203,9 @@ def trace(target: str, described: str) -> int:
     return 0
 
 
-def _play(name: str, options: dict[str, object]) -> None:
-    simulator = registry.make(name, seed=0, **options)  # type: ignore[arg-type]  # as JSON has them
+def _play(name: str, options: dict[str, Any]) -> None:
+    few = module_bridge.n_agents_of(options["id"], copies=2) if name == "module" else 2
+    simulator = registry.make(name, seed=0, **options | {"n_agents": few})
     rng = np.random.default_rng(0)
     specs = simulator.behavior_specs
     steps = simulator.reset()

@@ -13,8 +13,9 @@ from pipeline.simulators.bridges.copies import ParallelCopy, TurnCopy
 from pipeline.simulators.bridges.roles import Batch, check_groups, group_numbers, roles_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from pipeline.arrays import AnyArray
     from pipeline.protocol.specs import ActionTuple, BehaviorSpec
     from pipeline.protocol.steps import Steps
 
@@ -27,8 +28,8 @@ class PettingZooSimulator:
     `possible_agents`.
 
     Args:
-        id: the environment's module, such as `pettingzoo.classic.tictactoe_v3`; or an environment
-            of PettingZoo, which is the only copy.
+        id: the environment's module, such as `pettingzoo.classic.tictactoe_v3`; or the copies
+            themselves.
         kwargs: keywords for the environment.
         seed: copy k draws the seeds of its episodes from this and k.
         n_agents: number of copies, each with all its agents.
@@ -38,6 +39,7 @@ class PettingZooSimulator:
         groups: one of `roles.GROUPS`; other than `none` it takes the parallel interface.
         visual: one of `spaces.VISUAL`.
         action_scale: what an action of 1 means where a Box has no finite bounds.
+        render_mode: `rgb_array` for copies that can be drawn; None draws nothing.
 
     Raises:
         SettingsError: The environment cannot be made, one of its spaces cannot be carried, or an
@@ -47,7 +49,7 @@ class PettingZooSimulator:
     def __init__(
         self,
         *,
-        id: str | Any,
+        id: str | Sequence[Any],
         kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,
         n_agents: int = 1,
@@ -56,15 +58,23 @@ class PettingZooSimulator:
         groups: str = "none",
         visual: str = "auto",
         action_scale: float | None = None,
+        render_mode: str | None = None,
     ) -> None:
         self.parameters = Parameters()
         if isinstance(id, str):
             create, kind = naming.creator(id, api)
+            given = naming.keywords(id, kwargs or {}, render_mode)
+            envs = [_made(create, id, given) for _ in range(n_agents)]
         else:
-            env, n_agents, id = id, 1, str(id)
-            create, kind = lambda: env, "aec" if hasattr(env, "agent_iter") else "parallel"
+            envs, n_agents, id = list(id), len(id), str(id[0])
+            kind = "aec" if hasattr(envs[0], "agent_iter") else "parallel"
+        self._where = id
         check_groups(id, groups, kind)
-        envs = [_made(create, id, kwargs or {}) for _ in range(n_agents)]
+        if not getattr(envs[0], "possible_agents", None):
+            raise SettingsError(
+                f"{id}: it has no possible_agents, so its behaviors cannot be known before it "
+                "runs; wrap the environment so that it lists them."
+            )
         agents = list(envs[0].possible_agents)
         self._roles = roles_of(envs[0], agents, id, teams, visual, action_scale)
         self._specs = {role.behavior: role.spec for role in self._roles}
@@ -129,6 +139,12 @@ class PettingZooSimulator:
         """Set one of the `options` of the resets from now on."""
         self.parameters.set_value(name, value)
 
+    def render(self, agent: int) -> AnyArray:
+        """Return a picture of an agent's copy."""
+        from pipeline.simulators.bridges.pictures import picture
+
+        return picture(self._copies[agent // len(self._roles)].env, self._where)
+
     def close(self) -> None:
         """Close every copy."""
         for copy in self._copies:
@@ -179,18 +195,10 @@ class PettingZooSimulator:
 
 
 def _made(create: Any, env_id: str, kwargs: Mapping[str, Any]) -> Any:
-    if "render_mode" in kwargs:
-        raise SettingsError(f"{env_id}: render_mode cannot be set; an executable draws nothing.")
     expected: tuple[type[Exception], ...] = naming.registry_errors()
     expected += (ImportError, TypeError, ValueError, AssertionError, OSError)
     try:
-        env = create(**kwargs)
+        return create(**kwargs)
     except expected as error:
         cause = error.__cause__
         raise naming.unfit(env_id, cause if isinstance(cause, Exception) else error) from error
-    if not getattr(env, "possible_agents", None):
-        raise SettingsError(
-            f"{env_id}: it has no possible_agents, so its behaviors cannot be known before it "
-            "runs; wrap the environment so that it lists them."
-        )
-    return env

@@ -20,6 +20,7 @@ import numpy as np
 from pipeline.errors import SettingsError
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.simulators.games.areas import SoloAreas
+from pipeline.simulators.games.drawing import RED, Canvas
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -184,6 +185,47 @@ class BalanceBall(SoloAreas):
         left = self._left[rows]
         last = np.where(left.any(axis=1), left.argmax(axis=1), DECISION_PERIOD - 1)
         return [_seen(self._poses[rows, last], self._states[rows, last])]
+
+    def render(self, agent: int) -> AnyArray:
+        """Return a picture of an agent's platform, seen from the front and above."""
+        canvas = Canvas((-4.6, -3.9), (4.6, 5.3))
+        ball = self._state[agent, 1:4]
+        turn = _rotation(self._platform[:, agent])
+        for face, color in _FACES:
+            corners = face @ turn.T
+            if (corners.mean(axis=0) @ _VIEW)[2] > 0.0:
+                canvas.polygon((corners @ _VIEW)[:, :2], color)
+        height = (_HALF_SIDE - turn[:, 1] @ ball) / turn[1, 1]  # of the top below the ball
+        shadow = ball + (0.0, height, 0.0) + 0.5 * self._shape[agent][1] * _CIRCLE @ turn.T
+        if np.abs(shadow.mean(axis=0) @ turn).max() <= _HALF_SIDE + 1e-9:
+            canvas.polygon((shadow @ _VIEW)[:, :2], _SHADE)
+        canvas.disc((ball @ _VIEW)[:2], 0.5 * self._shape[agent][1], RED)
+        return canvas.pixels()
+
+
+_HALF_SIDE = 2.5
+_SHADE = "#7d9bcb"
+_VIEW = np.array([[0.88, -0.24, 0.41], [0.0, 0.87, 0.5], [0.47, 0.44, -0.76]])
+"""World to picture: columns are right, up, and towards the eye."""
+_CIRCLE = np.array([(np.cos(a), 0.0, np.sin(a)) for a in np.linspace(0.0, 2.0 * np.pi, 24)])
+
+
+def _face(axis: int, side: float) -> AnyArray:
+    """[4, 3] corners of the platform's face at `side` of an axis."""
+    corners = np.array([(-1, -1), (-1, 1), (1, 1), (1, -1)]) * _HALF_SIDE
+    return np.insert(corners, axis, side * _HALF_SIDE, axis=1).astype(np.float64)
+
+
+_COLORS = ("#4a6797", "#a9c1e8", "#5f7fb3")
+_FACES = [(_face(axis, side), _COLORS[axis]) for axis in range(3) for side in (-1.0, 1.0)]
+
+
+def _rotation(quaternion: AnyArray) -> AnyArray:
+    """[3, 3] matrix of a unit quaternion, w first."""
+    w, *xyz = quaternion
+    x, y, z = xyz
+    cross = np.array([(0.0, -z, y), (z, 0.0, -x), (-y, x, 0.0)])
+    return np.asarray(np.eye(3) + 2.0 * w * cross + 2.0 * cross @ cross)
 
 
 def _seen(platform: AnyArray, state: AnyArray) -> FloatArray:

@@ -13,6 +13,7 @@ import numpy as np
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.simulators.games import rays
 from pipeline.simulators.games.areas import SoloAreas, between, vector
+from pipeline.simulators.games.drawing import AMBER, FLOOR, GREEN, RED, Canvas
 
 if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
@@ -131,6 +132,19 @@ class Collector(SoloAreas):
         own[:, 1] = (velocity * forward).sum(axis=1)
         own[:, 2] = self._recharge[rows] == 0
         return [rays.encode(distance=seen, tag=_TAGS, n_tags=3, length=RAY_LENGTH), own]
+
+    def render(self, agent: int) -> AnyArray:
+        """Return a picture of an agent's field: good food is green, the laser amber."""
+        canvas = Canvas((-HALF_SIDE, -HALF_SIDE), (HALF_SIDE, HALF_SIDE))
+        canvas.box((-HALF_SIDE, -HALF_SIDE), (HALF_SIDE, HALF_SIDE), FLOOR)
+        position, forward = self._position[agent], rays.directions(self._degrees[agent])
+        for place, value in zip(self._food[agent], _VALUE, strict=True):
+            canvas.disc(place, 0.4, GREEN if value > 0 else RED)
+        if self._recharge[agent] == RECHARGE:
+            beam = [position, position + BEAM_LENGTH * forward]
+            canvas.line(beam, 2 * BEAM_HALF_WIDTH, AMBER)
+        canvas.walker(position, forward, 0.6)
+        return canvas.pixels()
 
 
 def _to_right(forward: FloatArray) -> FloatArray:

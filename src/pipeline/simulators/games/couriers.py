@@ -21,6 +21,7 @@ from pipeline.simulators.games.areas import (
     terminal_steps,
     vector,
 )
+from pipeline.simulators.games.drawing import AMBER, BLUE, FLOOR, GRAY, Canvas
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -166,6 +167,28 @@ class Couriers(Areas):
         obs[index, N_PLACES + self._address[rows]] = 1.0
         obs[:, -1] = self._left[rows] / SHIFT
         return obs
+
+    def render(self, agent: int) -> AnyArray:
+        """Return a picture of the town, the parcel's address and the courier of a seat.
+
+        A courier on the way is as far from the place as it still has to go.
+        """
+        seat = agent % self._n_areas
+        canvas = Canvas((-1.25, -1.25), (1.25, 1.25))
+        for start, end in zip(*np.nonzero(ROADS), strict=True):
+            canvas.line(_PLACES[[start, end]], 0.03, FLOOR)
+        for place in _PLACES:
+            canvas.disc(place, 0.14, GRAY)
+        canvas.disc(_PLACES[self._address[seat]], 0.2, AMBER)
+        if self._break[seat] == 0:
+            way = 1.0 - self._way[seat] / (ROADS.max() + 1)
+            canvas.disc(way * _PLACES[self._at[seat]], 0.1, BLUE)
+        return canvas.pixels()
+
+
+_TURNS = np.arange(N_PLACES) * (2.0 * np.pi / N_PLACES)
+_PLACES = np.stack((np.sin(_TURNS), np.cos(_TURNS)), axis=1)
+"""Where places are drawn."""
 
 
 def fastest(roads: AnyArray = ROADS) -> AnyArray:

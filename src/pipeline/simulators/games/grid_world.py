@@ -18,6 +18,7 @@ from pipeline.protocol.specs import (
     ObservationSpec,
     ObservationType,
 )
+from pipeline.simulators.games import drawing
 from pipeline.simulators.games.areas import SoloAreas
 
 if TYPE_CHECKING:
@@ -91,6 +92,20 @@ class GridWorld(SoloAreas):
     def _observe(self, rows: Rows) -> list[FloatArray]:
         image = draw(self._agent[rows], self._goals[rows])
         return [image, np.eye(2, dtype=np.float32)[self._wanted[rows]]]
+
+    def render(self, agent: int) -> AnyArray:
+        """Return a picture of an agent's grid, with an edge in the color of the wanted goal."""
+        colors = (drawing.GREEN, drawing.RED)
+        canvas = drawing.Canvas((-0.25, -0.25), (SIZE + 0.25, SIZE + 0.25))
+        canvas.box((-0.25, -0.25), (SIZE + 0.25, SIZE + 0.25), colors[self._wanted[agent]])
+        for row, column in np.ndindex(SIZE, SIZE):
+            canvas.box((column + 0.03, row + 0.03), (column + 0.97, row + 0.97), drawing.FLOOR)
+        rows = np.array([*self._goals[agent], self._agent[agent]])
+        plus, ex, own = np.stack((rows[:, 1] + 0.5, SIZE - rows[:, 0] - 0.5), axis=1)
+        canvas.plus(plus, 0.32, colors[0])
+        canvas.ex(ex, 0.26, colors[1])
+        canvas.disc(own, 0.32, drawing.BLUE)
+        return canvas.pixels()
 
 
 def forbidden(agent: AnyArray) -> BoolArray:

@@ -14,6 +14,7 @@ import numpy as np
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.simulators.games import rays
 from pipeline.simulators.games.areas import SoloAreas, between, vector
+from pipeline.simulators.games.drawing import FLOOR, GREEN, INK, RED, Canvas
 
 if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
@@ -124,6 +125,24 @@ class Hallway(SoloAreas):
         own = np.empty((len(position), 3), dtype=np.float32)
         own[:, :2], own[:, 2] = _FORWARD[heading], past
         return [rays.encode(distance=seen, tag=_TAGS, n_tags=5, length=RAY_LENGTH), own]
+
+    def render(self, agent: int) -> AnyArray:
+        """Return a picture of an agent's hallway, which leads to the right."""
+        canvas = Canvas((ROOM_END - 0.3, -HALF_WIDTH - 0.3), (CORRIDOR_END + 0.8, HALF_WIDTH + 0.3))
+        low = 0.0 if self._is_past[agent] else ROOM_END
+        canvas.box((low, -HALF_WIDTH), (CORRIDOR_END, HALF_WIDTH), FLOOR)
+        canvas.line([(0.0, -HALF_WIDTH), (0.0, HALF_WIDTH)], 0.15, INK)
+        for thing, (x, z) in enumerate(self._things[agent].tolist()):
+            if x == rays.HIDDEN:
+                continue
+            if thing % 2 == 0:
+                canvas.disc((z, -x), 0.8, GREEN)
+                canvas.disc((z, -x), 0.45, FLOOR)
+            else:
+                canvas.ex((z, -x), 0.6, RED)
+        (x, z), (right, ahead) = self._position[agent], _FORWARD[self._heading[agent]]
+        canvas.walker((z, -x), (ahead, -right), 0.5)
+        return canvas.pixels()
 
 
 class Expert:

@@ -19,6 +19,7 @@ from pipeline.simulators.games.areas import (
     terminal_steps,
     vector,
 )
+from pipeline.simulators.games.drawing import AMBER, BLUE, FLOOR, RED, Canvas
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -136,6 +137,16 @@ class Pong(Areas):
         if team == 1:
             obs[:, 2:] *= _MIRROR
         return obs
+
+    def render(self, agent: int) -> AnyArray:
+        """Return a picture of the court that a paddle is on."""
+        area = agent // 2
+        canvas = Canvas((-1.1, -1.0), (1.1, 1.0))
+        canvas.box((-1.1, -1.0), (1.1, 1.0), FLOOR)
+        for x, y, color in zip((-1.04, 1.04), self._paddle[area], (BLUE, RED), strict=True):
+            canvas.box((x - 0.03, y - HALF_PADDLE), (x + 0.03, y + HALF_PADDLE), color)
+        canvas.disc(self._ball[area, :2], 0.04, AMBER)
+        return canvas.pixels()
 
 
 def _bounce(ball: AnyArray) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.protocol.steps import TerminalSteps
+from pipeline.simulators.games import drawing
 from pipeline.simulators.games.areas import (
     Areas,
     checked,
@@ -184,6 +185,27 @@ class PushTogether(Areas):
         mates[..., 0] = there
         mates[..., 1:] = (cell[:, _MATES] - cell[:, :, None]) / SCALE * there[..., None]
         return obs[who]
+
+    def render(self, agent: int) -> AnyArray:
+        """Return a picture of an agent's area; the block goes to the green column."""
+        area = agent % (TEAM * self._n_areas) // TEAM
+        canvas = drawing.Canvas((0, 0), (COLUMNS, ROWS))
+        for row, column in np.ndindex(ROWS, COLUMNS):
+            canvas.box((column + 0.03, row + 0.03), (column + 0.97, row + 0.97), drawing.FLOOR)
+        canvas.box((GOAL + 0.4, FIRST_ROW), (GOAL + 0.6, LAST_ROW + 1), drawing.GREEN)
+        row, column = _upwards(self._pit[area])
+        pit = drawing.INK if self._open[area] else drawing.GRAY
+        canvas.box((column + 0.1, row + 0.1), (column + 0.9, row + 0.9), pit)
+        left = self._block[area] + 0.05
+        canvas.box((left, FIRST_ROW + 0.05), (left + 0.9, LAST_ROW + 0.95), drawing.AMBER)
+        for row, column in _upwards(self._cell[area][self._present[area]]):
+            canvas.disc((column + 0.5, row + 0.5), 0.3, drawing.BLUE)
+        return canvas.pixels()
+
+
+def _upwards(cell: AnyArray) -> AnyArray:
+    """[..., 2] the same cells with rows counted from below."""
+    return np.abs(cell - (ROWS - 1, 0))
 
 
 def _on_rail(row: AnyArray) -> BoolArray:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-from pipeline.simulators.games import rays
+from pipeline.simulators.games import drawing, rays
 from pipeline.simulators.games.areas import SoloAreas, vector
 
 if TYPE_CHECKING:
@@ -140,6 +140,27 @@ class Pyramids(SoloAreas):
         own[:, :2], own[:, 2:4] = position / np.float32(SIDE / 2) - 1.0, _FORWARD[heading]
         own[:, 4] = self._is_on[rows]
         return [rays.encode(distance=seen, tag=_TAGS, n_tags=5, length=RAY_LENGTH), own]
+
+    def render(self, agent: int) -> AnyArray:
+        """Return a picture of an agent's rooms: pyramids amber, the switch red until it is on."""
+        canvas = drawing.Canvas((-0.3, -0.3), (SIDE + 0.3, SIDE + 0.3))
+        canvas.box((-0.3, -0.3), (SIDE + 0.3, SIDE + 0.3), drawing.INK)
+        for room in RING * ROOM:
+            canvas.box(room + 0.15, room + ROOM - 0.15, drawing.FLOOR)
+        for line, door in np.array(np.meshgrid(_LINES, DOORS)).reshape(2, -1).T:
+            for way in (np.array((line, door)), np.array((door, line))):
+                half = np.where(way == line, 0.2, HALF_DOOR)
+                canvas.box(way - half, way + half, drawing.FLOOR)
+        colors = [drawing.RED, drawing.GREEN, drawing.GREEN] + [drawing.AMBER] * _N_ROOMS
+        for thing, place in enumerate(self._things[agent]):
+            if place[0] == rays.HIDDEN:
+                continue
+            if thing == _GOAL:
+                canvas.plus(place, RADIUS, colors[thing])
+            else:
+                canvas.box(place - 0.7 * RADIUS, place + 0.7 * RADIUS, colors[thing])
+        canvas.walker(self._position[agent], _FORWARD[self._heading[agent]], 0.7)
+        return canvas.pixels()
 
 
 def slide(*, along: FloatArray, across: FloatArray, change: FloatArray) -> FloatArray:

@@ -13,6 +13,7 @@ from pipeline.errors import SettingsError
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.simulators.games import rays
 from pipeline.simulators.games.areas import SoloAreas, vector
+from pipeline.simulators.games.drawing import AMBER, FLOOR, GRAY, Canvas
 
 if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
@@ -114,6 +115,18 @@ class Sorter(SoloAreas):
         own[:, :2] = self._position[rows] / np.float32(RADIUS)
         own[:, 2:] = _FORWARD[self._heading[rows]]
         return [self._entities[rows].copy(), own]
+
+    def render(self, agent: int) -> AnyArray:
+        """Return a picture of an agent's circle; tiles that it has visited are gray."""
+        canvas = Canvas((-11.5, -11.5), (11.5, 11.5))
+        canvas.disc((0.0, 0.0), 11.4, FLOOR)
+        tiles = self._entities[agent]
+        for number in np.flatnonzero(tiles.any(axis=1)):
+            place = RADIUS * tiles[number, MAX_TILES:_VISITED]
+            canvas.disc(place, 1.3, AMBER if self._waits[agent, number] else GRAY)
+            canvas.text(place, str(self._number[agent, number] + 1), 1.4)
+        canvas.walker(self._position[agent], _FORWARD[self._heading[agent]], 0.9)
+        return canvas.pixels()
 
 
 # the first two branches for moves at 0, 45, ... degrees to the right

@@ -19,6 +19,7 @@ from pipeline.simulators.games.areas import (
     terminal_steps,
     vector,
 )
+from pipeline.simulators.games.drawing import BLUE, FLOOR, RED, Canvas
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -140,6 +141,15 @@ class Tag(Areas):
             ids = (first + N_HUNTERS).ravel()
             groups = np.zeros(len(areas))
         return obs.reshape(-1, OBS_SIZE), ids.astype(np.int32), groups.astype(np.int32)
+
+    def render(self, agent: int) -> AnyArray:
+        """Return a picture of an agent's field: hunters are red, the runner is blue."""
+        canvas = Canvas((-1.1, -1.1), (1.1, 1.1))
+        canvas.box((-1.1, -1.1), (1.1, 1.1), FLOOR)
+        colors = [RED] * N_HUNTERS + [BLUE]
+        for place, color in zip(self._place[agent // PER_AREA], colors, strict=True):
+            canvas.disc(place, REACH / 2, color)
+        return canvas.pixels()
 
 
 def _velocity(action: AnyArray) -> FloatArray:

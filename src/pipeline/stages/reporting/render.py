@@ -39,12 +39,15 @@ CLOSING = (
     "`<experiment>-seed<k>`."
 )
 _LINKS = (
-    ("train", "progress.csv", "learning curve"),
-    ("evaluate", "returns.png", "distribution of returns"),
-    ("evaluate", "episodes.csv", "episodes"),
-    ("export", "", "policy"),
+    ("train", "train", "progress.csv", "learning curve"),
+    ("evaluate", "evaluate", "returns.png", "distribution of returns"),
+    ("evaluate", "evaluate", "episodes.csv", "episodes"),
+    ("video", "evaluate", "median.gif", "median episode"),
+    ("video", "evaluate", "best.gif", "best episode"),
+    ("export", "export", "", "policy"),
 )
-"""Stage, file and name of what a seed's row leads to, beside the report's folder."""
+"""The part of an experiment that makes it, and stage, file and name of what a seed's row leads to,
+beside the report's folder."""
 
 _CODE = re.compile(r"`([^`]+)`")
 
@@ -58,6 +61,8 @@ class Figures:
     returns: str
     improvements: str | None
     """None with one experiment."""
+    films: tuple[tuple[str, str], ...] = ()
+    """Whose episode a video shows, and its file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +103,7 @@ def html(
     tasks: Sequence[Task],
     drawn: Sequence[Figures],
     folder: Path,
-    stages: Mapping[str, Collection[str]],
+    parts: Mapping[str, Collection[str]],
     swept: Sequence[Search] = (),
 ) -> str:
     """Return the report as a page that needs no other file but links to those of each seed.
@@ -107,7 +112,7 @@ def html(
         tasks: what was compared.
         drawn: the figures of each.
         folder: where they lie.
-        stages: of each experiment, which say what files it has.
+        parts: stages of each experiment, and `video` where it has some; they say what files it has.
         swept: what the sweeps found.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -130,7 +135,7 @@ def html(
         terms=TERMS,
         closing=CLOSING,
         links=_LINKS,
-        stages=stages,
+        parts=parts,
         tables=tables,
         titles=[*(task.name for task in tasks), *(one.title for one in swept)],
         tasks=[(task, [*_shown(task, one)]) for task, one in zip(tasks, drawn, strict=True)],
@@ -160,6 +165,13 @@ def _shown(task: Task, figures: Figures) -> Iterator[tuple[str, str, str]]:
             figures.improvements,
             "Probability that a run of the first experiment does better than one of the second; at "
             "the dotted line neither is better.",
+        )
+    for whose, file in figures.films:
+        yield (
+            f"An episode of {whose}",
+            file,
+            f"The policy of {whose}: the episode with the median return, of the seed with the "
+            "median score.",
         )
 
 

@@ -12,11 +12,25 @@ from pipeline.errors import StageError
 from pipeline.evaluation.comparison import Curve, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
+    from pipeline.settings.params import Params
 
 ALL = ("train", "evaluate")
+
+
+def outcomes(root: Path, params: Params) -> Iterator[Outcome]:
+    """Give those of every experiment in params.yaml, with what there is of each."""
+    for name, experiment in params.experiments.items():
+        for seed in experiment.seeds:
+            yield from trials_of(
+                root / "results",
+                name,
+                seed,
+                environment=experiment.environment,
+                stages=experiment.stages,
+            )
 
 
 def trials_of(

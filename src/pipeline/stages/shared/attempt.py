@@ -31,7 +31,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import files
+from pipeline import files, progress
 from pipeline.errors import PipelineError, StageError
 from pipeline.stages.shared import process, sources
 from pipeline.stages.shared.project import code_of
@@ -121,7 +121,7 @@ def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> It
     """
     folder = root / WORK / job.stage / job.instance
     folder.mkdir(parents=True, exist_ok=True)
-    with _lock(job, folder):
+    with progress.reporting(job.stage, job.instance, root), _lock(job, folder):
         digests = {str(path): _digest(job, root, path) for path in job.inputs}
         current = _begin(job, root, folder, digests)
         started = time.time()

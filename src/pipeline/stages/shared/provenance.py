@@ -85,13 +85,23 @@ def train_parameters(run: run_context.Run) -> dict[str, Any]:
     }
 
 
-def of_learn(settings: RunSettings, seed: int, weights: Mapping[str, Path]) -> Record:
-    """Return the record of a run of `pipeline learn`, with the last part of its paths."""
+def of_learn(
+    settings: RunSettings, seed: int, weights: Mapping[str, Path], program: Path | None = None
+) -> Record:
+    """Return the record of a run of `pipeline learn`, with the last part of its paths.
+
+    Args:
+        settings: of the run.
+        seed: of the run.
+        weights: file of the first weights, by behavior.
+        program: the executable; None for the one that `env_path` is the path of.
+    """
     content: dict[str, Any] = to_mapping(settings)
     content.pop("checkpoint_settings", None)
     env = content.get("env_settings", {})
     inputs: dict[str, Any] = {}
-    path = env.pop("env_path", None)
+    named = env.pop("env_path", None)
+    path = program or named
     env.pop("base_port", None)
     if path is not None:
         inputs["environment"] = _read(Path(path))

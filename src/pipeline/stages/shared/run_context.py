@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
-import json
 import os
 import zlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from pipeline.settings import to_mapping
 from pipeline.settings.params import load_params
@@ -26,8 +23,6 @@ if TYPE_CHECKING:
 
     from pipeline.settings.experiments import ExperimentParams
     from pipeline.settings.params import Params
-
-_QUICK_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,11 +110,31 @@ def recorded(
     run: Run, attempt: Attempt, *, prefix: bool = False
 ) -> Iterator[mlflow_run.MlflowRun | None]:
     """Give the block an MLflow run, or None when tracking is off; never fail the stage."""
-    if not mlflow_run.enabled():
+    track = run.params.track
+    if not mlflow_run.enabled() or (track is not None and "mlflow" not in track):
         yield None
         return
+    tracking = mlflow_run.MlflowRun(key_of(run, attempt), prefix=prefix)
+    tracking.describe(row_of(run), run.root)
+    try:
+        yield tracking
+    except KeyboardInterrupt:
+        tracking.close(status="KILLED", timeout_s=mlflow_run.QUICK_S)
+        raise
+    except BaseException:
+        tracking.close(status="FAILED", timeout_s=mlflow_run.QUICK_S)
+        raise
+    else:
+        tracking.close()
+    finally:
+        attempt.facts["mlflow_run_id"] = tracking.run_id
+        attempt.facts["mlflow_lost"] = tracking.lost
+
+
+def key_of(run: Run, attempt: Attempt) -> run_metadata.RunKey:
+    """Return which row a stage writes to."""
     stage, policy = attempt.job.stage, run.root / run.folder("train") / "policy.pt"
-    key = run_metadata.RunKey(
+    return run_metadata.RunKey(
         experiment=run.name,
         seed=run.seed,
         stage=stage,
@@ -137,21 +152,6 @@ def recorded(
             **mlflow_store.source_tags(run.root),
         },
     )
-    tracking = mlflow_run.MlflowRun(key, prefix=prefix)
-    tracking.describe(row_of(run), run.root)
-    try:
-        yield tracking
-    except KeyboardInterrupt:
-        tracking.close(status="KILLED", timeout_s=_QUICK_S)
-        raise
-    except BaseException:
-        tracking.close(status="FAILED", timeout_s=_QUICK_S)
-        raise
-    else:
-        tracking.close()
-    finally:
-        attempt.facts["mlflow_run_id"] = tracking.run_id
-        attempt.facts["mlflow_lost"] = tracking.lost
 
 
 def tell_pretraining(record: mlflow_run.MlflowRun, folder: Path) -> None:
@@ -179,25 +179,18 @@ def row_of(run: Run) -> run_metadata.RunMetadata:
     """Return what MLflow's row says of a run, whichever stage writes it."""
     experiment = run.experiment
     settings = to_mapping(run.params.run_settings(run.name))
-    settings.pop("checkpoint_settings", None)
-    behaviors = settings["behaviors"]
-    shared = {
-        "environment": experiment.environment,
-        "trainer": experiment.trainer,
-        "seed": run.seed,
-        "num_envs": settings["env_settings"]["num_envs"],
-        "environment_parameters": settings["environment_parameters"] or {},
-        **run.runtime(),
-        **({} if experiment.pretrain is None else {"pretrain": asdict(experiment.pretrain)}),
-    }
-    told = {"experiment": run.name, "seed": run.seed, "runtime": run.runtime(), **settings}
-    return run_metadata.RunMetadata(
-        params={
-            **run_metadata.parameters(behaviors),
-            **{k: v for k, v in shared.items() if v != {}},
+    pretrain = {} if experiment.pretrain is None else asdict(experiment.pretrain)
+    return run_metadata.row(
+        settings,
+        name=run.name,
+        seed=run.seed,
+        runtime=run.runtime(),
+        facts={
+            "environment": experiment.environment,
+            "trainer": experiment.trainer,
+            "pretrain": pretrain,
         },
-        configuration=yaml.safe_dump(json.loads(json.dumps(told, default=str)), sort_keys=False),
-        data=_data_of(run, behaviors),
+        data=_data_of(run, settings["behaviors"]),
         note=run_metadata.note(
             run.name, run.seed, files=[str(run.folder(stage)) for stage in experiment.stages]
         ),
@@ -220,12 +213,3 @@ def _data_of(run: Run, behaviors: Mapping[str, Any]) -> list[run_metadata.InputD
             run_metadata.InputData(name=stem, path=path, context="demonstrations", facts=facts)
         )
     return found
-
-
-def flat(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return metrics by name alone, or with the behavior in front when there are several."""
-    return {
-        f"{behavior}/{name}" if len(metrics) > 1 else name: value
-        for behavior, values in metrics.items()
-        for name, value in values.items()
-    }

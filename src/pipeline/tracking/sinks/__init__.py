@@ -1,19 +1,26 @@
-"""The sinks of every run: modules in this folder with `for_run`, and those of plug-ins."""
+"""The sinks of a run: its record in any case, and those that are chosen by name."""
 
 from __future__ import annotations
 
 import logging
-import pkgutil
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import os
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pipeline.plugins import Group
+from pipeline.envs.launch import find_executable
+from pipeline.errors import SettingsError, UnityEnvironmentException
+from pipeline.settings import RunSettings, to_mapping
+from pipeline.settings.nodes import from_plain
+from pipeline.settings.sinks import SINKS, SinkNames
+from pipeline.tracking import mlflow_store, run_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
     from pipeline.tracking.base import Sink
+    from pipeline.tracking.mlflow_run import MlflowRun
 
 
 _log = logging.getLogger(__name__)
@@ -25,32 +32,170 @@ class TrackedRun:
 
     folder: Path
     max_steps: Mapping[str, int]
-    """Last step of each behavior."""
+    """Last step of each behavior that the settings list."""
     keep_earlier: bool = True
     """Whether records of an earlier run in the folder are continued."""
     debug_folder: Path | None = None
     """Where records for debugging go; None when nobody asked for them."""
+    settings: RunSettings = field(default_factory=RunSettings)
+    """All settings of the run."""
+    key: run_metadata.RunKey | None = None
+    """Its name, group, seed and tags; None where nobody has said."""
+    row: run_metadata.RunMetadata | None = None
+    """Its parameters and whole configuration; None where nobody has said."""
+    record: MlflowRun | None = None
+    """The row of MLflow that a stage of the DAG has open, and closes."""
+
+    @property
+    def prefixed(self) -> bool:
+        """Whether the behavior's name stands before a tag, where all share one list of them."""
+        return len(self.max_steps) != 1
 
 
-def standard_sinks(run: TrackedRun) -> list[Sink]:
-    """Return the sinks that want this run: ours by the names of their modules, then others."""
-    # Found by listing the folder, so that a new sink is a new file and nothing else.
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    group: Group[Callable[[TrackedRun], Sink | None]] = Group(
-        "pipeline.sinks", {name: f"{__name__}.{name}:for_run" for name in names}
-    )
-    found = [group[name](run) for name in names]
-    others = [name for name in group if name not in group.ours]
-    found += [_from_outside(group, name, run) for name in others]
+def standard_sinks(run: TrackedRun, names: Sequence[str] | None = None) -> list[Sink]:
+    """Return the sinks of a run: console and CSV files, and the chosen ones.
+
+    Args:
+        run: what they record.
+        names: in `SINKS`; None for TensorBoard, for MLflow in a stage, and for the sinks and
+            ML-Agents' statistics writers of all packages that are installed.
+
+    Raises:
+        SettingsError: A sink that was named cannot be imported.
+    """
+    from pipeline.tracking.sinks import console, curve_csv, updates_csv
+
+    always = [module.for_run(run) for module in (console, curve_csv, updates_csv)]
+    chosen = _by_default(run) if names is None else named_sinks(run, names)
+    return [sink for sink in [*always, *chosen] if sink is not None]
+
+
+def named_sinks(run: TrackedRun, names: Sequence[str]) -> list[Sink]:
+    """Return the sinks of these names that want the run; one that cannot open is only named.
+
+    Raises:
+        SettingsError: A sink is not installed, or cannot be imported.
+    """
+    checked = SinkNames.from_node(from_plain(list(names), "pipeline.train"), "sinks")
+    makers = {name: SINKS.load(name, room=f"{__name__}.") for name in checked}
+    found = [_opened(name, make, run) for name, make in makers.items()]
     return [sink for sink in found if sink is not None]
 
 
-def _from_outside(
-    group: Group[Callable[[TrackedRun], Sink | None]], name: str, run: TrackedRun
-) -> Sink | None:
-    """Return the sink of an installed package; one that fails must not stop training."""
+def _by_default(run: TrackedRun) -> list[Sink]:
+    names = ["stats_writers", "tensorboard", *(["mlflow"] if run.record is not None else [])]
+    found = named_sinks(run, names)
+    for name in (name for name in SINKS if name not in SINKS.ours):
+        try:
+            found += named_sinks(run, [name])
+        except SettingsError as error:  # it takes part because it is installed, not by choice
+            _log.warning("The sink %s takes no part in this run: %s", name, error)
+    return found
+
+
+def _opened(name: str, make: Any, run: TrackedRun) -> Sink | None:
     try:
-        return group[name](run)
-    except Exception as error:  # noqa: BLE001  # it is used because it is installed
+        sink: Sink | None = make(run)
+    except Exception as error:  # noqa: BLE001  # no sink may stop training
         _log.warning("The sink %s takes no part in this run: %s", name, error)
         return None
+    return sink
+
+
+def run_outside_dag(
+    settings: RunSettings,
+    *,
+    env: object,
+    build: Path | None = None,
+    folder: Path,
+    seed: int,
+    source: str,
+    trainer: str = "from Python",
+    num_envs: int | None = None,
+    device: str = "cpu",
+    torch_threads: int = 1,
+    resume: bool = False,
+    debug_folder: Path | None = None,
+) -> TrackedRun:
+    """Describe a run that no stage makes, with the same facts as those of the stage `train`.
+
+    Args:
+        settings: of the run.
+        env: what names the environment; None for the Unity Editor.
+        build: its executable, where `env` is not the path of it.
+        folder: of the run; its path below the working folder names the run.
+        seed: of the run.
+        source: what trains, such as `pipeline learn`.
+        trainer: the configuration's file, or what stands for it.
+        num_envs: environments side by side, where it is not what the settings say.
+        device: where networks are computed.
+        torch_threads: threads of torch.
+        resume: whether an earlier run in the folder goes on.
+        debug_folder: see `TrackedRun`.
+    """
+    root = Path(os.environ.get("DVC_ROOT") or ".").resolve()
+    name = _below(root, folder)
+    name = name if name.startswith("/") else f"./{name}"  # no experiment of params.yaml begins so
+    environment, found = _named_environment(env)
+    build = build or found
+    told = to_mapping(settings)
+    told["env_settings"]["num_envs"] = num_envs or settings.env_settings.num_envs
+    kinds = sorted({str(one.trainer_type) for one in settings.behaviors.values()})
+    key = run_metadata.RunKey(
+        experiment=name,
+        seed=seed,
+        stage="train",
+        fingerprint="",  # a resumed run keeps its row, also with other settings
+        resumed=resume,
+        root=root,
+        record=folder / "run_logs" / "mlflow.json",
+        tags={
+            "pipeline.algorithm": " ".join(kinds),
+            "pipeline.environment": environment,
+            "mlflow.source.name": source,
+            "mlflow.source.type": "LOCAL",
+            "mlflow.runColor": run_metadata.color(zlib.crc32(name.encode()), seed),
+            **mlflow_store.source_tags(root),
+        },
+    )
+    data = run_metadata.InputData(
+        name=environment, path="" if build is None else _below(root, build), context="environment"
+    )
+    row = run_metadata.row(
+        told,
+        name=name,
+        seed=seed,
+        runtime={"torch_threads": torch_threads, "device": device},
+        facts={"environment": environment, "trainer": trainer},
+        data=[] if build is None else [data],
+        note=f"`{source}` in the folder `{name}`, seed {seed}.",
+    )
+    return TrackedRun(
+        folder=folder,
+        max_steps={behavior: one.max_steps for behavior, one in settings.behaviors.items()},
+        keep_earlier=resume,
+        debug_folder=debug_folder,
+        settings=settings,
+        key=key,
+        row=row,
+    )
+
+
+def _named_environment(env: object) -> tuple[str, Path | None]:
+    """Return an environment's name, and its executable if it has one."""
+    one = env[0] if isinstance(env, list | tuple) and env else env
+    if one is None:
+        return "Unity Editor", None
+    if not isinstance(one, str | Path):
+        return type(one).__name__, None
+    try:
+        build = find_executable(one)
+    except UnityEnvironmentException:  # a simulator, or an id of Gymnasium
+        return str(one), None
+    return build.stem, build
+
+
+def _below(root: Path, path: Path) -> str:
+    """Return a path as it is seen from a folder; the whole path where it does not lie in it."""
+    path = path.resolve()
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)

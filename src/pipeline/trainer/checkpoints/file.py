@@ -159,6 +159,11 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
         ) from error
     written_as = state.pop("format", None) if isinstance(state, dict) else None
     if not isinstance(written_as, int) or written_as not in (WITHOUT_DIGEST, FORMAT):
+        if isinstance(state, dict) and "global_step" in state:
+            raise CheckpointError(
+                f"{path}: this is a checkpoint of ML-Agents, whose networks are others; finish its "
+                "run there, or evaluate its .onnx (docs/migrating.md)"
+            )
         raise CheckpointError(
             f"{path}: this is not a checkpoint of this program (format {FORMAT} is expected)"
         )

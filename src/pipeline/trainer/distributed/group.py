@@ -217,15 +217,16 @@ class DistributedGroup:
         n, mean, squared = merged([part.unbind() for part in parts])
         return mean, squared / n
 
-    def _interruptible(self, work: Callable[[], T], look: Callable[[], None] | None = None) -> T:
+    def _interruptible(
+        self, work: Callable[[], object], look: Callable[[], None] | None = None
+    ) -> None:
         """Let a thread wait for the others, so that this one still hears signals."""
-        found: list[T] = []
         failed: list[Exception] = []
         done = threading.Event()
 
         def wait() -> None:
             try:
-                found.append(work())
+                work()
             except Exception as error:  # noqa: BLE001  # raised below, in the thread that asked
                 failed.append(error)
             done.set()
@@ -238,7 +239,6 @@ class DistributedGroup:
                 raise self._lost(RuntimeError("its process has ended"))
         if failed:
             raise self._lost(failed[0]) from failed[0]
-        return found[0]
 
     def _ended(self) -> dict[int, str]:
         return {} if self.others is None else self.others.ended()
@@ -295,7 +295,7 @@ def merged(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
     n, mean, squared = parts[0]
     for n_more, mean_more, squared_more in parts[1:]:
         both = n + n_more
-        share = torch.where(both > 0, n_more / both.clamp_min(1.0), 0.0)
+        share = n_more / both.clamp_min(1.0)  # counts, so 0 where there are none
         apart = mean_more - mean
         mean = mean + apart * share
         squared = squared + squared_more + apart.square() * n * share

@@ -1,0 +1,113 @@
+"""Every public name of the installed `mlagents_envs`, and what `pipeline.compat` has for it.
+
+Names are read from the sources, because importing some of its modules asks a server for manifests.
+A name is public without a leading underscore; those that a module imports are listed for packages.
+Of classes with an equivalent, the public members and the arguments of the constructor are compared.
+
+    python benchmarks/peer_names.py
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import peer
+
+from pipeline import compat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def package() -> Path:
+    """Return the folder of `mlagents_envs` beside the peer's program."""
+    library = Path(peer.peer_command()).parent.parent / "lib"
+    return next(library.glob("python*/site-packages/mlagents_envs"))
+
+
+def public_names(folder: Path) -> dict[str, ast.AST]:
+    """Return the public names of a package, dotted, with what defines each."""
+    found: dict[str, ast.AST] = {}
+    for file in sorted(folder.rglob("*.py")):
+        module = ".".join(file.relative_to(folder.parent).with_suffix("").parts)
+        whole = module.removesuffix(".__init__")
+        for name, node in _defined(ast.parse(file.read_text()), imports=whole != module):
+            if not name.startswith("_"):
+                found[f"{whole}.{name}"] = node
+    return found
+
+
+def _defined(tree: ast.AST, *, imports: bool) -> Iterator[tuple[str, ast.AST]]:
+    for node in getattr(tree, "body", ()):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield node.name, node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from ((one.id, node) for one in targets if isinstance(one, ast.Name))
+        elif isinstance(node, ast.ImportFrom) and imports:
+            yield from ((one.asname or one.name, node) for one in node.names)
+        elif isinstance(node, ast.If | ast.Try | ast.With):
+            yield from _defined(node, imports=imports)
+
+
+def absent(node: ast.ClassDef, ours: type) -> Iterator[str]:
+    """Yield the public members that a class of ours lacks.
+
+    An argument of the constructor is `(name)`; ours must have it at the same place.
+    """
+    known = {one for cls in ours.__mro__ for one in getattr(cls, "__annotations__", ())}
+    known |= set(re.findall(r"self\.(\w+)", inspect.getsource(ours)))
+    for name, member in _defined(node, imports=False):
+        if name == "__init__" and isinstance(member, ast.FunctionDef):
+            taken = inspect.signature(ours.__init__).parameters.values()  # type: ignore[misc]
+            places = [one.name for one in taken if one.kind is not one.KEYWORD_ONLY]
+            for place, argument in enumerate(member.args.args):
+                if argument.arg not in places[place : place + 1]:
+                    yield f"({argument.arg})"
+        elif not (name.startswith("_") or name in known or hasattr(ours, name)):
+            yield name
+
+
+def _bases(node: ast.ClassDef, every: dict[str, ast.AST]) -> Iterator[ast.ClassDef]:
+    named = {base.id for base in node.bases if isinstance(base, ast.Name)}
+    found = {one.name: one for one in every.values() if isinstance(one, ast.ClassDef)}
+    return (found[name] for name in named & found.keys())
+
+
+def lacking() -> Iterator[str]:
+    """Yield the names, members and arguments for which there is neither equivalent nor reason."""
+    theirs = public_names(package())
+    for name, node in theirs.items():
+        known = compat.NAMES.get(name)
+        if known is None:
+            yield name
+        elif known.ours is not None and isinstance(node, ast.ClassDef):
+            ours = compat.resolve(name)
+            found = {*absent(node, ours)}
+            for base in _bases(node, theirs):
+                found |= {one for one in absent(base, ours) if not one.startswith("(")}
+            every = (f"{node.name}.{one}" for one in sorted(found))
+            yield from (one for one in every if one not in compat.MEMBERS)
+
+
+def main() -> int:
+    """Count, and list what is lacking."""
+    theirs = public_names(package())
+    equivalent = sum(compat.NAMES[name].ours is not None for name in theirs if name in compat.NAMES)
+    missing = list(lacking())
+    unknown = sorted(compat.NAMES.keys() - theirs.keys())
+    print(f"{len(theirs)} public names of {package().name}: {equivalent} have an equivalent,")  # noqa: T201
+    print(f"{len(theirs) - equivalent} have none and a reason; {len(missing)} are missing")  # noqa: T201
+    print(f"{len(compat.MEMBERS)} members and arguments have none and a reason")  # noqa: T201
+    for name in [*missing, *(f"{one} (only here)" for one in unknown)]:
+        print(f"  {name}")  # noqa: T201
+    return int(bool(missing or unknown))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,324 @@
+"""What a person sees of the DAG while an engine works: one line for each stage, and its end.
+
+The stages themselves tell how far they are (`pipeline.progress`), whichever engine starts them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+from pipeline.settings.plan import plan
+from pipeline.stages.shared.attempt import WORK, read_map
+from pipeline.tracking.sinks.console import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from rich.live import Live
+
+    from pipeline.settings.params import Params
+
+_FAMILIES = {
+    "environments": "env",
+    "path_environments": "env_path",
+    "unity_environments": "env_unity",
+    "demonstrations": "demos",
+    "file_demonstrations": "demos_file",
+    "train_from_scratch": "train",
+    "sweeps": "sweep",
+}
+"""Stages of dvc.yaml, and rules, by the table of runs that they go through, if not of its name."""
+_EACH_S = 10.0
+"""Between lines on progress, where they cannot be drawn over."""
+_SHORT_S = 5.0
+"""What a stage that trains nothing is taken to need, until one of its kind has ended."""
+
+
+class Job(NamedTuple):
+    """A stage's instance, as the stage itself tells it."""
+
+    stage: str
+    instance: str
+
+    @property
+    def title(self) -> str:
+        """For people: `train balance_ball_ppo seed 2`."""
+        name = self.instance.replace("/seed", " seed ")
+        return self.stage if name == "all" else f"{self.stage} {name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Jobs of the DAG, what each needs, and how the engines call it."""
+
+    needs: Mapping[Job, frozenset[Job]]
+    names: Mapping[str, Job]
+    """By the names that `dvc status` uses."""
+
+    def before(self, job: Job) -> set[Job]:
+        """Return all that must be there before a job, directly or not."""
+        found: set[Job] = set()
+        waiting = [job]
+        while waiting:
+            more = self.needs.get(waiting.pop(), frozenset()) - found
+            found |= more
+            waiting += more
+        return found
+
+    def after(self, changed: Collection[str], wanted: Collection[str]) -> set[Job]:
+        """Return the jobs that changes reach, of what the wanted names need; of all without any."""
+        first = {self.names[name] for name in changed if name in self.names}
+        ends = [self.names[name] for name in wanted if name in self.names]
+        among = {job for end in ends for job in (end, *self.before(end))} if ends else self.needs
+        return {job for job in among if job in first or first & self.before(job)}
+
+
+def graph_of(params: Params) -> Graph:
+    """Return the DAG of params.yaml."""
+    tables = plan(params)["runs"]
+    names: dict[str, Job] = {"report": Job("report", "all")}
+    wanted: dict[Job, list[Job]] = {}
+    for table, entries in tables.items():
+        family = _FAMILIES.get(table, table)
+        for key, entry in entries.items():
+            several = "seed" in entry
+            instance = f"{entry['experiment']}/seed{entry['seed']}" if several else key
+            job = Job(family.partition("_")[0], instance)
+            names[f"{family}@{key}"] = job
+            wanted[job] = list(_needs(job, entry))
+    known = wanted.keys()
+    ends = [job for job in known if job.stage in ("train", "evaluate", "sweep")]
+    wanted[names["report"]] = ends
+    return Graph({job: frozenset(known & set(found)) for job, found in wanted.items()}, names)
+
+
+def _needs(job: Job, entry: Mapping[str, Any]) -> Iterator[Job]:
+    if job.stage in ("demos", "train", "evaluate"):
+        yield Job("env", entry.get("environment", ""))
+    if job.stage in ("pretrain", "train"):
+        yield Job("demos", entry.get("demonstrations", ""))
+    before = {"train": "pretrain", "export": "train", "evaluate": "export"}
+    if job.stage in before:
+        yield Job(before[job.stage], job.instance)
+    if "sweep" in entry:
+        yield Job("sweep", entry["sweep"])
+    if job.stage == "sweep":
+        for trial in entry["trials"]:
+            for seed in entry["seeds"]:
+                yield Job("evaluate", f"{job.instance}/{trial}/seed{seed}")
+
+
+@dataclass(slots=True)
+class _Running:
+    began: float
+    first: tuple[float, float]
+    """Time and step from which its speed is reckoned."""
+    step: float = 0.0
+    of: float | None = None
+    reward: float | None = None
+    spoke: float = 0.0
+    """When it told its last step."""
+
+    def left(self, now: float) -> float | None:
+        """Seconds to its last step; None while nobody knows."""
+        (at, step), end = self.first, self.of
+        if end is None or self.step <= step or now <= at:
+            return None
+        rate = (self.step - step) / (self.spoke - at)
+        return max(0.0, (end - self.step) / rate - (now - self.spoke))
+
+
+@dataclass(kw_only=True, slots=True)
+class Watch:
+    """How far all of it is, from what the stages tell."""
+
+    graph: Graph
+    waiting: set[Job]
+    """Jobs that are expected to run, and have not begun."""
+    cores: int = 1
+    earlier: Mapping[Job, float] = field(default_factory=dict)
+    """Seconds that jobs took in earlier runs."""
+    numbers: dict[Job, int] = field(default_factory=dict)
+    """Of the jobs that have begun, in this order."""
+    running: dict[Job, _Running] = field(default_factory=dict)
+    took: dict[Job, float] = field(default_factory=dict)
+    """Seconds of those that are done."""
+    failed: list[Job] = field(default_factory=list)
+
+    def take(self, event: Mapping[str, Any]) -> str | None:
+        """Take what a stage tells; return a line when it begins or ends."""
+        job, at = Job(event["stage"], event["instance"]), float(event["at"])
+        state = event.get("state")
+        if state == "begun":
+            self.numbers.setdefault(job, len(self.numbers) + 1)
+            # what it needs is there, so what has not begun of that was skipped
+            self.waiting -= {job, *self.graph.before(job)}
+            self.running[job] = _Running(at, (at, 0.0))
+            self.failed = [one for one in self.failed if one != job]  # tried again
+            return self._head(job)
+        one = self.running.get(job)
+        if one is None:
+            return None
+        if state is not None:
+            del self.running[job]
+            if state != "done":
+                self.failed.append(job)
+                return f"{self._head(job)}, {state} after {duration(at - one.began)}"
+            self.took[job] = at - one.began
+            return ", ".join([self._head(job), f"done in {duration(at - one.began)}", *_at(one)])
+        if one.spoke and one.first[1] == 0.0:
+            one.first = (one.spoke, one.step)  # without its start, and where it went on from
+        one.step, one.of, one.reward, one.spoke = event["step"], event["of"], event["reward"], at
+        return None
+
+    def lines(self, now: float) -> list[str]:
+        """Return a line for each job that runs."""
+        left = self.left(now)
+        ending = [] if left is None else [f"{duration(left)} left in all"]
+        return [", ".join([self._head(j), *_at(one), *ending]) for j, one in self.running.items()]
+
+    def left(self, now: float) -> float | None:
+        """Return about how many seconds are left; None while nobody knows."""
+        jobs: list[float] = []
+        for job, one in self.running.items():
+            own, whole = one.left(now), self._expected(job)
+            if own is None and whole is None:
+                return None
+            jobs.append(own if own is not None else max(0.0, (whole or 0.0) - (now - one.began)))
+        for job in self.waiting:
+            whole = self._expected(job, now)
+            if whole is None:
+                return None
+            jobs.append(whole)
+        return max(*jobs, sum(jobs) / self.cores) if jobs else None
+
+    def _expected(self, job: Job, now: float | None = None) -> float | None:
+        """Seconds that a job takes: its own, or the mean of its experiment or of its stage."""
+        if job in self.earlier:
+            return self.earlier[job]
+        known = dict(self.took)
+        if now is not None:
+            for other, one in self.running.items():
+                if (left := one.left(now)) is not None:
+                    known[other] = now - one.began + left
+        alike = {other: s for other, s in known.items() if other.stage == job.stage}
+        name = job.instance.rpartition("/")[0]
+        same = [s for other, s in alike.items() if other.instance.rpartition("/")[0] == name]
+        found = same or list(alike.values())
+        if found:
+            return sum(found) / len(found)
+        return None if job.stage == "train" else _SHORT_S
+
+    def _head(self, job: Job) -> str:
+        total = len(self.numbers) + len(self.waiting)
+        return f"stage {self.numbers[job]} of {total}, {job.title}"
+
+
+def _at(one: _Running) -> list[str]:
+    found = []
+    if one.of is not None:
+        found.append(f"step {_count(one.step)} of {_count(one.of)}")
+    if one.reward is not None:
+        found.append(f"reward {one.reward:.4g}")
+    return found
+
+
+def _count(steps: float) -> str:
+    """`120000` gives `120k`."""
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if steps >= size:
+            return f"{steps / size:.4g}{unit}"
+    return f"{steps:.0f}"
+
+
+def earlier_seconds(root: Path, jobs: Iterable[Job]) -> dict[Job, float]:
+    """Return how long jobs took when they last ran from start to end."""
+    found = {}
+    for job in jobs:
+        facts = read_map(root / WORK / job.stage / job.instance / "stage.json")
+        if not facts.get("resumed", True) and isinstance(facts.get("duration_s"), float):
+            found[job] = facts["duration_s"]
+    return found
+
+
+class Screen:
+    """Where the lines go: on a terminal those of running jobs are drawn over.
+
+    Args:
+        watch: knows the lines.
+        events: the file in which stages tell how far they are.
+        stream: standard error when not given.
+        clock: seconds since the epoch, as in the events.
+    """
+
+    def __init__(
+        self,
+        watch: Watch,
+        events: Path,
+        *,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._watch, self._clock = watch, clock
+        self._stream = stream or sys.stderr
+        self._events = events.open(encoding="utf-8")
+        self._said = clock()
+        self._rest = ""
+        self._live: Live | None = None
+
+    def __enter__(self) -> Screen:
+        if self._stream.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(file=self._stream, highlight=False, markup=False)
+            self._live = Live(console=console, auto_refresh=False, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._events.close()
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self) -> None:
+        """Show what has been told since."""
+        *whole, self._rest = (self._rest + self._events.read()).split("\n")
+        for line in whole:
+            event = json.loads(line)
+            said = self._watch.take(event)
+            if said and (self._live is None or event["state"] != "begun"):
+                self._say(said)
+        now = self._clock()
+        if self._live is not None:
+            from rich.text import Text
+
+            lines = self._watch.lines(now)
+            text = Text("\n".join(lines), overflow="ellipsis", no_wrap=True)
+            self._live.update(text, refresh=True)
+        elif now - self._said >= _EACH_S:
+            for line in self._watch.lines(now):
+                self._say(line)
+
+    def _say(self, line: str) -> None:
+        self._said = self._clock()
+        if self._live is not None:
+            self._live.console.print(line)
+        else:
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
+
+
+def last_lines(path: Path, n: int = 15) -> list[str]:
+    """Return the end of a log; nothing when it is not there."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return [line.rstrip() for line in deque(file, n)]
+    except OSError:
+        return []

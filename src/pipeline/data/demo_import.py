@@ -1,0 +1,341 @@
+"""From a table to a `.demo` file: every field is checked, and what was read is told."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pipeline.data.demo_tables import NO_CHOICE
+from pipeline.errors import DemonstrationError
+from pipeline.protocol.demo import DemoWriter
+from pipeline.protocol.specs import (
+    ActionTuple,
+    check_spec,
+)
+from pipeline.settings.reader import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray
+    from pipeline.data.demo_tables import Columns, Numbers, Table
+    from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+
+_ROUNDING = 1e-6
+"""How far beyond -1..1 an action may lie."""
+
+
+class _Episodes(NamedTuple):
+    """Where the episodes of a table are."""
+
+    first: AnyArray
+    """int64 [E] first row of each."""
+    last: AnyArray
+    """int64 [E] last row of each."""
+    terminated: BoolArray
+    """[E] whether the task ended, not only the recording."""
+    summary: str
+    """By what they ended."""
+
+
+@np.errstate(over="ignore")  # what overflows float32 is refused as infinite
+def import_table(
+    table: Table,
+    behavior: str,
+    spec: BehaviorSpec,
+    target: Path,
+    *,
+    columns: Columns | None = None,
+    action_scale: Sequence[float] = (1.0,),
+) -> list[str]:
+    """Check every field of a table, and write it as a demonstration.
+
+    Args:
+        table: with a row for each action.
+        behavior: whose demonstration it is.
+        spec: of the behavior.
+        target: the `.demo` file to write.
+        columns: by field, where they are not called as the field.
+        action_scale: what the recorded continuous actions are divided by, one for all or one each.
+
+    Returns:
+        What was read, checked and written, one line for each step.
+
+    Raises:
+        DemonstrationError: Something cannot be right; with file, row, column and remedy.
+        UnitySpecificationException: There can be no such behavior.
+    """
+    check_spec(behavior, spec)
+    columns = columns or {}
+    _refuse_unknown(table, spec, columns)
+    described = [
+        _observation(table, index, one, columns) for index, one in enumerate(spec.observation_specs)
+    ]
+    actions, idle, told_actions = _actions(table, spec.action_spec, columns, action_scale)
+    masks = _masks(table, spec.action_spec, columns)
+    reward, told_rewards = _rewards(table, columns, idle)
+    episodes = _episodes(table, columns, idle)
+    row, done, interrupted = _pairs(idle, episodes)
+    gained = np.append(np.float32(0), np.where(done, np.float32(0), reward[row])[:-1])
+    acted = ~done[:, None]
+    with DemoWriter(target, behavior, spec) as writer:
+        writer.append(
+            obs=[values[row] for values, _ in described],
+            actions=ActionTuple(actions.continuous[row] * acted, actions.discrete[row] * acted),
+            reward=gained,
+            done=done,
+            interrupted=interrupted,
+            action_mask=None if masks is None else [mask[row] & acted for mask in masks],
+        )
+    return [
+        f"read          {table.source}: {len(table)} rows, {len(episodes.first)} episodes",
+        *table.notes,
+        *(summary for _, summary in described),
+        f"actions       {told_actions}",
+        f"rewards       {told_rewards}; {_returns(reward, episodes)}",
+        f"ended by      {episodes.summary}",
+        f"last obs      {int(idle.sum())} in the table, {len(row) - len(table)} repeated",
+        f"wrote         {target}: {len(row)} pairs, behavior {behavior.partition('?')[0]}",
+    ]
+
+
+def _returns(reward: FloatArray, episodes: _Episodes) -> str:
+    sums = np.add.reduceat(reward, episodes.first)
+    return f"returns {_span(sums)}, mean {sums.mean():.6g}"
+
+
+def _pairs(idle: BoolArray, episodes: _Episodes) -> tuple[AnyArray, BoolArray, BoolArray]:
+    """Return the row of each pair, whether it closes its episode, and whether that was cut short.
+
+    Where an episode has no row with its last observation, a pair that closes it repeats the one
+    before; nothing is learned from it.
+    """
+    bare = episodes.last[~idle[episodes.last]]
+    row = np.insert(np.arange(len(idle)), bare + 1, bare)
+    done = np.insert(idle, bare + 1, True)
+    interrupted = done.copy()
+    interrupted[done] = ~episodes.terminated
+    return row, done, interrupted
+
+
+def _refuse_unknown(table: Table, spec: BehaviorSpec, columns: Columns) -> None:
+    actions = spec.action_spec
+    known = [f"obs{index}" for index in range(len(spec.observation_specs))]
+    known += ["continuous"] if actions.continuous_size else []
+    known += ["discrete"] if actions.discrete_size else []
+    known += ["reward", "terminated", "truncated", "episode"]
+    known += [f"mask{branch}" for branch in range(actions.discrete_size)]
+    for name in columns:
+        if name not in known:
+            raise DemonstrationError(
+                f"{table.source}: the behavior has no field {name!r}{suggestion(name, known)} Its "
+                f"fields: {', '.join(known)}"
+            )
+
+
+def _refuse(table: Table, numbers: Numbers, wrong: BoolArray, message: str) -> None:
+    """Raise at the first number [N, size] that is wrong; `{}` in the message stands for it."""
+    if wrong.any():
+        row, number = np.argwhere(wrong)[0].tolist()
+        raise table.fault(
+            row, numbers.columns[number], message.format(f"{numbers.values[row, number]:.6g}")
+        )
+
+
+def _observation(
+    table: Table, index: int, spec: ObservationSpec, columns: Columns
+) -> tuple[FloatArray, str]:
+    """Return an observation [N, *shape], and what to say about it."""
+    name, shape = f"obs{index}", tuple(spec.shape)
+    if not math.prod(shape):
+        return np.zeros((len(table), *shape), np.float32), f"observation {index} {spec.name}: empty"
+    numbers = table.numbers(name, math.prod(shape), columns)
+    if numbers is None:
+        what = f"column {name} or {name}.0, which holds observation {index} {spec.name} {shape}"
+        raise table.missing(what, name)
+    if len(numbers.shape) > 1 and numbers.shape != shape:
+        raise DemonstrationError(
+            f"{table.source}: {name} has the shape {numbers.shape} in each row, the behavior's "
+            f"observation {spec.name} has {shape}; transpose it (images are channels first)"
+        )
+    is_bytes = len(shape) == 3 and numbers.values.dtype == np.uint8
+    values = numbers.values.astype(np.float32)
+    values = values / np.float32(255) if is_bytes else values
+    _refuse(table, numbers, ~np.isfinite(values), "{} is no finite number; leave out such rows")
+    span = _span(values)
+    span += ", bytes divided by 255" if is_bytes else ""
+    summary = f"observation {index} {spec.name} {shape}: {_listed(numbers)}, {span}"
+    return values.reshape(len(table), *shape), summary
+
+
+def _listed(numbers: Numbers) -> str:
+    names = list(dict.fromkeys(numbers.columns))
+    if len(names) > 6:
+        return f"columns {', '.join(names[:3])}, ... {names[-1]}"
+    return f"column{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+
+def _actions(
+    table: Table, spec: ActionSpec, columns: Columns, scale: Sequence[float]
+) -> tuple[ActionTuple, BoolArray, str]:
+    """Return the actions of all rows, which rows have none, and what to say about them."""
+    kinds: list[tuple[Numbers, BoolArray]] = []
+    sizes = {"continuous": spec.continuous_size, "discrete": spec.discrete_size}
+    for name, size in sizes.items():
+        numbers = table.numbers(name, size, columns) if size else None
+        if size and numbers is None:
+            raise table.missing(f"column {name} or {name}.0, which holds the actions", name)
+        if numbers is not None:
+            no_choice = (numbers.values == NO_CHOICE) & (name == "discrete")
+            kinds.append((numbers, np.isnan(numbers.values) | no_choice))
+    idle = np.asarray(np.concatenate([none for _, none in kinds], axis=1).all(axis=1))
+    if idle.all():
+        raise DemonstrationError(f"{table.source}: no row has an action to learn from")
+    for numbers, none in kinds:
+        lacking = none & ~idle[:, None]
+        _refuse(table, numbers, lacking, "there is no action ({}), but others in this row; add it")
+    out, summary = spec.empty_action(len(table)), []
+    if spec.continuous_size:
+        out.continuous[~idle] = _continuous(table, kinds[0][0], idle, scale)
+        summary.append(f"continuous, {_listed(kinds[0][0])}: {_span(out.continuous[~idle])}")
+    if spec.discrete_size:
+        out.discrete[~idle] = _discrete(table, kinds[-1][0], idle, spec.discrete_branches)
+        summary.append(
+            f"discrete, {_listed(kinds[-1][0])}: {_span(out.discrete[~idle])}, "
+            f"branches of {', '.join(map(str, spec.discrete_branches))} choices"
+        )
+    return out, idle, f"{'; '.join(summary)}; {int(idle.sum())} rows without"
+
+
+def _span(values: AnyArray) -> str:
+    return f"{values.min():.6g} to {values.max():.6g}"
+
+
+def _continuous(
+    table: Table, numbers: Numbers, idle: BoolArray, scale: Sequence[float]
+) -> AnyArray:
+    size = numbers.values.shape[1]
+    if len(scale) not in (1, size) or not min(scale) > 0 or not math.isfinite(sum(scale)):
+        raise DemonstrationError(
+            f"--action-scale {','.join(f'{one:g}' for one in scale)}: needs one number above 0, or "
+            f"{size}, one for each continuous action"
+        )
+    values: AnyArray = numbers.values / np.array(scale)
+    # not (a <= b) is true of NaN and infinity, too
+    beyond = ~(np.abs(values) <= 1 + _ROUNDING) & ~idle[:, None]
+    largest = np.nanmax(np.abs(numbers.values), axis=0)
+    _refuse(
+        table,
+        numbers,
+        beyond,
+        "the action {} lies beyond -1..1, the range of every continuous action; divide by the "
+        f"largest: --action-scale {','.join(f'{max(one, 1):.6g}' for one in largest)}",
+    )
+    return values[~idle]
+
+
+def _discrete(table: Table, numbers: Numbers, idle: BoolArray, branches: Sequence[int]) -> AnyArray:
+    choices = numbers.values
+    within = (choices >= 0) & (choices < np.array(branches)) & (choices == np.rint(choices))
+    sizes = ", ".join(f"0 to {size - 1}" for size in branches)
+    _refuse(
+        table,
+        numbers,
+        ~within & ~idle[:, None],
+        f"{{}} is none of the choices, which are {sizes}; correct it, or the specification",
+    )
+    return choices[~idle]
+
+
+def _masks(table: Table, spec: ActionSpec, columns: Columns) -> list[BoolArray] | None:
+    """Return bool [N, size] of each branch, True = forbidden; None without any mask."""
+    numbers = [
+        table.numbers(f"mask{branch}", size, columns)
+        for branch, size in enumerate(spec.discrete_branches)
+    ]
+    if not any(numbers):
+        return None
+    sizes = zip(numbers, spec.discrete_branches, strict=True)
+    return [
+        np.zeros((len(table), size), dtype=np.bool_) if one is None else _flags(table, one)
+        for one, size in sizes
+    ]
+
+
+def _flags(table: Table, numbers: Numbers) -> BoolArray:
+    """Return bool [N, size]; what is empty is False."""
+    values = numbers.values
+    wrong = ~np.isin(values, (0, 1)) & ~np.isnan(values)
+    _refuse(table, numbers, wrong, "{} is neither 0 nor 1; write 1 where it is true, else 0")
+    return np.asarray(values == 1)
+
+
+def _rewards(table: Table, columns: Columns, idle: BoolArray) -> tuple[FloatArray, str]:
+    """Return what the action of each row gained, [N], and what to say about it."""
+    numbers = table.numbers("reward", 1, columns)
+    if numbers is None:
+        return np.zeros(len(table), dtype=np.float32), "no column reward: zeros"
+    values = np.where(idle, 0.0, numbers.values[:, 0]).astype(np.float32)
+    _refuse(table, numbers, ~np.isfinite(values)[:, None], "{} is no finite reward; correct it")
+    return values, f"{_listed(numbers)}: finite"
+
+
+def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
+    """Return where episodes begin and end: by flags, by `episode`, or by rows without an action."""
+    n = len(table)
+    numbers = {name: table.numbers(name, 1, columns) for name in ("terminated", "truncated")}
+    ends = {
+        name: np.zeros(n, dtype=np.bool_) if one is None else _flags(table, one)[:, 0]
+        for name, one in numbers.items()
+    }
+    flagged = ends["terminated"] | ends["truncated"]
+    ids = table.names("episode", columns)
+    if ids is None and not any(numbers.values()) and not idle.any():
+        raise table.missing(
+            "column terminated, truncated or episode, which tells where episodes end", "terminated"
+        )
+    # A row without an action closes what is before it, also where the flag stands there.
+    ending: BoolArray = idle | (flagged & ~np.append(idle[1:], False))
+    if ids is not None:
+        ending = _by_number(table, *ids, ending)
+    elif any(numbers.values()):
+        unended = idle & ~flagged & ~np.append(False, flagged[:-1])
+        unended[-1] = False
+        if unended.any():
+            row = int(unended.argmax())
+            message = "has no action, but no episode ends here; add the action, or a flag"
+            raise DemonstrationError(f"{table.source}: {table.where(row)}: {message}")
+    last = np.flatnonzero(ending)
+    last = last if ending[-1] else np.append(last, n - 1)
+    first = np.append(0, last[:-1] + 1)
+    before = np.maximum(last - idle[last], first)  # where the last action is, and so the flag
+    terminated = ends["terminated"][last] | ends["terminated"][before]
+    told_end = flagged[last] | flagged[before]
+    counts = {
+        "terminated": int(terminated.sum()),
+        "truncated": int((told_end & ~terminated).sum()),
+        "the next episode (as cut short)": int((~told_end[:-1]).sum()),
+        "the end of the table (as cut short)": int(not told_end[-1]),
+    }
+    summary = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    return _Episodes(first, last, terminated, summary)
+
+
+def _by_number(table: Table, ids: AnyArray, column: str, ending: BoolArray) -> BoolArray:
+    """Return which rows are the last of an episode, by the numbers of episodes too."""
+    changes: BoolArray = np.append(ids[1:] != ids[:-1], True)
+    on = ending & ~changes
+    if on.any():
+        row = int(on.argmax()) + 1
+        message = f"episode {ids[row]} goes on after its end; number the episodes anew"
+        raise table.fault(row, column, message)
+    seen: set[Any] = set()
+    for row in [0, *(np.flatnonzero(changes)[:-1] + 1).tolist()]:
+        if ids[row] in seen:
+            message = f"episode {ids[row]} comes again after others; sort the rows by episode"
+            raise table.fault(row, column, message)
+        seen.add(ids[row])
+    return changes

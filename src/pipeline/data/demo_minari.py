@@ -1,0 +1,326 @@
+"""Minari datasets as tables of demonstrations, and demonstrations as Minari datasets.
+
+Spaces become observations and actions as in the executables that `pipeline env build gymnasium:ID`
+makes, so that what is imported fits the behavior that is trained there.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from shutil import rmtree
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.data.demo_tables import NO_CHOICE, Table
+from pipeline.errors import DemonstrationError, UnityObservationException
+from pipeline.protocol.specs import BehaviorSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pipeline.arrays import AnyArray
+    from pipeline.protocol.demo import Demonstration
+    from pipeline.protocol.specs import ActionSpec, ObservationSpec
+    from pipeline.simulators.bridges.spaces import Observations
+
+_ID = re.compile(r"[-\w]+(/[-\w]+)*-v\d+")
+
+
+def read_dataset(
+    dataset_id: str, spec: BehaviorSpec | None = None
+) -> tuple[Table, str, BehaviorSpec]:
+    """Return a dataset of this machine as a table, the behavior's name and its specification.
+
+    Args:
+        dataset_id: as Minari knows it, such as `mujoco/hopper/expert-v0`.
+        spec: of the behavior; None for the one that the dataset's spaces give.
+
+    Raises:
+        DemonstrationError: It is not here, or Minari cannot read it.
+        SettingsError: A space of it cannot be carried.
+    """
+    import minari
+
+    from pipeline.simulators.bridges.naming import behavior_name
+    from pipeline.simulators.bridges.spaces import Actions, Observations
+
+    source = _checked(dataset_id)
+    try:
+        dataset = minari.load_dataset(dataset_id)
+        episodes = list(dataset.iterate_episodes())
+    except FileNotFoundError as error:
+        raise DemonstrationError(
+            f"{source}: is not on this machine; fetch it with `minari download {dataset_id}`, or "
+            "name the folder of datasets in MINARI_DATASETS_PATH"
+        ) from error
+    except (ValueError, KeyError, OSError, ImportError) as error:
+        raise DemonstrationError(f"{source}: Minari cannot read it: {error}") from error
+    if not episodes:
+        raise DemonstrationError(f"{source}: has no episodes")
+    # Without a specification, images are those that the executable would send.
+    has_image = spec is not None and any(len(one.shape) == 3 for one in spec.observation_specs)
+    visual = "always" if has_image else "auto"
+    seen = Observations(dataset.observation_space, where=source, visual=visual)
+    # Numbers without bounds stay as they are: `--action-scale` divides them.
+    acted = Actions(dataset.action_space, where=source, scale=1.0).spec
+    parts = [_fields(source, one, seen, dataset.action_space) for one in episodes]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    notes = []
+    if acted.continuous_size:
+        bounded = np.concatenate([_range(box)[2] for box in _boxes(dataset.action_space)])
+        beyond = bounded & (np.abs(columns["continuous"]) > 1)
+        columns["continuous"][beyond] = np.sign(columns["continuous"][beyond])
+        clipped = f"{int(beyond.sum())} numbers beyond them clipped, as the environment does"
+        notes = [f"bounds        -1..1 means those of the action space; {clipped}"]
+    env = dataset.spec.env_spec
+    name = behavior_name(env.id if env is not None else dataset.spec.dataset_name)
+    table = Table(source=source, columns=columns, notes=notes)
+    return table, name, spec or BehaviorSpec(seen.specs, acted)
+
+
+def _checked(dataset_id: str) -> str:
+    if not _ID.fullmatch(dataset_id):
+        raise DemonstrationError(
+            f"minari:{dataset_id}: is no id of a dataset; write it as in minari:people/maze-v0"
+        )
+    return f"minari:{dataset_id}"
+
+
+def _fields(source: str, episode: Any, seen: Observations, space: Any) -> dict[str, AnyArray]:
+    """Return an episode as fields of a table, its last observation in a row without action."""
+    n = len(episode.rewards)
+    fields: dict[str, AnyArray] = {"episode": np.full(n + 1, episode.id)}
+    for index, (leaf, values) in enumerate(zip(seen.leaves, seen.empty(n + 1), strict=True)):
+        given = episode.observations
+        for key in leaf.path:
+            given = given[key]
+        try:
+            for row in range(n + 1):
+                leaf.put(values[row], given[row])
+        except (ValueError, IndexError, TypeError) as error:
+            raise UnityObservationException(
+                f"{source}: observation {leaf.spec.name!r} {row} of episode {episode.id} does not "
+                f"fit the dataset's space ({error}); repair the dataset"
+            ) from error
+        fields[f"obs{index}"] = values
+    actions: dict[str, list[AnyArray]] = {"continuous": [], "discrete": []}
+    for kind, values in _acted(space, episode.actions):
+        actions[kind].append(values)
+    for kind, none in (("continuous", np.nan), ("discrete", NO_CHOICE)):
+        if actions[kind]:
+            joined = np.concatenate(actions[kind], axis=1)
+            fields[kind] = np.pad(joined, ((0, 1), (0, 0)), constant_values=none)
+    fields["reward"] = np.append(episode.rewards, np.nan)
+    fields["terminated"] = np.append(episode.terminations, False)
+    fields["truncated"] = np.append(episode.truncations, False)
+    return fields
+
+
+def _acted(space: Any, values: Any) -> Iterator[tuple[str, AnyArray]]:
+    """Yield the actions [T, size] of each leaf of an action space, and of which kind they are."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for key, part in inner:
+            yield from _acted(part, values[key])
+        return
+    flat = np.asarray(values).reshape(len(values), -1)
+    if isinstance(space, spaces.Box):
+        middle, half, _ = _range(space)
+        yield "continuous", (flat - middle) / half
+    else:
+        yield "discrete", flat - np.ravel(getattr(space, "start", 0))
+
+
+def _boxes(space: Any) -> list[Any]:
+    from gymnasium import spaces
+
+    boxes: list[Any] = []
+    _built(space, lambda leaf: boxes.append(leaf) if isinstance(leaf, spaces.Box) else None)
+    return boxes
+
+
+def _range(box: Any) -> tuple[AnyArray, AnyArray, AnyArray]:
+    """Return what 0 means, what 1 means more than it, and where there are bounds, [size] each."""
+    low, high = np.ravel(box.low).astype(np.float64), np.ravel(box.high).astype(np.float64)
+    bounded = np.isfinite(low) & np.isfinite(high)
+    low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+    return (low + high) / 2, np.where(high > low, (high - low) / 2, 1.0), bounded
+
+
+def _built(space: Any, make: Callable[[Any], Any]) -> Any:
+    """Return a value of a space, of which `make` makes each leaf, in order."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        return {key: _built(part, make) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_built(part, make) for part in space.spaces)
+    return make(space)
+
+
+def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = None) -> list[str]:
+    """Write the ended episodes of a demonstration as a Minari dataset on this machine.
+
+    Args:
+        demo: the demonstration.
+        dataset_id: of the dataset, such as `people/maze-v0`.
+        env_id: the environment of Gymnasium whose spaces and name it has; None for spaces of
+            numbers, in which actions are from -1 to 1.
+
+    Returns:
+        What was written, one line for each step.
+
+    Raises:
+        DemonstrationError: The dataset exists, no episode has ended, or the environment has
+            another behavior.
+        SettingsError: There is no such environment.
+    """
+    import minari
+    from minari.storage.datasets_root_dir import get_dataset_path
+
+    source = _checked(dataset_id)
+    folder = get_dataset_path(dataset_id)
+    if folder.exists():
+        raise DemonstrationError(f"{source}: {folder} exists; raise the version, or delete it")
+    env = None if env_id is None else _environment(env_id, demo.spec)
+    seen = _space_of_all(demo.spec.observation_specs) if env is None else env.observation_space
+    acted = _action_space(demo.spec.action_spec) if env is None else env.action_space
+    buffers = _buffers(demo, seen, acted)
+    if not buffers:
+        raise DemonstrationError(f"{source}: no episode with an action has ended; nothing to write")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # about an author that it does not have
+            minari.create_dataset_from_buffers(
+                dataset_id,
+                buffers,
+                env=env,
+                observation_space=seen,
+                action_space=acted,
+                description=f"demonstration of {demo.behavior_name}",
+                jpeg_encoding=False,
+            )
+    except BaseException:
+        rmtree(folder, ignore_errors=True)
+        raise
+    return [
+        f"spaces        observation {seen}, action {acted}",
+        f"wrote         {source}: {len(buffers)} episodes, {sum(map(len, buffers))} steps",
+    ]
+
+
+def _buffers(demo: Demonstration, seen: Any, acted: Any) -> list[Any]:
+    """Return the ended episodes in Minari's form, but for ends before which nothing was done."""
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    ends = np.flatnonzero(demo.done).tolist()
+    firsts = [0, *(end + 1 for end in ends)]
+    spans = [(first, end) for first, end in zip(firsts, ends, strict=False) if first < end]
+    return [
+        EpisodeBuffer(id=number, **_episode(demo, first, end, seen, acted))
+        for number, (first, end) in enumerate(spans)
+    ]
+
+
+def _episode(
+    demo: Demonstration, first: int, end: int, seen: Any, acted: Any
+) -> dict[str, AnyArray | dict[str, Any] | tuple[Any, ...]]:
+    """Return the pairs from `first` to `end`, which closes them, as values of the spaces."""
+    obs = iter([values[first : end + 1] for values in demo.obs])
+    is_last = np.arange(first, end) == end - 1
+    return {
+        "observations": _built(seen, lambda leaf: _native_obs(leaf, next(obs))),
+        "actions": _native_actions(acted, demo, slice(first, end)),
+        "rewards": demo.reward[first + 1 : end + 1].astype(np.float64),
+        "terminations": is_last & ~demo.interrupted[end],
+        "truncations": is_last & demo.interrupted[end],
+    }
+
+
+def _environment(env_id: str, spec: BehaviorSpec) -> Any:
+    from pipeline.simulators.bridges.gymnasium_bridge import make_environment
+    from pipeline.simulators.bridges.spaces import Actions, Observations
+
+    name = env_id.removeprefix("gymnasium:")
+    env = make_environment(name, {})
+    seen = Observations(env.observation_space, where=name).specs
+    acted = Actions(env.action_space, where=name, scale=1.0).spec
+    shapes, own = [one.shape for one in seen], [one.shape for one in spec.observation_specs]
+    if shapes != own or acted != spec.action_spec:
+        raise DemonstrationError(
+            f"{name}: observes {shapes} and takes the actions ({acted}), but in the demonstration "
+            f"these are {own} and ({spec.action_spec}); name the environment it was recorded in, "
+            "or leave out --env"
+        )
+    return env
+
+
+def _space_of_all(specs: list[ObservationSpec]) -> Any:
+    """Return the space of a demonstration's observations, images with their channels last."""
+    from gymnasium import spaces
+
+    boxes = []
+    for one in specs:
+        is_image = len(one.shape) == 3
+        shape = (*one.shape[1:], one.shape[0]) if is_image else one.shape
+        low, high = (0.0, 1.0) if is_image else (-np.inf, np.inf)
+        boxes.append(spaces.Box(low, high, shape, np.float32))
+    return boxes[0] if len(boxes) == 1 else spaces.Tuple(boxes)
+
+
+def _action_space(spec: ActionSpec) -> Any:
+    from gymnasium import spaces
+
+    parts: list[Any] = []
+    if spec.continuous_size:
+        parts.append(spaces.Box(-1.0, 1.0, (spec.continuous_size,), np.float32))
+    if spec.discrete_size == 1:
+        parts.append(spaces.Discrete(spec.discrete_branches[0]))
+    elif spec.discrete_size:
+        parts.append(spaces.MultiDiscrete(list(spec.discrete_branches)))
+    return parts[0] if len(parts) == 1 else spaces.Tuple(parts)
+
+
+def _native_obs(space: Any, values: AnyArray) -> AnyArray:
+    """Return the observations [T, *shape] of a leaf as the space has them."""
+    from gymnasium import spaces
+
+    from pipeline.simulators.bridges.spaces import image_layout
+
+    if isinstance(space, spaces.Discrete):
+        return np.asarray(values.argmax(axis=1) + space.start)
+    if isinstance(space, spaces.MultiDiscrete):
+        parts = np.split(values, np.cumsum(np.ravel(space.nvec))[:-1], axis=1)
+        chosen = np.stack([part.argmax(axis=1) for part in parts], axis=1) + np.ravel(space.start)
+        values = chosen
+    if isinstance(space, spaces.Box) and values.ndim == 4:
+        values = values * np.float32(255 if space.dtype == np.uint8 else 1)
+        if image_layout(space) == "channels last":
+            values = values.transpose(0, 2, 3, 1)
+    if np.issubdtype(space.dtype, np.integer):
+        values = np.rint(values)
+    return np.asarray(values.reshape(len(values), *space.shape), dtype=space.dtype)
+
+
+def _native_actions(space: Any, demo: Demonstration, rows: slice) -> Any:
+    """Return the actions of some rows as the space has them."""
+    from gymnasium import spaces
+
+    numbers, choices = iter(demo.continuous[rows].T), iter(demo.discrete[rows].T)
+
+    def native(leaf: Any) -> AnyArray:
+        size = int(np.prod(leaf.shape))
+        if isinstance(leaf, spaces.Box):
+            middle, half, _ = _range(leaf)
+            flat = middle + half * np.stack([next(numbers) for _ in range(size)], axis=1)
+            flat = np.rint(flat) if np.issubdtype(leaf.dtype, np.integer) else flat
+        else:
+            flat = np.stack([next(choices) for _ in range(size)], axis=1)
+            flat = flat + np.ravel(getattr(leaf, "start", 0))
+        return np.asarray(flat.reshape(len(flat), *leaf.shape), dtype=leaf.dtype)
+
+    return _built(space, native)

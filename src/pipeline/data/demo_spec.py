@@ -1,0 +1,153 @@
+"""The specification of a demonstration's behavior, from a file or an environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import DemonstrationError
+from pipeline.protocol.demo import read_demo
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
+from pipeline.settings.nodes import fail, find
+from pipeline.settings.reader import (
+    ContradictionError,
+    Count,
+    CountOrZero,
+    read_dataclass,
+    to_map,
+)
+from pipeline.settings.yaml_file import read_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pipeline.data.demo_tables import Columns
+    from pipeline.envs.base import BaseEnv
+
+_GOAL = ObservationType.GOAL_SIGNAL
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObservationEntry:
+    """One of `observations` in a specification file."""
+
+    shape: tuple[Count, ...]
+    """[size] of a vector, [entries, size] of a list of entities, [channels, height, width]."""
+    name: str = ""
+    """As the environment calls it."""
+    goal: bool = False
+    """Whether it is a goal signal."""
+
+    def __post_init__(self) -> None:
+        """Refuse shapes that no observation of these kinds has."""
+        if not 1 <= len(self.shape) <= 3:
+            text = f"needs 1 to 3 sizes, got {len(self.shape)}; take the specification from a .demo"
+            raise ContradictionError("shape", text)
+
+    def spec(self) -> ObservationSpec:
+        """Return it as environments announce it."""
+        first, *rest = self.shape
+        if not rest:
+            spec = ObservationSpec.vector(first)
+        elif len(rest) == 1:
+            spec = ObservationSpec.entities(first, rest[0])
+        else:
+            spec = ObservationSpec.visual(first, rest[0], rest[1])
+        kind = _GOAL if self.goal else ObservationType.DEFAULT
+        return spec._replace(name=self.name, observation_type=kind)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActionsEntry:
+    """`actions` in a specification file."""
+
+    continuous: CountOrZero = 0
+    """Continuous actions, in -1..1."""
+    discrete: tuple[Count, ...] = ()
+    """Choices of each discrete branch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpecFile:
+    """A specification file."""
+
+    behavior: str
+    """Name of the behavior, without team."""
+    observations: tuple[ObservationEntry, ...]
+    """In the order in which the environment sends them."""
+    actions: ActionsEntry
+    """What is done."""
+    columns: dict[str, Any] = field(default_factory=dict)
+    """Columns of a table by field, as text or list, where they are not called as the field."""
+
+    def spec(self) -> BehaviorSpec:
+        """Return what an environment would announce."""
+        actions = ActionSpec(self.actions.continuous, self.actions.discrete)
+        return BehaviorSpec([one.spec() for one in self.observations], actions)
+
+
+def read_spec_file(path: Path) -> tuple[str, BehaviorSpec, Columns]:
+    """Return the behavior's name, its specification and the columns that a YAML file gives.
+
+    Raises:
+        SettingsError: The file cannot be read, or a key or value in it is wrong.
+    """
+    node = read_yaml(path, what="Specification file")
+    read: SpecFile = read_dataclass(SpecFile, node, "")
+    columns = {}
+    for name, given in read.columns.items():
+        names = given if isinstance(given, list) else [given]
+        if not names or not all(isinstance(one, str) for one in names):
+            expected = f"needs the name of a column, or a list of such names, got {given!r}"
+            raise fail(find(node, f"columns.{name}"), f"columns.{name}", expected)
+        columns[name] = names
+    return read.behavior, read.spec(), columns
+
+
+def spec_file(behavior: str, spec: BehaviorSpec) -> dict[str, Any]:
+    """Return what `read_spec_file` reads as this specification."""
+    observations = [
+        ObservationEntry(shape=one.shape, name=one.name, goal=one.observation_type == _GOAL)
+        for one in spec.observation_specs
+    ]
+    actions = ActionsEntry(
+        continuous=spec.action_spec.continuous_size, discrete=spec.action_spec.discrete_branches
+    )
+    file = SpecFile(behavior=behavior, observations=tuple(observations), actions=actions)
+    return {key: value for key, value in to_map(file).items() if key != "columns"}
+
+
+def spec_of(
+    source: str, make_env: Callable[[str], BaseEnv], behavior: str | None = None
+) -> tuple[str, BehaviorSpec, Columns]:
+    """Return a behavior's name, its specification, and the columns that a YAML file gives.
+
+    Args:
+        source: a YAML or JSON file, a `.demo` file, or an environment.
+        make_env: opens an environment.
+        behavior: of an environment with several; otherwise another name than the source gives.
+
+    Raises:
+        PipelineError: The source cannot be read or opened, or has no such behavior.
+    """
+    if source.endswith((".yaml", ".yml", ".json")):
+        name, spec, columns = read_spec_file(Path(source))
+        return behavior or name, spec, columns
+    if source.endswith(".demo"):
+        demo = read_demo(source)
+        return behavior or demo.behavior_name, demo.spec, {}
+    env = make_env(source)
+    try:
+        env.reset()
+        specs = {name.partition("?")[0]: spec for name, spec in env.behavior_specs.items()}
+    finally:
+        env.close()
+    if len(specs) == 1:
+        ((name, spec),) = specs.items()
+        return behavior or name, spec, {}
+    if behavior not in specs:
+        raise DemonstrationError(
+            f"{source}: has the behaviors {', '.join(specs)}; name one of them with --behavior"
+        )
+    return behavior, specs[behavior], {}

@@ -1,0 +1,217 @@
+"""Workers that nobody here starts: Unity Editors, and players that were started by hand."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from pipeline.envs.unity import EDITOR_PORT_TAKEN, PRESS_PLAY, UnityEnvironment
+from pipeline.envs.workers import RestartBudget, WorkerSet
+from pipeline.errors import (
+    SettingsError,
+    UnityCommunicationException,
+    UnityCommunicatorStoppedException,
+    UnityException,
+    UnityTimeOutException,
+    UnityWorkerInUseException,
+    one_line,
+)
+from pipeline.protocol.calls import time_out
+from pipeline.protocol.transport import open_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pipeline.envs.side_channels import SideChannel
+    from pipeline.envs.workers import RestartLimits
+    from pipeline.protocol.grpc_server import GrpcServer
+    from pipeline.protocol.server import Server
+
+_log = logging.getLogger(__name__)
+
+_TELL_EVERY_S = 10.0
+_LOOK_S = 0.2
+"""How long one look at all players takes that have not connected."""
+_PORT_TAKEN = "End the other program that waits there, or choose other ports with --base-port."
+
+
+def attach_workers(
+    n_players: int,
+    *,
+    seed: int,
+    timeout_wait: float,
+    base_port: int | None = None,
+    side_channels: Callable[[], Sequence[SideChannel]] | None = None,
+    restarts: RestartLimits | None = None,
+    num_areas: int = 1,
+    listen: tuple[str, bytes] | None = None,
+) -> WorkerSet:
+    """Wait for `n_players` players; player k calls on port `base_port` + k and gets `seed` + k.
+
+    One that fails is waited for on its port, where a process of our own would be started again.
+
+    Args:
+        n_players: how many.
+        seed: of player 0; the n-th time that it connects again, `seed` + n * `n_players`.
+        timeout_wait: seconds in which all have to connect, and each to answer later on.
+        base_port: TCP port of player 0; None for the one that the Unity Editor calls.
+        side_channels: makes the channels of one player.
+        restarts: how often a player that failed is waited for; None for never.
+        num_areas: training areas that each player makes, if it replicates them.
+        listen: an address of this machine where players may call too that say this token; see
+            `envs.forward`. None for loopback only.
+
+    Raises:
+        SettingsError: The address to listen on is none of this machine.
+        UnityWorkerInUseException: A port is taken.
+        UnityTimeOutException: A player did not connect.
+        UnityEnvironmentException: A player has another version.
+    """
+    with ExitStack() as stack:
+        servers: list[Server | GrpcServer] = []
+        for player in range(n_players):
+            servers.append(_listening(player, base_port, listen))
+            stack.callback(servers[-1].close)
+        names = [
+            f"player {player} of {n_players} on port {server.port}"
+            for player, server in enumerate(servers, 1)
+        ]
+
+        def connect(worker: int, restart: int) -> UnityEnvironment:
+            if restart > 0:
+                _wait_again(servers, worker, names[worker], timeout_wait, workers.should_stop)
+            return UnityEnvironment(
+                None,
+                server=servers[worker],
+                seed=seed + worker + n_players * restart,
+                side_channels=side_channels() if side_channels else (),
+                timeout_wait=timeout_wait,
+                num_areas=num_areas,
+            )
+
+        if n_players == 1 and base_port is None:
+            _log.info(PRESS_PLAY, servers[0].port)
+        else:
+            _tell_how_to_start(names, timeout_wait)
+        if listen is not None:
+            _log.info(
+                "Players of other machines come to %s and their port, with the token and without "
+                "encryption: `pipeline attach --help`.",
+                listen[0],
+            )
+        envs: dict[int, UnityEnvironment] = {}
+        missing = set(range(n_players))
+        for worker in _callers(servers, missing, timeout_wait):
+            try:
+                envs[worker] = stack.enter_context(connect(worker, 0))
+            except (UnityCommunicationException, UnityCommunicatorStoppedException) as error:
+                _log.warning("Waiting for %s again: %s", names[worker], one_line(error))
+            else:
+                missing.remove(worker)
+                _log.info("Connected: %s, from %s.", names[worker], servers[worker].peer)
+        workers = WorkerSet(
+            [envs[worker] for worker in range(n_players)],
+            relaunch=None if restarts is None else connect,
+            budget=None if restarts is None else RestartBudget(restarts),
+            servers=servers,
+        )
+        stack.pop_all()
+    return workers
+
+
+def _listening(
+    player: int, base_port: int | None, listen: tuple[str, bytes] | None
+) -> Server | GrpcServer:
+    first = UnityEnvironment.DEFAULT_EDITOR_PORT if base_port is None else base_port
+    host, token = listen or (None, None)
+    try:
+        return open_server(first + player, worker_id=player, host=host, token=token)
+    except UnityWorkerInUseException as error:
+        if getattr(error.__cause__, "errno", None) == errno.EADDRNOTAVAIL:
+            raise SettingsError(
+                f"--listen: {host} is no address of this machine; `ip address` shows them, and "
+                "0.0.0.0 means all"
+            ) from error
+        remedy = EDITOR_PORT_TAKEN if base_port is None and player == 0 else _PORT_TAKEN
+        raise UnityWorkerInUseException(player, error.port, remedy=remedy) from error
+
+
+def _tell_how_to_start(names: Sequence[str], timeout_s: float) -> None:
+    for name in names:
+        _log.info("Waiting for %s.", name)
+    _log.info(
+        "Start each player with --mlagents-port and its port, or press Play in a Unity Editor with "
+        "that port; all have to connect within %g s.",
+        timeout_s,
+    )
+
+
+def _wait_again(
+    servers: Sequence[Server | GrpcServer],
+    worker: int,
+    name: str,
+    timeout_s: float,
+    should_stop: Callable[[], bool],
+) -> None:
+    """Wait for a player that was lost.
+
+    Raises:
+        UnityException: It does not come, or the wait shall stop. This is no reason for a restart,
+            which would wait again.
+    """
+    _log.info("Waiting up to %g s for %s to connect again.", timeout_s, name)
+    try:
+        next(_callers(servers, {worker}, timeout_s, should_stop))
+    except UnityTimeOutException as error:
+        raise UnityException(
+            f"{name} did not connect again within {timeout_s:g} s; start it and continue with "
+            "--resume, or give more time with --timeout-wait"
+        ) from error
+
+
+def _callers(
+    servers: Sequence[Server | GrpcServer],
+    wanted: set[int],
+    timeout_s: float,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Iterator[int]:
+    """Yield a worker whose player calls, again and again while any are `wanted`.
+
+    Raises:
+        UnityTimeOutException: Some are wanted still.
+        UnityException: The wait shall stop.
+    """
+    deadline = time.monotonic() + timeout_s
+    next_line = time.monotonic() + _TELL_EVERY_S
+    while wanted:
+        for worker in sorted(wanted):
+            if servers[worker].is_called(_LOOK_S / len(wanted)):
+                yield worker
+        if should_stop():
+            raise UnityException("told to stop while a player was waited for")
+        now = time.monotonic()
+        if wanted and now >= deadline:
+            raise _too_late(servers, wanted, timeout_s)
+        if wanted and now >= next_line:
+            left = deadline - now
+            _log.info("Still waiting for player %s; %.0f s are left.", _told(servers, wanted), left)
+            next_line = now + _TELL_EVERY_S
+
+
+def _told(servers: Sequence[Server | GrpcServer], workers: set[int]) -> str:
+    return ", ".join(f"{worker + 1} (port {servers[worker].port})" for worker in sorted(workers))
+
+
+def _too_late(
+    servers: Sequence[Server | GrpcServer], missing: set[int], timeout_s: float
+) -> UnityTimeOutException:
+    if len(servers) == 1:
+        return time_out(timeout_s)
+    return UnityTimeOutException(
+        f"{len(missing)} of {len(servers)} players did not connect within {timeout_s:g} s: "
+        f"{_told(servers, missing)}; start each with --mlagents-port and its port, give more time "
+        "with --timeout-wait, or name an executable with --env, which is started here"
+    )

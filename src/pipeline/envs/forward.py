@@ -1,0 +1,246 @@
+"""Bring a player of this machine to a trainer on another one.
+
+A Unity player calls `localhost` only, and cannot say a token. So this listens where the player
+calls, says the token to the trainer, and then passes bytes both ways without looking at them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import selectors
+import socket
+import threading
+import time
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.envs import launch
+from pipeline.envs.workers import RestartBudget, RestartLimits
+from pipeline.errors import UnityCommunicationException, UnityEnvironmentException, one_line
+from pipeline.protocol.incoming import accepted_from, listen
+from pipeline.protocol.token import HungUpError, introduce
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 1 << 18
+_CONNECT_S, _RETRY_S, _LOOK_S = 10.0, 0.2, 0.2
+_TAKEN_S = 5.0
+"""How long a trainer may hang up at once: it has yet to notice that the last player is gone."""
+_HANG_UP_S, _END_S = 1.0, 5.0
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""Seconds and number of probes, after which a machine that is gone counts as hung up."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trainer:
+    """Where a trainer listens for one player, and the token that it asks for."""
+
+    host: str
+    port: int
+    token: bytes | None = None
+
+    def __str__(self) -> str:
+        """HOST:PORT."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def connect(self, wait_s: float) -> socket.socket | None:
+        """Return a connection on which the trainer waits for the player's calls.
+
+        Args:
+            wait_s: how long to try while no one listens.
+
+        Returns:
+            None if no one listened.
+
+        Raises:
+            UnityCommunicationException: The trainer refuses the token, has its player already, or
+                cannot be found.
+        """
+        start = time.monotonic()
+        while True:
+            try:
+                return self._connected()
+            except (socket.gaierror, UnicodeError) as error:
+                raise UnityCommunicationException(
+                    f"--to {self}: no machine of this name is known here"
+                ) from error
+            except HungUpError:
+                if time.monotonic() - start > _TAKEN_S:
+                    raise
+            except OSError:
+                if time.monotonic() - start > wait_s:
+                    return None
+            time.sleep(_RETRY_S)
+
+    def _connected(self) -> socket.socket:
+        with ExitStack() as stack:
+            sock = socket.create_connection((self.host, self.port), timeout=_CONNECT_S)
+            stack.enter_context(sock)
+            introduce(sock, self.token, str(self))
+            sock.settimeout(None)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEP_ALIVE.items():
+                if hasattr(socket, name):
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            stack.pop_all()
+        return sock
+
+
+def forward(
+    trainer: Trainer,
+    *,
+    port: int = 0,
+    executable: Path | None = None,
+    no_graphics: bool = False,
+    additional_args: Sequence[str] = (),
+    timeout_s: float = 60.0,
+) -> None:
+    """Be between the trainer and one player after another, until the trainer has ended.
+
+    A player that was started here and ends is started again, at most once a minute.
+
+    Args:
+        trainer: where it listens.
+        port: where the player calls; 0 lets the system choose.
+        executable: the player to start; None waits for one that calls.
+        no_graphics: start it without a display.
+        additional_args: for the executable.
+        timeout_s: how long to wait for a trainer.
+
+    Raises:
+        UnityCommunicationException: There is no trainer, or it refuses this player.
+        UnityEnvironmentException: The player ended too often, or cannot be started.
+        OSError: The port is taken.
+    """
+    budget = RestartBudget(RestartLimits())
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(closing(one)) for one in listen(port, None)]
+        here = listeners[0].getsockname()[1]
+        _log.info("Connecting to the trainer at %s.", trainer)
+        connection = trainer.connect(timeout_s)
+        if connection is None:
+            raise UnityCommunicationException(
+                f"--to {trainer}: no trainer listens there (waited {timeout_s:g} s); start it with "
+                "--attach and --listen, and check address, port and firewall"
+            )
+        command = None
+        if executable is not None:
+            command = launch.command_line(
+                executable, port=here, no_graphics=no_graphics, additional_args=additional_args
+            )
+        ended = None
+        while connection is not None:
+            with connection:
+                if ended is not None:
+                    _count(budget, ended)
+                ended = _serve(connection, listeners, command)
+            connection = trainer.connect(0.0)
+    _log.info("The trainer at %s has ended.", trainer)
+
+
+def _count(budget: RestartBudget, how: str) -> None:
+    """Count a player of ours that ended while the trainer goes on."""
+    if refusal := budget.refusal(0):
+        raise UnityEnvironmentException(f"The player ended again ({refusal} allowed): {how}")
+    _log.warning("Starting the player again after '%s'.", how)
+    budget.spend(0)
+
+
+def _serve(
+    trainer: socket.socket, listeners: Sequence[socket.socket], command: Sequence[str] | None
+) -> str | None:
+    """Pass on what one player and the trainer say, and return how a player of ours has ended."""
+    if command is None:
+        _log.info(
+            "Connected to the trainer. Waiting for the player: start it with --mlagents-port %d, "
+            "or press Play in a Unity Editor with that port.",
+            listeners[0].getsockname()[1],
+        )
+        _pass_on(trainer, listeners, lambda: None)
+        return None
+    _log.info("Connected to the trainer. Starting the player.")
+    process = launch.EnvironmentProcess(command)
+    try:
+        _pass_on(trainer, listeners, process.check)
+        process.wait(_END_S)
+        process.check()
+    except UnityEnvironmentException as error:
+        return one_line(error)
+    finally:
+        process.close(0.0)
+    return f"it had not ended after {_END_S:g} s, and was killed"
+
+
+def _pass_on(
+    trainer: socket.socket, listeners: Sequence[socket.socket], check: Callable[[], None]
+) -> None:
+    """Wait for a player, and pass bytes both ways until it or the trainer hangs up.
+
+    Args:
+        trainer: the connection to it.
+        listeners: where the player calls.
+        check: called while no player has called; raises when none will.
+    """
+    player, early = _first_call(trainer, listeners, check)
+    if player is None:
+        return
+    ends: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def copy(source: socket.socket, target: socket.socket, name: str) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := source.recv(_CHUNK_BYTES):
+                target.sendall(chunk)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+        ends.put(name)
+
+    with player:
+        _log.info("The player has connected.")
+        player.sendall(early)
+        ways = ((player, trainer, "player"), (trainer, player, "trainer"))
+        threads = [threading.Thread(target=copy, args=way, daemon=True) for way in ways]
+        for thread in threads:
+            thread.start()
+        try:
+            _log.info("The %s has hung up.", ends.get())
+            with contextlib.suppress(queue.Empty):
+                ends.get(timeout=_HANG_UP_S)
+        finally:
+            for sock in (player, trainer):
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join()
+
+
+def _first_call(
+    trainer: socket.socket, listeners: Sequence[socket.socket], check: Callable[[], None]
+) -> tuple[socket.socket | None, bytes]:
+    """Return the player's connection, and what the trainer has said by then.
+
+    The first is None if the trainer hung up.
+    """
+    early = b""
+    with selectors.DefaultSelector() as selector:
+        for sock in (trainer, *listeners):
+            selector.register(sock, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select(_LOOK_S):
+                if key.fileobj is not trainer:
+                    for player in accepted_from(key.fileobj, 1):  # type: ignore[arg-type]  # a listener
+                        player.setblocking(True)
+                        player.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                        return player, early
+                elif chunk := trainer.recv(_CHUNK_BYTES):
+                    early += chunk
+                else:
+                    return None, early
+            check()

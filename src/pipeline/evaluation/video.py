@@ -1,0 +1,247 @@
+"""Film episodes: play them again where they can be drawn, and write what is seen as GIF or MP4.
+
+The episodes that count have been played by then, so that filming cannot change them; that the same
+episodes come again is checked. Only the area of the filmed agent is drawn.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline import files
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.errors import SettingsError, StageError
+from pipeline.evaluation.episodes import evaluate
+from pipeline.protocol.simulator import Renderable
+from pipeline.simulators import registry
+from pipeline.simulators.executable import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from pipeline.arrays import AnyArray
+    from pipeline.evaluation.episodes import ActingPolicy, Episode
+
+FRAMES_PER_S = 20
+MOST_FRAMES = 240
+"""Of a longer episode every second step is shown, or every fourth, and so on."""
+LONGEST_SIDE = 400
+"""Pixels; larger pictures are reduced."""
+_COLORS = 96
+
+
+def check(program: Path, targets: Iterable[Path]) -> None:
+    """Refuse, before anything is played, videos that could not be written in the end.
+
+    Args:
+        program: the executable that will be played in.
+        targets: the files to write.
+
+    Raises:
+        SettingsError: A name has another ending, or what writes MP4 is not installed.
+        StageError: The executable is not ours.
+    """
+    for path in targets:
+        _check_target(path)
+    _recipe_of(program)
+
+
+def _check_target(path: Path) -> None:
+    if path.suffix not in (".gif", ".mp4"):
+        raise SettingsError(f"{path}: a video is a .gif or an .mp4; name it so")
+    if path.suffix == ".mp4" and find_spec("imageio_ffmpeg") is None:
+        raise SettingsError(
+            f"{path}: MP4 needs the package imageio-ffmpeg, which is not installed: "
+            "pip install 'rl-pipeline[video]', or write a .gif"
+        )
+
+
+def choose(episodes: Sequence[Episode]) -> dict[str, Episode]:
+    """Return the `median` and the `best` episode by return, of the first behavior by name.
+
+    Of an even number the lower of the two in the middle is the median; of equals, the first one.
+    """
+    first = min(one.behavior for one in episodes)
+    ranked = sorted(
+        (one for one in episodes if one.behavior == first),
+        key=lambda one: (one.episode_return, -one.index),
+    )
+    return {"median": ranked[(len(ranked) - 1) // 2], "best": ranked[-1]}
+
+
+def film(
+    program: Path,
+    args: Sequence[str],
+    policies: Mapping[str, ActingPolicy],
+    played: Sequence[Episode],
+    wanted: Mapping[Path, Episode],
+    *,
+    seed: int,
+) -> None:
+    """Write a video of each wanted episode.
+
+    Args:
+        program: the executable in which they were played; `pipeline env build` made it.
+        args: its arguments.
+        policies: that played, by behavior name.
+        played: all episodes that counted.
+        wanted: of these, by the file to write.
+        seed: with which they were played.
+
+    Raises:
+        SettingsError: The environment cannot be drawn.
+        StageError: The executable is not ours, or other episodes come when they are played again.
+    """
+    simulator: Any = _opened(program, args, seed)
+    reels = {path: _Reel() for path in wanted}
+
+    def see(running: Mapping[str, Mapping[int, int]]) -> None:
+        for path, episode in wanted.items():
+            if running[episode.behavior].get(episode.agent) == episode.index:
+                reels[path].see(partial(simulator.render, episode.agent))
+
+    env = InProcessEnvironment(simulator)
+    n_episodes = 1 + max(episode.index for episode in wanted.values())
+    try:
+        again = evaluate(env, policies, episodes=n_episodes, seed=seed, on_running=see)
+    finally:
+        env.close()
+    for one, other in zip(again, (e for e in played if e.index < n_episodes), strict=True):
+        if one != other:
+            raise StageError(
+                f"{program}: no video: episode {one.index} of {one.behavior} came to "
+                f"{other.episode_return:g} in {other.length} steps, and to {one.episode_return:g} "
+                f"in {one.length} when it was played again to be filmed. The environment draws "
+                "random numbers that its seed does not reach, or the executable was built with "
+                "other versions: build it again, or do without a video"
+            )
+    for path, reel in reels.items():
+        write(path, reel.frames)
+
+
+def _recipe_of(program: Path) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options of the simulator in an executable of ours."""
+    try:
+        with zipfile.ZipFile(program) as archive:
+            described = json.loads(archive.read("executable.json"))
+        return described["simulator"], dict(described["options"])
+    except (OSError, zipfile.BadZipFile, ValueError, KeyError) as error:
+        raise StageError(
+            f"{program}: cannot be filmed: only executables of `pipeline env build` can be drawn "
+            "here. A Unity player shows itself: load the exported policy in the Unity Editor and "
+            "record it there (Unity Recorder)"
+        ) from error
+
+
+def _opened(program: Path, args: Sequence[str], seed: int) -> Renderable:
+    """Return the simulator in an executable of ours, in this process and ready to draw."""
+    name, options = _recipe_of(program)
+    entry = registry.entry(name)
+    if "render_mode" in entry.parameters:
+        options["render_mode"] = "rgb_array"
+    n_agents = parse(args).n_agents or options.get("n_agents")
+    made = registry.make(name, seed=seed, **options | {"n_agents": n_agents})
+    if not isinstance(made, Renderable):
+        made.close()
+        raise SettingsError(
+            f"{options.get('id', name)}: cannot be filmed: its class {type(made).__name__} has no "
+            "method render(agent), which returns a picture as uint8 [height, width, 3]"
+        )
+    return made
+
+
+class _Reel:
+    """Pictures of an episode: every one, and of a long one every 2nd, 4th, 8th, ..."""
+
+    def __init__(self) -> None:
+        self.frames: list[AnyArray] = []
+        self._stride, self._n_seen = 1, 0
+
+    def see(self, render: Callable[[], AnyArray]) -> None:
+        """Keep what `render` returns if it is the turn of this step."""
+        if self._n_seen % self._stride == 0:
+            if len(self.frames) == MOST_FRAMES:
+                del self.frames[1::2]
+                self._stride *= 2
+            if self._n_seen % self._stride == 0:
+                self.frames.append(_reduced(render()))
+        self._n_seen += 1
+
+
+def _reduced(image: AnyArray) -> AnyArray:
+    """Return a picture with even sides, the longest at most `LONGEST_SIDE`."""
+    from PIL import Image
+
+    height, width = image.shape[:2]
+    scale = min(1.0, LONGEST_SIDE / max(height, width))
+    size = [max(2, 2 * round(scale * side / 2)) for side in (width, height)]
+    if [width, height] == size:
+        return image
+    return np.asarray(Image.fromarray(image).resize((size[0], size[1]), Image.Resampling.BOX))
+
+
+def write(path: Path, frames: Sequence[AnyArray]) -> None:
+    """Write pictures as a GIF or MP4, whole or not at all; the same ones give the same bytes.
+
+    Args:
+        path: ends in `.gif` or `.mp4`.
+        frames: uint8 [height, width, 3], all of one size, at least one.
+    """
+    if path.suffix == ".gif":
+        files.write_whole(path, _gif(frames))
+    else:
+        with files.whole(path) as temporary:
+            _write_mp4(temporary, frames)
+
+
+def _gif(frames: Sequence[AnyArray]) -> bytes:
+    from PIL import Image
+
+    # One palette for all: with one for each, every picture would be stored whole. Of the ways to
+    # choose it this one keeps colors that few pixels have.
+    whole = Image.fromarray(np.concatenate(frames))
+    palette = whole.quantize(_COLORS, method=Image.Quantize.MAXCOVERAGE)
+    drawn = [
+        Image.fromarray(one).quantize(palette=palette, dither=Image.Dither.NONE) for one in frames
+    ]
+    buffer = io.BytesIO()
+    drawn[0].save(
+        buffer,
+        "GIF",
+        save_all=True,
+        append_images=drawn[1:],
+        duration=1000 // FRAMES_PER_S,
+        loop=0,
+    )
+    return buffer.getvalue()
+
+
+def _write_mp4(path: Path, frames: Sequence[AnyArray]) -> None:
+    imageio_ffmpeg = import_module("imageio_ffmpeg")  # without stubs, and not always installed
+    height, width = frames[0].shape[:2]
+    exact = (
+        "-map_metadata -1 -fflags +bitexact -flags:v +bitexact -threads 1"  # no date, no version
+    )
+    writer = imageio_ffmpeg.write_frames(
+        str(path),
+        (width, height),
+        fps=FRAMES_PER_S,
+        codec="libx264",
+        macro_block_size=2,
+        output_params=[*exact.split(), "-movflags", "+faststart", "-f", "mp4"],
+    )
+    writer.send(None)
+    try:
+        for frame in frames:
+            writer.send(np.ascontiguousarray(frame))
+    finally:
+        writer.close()

@@ -1,0 +1,92 @@
+"""How a stage tells `pipeline run` how far it is: a line of JSON for each event, in one file.
+
+The environment variable `PIPELINE_PROGRESS` names the file. Without it a stage tells nothing, and
+it never fails because of what it cannot tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import Interrupted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FILE = "PIPELINE_PROGRESS"
+_DVC = "DVC_STAGE"
+"""Environment variable by which DVC says that it has started the stage."""
+_job: dict[str, str] = {}
+
+
+def log_of(stage: str, instance: str) -> Path:
+    """Return the log of a stage's instance, relative to the project, as Snakemake's rules name it.
+
+    A stage without instances has `all` for one.
+    """
+    return (
+        Path("logs", f"{stage}.log")
+        if instance == "all"
+        else Path("logs", stage, f"{instance}.log")
+    )
+
+
+@contextlib.contextmanager
+def reporting(stage: str, instance: str, root: Path) -> Iterator[None]:
+    """Tell that a stage begins and how it ends; what it prints goes to its log.
+
+    Snakemake sends it there itself. With DVC it would be among what DVC prints.
+    """
+    if not watched():
+        yield
+        return
+    if _DVC in os.environ:
+        _print_to(root / log_of(stage, instance))
+    _job.update(stage=stage, instance=instance)
+    tell(state="begun")
+    state = "failed"
+    try:
+        yield
+        state = "done"
+    except (KeyboardInterrupt, Interrupted):
+        state = "stopped"
+        raise
+    finally:
+        tell(state=state)
+        _job.clear()
+
+
+def watched() -> bool:
+    """Return whether somebody wants to know how far a stage is."""
+    return bool(os.environ.get(FILE))
+
+
+def tell(**facts: Any) -> None:
+    """Append an event of the stage that is reporting, with the time; nothing without one."""
+    path = os.environ.get(FILE)
+    if not path or not _job:
+        return
+    line = json.dumps({**_job, "at": time.time(), **facts}) + "\n"
+    with contextlib.suppress(OSError):
+        # one write to a file that is there: lines of several processes do not mix
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+        try:
+            os.write(handle, line.encode())
+        finally:
+            os.close(handle)
+
+
+def _print_to(log: Path) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)

@@ -1,0 +1,188 @@
+"""What a function or class of a Python module makes, as a simulator.
+
+What takes `seed` and `n_agents` makes a simulator. Anything else is called once for each copy, and
+gives an environment of Gymnasium or PettingZoo.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import sysconfig
+import traceback
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from pipeline.errors import PipelineError, SettingsError
+from pipeline.simulators.bridges import naming
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pipeline.protocol.simulator import Simulator
+
+
+def simulator(
+    *,
+    id: str,
+    kwargs: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    n_agents: int = 1,
+    visual: str = "auto",
+    action_scale: float | None = None,
+    teams: str | Mapping[str, int] = "none",
+    groups: str = "none",
+    render_mode: str | None = None,
+) -> Simulator:
+    """Return what `module:function` makes, as a simulator.
+
+    Args:
+        id: `module:function`, or `module:Class`; the module may lie in the current folder.
+        kwargs: further keywords of the function.
+        seed: of everything random.
+        n_agents: agents of a simulator, else copies of the environment.
+        visual: as in `GymnasiumSimulator`, like `action_scale`.
+        action_scale: see there.
+        teams: as in `PettingZooSimulator`, like `groups`.
+        groups: see there.
+        render_mode: given to a function that takes it.
+
+    Raises:
+        SettingsError: There is no such function, it fails, or it gives something else.
+    """
+    make, own = function_of(id), dict(kwargs or {})
+    if _makes_simulator(make):
+        return cast("Simulator", called(id, make, seed=seed, n_agents=n_agents, **own))
+    if render_mode is not None and "render_mode" in inspect.signature(make).parameters:
+        own["render_mode"] = render_mode
+    first = called(id, make, **own)
+    if not _is_gymnasium(first) and not _is_pettingzoo(first):
+        raise OtherObjectError(id, first)
+    others = [called(id, make, **own) for _ in range(n_agents - 1)]
+    if others and others[0] is first:
+        raise SettingsError(
+            f"{id}: gives the same object twice, and every copy needs its own; let it make one"
+        )
+    spaces = {"visual": visual, "action_scale": action_scale}
+    return around([first, *others], seed=seed, teams=teams, groups=groups, **spaces)
+
+
+class OtherObjectError(SettingsError):
+    """A function gives neither a simulator nor an environment of Gymnasium or PettingZoo."""
+
+    def __init__(self, id: str, env: Any) -> None:
+        super().__init__(
+            f"{id}: gives an object of type {type(env).__name__}; it must give an environment of "
+            "Gymnasium or PettingZoo, or take `seed` and `n_agents` and give a simulator"
+        )
+        self.env = env
+
+
+def around(
+    envs: Sequence[Any],
+    *,
+    seed: int,
+    teams: str | Mapping[str, int] = "none",
+    groups: str = "none",
+    **spaces: Any,
+) -> Simulator:
+    """Return a simulator of environments of Gymnasium or of PettingZoo.
+
+    Raises:
+        OtherObjectError: They are neither.
+    """
+    if _is_gymnasium(envs[0]):
+        from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
+
+        return GymnasiumSimulator(id=envs, seed=seed, **spaces)
+    if _is_pettingzoo(envs[0]):
+        from pipeline.simulators.bridges.pettingzoo_bridge import PettingZooSimulator
+
+        return PettingZooSimulator(id=envs, seed=seed, teams=teams, groups=groups, **spaces)
+    raise OtherObjectError("the environment", envs[0])
+
+
+def n_agents_of(id: str, *, copies: int) -> int:
+    """Return how many agents a simulator of one's own has, or `copies` of an environment."""
+    make = function_of(id)
+    default = (
+        inspect.signature(make).parameters["n_agents"].default if _makes_simulator(make) else 0
+    )
+    return default if isinstance(default, int) and default > 0 else copies
+
+
+def function_of(id: str) -> Callable[..., Any]:
+    """Return what `module:function` names; the current folder ends the module path.
+
+    Raises:
+        SettingsError: There is no such module or function, or the module cannot be imported.
+    """
+    naming.quiet()
+    module, _, attribute = id.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        loaded = importlib.import_module(module)
+    except Exception as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name
+        if missing and (module == missing or module.startswith(f"{missing}.")):
+            raise SettingsError(
+                f"{id}: there is no {missing.replace('.', '/')}.py in the current folder, and no "
+                f"installed module '{missing}'; write module:function, as in my_env:make for "
+                "my_env.py (`pipeline env list` shows every form)"
+            ) from error
+        raise SettingsError(f"{id}: the module cannot be imported: {where(error)}") from error
+    make = getattr(loaded, attribute, None)
+    if not callable(make):
+        named = [name for name, value in vars(loaded).items() if callable(value)]
+        near = get_close_matches(attribute, named, n=1)
+        hint = f"; did you mean '{module}:{near[0]}'?" if near else ""
+        file = getattr(loaded, "__file__", None) or f"the module {module}"
+        raise SettingsError(f"{id}: {file} has no function or class '{attribute}'{hint}")
+    return cast("Callable[..., Any]", make)
+
+
+def called(id: str, make: Callable[..., Any], **options: Any) -> Any:
+    """Return what a function of the user's gives.
+
+    Raises:
+        SettingsError: It fails; the message says where.
+    """
+    try:
+        return make(**options)
+    except PipelineError:
+        raise
+    except Exception as error:
+        raise SettingsError(f"{id}: fails: {where(error)}") from error
+
+
+def where(error: Exception) -> str:
+    """Return what an error says, and the user's line that raised it, as one line."""
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    others = {Path(__file__).resolve().parents[2], Path(sysconfig.get_path("stdlib"))}
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        own = file.is_absolute() and "site-packages" not in file.parts
+        if own and not others.intersection(file.parents):
+            return f"{text} ({file.name}:{frame.lineno})"
+    return text
+
+
+def _makes_simulator(make: Callable[..., Any]) -> bool:
+    try:
+        return {"seed", "n_agents"} <= set(inspect.signature(make).parameters)
+    except (TypeError, ValueError):  # of something compiled
+        return False
+
+
+def _is_gymnasium(env: Any) -> bool:
+    module = sys.modules.get("gymnasium")  # not imported: then it made nothing
+    return module is not None and isinstance(env, module.Env)
+
+
+def _is_pettingzoo(env: Any) -> bool:
+    module = sys.modules.get("pettingzoo")
+    return module is not None and isinstance(env, module.AECEnv | module.ParallelEnv)

@@ -1,0 +1,94 @@
+"""A plain picture of a game's area, drawn by Pillow, which executables do without."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.arrays import AnyArray
+
+    Point = Sequence[float] | AnyArray
+
+PAPER, FLOOR, INK, GRAY = "#ffffff", "#eef1f5", "#2b3440", "#b3bcc9"
+BLUE, RED, GREEN, AMBER = "#2f6fde", "#d6453d", "#2f9e5b", "#e8a33a"
+LONGEST_SIDE = 320
+"""Pixels."""
+_FINER = 2
+"""Pictures are drawn so much larger and then reduced, because Pillow draws jagged edges."""
+
+
+class Canvas:
+    """A rectangle of the world, seen from above: x to the right, y up.
+
+    Args:
+        low: x and y of the lower left corner.
+        high: x and y of the upper right one.
+    """
+
+    def __init__(self, low: Point, high: Point) -> None:
+        from PIL import Image, ImageDraw
+
+        self._low, self._high = np.asarray(low, float), np.asarray(high, float)
+        extent = self._high - self._low
+        self._scale = _FINER * LONGEST_SIDE / extent.max()
+        # whole even numbers of pixels, as video needs them
+        size = 2 * _FINER * np.rint(extent * self._scale / (2 * _FINER)).astype(int)
+        self._image = Image.new("RGB", (int(size[0]), int(size[1])), PAPER)
+        self._draw = ImageDraw.Draw(self._image)
+
+    def _at(self, point: Point) -> tuple[float, float]:
+        x, y = (np.asarray(point, float) - self._low) * self._scale
+        return float(x), float(self._image.height - y)
+
+    def box(self, low: Point, high: Point, color: str) -> None:
+        """Fill the rectangle between two corners."""
+        (left, bottom), (right, top) = self._at(low), self._at(high)
+        self._draw.rectangle((left, top, right, bottom), fill=color)
+
+    def disc(self, center: Point, radius: float, color: str) -> None:
+        """Fill a circle."""
+        x, y = self._at(center)
+        r = radius * self._scale
+        self._draw.ellipse((x - r, y - r, x + r, y + r), fill=color)
+
+    def polygon(self, points: Sequence[Point] | AnyArray, color: str) -> None:
+        """Fill a polygon."""
+        self._draw.polygon([self._at(point) for point in points], fill=color)
+
+    def line(self, points: Sequence[Point] | AnyArray, width: float, color: str) -> None:
+        """Draw connected lines of a width."""
+        pixels = max(1, round(width * self._scale))
+        self._draw.line([self._at(point) for point in points], color, pixels, joint="curve")
+
+    def plus(self, center: Point, radius: float, color: str) -> None:
+        """Draw an upright cross."""
+        x, y = center
+        self.line([(x - radius, y), (x + radius, y)], 0.7 * radius, color)
+        self.line([(x, y - radius), (x, y + radius)], 0.7 * radius, color)
+
+    def ex(self, center: Point, radius: float, color: str) -> None:
+        """Draw a cross that lies on its side."""
+        x, y = center
+        self.line([(x - radius, y - radius), (x + radius, y + radius)], 0.6 * radius, color)
+        self.line([(x - radius, y + radius), (x + radius, y - radius)], 0.6 * radius, color)
+
+    def walker(self, center: Point, forward: Point, radius: float, color: str = BLUE) -> None:
+        """Draw somebody who looks in the direction of the unit vector `forward`."""
+        self.disc(center, radius, color)
+        tip = np.asarray(center) + 0.55 * radius * np.asarray(forward)
+        self.disc(tip, 0.35 * radius, PAPER)
+
+    def text(self, center: Point, text: str, height: float, color: str = INK) -> None:
+        """Write a few letters around a point."""
+        from PIL import ImageFont
+
+        font = ImageFont.load_default(height * self._scale)
+        self._draw.text(self._at(center), text, fill=color, font=font, anchor="mm")
+
+    def pixels(self) -> AnyArray:
+        """Return the picture, uint8 [height, width, 3], RGB."""
+        return np.asarray(self._image.reduce(_FINER))

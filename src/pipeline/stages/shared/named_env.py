@@ -1,0 +1,143 @@
+"""An environment by its name: what it means, and an executable that is built once and kept.
+
+    build/cache/<name>-<digest of the name>/
+        inputs.json                 which build is the present one, and what it was made of
+        <digest of a build>/<name>  the present build, and a few that runs may still start
+
+A name is built again when what it was made of has changed: versions of installed packages, our
+files, and the user's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline import files
+from pipeline.envs.launch import find_executable
+from pipeline.envs.sources.fetch import locked
+from pipeline.errors import StageError, UnityEnvironmentException
+from pipeline.settings.environments import FORMS, BuiltinSource, PathSource, named
+from pipeline.simulators import registry
+
+if TYPE_CHECKING:
+    from pipeline.settings.environments import EnvironmentParams
+
+_log = logging.getLogger(__name__)
+
+CACHE = Path("build/cache")
+"""Folder of the builds, in the current folder."""
+_INPUTS = "inputs.json"
+_KEPT = 3
+"""Builds of one name that stay: a run starts a failed environment again from the one it began."""
+
+
+def environment_of(name: str) -> EnvironmentParams:
+    """Return what a name means: an executable that is there, or something to build.
+
+    A word is the executable that lies under it, else the simulator that is called so.
+
+    Raises:
+        SettingsError: The name has none of the forms.
+        UnityEnvironmentException: There is no such executable, and no such simulator.
+    """
+    environment = named(name, is_file=_is_program)
+    if isinstance(environment, PathSource):
+        _found(environment.path)
+    elif isinstance(environment, BuiltinSource) and environment.name not in registry.SIMULATORS:
+        _found(name)
+    return environment
+
+
+def executable_of(name: str) -> Path:
+    """Return the executable that a name means, built now unless a build of it is kept.
+
+    Raises:
+        PipelineError: There is no such environment, or it cannot be built.
+    """
+    environment = environment_of(name)
+    packed = environment.packed()
+    return _found(name) if packed is None else _built(name, *packed)
+
+
+def _is_program(text: str) -> bool:
+    try:
+        find_executable(text)
+    except UnityEnvironmentException:
+        return False
+    return True
+
+
+def _found(path: str) -> Path:
+    """Return an executable, or refuse with what to do next."""
+    try:
+        return find_executable(path)
+    except UnityEnvironmentException as error:
+        word = Path(path).stem
+        if word in registry.SIMULATORS:
+            built = f"pipeline env build {word} -o {path}"
+            hint = f"`{built}` makes it, and the name {word} alone is built and kept by itself."
+        elif word == path:
+            hint = f"No simulator is called so{registry.near(word)}. Give {FORMS}."
+        else:
+            hint = f"`pipeline env build NAME -o {path}` makes one. Or give {FORMS}."
+        raise UnityEnvironmentException(f"{error} {hint}") from error
+
+
+def _built(name: str, simulator: str, options: dict[str, Any]) -> Path:
+    """Return the build of a name; only one process at a time looks for it, or makes it."""
+    label = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[: files.LONGEST_NAME // 2]
+    folder = CACHE / f"{label}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    key = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()
+    with locked(f"build-{key}", f"the environment {name}"):
+        program = _kept(folder, label)
+        if program is not None:
+            _log.info("%s: taking its build, %s.", name, program)
+            return program
+        return _build(name, folder, label, simulator, options)
+
+
+def _kept(folder: Path, label: str) -> Path | None:
+    """Return the present build, unless something that it was made of has changed."""
+    from pipeline.simulators.bridges.needs import Needs
+    from pipeline.simulators.pack import inputs_of
+
+    try:
+        known = json.loads((folder / _INPUTS).read_text(encoding="utf-8"))
+        there = {one: Path(file) for one, file in known["needs"]["files"].items()}
+        needs = Needs(distributions=tuple(known["needs"]["distributions"]), files=there)
+        program = folder / known["build"] / label
+        same = program.is_file() and inputs_of(needs) == known["inputs"]
+    except (OSError, ValueError, KeyError, StageError):  # StageError: a package is gone
+        return None
+    return program if same else None
+
+
+def _build(name: str, folder: Path, label: str, simulator: str, options: dict[str, Any]) -> Path:
+    from pipeline.simulators.pack import inputs_of, needs_of, pack_with
+
+    needs = needs_of(simulator, options)  # first: here mistakes in a name come out
+    _log.info("%s: building it into %s, where it stays until it changes.", name, folder)
+    inputs = inputs_of(needs)  # before packing: what changes meanwhile is a reason to build again
+    folder.mkdir(parents=True, exist_ok=True)
+    new = folder / "new"
+    shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
+    try:
+        digest = files.sha256_of(pack_with(needs, simulator, new / label, options))[:16]
+        if not (folder / digest / label).is_file():
+            shutil.rmtree(folder / digest, ignore_errors=True)
+            new.rename(folder / digest)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    there = {one: str(file) for one, file in needs.files.items()}
+    described = {"distributions": list(needs.distributions), "files": there}
+    files.write_json(folder / _INPUTS, {"build": digest, "needs": described, "inputs": inputs})
+    builds = [path for path in folder.iterdir() if path.is_dir() and path.name != digest]
+    for old in sorted(builds, key=lambda path: path.stat().st_mtime)[: -_KEPT + 1]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder / digest / label

@@ -1,0 +1,60 @@
+"""Every summary as a line of JSON, for programs that follow a run: `tail -f`, pandas, `jq`."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from pipeline import files
+from pipeline.tracking import names
+from pipeline.tracking.base import Sink
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from pipeline.tracking.sinks import TrackedRun
+
+
+def for_run(run: TrackedRun) -> JsonLinesSink:
+    """Every run whose sinks name it has the file."""
+    return JsonLinesSink(run.folder / "metrics.jsonl", keep_earlier=run.keep_earlier)
+
+
+class JsonLinesSink(Sink):
+    """Appends `{"behavior": ..., "step": ..., "unix_s": ..., <tag>: <number>, ...}` per summary.
+
+    A resumed run drops the lines at the steps that it repeats.
+
+    Args:
+        path: of the file.
+        keep_earlier: False begins the file anew.
+    """
+
+    def __init__(self, path: Path, *, keep_earlier: bool = True) -> None:
+        self._path = path
+        self._keep_earlier = keep_earlier
+        self._known: set[str] = set()
+
+    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+        """Write one summary."""
+        if behavior not in self._known:
+            self._drop_repeated(behavior, step)
+            self._known.add(behavior)
+        shown = {tag: value for tag, value in values.items() if tag not in names.HIDDEN}
+        line = {"behavior": behavior, "step": step, "unix_s": round(time.time(), 3), **shown}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(f"{json.dumps(line)}\n")
+
+    def _drop_repeated(self, behavior: str, step: int) -> None:
+        """Keep the whole lines that are of other behaviors or of earlier steps."""
+        earlier = self._known or self._keep_earlier
+        text = self._path.read_text("utf-8") if earlier and self._path.exists() else ""
+        whole = text[: text.rfind("\n") + 1].splitlines(keepends=True)  # a kill may cut the last
+        kept = [line for line in whole if not _repeats(json.loads(line), behavior, step)]
+        files.write_whole(self._path, "".join(kept))
+
+
+def _repeats(line: Mapping[str, Any], behavior: str, step: int) -> bool:
+    return bool(line["behavior"] == behavior and line["step"] >= step)

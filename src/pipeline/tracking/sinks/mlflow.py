@@ -1,0 +1,84 @@
+"""A row of MLflow: that of the stage, or one of its own for a run that no stage makes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipeline import files
+from pipeline.tracking import run_metadata
+from pipeline.tracking.base import Sink
+from pipeline.tracking.mlflow_run import QUICK_S, MlflowRun, enabled
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.tracking.sinks import TrackedRun
+
+
+def for_run(run: TrackedRun) -> Sink | None:
+    """Return a sink, unless PIPELINE_MLFLOW says no."""
+    if not enabled():
+        return None
+    return MlflowSink(run) if run.record is None else run.record.curve()
+
+
+class MlflowSink(Sink):
+    """Writes parameters, curves, results and models as the stages `train` and `export` do.
+
+    The row is made when the first behavior is there, so that a run that never starts has none. A
+    resumed run goes on in its row.
+
+    Args:
+        run: with `key` and `row`.
+
+    Raises:
+        ValueError: Nobody has said which run it is.
+    """
+
+    def __init__(self, run: TrackedRun) -> None:
+        if run.key is None or run.row is None:
+            raise ValueError("a row of MLflow needs the key and the row of its run")
+        self._run, self._key, self._row = run, run.key, run.row
+        self._record: MlflowRun | None = None
+        self._complete = False
+
+    def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
+        """Make the row, or take it up; write the settings that the configuration did not list."""
+        if self._record is None:
+            self._record = MlflowRun(self._key, prefix=self._run.prefixed)
+            self._record.describe(self._row, self._key.root)
+        if behavior not in self._run.max_steps:
+            self._record.params(run_metadata.parameters({behavior: settings}, prefix=True))
+
+    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+        """Queue one summary."""
+        if self._record is not None:
+            self._record.metrics(behavior, values, step)
+
+    def ended(self, results: Mapping[str, Mapping[str, float]]) -> None:
+        """Queue the final numbers, the digests of what was made, and the models."""
+        if self._record is None:
+            return
+        self._complete = True
+        folder, environment = self._run.folder, self._key.tags["pipeline.environment"]
+        if self._key.resumed:
+            self._record.complete(folder / "progress.csv")
+        self._record.results(run_metadata.flat(results))
+        for behavior in results:
+            of_one = f".{behavior}" if len(results) > 1 else ""
+            checkpoint = files.named(folder, behavior) / "checkpoint.pt"
+            model = files.named(folder, behavior, ".onnx")
+            for what, path in (("train", checkpoint), ("export", model)):
+                if path.is_file():
+                    self._record.made(path, what=f"{what}{of_one}")
+            if model.is_file():
+                self._record.model(model, environment=environment, made=model)
+
+    def close(self) -> None:
+        """Wait for what is queued; for an unfinished run only shortly."""
+        if self._record is None:
+            return
+        if self._complete:
+            self._record.close()
+        else:
+            self._record.close(status="KILLED", timeout_s=QUICK_S)

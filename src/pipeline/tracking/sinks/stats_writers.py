@@ -1,0 +1,210 @@
+"""Statistics writers that others wrote for ML-Agents, told what `mlagents-learn` would tell them.
+
+They are found by ML-Agents' entry points, and import their base class from `mlagents`; the classes
+below stand in for those where it is not installed. docs/migrating.md says what differs.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from enum import Enum
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pipeline.envs.side_channels import StatsAggregationMethod
+from pipeline.plugins import all_of, brought_by
+from pipeline.settings import to_mapping
+from pipeline.tracking import names
+from pipeline.tracking.base import Sink
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from importlib.metadata import EntryPoint
+    from pathlib import Path
+
+    from pipeline.settings import RunSettings
+    from pipeline.tracking.base import Sample
+    from pipeline.tracking.sinks import TrackedRun
+
+_log = logging.getLogger(__name__)
+
+GROUP = "mlagents.stats_writer"
+"""The group of their entry points: functions of a `RunOptions` that return writers."""
+_STEP = "Step"
+_OURS = (
+    names.TIMING,
+    names.REWARD_STD,
+    "Policy/approx_kl",
+    "Policy/clip_fraction",
+    "Policy/explained_variance",
+)
+"""How tags of ours begin that ML-Agents does not have."""
+
+
+class StatsSummary(NamedTuple):
+    """What a statistic came to since the last summary."""
+
+    full_dist: list[float]
+    aggregation_method: StatsAggregationMethod
+
+    @property
+    def mean(self) -> float:
+        """Mean of all values."""
+        return float(np.mean(self.full_dist))
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation of all values."""
+        return float(np.std(self.full_dist))
+
+    @property
+    def num(self) -> int:
+        """How many values there are."""
+        return len(self.full_dist)
+
+    @property
+    def sum(self) -> float:
+        """Sum of all values."""
+        return float(np.sum(self.full_dist))
+
+    @property
+    def aggregated_value(self) -> float:
+        """The number to chart: the sum where that is asked for, else the mean."""
+        return self.sum if self.aggregation_method == StatsAggregationMethod.SUM else self.mean
+
+
+class StatsPropertyType(Enum):
+    """What `add_property` is told."""
+
+    HYPERPARAMETERS = "hyperparameters"
+    SELF_PLAY = "selfplay"
+
+
+class StatsWriter(ABC):
+    """The base class of writers."""
+
+    def on_add_stat(  # noqa: B027  # may be left as it is
+        self,
+        category: str,
+        key: str,
+        value: float,
+        aggregation: StatsAggregationMethod = StatsAggregationMethod.AVERAGE,
+    ) -> None:
+        """Take one value of a statistic."""
+
+    @abstractmethod
+    def write_stats(self, category: str, values: dict[str, StatsSummary], step: int) -> None:
+        """Take a summary of a behavior, by statistic."""
+
+    def add_property(  # noqa: B027  # may be left as it is
+        self, category: str, property_type: StatsPropertyType, value: Any
+    ) -> None:
+        """Take a fact about a behavior."""
+
+
+class RunOptions:
+    """The settings of a run under ML-Agents' names, for the functions that make writers."""
+
+    def __init__(self, settings: RunSettings, folder: Path) -> None:
+        self._settings = settings
+        self.checkpoint_settings = _CheckpointSettings(settings.checkpoint_settings, folder)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a section: `behaviors`, `env_settings`, `engine_settings` and so on."""
+        return getattr(self._settings, name)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all settings as plain values."""
+        return to_mapping(self._settings)
+
+
+class _CheckpointSettings:
+    def __init__(self, settings: Any, folder: Path) -> None:
+        self._settings = settings
+        self.write_path = str(folder)
+        self.run_logs_dir = str(folder / "run_logs")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._settings, name)
+
+
+def for_run(run: TrackedRun) -> StatsWriterSink | None:
+    """Those of the installed packages; None without any."""
+    # ML-Agents brings its own by the same way; they write what our sinks write
+    points = [point for point in all_of(GROUP) if brought_by(point)[0] != "mlagents"]
+    if not points:
+        return None
+    from pipeline import compat
+
+    compat.stand_in()
+    options = RunOptions(run.settings, run.folder)
+    writers = [writer for point in points for writer in _made(point, options)]
+    return StatsWriterSink(writers) if writers else None
+
+
+def _made(point: EntryPoint, options: RunOptions) -> Sequence[StatsWriter]:
+    try:
+        return list(point.load()(options))
+    except Exception as error:  # noqa: BLE001  # it is used because it is installed
+        _log.warning(
+            "The statistics writer %r of %s takes no part in this run (%s: %s)",
+            point.name,
+            " ".join(brought_by(point)),
+            type(error).__name__,
+            error,
+        )
+        return []
+
+
+class StatsWriterSink(Sink):
+    """Tells writers what `mlagents-learn` tells them: a behavior is their category."""
+
+    def __init__(self, writers: Sequence[StatsWriter]) -> None:
+        self._writers = tuple(writers)
+        self._samples: dict[str, Mapping[str, Sample]] = {}
+        # those of ML-Agents where it is installed, because writers compare with its values
+        self._theirs = import_module("mlagents.trainers.stats")
+
+    def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
+        """Tell the settings of a behavior, and whether it plays against itself."""
+        kinds = self._theirs.StatsPropertyType
+        self._tell("add_property", behavior, kinds.HYPERPARAMETERS, dict(settings))
+        if settings.get("self_play") is not None:
+            self._tell("add_property", behavior, kinds.SELF_PLAY, True)
+
+    def samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
+        """Keep the values for the summary that follows."""
+        self._samples[behavior] = samples
+
+    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+        """Tell every value, as far as a writer wants to know, and then the summary."""
+        samples = self._samples.pop(behavior, {})
+        latest = StatsAggregationMethod.MOST_RECENT
+        told: dict[str, Sample] = {_STEP: (latest, [float(step)])}
+        for tag, value in values.items():
+            if not tag.startswith(_OURS):
+                once = latest if tag.startswith(names.LESSON_NUMBER) else latest.AVERAGE
+                told[tag] = samples.get(tag, (once, [value]))
+        summaries = {}
+        for tag, (method, each) in told.items():
+            theirs = self._theirs.StatsAggregationMethod(method.value)
+            for value in each:
+                self._tell("on_add_stat", behavior, tag, value, theirs)
+            summaries[tag] = self._theirs.StatsSummary(list(each), theirs)
+        self._tell("write_stats", behavior, summaries, step)
+
+    def _tell(self, what: str, *told: Any) -> None:
+        """Tell every writer, and then raise the first error of any of them."""
+        failed: list[str] = []
+        first: Exception | None = None
+        for writer in self._writers:
+            try:
+                getattr(writer, what)(*told)
+            except Exception as error:  # noqa: BLE001  # it must not keep the others from hearing
+                failed.append(f"{type(writer).__name__}: {type(error).__name__}: {error}")
+                first = first or error
+        if first is not None:
+            raise RuntimeError("; ".join(failed)) from first

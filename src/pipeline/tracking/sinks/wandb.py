@@ -1,0 +1,125 @@
+"""Weights & Biases: a run with parameters and curves, kept in files where nobody is signed in."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from pipeline import files
+from pipeline.tracking import names, run_metadata
+from pipeline.tracking.base import Sink
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pipeline.tracking.sinks import TrackedRun
+
+_log = logging.getLogger(__name__)
+
+_PROJECT = "pipeline"
+_INIT_TIMEOUT_S = 30
+"""For a server that does not answer, while the environments wait."""
+_STEP = "step"
+"""What charts have as their horizontal axis: decisions of an agent."""
+
+
+def for_run(run: TrackedRun) -> WandbSink:
+    """Every run whose sinks name it is recorded."""
+    return WandbSink(run)
+
+
+class WandbSink(Sink):
+    """Writes one run, in `wandb/` of the run's folder; its variables, `WANDB_...`, are obeyed.
+
+    It opens when the first behavior is there. A resumed run keeps its id.
+    """
+
+    def __init__(self, run: TrackedRun) -> None:
+        self._told = run
+        self._run: Any = None
+        self._tried = False
+        self._complete = False
+
+    def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
+        """Open the run, and write the settings that the configuration did not list."""
+        if not self._tried:
+            self._tried = True
+            try:
+                self._run = self._opened()
+            except Exception as error:  # noqa: BLE001  # tracking never stops training
+                _log.warning(
+                    "Weights & Biases is not being written (%s: %s). WANDB_MODE=offline keeps the "
+                    "run in files.",
+                    type(error).__name__,
+                    str(error).partition("\n")[0],
+                )
+        if self._run is not None and behavior not in self._told.max_steps:
+            self._run.config.update(run_metadata.parameters({behavior: settings}, prefix=True))
+
+    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+        """Write one summary."""
+        shown = {tag: value for tag, value in values.items() if tag not in names.HIDDEN}
+        self._log(behavior, shown, step)
+
+    def distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
+        """Write a histogram."""
+        if self._run is not None:
+            import wandb
+
+            self._log(behavior, {f"{tag}{names.HISTOGRAM}": wandb.Histogram(list(values))}, step)
+
+    def ended(self, results: Mapping[str, Mapping[str, float]]) -> None:
+        """Write the final numbers."""
+        self._complete = True
+        if self._run is not None:
+            self._run.summary.update(
+                {f"train/{name}": value for name, value in run_metadata.flat(results).items()}
+            )
+
+    def close(self) -> None:
+        """Write what is pending, and end the run."""
+        run, self._run = self._run, None
+        if run is not None:
+            run.finish(exit_code=0 if self._complete else 1)
+
+    def _log(self, behavior: str, values: Mapping[str, Any], step: int) -> None:
+        if self._run is not None:
+            start = f"{behavior}/" if self._told.prefixed else ""
+            self._run.log({_STEP: step, **{f"{start}{tag}": one for tag, one in values.items()}})
+
+    def _opened(self) -> Any:
+        import wandb
+
+        told, key = self._told, self._told.key
+        # with neither a choice nor a key it would ask for one, and training would wait
+        chosen = "WANDB_MODE" in os.environ or wandb.login(prompt=False, verify=False)
+        patience: dict[str, Any] = {}
+        if "WANDB_INIT_TIMEOUT" not in os.environ:
+            patience["init_timeout"] = _INIT_TIMEOUT_S
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", _PROJECT),
+            dir=told.folder,
+            id=os.environ.get("WANDB_RUN_ID") or self._id(),
+            resume="allow" if told.keep_earlier else None,
+            name=told.folder.name if key is None else key.name,
+            group=None if key is None else key.label,
+            job_type="train",
+            config={} if told.row is None else dict(told.row.params),
+            mode=None if chosen else "offline",
+            reinit="create_new",  # a run that the caller has open is left alone
+            settings=wandb.Settings(silent=True, console="off", **patience),
+        )
+        run.define_metric("*", step_metric=_STEP)
+        if run.offline:
+            _log.info("Weights & Biases: offline; `wandb sync %s` uploads the run.", run.sync_dir)
+        else:
+            _log.info("Weights & Biases: %s", run.url)
+        return run
+
+    def _id(self) -> str:
+        path = self._told.folder / "wandb" / "run-id.txt"
+        if not (self._told.keep_earlier and path.is_file()):
+            files.write_whole(path, secrets.token_hex(4))
+        return path.read_text(encoding="utf-8")

@@ -1,0 +1,142 @@
+"""ML-Agents' names: each has an equivalent or a reason, and code that uses them runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pipeline import compat
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/migrating.md"
+EVERY = {**compat.NAMES, **compat.FOR_WRITERS}
+
+
+def run(code: str, *path: Path, arguments: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    folders = os.pathsep.join(map(str, [*path, ROOT / "src"]))
+    return subprocess.run(  # noqa: S603  # this interpreter
+        [sys.executable, "-c", code, *arguments],
+        env=os.environ | {"PYTHONPATH": folders},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_an_equivalent_is_where_the_table_says_and_every_other_name_has_a_reason():
+    for name, known in EVERY.items():
+        if known.ours is not None:
+            assert compat.resolve(name) is not None, name
+            continue
+        with pytest.raises(
+            ImportError, match=r"has no equivalent: .*docs/migrating\.md"
+        ) as refused:
+            compat.resolve(name)
+        assert len(known.note) > 10
+        assert known.note in str(refused.value)
+
+
+def row(name: str, known: compat.Name) -> str:
+    """The line of docs/migrating.md that a name must have."""
+    return f"| `{name}` | {f'`{known.ours}`' if known.ours else ''} | {known.note} |"
+
+
+def test_the_page_has_every_name():
+    lines = PAGE.read_text().partition("## Every name\n")[2].splitlines()
+    rows = [line for line in lines if line.startswith("| `mlagents")]
+    assert rows == [row(name, known) for name, known in sorted(EVERY.items())]
+    members = [line for line in lines if line.startswith("| `") and line.count("|") == 3]
+    assert members == [f"| `{name}` | {note} |" for name, note in compat.MEMBERS.items()]
+
+
+LISTED = Path(os.environ.get("MLAGENTS_LEARN", ROOT / ".venv-mlagents/bin/mlagents-learn"))
+
+
+@pytest.mark.skipif(not LISTED.exists(), reason="`make peer` installs mlagents_envs 1.1.0")
+def test_the_table_has_every_public_name_of_the_installed_mlagents_envs():
+    done = subprocess.run(  # noqa: S603  # this interpreter
+        [sys.executable, ROOT / "benchmarks/peer_names.py"],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+SCRIPT = """
+from pipeline import compat
+compat.stand_in()
+import mlagents_envs.base_env
+from mlagents_envs.environment import UnityEnvironment, ActionTuple, BaseEnv
+from mlagents_envs.exception import UnityException
+from mlagents_envs.registry import default_registry, UnityEnvRegistry
+from mlagents_envs.side_channel.side_channel import SideChannel, OutgoingMessage
+from mlagents_envs.side_channel.engine_configuration_channel import EngineConfig
+from mlagents_envs.envs.unity_gym_env import UnityToGymWrapper
+from mlagents_envs.communicator_objects.command_pb2 import STEP, RESET
+import pipeline
+assert UnityEnvironment is pipeline.UnityEnvironment
+assert ActionTuple is mlagents_envs.base_env.ActionTuple is pipeline.ActionTuple
+assert issubclass(UnityEnvironment, BaseEnv)
+assert (STEP, RESET) == (0, 1)
+assert not hasattr(mlagents_envs.base_env, "Nothing")
+try:
+    from mlagents_envs.timers import timed
+except ImportError as error:
+    print(error)
+try:
+    import mlagents_envs.nothing
+except ModuleNotFoundError as error:
+    print(error)
+"""
+
+
+def test_modules_of_ml_agents_are_stood_in_for_when_asked():
+    done = run(SCRIPT)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first.startswith("mlagents_envs.timers.timed has no equivalent: ")
+    assert second == "No module named 'mlagents_envs.nothing'"
+
+
+def test_an_installed_ml_agents_is_left_alone(tmp_path: Path):
+    package = tmp_path / "mlagents_envs"
+    package.mkdir()
+    (package / "__init__.py").write_text("theirs = True\n")
+    code = (
+        "from pipeline import compat; compat.stand_in(); import mlagents_envs as one\n"
+        "print(one.theirs); import mlagents_envs.base_env"
+    )
+    done = run(code, tmp_path)
+    assert done.stdout == "True\n"
+    assert "No module named 'mlagents_envs.base_env'" in done.stderr
+
+
+def test_importing_the_table_imports_nothing_else_of_ours():
+    code = (
+        "import sys; from pipeline import compat; "
+        "print([m for m in sys.modules if m.startswith(('pipeline.', 'numpy', 'mlagents'))])"
+    )
+    assert run(code).stdout == "['pipeline.version', 'pipeline.compat']\n"
+
+
+def test_the_commands_of_ml_agents_are_installed_by_a_package_of_their_own():
+    project = tomllib.loads((ROOT / "packages/mlagents/pyproject.toml").read_text())["project"]
+    ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert ours["optional-dependencies"]["mlagents"] == [project["name"]]
+    assert project["version"] == ours["version"]
+    assert set(project["scripts"]) == {"mlagents-learn", "mlagents-run-experiment"}
+    assert set(project["scripts"]).isdisjoint(ours["scripts"])
+    for target in set(project["scripts"].values()):
+        module, function = target.split(":")
+        code = f"import sys; from {module} import {function} as main; sys.exit(main())"
+        done = run(code, arguments=["--num-envs", "0", "--run-id", "x"])
+        assert done.returncode == 2
+        assert done.stderr == "error: --num-envs: must be at least 1, got 0\n"

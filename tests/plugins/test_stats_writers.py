@@ -1,0 +1,191 @@
+"""Statistics writers of ML-Agents' plug-ins, told what `mlagents-learn` tells them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from example_plugin_site import distribution
+
+import pipeline
+from pipeline.settings import load_run_settings
+from pipeline.tracking.sinks import TrackedRun, standard_sinks
+from pipeline.tracking.sinks.stats_writers import StatsWriterSink, for_run
+
+WRITER = Path(__file__).resolve().parents[1] / "support/recording_writer.py"
+GROUP = "mlagents.stats_writer"
+RUN = {
+    "default_settings": {
+        "trainer_type": "ppo",
+        "hyperparameters": {"batch_size": 64, "buffer_size": 256, "num_epoch": 1},
+        "network_settings": {"hidden_units": 8, "num_layers": 1},
+        "reward_signals": {"extrinsic": {}, "rnd": {"network_settings": {"hidden_units": 8}}},
+        "max_steps": 2000,
+        "summary_freq": 1000,
+    },
+    "environment_parameters": {"mass": {"curriculum": [{"name": "one", "value": 1.0}]}},
+}
+MEAN, LATEST, ALL = "AVERAGE", "MOST_RECENT", "HISTOGRAM"
+# what mlagents-learn 1.1.0 tells of such a run: benchmarks/stats_writers.py compares both
+THEIRS = {
+    "Environment/Cumulative Reward": ALL,
+    "Environment/Episode Length": MEAN,
+    "Environment/Lesson Number/mass": LATEST,
+    "Environment/Parameter/mass": ALL,
+    "Is Training": MEAN,
+    "Losses/Policy Loss": MEAN,
+    "Losses/RND Loss": MEAN,
+    "Losses/Value Loss": MEAN,
+    "Policy/Beta": MEAN,
+    "Policy/Entropy": MEAN,
+    "Policy/Epsilon": MEAN,
+    "Policy/Extrinsic Reward": MEAN,
+    "Policy/Extrinsic Value Estimate": MEAN,
+    "Policy/Learning Rate": MEAN,
+    "Policy/Rnd Reward": MEAN,
+    "Policy/Rnd Value Estimate": MEAN,
+    "Step": LATEST,
+}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A folder where packages are installed; what was imported by ML-Agents' names is forgotten."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    shutil.copy(WRITER, folder)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    before = set(sys.modules)
+    yield folder
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in ("mlagents", "mlagents_envs", "recording_writer", "writers"):
+            del sys.modules[name]
+
+
+def tracked(folder: Path) -> TrackedRun:
+    settings = load_run_settings(None, overrides=RUN)
+    folder.mkdir()
+    return TrackedRun(folder=folder, max_steps={}, settings=settings)
+
+
+def calls(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "calls.jsonl").read_text().splitlines()]
+
+
+def test_a_writer_gets_the_calls_that_ml_agents_makes(tmp_path: Path, site: Path):
+    distribution(site, "recorder", "1.0", groups={GROUP: {"r": "recording_writer:get_writers"}})
+    run = tracked(tmp_path / "run")
+    made = [sink for sink in standard_sinks(run) if isinstance(sink, StatsWriterSink)]
+    pipeline.train("balance_ball", RUN, seed=1, run_dir=run.folder, sinks=made)
+    first, *rest = calls(run.folder)
+    assert (first["call"], first["type"], first["known"]) == (
+        "add_property",
+        "HYPERPARAMETERS",
+        True,
+    )
+    assert {"trainer_type", "hyperparameters", "reward_signals", "summary_freq"} <= set(
+        first["value"]
+    )
+    assert [(one["call"], one["category"], one["step"]) for one in rest] == [
+        ("write_stats", "3DBall", 1000),
+        ("write_stats", "3DBall", 2000),
+    ]
+    for one in rest:
+        assert {key: told[0] for key, told in one["values"].items()} == THEIRS
+        assert one["added"] == {key: told[1] for key, told in one["values"].items()}
+        _, n, mean, std, total, charted, length = one["values"]["Environment/Episode Length"]
+        assert n == length > 5
+        assert total == pytest.approx(n * mean)
+        assert charted == mean
+        assert std > 0
+        returns = one["values"]["Environment/Cumulative Reward"]
+        assert returns[1] == n
+        assert one["values"]["Step"][2] == one["step"]
+
+
+def test_the_numbers_are_those_of_the_other_sinks(tmp_path: Path, site: Path):
+    distribution(site, "recorder", "1.0", groups={GROUP: {"r": "recording_writer:get_writers"}})
+    run = tracked(tmp_path / "run")
+    sink = for_run(run)
+    assert sink is not None
+    result = pipeline.train("balance_ball", RUN, seed=1, run_dir=run.folder, sinks=[sink])
+    curves = result.curves["3DBall"]
+    for one in calls(run.folder)[1:]:
+        for key, told in one["values"].items():
+            if key != "Step":
+                assert told[5] == pytest.approx(dict(curves[key])[one["step"]], rel=1e-6), key
+
+
+def test_self_play_is_told(tmp_path: Path, site: Path):
+    distribution(site, "recorder", "1.0", groups={GROUP: {"r": "recording_writer:get_writers"}})
+    sink = for_run(tracked(tmp_path / "run"))
+    assert sink is not None
+    sink.began("Pong", {"self_play": {"window": 3}})
+    last = calls(tmp_path / "run")[-1]
+    assert (last["type"], last["known"], last["value"]) == ("SELF_PLAY", True, True)
+
+
+def test_sums_are_charted_as_sums(tmp_path: Path, site: Path):
+    distribution(site, "recorder", "1.0", groups={GROUP: {"r": "recording_writer:get_writers"}})
+    sink = for_run(tracked(tmp_path / "run"))
+    assert sink is not None
+    method = pipeline.StatsAggregationMethod.SUM
+    sink.samples("B", {"Goals": (method, [1.0, 2.0])})
+    sink.metrics("B", {"Goals": 3.0, "Time/update": 4.0}, 10)
+    told = calls(tmp_path / "run")[-1]["values"]
+    assert told["Goals"] == ["SUM", 2, 1.5, 0.5, 3.0, 3.0, 2]
+    assert set(told) == {"Step", "Goals"}
+
+
+WRITERS = """\
+from mlagents.trainers.stats import StatsWriter
+
+class Good(StatsWriter):
+    def write_stats(self, category, values, step):
+        with open({path!r}, "a") as lines:
+            lines.write(f"{{step}}\\n")
+
+class Broken(Good):
+    def write_stats(self, category, values, step):
+        raise OSError("full")
+
+def good(run_options):
+    return [Good()]
+
+def broken(run_options):
+    return [Broken()]
+
+def failing(run_options):
+    raise ValueError(run_options.checkpoint_settings.run_id)
+"""
+
+
+def test_a_writer_that_fails_is_named_and_the_others_go_on(tmp_path, site, caplog):
+    path = tmp_path / "steps"
+    (site / "writers.py").write_text(WRITERS.format(path=str(path)))
+    points = {name: f"writers:{name}" for name in ("broken", "failing", "good")}
+    distribution(site, "several", "1.2", groups={GROUP: points})
+    # ML-Agents' own, where it is installed too
+    distribution(site, "mlagents", "1.1.0", groups={GROUP: {"default": "nowhere:at_all"}})
+    from pipeline.tracking.base import Tracker
+
+    sink = for_run(tracked(tmp_path / "run"))
+    assert sink is not None
+    with Tracker([sink]) as tracker:
+        tracker.metrics("B", {}, 7)
+        tracker.metrics("B", {}, 8)
+    assert path.read_text() == "7\n8\n"
+    assert "'failing' of several 1.2 takes no part in this run (ValueError: ppo)" in caplog.text
+    assert "Broken: OSError: full" in caplog.text
+    assert "default" not in caplog.text
+
+
+def test_without_writers_nothing_stands_in_for_ml_agents(tmp_path: Path, site: Path):
+    assert for_run(TrackedRun(folder=tmp_path, max_steps={})) is None
+    assert not [one for one in sys.meta_path if "compat" in type(one).__module__]
+    with pytest.raises(ModuleNotFoundError):
+        __import__("mlagents.trainers.stats")

@@ -1,0 +1,228 @@
+"""What `pipeline run` shows of the stages, from what they tell."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from pipeline import progress as stage_side
+from pipeline.commands.progress import Graph, Job, Screen, Watch
+from pipeline.tracking import names
+from pipeline.tracking.sinks import TrackedRun, progress
+
+ENV, REPORT = Job("env", "ball"), Job("report", "all")
+A, B = Job("train", "ppo/seed1"), Job("train", "ppo/seed2")
+GRAPH = Graph(
+    needs={
+        ENV: frozenset(),
+        A: frozenset({ENV}),
+        B: frozenset({ENV}),
+        REPORT: frozenset({A, B}),
+    },
+    names={"env@ball": ENV, "train@ppo-1": A, "train@ppo-2": B, "report": REPORT},
+)
+
+
+def told(job: Job, at: float, **facts: object) -> dict[str, object]:
+    return {"stage": job.stage, "instance": job.instance, "at": at, **facts}
+
+
+def watch(*waiting: Job, **more: object) -> Watch:
+    return Watch(graph=GRAPH, waiting=set(waiting or GRAPH.needs), **more)
+
+
+def test_a_change_reaches_what_comes_after_it_and_only_what_is_wanted():
+    assert GRAPH.after(["train@ppo-1"], []) == {A, REPORT}
+    assert GRAPH.after(["env@ball"], ["train@ppo-2"]) == {ENV, B}
+    assert GRAPH.after(["check"], []) == set()
+
+
+def test_a_stage_that_the_engine_skips_is_counted_no_more():
+    seen = watch()
+    assert seen.take(told(ENV, 0.0, state="begun")) == "stage 1 of 4, env ball"
+    assert seen.take(told(ENV, 2.0, state="done")) == "stage 1 of 4, env ball, done in 0:02"
+    # the build is the same as before, so nothing is trained anew
+    assert seen.take(told(REPORT, 3.0, state="begun")) == "stage 2 of 2, report"
+
+
+def test_the_line_of_a_training_has_its_step_its_reward_and_the_time_left_in_all():
+    seen = watch(A, B, REPORT)
+    seen.take(told(A, 0.0, state="begun"))
+    assert seen.lines(1.0) == ["stage 1 of 3, train ppo seed 1"]
+    seen.take(told(A, 10.0, step=100_000, of=300_000, reward=None))
+    seen.take(told(A, 20.0, step=200_000, of=300_000, reward=97.125))
+    # 10 s are left of it, the other seed takes 30 s like it, and the report a few
+    line = "stage 1 of 3, train ppo seed 1, step 200k of 300k, reward 97.12, 0:45 left in all"
+    assert seen.lines(20.0) == [line]
+    assert "0:41 left" in seen.lines(24.0)[0]
+
+
+def test_two_jobs_at_a_time_take_half_the_time_and_earlier_runs_are_known():
+    seen = watch(A, B, cores=2, earlier={A: 60.0, B: 40.0})
+    seen.take(told(A, 0.0, state="begun"))
+    seen.take(told(B, 0.0, state="begun"))
+    assert seen.left(10.0) == 50.0
+    seen.waiting.add(Job("train", "ppo/seed3"))
+    seen.take(told(B, 30.0, state="done"))
+    assert seen.left(30.0) == 30.0
+
+
+def test_what_failed_counts_until_a_retry_succeeds():
+    seen = watch(A, B)
+    seen.take(told(A, 0.0, state="begun"))
+    assert seen.take(told(A, 61.0, state="failed")).endswith("failed after 1:01")
+    assert seen.failed == [A]
+    assert seen.take(told(A, 70.0, state="begun")) == "stage 1 of 2, train ppo seed 1"
+    seen.take(told(A, 80.0, state="done"))
+    assert not seen.failed
+    assert not seen.running
+
+
+def test_without_a_terminal_progress_is_a_line_every_ten_seconds(tmp_path):
+    events, stream, now = tmp_path / "events", io.StringIO(), [0.0]
+    events.touch()
+    with Screen(watch(A, REPORT), events, stream=stream, clock=lambda: now[0]) as screen:
+        for second in range(26):
+            now[0] = float(second)
+            one = told(A, now[0], state="begun") if not second else None
+            if one is None:
+                one = told(A, now[0], step=1000 * second, of=30_000, reward=1.0)
+            line = json.dumps(one) + "\n"
+            with events.open("a") as file:  # a half line is one that is being written
+                file.write(line[:7])
+                file.flush()
+                screen.update()
+                file.write(line[7:])
+            screen.update()
+    lines = stream.getvalue().splitlines()
+    steps = [line.split(", ")[2] for line in lines[1:]]
+    assert steps == ["step 9k of 30k", "step 19k of 30k"]
+    assert lines[0] == "stage 1 of 2, train ppo seed 1"
+
+
+def test_on_a_terminal_the_line_is_drawn_over_and_the_end_stays(tmp_path, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    events, stream = tmp_path / "events", Terminal()
+    events.touch()
+    with Screen(watch(A), events, stream=stream, clock=lambda: 9.0) as screen:
+        for one in (told(A, 0.0, state="begun"), told(A, 5.0, step=5, of=9, reward=2.0)):
+            with events.open("a") as file:
+                file.write(json.dumps(one) + "\n")
+            screen.update()
+        with events.open("a") as file:
+            file.write(json.dumps(told(A, 8.0, state="done")) + "\n")
+        screen.update()
+    drawn = stream.getvalue()
+    assert "step 5 of 9, reward 2" in drawn
+    assert "\x1b[2K" in drawn
+    assert drawn.count("done in 0:08") == 1
+
+
+@pytest.fixture
+def events(tmp_path, monkeypatch) -> Path:
+    path = tmp_path / "events"
+    path.touch()
+    monkeypatch.setenv(stage_side.FILE, str(path))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [(None, "done"), (KeyboardInterrupt(), "stopped"), (ValueError(), "failed")],
+)
+def test_a_stage_tells_how_it_begins_learns_and_ends(events, tmp_path, error, state):
+    sink = progress.for_run(TrackedRun(folder=tmp_path, max_steps={"Ball": 9}))
+    try:
+        with stage_side.reporting("train", "ppo/seed1", tmp_path):
+            sink.metrics("Ball", {names.REWARD: 2.0}, 3)
+            if error is not None:
+                raise error
+    except (KeyboardInterrupt, ValueError):
+        pass
+    found = [json.loads(line) for line in events.read_text().splitlines()]
+    assert {(one["stage"], one["instance"]) for one in found} == {A}
+    assert [one.get("state") for one in found] == ["begun", None, state]
+    assert (found[1]["step"], found[1]["of"], found[1]["reward"]) == (3, 9, 2.0)
+
+
+def test_a_stage_that_nobody_watches_tells_nothing_and_prints_as_ever(tmp_path, monkeypatch):
+    monkeypatch.delenv(stage_side.FILE, raising=False)
+    monkeypatch.setenv("DVC_STAGE", "train@ppo-1")
+    assert progress.for_run(TrackedRun(folder=tmp_path, max_steps={})) is None
+    with stage_side.reporting("train", "ppo/seed1", tmp_path):
+        stage_side.tell(step=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_stage_whose_events_cannot_be_written_goes_on(events, tmp_path):
+    events.unlink()
+    with stage_side.reporting("train", "ppo/seed1", tmp_path):
+        stage_side.tell(step=1)
+    assert not events.exists()
+
+
+def test_what_a_stage_of_dvc_prints_goes_to_its_log(events, tmp_path):
+    code = (
+        "from pathlib import Path; from pipeline.progress import reporting\n"
+        "print('before')\nwith reporting('report', 'all', Path.cwd()): print('within')\n"
+        "print('after')"
+    )
+    variables = os.environ | {"DVC_STAGE": "report"}
+    done = subprocess.run(  # noqa: S603  # this interpreter
+        [sys.executable, "-c", code], cwd=tmp_path, env=variables, capture_output=True, check=True
+    )
+    assert done.stdout.split() == [b"before"]
+    assert (tmp_path / "logs/report.log").read_text().split() == ["within", "after"]
+
+
+ENGINE = """
+import signal, sys
+from pathlib import Path
+def stop(*_):
+    with Path("stops").open("a") as file: file.write("x")
+    sys.exit(1)
+signal.signal(signal.SIGINT, stop)
+Path("ready").touch()
+signal.pause()
+"""
+PARENT = """
+import os, signal, sys
+from pathlib import Path
+from pipeline.commands.run import _watched
+from pipeline.errors import Interrupted
+sent = []
+def update():
+    if Path("ready").exists() and not sent:
+        sent.append(os.kill(os.getpid(), signal.SIG))
+try:
+    with open("log", "wb") as log:
+        _watched([sys.executable, "engine.py"], Path.cwd(), dict(os.environ), log, update)
+except Interrupted as error:
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_interrupts_the_engine_once_and_waits_for_it(tmp_path, name):
+    (tmp_path / "engine.py").write_text(textwrap.dedent(ENGINE))
+    done = subprocess.run(  # noqa: S603  # this interpreter
+        [sys.executable, "-c", PARENT.replace("SIG)", f"{name})")],
+        cwd=tmp_path,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 128 + getattr(signal, name)
+    assert (tmp_path / "stops").read_text() == "x"

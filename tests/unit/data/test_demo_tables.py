@@ -1,0 +1,284 @@
+"""Demonstrations from tables and as tables."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+
+from pipeline.data.demo_import import import_table
+from pipeline.data.demo_spec import read_spec_file, spec_file
+from pipeline.data.demo_tables import read_table, table_of, write_table
+from pipeline.data.demonstrations import load_expert_rows
+from pipeline.errors import DemonstrationError, SettingsError
+from pipeline.protocol.demo import DemoWriter, read_demo
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.settings.yaml_file import dump_yaml
+
+SPEC = BehaviorSpec(
+    [ObservationSpec.vector(3, "state"), ObservationSpec.visual(1, 2, 3, "eye")],
+    ActionSpec(2, (3, 2)),
+)
+SMALL = BehaviorSpec([ObservationSpec.vector(2, "state")], ActionSpec(0, (3,)))
+
+
+def recorded(path, *, done=(0, 0, 1, 0, 1, 1), interrupted=(4,), masked=True):
+    """A demonstration of every kind of field; an episode of it is an end alone."""
+    rng, n = np.random.default_rng(0), len(done)
+    ends = np.array(done, dtype=bool)
+    begins = np.append(True, ends[:-1])
+    actions = SPEC.action_spec.random_action(n, rng)
+    actions.continuous[ends], actions.discrete[ends] = 0, 0
+    masks = [(rng.random((n, size)) < 0.3) & ~ends[:, None] for size in (3, 2)]
+    with DemoWriter(path, "B", SPEC) as writer:
+        writer.append(
+            obs=[rng.random((n, *o.shape), dtype=np.float32) for o in SPEC.observation_specs],
+            actions=actions,
+            reward=np.where(begins, 0, rng.normal(size=n)).astype(np.float32),
+            done=ends,
+            interrupted=np.isin(np.arange(n), interrupted),
+            action_mask=masks if masked else None,
+        )
+    return path
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".npz"])
+def test_a_demonstration_comes_back_from_a_table_to_the_byte(tmp_path, suffix, masked):
+    path = recorded(tmp_path / "a.demo", masked=masked)
+    table = tmp_path / f"a{suffix}"
+    fields, _ = table_of(read_demo(path))
+    assert ("mask0" in fields) == masked
+    write_table(fields, table)
+    import_table(read_table(table), "B", SPEC, tmp_path / "b.demo")
+    assert (tmp_path / "b.demo").read_bytes() == path.read_bytes()
+
+
+def test_an_episode_that_goes_on_is_closed_as_cut_short(tmp_path):
+    path = recorded(tmp_path / "a.demo", done=(0, 1, 0, 0), interrupted=())
+    fields, steps = table_of(read_demo(path))
+    assert "ended by      1 terminated, 0 truncated, the last goes on" in steps
+    write_table(fields, tmp_path / "a.npz")
+    steps = import_table(read_table(tmp_path / "a.npz"), "B", SPEC, tmp_path / "b.demo")
+    assert "ended by      1 terminated, 1 the end of the table (as cut short)" in steps
+    demo = read_demo(tmp_path / "b.demo")
+    assert demo.done.tolist() == [False, True, False, False, True]
+    assert demo.interrupted.tolist() == [False, False, False, False, True]
+    one, two = (load_expert_rows([tmp_path / name], SPEC) for name in ("a.demo", "b.demo"))
+    np.testing.assert_array_equal(one.continuous, two.continuous)
+    assert one.done.tolist() == two.done.tolist()
+
+
+PLAY = """\
+x;y;key;points;over
+1;0.5;2;1;no
+
+2;0;0;3;yes
+3;0;1;0.5;no
+4;1;1;1;yes
+"""
+OWN = {"obs0": ["x", "y"], "discrete": ["key"], "reward": ["points"], "terminated": ["over"]}
+
+
+def imported(tmp_path, text, *, spec=SMALL, columns=OWN, suffix=".csv", **options):
+    path = tmp_path / f"play{suffix}"
+    path.write_text(text, encoding="utf-8-sig")
+    target = tmp_path / "play.demo"
+    steps = import_table(read_table(path), "B?team=0", spec, target, columns=columns, **options)
+    return read_demo(target), steps
+
+
+def test_own_columns_give_the_rows_that_were_played(tmp_path):
+    demo, steps = imported(tmp_path, PLAY)
+    rows = load_expert_rows([tmp_path / "play.demo"], SMALL)
+    assert rows.obs[0].tolist() == [[1, 0.5], [2, 0], [3, 0], [4, 1]]
+    assert rows.discrete[:, 0].tolist() == [2, 0, 1, 1]
+    assert rows.lengths.tolist() == [2, 2]
+    assert rows.done.tolist() == [False, True, False, True]
+    assert demo.behavior_name == "B"
+    assert demo.returns() == [4, 1.5]
+    assert demo.obs[0][2].tolist() == [2, 0], "the last observation is not in the table"
+    assert steps == [
+        f"read          {tmp_path}/play.csv: 4 rows, 2 episodes",
+        "observation 0 state (2,): columns x, y, 0 to 4",
+        "actions       discrete, column key: 0 to 2, branches of 3 choices; 0 rows without",
+        "rewards       column points: finite; returns 1.5 to 4, mean 2.75",
+        "ended by      2 terminated",
+        "last obs      0 in the table, 2 repeated",
+        f"wrote         {tmp_path}/play.demo: 6 pairs, behavior B",
+    ]
+
+
+def test_episodes_may_be_known_by_their_names_alone(tmp_path):
+    text = "obs0.0,obs0.1,discrete,episode\n1,1,0,a\n2,2,1,a\n3,3,2,b\n"
+    demo, steps = imported(tmp_path, text, columns={})
+    assert demo.done.tolist() == [False, False, True, False, True]
+    assert demo.interrupted[demo.done].tolist() == [True, True]
+    told = "1 the next episode (as cut short), 1 the end of the table (as cut short)"
+    assert f"ended by      {told}" in steps
+    assert any("no column reward: zeros" in step for step in steps)
+
+
+def test_continuous_actions_are_divided_by_their_scale(tmp_path):
+    spec = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(2, ()))
+    text = "obs0,continuous.0,continuous.1,terminated\n1,30,1,0\n2,-15,0.5,1\n"
+    demo, _ = imported(tmp_path, text, spec=spec, columns={}, action_scale=(30, 1))
+    assert demo.continuous[:2].tolist() == [[1, 1], [-0.5, 0.5]]
+
+
+def test_an_observation_without_numbers_needs_no_column(tmp_path):
+    spec = BehaviorSpec([ObservationSpec.vector(0), ObservationSpec.vector(1)], ActionSpec(0, (2,)))
+    demo, _ = imported(tmp_path, "obs1,discrete,truncated\n1,1,1\n", spec=spec, columns={})
+    assert demo.obs[0].shape == (2, 0)
+
+
+def test_bytes_of_images_become_numbers_up_to_one(tmp_path):
+    spec = BehaviorSpec([ObservationSpec.visual(1, 2, 2)], ActionSpec(0, (2,)))
+    image = np.array([0, 51, 102, 255], dtype=np.uint8).reshape(1, 1, 2, 2)
+    path = tmp_path / "a.npz"
+    np.savez(path, obs0=image, discrete=np.array([1]), terminated=np.array([True]))
+    import_table(read_table(path), "B", spec, tmp_path / "a.demo")
+    seen = read_demo(tmp_path / "a.demo").obs[0][0].ravel()
+    np.testing.assert_array_equal(seen, np.float32([0, 51, 102, 255]) / np.float32(255))
+    np.savez(path, obs0=image.reshape(1, 2, 2, 1), discrete=np.array([1]), terminated=[True])
+    with pytest.raises(DemonstrationError, match=r"obs0 has the shape \(2, 2, 1\) in each row"):
+        import_table(read_table(path), "B", spec, tmp_path / "b.demo")
+    assert not (tmp_path / "b.demo").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("2;0;0", "2;north;0", "line 4, column y: 'north' is no number; write numbers"),
+        ("2;0;0", "2;;0", "line 4, column y: nan is no finite number"),
+        ("2;0;0", "2;1e99;0", "line 4, column y: 1e+99 is no finite number"),
+        ("2;0;0", "2;0;3", "line 4, column key: 3 is none of the choices, which are 0 to 2"),
+        ("2;0;0", "2;0;0.5", "line 4, column key: 0.5 is none of the choices"),
+        ("0;3;", "0;inf;", "line 4, column points: inf is no finite reward"),
+        ("0;3;", "0;1e99;", "line 4, column points: 1e+99 is no finite reward"),
+        ("3;yes", "3;perhaps", "line 4, column over: 'perhaps' is no number"),
+        ("3;yes", "3;2", "line 4, column over: 2 is neither 0 nor 1"),
+        ("0.5;2;1;no", "0.5;;1;no", "line 2: has no action, but no episode ends here"),
+        ("x;y;key", "x;z;key", "there is no column 'y'; the columns are x, z, key"),
+        ("x;y;key", "x;x;key", "Duplicate names are not allowed"),
+        ("2;0;0;3;yes", "2;0;0;3;yes;9", "cannot be read as CSV: "),
+        (PLAY, "x;y;key;points;over\n", "play.csv: has no rows"),
+        (PLAY, "", "play.csv: has no rows"),
+    ],
+)
+def test_a_mistake_in_a_table_is_told_with_its_place(tmp_path, old, new, told):
+    assert old in PLAY
+    with pytest.raises(DemonstrationError) as raised:
+        imported(tmp_path, PLAY.replace(old, new, 1))
+    assert told in str(raised.value)
+    assert "play.csv" in str(raised.value)
+    assert not (tmp_path / "play.demo").exists()
+
+
+HYBRID = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(1, (2,)))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("0,2.5,1,0,1", "line 2, column continuous: the action 2.5 lies beyond -1..1"),
+        ("0,2.5,1,0,1", "divide by the largest: --action-scale 2.5"),
+        ("0,,1,0,1", "line 2, column continuous: there is no action (nan), but others in this row"),
+        ("0,1,,0,1", "line 2, column discrete: there is no action (nan)"),
+        ("0,,,0,1", "no row has an action to learn from"),
+        ("0,1,1,1,1\n0,1,1,0,1", "line 3, column episode: episode 1 goes on after its end"),
+        ("0,1,1,0,1\n0,1,1,0,2\n0,1,1,0,1", "line 4, column episode: episode 1 comes again"),
+        ("0,1,1,0,1\n0,1,1,0,", "line 3, column episode: nan names nothing"),
+    ],
+)
+def test_episodes_and_actions_that_cannot_be_are_refused(tmp_path, text, told):
+    text = f"obs0,continuous,discrete,truncated,episode\n{text}\n"
+    with pytest.raises(DemonstrationError) as raised:
+        imported(tmp_path, text, spec=HYBRID, columns={})
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"columns": {}}, "there is no column obs0 or obs0.0, which holds observation 0 state"),
+        ({"columns": {**OWN, "obs0": ["x"]}}, "obs0 has 2 numbers, but x has 1"),
+        ({"columns": {**OWN, "terminated": ["over", "x"]}}, "terminated has 1 numbers, but"),
+        ({"columns": {**OWN, "rewards": ["x"]}}, "has no field 'rewards'; did you mean 'reward'?"),
+        (
+            {"columns": {key: OWN[key] for key in ("obs0", "discrete")}},
+            "there is no column terminated, truncated or episode, which tells where episodes end",
+        ),
+        ({"spec": HYBRID, "columns": {"obs0": ["x"]}}, "there is no column continuous or"),
+    ],
+)
+def test_columns_that_do_not_fit_the_behavior_are_refused(tmp_path, options, told):
+    with pytest.raises(DemonstrationError) as raised:
+        imported(tmp_path, PLAY, **options)
+    assert told in str(raised.value)
+    assert "--column" in str(raised.value) or "Its fields" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ('{"obs0": [1, 2]\n', "line 1: Expecting"),
+        ("[1]\n", "line 1: is no object"),
+        ('{"obs0": [1, 2]}\n\n{"obs0": [1]}\n', "line 3, column obs0: has the shape (1,)"),
+        ('{"obs0": [1, "x"]}\n', "line 1, column obs0: [1, 'x'] is no number"),
+        (f'{{"obs0": [1, 1{"0" * 400}]}}\n', "line 1, column obs0: [1, 1000"),
+        ('{"obs0": [1, 1], "discrete": 1, "episode": [1]}\n', "line 1, column episode: [1] names"),
+        ("[" * 100_000, "cannot be read as JSONL: "),
+    ],
+)
+def test_json_lines_that_are_not_alike_are_told_with_their_line(tmp_path, lines, told):
+    with pytest.raises(DemonstrationError) as raised:
+        imported(tmp_path, lines, columns={}, suffix=".jsonl")
+    assert told in str(raised.value)
+
+
+def test_arrays_of_other_lengths_and_other_files_are_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", obs0=np.zeros((3, 2)), discrete=np.zeros(2))
+    with pytest.raises(DemonstrationError, match=r"their lengths are obs0 3, discrete 2"):
+        read_table(tmp_path / "a.npz")
+    whole = (tmp_path / "a.npz").read_bytes()
+    array = io.BytesIO()
+    np.save(array, np.zeros(3))
+    for content in (b"", b"no archive", whole[:-30], whole[:60] + whole[90:], array.getvalue()):
+        (tmp_path / "b.npz").write_bytes(content)
+        with pytest.raises(DemonstrationError, match=r"b\.npz: cannot be read as NPZ"):
+            read_table(tmp_path / "b.npz")
+    for use in (read_table, lambda path: write_table({}, path)):
+        with pytest.raises(DemonstrationError, match=r"a\.xlsx: is no table; name a file that"):
+            use(tmp_path / "a.xlsx")
+
+
+def test_a_specification_file_says_what_the_demonstration_says(tmp_path):
+    goal = ObservationSpec.entities(4, 2, "list")._replace(observation_type=1)
+    spec = BehaviorSpec([*SPEC.observation_specs, goal], SPEC.action_spec)
+    path = tmp_path / "spec.yaml"
+    path.write_text(dump_yaml(spec_file("B", spec)) + "columns: {obs0: [x, y, z], reward: r}\n")
+    assert read_spec_file(path) == ("B", spec, {"obs0": ["x", "y", "z"], "reward": ["r"]})
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("observations: []\nactions: {}\n", r"spec\.yaml:1: the key 'behavior' is required"),
+        ("behavior: B\nobservation: []\nactions: {}\n", r"spec\.yaml:2: unknown key 'observation'"),
+        (
+            "behavior: B\nobservations: [{shape: [1, 2, 3, 4]}]\nactions: {}\n",
+            r"observations\[0\]\.shape: needs 1 to 3 sizes",
+        ),
+        (
+            "behavior: B\nobservations: []\nactions: {}\ncolumns: {reward: 3}\n",
+            r"spec\.yaml:4: columns\.reward: needs the name of a column",
+        ),
+    ],
+)
+def test_a_mistake_in_a_specification_file_is_told_with_its_line(tmp_path, text, told):
+    path = tmp_path / "spec.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=told):
+        read_spec_file(path)

@@ -1,0 +1,180 @@
+"""Players that are started elsewhere: here in threads, which call as processes do."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+from free_ports import free_ports
+from toys import Chase
+
+from pipeline.envs.attach import attach_workers
+from pipeline.envs.workers import RestartLimits, WorkerSet
+from pipeline.errors import (
+    UnityCommunicationException,
+    UnityCommunicatorStoppedException,
+    UnityException,
+    UnityTimeOutException,
+    UnityWorkerInUseException,
+)
+from pipeline.protocol import server as server_module
+from pipeline.protocol.transport import VARIABLE
+from pipeline.simulators.client import converse
+
+
+class Leaves(Chase):
+    """Its player breaks the connection at a step, as one that is killed does."""
+
+    left = 3
+
+    def step(self, actions):
+        self.left -= 1
+        if self.left == 0:
+            raise ConnectionError("killed")
+        return super().step(actions)
+
+
+@pytest.fixture
+def ports() -> int:
+    """The first of two free ports."""
+    return free_ports(2)
+
+
+@pytest.fixture
+def play() -> Iterator[Callable[..., list[int]]]:
+    """Start a thread that is a player on a port, then another there; gives the seeds they get."""
+    threads = []
+    seeds: dict[int, list[int]] = {}
+
+    def start(port: int, *kinds: type[Chase]) -> list[int]:
+        told = seeds.setdefault(port, [])
+
+        def make(kind: type[Chase], seed: int, _areas: int) -> Chase:
+            told.append(seed)
+            return kind(n_agents=2)
+
+        def run() -> None:
+            for kind in kinds or (Chase,):
+                with contextlib.suppress(UnityCommunicationException):
+                    converse(partial(make, kind), port=port)
+
+        threads.append(threading.Thread(target=run))
+        threads[-1].start()
+        return told
+
+    yield start
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def free(ports: int) -> Iterator[None]:
+    """The ports can be listened on, as when no one does."""
+    addresses = [("127.0.0.1", port) for port in (ports, ports + 1)]
+    with socket.create_server(addresses[0]), socket.create_server(addresses[1]):
+        yield
+
+
+def played(workers: WorkerSet, n_steps: int = 6) -> list[list[int]]:
+    """Reset and step; which workers were restarted at each step."""
+    with workers:
+        workers.reset()
+        restarted = []
+        for _ in range(n_steps):
+            workers.step()
+            restarted.append(workers.take_restarted())
+    return restarted
+
+
+def attached(ports: int, **options):
+    options = {"seed": 5, "timeout_wait": 20, "base_port": ports, **options}
+    return attach_workers(2, **options)
+
+
+@pytest.mark.parametrize("transport", ["sockets", "grpc"])
+def test_players_may_come_in_any_order_and_get_seeds_by_port(
+    transport, ports, play, monkeypatch, caplog
+):
+    monkeypatch.setenv(VARIABLE, transport)
+    with caplog.at_level(logging.INFO, "pipeline"):
+        second = play(ports + 1)
+        first = play(ports)
+        with attached(ports) as workers:
+            workers.reset()
+            workers.step()
+            assert [len(env.get_steps("Toy?team=0")[0]) for env in workers.envs] == [2, 2]
+            assert workers.envs[0].port == ports
+    assert (first, second) == ([5], [6])
+    lines = [one.getMessage() for one in caplog.records]
+    assert f"Waiting for player 2 of 2 on port {ports + 1}." in lines
+    assert f"Connected: player 1 of 2 on port {ports}, from 127.0.0.1." in lines
+
+
+def test_a_player_that_was_started_again_at_once_goes_on_with_a_new_episode(ports, play, caplog):
+    play(ports)
+    told = play(ports + 1, Leaves, Chase)
+    with caplog.at_level(logging.INFO, "pipeline"):
+        restarted = played(attached(ports, restarts=RestartLimits()))
+    assert restarted == [[], [], [1], [], [], []]
+    assert told == [6, 8]
+    waited = f"Waiting up to 20 s for player 2 of 2 on port {ports + 1} to connect again."
+    assert waited in [one.getMessage() for one in caplog.records]
+
+
+def test_a_player_that_does_not_come_back_in_time_ends_the_run(ports, play, monkeypatch):
+    monkeypatch.setattr(server_module, "LOST_S", 0.05)
+    play(ports)
+    play(ports + 1, Leaves)
+    unlimited = RestartLimits(max_lifetime_restarts=-1, restarts_rate_limit_n=-1)
+    workers = attached(ports, timeout_wait=1, restarts=unlimited)
+    with pytest.raises(UnityException) as caught:
+        played(workers)
+    assert str(caught.value).startswith(
+        f"player 2 of 2 on port {ports + 1} did not connect again within 1 s; start it"
+    )
+    with free(ports):
+        pass
+
+
+def test_who_is_told_to_stop_does_not_wait_for_a_player_any_longer(ports, play, monkeypatch):
+    monkeypatch.setattr(server_module, "LOST_S", 0.05)
+    play(ports)
+    play(ports + 1, Leaves)
+    workers = attached(ports, timeout_wait=1000, restarts=RestartLimits())
+    workers.should_stop = lambda: True
+    with pytest.raises(UnityException, match="told to stop"):
+        played(workers)
+
+
+def test_without_restarts_a_lost_player_ends_the_run(ports, play, monkeypatch):
+    monkeypatch.setattr(server_module, "LOST_S", 0.05)
+    play(ports)
+    play(ports + 1, Leaves)
+    workers = attached(ports)
+    with pytest.raises(UnityCommunicatorStoppedException):
+        played(workers)
+
+
+def test_who_does_not_come_is_named_with_its_port(ports, play):
+    play(ports)
+    with pytest.raises(UnityTimeOutException) as caught:
+        attached(ports, timeout_wait=0.3)
+    assert str(caught.value).startswith(
+        f"1 of 2 players did not connect within 0.3 s: 2 (port {ports + 1}); start each"
+    )
+    with free(ports):
+        pass
+
+
+def test_a_taken_port_is_refused_with_its_remedy_and_the_others_are_free_again(ports):
+    with socket.create_server(("127.0.0.1", ports + 1)):
+        with pytest.raises(UnityWorkerInUseException, match=r"choose other ports with --base-po"):
+            attached(ports)
+        with socket.create_server(("127.0.0.1", ports)):
+            pass

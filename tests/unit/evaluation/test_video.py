@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.errors import SettingsError, StageError
+from pipeline.evaluation import video
+from pipeline.evaluation.episodes import Episode, evaluate
+from pipeline.protocol.specs import ActionTuple
+from pipeline.simulators import registry
+from pipeline.simulators.bridges import pictures
+
+
+class RandomPolicy:
+    """Draws actions from the seed that it is given."""
+
+    def __init__(self, spec):
+        self.spec = spec.action_spec
+
+    def reset(self, seed):
+        self.rng = np.random.default_rng(seed)
+
+    def act(self, steps, deterministic=False):  # noqa: ARG002  # its callers' form
+        n, spec = len(steps), self.spec
+        discrete = [self.rng.integers(0, size, n) for size in spec.discrete_branches]
+        if steps.action_mask is not None:
+            discrete = [mask.argmin(axis=1) for mask in steps.action_mask]
+        return ActionTuple(
+            self.rng.uniform(-1, 1, (n, spec.continuous_size)).astype(np.float32),
+            np.stack(discrete, axis=1).astype(np.int32) if discrete else None,
+        )
+
+    def end(self, agent_ids):
+        pass
+
+
+def executable(folder: Path, simulator: str, **options) -> Path:
+    """What filming reads of an executable; the rest takes seconds to pack."""
+    path = folder / "program"
+    with zipfile.ZipFile(path, "w") as archive:
+        described = {"simulator": simulator, "options": options}
+        archive.writestr("executable.json", json.dumps(described))
+    return path
+
+
+def played(simulator: str, seed=7, episodes=3, **options):
+    made = registry.make(simulator, seed=seed, **options)
+    env = InProcessEnvironment(made)
+    policies = {name: RandomPolicy(spec) for name, spec in made.behavior_specs.items()}
+    try:
+        return policies, evaluate(env, policies, episodes=episodes, seed=seed)
+    finally:
+        env.close()
+
+
+def filmed(folder: Path, simulator: str, target: str, *, show="median", **options) -> Path:
+    policies, episodes = played(simulator, **options)
+    program = executable(folder, simulator, **options)
+    path = folder / target
+    wanted = {path: video.choose(episodes)[show]}
+    video.film(program, (), policies, episodes, wanted, seed=7)
+    return path
+
+
+def n_frames(path: Path) -> int:
+    """Pictures that were given to the file; equal ones that follow each other are stored as one."""
+    with Image.open(path) as image:
+        shown_ms = 0
+        for k in range(image.n_frames):
+            image.seek(k)
+            shown_ms += image.info["duration"]
+    return shown_ms * video.FRAMES_PER_S // 1000
+
+
+@pytest.mark.parametrize("name", registry.NAMES)
+def test_drawing_a_game_changes_nothing_and_shows_what_moves(name):
+    """State includes the random streams."""
+    watched, other = (registry.make(name, seed=5) for _ in range(2))
+    for simulator in (watched, other):
+        simulator.reset()
+    before = watched.render(0)
+    assert before.dtype == np.uint8
+    assert before.shape[2] == 3
+    asking = watched.reset(), other.reset()
+    policies = {name: RandomPolicy(spec) for name, spec in watched.behavior_specs.items()}
+    for policy in policies.values():
+        policy.reset(0)
+    for _ in range(8):
+        actions = {b: policies[b].act(steps) for b, (steps, _) in asking[0].items() if len(steps)}
+        asking = watched.step(actions), other.step(actions)
+        picture = watched.render(0)
+    assert repr(watched.state_dict()) == repr(other.state_dict())
+    assert picture.shape == before.shape
+    assert (picture != before).any()
+    for simulator in (watched, other):
+        simulator.close()
+
+
+@pytest.mark.parametrize(
+    ("simulator", "options"),
+    [
+        ("tag", {}),
+        ("gymnasium", {"id": "CartPole-v1"}),
+        ("pettingzoo", {"id": "mpe2.simple_spread_v3", "n_agents": 2}),
+    ],
+)
+def test_a_film_shows_each_step_of_the_episode_and_has_the_same_bytes_again(
+    tmp_path, simulator, options
+):
+    path = filmed(tmp_path, simulator, "a.gif", **options)
+    again = filmed(tmp_path, simulator, "b.gif", **options)
+    _, episodes = played(simulator, **options)
+    assert path.read_bytes() == again.read_bytes()
+    assert n_frames(path) == video.choose(episodes)["median"].length
+
+
+def test_mujoco_is_drawn_plainly_where_it_cannot_render(tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures, "_has_off_screen_gl", lambda: False)
+    path = filmed(tmp_path, "gymnasium", "hopper.gif", id="Hopper-v5", n_agents=1)
+    assert n_frames(path) > 5
+
+
+def test_of_a_long_episode_every_nth_step_is_shown(tmp_path, monkeypatch):
+    monkeypatch.setattr(video, "MOST_FRAMES", 16)
+    path = filmed(tmp_path, "grid_world", "long.gif")
+    _, episodes = played("grid_world")
+    assert video.choose(episodes)["median"].length == 100
+    assert n_frames(path) == 13  # steps 0, 8, ..., 96
+
+
+def test_a_gif_keeps_colors_that_few_pixels_have(tmp_path):
+    frames = [np.add.outer(np.arange(64), np.arange(64) + k).astype(np.uint8) for k in range(40)]
+    frames = [np.repeat(one[..., None], 3, axis=2) for one in frames]
+    frames[17][:6, :6] = (232, 163, 58)
+    video.write(tmp_path / "x.gif", frames)
+    with Image.open(tmp_path / "x.gif") as image:
+        image.seek(17)
+        shown = np.asarray(image.convert("RGB")).astype(int)[2, 2]
+    assert np.abs(shown - (232, 163, 58)).max() < 12
+
+
+def test_median_and_best_are_episodes_of_the_first_behavior():
+    episodes = [
+        Episode(index=k, behavior=name, agent=k, episode_return=value, length=1, interrupted=False)
+        for name, values in (("A", (1.0, 5.0, 3.0, 5.0)), ("B", (9.0,)))
+        for k, value in enumerate(values)
+    ]
+    chosen = video.choose(episodes)
+    assert (chosen["median"].index, chosen["best"].index) == (2, 1)
+
+
+def test_an_environment_that_does_not_repeat_itself_is_not_filmed(tmp_path):
+    policies, episodes = played("grid_world")
+    other = [replace(episodes[0], episode_return=3.5), *episodes[1:]]
+    wanted = {tmp_path / "x.gif": other[0]}
+    with pytest.raises(StageError, match=r"episode 0 of GridWorld\?team=0 came to 3.5 in .* again"):
+        video.film(executable(tmp_path, "grid_world"), (), policies, other, wanted, seed=7)
+    assert not (tmp_path / "x.gif").exists()
+
+
+def test_a_unity_player_is_refused_with_what_to_do(tmp_path):
+    (tmp_path / "player").write_text("#!/bin/sh\n")
+    with pytest.raises(StageError, match=r"player: cannot be filmed: .*Unity Recorder"):
+        video.check(tmp_path / "player", [tmp_path / "x.gif"])
+
+
+def test_an_environment_without_pictures_is_refused():
+    class Spoken:
+        metadata: ClassVar = {"render_modes": ["ansi"]}
+
+        def render(self):
+            return "a board"
+
+    class Mine(gymnasium.Env):
+        """It has no render of its own."""
+
+    with pytest.raises(SettingsError, match=r"mine: cannot be filmed: .* modes are none; 'rgb_arr"):
+        pictures.picture(Mine(), "mine")
+    told = "chess: cannot be filmed: .* modes are ansi; 'rgb_array'"
+    with pytest.raises(SettingsError, match=told):
+        pictures.picture(Spoken(), "chess")
+
+
+def test_a_video_has_one_of_two_endings_and_mp4_its_package(tmp_path, monkeypatch):
+    program = executable(tmp_path, "grid_world")
+    with pytest.raises(SettingsError, match=r"x.avi: a video is a .gif or an .mp4"):
+        video.check(program, [tmp_path / "x.avi"])
+    monkeypatch.setattr(video, "find_spec", lambda _: None)
+    video.check(program, [tmp_path / "x.gif"])
+    with pytest.raises(
+        SettingsError, match=r"imageio-ffmpeg, .*pip install 'rl-pipeline\[video\]'"
+    ):
+        video.check(program, [tmp_path / "x.mp4"])
+
+
+def test_the_same_pictures_give_the_same_mp4(tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    frames = [np.full((32, 48, 3), 20 * k, np.uint8) for k in range(5)]
+    for name in ("a.mp4", "b.mp4"):
+        video.write(tmp_path / name, frames)
+    content = (tmp_path / "a.mp4").read_bytes()
+    assert content[4:8] == b"ftyp"
+    assert content == (tmp_path / "b.mp4").read_bytes()

@@ -1,0 +1,124 @@
+"""What a function or class of a Python file becomes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.errors import SettingsError
+from pipeline.simulators import registry
+
+FILE = """
+import bridge_toys
+import gymnasium, numpy
+from pipeline.simulators.games.grid_world import GridWorld
+
+class Count(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 9, (1,), numpy.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    def __init__(self, start=0.0):
+        self.start = start
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return numpy.float32([self.start]), {}
+    def step(self, action):
+        return numpy.float32([self.start]), 1.0, True, False, {}
+
+def pole():
+    return gymnasium.make("CartPole-v1")
+
+def game():
+    return bridge_toys.Turns()
+
+def squares(*, seed, n_agents=6):
+    return GridWorld(seed=seed, n_agents=n_agents)
+
+ONE = Count()
+def same():
+    return ONE
+
+def number():
+    return 3
+
+def broken():
+    return 1 / 0
+
+A_TEXT = "text"
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "of_module_bridge.py"
+    file.write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield file
+    sys.modules.pop(file.stem, None)
+
+
+def made(function: str, **options: object):
+    return registry.make("module", id=f"of_module_bridge:{function}", **options)
+
+
+@pytest.mark.parametrize(
+    ("function", "behavior", "n_asking"),
+    [
+        ("Count", "Count?team=0", 16),
+        ("pole", "CartPole-v1?team=0", 16),
+        ("game", "a?team=0", 16),
+        ("squares", "GridWorld?team=0", 6),
+    ],
+)
+def test_a_function_gives_copies_of_an_environment_or_a_simulator(function, behavior, n_asking):
+    simulator = made(function)
+    steps = simulator.reset()
+    assert len(steps[behavior][0]) == n_asking
+    simulator.close()
+    fewer = made(function, n_agents=3)
+    assert len(fewer.reset()[behavior][0]) == 3
+
+
+def test_a_simulator_gets_the_seed_and_a_function_its_keywords():
+    ((first, _),) = made("squares", seed=1).reset().values()
+    ((other, _),) = made("squares", seed=2).reset().values()
+    assert any(not np.array_equal(a, b) for a, b in zip(first.obs, other.obs, strict=True))
+    ((decision, _),) = made("Count", kwargs={"start": 4.0}).reset().values()
+    assert set(decision.obs[0].ravel().tolist()) == {4.0}
+
+
+@pytest.mark.parametrize(
+    ("id", "said"),
+    [
+        ("of_module_bridg:pole", "there is no of_module_bridg.py in the current folder"),
+        ("of_module_bridge:pol", r"did you mean 'of_module_bridge:pole'\?$"),
+        ("of_module_bridge:A_TEXT", "has no function or class 'A_TEXT'"),
+        ("of_module_bridge:number", "gives an object of type int; it must give an environment"),
+        ("of_module_bridge:same", "gives the same object twice"),
+        (
+            "of_module_bridge:broken",
+            r"fails: ZeroDivisionError: division by zero \(of_module_bridge.py:34\)$",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_where(id, said):
+    with pytest.raises(SettingsError, match=said) as refused:
+        registry.make("module", id=id)
+    assert str(refused.value).startswith(f"{id}: ")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import of_no_package\n", r"No module named 'of_no_package' \(of_module_bridge.py:1\)$"),
+        ("def pole(:\n", r"SyntaxError: .* \(of_module_bridge.py, line 1\)$"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_named_with_its_line(module, text, said):
+    module.write_text(text)
+    with pytest.raises(SettingsError, match=f"the module cannot be imported: .*{said}"):
+        made("pole")

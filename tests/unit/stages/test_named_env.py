@@ -1,0 +1,160 @@
+"""Names of environments: what each means, and builds that are made once and kept."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import StageError, UnityEnvironmentException
+from pipeline.settings.environments import BuiltinSource, PathSource
+from pipeline.simulators import pack
+from pipeline.simulators.bridges.needs import Needs
+from pipeline.stages.shared import named_env
+from pipeline.stages.shared.named_env import CACHE, environment_of, executable_of
+
+WAIT_S = 30
+NAME = "my_env:make"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "locks"))
+    return tmp_path
+
+
+@pytest.fixture
+def packed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The text of my_env.py at each build; a build has that text, and none is really packed."""
+    source = folder / "my_env.py"
+    source.write_text("1")
+    built: list[str] = []
+
+    def pack_with(needs: Needs, simulator: str, target: Path, options: dict) -> Path:
+        built.append(source.read_text())
+        target.parent.mkdir(parents=True)
+        target.write_text(built[-1])
+        return target
+
+    needs = Needs(distributions=("numpy",), files={"my_env.py": source})
+    monkeypatch.setattr(pack, "needs_of", lambda *_: needs)
+    monkeypatch.setattr(pack, "pack_with", pack_with)
+    return built
+
+
+def test_a_word_is_the_executable_that_lies_there_and_else_the_simulator(folder: Path):
+    assert environment_of("tag") == BuiltinSource(source="builtin", name="tag")
+    (folder / "tag").mkdir()
+    assert environment_of("tag") == BuiltinSource(source="builtin", name="tag")
+    (folder / "tag.x86_64").touch()
+    assert environment_of("tag") == PathSource(path="tag")
+    assert executable_of("tag") == folder / "tag.x86_64"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("balnce_ball", r"No simulator is called so \(did you mean 'balance_ball'\?\)\. Give a p"),
+        ("Game", r"No simulator is called so\. Give a path \(\./Game\), a simulator"),
+        ("build/tag", "`pipeline env build tag -o build/tag` makes it, and the name tag alone"),
+        ("build/game", r"`pipeline env build NAME -o build/game` makes one\. Or give a path"),
+    ],
+)
+def test_a_missing_executable_is_told_with_what_makes_it(name, said):
+    with pytest.raises(UnityEnvironmentException, match=said) as refused:
+        environment_of(name)
+    assert str(refused.value).startswith("Couldn't launch the ")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_build_is_made_once_and_again_when_its_module_changes(folder, packed, caplog):
+    caplog.set_level(logging.INFO)
+    first = executable_of(NAME)
+    assert first.read_text() == "1"
+    assert first.is_relative_to(CACHE)
+    assert "my_env:make: building it into build/cache/my_env-make-" in caplog.text
+    caplog.clear()
+    assert executable_of(NAME) == first
+    assert [one.getMessage() for one in caplog.records] == [
+        f"my_env:make: taking its build, {first}."
+    ]
+    (folder / "my_env.py").write_text("2")
+    second = executable_of(NAME)
+    assert (second.read_text(), first.read_text()) == ("2", "1"), "a run may still start the first"
+    assert packed == ["1", "2"]
+
+
+@pytest.mark.parametrize("gone", ["build", "inputs", "distribution", "executable"])
+def test_a_build_that_is_not_whole_or_out_of_date_is_made_again(folder, packed, monkeypatch, gone):
+    first = executable_of(NAME)
+    inputs = first.parents[1] / "inputs.json"
+    if gone == "build":
+        first.unlink()
+    elif gone == "inputs":
+        inputs.write_text(inputs.read_text()[:40])
+    elif gone == "distribution":
+        inputs.write_text(inputs.read_text().replace('"numpy"', '"no-such-package"'))
+    else:
+        monkeypatch.setattr(pack, "_package_files", lambda: [("lib/pipeline/new.py", b"")])
+    assert executable_of(NAME).read_text() == "1"
+    assert packed == ["1", "1"]
+    executable_of(NAME)
+    assert packed == ["1", "1"]
+
+
+def test_a_build_that_fails_leaves_nothing_that_is_taken_for_one(packed, monkeypatch):
+    whole = pack.pack_with
+
+    def half(needs, simulator, target, options):
+        whole(needs, simulator, target, options)
+        raise StageError("the disk is full")
+
+    monkeypatch.setattr(pack, "pack_with", half)
+    with pytest.raises(StageError, match="the disk is full"):
+        executable_of(NAME)
+    assert [path for path in CACHE.rglob("*") if path.is_file()] == []
+    monkeypatch.setattr(pack, "pack_with", whole)
+    executable_of(NAME)
+    assert packed == ["1", "1"]
+
+
+def test_few_builds_of_a_name_stay(folder, packed):
+    for version in range(6):
+        (folder / "my_env.py").write_text(str(version))
+        last = executable_of(NAME)
+    builds = [path for path in last.parents[1].iterdir() if path.is_dir()]
+    assert len(builds) == named_env._KEPT
+    assert last.parent in builds
+    assert len(packed) == 6
+
+
+def test_two_that_start_at_once_make_one_build(packed, monkeypatch):
+    waiting, found = threading.Event(), []
+    whole = pack.pack_with
+
+    class Waits(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage().startswith("Waiting for another process"):
+                waiting.set()
+
+    def slow(*arguments):
+        assert waiting.wait(WAIT_S)
+        return whole(*arguments)
+
+    monkeypatch.setattr(pack, "pack_with", slow)
+    log = logging.getLogger("pipeline.envs.sources.fetch")
+    handler = Waits()
+    log.addHandler(handler)
+    monkeypatch.setattr(log, "level", logging.INFO)
+    both = [threading.Thread(target=lambda: found.append(executable_of(NAME))) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join(WAIT_S)
+    log.removeHandler(handler)
+    assert len(found) == 2
+    assert found[0] == found[1]
+    assert packed == ["1"]

@@ -1,0 +1,68 @@
+"""The environments of `examples/environments`, which docs/environments/own.md shows."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline import cli
+from pipeline.protocol.specs import ActionTuple
+from pipeline.simulators import registry
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples/environments"
+NAMES = {"docking:Docking": "Docking", "rooms:Rooms": "Rooms"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with the examples in it and a cache of its own."""
+    shutil.copytree(EXAMPLE, tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.chdir(tmp_path / "own")
+    monkeypatch.syspath_prepend(str(tmp_path / "own"))
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "own"
+
+
+@pytest.mark.parametrize("name", ["own.yaml", "docking.py", "rooms.py"])
+def test_the_page_shows_the_files_as_they_are(name: str):
+    page = (ROOT / "docs/environments/own.md").read_text()
+    assert f"\n{(EXAMPLE / name).read_text().rstrip()}\n```\n" in page
+
+
+def test_the_simulator_rewards_the_wanted_temperature_and_ends_far_from_it():
+    rooms = registry.make("module", id="rooms:Rooms", seed=1, n_agents=4)
+    ((decision, _),) = rooms.reset().values()
+    for _ in range(10):
+        off, loss = decision.obs[0].T
+        heat = np.clip((loss - 5 * off) / 2, -1, 1)[:, None]
+        ((decision, _),) = rooms.step({"Rooms?team=0": ActionTuple(continuous=heat)}).values()
+    assert decision.reward == pytest.approx(np.ones(4), abs=1e-5)
+    full = ActionTuple(continuous=np.ones((4, 1), dtype=np.float32))
+    for _ in range(20):
+        ((_, terminal),) = rooms.step({"Rooms?team=0": full}).values()
+        if len(terminal):
+            break
+    assert len(terminal) > 0
+    assert not terminal.interrupted.any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_each_becomes_an_executable_that_is_trained_exported_and_evaluated(name, folder, caplog):
+    behavior = NAMES[name]
+    settings = (folder / "own.yaml").read_text()
+    small = settings.replace("50000", "1500").replace("5000", "500").replace("1024", "256")
+    (folder / "own.yaml").write_text(small)
+    with caplog.at_level("INFO"):
+        assert cli.main(["learn", "own.yaml", "--env", name, "--run-id", "one", "--seed", "1"]) == 0
+        model = f"results/one/{behavior}.onnx"
+        assert cli.main(["evaluate", model, "--env", name, "--episodes", "2"]) == 0
+    text = caplog.text
+    assert text.count(f"{name}: building it into build/cache/") == 1
+    assert text.count(f"{name}: taking its build, build/cache/") == 1
+    rows = (folder / "results/one/progress.csv").read_text().splitlines()
+    assert len(rows) >= 3

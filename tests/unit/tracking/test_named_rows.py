@@ -1,0 +1,211 @@
+"""Sinks that write a row of their own for a run that no stage makes: MLflow, Weights & Biases."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from pipeline.settings import load_run_settings
+from pipeline.settings.params import load_params
+from pipeline.settings.plan import plan
+from pipeline.stages import export, train
+from pipeline.stages.shared import run_context
+from pipeline.tracking.run_metadata import flat
+from pipeline.tracking.sinks import named_sinks, run_outside_dag
+
+TRAINER = "behaviors: {Walker: {trainer_type: ppo, max_steps: 40}}"
+PARAMS = """\
+environments: {hill: {source: builtin, name: balance_ball}}
+experiments:
+  walk:
+    environment: hill
+    trainer: trainer.yaml
+    overrides: {}
+    seeds: [3]
+    stages: [train]
+"""
+REWARD = "Environment/Cumulative Reward"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with a home of its own."""
+    for name in ("MLFLOW_TRACKING_URI", "PIPELINE_MLFLOW", "DVC_ROOT", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trainer.yaml").write_text(TRAINER)
+    (tmp_path / "params.yaml").write_text(PARAMS)
+    build = tmp_path / "build/env/hill"
+    build.mkdir(parents=True)
+    (build / "hill").write_text("player")
+    return tmp_path
+
+
+def described(folder: Path, **more):
+    return run_outside_dag(
+        load_run_settings(folder / "trainer.yaml"),
+        env="build/env/hill/hill",
+        folder=folder / "runs/walk",
+        seed=3,
+        source="pipeline learn",
+        trainer="trainer.yaml",
+        **more,
+    )
+
+
+def play(sink, *steps: int, complete: bool = True) -> None:
+    sink.began("Walker", {})
+    for step in steps:
+        sink.metrics("Walker", {REWARD: step / 10}, step)
+        sink.distribution("Walker", REWARD, [0.0, step / 10], step)
+    if complete:
+        sink.ended({"Walker": {"steps": 40.0, "mean_reward": 2.5}})
+    sink.close()
+    sink.close()
+
+
+def test_a_row_says_the_same_of_a_run_as_that_of_the_stage_train(folder: Path):
+    ours = described(folder)
+    run = run_context.Run(
+        root=folder, params=load_params(folder / "params.yaml"), name="walk", seed=3
+    )
+    stage = run_context.row_of(run)
+    assert ours.row.params == {k: v for k, v in stage.params.items() if k != "pretrain"}
+    whole, theirs = (yaml.safe_load(one.configuration) for one in (ours.row, stage))
+    assert whole.keys() == theirs.keys()
+    assert whole["behaviors"] == theirs["behaviors"]
+    assert [one.context for one in ours.row.data] == [one.context for one in stage.data]
+    job = SimpleNamespace(job=SimpleNamespace(stage="train"), fingerprint="", resumed=False)
+    key = run_context.key_of(run, job)
+    assert ours.key.tags.keys() == key.tags.keys()
+    assert (ours.key.name, key.name) == ("./runs/walk-seed3", "walk-seed3")
+
+
+def test_no_stage_depends_on_where_its_numbers_go(folder: Path):
+    def jobs() -> list:
+        params = load_params(folder / "params.yaml")
+        run = run_context.Run(root=folder, params=params, name="walk", seed=3)
+        return [train.job_of(run), export.job_of(run), plan(params)]
+
+    before = jobs()
+    (folder / "params.yaml").write_text(f"{PARAMS}track: [jsonl]\n")
+    assert jobs() == before
+
+
+@pytest.mark.slow
+def test_mlflow_gets_a_row_with_results_which_a_resumed_run_continues(folder: Path, monkeypatch):
+    monkeypatch.setattr("pipeline.tracking.sinks.mlflow.QUICK_S", 60.0)  # the machine may be busy
+    from mlflow import MlflowClient
+
+    run = folder / "runs/walk"
+    (run / "Walker").mkdir(parents=True)
+    (run / "Walker/checkpoint.pt").write_bytes(b"weights")
+    (sink,) = named_sinks(described(folder), ["mlflow"])
+    play(sink, 10, 20, complete=False)
+    (run / "progress.csv").write_text("behavior,step,reward\nWalker,10,1\nWalker,30,3\n")
+    (again,) = named_sinks(described(folder, resume=True), ["mlflow"])
+    play(again, 40)
+    client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
+    (experiment,) = (one for one in client.search_experiments() if one.name == "pipeline")
+    (row,) = client.search_runs([experiment.experiment_id])
+    assert (row.info.run_name, row.info.status) == ("./runs/walk-seed3", "FINISHED")
+    assert row.data.params["trainer"] == "trainer.yaml"
+    assert row.data.metrics["train/mean_reward"] == 2.5
+    history = client.get_metric_history(row.info.run_id, REWARD)
+    # a kill had lost step 30, which stands in the run's own record
+    assert sorted((one.step, one.value) for one in history) == [(10, 1), (20, 2), (30, 3), (40, 4)]
+    assert {"dvc.train", "dvc.environment", "mlflow.note.content"} <= row.data.tags.keys()
+    (new,) = named_sinks(described(folder), ["mlflow"])
+    play(new, 10)
+    rows = client.search_runs([experiment.experiment_id])
+    assert sorted(one.data.tags["pipeline.current"] for one in rows) == ["no", "yes"]
+
+
+def records(path: Path) -> list:
+    """Return the records of a file of Weights & Biases, which is a log of LevelDB."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data = path.read_bytes()
+    at, parts, found = 7, b"", []  # after the header
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:  # no part begins in the last bytes of a block
+            at += 32768 - at % 32768
+            continue
+        size, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        parts += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            found.append(Record.FromString(parts))
+            parts = b""
+    return found
+
+
+@pytest.mark.slow
+def test_wandb_keeps_a_run_in_files_without_asking_who_is_not_signed_in(folder: Path, caplog):
+    import wandb
+
+    caplog.set_level("INFO")
+    run = folder / "runs/walk"
+    run.mkdir(parents=True)
+    (sink,) = named_sinks(described(folder), ["wandb"])
+    play(sink, 10, 20)
+    wandb.teardown()  # its process writes on after the end of a run
+    (file,) = run.glob("wandb/offline-run-*/run-*.wandb")
+    read = records(file)
+    (told,) = [one.run for one in read if one.WhichOneof("record_type") == "run"]
+    assert (told.project, told.display_name) == ("pipeline", "./runs/walk-seed3")
+    assert told.run_id == (run / "wandb/run-id.txt").read_text()
+    config = {one.key: one.value_json for one in told.config.update}
+    assert config["trainer"] == '"trainer.yaml"'
+    assert config["learning_rate"] == "0.0003"
+    rows = [
+        {(*item.nested_key, item.key)[0]: item.value_json for item in one.history.item}
+        for one in read
+        if one.WhichOneof("record_type") == "history"
+    ]
+    assert [(one["step"], one[REWARD]) for one in rows if REWARD in one] == [
+        ("10", "1"),
+        ("20", "2"),
+    ]
+    assert sum(f"{REWARD}_hist" in one for one in rows) == 2
+    summary = {item.key: item.value_json for one in read for item in one.summary.update}
+    assert summary["train/mean_reward"] == "2.5"
+    (exit_,) = [one.exit for one in read if one.WhichOneof("record_type") == "exit"]
+    assert exit_.exit_code == 0
+    assert "wandb sync" in caplog.text
+    (resumed,) = named_sinks(described(folder, resume=True), ["wandb"])
+    play(resumed, 30, complete=False)
+    wandb.teardown()
+    files = sorted(run.glob("wandb/offline-run-*/run-*.wandb"))
+    assert {one.stem for one in files} == {f"run-{told.run_id}"}
+
+
+def test_wandb_that_cannot_open_is_named_once_and_left_alone(folder: Path, caplog, monkeypatch):
+    import wandb
+
+    monkeypatch.setenv("WANDB_MODE", "online")
+    asked = []
+
+    def refuse(**options):
+        asked.append(options["settings"].init_timeout)
+        raise OSError("no way to the server\nConsider waiting")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    (sink,) = named_sinks(described(folder), ["wandb"])
+    sink.began("Walker", {})
+    play(sink, 10, 20)
+    assert asked == [30]
+    assert [record.message for record in caplog.records] == [
+        "Weights & Biases is not being written (OSError: no way to the server). "
+        "WANDB_MODE=offline keeps the run in files."
+    ]
+
+
+def test_numbers_of_several_behaviors_begin_with_their_behavior():
+    assert flat({"A": {"steps": 1}}) == {"steps": 1}
+    assert flat({"A": {"steps": 1}, "B": {"steps": 2}}) == {"A/steps": 1, "B/steps": 2}
