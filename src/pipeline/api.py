@@ -88,12 +88,12 @@ class _Callbacks(Sink):
         """Pass on a checkpoint."""
         self._tell("on_checkpoint", behavior, path, step)
 
-    def _tell(self, event: str, *told: Any) -> None:
+    def _tell(self, event: str, *facts: Any) -> None:
         if self.error is not None:
             return
         try:
             for one in self._callbacks:
-                getattr(one, event)(*told)
+                getattr(one, event)(*facts)
         except Exception as error:  # noqa: BLE001  # raised by `train` when the run is saved
             self.error = error
 
@@ -149,7 +149,7 @@ def train(
             options.setdefault("exporter", publish)
         given = {"env": env, "seed": seed, "folder": Path(run_dir), "num_envs": num_envs}
         opened += _by_name(sinks, settings, **given, **options)
-    told = _Callbacks(callbacks)
+    observers = _Callbacks(callbacks)
     if isinstance(env, str) and max(options.get("learners", 1), launched()[1]) > 1:
         env = executable_of(env)  # each learner has processes of its own
     several = isinstance(env, Sequence) and not isinstance(env, str)
@@ -165,13 +165,13 @@ def train(
         seed=seed,
         run_dir=run_dir,
         num_envs=num_envs,
-        sinks=[*opened, told],
-        end_early=told.wants_end,
+        sinks=[*opened, observers],
+        end_early=observers.wants_end,
         **options,
     )
-    if told.error is not None:
-        raise told.error
-    result = replace(result, curves=told.curves)
+    if observers.error is not None:
+        raise observers.error
+    result = replace(result, curves=observers.curves)
     for one in callbacks:
         one.on_end(result)
     return result
@@ -183,9 +183,9 @@ def _by_name(sinks: Sequence[Sink | str], settings: RunSettings, **run: Any) -> 
     from pipeline.trainer.supported import usable_device
 
     used = ("env", "seed", "folder", "num_envs", "torch_threads", "resume")
-    told = {name: run[name] for name in used if name in run}
-    told["device"] = str(usable_device(run.get("device", "cpu")))
-    described = run_outside_dag(settings, source="pipeline.train", **told)
+    facts = {name: run[name] for name in used if name in run}
+    facts["device"] = str(usable_device(run.get("device", "cpu")))
+    described = run_outside_dag(settings, source="pipeline.train", **facts)
     return named_sinks(described, [one for one in sinks if isinstance(one, str)])
 
 
@@ -373,11 +373,13 @@ def evaluate(
     for name, one in given.items():
         loaded = one if isinstance(one, LoadedPolicy) else load_policy(one)
         policies[loaded.behavior if name is None else name] = loaded.onnx
-    made = make_env(env, seed=seed, **options)
+    environment = make_env(env, seed=seed, **options)
     try:
-        return play(made, policies, episodes=episodes, seed=seed, deterministic=deterministic)
+        return play(
+            environment, policies, episodes=episodes, seed=seed, deterministic=deterministic
+        )
     finally:
-        made.close()
+        environment.close()
 
 
 def _is_program(source: object) -> bool:

@@ -148,14 +148,14 @@ def parser_for(words: Sequence[str]) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"pipeline {__version__}")
-    asked = next((word for word in words if not word.startswith("-")), None)
+    name_given = next((word for word in words if not word.startswith("-")), None)
     for name, text in COMMANDS.items():
-        made = parser.add_command(name, text)
+        subparser = parser.add_command(name, text)
         # the others' modules are not imported, which keeps every command quick to start
-        if name == asked:
+        if name == name_given:
             command = importlib.import_module(f"pipeline.commands.{name}")
-            made.set_defaults(work=getattr(command, "run", None))
-            command.add_options(made)
+            subparser.set_defaults(work=getattr(command, "run", None))
+            command.add_options(subparser)
     return parser
 
 

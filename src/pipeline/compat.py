@@ -272,16 +272,16 @@ _ENUMS = ("CommandProto", "CompressionTypeProto", "ObservationTypeProto", "Space
 
 
 def _messages() -> dict[str, Name]:
-    found = {}
+    table = {}
     for module, names in _MESSAGES.items():
         start = f"mlagents_envs.communicator_objects.{module}."
         if module.endswith("_pb2"):
-            found[f"{start}DESCRIPTOR"] = _DESCRIPTOR
+            table[f"{start}DESCRIPTOR"] = _DESCRIPTOR
         for name in names.split():
             ours = Name(f"pipeline.protocol.generated.messages.{name}")
             other = _TRANSPORT if module.endswith("_grpc") else _ENUM
-            found[start + name] = other if name in _ENUMS or other is _TRANSPORT else ours
-    return found
+            table[start + name] = other if name in _ENUMS or other is _TRANSPORT else ours
+    return table
 
 
 NAMES |= _messages()
@@ -321,10 +321,10 @@ def resolve(name: str) -> Any:
         KeyError: ML-Agents 1.1.0 has no such name, or none that is known here.
         ImportError: There is no equivalent; the message says why.
     """
-    found = {**NAMES, **FOR_WRITERS}[name]
-    if found.ours is None:
-        raise ImportError(f"{name} has no equivalent: {found.note} (docs/migrating.md)", name=name)
-    module, _, attribute = found.ours.rpartition(".")
+    entry = {**NAMES, **FOR_WRITERS}[name]
+    if entry.ours is None:
+        raise ImportError(f"{name} has no equivalent: {entry.note} (docs/migrating.md)", name=name)
+    module, _, attribute = entry.ours.rpartition(".")
     return getattr(import_module(module), attribute)
 
 

@@ -73,7 +73,7 @@ def sole_writer(folder: Path | str) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     real = Path(folder).resolve()
-    made = [path for path in real.parents if not path.exists()]
+    missing = [path for path in real.parents if not path.exists()]
     real.parent.mkdir(parents=True, exist_ok=True)
     beside = os.access(real.parent, os.W_OK)  # else the folder is a volume, and stays where it is
     path = real.with_name(f".{real.name}.lock") if beside else real / ".lock"
@@ -94,7 +94,7 @@ def sole_writer(folder: Path | str) -> Iterator[None]:
         if lock.lock_counter == 1:
             path.unlink(missing_ok=True)
         lock.release()
-        for parent in made:
+        for parent in missing:
             with suppress(OSError):  # it is used by now
                 parent.rmdir()
 
@@ -144,20 +144,20 @@ def refuse_shared_folder(folder: Path | str, name: str, others: Iterable[str]) -
     Raises:
         SettingsError: There is another of that kind, or the name cannot name a folder.
     """
-    own = named(folder, name)
-    if own.exists() and not own.is_dir():
+    target = named(folder, name)
+    if target.exists() and not target.is_dir():
         raise SettingsError(
-            f"behavior {name!r}: the folder of this name cannot be made, because {own} is a file "
-            "of the run; give the behavior another name in its environment"
+            f"behavior {name!r}: the folder of this name cannot be made, because {target} is a file"
+            " of the run; give the behavior another name in its environment"
         )
     for other in others:
         if other.casefold() != name.casefold():
             continue
-        for path in (own, named(folder, other)):
+        for path in (target, named(folder, other)):
             path.mkdir(parents=True, exist_ok=True)
-        if own.samefile(named(folder, other)):
+        if target.samefile(named(folder, other)):
             raise SettingsError(
-                f"behaviors {other!r} and {name!r}: on this disk both have the folder {own}, "
+                f"behaviors {other!r} and {name!r}: on this disk both have the folder {target}, "
                 "because it does not tell upper case from lower; rename one in the environment"
             )
 

@@ -77,14 +77,14 @@ class Group(Mapping[str, T], Generic[T]):
             return part
         point = self.entry_point(name)
         try:
-            found: T = point.load()
+            loaded: T = point.load()
         except Exception as error:
             raise self._unusable(point, f"{type(error).__name__}: {error}") from error
         if self._base is not None and not (
-            isinstance(found, type) and issubclass(found, self._base)
+            isinstance(loaded, type) and issubclass(loaded, self._base)
         ):
             raise self._unusable(point, f"{point.value} is no subclass of {self._base.__name__}")
-        return found
+        return loaded
 
     def entry_point(self, name: str) -> metadata.EntryPoint:
         """Return the entry point of a part that is not ours.
@@ -140,8 +140,8 @@ def load(path: str, *, room: str = "") -> Any:
 
 def all_of(group: str) -> list[metadata.EntryPoint]:
     """Return every installed entry point of a group; several packages may bring the same name."""
-    found = _installed(group, tuple(sys.path))
-    return [point for name in sorted(found) for point in found[name]]
+    points = _installed(group, tuple(sys.path))
+    return [point for name in sorted(points) for point in points[name]]
 
 
 def brought_by(point: metadata.EntryPoint) -> tuple[str, str]:
@@ -152,8 +152,8 @@ def brought_by(point: metadata.EntryPoint) -> tuple[str, str]:
 @cache  # `path` is a part of the key, for what is installed depends on it
 def _installed(group: str, path: tuple[str, ...]) -> dict[str, tuple[metadata.EntryPoint, ...]]:  # noqa: ARG001
     """Return the installed entry points of a group by name; a name may come from several."""
-    found: dict[str, dict[str, metadata.EntryPoint]] = {}
+    points_of: dict[str, dict[str, metadata.EntryPoint]] = {}
     for point in metadata.entry_points(group=group):
         # a distribution that lies in two folders of the path counts once, where Python finds it
-        found.setdefault(point.name, {}).setdefault(brought_by(point)[0], point)
-    return {name: tuple(points.values()) for name, points in found.items()}
+        points_of.setdefault(point.name, {}).setdefault(brought_by(point)[0], point)
+    return {name: tuple(points.values()) for name, points in points_of.items()}

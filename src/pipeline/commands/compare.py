@@ -66,8 +66,8 @@ def run(arguments: argparse.Namespace) -> str:
     fraction, form = arguments.fraction, arguments.form
     if not 0.0 < fraction <= 1.0:
         raise SettingsError(f"--fraction: {fraction} is not in range; use a value in (0, 1]")
-    found = _of_runs(runs) if runs else _of_params(Path.cwd())
-    tasks = compare(found, fraction=fraction)
+    outcomes = _of_runs(runs) if runs else _of_params(Path.cwd())
+    tasks = compare(outcomes, fraction=fraction)
     if not tasks:
         names = ", ".join(map(str, runs)) or "the experiments of params.yaml"
         raise SettingsError(f"{names}: no episode has ended here yet; train longer")
@@ -135,19 +135,19 @@ def _of_dag(run: Path) -> list[Outcome]:
         seeds = [one] if one in seeds else []
     trials = sorted(path for path in experiment.iterdir() if path.name.isdigit())
     if name and not seeds and trials:
-        return [found for path in trials for found in _of_dag(path)]
+        return [outcomes for path in trials for outcomes in _of_dag(path)]
     if not seeds:
         raise SettingsError(
             f"{run}: is not the folder of a run: it has no {_CONFIGURATION} of `pipeline learn`, "
             "and is not like results/train/<experiment> or results/train/<experiment>/seed<k>"
         )
     environment = _environment_of(results, name)
-    found = [
+    outcomes = [
         trial for seed in seeds for trial in trials_of(results, name, seed, environment=environment)
     ]
-    if not found:
+    if not outcomes:
         raise SettingsError(f"{run}: has neither a learning curve nor episodes; train it first")
-    return found
+    return outcomes
 
 
 def _place_of(experiment: Path) -> tuple[Path, str]:
@@ -181,8 +181,8 @@ def _environment_of(results: Path, experiment: str) -> str:
         return ""
     params = load_params(path)
     sweep = params.sweeps.get(experiment.partition("/")[0])
-    found = params.experiments.get(experiment if sweep is None else sweep.experiment)
-    return "" if found is None else found.environment
+    setup = params.experiments.get(experiment if sweep is None else sweep.experiment)
+    return "" if setup is None else setup.environment
 
 
 def _of_learn(runs: Sequence[Path]) -> list[Outcome]:
@@ -191,21 +191,21 @@ def _of_learn(runs: Sequence[Path]) -> list[Outcome]:
     for run in runs:
         key, seed, environment = _identity(run / _CONFIGURATION)
         groups.setdefault(key, []).append((run, seed, environment))
-    found: list[Outcome] = []
-    taken: set[str] = set()
+    outcomes: list[Outcome] = []
+    names: set[str] = set()
     for members in groups.values():
         _refuse_repetitions(members)
         name = _name_of([run.resolve().name for run, _, _ in members])
-        name = name if name not in taken else members[0][0].resolve().name
-        taken.add(name)
+        name = name if name not in names else members[0][0].resolve().name
+        names.add(name)
         for run, seed, environment in members:
             seconds = _learned_in(run)
             for behavior, curve in read_curves(run / _PROGRESS).items():
                 one = Outcome(
                     experiment=name, environment=environment, behavior=behavior, seed=seed
                 )
-                found.append(replace(one, curve=curve, seconds=seconds))
-    return found
+                outcomes.append(replace(one, curve=curve, seconds=seconds))
+    return outcomes
 
 
 def _identity(configuration: Path) -> tuple[str, int, str]:
@@ -253,8 +253,8 @@ def _learned_in(run: Path) -> float | None:
 
 def _text(task: Task, columns: Collection[str] = _COLUMNS) -> str:
     rows = [_COLUMNS, *tables.rows(task, wall_clock=True)]
-    kept = [k for k, name in enumerate(_COLUMNS) if name in columns]
-    lines = [task.name, "", *aligned([[row[k] for k in kept] for row in rows], first_number=1)]
+    shown = [k for k, name in enumerate(_COLUMNS) if name in columns]
+    lines = [task.name, "", *aligned([[row[k] for k in shown] for row in rows], first_number=1)]
     if task.improvements:
         lines += ["", *aligned([tables.PAIRS_HEADER, *tables.pairs(task)], first_number=2)]
     return "\n".join([*lines, "", *tables.notes(task), *tables.cautions(task)])

@@ -143,11 +143,11 @@ def _header(olds: Sequence[Path], present: Present) -> str:
     lines = [f"Written by `pipeline config upgrade` from {names}."]
     if present.family is not Family.PRESENT:
         lines.append(f"The format was that of {present.family.value}.")
-    said = [_near(change) for change in present.changes.entries if change.warns]
+    warnings = [_near(change) for change in present.changes.entries if change.warns]
     if present.left_out:
-        said.append(f"default_settings: left out, since {present.left_out}.")
-    if said:
-        lines += ["Please read:", *(f"  {line}" for line in said)]
+        warnings.append(f"default_settings: left out, since {present.left_out}.")
+    if warnings:
+        lines += ["Please read:", *(f"  {line}" for line in warnings)]
     return "".join(f"# {line}\n" for line in lines)
 
 
@@ -157,13 +157,13 @@ def _near(change: FormatChange) -> str:
 
 
 def _told(olds: Sequence[Path], new: Path, present: Present) -> str:
-    made = present.changes.entries
-    if not made and not present.left_out:
+    entries = present.changes.entries
+    if not entries and not present.left_out:
         return f"Wrote {new}. {olds[0]} is in today's format already; nothing had to be changed."
     groups = {
-        "Moved:": [change for change in made if change.kind == "moved"],
-        "Without an equal:": [change for change in made if change.kind == "gone"],
-        "Worth knowing:": [change for change in made if change.kind == "note"],
+        "Moved:": [change for change in entries if change.kind == "moved"],
+        "Without an equal:": [change for change in entries if change.kind == "gone"],
+        "Worth knowing:": [change for change in entries if change.kind == "note"],
     }
     lines = []
     for title, changes in groups.items():

@@ -94,13 +94,13 @@ def snakemake_summary(root: Path) -> State:
 
 def _jobs(rows: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
     """Return the jobs of outputs in Snakemake's summary, named as DVC names its stages."""
-    found = set()
+    jobs = set()
     for row in rows:
         output = _OUTPUT.fullmatch(row["output_file"])
         parts = [] if output is None else [part for part in output.groups() if part]
         instance = "-".join(parts).replace("/", "-")
-        found.add(f"{row['rule']}@{instance}" if instance else row["rule"])
-    return tuple(sorted(found))
+        jobs.add(f"{row['rule']}@{instance}" if instance else row["rule"])
+    return tuple(sorted(jobs))
 
 
 def mend_lock(root: Path) -> None:
@@ -117,7 +117,7 @@ def mend_lock(root: Path) -> None:
         return
     rest = text[: text.rfind("\n") + 1]
     if _stages_in(rest) is None:
-        rest = rest[: max((found.start() for found in _STAGE.finditer(rest)), default=0)]
+        rest = rest[: max((match.start() for match in _STAGE.finditer(rest)), default=0)]
     n_left = 0 if rest in ("", _LOCK_BEGINS) else _stages_in(rest)
     if n_left is None or not (text.startswith(_LOCK_BEGINS) or _LOCK_BEGINS.startswith(text)):
         return
@@ -184,8 +184,10 @@ def _must(command: Sequence[str], root: Path) -> str:
     """Run an engine and return what it printed."""
     done = _call(command, root)
     if done.returncode != 0:
-        said = _LOG_HEADER.sub("", done.stderr or done.stdout).strip()
-        raise StageError(f"`{' '.join(command)}` failed with exit code {done.returncode}:\n{said}")
+        output = _LOG_HEADER.sub("", done.stderr or done.stdout).strip()
+        raise StageError(
+            f"`{' '.join(command)}` failed with exit code {done.returncode}:\n{output}"
+        )
     return done.stdout
 
 

@@ -138,28 +138,28 @@ def fetch_environment(arguments: argparse.Namespace) -> str:
     from pipeline.envs.sources.download import public
     from pipeline.envs.sources.programs import find_program
 
-    asked, sha256 = arguments.environment, arguments.sha256
+    address, sha256 = arguments.environment, arguments.sha256
     limits = ArchiveLimits(
         max_bytes=int(arguments.max_unpacked_gb * 1e9), max_ratio=arguments.max_ratio
     )
-    if "://" not in asked:
+    if "://" not in address:
         if sha256 or arguments.executable:
             raise SettingsError(
-                f"{asked}: --sha256 and --executable belong to a URL; the entry of a manifest has "
-                "its own"
+                f"{address}: --sha256 and --executable belong to a URL; the entry of a manifest "
+                "has its own"
             )
-        entry = _entry(asked, arguments.manifest)
+        entry = _entry(address, arguments.manifest)
         return str(entry.executable(arguments.platform, limits=limits))
     if sha256 is None:
-        found = fetch.digest_of(asked, limits=limits)
+        digest = fetch.digest_of(address, limits=limits)
         raise FetchError(
-            f"{public(asked)}: nothing says what this archive must be. It now has sha256 {found}. "
-            f"If you trust it, give --sha256 {found}, or write it into params.yaml; it stays "
-            "downloaded, not unpacked"
+            f"{public(address)}: nothing says what this archive must be. It now "
+            f"has sha256 {digest}. If you trust it, give --sha256 {digest}, or write it "
+            "into params.yaml; it stays downloaded, not unpacked"
         )
-    folder = fetch.fetch(asked, sha256=sha256, limits=limits)
+    folder = fetch.fetch(address, sha256=sha256, limits=limits)
     program = find_program(
-        folder, label=public(asked), platform=arguments.platform, wanted=arguments.executable
+        folder, label=public(address), platform=arguments.platform, wanted=arguments.executable
     )
     return str(program)
 
@@ -203,10 +203,10 @@ def _pairs(flag: str, texts: Sequence[str]) -> dict[str, Any]:
     from pipeline.settings.nodes import to_plain
     from pipeline.settings.yaml_file import parse_yaml
 
-    found = {}
+    values = {}
     for text in texts:
         key, given, value = text.partition("=")
         if not given or not key:
             raise SettingsError(f"{flag} {text}: needs the form KEY=VALUE, such as gravity=9.8.")
-        found[key] = to_plain(parse_yaml(f"v: {value}", source=f"{flag} {key}"))["v"]
-    return found
+        values[key] = to_plain(parse_yaml(f"v: {value}", source=f"{flag} {key}"))["v"]
+    return values

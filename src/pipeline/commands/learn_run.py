@@ -83,8 +83,8 @@ def _run(plan: Plan, settings: RunSettings) -> str:
 
 def _only_watched(settings: RunSettings) -> bool:
     """Whether an earlier run is shown, whose records stay as they are."""
-    asked = settings.checkpoint_settings
-    return asked.inference and asked.resume
+    checkpoints = settings.checkpoint_settings
+    return checkpoints.inference and checkpoints.resume
 
 
 def _told(settings: RunSettings, seed: int, run_dir: Path, result: TrainResult) -> str:
@@ -282,7 +282,7 @@ def run_folder(
 def _run_folder(folder: Path, *, resume: bool, force: bool) -> Iterator[RunFolder]:
     used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     _check(folder, used=used, resume=resume, force=force)
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     # moved, never deleted: hours of training may lie there
     aside = _free_name(folder) if used and force and not resume else None
     if aside is not None:
@@ -293,7 +293,7 @@ def _run_folder(folder: Path, *, resume: bool, force: bool) -> Iterator[RunFolde
         yield run
     finally:
         if not run.started and not resume:
-            _undo(folder, made, aside)
+            _undo(folder, created, aside)
 
 
 def _free_name(folder: Path) -> Path:
@@ -317,12 +317,12 @@ def _check(folder: Path, *, used: bool, resume: bool, force: bool) -> None:
         )
 
 
-def _undo(folder: Path, made: list[Path], aside: Path | None) -> None:
+def _undo(folder: Path, created: list[Path], aside: Path | None) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     if aside is not None:
         aside.rename(folder)
-    elif folder not in made:
+    elif folder not in created:
         folder.mkdir()
-    for path in made:
+    for path in created:
         with contextlib.suppress(OSError):  # gone already, or others use it by now
             path.rmdir()

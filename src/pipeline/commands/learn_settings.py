@@ -202,8 +202,12 @@ def _refuse_contradictions(given: Mapping[str, Any]) -> None:
 
 def _decided(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
     """Decide between resume, force and initialize_from: an option wins over the file."""
-    asked = settings.checkpoint_settings
-    resume, force, source = asked.resume or asked.load_model, asked.force, asked.initialize_from
+    checkpoints = settings.checkpoint_settings
+    resume, force, source = (
+        checkpoints.resume or checkpoints.load_model,
+        checkpoints.force,
+        checkpoints.initialize_from,
+    )
     by_option = "resume" in given or "load" in given
     if resume and force:
         if not by_option and "force" not in given:
@@ -213,11 +217,11 @@ def _decided(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
         resume, force = by_option, not by_option
     if resume and source is not None:
         if "initialize_from" in given and not by_option:
-            resume, kept, dropped = False, "--initialize-from", "resume in the file"
+            resume, winner, loser = False, "--initialize-from", "resume in the file"
         else:
-            source, kept, dropped = None, "resume", "initialize_from"
-        _log.warning("Both cannot be done: %s counts, %s is ignored.", kept, dropped)
-    if asked.inference and not (resume or source or _has_weights(settings)):
+            source, winner, loser = None, "resume", "initialize_from"
+        _log.warning("Both cannot be done: %s counts, %s is ignored.", winner, loser)
+    if checkpoints.inference and not (resume or source or _has_weights(settings)):
         if force:
             raise SettingsError(
                 "checkpoint_settings: inference and force contradict each other: a new run has "
@@ -227,7 +231,7 @@ def _decided(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
             "The networks are untrained: --inference shows a run with --resume or "
             "--initialize-from."
         )
-    changed = replace(asked, resume=resume, force=force, initialize_from=source)
+    changed = replace(checkpoints, resume=resume, force=force, initialize_from=source)
     return replace(settings, checkpoint_settings=changed)
 
 

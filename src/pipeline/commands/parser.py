@@ -49,9 +49,9 @@ class Parser(argparse.ArgumentParser):
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """Return what an abbreviation may mean; argparse has no public way to rank candidates."""
-        found: list[Any] = super()._get_option_tuples(option_string)
-        present = [one for one in found if one[0].dest not in self.retired]
-        return present or found
+        options: list[Any] = super()._get_option_tuples(option_string)
+        present = [one for one in options if one[0].dest not in self.retired]
+        return present or options
 
 
 def aligned(rows: Sequence[Sequence[str]], *, first_number: int | None = None) -> list[str]:

@@ -63,13 +63,13 @@ class Graph:
 
     def before(self, job: Job) -> set[Job]:
         """Return all that must be there before a job, directly or not."""
-        found: set[Job] = set()
+        jobs: set[Job] = set()
         waiting = [job]
         while waiting:
-            more = self.needs.get(waiting.pop(), frozenset()) - found
-            found |= more
+            more = self.needs.get(waiting.pop(), frozenset()) - jobs
+            jobs |= more
             waiting += more
-        return found
+        return jobs
 
     def after(self, changed: Collection[str], wanted: Collection[str]) -> set[Job]:
         """Return the jobs that changes reach, of what the wanted names need; of all without any."""
@@ -83,7 +83,7 @@ def graph_of(params: Params) -> Graph:
     """Return the DAG of params.yaml."""
     tables = plan(params)["runs"]
     names: dict[str, Job] = {"report": Job("report", "all")}
-    wanted: dict[Job, list[Job]] = {}
+    needs: dict[Job, list[Job]] = {}
     for table, entries in tables.items():
         family = _FAMILIES.get(table, table)
         for key, entry in entries.items():
@@ -91,11 +91,11 @@ def graph_of(params: Params) -> Graph:
             instance = f"{entry['experiment']}/seed{entry['seed']}" if several else key
             job = Job(family.partition("_")[0], instance)
             names[f"{family}@{key}"] = job
-            wanted[job] = list(_needs(job, entry))
-    known = wanted.keys()
-    ends = [job for job in known if job.stage in ("train", "evaluate", "sweep")]
-    wanted[names["report"]] = ends
-    return Graph({job: frozenset(known & set(found)) for job, found in wanted.items()}, names)
+            needs[job] = list(_needs(job, entry))
+    jobs = needs.keys()
+    ends = [job for job in jobs if job.stage in ("train", "evaluate", "sweep")]
+    needs[names["report"]] = ends
+    return Graph({job: frozenset(jobs & set(found)) for job, found in needs.items()}, names)
 
 
 def _needs(job: Job, entry: Mapping[str, Any]) -> Iterator[Job]:
@@ -187,32 +187,34 @@ class Watch:
         """Return about how many seconds are left; None while nobody knows."""
         jobs: list[float] = []
         for job, one in self.running.items():
-            own, whole = one.left(now), self._expected(job)
-            if own is None and whole is None:
+            by_step, expected = one.left(now), self._expected(job)
+            if by_step is None and expected is None:
                 return None
-            jobs.append(own if own is not None else max(0.0, (whole or 0.0) - (now - one.began)))
+            jobs.append(
+                by_step if by_step is not None else max(0.0, (expected or 0.0) - (now - one.began))
+            )
         for job in self.waiting:
-            whole = self._expected(job, now)
-            if whole is None:
+            expected = self._expected(job, now)
+            if expected is None:
                 return None
-            jobs.append(whole)
+            jobs.append(expected)
         return max(*jobs, sum(jobs) / self.cores) if jobs else None
 
     def _expected(self, job: Job, now: float | None = None) -> float | None:
         """Seconds that a job takes: its own, or the mean of its experiment or of its stage."""
         if job in self.earlier:
             return self.earlier[job]
-        known = dict(self.took)
+        seconds = dict(self.took)
         if now is not None:
             for other, one in self.running.items():
                 if (left := one.left(now)) is not None:
-                    known[other] = now - one.began + left
-        alike = {other: s for other, s in known.items() if other.stage == job.stage}
+                    seconds[other] = now - one.began + left
+        alike = {other: s for other, s in seconds.items() if other.stage == job.stage}
         name = job.instance.rpartition("/")[0]
         same = [s for other, s in alike.items() if other.instance.rpartition("/")[0] == name]
-        found = same or list(alike.values())
-        if found:
-            return sum(found) / len(found)
+        samples = same or list(alike.values())
+        if samples:
+            return sum(samples) / len(samples)
         return None if job.stage == "train" else _SHORT_S
 
     def _head(self, job: Job) -> str:
@@ -221,12 +223,12 @@ class Watch:
 
 
 def _at(one: _Running) -> list[str]:
-    found = []
+    parts = []
     if one.of is not None:
-        found.append(f"step {_count(one.step)} of {_count(one.of)}")
+        parts.append(f"step {_count(one.step)} of {_count(one.of)}")
     if one.reward is not None:
-        found.append(f"reward {one.reward:.4g}")
-    return found
+        parts.append(f"reward {one.reward:.4g}")
+    return parts
 
 
 def _count(steps: float) -> str:
@@ -239,12 +241,12 @@ def _count(steps: float) -> str:
 
 def earlier_seconds(root: Path, jobs: Iterable[Job]) -> dict[Job, float]:
     """Return how long jobs took when they last ran from start to end."""
-    found = {}
+    seconds = {}
     for job in jobs:
         facts = read_map(root / WORK / job.stage / job.instance / "stage.json")
         if not facts.get("resumed", True) and isinstance(facts.get("duration_s"), float):
-            found[job] = facts["duration_s"]
-    return found
+            seconds[job] = facts["duration_s"]
+    return seconds
 
 
 class Screen:
@@ -292,9 +294,9 @@ class Screen:
         *whole, self._rest = (self._rest + self._events.read()).split("\n")
         for line in whole:
             event = json.loads(line)
-            said = self._watch.take(event)
-            if said and (self._live is None or event["state"] != "begun"):
-                self._say(said)
+            news = self._watch.take(event)
+            if news and (self._live is None or event["state"] != "begun"):
+                self._say(news)
         now = self._clock()
         if self._live is not None:
             from rich.text import Text

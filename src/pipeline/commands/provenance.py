@@ -56,16 +56,16 @@ def run(arguments: argparse.Namespace) -> str:
     checks += [check for stage in stages for check in _checks(stage, root)]
     checks.append(_versions(stages[-1]))
     blobs = {f"src/{name}": blob for stage in stages for name, blob in stage["sources"].items()}
-    commit, told = commit_with(root, blobs)
+    commit, reason = commit_with(root, blobs)
     if arguments.json:
         value = {
             "stages": stages,
-            "commit": {"commit": commit, "told": told},
+            "commit": {"commit": commit, "told": reason},
             "checks": [asdict(check) for check in checks],
             "verdict": _overall(checks),
         }
         return json.dumps(value, indent=2, sort_keys=True)
-    return "\n".join([*_described(arguments.file, stages, told), *_judged(checks)])
+    return "\n".join([*_described(arguments.file, stages, reason), *_judged(checks)])
 
 
 def read(model: Path) -> list[provenance.Record]:
@@ -84,8 +84,8 @@ def read(model: Path) -> list[provenance.Record]:
         )
     try:
         value = json.loads(held[provenance.KEY])
-        known = value["format"] == provenance.FORMAT
-        stages: list[provenance.Record] = value["stages"] if known else []
+        is_known = value["format"] == provenance.FORMAT
+        stages: list[provenance.Record] = value["stages"] if is_known else []
         readable = all(_is_record(one) for one in stages)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ExportError(f"{model}: its provenance cannot be read ({error})") from error
@@ -247,10 +247,10 @@ def _shown(values: Mapping[str, Any], key: str) -> str:
 
 
 def _overall(checks: Sequence[Check]) -> Verdict:
-    found = {check.verdict for check in checks}
-    if "differs" in found:
+    verdicts = {check.verdict for check in checks}
+    if "differs" in verdicts:
         return "differs"
-    return "unknown" if "unknown" in found else "same"
+    return "unknown" if "unknown" in verdicts else "same"
 
 
 def _described(model: Path, stages: Sequence[provenance.Record], commit: str) -> list[str]:
@@ -281,9 +281,9 @@ def _judged(checks: Sequence[Check]) -> list[str]:
         lines += [f"             {one}" for one in check.details[:_MOST_SHOWN]]
         if len(check.details) > _MOST_SHOWN:
             lines.append(f"             and {len(check.details) - _MOST_SHOWN} more")
-    told = {
+    conclusions = {
         "same": "The present tree would make the same file.",
         "differs": "The present tree would not make the same file.",
         "unknown": "Nothing that can be compared differs, but not everything can be.",
     }
-    return [*lines, told[_overall(checks)]]
+    return [*lines, conclusions[_overall(checks)]]

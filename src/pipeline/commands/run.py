@@ -50,15 +50,15 @@ def run(arguments: argparse.Namespace) -> str:
         raise SettingsError("--stage is the last stage of what is named; name an experiment or run")
     params = load_params(root / "params.yaml")
     write_plan(params, root / RUNS_FILE)
-    wanted = targets(params, arguments.names, stage=arguments.stage)
+    chosen = targets(params, arguments.names, stage=arguments.stage)
     if engine == "dvc":
         mend_lock(root)
-        command = ["dvc", "repro", *(one.dvc for one in wanted)]
+        command = ["dvc", "repro", *(one.dvc for one in chosen)]
     else:
-        command = ["snakemake", "--cores", str(arguments.cores), *(one.file for one in wanted)]
+        command = ["snakemake", "--cores", str(arguments.cores), *(one.file for one in chosen)]
     if arguments.dry_run:
         return " ".join(command)
-    _work(command, root, params, [one.dvc for one in wanted], arguments.cores)
+    _work(command, root, params, [one.dvc for one in chosen], arguments.cores)
     if arguments.names:
         return f"{engine}: {', '.join(arguments.names)} up to date."
     from pipeline.commands.compare import answer  # NumPy, which Snakemake's rules need not wait for
@@ -170,9 +170,9 @@ def _watched(
             signal.signal(number, handler)
     update()
     if received:
-        told = f"stopped by {signal.Signals(received[0]).name}"
+        reason = f"stopped by {signal.Signals(received[0]).name}"
         again = "what was being trained is saved, and the same command goes on there"
-        raise Interrupted(f"{told}; {again}", exit_code=128 + received[0])
+        raise Interrupted(f"{reason}; {again}", exit_code=128 + received[0])
     return engine.returncode
 
 
@@ -207,14 +207,14 @@ def targets(params: Params, names: Sequence[str], *, stage: str | None = None) -
     """
     pairs: dict[tuple[str, int], None] = {}
     for name in names:
-        found = params.runs_of(name)
-        if not found:
-            known = [*params.subsets, *params.experiments, *params.sweeps]
+        runs = params.runs_of(name)
+        if not runs:
+            names_of_runs = [*params.subsets, *params.experiments, *params.sweeps]
             raise SettingsError(
                 f"{params.path}: no subset, experiment, sweep or run is called {name!r}"
-                f"{suggestion(name, known)} Known: {', '.join(known)}"
+                f"{suggestion(name, names_of_runs)} Known: {', '.join(names_of_runs)}"
             )
-        pairs |= dict.fromkeys(found)
+        pairs |= dict.fromkeys(runs)
     return [_target(params, experiment, seed, stage) for experiment, seed in pairs]
 
 

@@ -109,12 +109,12 @@ def tell(root: Path, name: str | None, *, revision: str | None = None) -> str:
 
 def _rows(store: mlflow_store.Store) -> list[Found]:
     """Return every row that a stage has written, sorted by experiment and seed."""
-    found = []
+    rows = []
     for run in store.client.search_runs([store.experiment_id], max_results=50_000):
         tags = run.data.tags
         if {"pipeline.experiment", "pipeline.seed"} <= tags.keys():
             variant = tags.get(run_metadata.VARIANT, run_metadata.WORKSPACE)
-            found.append(
+            rows.append(
                 Found(
                     run=run.info.run_id,
                     experiment=tags["pipeline.experiment"].removesuffix(f" ({variant})"),
@@ -125,7 +125,7 @@ def _rows(store: mlflow_store.Store) -> list[Found]:
                 )
             )
     return sorted(
-        found,
+        rows,
         key=lambda one: (
             one.experiment,
             int(one.seed),
@@ -138,16 +138,16 @@ def _rows(store: mlflow_store.Store) -> list[Found]:
 
 def _named(rows: Sequence[Found], name: str) -> list[Found]:
     exact = [one for one in rows if one.run == name]
-    wanted = [
+    partial = [
         one
         for one in rows
         if one.current
         and name in (one.name, run_metadata.label(f"{one.experiment}-seed{one.seed}", one.variant))
     ]
-    if not exact and not wanted:
-        known = ", ".join(one.name for one in rows if one.current)
-        raise PipelineError(f"MLflow has no run {name!r}; it has {known or 'none'}")
-    return exact or wanted
+    if not exact and not partial:
+        current = ", ".join(one.name for one in rows if one.current)
+        raise PipelineError(f"MLflow has no run {name!r}; it has {current or 'none'}")
+    return exact or partial
 
 
 def _table(root: Path, rows: Iterable[Found]) -> str:
@@ -156,8 +156,8 @@ def _table(root: Path, rows: Iterable[Found]) -> str:
         state = "not all made"
         if one.own_folder is not None:
             state = "its folder" if (root / one.own_folder).is_dir() else "its folder is gone"
-        elif made := one.made():
-            same = all(_here(root, path) == digest for _, path, digest in made)
+        elif outputs := one.made():
+            same = all(_here(root, path) == digest for _, path, digest in outputs)
             state = "those in results/" if same else "others than in results/"
         lines.append((one.name, one.run, _number(one.score), state))
     return "\n".join(aligned(lines))
@@ -182,8 +182,8 @@ def _one(root: Path, one: Found) -> str:
         holding = _holding(root, digest)
         commits = holding if commits is None else [c for c in commits if c in holding]
     if commits:
-        told = (git(root, "log", "-1", "--format=%h %cs %s", commits[0]) or commits[0]).strip()
-        lines.append(f"  revision    {told} (the newest whose dvc.lock holds all of this)")
+        revision = (git(root, "log", "-1", "--format=%h %cs %s", commits[0]) or commits[0]).strip()
+        lines.append(f"  revision    {revision} (the newest whose dvc.lock holds all of this)")
         lines.append(f"  get it      git checkout {commits[0][:12]} && dvc checkout")
     else:
         lines.append(
@@ -220,8 +220,8 @@ def _holding(root: Path, digest: str) -> list[str]:
     commits = (log or "").split()
     if not commits:
         return []
-    found = git(root, "grep", "-lF", digest, *commits, "--", "dvc.lock") or ""
-    holding = {line.partition(":")[0] for line in found.splitlines()}
+    matches = git(root, "grep", "-lF", digest, *commits, "--", "dvc.lock") or ""
+    holding = {line.partition(":")[0] for line in matches.splitlines()}
     return [commit for commit in commits if commit in holding]
 
 

@@ -146,14 +146,14 @@ def _times(content: Mapping[str, Any]) -> Times:
     (loop,) = (node for name, node, _ in nodes if name == _LOOP)
     parts, beside = {}, set()
     for part, names in _NODES.items():
-        found = [(node, apart) for name, node, apart in nodes if name in names]
-        total = sum(float(node["total"]) for node, _ in found)
+        matches = [(node, apart) for name, node, apart in nodes if name in names]
+        total = sum(float(node["total"]) for node, _ in matches)
         # ML-Agents adds up what its environments' processes measure
         merged = part in (_WAITS, "wire") and any(name == "worker_root" for name, _, _ in nodes)
         if merged and command is not None:
             total /= int(command[1])
         parts[part] = total
-        if part == "update" and any(apart for _, apart in found):
+        if part == "update" and any(apart for _, apart in matches):
             beside.add(part)
     if beside:  # and what that thread stores is not the loop's time either
         beside.add("storage")

@@ -32,25 +32,29 @@ def main(argv: Sequence[str]) -> int:
 def record_named(name: str, root: Path) -> None:
     """Make `data/demos/<name>.demo` and its metrics."""
     params = planned(root)
-    wanted = named(params.demonstrations, name, "demonstrations")
-    if wanted.file is not None:
-        take(name, Path(wanted.file), root)
+    demonstration = named(params.demonstrations, name, "demonstrations")
+    if demonstration.file is not None:
+        take(name, Path(demonstration.file), root)
         return
-    if wanted.environment is None or wanted.episodes is None or wanted.seed is None:
+    if (
+        demonstration.environment is None
+        or demonstration.episodes is None
+        or demonstration.seed is None
+    ):
         raise StageError(f"params.yaml: demonstrations.{name} names neither a file nor episodes")
-    built = executable.folder_of(wanted.environment)
-    told = {
-        "environment": wanted.environment,
-        "policy": wanted.policy,
-        "episodes": wanted.episodes,
-        "seed": wanted.seed,
+    built = executable.folder_of(demonstration.environment)
+    facts = {
+        "environment": demonstration.environment,
+        "policy": demonstration.policy,
+        "episodes": demonstration.episodes,
+        "seed": demonstration.seed,
     }
-    with attempt_at(_job(name, built, told), root) as attempt:
+    with attempt_at(_job(name, built, facts), root) as attempt:
         metrics = record(
             executable.load(root / built),
             attempt.out(f"{name}.demo"),
-            episodes=wanted.episodes,
-            seed=wanted.seed,
+            episodes=demonstration.episodes,
+            seed=demonstration.seed,
             log_folder=attempt.run,
         )
         files.write_json(attempt.out(f"{name}.json"), metrics)

@@ -89,17 +89,17 @@ def _inputs(source: EnvironmentParams, root: Path) -> list[Path]:
     Raises:
         StageError: One of them does not exist.
     """
-    found, wrong = [], ""
+    inputs, wrong = [], ""
     if isinstance(source, PathSource):
-        found, wrong = [source.found(root)], "there is no build here; correct `path`"
+        inputs, wrong = [source.found(root)], "there is no build here; correct `path`"
     elif isinstance(source, UnitySource):
-        found, wrong = list(source.watched), "a Unity project has it; correct `project`"
+        inputs, wrong = list(source.watched), "a Unity project has it; correct `project`"
     elif isinstance(source, ModuleSource):
-        found = [path for path in [source.found(root)] if path]
-    for path in found:
+        inputs = [path for path in [source.found(root)] if path]
+    for path in inputs:
         if not (root / path).exists():
             raise StageError(f"{path}: does not exist; {wrong} in params.yaml")
-    return [Path(path) for path in found]
+    return [Path(path) for path in inputs]
 
 
 def _put(
@@ -129,10 +129,10 @@ def _put(
         case UnitySource():
             from pipeline.envs.sources.unity_build import build
 
-            made = build(
+            build_path = build(
                 source, root=root, name=name, folder=work / _PLAYER, log=work / "editor.log"
             )
-            inside = made.relative_to(work)
+            inside = build_path.relative_to(work)
             folder.mkdir(parents=True)
             shutil.move(work / _PLAYER, folder / _PLAYER)
             return folder / inside, None

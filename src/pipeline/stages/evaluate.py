@@ -30,18 +30,18 @@ def main(argv: Sequence[str]) -> int:
 
 def job_of(run: run_context.Run) -> Job:
     """Return what the stage depends on and makes."""
-    wanted = run.experiment.evaluation
-    if wanted is None:
+    evaluation = run.experiment.evaluation
+    if evaluation is None:
         raise StageError(f"params.yaml: experiments.{run.name} has no section 'evaluation'")
     return Job(
         stage="evaluate",
         instance=run.instance,
-        params={"episodes": wanted.episodes, "seed": wanted.seed}
-        | ({"video": True} if wanted.video else {}),
+        params={"episodes": evaluation.episodes, "seed": evaluation.seed}
+        | ({"video": True} if evaluation.video else {}),
         inputs=(executable.folder_of(run.experiment.environment), run.folder("export")),
         outputs=tuple(
             run.folder("evaluate") / name
-            for name in (*OUTPUTS, *(VIDEOS.values() if wanted.video else ()))
+            for name in (*OUTPUTS, *(VIDEOS.values() if evaluation.video else ()))
         ),
     )
 
@@ -77,8 +77,8 @@ def evaluate(run: run_context.Run) -> None:
 
 
 def _videos(attempt: Attempt) -> dict[str, Path]:
-    wanted = {path.name for path in attempt.job.outputs}
-    return {what: attempt.out(name) for what, name in VIDEOS.items() if name in wanted}
+    outputs = {path.name for path in attempt.job.outputs}
+    return {what: attempt.out(name) for what, name in VIDEOS.items() if name in outputs}
 
 
 def _tell(
@@ -160,8 +160,8 @@ def play(
         played = play_episodes(env, policies, episodes=episodes, seed=seed)
     if videos:
         shown = video.choose(played)
-        wanted = {path: shown[what] for what, path in videos.items()}
-        video.film(build.file, build.args, policies, played, wanted, seed=seed)
+        episodes_by_file = {path: shown[what] for what, path in videos.items()}
+        video.film(build.file, build.args, policies, played, episodes_by_file, seed=seed)
     return played
 
 
@@ -169,11 +169,11 @@ def metrics_of(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Return and length of each behavior's episodes, by behavior name without its team."""
     from pipeline.evaluation.statistics import summarize
 
-    found: dict[str, list[Episode]] = {}
+    by_behavior: dict[str, list[Episode]] = {}
     for episode in episodes:
-        found.setdefault(episode.behavior.split("?", maxsplit=1)[0], []).append(episode)
+        by_behavior.setdefault(episode.behavior.split("?", maxsplit=1)[0], []).append(episode)
     metrics = {}
-    for behavior, played in found.items():
+    for behavior, played in by_behavior.items():
         summary = summarize([one.episode_return for one in played])
         metrics[behavior] = {
             "episodes": summary.n,

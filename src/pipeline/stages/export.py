@@ -83,6 +83,6 @@ def publish(
     saved = load_policy(checkpoint)
     seen = record(saved.policy, saved.recorded_obs, saved.recorded_masks)
     target = files.named(folder, saved.behavior, f"{label}.onnx")
-    told = {provenance.KEY: provenance.text(history)} if history else {}
-    report = write(saved.policy, target, recording=seen, metadata=told)
+    metadata = {provenance.KEY: provenance.text(history)} if history else {}
+    report = write(saved.policy, target, recording=seen, metadata=metadata)
     return {**report.as_dict(), "step": saved.step}

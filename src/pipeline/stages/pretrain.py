@@ -29,8 +29,8 @@ def main(argv: Sequence[str]) -> int:
 
 def job_of(run: run_context.Run) -> Job:
     """Return what the stage depends on and makes."""
-    wanted = run.experiment.pretrain
-    if wanted is None:
+    pretrain = run.experiment.pretrain
+    if pretrain is None:
         raise StageError(f"params.yaml: experiments.{run.name} has no section 'pretrain'")
     return Job(
         stage="pretrain",
@@ -38,9 +38,9 @@ def job_of(run: run_context.Run) -> Job:
         params={
             "network": to_mapping(run.params.network_settings(run.name))["behaviors"],
             "pretrain": {
-                "epochs": wanted.epochs,
-                "batch_size": wanted.batch_size,
-                "learning_rate": wanted.learning_rate,
+                "epochs": pretrain.epochs,
+                "batch_size": pretrain.batch_size,
+                "learning_rate": pretrain.learning_rate,
             },
             "runtime": run.runtime(),
             "seed": run.seed,

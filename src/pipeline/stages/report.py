@@ -83,14 +83,14 @@ def report(root: Path) -> None:
 
 def inputs(params: Params) -> tuple[Path, ...]:
     """Return what the runs of experiments and trials came to, relative to the project."""
-    wanted = {"train": ("metrics.json", "progress.csv"), "evaluate": ("metrics.json",)}
-    wanted["evaluate"] += ("episodes.csv",)
+    files_of = {"train": ("metrics.json", "progress.csv"), "evaluate": ("metrics.json",)}
+    files_of["evaluate"] += ("episodes.csv",)
     runs = [
         Path(f"results/{stage}/{name}/seed{seed}/{file}")
         for name, experiment in params.experiments.items()
         for stage in experiment.stages
         for seed in experiment.seeds
-        for file in wanted.get(stage, ())
+        for file in files_of.get(stage, ())
     ]
     runs += [
         Path(f"results/evaluate/{name}/seed{seed}/{MEDIAN}")
@@ -147,7 +147,7 @@ def _films(
         What each shows, and its file; nothing for another behavior than the one that was filmed.
     """
     behaviors = [one.behavior for one in tasks if one.environment == task.environment]
-    found = []
+    films = []
     for one in task.standings:
         if task.behavior != min(behaviors) or not params.experiments[one.experiment].filmed:
             continue
@@ -157,13 +157,13 @@ def _films(
         shutil.copyfile(
             root / f"results/evaluate/{one.experiment}/seed{seed}/{MEDIAN}", folder / name
         )
-        found.append((f"{one.experiment}, seed {seed}", name))
-    return tuple(found)
+        films.append((f"{one.experiment}, seed {seed}", name))
+    return tuple(films)
 
 
 def _file_name(text: str) -> str:
     """Return a file's name that no other text has, without signs that links would need escaped."""
-    return re.sub(r"[^A-Za-z0-9_.-]", lambda found: f"~{ord(found[0]):x}~", text)
+    return re.sub(r"[^A-Za-z0-9_.-]", lambda match: f"~{ord(match[0]):x}~", text)
 
 
 def _points(tasks: Sequence[Task], curves: Sequence[Mapping[str, Curves]]) -> list[dict[str, Any]]:
@@ -171,14 +171,14 @@ def _points(tasks: Sequence[Task], curves: Sequence[Mapping[str, Curves]]) -> li
     from pipeline.evaluation.plots import band
     from pipeline.evaluation.statistics import interquartile_means
 
-    found = []
+    points = []
     for task, of_task in zip(tasks, curves, strict=True):
         for name, whole in of_task.items():
             one = whole.thinned()
             drawn = band(one)
             middle = interquartile_means(one.values.T)
             for point, step in enumerate(one.steps):
-                found.append(
+                points.append(
                     {
                         "environment": task.environment,
                         "behavior": task.behavior,
@@ -190,7 +190,7 @@ def _points(tasks: Sequence[Task], curves: Sequence[Mapping[str, Curves]]) -> li
                         "high": float(drawn[2][point]) if drawn else None,
                     }
                 )
-    return found
+    return points
 
 
 def _summary(tasks: Sequence[Task]) -> dict[str, Any]:

@@ -118,18 +118,18 @@ def score_of(path: Path, sweep: SweepParams) -> float:
         StageError: It is not there, or it is not clear whose is meant.
     """
     metrics: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8"))
-    wanted = sweep.behavior
-    if wanted is None and len(metrics) > 1:
+    behavior = sweep.behavior
+    if behavior is None and len(metrics) > 1:
         raise StageError(
             f"{path}: has the behaviors {', '.join(metrics)}; say in the sweep's key 'behavior' "
             "which of them decides"
         )
-    if wanted is not None and wanted not in metrics:
+    if behavior is not None and behavior not in metrics:
         raise StageError(
-            f"{path}: has no behavior {wanted!r}; set the sweep's key 'behavior' to one of "
+            f"{path}: has no behavior {behavior!r}; set the sweep's key 'behavior' to one of "
             f"{', '.join(metrics)}"
         )
-    return float(metrics[wanted or next(iter(metrics))][sweep.metric])
+    return float(metrics[behavior or next(iter(metrics))][sweep.metric])
 
 
 def rank(trials: Sequence[Trial], *, goal: str) -> list[Trial]:

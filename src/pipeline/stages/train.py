@@ -118,8 +118,8 @@ def _train(
         if record is not None:
             if attempt.resumed:
                 record.complete(attempt.run / "progress.csv")
-            told = {k: v for k, v in run_metadata.flat(metrics).items() if v is not None}
-            record.results(told)
+            results = {k: v for k, v in run_metadata.flat(metrics).items() if v is not None}
+            record.results(results)
             record.made(attempt.out("policy.pt"))
     return metrics
 

@@ -16,7 +16,7 @@ import pytest
 from pipeline import progress as stage_side
 from pipeline.commands.progress import Graph, Job, Screen, Watch
 from pipeline.tracking import names
-from pipeline.tracking.sinks import TrackedRun, progress
+from pipeline.tracking.sinks import TrackedRun, progress, standard_sinks
 
 ENV, REPORT = Job("env", "ball"), Job("report", "all")
 A, B = Job("train", "ppo/seed1"), Job("train", "ppo/seed2")
@@ -144,10 +144,11 @@ def events(tmp_path, monkeypatch) -> Path:
     [(None, "done"), (KeyboardInterrupt(), "stopped"), (ValueError(), "failed")],
 )
 def test_a_stage_tells_how_it_begins_learns_and_ends(events, tmp_path, error, state):
-    sink = progress.for_run(TrackedRun(folder=tmp_path, max_steps={"Ball": 9}))
+    sinks = standard_sinks(TrackedRun(folder=tmp_path, max_steps={"Ball": 9}), ())
     try:
         with stage_side.reporting("train", "ppo/seed1", tmp_path):
-            sink.metrics("Ball", {names.REWARD: 2.0}, 3)
+            for sink in sinks:
+                sink.metrics("Ball", {names.REWARD: 2.0}, 3)
             if error is not None:
                 raise error
     except (KeyboardInterrupt, ValueError):

@@ -87,8 +87,8 @@ def markdown(tasks: Sequence[Task], drawn: Sequence[Figures], swept: Sequence[Se
         lines += _markdown_table(tables.HEADER, tables.rows(task), first_number=1)
         if task.improvements:
             lines += _markdown_table(tables.PAIRS_HEADER, tables.pairs(task), first_number=2)
-        told = [*tables.notes(task), *(f"**{one}**" for one in tables.cautions(task))]
-        lines += [*(f"- {one}" for one in told), ""]
+        remarks = [*tables.notes(task), *(f"**{one}**" for one in tables.cautions(task))]
+        lines += [*(f"- {one}" for one in remarks), ""]
         lines += [
             f"![{what}](figures/{name})\n\n*{caption}*\n"
             for what, name, caption in _shown(task, figures)

@@ -81,10 +81,10 @@ def mean_returns(path: Path) -> dict[str, float]:
     """Return each behavior's mean return in an episodes.csv; its teams count together."""
     from pipeline.evaluation.episodes import read_episodes
 
-    found: dict[str, list[float]] = {}
+    returns_of: dict[str, list[float]] = {}
     for episode in read_episodes(path):
-        found.setdefault(_plain(episode.behavior), []).append(episode.episode_return)
-    return {behavior: float(np.mean(returns)) for behavior, returns in found.items()}
+        returns_of.setdefault(_plain(episode.behavior), []).append(episode.episode_return)
+    return {behavior: float(np.mean(returns)) for behavior, returns in returns_of.items()}
 
 
 def read_curves(path: Path) -> dict[str, Curve]:

@@ -71,13 +71,13 @@ def _near(folder: Path) -> Path:
     A build is read by every one of its processes, and some have gigabytes. What a stage resumes
     from stays where other nodes find it.
     """
-    wanted = os.path.expandvars(os.environ.get(SCRATCH, ""))
-    if not wanted:
+    scratch = os.path.expandvars(os.environ.get(SCRATCH, ""))
+    if not scratch:
         return folder
     from filelock import FileLock
 
-    known = files.sha256_of(folder / DESCRIPTION)[:16]  # it has the digest of the whole build
-    copy = Path(wanted).expanduser().resolve() / "rl-pipeline" / f"{folder.name}-{known}"
+    digest = files.sha256_of(folder / DESCRIPTION)[:16]  # it has the digest of the whole build
+    copy = Path(scratch).expanduser().resolve() / "rl-pipeline" / f"{folder.name}-{digest}"
     copy.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{copy}.lock"):
         if not copy.exists():

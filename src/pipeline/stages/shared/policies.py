@@ -26,16 +26,16 @@ def join(
     from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
 
     states = {name: load_checkpoint(path) for name, path in sorted(checkpoints.items())}
-    told = json.dumps(list(history), sort_keys=True)
-    save_checkpoint(target, {"behaviors": states, "history": told})
+    text = json.dumps(list(history), sort_keys=True)
+    save_checkpoint(target, {"behaviors": states, "history": text})
 
 
 def history(path: Path) -> list[dict[str, Any]]:
     """Return the records that `join` was given; empty for a file of an earlier version."""
     from pipeline.trainer.checkpoints.file import load_checkpoint
 
-    found: list[dict[str, Any]] = json.loads(load_checkpoint(path).get("history", "[]"))
-    return found
+    records: list[dict[str, Any]] = json.loads(load_checkpoint(path).get("history", "[]"))
+    return records
 
 
 def split(path: Path, folder: Path) -> dict[str, Path]:
@@ -50,10 +50,10 @@ def split(path: Path, folder: Path) -> dict[str, Path]:
     if not isinstance(states, dict):
         raise CheckpointError(f"{path}: this is not the policy.pt of a stage; run its stage again")
     try:
-        made = {name: files.named(folder, name, ".pt") for name in states}
+        checkpoints = {name: files.named(folder, name, ".pt") for name in states}
     except SettingsError as error:
         raise CheckpointError(f"{path}: {error}") from error
     folder.mkdir(parents=True, exist_ok=True)
-    for name, target in made.items():
+    for name, target in checkpoints.items():
         save_checkpoint(target, {k: v for k, v in states[name].items() if k != "format"})
-    return made
+    return checkpoints

@@ -112,12 +112,12 @@ def exit_code(code: int) -> int:
     one to queue the job again: 99 for Grid Engine, 85 for HTCondor. 0 is not taken, since an engine
     would think that the stage is done.
     """
-    wanted = os.environ.get(_REQUEUE_CODE, "")
-    if code != _TIME_IS_UP or not wanted:
+    text = os.environ.get(_REQUEUE_CODE, "")
+    if code != _TIME_IS_UP or not text:
         return code
-    if wanted.isdecimal() and 0 < int(wanted) < 256:  # exit codes are bytes
-        return int(wanted)
-    _log.warning("%s is %r, no exit code from 1 to 255; it is not used", _REQUEUE_CODE, wanted)
+    if text.isdecimal() and 0 < int(text) < 256:  # exit codes are bytes
+        return int(text)
+    _log.warning("%s is %r, no exit code from 1 to 255; it is not used", _REQUEUE_CODE, text)
     return code
 
 
@@ -201,8 +201,10 @@ def die_with_parent() -> None:
     parent = _PARENT
 
     def leave_with_parent(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        asked = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # and is saving what it has
-        if _parent() != parent and not asked:
+        is_stopping = (
+            signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        )  # and is saving what it has
+        if _parent() != parent and not is_stopping:
             try:
                 _log.warning("the process that started this stage is gone; the stage stops")
             finally:  # the log fails if it is what this handler has interrupted
@@ -246,9 +248,9 @@ def _is_shell_with_command(pid: int) -> bool:
 
 def _is_adopted(parent: int) -> bool:
     """Return whether `parent` takes orphans in: it is not of this process's session."""
-    own = os.getsid(0)
+    session = os.getsid(0)
     try:
-        return own != os.getpid() and parent != 0 and os.getsid(parent) != own
+        return session != os.getpid() and parent != 0 and os.getsid(parent) != session
     except OSError:
         return False  # whose session it is may be secret
 

@@ -143,11 +143,11 @@ def installed(name: str) -> str:
 
 def text(history: Sequence[Record]) -> str:
     """As it is stored: compact, keys sorted, a source named once as long as it is the same."""
-    told: dict[str, str] = {}
+    seen: dict[str, str] = {}
     stages = []
     for record in history:
-        new = {name: one for name, one in record["sources"].items() if told.get(name) != one}
-        told |= new
+        new = {name: one for name, one in record["sources"].items() if seen.get(name) != one}
+        seen |= new
         stages.append({**record, "sources": new})
     value = {"format": FORMAT, "stages": stages}
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
@@ -155,7 +155,7 @@ def text(history: Sequence[Record]) -> str:
 
 def _demonstrations(behavior: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Take the paths out of a behavior's settings: kind of use and path."""
-    found = []
+    demonstrations = []
     sections = {"behavioral_cloning": behavior.get("behavioral_cloning")}
     sections |= behavior.get("reward_signals") or {}
     for kind, section in sections.items():
@@ -164,11 +164,11 @@ def _demonstrations(behavior: Mapping[str, Any]) -> list[tuple[str, str]]:
             several = named if isinstance(named, list) else [named]
             paths = [one["path"] if isinstance(one, dict) else str(one) for one in several]
             numbers = range(1, len(paths) + 1) if len(paths) > 1 else [None]
-            found += [
+            demonstrations += [
                 (kind if number is None else f"{kind}, {number}", path)
                 for number, path in zip(numbers, paths, strict=True)
             ]
-    return found
+    return demonstrations
 
 
 def _read(path: Path) -> dict[str, str]:

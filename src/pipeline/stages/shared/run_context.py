@@ -66,8 +66,8 @@ class Run:
 
     def plugins(self) -> dict[str, dict[str, str]]:
         """Return the versions of the packages whose parts the experiment uses, if there are any."""
-        found = self.params.plugins(self.name)
-        return {"plugins": found} if found else {}
+        versions = self.params.plugins(self.name)
+        return {"plugins": versions} if versions else {}
 
 
 def main(
@@ -94,7 +94,7 @@ def find(root: Path, name: str, seed: int) -> Run:
         PipelineError: params.yaml has no such experiment or seed, or the plan is out of date.
     """
     run = Run(root=root, params=planned(root), name=name, seed=seed)
-    seeds = {str(known): known for known in run.experiment.seeds}
+    seeds = {str(seed_value): seed_value for seed_value in run.experiment.seeds}
     named(seeds, str(seed), f"experiments.{name}.seeds")
     return run
 
@@ -202,14 +202,14 @@ def _data_of(run: Run, behaviors: Mapping[str, Any]) -> list[run_metadata.InputD
     name = run.experiment.environment
     built = f"build/env/{name}"
     facts = read_map(run.root / built / "environment.json")
-    found = [run_metadata.InputData(name=name, path=built, context="environment", facts=facts)]
+    data = [run_metadata.InputData(name=name, path=built, context="environment", facts=facts)]
     paths = [value for at, value in run_metadata.leaves(behaviors) if at.endswith("demo_path")]
     if run.experiment.demonstrations is not None:
         paths.insert(0, f"data/demos/{run.experiment.demonstrations}.demo")
     for path in dict.fromkeys(map(str, paths)):
         stem = Path(path).stem
         facts = read_map(run.root / "results/demos" / f"{stem}.json")
-        found.append(
+        data.append(
             run_metadata.InputData(name=stem, path=path, context="demonstrations", facts=facts)
         )
-    return found
+    return data

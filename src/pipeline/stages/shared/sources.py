@@ -47,13 +47,13 @@ def watched(root: Path, stage: str) -> list[str]:
     for file in closure(root / "src", f"{_PACKAGE}.stages.{stage}"):
         parts = file.relative_to(package).parts
         places.add(Path(*parts[: 2 if parts[0] in by_module else 1]))
-    found = [root / f"workflow/scripts/{stage}.py"]
+    paths = [root / f"workflow/scripts/{stage}.py"]
     for place in places:
         path = package / place
-        found += path.rglob("*") if path.is_dir() else [path]
+        paths += path.rglob("*") if path.is_dir() else [path]
     return sorted(
         file.relative_to(root).as_posix()
-        for file in found
+        for file in paths
         if file.is_file() and "__pycache__" not in file.parts
     )
 
@@ -72,7 +72,7 @@ def closure(src: Path, *modules: str) -> set[Path]:
     start of an f-string does, stands for the whole package. What a package's `__getattr__` would
     import is left out: that is for the package's users, not for its own modules.
     """
-    found: set[Path] = set()
+    files_read: set[Path] = set()
     named: set[str] = set()
     waiting = list(modules)
     while waiting:
@@ -81,10 +81,10 @@ def closure(src: Path, *modules: str) -> set[Path]:
             continue
         named.add(module)
         for file in _files(src, module):
-            if file not in found:
-                found.add(file)
+            if file not in files_read:
+                files_read.add(file)
                 waiting += _imports(src, file.relative_to(src), file.stat().st_mtime_ns)
-    return found
+    return files_read
 
 
 def ids(src: Path, used: Iterable[Path]) -> dict[str, str]:
@@ -106,11 +106,11 @@ def _files(src: Path, module: str) -> list[Path]:
     base = src.joinpath(*(parts[:-1] if whole else parts))
     if whole:
         return sorted(base.rglob("*.py")) if base.is_dir() else []
-    own = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
-    if not own.exists():
+    path = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+    if not path.exists():
         return []
     parents = [src.joinpath(*parts[:n]) / "__init__.py" for n in range(1, len(parts))]
-    return [own, *(file for file in parents if file.exists())]
+    return [path, *(file for file in parents if file.exists())]
 
 
 @functools.cache

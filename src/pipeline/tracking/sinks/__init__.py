@@ -63,9 +63,9 @@ def standard_sinks(run: TrackedRun, names: Sequence[str] | None = None) -> list[
     Raises:
         SettingsError: A sink that was named cannot be imported.
     """
-    from pipeline.tracking.sinks import console, curve_csv, updates_csv
+    from pipeline.tracking.sinks import console, curve_csv, progress, updates_csv
 
-    always = [module.for_run(run) for module in (console, curve_csv, updates_csv)]
+    always = [module.for_run(run) for module in (console, curve_csv, progress, updates_csv)]
     chosen = _by_default(run) if names is None else named_sinks(run, names)
     return [sink for sink in [*always, *chosen] if sink is not None]
 
