@@ -166,7 +166,7 @@ def train(
         run_dir=run_dir,
         num_envs=num_envs,
         sinks=[*opened, observers],
-        end_early=observers.wants_end,
+        end_early=observers.wants_end if callbacks else None,
         **options,
     )
     if observers.error is not None:

@@ -33,7 +33,9 @@ def refuse_non_finite_decision(
         UnityPolicyException: A number is not finite.
     """
     # A sum of squares is the cheapest test; only if it is not finite are the numbers looked at.
-    squares = sum(float(np.vdot(one, one)) for one in (*obs, continuous, log_prob))
+    squares = 0.0
+    for one in (*obs, continuous, log_prob):
+        squares += float(np.vdot(one, one))
     if math.isfinite(squares):
         return
     for index, values in enumerate(obs):

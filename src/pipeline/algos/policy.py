@@ -111,7 +111,7 @@ class Policy(nn.Module):
         rows["log_prob"] = log_prob
         rows["continuous"] = continuous
         rows["discrete"] = sample.discrete.cpu().numpy()
-        if self.spec.action_spec.discrete_size:
+        if self.spec.action_spec.discrete_branches:
             rows["allowed"] = True if allowed is None else allowed  # type: ignore[assignment]  # a scalar fills the field
         in_range = self.actor.heads.to_environment(sample.continuous)
         action = ActionTuple(in_range.cpu().numpy(), rows["discrete"])

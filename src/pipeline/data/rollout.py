@@ -89,6 +89,8 @@ class Trajectories:
         self.n_obs = n_obs
         self.horizon = horizon
         self._open = {name: self._block(spec, 0) for name, spec in self.fields.items()}
+        self.n_slots = 0
+        """Slots that there is room for."""
         self._cursor = np.zeros(0, dtype=np.intp)
         self._waiting = np.zeros(0, dtype=np.bool_)
         self._episode_return = np.zeros(0, dtype=np.float64)
@@ -133,10 +135,10 @@ class Trajectories:
 
     def reserve(self, n_slots: int) -> None:
         """Make room for slots 0 to `n_slots` - 1."""
-        n_old = len(self._cursor)
+        n_old = self.n_slots
         if n_slots <= n_old:
             return
-        n = max(n_slots, 2 * n_old)
+        n = self.n_slots = max(n_slots, 2 * n_old)
         longest = int(self._cursor.max(initial=0)) + 1
         for name, spec in self.fields.items():
             block = self._block(spec, n)

@@ -18,6 +18,8 @@ STALE_AFTER_MESSAGES = 1000
 MIN_SLOTS_TO_SWEEP = 64
 """Slots that are never looked through."""
 
+_NONE: AnyArray = np.zeros(0, dtype=np.intp)
+
 
 class Slots:
     """Which slot each live (source, agent) has; a source's unchanged agents are not looked up.
@@ -85,8 +87,8 @@ class Slots:
     def tick(self) -> AnyArray:
         """Let the clock go on by one message; gives back the slots of silent agents, says which."""
         self._clock += 1
-        if self.n_taken < 2 * max(self._n_swept, MIN_SLOTS_TO_SWEEP):
-            return _joined([])
+        if self.n_slots - len(self._free) < 2 * max(self._n_swept, MIN_SLOTS_TO_SWEEP):
+            return _NONE
         since = self._clock - STALE_AFTER_MESSAGES
         freed = [
             self._keep(source, self._heard[slots] > since)
@@ -184,4 +186,4 @@ def _refuse_twice(source: Hashable, agent_ids: IntArray) -> None:
 
 
 def _joined(parts: Sequence[AnyArray]) -> AnyArray:
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.intp)
+    return np.concatenate(parts) if parts else _NONE

@@ -217,15 +217,12 @@ class StoredStepsEnv(BaseEnv):
 
 def check_actions(name: str, spec: BehaviorSpec, action: ActionTuple, n_agents: int) -> None:
     """Raise UnityActionException unless `action` is for `n_agents` agents of `spec`."""
-    expected = spec.action_spec
-    _check_shape(name, "continuous", action.continuous, (n_agents, expected.continuous_size))
-    _check_shape(name, "discrete", action.discrete, (n_agents, expected.discrete_size))
-
-
-def _check_shape(name: str, kind: str, got: AnyArray | None, expected: tuple[int, int]) -> None:
-    shape = None if got is None else got.shape
-    if shape != expected:
-        raise UnityActionException(
-            f"The behavior {name} needs a {kind} input of dimension {expected} for "
-            f"(<number of agents>, <action size>) but received input of dimension {shape}"
-        )
+    sizes = spec.action_spec.continuous_size, len(spec.action_spec.discrete_branches)
+    parts: tuple[AnyArray | None, ...] = action.continuous, action.discrete
+    for kind, got, size in zip(("continuous", "discrete"), parts, sizes, strict=True):
+        shape, expected = None if got is None else got.shape, (n_agents, size)
+        if shape != expected:
+            raise UnityActionException(
+                f"The behavior {name} needs a {kind} input of dimension {expected} for "
+                f"(<number of agents>, <action size>) but received input of dimension {shape}"
+            )

@@ -68,12 +68,12 @@ class SideChannelManager:
 
     def outgoing(self) -> bytes:
         """Return the bytes of all queued messages, by order of registration; empty the queues."""
-        if not any(channel.message_queue for channel in self._channels.values()):
-            return b""
-        frames = [(c.channel_id, data) for c in self._channels.values() for data in c.message_queue]
+        frames = []
         for channel in self._channels.values():
-            channel.message_queue.clear()
-        return wire.pack(frames)
+            if channel.message_queue:
+                frames += [(channel.channel_id, data) for data in channel.message_queue]
+                channel.message_queue.clear()
+        return wire.pack(frames) if frames else b""
 
     def deliver(self, data: bytes) -> None:
         """Hand what the environment sent to the channels; for unknown ones, warn once of each."""

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict, deque
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from pipeline.envs.base import BaseEnv, ControlledEnv, SplitEnv
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
+
+# without a call of a Python function for each worker and step
+_STEP_SEND, _STEP_WAIT = methodcaller("step_send"), methodcaller("step_wait")
 
 # A process that died, hangs, or has left the conversation.
 _RESTARTABLE = (
@@ -161,12 +165,13 @@ class WorkerSet:
 
     def step_send(self) -> None:
         """First half of `step`: workers in processes of their own begin to work."""
-        self._each(self._split, lambda env: env.step_send())
+        self._each(self._split, _STEP_SEND)
 
     def step_wait(self) -> None:
         """Second half of `step`: every worker is done with it."""
-        self._each(self._whole, lambda env: env.step())
-        self._each(self._split, lambda env: env.step_wait())
+        if self._whole:
+            self._each(self._whole, lambda env: env.step())
+        self._each(self._split, _STEP_WAIT)
         self._done.clear()
 
     def take_restarted(self) -> list[int]:

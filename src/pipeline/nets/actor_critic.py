@@ -104,7 +104,7 @@ class ActionHeads(nn.Module):
             log_probs.append(log_prob)
             entropies.append(entropy)
         chosen = []
-        for branch in self.branch_log_probs(hidden, allowed):
+        for branch in self.branch_log_probs(hidden, allowed) if self.branches else ():
             index = branch.argmax(-1) if deterministic else sample_categorical(branch, generator)
             chosen.append(index)
             log_probs.append(branch.gather(1, index.unsqueeze(1)))
@@ -118,7 +118,7 @@ class ActionHeads(nn.Module):
             continuous=continuous,
             discrete=discrete,
             log_prob=log_probs[0] if len(log_probs) == 1 else torch.cat(log_probs, dim=1),
-            entropy=_sum(entropies),
+            entropy=entropies[0] if len(entropies) == 1 else _sum(entropies),
         )
 
     def gaussian(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -248,7 +248,8 @@ class Actor(nn.Module):
 
     def forward(self, obs: Sequence[Tensor], sequences: SequenceState | None = None) -> Tensor:
         """Hidden vectors [B, H]; a recurrent actor needs `sequences`, and sequences as its rows."""
-        return apply_memory(self.body(obs), self.memory, sequences)
+        features: Tensor = self.body(obs)
+        return features if self.memory is None else apply_memory(features, self.memory, sequences)
 
     def to_onnx(self, graph: OnnxGraph, obs: Iterable[str]) -> str:
         """Hidden vectors in ONNX, of one step."""

@@ -186,10 +186,9 @@ class ObservationEncoder(nn.Module):
 
     def features(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """What the dense layers take beside actions [B, n], and the goal where it makes weights."""
-        parts = [
-            self.encoders[str(i)](values) if str(i) in self.encoders else values
-            for i, values in enumerate(obs)
-        ]
+        parts = list(obs)
+        for index, encoder in self.encoders.items():
+            parts[int(index)] = encoder(obs[int(index)])
         if self.attention is None:
             joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         else:

@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 
 def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:
     """Return a serialized ListAgentActionProto: one entry per row, old-style copy included."""
-    n = len(actions.continuous)
+    continuous, n_branches = actions.continuous, len(spec.discrete_branches)
+    n = len(continuous)
     if n == 0:
         return b""
-    width = 1 if not spec.discrete_size else wire.width_of(actions.discrete)
-    layout = action_layout(spec.continuous_size, spec.discrete_size, width)
+    width = 1 if not n_branches else wire.width_of(actions.discrete)
+    layout = action_layout(spec.continuous_size, n_branches, width)
     table = np.empty((n, len(layout.template)), dtype=np.uint8)
     table[:] = layout.template
-    c, d = 4 * spec.continuous_size, 4 * spec.discrete_size
+    c, d = 4 * spec.continuous_size, 4 * n_branches
     if c:
-        floats = wire.float_bytes(actions.continuous)
+        floats = wire.float_bytes(continuous)
         table[:, layout.old : layout.old + c] = floats
         table[:, layout.continuous : layout.continuous + c] = floats
     if d:

@@ -103,12 +103,12 @@ class ActionTuple:
     _discrete: IntArray | None
 
     def __init__(self, continuous: AnyArray | None = None, discrete: AnyArray | None = None):
-        self._continuous = None
+        self._continuous = None if continuous is None else np.asarray(continuous, np.float32)
         self._discrete = None
-        if continuous is not None:
-            self.add_continuous(continuous)
         if discrete is not None:
             self.add_discrete(discrete)
+        elif continuous is not None:
+            self.add_continuous(continuous)
 
     @property
     def continuous(self) -> FloatArray:

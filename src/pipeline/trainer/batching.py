@@ -62,7 +62,7 @@ def concat_steps(
     decisions: Sequence[DecisionSteps], branches: Sequence[int]
 ) -> tuple[list[AnyArray], list[AnyArray] | None]:
     """Observations and action masks of all workers' agents, one array each."""
-    present = [decision for decision in decisions if len(decision)]
+    present = [decision for decision in decisions if len(decision.agent_id)]
     if len(present) == 1:
         return list(present[0].obs), present[0].action_mask
     n_obs = len(present[0].obs)

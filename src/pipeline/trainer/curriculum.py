@@ -78,7 +78,7 @@ class Curriculum:
     @property
     def is_over(self) -> bool:
         """Whether every parameter is in its last lesson."""
-        return all(self._criteria(name) is None for name in self._curricula)
+        return not self._curricula or all(self._criteria(name) is None for name in self._curricula)
 
     def lesson(self, parameter: str) -> Lesson:
         """The present lesson of a parameter."""

@@ -144,13 +144,13 @@ class Learner:
         vanished = self.slots.tick()
         if len(vanished):
             self._drop_vanished(vanished)
-        heard = [(one, first_terminal_per_agent(end) if len(end) else end) for one, end in steps]
+        heard = [(d, first_terminal_per_agent(t) if len(t.agent_id) else t) for d, t in steps]
         self.grouping.on_message(heard, team, self.slots, self.memories)
         for worker, (decision, terminal) in enumerate(heard):
-            if len(terminal):
+            if len(terminal.agent_id):
                 self._ended((team, worker), terminal, decision)
         slots = concat_slots(
-            [self._continued((team, i), one) for i, (one, _) in enumerate(heard) if len(one)]
+            [self._continued((team, i), d) for i, (d, _) in enumerate(heard) if len(d.agent_id)]
         )
         self.seconds["storage"] += time.perf_counter() - began
         return slots
@@ -192,7 +192,7 @@ class Learner:
         """
         began = time.perf_counter()
         decisions = [decision for decision, _ in steps]
-        counts = [len(decision) for decision in decisions]
+        counts = [len(decision.agent_id) for decision in decisions]
         if sum(counts) == 0:
             return Decided([self.spec.action_spec.empty_action(0) for _ in decisions], None)
         obs, masks = concat_steps(decisions, self.spec.action_spec.discrete_branches)
@@ -200,7 +200,8 @@ class Learner:
         if self.past is not None:
             player = self.past.opponents.get(team, player)
         try:
-            decision = player.act(obs, masks, self._recalled(steps, team))
+            memory = None if self.memories is None else self._recalled(steps, team)
+            decision = player.act(obs, masks, memory)
         except UnityPolicyException as error:
             where = f"behavior {self.name}, step {self.step}"
             raise UnityPolicyException(f"{where}: {error}") from error
@@ -280,7 +281,8 @@ class Learner:
             interrupted=terminal.interrupted,
             at_end=at_end,
         )
-        self._count(closed)
+        if closed is not None:
+            self._count(closed)
         self.grouping.report(closed, slots, self.pending_stats)
         gone = np.setdiff1d(terminal.agent_id, decision.agent_id)
         if len(gone):
@@ -288,13 +290,14 @@ class Learner:
 
     def _continued(self, source: Hashable, decision: DecisionSteps) -> AnyArray:
         slots = self.slots.deciding(source, decision.agent_id)
-        self._make_room()
+        if self.slots.n_slots > self.trajectories.n_slots:
+            self._make_room()
         reward, at_end = self.grouping.outcome(decision, slots)
-        self._count(
-            self.trajectories.complete_transition(
-                slots, reward, decision.obs, ended=False, at_end=at_end
-            )
+        closed = self.trajectories.complete_transition(
+            slots, reward, decision.obs, ended=False, at_end=at_end
         )
+        if closed is not None:
+            self._count(closed)
         return slots
 
     def _clear_closed(self) -> None:
@@ -303,8 +306,8 @@ class Learner:
 
     def _make_room(self) -> None:
         self.trajectories.reserve(self.slots.n_slots)
-        if self.memories is not None and len(self.memories) < self.slots.n_slots:
-            new = np.zeros((2 * self.slots.n_slots, self.memories.shape[1]), dtype=np.float32)
+        if self.memories is not None and len(self.memories) < self.trajectories.n_slots:
+            new = np.zeros((self.trajectories.n_slots, self.memories.shape[1]), dtype=np.float32)
             new[: len(self.memories)] = self.memories
             self.memories = new
 
@@ -319,9 +322,7 @@ class Learner:
         recalled[np.concatenate([np.isin(d.agent_id, ended.agent_id) for d, ended in present])] = 0
         return recalled
 
-    def _count(self, closed: ClosedTrajectories | None) -> None:
-        if closed is None:
-            return
+    def _count(self, closed: ClosedTrajectories) -> None:
         if self.learns and not self.finished:
             self.algorithm.observe(closed.obs)
         if self.sync is None:

@@ -170,16 +170,19 @@ class TrainingLoop:
     def _step_until_finished(self, should_stop: StopRequest) -> None:
         while True:
             self._step()
-            self._note_start()
+            if not self._started:
+                self._note_start()
             if self._finished() or (self.inference and should_stop()):
                 return
             if self._end_early is not None and self._end_early():
                 return
-            self._save_due()
+            if self._due:
+                self._save_due()
             if should_stop():
                 raise self._interrupted(should_stop)
             self.stopwatch.timed(self.workers.step_wait)
-            self._note_restarts()
+            for worker in self.workers.take_restarted():
+                self._note_restart(worker)
             self._apply_lessons()
 
     def _begin(self) -> None:
@@ -195,16 +198,15 @@ class TrainingLoop:
             self.stopwatch.timed(self.workers.step_wait)
             self._apply_lessons()
 
-    def _note_restarts(self) -> None:
-        for worker in self.workers.take_restarted():
-            for learner in self.learners.values():
-                learner.worker_was_restarted(worker)
+    def _note_restart(self, worker: int) -> None:
+        for learner in self.learners.values():
+            learner.worker_was_restarted(worker)
 
     def _apply_lessons(self) -> None:
         """Between two steps, begin the lessons, and the turns in self-play, that are due."""
         if self.lessons.apply(self.learners.values()):
             self.keeper.note_lessons(self.lessons.curriculum.numbers)
-        if self.self_play.advance():
+        if self.self_play.learning is not None and self.self_play.advance():
             self.lessons.reset(self.learners.values())
 
     def _note_start(self) -> None:
@@ -228,7 +230,8 @@ class TrainingLoop:
         """Act on what the workers sent; while they work on that, store it and learn from it."""
         taken: list[tuple[str, Learner, list[Steps], Decided]] = []
         for qualified in self.workers.behavior_specs:
-            learner, steps = self._learner(qualified), self.workers.get_steps(qualified)
+            learner = self._learner_of.get(qualified) or self._learner(qualified)
+            steps = self.workers.get_steps(qualified)
             decided = learner.decide(steps, team=qualified)
             self.workers.set_actions(qualified, decided.actions)
             taken.append((qualified, learner, steps, decided))
@@ -237,8 +240,12 @@ class TrainingLoop:
         for qualified, learner, steps, decided in taken:
             slots = learner.absorb(steps, team=qualified)
             learner.remember(slots, decided, team=qualified)
-            self.self_play.on_step(qualified, learner, steps)
-        self.synchronizer.sync_if_due(self.learners, lambda name: self._progress[name].next_summary)
+            if learner.past is not None:
+                self.self_play.on_step(qualified, learner, steps)
+        if self.synchronizer.group is not None:
+            self.synchronizer.sync_if_due(
+                self.learners, lambda name: self._progress[name].next_summary
+            )
         self.lessons.on_step(self.learners.values())
         for _, learner, _, _ in taken:
             while learner.learn():
@@ -255,7 +262,10 @@ class TrainingLoop:
                 learner.pending_stats.add_environment(stats, with_most_recent=worker == 0)
 
     def _finished(self) -> bool:
-        return bool(self.learners) and all(one.finished for one in self.learners.values())
+        for learner in self.learners.values():
+            if not learner.finished:
+                return False
+        return bool(self.learners)
 
     def _learner(self, qualified: str) -> Learner:
         learner = self._learner_of.get(qualified)
@@ -306,9 +316,7 @@ class TrainingLoop:
         self.tracker.updated(learner.name, update)
 
     def _save_due(self) -> None:
-        """After a step in which something was learned, save what is due."""
-        if not self._due:
-            return
+        """Save what is due, after a step in which something was learned."""
         # less often where saving takes long, as with a large replay
         interval_s = self.resume_interval_s * (1.0 + 2.0 * self.keeper.save_s)
         late = time.monotonic() - self.keeper.saved_at >= interval_s
