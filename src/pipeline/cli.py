@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 COMMANDS = {
+    "init": "write a project that trains in an environment of yours",
     "plan": "write the table of runs from params.yaml",
     "run": "bring some experiments, sweeps, runs or subsets up to date",
     "sync": "make DVC agree with Snakemake's results, or Snakemake with DVC's",
@@ -40,6 +41,10 @@ COMMANDS = {
 does the work in `run`, or has subcommands of its own."""
 
 EXAMPLES = """\
+a project of your own, outside a checkout
+  pipeline init DIR --gymnasium CartPole-v1
+  pipeline init DIR --unity path/to/build
+
 the whole pipeline
   pipeline plan                     after editing experiments or seeds in params.yaml
   dvc repro                         run what is out of date, one stage after another

@@ -109,6 +109,6 @@ def test_as_a_module_it_makes_the_project_s_results_and_leaves_the_checkout_alon
     run(elsewhere, *command)
     assert (elsewhere / "build/env/grid_world/environment.json").is_file()
     assert (elsewhere / "results/.work/env/grid_world/attempt.json").is_file()
-    assert not (elsewhere / "workflow").exists()
+    assert [path.name for path in (elsewhere / "workflow").iterdir()] == ["code"]
     again = run(elsewhere, *command)
     assert "Nothing to be done" in again.stdout + again.stderr

@@ -18,8 +18,9 @@ from pipeline.settings.nodes import to_plain
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import check_plan, key_of, plan
 from pipeline.stages.check import check_params
-from pipeline.stages.shared.project import PROJECT
-from pipeline.stages.shared.sources import stages, watched as watched_sources
+from pipeline.stages.shared.project import PROJECT, pinned
+from pipeline.stages.shared.sources import CODE as NOTES, note, stages
+from pipeline.stages.shared.sources import watched as watched_sources
 
 # `--config params=FILE` says where params.yaml lies; its folder is the project, in which all paths
 # of rules are. A job of a scheduler starts where Snakemake did and comes here again.
@@ -72,7 +73,7 @@ try:
     if not workflow.remote_exec:  # for a job of a scheduler all has been checked
         # a stage refuses too, but then what it made before is deleted
         check_params(PARAMS)
-    if CODE == Path():  # elsewhere there is no dvc.yaml, which needs workflow/runs.yaml
+    if Path("dvc.yaml").is_file():  # which needs workflow/runs.yaml
         check_plan(PARAMS)
 except PipelineError as error:
     raise WorkflowError(str(error)) from None
@@ -106,11 +107,19 @@ def watched(*names, of=None):
     return of_job
 
 
-# What each stage imports, as files: Snakemake does not see an edit inside a folder.
-SOURCES = {
-    stage: [str(CODE / file) for file in watched_sources(CODE, stage)]
-    for stage in stages(CODE)
-}
+def sources_of(stage):
+    """What a stage imports, as files: Snakemake does not see an edit inside a folder.
+
+    Elsewhere it is the note of them on which DVC depends too: the code lies where it does on this
+    machine alone.
+    """
+    if CODE == Path():
+        return watched_sources(CODE, stage)
+    note(Path(), stage, CODE)
+    return str(NOTES / f"{stage}.txt")
+
+
+SOURCES = {stage: sources_of(stage) for stage in stages(CODE)}
 
 
 def spelled_out(*paths):

@@ -1,7 +1,7 @@
 # Environments, and demonstrations recorded in them.
 rule env:
     input:
-        str(CODE / "constraints.txt"),
+        str(pinned(Path())),
         SOURCES["env"],
     output:
         directory("build/env/{name}"),
@@ -24,7 +24,7 @@ rule env:
 
 rule env_path:
     input:
-        str(CODE / "constraints.txt"),
+        str(pinned(Path())),
         lambda wildcards: spelled_out(RUNS["path_environments"][wildcards.name]["path"]),
         SOURCES["env"],
     output:
@@ -48,7 +48,7 @@ rule env_path:
 
 rule env_unity:
     input:
-        str(CODE / "constraints.txt"),
+        str(pinned(Path())),
         lambda wildcards: spelled_out(
             *(
                 RUNS["unity_environments"][wildcards.name][part]

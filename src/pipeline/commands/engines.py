@@ -17,6 +17,7 @@ import yaml
 from pipeline.errors import StageError
 from pipeline.files import write_whole
 from pipeline.stages.shared import sources
+from pipeline.stages.shared.project import code_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -60,7 +61,10 @@ def dvc_state(root: Path) -> State:
     if done.returncode != 0:
         raise StageError(f"`dvc status` failed:\n{done.stderr.strip()}")
     try:
-        return State(pending=tuple(json.loads(done.stdout or "{}")))
+        found = json.loads(done.stdout or "{}")
+        # said of the first stage of a project without `src`, which makes nothing that is not noted
+        found = {name: why for name, why in found.items() if why != ["always changed"]}
+        return State(pending=tuple(found))
     except ValueError:
         raise StageError(f"`dvc status` printed no JSON:\n{done.stdout.strip()}") from None
 
@@ -150,8 +154,8 @@ def _stages_in(lock: str) -> int | None:
 
 def bless_dvc(root: Path) -> None:
     """Make DVC take the results as they lie there for its own."""
-    for stage in sources.stages(root):  # what DVC's first stage would do
-        sources.note(root, stage)
+    for stage in sources.stages(code_of(root)):  # what DVC's first stage would do
+        sources.note(root, stage, code_of(root))
     # with links made anew, outputs would look newer to Snakemake than what was made from them
     _must(["dvc", "--wait-for-lock", "commit", "--force", "--no-relink", "--quiet"], root)
 

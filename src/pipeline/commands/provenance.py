@@ -12,7 +12,7 @@ from pipeline.commands.engines import MOST_COMMITS, git
 from pipeline.errors import ExportError, PipelineError
 from pipeline.stages.shared import provenance, run_context, sources
 from pipeline.stages.shared.attempt import digest_of
-from pipeline.stages.shared.project import checkout
+from pipeline.stages.shared.project import checkout, code_of
 
 if TYPE_CHECKING:
     import argparse
@@ -124,7 +124,7 @@ def _root(tree: Path | None) -> Path:
     if tree is not None and not (tree / "src/pipeline").is_dir():
         raise ExportError(f"{tree}: is not a checkout of this project: it has no src/pipeline")
     here = tree or Path.cwd()
-    return here if (here / "src/pipeline").is_dir() else checkout()
+    return here if code_of(here) != here or (here / "src/pipeline").is_dir() else checkout()
 
 
 def commit_with(root: Path, blobs: Mapping[str, str]) -> tuple[str | None, str]:
@@ -170,7 +170,7 @@ def _code(stages: Sequence[provenance.Record], root: Path) -> Check:
     """Check the code of all stages at once: a shared source is stored with the first alone."""
     details = []
     for name, blob in (item for stage in stages for item in stage["sources"].items()):
-        file = root / "src" / name
+        file = sources.src_of(code_of(root)) / name
         if not file.is_file():
             details.append(f"src/{name} is not there")
         elif sources.git_id(file) != blob:

@@ -19,6 +19,7 @@ from pipeline.settings.params import load_params
 from pipeline.settings.plan import RUNS_FILE, key_of, table_of, write_plan
 from pipeline.settings.reader import suggestion
 from pipeline.stages.shared import sources
+from pipeline.stages.shared.project import code_of
 
 if TYPE_CHECKING:
     import argparse
@@ -117,8 +118,8 @@ def _changed(engine: str, root: Path, known: Collection[str]) -> Collection[str]
     try:
         if engine == "snakemake":
             return snakemake_summary(root).pending
-        for stage in sources.stages(root):  # what DVC's first stage would do
-            sources.note(root, stage)
+        for stage in sources.stages(code_of(root)):  # what DVC's first stage would do
+            sources.note(root, stage, code_of(root))
         return dvc_state(root).pending
     except StageError:
         return known  # what is wrong the engine says itself

@@ -19,7 +19,7 @@ from pipeline.settings.params import load_params
 from pipeline.settings.plan import RUNS_FILE, check_plan, check_settings
 from pipeline.settings.yaml_file import read_yaml
 from pipeline.stages.shared import process, sources
-from pipeline.stages.shared.project import checkout
+from pipeline.stages.shared.project import code_of, project
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
     argparse.ArgumentParser(description=__doc__).parse_args(argv)
-    return process.run(lambda: check(checkout()), short=True)
+    return process.run(lambda: check(project()), short=True)
 
 
 def check(root: Path) -> None:
@@ -43,8 +43,8 @@ def check(root: Path) -> None:
     params = load_params(root / "params.yaml")
     check_params(params)
     check_plan(params, root / RUNS_FILE)
-    for stage in sources.stages(root):
-        sources.note(root, stage)
+    for stage in sources.stages(code_of(root)):
+        sources.note(root, stage, code_of(root))
 
 
 def check_params(params: Params) -> None:

@@ -19,7 +19,7 @@ from pipeline.settings.environments import (
 )
 from pipeline.settings.reader import to_map
 from pipeline.stages.shared.attempt import Job, attempt_at
-from pipeline.stages.shared.project import checkout, code_of, main_of_named, named, planned
+from pipeline.stages.shared.project import main_of_named, named, pinned, planned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,8 +42,7 @@ def build(name: str, root: Path) -> None:
     """
     params = planned(root)
     environment = named(params.environments, name, "environments")
-    pinned = Path("constraints.txt") if code_of(root) == root else checkout() / "constraints.txt"
-    inputs = [pinned, *_inputs(environment, root)]
+    inputs = [pinned(root), *_inputs(environment, root)]
     job = Job(
         stage="env",
         instance=name,

@@ -157,7 +157,7 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     """
     used = _sources(root, job.stage)
     if _DVC in os.environ:  # the sources may have been edited since `check` has run
-        sources.note(root, job.stage)
+        sources.note(root, job.stage, code_of(root))
     fingerprint = files.fingerprint({"params": job.params, "inputs": digests, "code": used})
     before = read_map(folder / "attempt.json")
     same, finished = before.get("fingerprint") == fingerprint, before.get("finished", True)
@@ -234,7 +234,7 @@ def digest_of(path: Path) -> str:
 
 
 def _sources(root: Path, stage: str) -> dict[str, str]:
-    src = code_of(root) / "src"
+    src = sources.src_of(code_of(root))
     # not spelled out: the start of a module's name would count as an import of the whole package
     stages = __name__.rsplit(".", maxsplit=2)[0]
     return sources.ids(src, sources.closure(src, f"{stages}.{stage}"))
@@ -275,7 +275,7 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
 def _present(current: Attempt, name: str) -> str | None:
     """Return the digest that an input or a source file has now."""
     is_input = name in current.digests
-    path = (current.root if is_input else code_of(current.root)) / name
+    path = current.root / name if is_input else sources.place(code_of(current.root), name)
     if not path.exists():
         return None
     return digest_of(path) if is_input else sources.git_id(path)

@@ -20,12 +20,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PROJECT = "PIPELINE_PROJECT"
-"""Environment variable that names the project, where Snakemake has it outside the checkout."""
+"""Environment variable that names the project, where a stage runs outside the checkout."""
+CARRIED = "project"
+"""Folder of the installed package with what is not in `src`; setup.py fills it."""
 
 
 def checkout() -> Path:
-    """Return the repository that this code lies in."""
-    return Path(__file__).resolve().parents[4]
+    """Return the repository that this code lies in, or what an installed package has of one.
+
+    A wheel carries `workflow`, `dvc.yaml` and `constraints.txt` in a folder of the package.
+    """
+    package = Path(__file__).resolve().parents[2]
+    return package / CARRIED if (package / CARRIED).is_dir() else package.parents[1]
 
 
 def project() -> Path:
@@ -35,8 +41,15 @@ def project() -> Path:
 
 
 def code_of(root: Path) -> Path:
-    """Return the folder of the code that makes the results in `root`."""
-    return checkout() if os.environ.get(PROJECT) else root
+    """Return the folder of the code that makes the results in `root`: see `checkout`."""
+    without = (root / "dvc.yaml").is_file() and not (root / "src/pipeline").is_dir()
+    return checkout() if without or os.environ.get(PROJECT) else root
+
+
+def pinned(root: Path) -> Path:
+    """Return the file with the versions that are pinned, relative to the project if it has one."""
+    own = Path("constraints.txt")
+    return own if (root / own).is_file() else checkout() / own
 
 
 def planned(root: Path) -> Params:
@@ -46,7 +59,7 @@ def planned(root: Path) -> Params:
         PipelineError: There is a mistake in it, or `pipeline plan` has not been run since.
     """
     params = load_params(root / "params.yaml")
-    if code_of(root) == root:  # another project has no dvc.yaml, which goes through the table
+    if code_of(root) == root or (root / "dvc.yaml").is_file():  # which goes through the table
         check_plan(params, root / RUNS_FILE)
     return params
 

@@ -36,32 +36,59 @@ def stages(root: Path) -> list[str]:
     return sorted({file.stem for file in (root / "workflow/scripts").glob("*.py")} - {"check"})
 
 
+def src_of(code: Path) -> Path:
+    """Return the folder that has the package: `src` of a checkout, or where a wheel lies."""
+    own = code / "src"
+    return own if own.is_dir() or code.parent.name != _PACKAGE else code.parents[1]
+
+
+def place(code: Path, name: str) -> Path:
+    """Return a file that `watched` names; `src/` is the folder that has the package."""
+    return src_of(code) / name[len("src/") :] if name.startswith("src/") else code / name
+
+
 def watched(root: Path, stage: str) -> list[str]:
-    """Return the files, relative to the repository, of which an edit reruns a stage.
+    """Return the files, relative to a checkout, of which an edit reruns a stage.
 
     A package of which the stage imports anything counts whole: more of it may be found by name.
+    What a wheel carries has the names that it has in a checkout.
+
+    Args:
+        root: a checkout, or the folder with `workflow` in the installed package.
+        stage: whose.
     """
-    package = root / "src" / _PACKAGE
+    src = src_of(root)
+    package = src / _PACKAGE
     by_module = _BY_MODULE.get(stage, ("stages",))
     places = {Path(name) for name in _PACKED.get(stage, ())}
-    for file in closure(root / "src", f"{_PACKAGE}.stages.{stage}"):
+    for file in closure(src, f"{_PACKAGE}.stages.{stage}"):
         parts = file.relative_to(package).parts
         places.add(Path(*parts[: 2 if parts[0] in by_module else 1]))
-    paths = [root / f"workflow/scripts/{stage}.py"]
-    for place in places:
-        path = package / place
+    paths: list[Path] = []
+    for one in places:
+        path = package / one
         paths += path.rglob("*") if path.is_dir() else [path]
-    return sorted(
-        file.relative_to(root).as_posix()
+    names = [
+        f"src/{file.relative_to(src).as_posix()}"
         for file in paths
         if file.is_file() and "__pycache__" not in file.parts
-    )
+    ]
+    return sorted([f"workflow/scripts/{stage}.py", *names])
 
 
-def note(root: Path, stage: str) -> None:
-    """Write the ids of the files that a stage watches, so that DVC sees which have changed."""
-    lines = [f"{git_id(root / name)}  {name}\n" for name in watched(root, stage)]
-    files.write_whole(root / CODE / f"{stage}.txt", "".join(lines))
+def note(root: Path, stage: str, code: Path | None = None) -> None:
+    """Write the ids of the files that a stage watches, unless they are as noted already.
+
+    Args:
+        root: the project.
+        stage: whose.
+        code: the folder of the code that makes its results; None for the project's own.
+    """
+    code = code or root
+    text = "".join(f"{git_id(place(code, name))}  {name}\n" for name in watched(code, stage))
+    path = root / CODE / f"{stage}.txt"
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        files.write_whole(path, text)
 
 
 def closure(src: Path, *modules: str) -> set[Path]:

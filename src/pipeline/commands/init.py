@@ -1,0 +1,399 @@
+"""`pipeline init`: a project of one's own, outside a checkout, which both engines run.
+
+A project has the parameters and the trainer files; the code, and the rules of Snakemake, stay in
+the installed package. dvc.yaml is the package's own with two changes: stages are started as
+modules, and the stage `check`, which notes the code of the others, runs always, since DVC can watch
+no files outside the project without naming this machine's folders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline import __version__
+from pipeline.errors import SettingsError
+from pipeline.files import write_whole
+from pipeline.settings.environments import BridgeSource, PathSource, named
+from pipeline.settings.params import load_params
+from pipeline.settings.plan import write_plan
+from pipeline.settings.reader import to_map
+from pipeline.settings.yaml_file import dump_yaml
+from pipeline.stages.check import check_ids
+from pipeline.stages.shared.project import checkout
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Mapping
+
+    from pipeline.commands.parser import Parser
+    from pipeline.protocol.specs import BehaviorSpec
+    from pipeline.settings.environments import EnvironmentParams
+
+_COPIED = (
+    "constraints.txt",
+    ".dvcignore",
+    ".gitignore",
+    ".dvc/.gitignore",
+    ".dvc/config",
+    ".dvc/plots/comparison.json",
+    ".dvc/plots/improvement.json",
+    ".dvc/plots/learning.json",
+    "profiles/default/config.yaml",
+)
+_IMAGE = 3
+"""Dimensions of a visual observation."""
+_NATURE_CNN_PIXELS, _SIMPLE_PIXELS = 36, 20
+"""Least sides of the images that these encoders take."""
+
+SNAKEFILE = """\
+# Runs the workflow that comes with the package rl-pipeline: `snakemake --cores 2`.
+from pipeline.stages.shared.project import checkout
+
+
+include: str(checkout() / "workflow/Snakefile")
+
+
+# An included file cannot say what is made when nothing is asked for.
+rule everything:
+    default_target: True
+    input:
+        rules.all.input,
+    localrule: True
+"""
+DVC_HEADER = """\
+# The DAG for DVC; Snakefile has the same one. The tables under `runs` are made from params.yaml by
+# `pipeline plan`. The code is that of the installed package rl-pipeline: the stage `check`, which
+# takes a second, always runs, and notes the contents of each stage's sources in `workflow/code`.
+"""
+PARAMS = """\
+# Everything that the pipeline runs. After a change to environments, seeds, stages or trainers run
+# `pipeline plan`; then `dvc repro` or `snakemake --cores 2` reruns what the change touches.
+# Keep to block style: `dvc exp run -S` rewrites this file.
+
+# What every stage that computes is told. More threads give other roundings, so other results.
+runtime:
+  torch_threads: 1
+  device: cpu
+
+environments:
+{environment}
+# Each seed is a run of its own. `overrides` are changes to the trainer file, as they stand there.
+experiments:
+  {experiment}:
+    environment: {name}
+    trainer: {trainer}
+    overrides: {{}}
+    seeds:
+      - 1
+      - 2
+      - 3
+    stages:
+      - train
+      - export
+      - evaluate
+    evaluation:
+      episodes: 50
+      seed: 10000
+"""
+README = """\
+# {title}
+
+Agents for `{source}`, trained, exported to ONNX, evaluated and compared by
+[rl-pipeline](https://pypi.org/project/rl-pipeline/) {version}.
+
+```
+python -m venv .venv && source .venv/bin/activate
+pip install 'rl-pipeline[train]=={version}' -c constraints.txt
+pipeline doctor                 # what is missing on this machine
+pipeline run --engine dvc       # everything, with a line for each stage and a table at the end
+```
+
+`dvc repro` and `snakemake --cores 2` run the same; `pipeline sync` makes one agree after the other.
+Look at `results/report/report.html`, or at `pipeline ui`.
+
+| file | |
+| --- | --- |
+| `params.yaml` | environments, experiments, seeds; run `pipeline plan` after a change |
+| `{trainer}` | how the agents learn, in ML-Agents' format |
+| `dvc.yaml`, `Snakefile` | the DAG, for two engines; nothing to change |
+| `constraints.txt` | the versions of all packages that this was made with |
+
+To see that it runs, before the agents train in full:
+
+```
+pipeline learn {trainer} --env {source} --run-id first
+```
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Behavior:
+    """What an environment says of one behavior."""
+
+    spec: BehaviorSpec
+    """Observations and actions."""
+    n_agents: int
+    """Agents that wait for their first action."""
+    in_groups: bool = False
+    """Whether agents share rewards."""
+    n_teams: int = 1
+    """Teams that play against each other."""
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options of `pipeline init`."""
+    parser.description = "Write a project that trains agents in an environment, without a checkout."
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the project; may be there")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--env", metavar="NAME", help="any name of an environment")
+    which.add_argument("--unity", metavar="BUILD", help="a Unity player, or its folder")
+    which.add_argument("--gymnasium", metavar="ID", help="an environment of Gymnasium")
+    which.add_argument("--pettingzoo", metavar="ID", help="an environment of PettingZoo")
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Ask the environment for its specification, and write the project.
+
+    Raises:
+        PipelineError: There is no such environment, it cannot be started, or a file of the project
+            is there already.
+    """
+    folder: Path = arguments.folder
+    if folder.exists() and not folder.is_dir():
+        raise SettingsError(f"{folder}: is a file; name a folder, new or with your module in it")
+    environment = _environment(arguments, folder)
+    name = _name_of(environment)
+    _refuse_what_is_there(folder, f"config/{name}.yaml")
+    new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        behaviors = _ask(environment, folder)
+    except BaseException:
+        if new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    for file, text in _texts(environment, name, behaviors).items():
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if file == ".gitignore" and path.exists():
+            write_whole(path, f"{path.read_text(encoding='utf-8')}\n{text}")
+        elif not path.exists():
+            write_whole(path, text)
+    _repository(folder)
+    with contextlib.chdir(folder):
+        params = load_params("params.yaml")
+        check_ids(params)
+        write_plan(params)
+    return (
+        f"Wrote {folder}: {'; '.join(_described(behaviors))}.\n"
+        f"cd {folder} && pipeline run --engine dvc   (or `dvc repro`, or `snakemake --cores 2`)"
+    )
+
+
+def _refuse_what_is_there(folder: Path, trainer: str) -> None:
+    """Refuse a folder with a file of a project; a README stays, and .gitignore is added to."""
+    files = {"params.yaml", "dvc.yaml", "Snakefile", trainer, *_COPIED} - {".gitignore"}
+    if there := sorted(one for one in files if (folder / one).exists()):
+        raise SettingsError(
+            f"{folder}: has {', '.join(there)} already, and nothing is overwritten; name another "
+            "folder, or move them away"
+        )
+
+
+def _environment(arguments: argparse.Namespace, folder: Path) -> EnvironmentParams:
+    """Return the environment as params.yaml of the folder is to name it."""
+    for kind in ("gymnasium", "pettingzoo"):
+        if given := getattr(arguments, kind):
+            return named(f"{kind}:{given}")
+    if arguments.unity is not None:
+        environment: EnvironmentParams = PathSource(path=arguments.unity)
+    else:
+        environment = named(arguments.env or "balance_ball")
+    if not isinstance(environment, PathSource):
+        return environment
+    if Path(environment.path, "ProjectSettings").is_dir():
+        raise SettingsError(
+            f"{environment.path}: is a Unity project; build it in the Editor and name the build "
+            "here. The source 'unity' of params.yaml builds it from then on"
+        )
+    return replace(environment, path=os.path.relpath(environment.path, folder))
+
+
+def _name_of(environment: EnvironmentParams) -> str:
+    """Return a name for params.yaml, which becomes a folder."""
+    source: str = getattr(environment, "path", "") or getattr(environment, "id", "")
+    word = getattr(environment, "name", None) or Path(source.partition(":")[0]).stem
+    return re.sub(r"[^a-z0-9]+", "_", word.lower()).strip("_") or "environment"
+
+
+def _source_of(environment: EnvironmentParams) -> str:
+    """Return the text that names the environment on the command line, in the project."""
+    if isinstance(environment, PathSource):
+        path = environment.path
+        return path if "/" in path else f"./{path}"
+    if isinstance(environment, BridgeSource):
+        return (
+            environment.id
+            if environment.source == "module"
+            else f"{environment.source}:{environment.id}"
+        )
+    return getattr(environment, "name", None) or ""
+
+
+def _ask(environment: EnvironmentParams, folder: Path) -> dict[str, Behavior]:
+    """Return what the environment says of each of its behaviors, by name without team."""
+    from pipeline.api import make_env
+
+    copies = getattr(environment, "copies", None)
+    with _working_in(folder):
+        env = make_env(_source_of(environment), n_agents=copies)
+        found: dict[str, Behavior] = {}
+        try:
+            env.reset()
+            for full, spec in env.behavior_specs.items():
+                steps = env.get_steps(full)[0]
+                name = full.partition("?")[0]
+                before = found.get(name, Behavior(spec=spec, n_agents=0, n_teams=0))
+                found[name] = replace(
+                    before,
+                    n_agents=before.n_agents + len(steps),
+                    in_groups=before.in_groups or bool((steps.group_id > 0).any()),
+                    n_teams=before.n_teams + 1,
+                )
+        finally:
+            env.close()
+    return found
+
+
+@contextlib.contextmanager
+def _working_in(folder: Path) -> Iterator[None]:
+    """Find modules as the stages will: beside params.yaml."""
+    here = str(folder.resolve())
+    sys.path.insert(0, here)
+    try:
+        with contextlib.chdir(here):
+            yield
+    finally:
+        sys.path.remove(here)
+
+
+def trainer_of(behavior: Behavior) -> dict[str, Any]:
+    """Return settings that suit a behavior's observations and actions, as a trainer file has them.
+
+    PPO with the sizes that are common for the kind: small networks for few numbers, a convolution
+    and more exploration for images and choices; POCA for agents that share rewards, and self-play
+    for teams. A rollout has 128 steps of each agent, within the limits at which updates are
+    neither too rare nor too noisy.
+    """
+    observations, actions = behavior.spec
+    images = [one.shape for one in observations if len(one.shape) == _IMAGE]
+    n_numbers = sum(math.prod(one.shape) for one in observations if len(one.shape) < _IMAGE)
+    choices = bool(actions.discrete_branches)
+    rows = 2 ** math.ceil(math.log2(max(behavior.n_agents, 1) * 128))
+    buffer_size = min(max(rows, 2048), 16384)
+    network: dict[str, Any] = {
+        "normalize": n_numbers > 0,
+        "hidden_units": 256 if images else 64 if n_numbers <= 16 else 128,
+        "num_layers": 2,
+    }
+    if images:
+        pixels = min(side for shape in images for side in shape[1:])
+        network["vis_encode_type"] = (
+            "nature_cnn" if pixels >= _NATURE_CNN_PIXELS
+            else "simple" if pixels >= _SIMPLE_PIXELS else "match3"
+        )  # fmt: skip
+    settings: dict[str, Any] = {
+        "trainer_type": "poca" if behavior.in_groups else "ppo",
+        "hyperparameters": {
+            "batch_size": buffer_size // (8 if images else 16),
+            "buffer_size": buffer_size,
+            "learning_rate": 3e-4 if images else 1e-3 if choices else 3e-4,
+            "learning_rate_schedule": "constant" if behavior.n_teams > 1 else "linear",
+            "beta": 0.01 if images else 0.005 if choices else 0.001,
+            "epsilon": 0.2,
+            "lambd": 0.95,
+            "num_epoch": 4 if images else 10,
+        },
+        "network_settings": network,
+        "reward_signals": {"extrinsic": {"gamma": 0.99, "strength": 1.0}},
+        "keep_checkpoints": 3,
+        "max_steps": 1000000 if images or behavior.n_teams > 1 else 300000,
+        "time_horizon": 128,
+        "summary_freq": 10000,
+    }
+    if behavior.n_teams > 1:
+        settings["self_play"] = {"save_steps": 20000, "team_change": 100000, "swap_steps": 10000}
+    return settings
+
+
+def _texts(
+    environment: EnvironmentParams, name: str, behaviors: Mapping[str, Behavior]
+) -> dict[str, str]:
+    """Return the files of the project, by path in it."""
+    trainers = {one: trainer_of(behavior) for one, behavior in behaviors.items()}
+    kind = "_".join(sorted({str(one["trainer_type"]) for one in trainers.values()}))
+    trainer, source = f"config/{name}.yaml", _source_of(environment)
+    told = "".join(f"# {line}\n" for line in _described(behaviors))
+    left_out: tuple[Any, ...] = (None, [], {}, "auto")  # as they are without being said
+    kept = {key: value for key, value in to_map(environment).items() if value not in left_out}
+    entry = dump_yaml({name: {"source": environment.source, **kept}})
+    texts = {
+        "params.yaml": PARAMS.format(
+            environment="".join(f"  {line}\n" for line in entry.splitlines()),
+            experiment=f"{name}_{kind}",
+            name=name,
+            trainer=trainer,
+        ),
+        trainer: f"# Where to begin, chosen by what the environment says of itself:\n{told}"
+        + dump_yaml({"behaviors": trainers}),
+        "dvc.yaml": dvc_yaml((checkout() / "dvc.yaml").read_text(encoding="utf-8")),
+        "Snakefile": SNAKEFILE,
+        "README.md": README.format(title=name, source=source, trainer=trainer, version=__version__),
+    }
+    return texts | {one: (checkout() / one).read_text(encoding="utf-8") for one in _COPIED}
+
+
+def dvc_yaml(ours: str) -> str:
+    """Return the dvc.yaml of a project from that of this repository."""
+    stages = ours[ours.index("vars:") :]
+    stages = re.sub(r"python workflow/scripts/(\w+)\.py", r"python -m pipeline.stages \1", stages)
+    stages = re.sub(r" +- (src/pipeline|workflow/scripts)\n", "", stages)
+    return DVC_HEADER + stages.replace("  check:\n", "  check:\n    always_changed: true\n", 1)
+
+
+def _described(behaviors: Mapping[str, Behavior]) -> list[str]:
+    """Return a line for each behavior."""
+    lines = []
+    for name, behavior in behaviors.items():
+        shapes = [" x ".join(map(str, one.shape)) for one in behavior.spec.observation_specs]
+        n, branches = behavior.spec.action_spec
+        acts = [f"{n} continuous"] if n else []
+        acts += [f"discrete of {', '.join(map(str, branches))}"] if branches else []
+        more = f" in {behavior.n_teams} teams" if behavior.n_teams > 1 else ""
+        lines.append(
+            f"{name} with {behavior.n_agents} agents{more}, observations of "
+            f"{' and '.join(shapes)}, actions {' and '.join(acts)}"
+        )
+    return lines
+
+
+def _repository(folder: Path) -> None:
+    """Make DVC find a git repository, or tell it that there is none."""
+    git = shutil.which("git")
+    if git is not None:
+        inside = [git, "-C", str(folder), "rev-parse", "--is-inside-work-tree"]
+        init = [git, "-C", str(folder), "init", "--quiet"]
+        for command in (inside, init):
+            if subprocess.run(command, capture_output=True, check=False).returncode == 0:  # noqa: S603  # fixed
+                return
+    config = folder / ".dvc/config"
+    write_whole(config, config.read_text(encoding="utf-8") + "    no_scm = true\n")

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline import cli
+from pipeline.commands.init import Behavior, dvc_yaml, trainer_of
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.settings import load_run_settings
+from pipeline.settings.params import load_params
+from pipeline.settings.plan import check_plan
+
+ROOT = Path(__file__).resolve().parents[3]
+VECTOR, IMAGE = ObservationSpec.vector(8), ObservationSpec.visual(3, 64, 64)
+STEER, CHOOSE = ActionSpec(2, ()), ActionSpec(0, (5,))
+
+
+def behavior(*observations: ObservationSpec, actions: ActionSpec = STEER, n_agents=12, **more):
+    return Behavior(spec=BehaviorSpec(list(observations), actions), n_agents=n_agents, **more)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            behavior(VECTOR),
+            {"trainer_type": "ppo", "vis_encode_type": "simple", "hidden_units": 64},
+        ),
+        (behavior(IMAGE, actions=CHOOSE), {"vis_encode_type": "nature_cnn", "normalize": False}),
+        (behavior(ObservationSpec.visual(1, 20, 30)), {"vis_encode_type": "simple"}),
+        (behavior(ObservationSpec.visual(4, 7, 7)), {"vis_encode_type": "match3"}),
+        (behavior(ObservationSpec.entities(9, 5), IMAGE), {"normalize": True}),
+        (behavior(VECTOR, in_groups=True), {"trainer_type": "poca"}),
+        (behavior(VECTOR, n_teams=2), {"learning_rate_schedule": "constant"}),
+        (behavior(VECTOR, n_agents=1), {"buffer_size": 2048, "batch_size": 128}),
+        (behavior(VECTOR, n_agents=1000), {"buffer_size": 16384}),
+    ],
+)
+def test_settings_suit_what_is_seen_and_done(given: Behavior, expected: dict):
+    settings = load_run_settings(None, overrides={"behaviors": {"B": trainer_of(given)}})
+    one = settings.behaviors["B"]
+    for key, value in expected.items():
+        parts = (one, one.hyperparameters, one.network_settings)
+        assert next(getattr(part, key) for part in parts if hasattr(part, key)) == value
+    assert (one.self_play is not None) == (given.n_teams > 1)
+
+
+def test_a_project_s_graph_is_ours_without_our_folders():
+    text = dvc_yaml((ROOT / "dvc.yaml").read_text())
+    ours, theirs = yaml.safe_load((ROOT / "dvc.yaml").read_text()), yaml.safe_load(text)
+    assert "workflow/scripts" not in text
+    assert "src/pipeline" not in text
+    check = theirs["stages"].pop("check")
+    assert check["always_changed"] is True
+    assert check["deps"] == ["config", "workflow/runs.yaml"]
+    del ours["stages"]["check"]
+    said = yaml.safe_dump(ours).replace("workflow/scripts/", "-m pipeline.stages ")
+    assert said.replace(".py ", " ").replace("report.py", "report") == yaml.safe_dump(theirs)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--env", "balance_ball"], ["--env", "my_env:make"], ["--pettingzoo", "mpe2.simple_tag_v3"]],
+)
+def test_a_project_is_planned(words: list[str], tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/my_env.py").write_text(
+        "import gymnasium\ndef make(): return gymnasium.make('CartPole-v1')\n"
+    )
+    (tmp_path / "own/.gitignore").write_text("mine\n")
+    (tmp_path / "own/README.md").write_text("mine\n")
+    assert cli.main(["init", "own", *words]) == 0, capsys.readouterr().err
+    params = load_params(tmp_path / "own/params.yaml")
+    monkeypatch.chdir(tmp_path / "own")
+    check_plan(params)
+    (name,) = params.experiments
+    assert params.run_settings(name).behaviors
+    assert (tmp_path / "own/.gitignore").read_text().startswith("mine\n\n__pycache__")
+    assert (tmp_path / "own/README.md").read_text() == "mine\n"
+    assert str(tmp_path) not in (tmp_path / "own/params.yaml").read_text()
+    assert (tmp_path / "own/.git").is_dir()
+
+
+def test_a_build_is_named_from_the_project(tmp_path: Path, monkeypatch, fake, capsys):
+    program = fake()
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["init", "game", "--unity", program.name]) == 0, capsys.readouterr().err
+    (environment,) = load_params(tmp_path / "game/params.yaml").environments.values()
+    assert environment.path == "../fake"
+    assert "Echo with" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["there", "--env", "balance_ball"], "there: has params.yaml already"),
+        (["file"], "file: is a file"),
+        (["new", "--gymnasium", "CartPole-v9"], "CartPole-v9"),
+        (["new", "--env", "nothing_so"], "nothing_so"),
+        (["new", "--unity", "no/build"], "no/build"),
+        (["new", "--unity", "project"], "project: is a Unity project; build it in the Editor"),
+        (["new", "--env", "a", "--unity", "b"], "not allowed with argument"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_left(
+    words: list[str], said: str, tmp_path: Path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/params.yaml").write_text("mine\n")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "project/ProjectSettings").mkdir(parents=True)
+    try:
+        code = cli.main(["init", *words])
+    except SystemExit as left:
+        code = left.code
+    error = capsys.readouterr().err
+    assert (code, error.count("error: ")) == (2, 1)
+    assert said in error
+    assert not (tmp_path / "new").exists()
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["params.yaml"]

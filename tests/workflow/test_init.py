@@ -1,0 +1,97 @@
+"""`pipeline init` from a wheel, in an empty folder: both engines run there, and agree."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from project import ROOT, run
+
+SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "src", "workflow")
+MORE = ("constraints.txt", "dvc.yaml", ".dvcignore", ".gitignore", ".dvc", "profiles")
+SMALL = """overrides:
+      behaviors:
+        CartPole-v1:
+          max_steps: 600
+          summary_freq: 300
+          hyperparameters:
+            buffer_size: 256
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an installation from the wheel of these sources."""
+    tree = tmp_path_factory.mktemp("tree")
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info", "tmp", "cache", "code")
+    for name in (*SOURCES, *MORE):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tree / name, ignore=ignore)
+        else:
+            shutil.copy(ROOT / name, tree / name)
+    build = "from setuptools.build_meta import build_wheel; build_wheel('wheel')"
+    run(tree, sys.executable, "-c", build)
+    site = tree / "site"
+    (wheel,) = (tree / "wheel").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    return site
+
+
+def called(site: Path, root: Path, *command: str, **more: str) -> str:
+    """Run a command with the installed package, and return what it printed."""
+    done = run(root, *command, PYTHONPATH=str(site), **more)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_project_from_the_wheel_runs_with_both_engines(installed: Path, tmp_path: Path):
+    def here(*command: str) -> str:
+        return called(installed, own, *command)
+
+    own = tmp_path / "my own"
+    ours = (sys.executable, "-m", "pipeline")
+    called(installed, tmp_path, *ours, "init", own.name, "--gymnasium", "CartPole-v1")
+    assert str(ROOT) not in "".join(
+        path.read_text() for path in own.rglob("*") if path.is_file() and ".git/" not in str(path)
+    )
+    text = (own / "params.yaml").read_text().replace("overrides: {}\n", SMALL)
+    text = text.replace("      - 2\n      - 3\n", "").replace("episodes: 50", "episodes: 2")
+    (own / "params.yaml").write_text(text)
+    here(*ours, "plan")
+    here("dvc", "repro")
+    policy = own / "results/export/cartpole_v1_ppo/seed1/CartPole-v1.onnx"
+    first = policy.read_bytes()
+    again = here("dvc", "repro")
+    assert re.findall("Running stage '(.*)'", again) == ["check"]
+    assert "now agrees" in here(*ours, "sync")
+    assert "Nothing to be done" in here("snakemake", "--cores", "1")
+    for made in ("results", "build", ".snakemake", "workflow/code"):
+        shutil.rmtree(own / made)
+    here("snakemake", "--cores", "1")
+    assert policy.read_bytes() == first
+    _an_edit_reruns_what_imports_it(installed, own, here)
+
+
+def _an_edit_reruns_what_imports_it(site: Path, own: Path, here) -> None:
+    """As a newer version of the package would."""
+    here("dvc", "commit", "--force")
+    edited = site / "pipeline/evaluation/statistics.py"
+    edited.write_text(edited.read_text() + "\nEDITED = True\n")
+    would = here("snakemake", "-n")
+    assert re.search(r"^evaluate +1$", would, re.MULTILINE)
+    assert not re.search(r"^train +1$", would, re.MULTILINE)
+    ran = re.findall("Running stage '(.*)'", here("dvc", "repro"))
+    assert ran[0] == "check"
+    assert "evaluate@cartpole_v1_ppo-1" in ran
+    assert "train@cartpole_v1_ppo-1" not in ran
+    stage = json.loads(
+        (own / "results/.work/evaluate/cartpole_v1_ppo/seed1/stage.json").read_text()
+    )
+    assert os.fspath(site) not in json.dumps(stage["inputs"])
