@@ -73,7 +73,8 @@ def watched(root: Path, stage: str) -> list[str]:
         for file in paths
         if file.is_file() and "__pycache__" not in file.parts
     ]
-    return sorted([f"workflow/scripts/{stage}.py", *names])
+    script = f"workflow/scripts/{stage}.py"
+    return sorted([*names, script] if (root / script).is_file() else names)
 
 
 def note(root: Path, stage: str, code: Path | None = None) -> None:
