@@ -10,9 +10,9 @@ from http2_peer import BLOCK, FIELDS, TRAILERS, prefixed, settings
 from hypothesis import strategies as st
 
 from pipeline.protocol import frames as f
+from pipeline.protocol.calls import METHOD
 from pipeline.protocol.frames import frame
 from pipeline.protocol.incoming import MAX_CALLS
-from pipeline.protocol.server import METHOD
 
 
 @st.composite

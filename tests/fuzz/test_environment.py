@@ -24,9 +24,9 @@ from pipeline.envs.side_channels import (
 )
 from pipeline.errors import UnityCommunicatorStoppedException
 from pipeline.protocol import side_channels as wire
+from pipeline.protocol.calls import parse_call
 from pipeline.protocol.encoding import brain_parameters
 from pipeline.protocol.generated import messages as m
-from pipeline.protocol.server import parse_call
 
 from .agents import SPECS, SPOILS, TRAINABLE_SPECS, message_of, spoil_announcement
 from .frame import fuzz

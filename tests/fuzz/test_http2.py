@@ -22,12 +22,13 @@ from http2_peer import FIELDS, RawClient, call, cut, message, no_check, prefixed
 from hypothesis import strategies as st
 
 from pipeline.protocol import frames
+from pipeline.protocol.calls import METHOD
 from pipeline.protocol.channel import OutgoingConnection
 from pipeline.protocol.frames import END_STREAM, PADDED, RST_STREAM, WINDOW_UPDATE
 from pipeline.protocol.headers import MAX_BLOCK_BYTES, RESPONSE, SUCCESS, request
 from pipeline.protocol.http2 import PREFACE
 from pipeline.protocol.incoming import IncomingConnection
-from pipeline.protocol.server import METHOD, Server
+from pipeline.protocol.server import Server
 
 from .frame import fuzz
 from .http2_frames import NOISE, PIECES, conversations, data_frames, header_frames, spoiled

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from hpack import Encoder
 
 from pipeline.protocol import frames
+from pipeline.protocol.calls import METHOD
 from pipeline.protocol.frames import DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, frame
 from pipeline.protocol.generated.messages import UnityMessageProto
 from pipeline.protocol.http2 import PREFACE
-from pipeline.protocol.server import METHOD
 
 FIELDS = (
     (":method", "POST"),

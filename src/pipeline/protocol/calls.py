@@ -1,6 +1,10 @@
-"""What an environment's calls say, and what is wrong with them, for both transports."""
+"""What both transports share: the meaning of an environment's calls, and the wait for them."""
 
 from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from pipeline.errors import (
     UnityCommunicationException,
@@ -10,6 +14,14 @@ from pipeline.errors import (
 from pipeline.protocol import wire
 from pipeline.protocol.generated.messages import ReceivedMessageProto, UnityMessageProto
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+METHOD = "/communicator_objects.UnityToExternalProto/Exchange"
+LOST_S = 2.0
+"""How long after its connection broke an environment may come back."""
+_POLL_S = 0.2
 OK, STOP = 200, 400
 NO_GREETING = "a conversation begins with an environment's greeting: status 200, and what it is"
 STOPPED = UnityMessageProto(header={"status": STOP}).SerializeToString()
@@ -61,8 +73,59 @@ def nothing_to_answer() -> UnityCommunicationException:
     )
 
 
-def lost() -> UnityCommunicatorStoppedException:
-    """Return what to raise when an environment broke its connection and did not come back."""
-    return UnityCommunicatorStoppedException(
-        "Communicator has exited: the environment closed its connection without a message."
-    )
+class CalledEnd(ABC):
+    """The trainer's end of the conversation, which the environment calls.
+
+    Attributes:
+        port: the TCP port it listens on.
+    """
+
+    port: int
+    _lost_at: float | None = None
+    """When the environment's connection broke, of the monotonic clock; None while it stands."""
+
+    def receive(self, timeout_s: float, check: Callable[[], None]) -> ReceivedMessageProto:
+        """Return the environment's next call.
+
+        Args:
+            timeout_s: longest wait.
+            check: called now and then while waiting; raises when there is no one to wait for.
+
+        Raises:
+            UnityTimeOutException: No call came.
+            UnityCommunicatorStoppedException: The environment stops, or its connection broke.
+            UnityCommunicationException: What it sent is not a message of the protocol.
+        """
+        now = time.monotonic()
+        deadline, next_check = now + timeout_s, now + _POLL_S
+        while True:
+            left = deadline - now
+            request, is_idle = self._await_call(max(0.0, min(left, _POLL_S)), now)
+            if request is not None:
+                return parse_call(request)
+            # Not only when nothing comes: what comes may be no call, and never end.
+            if is_idle or now >= next_check:
+                next_check = now + _POLL_S
+                check()
+                if self._lost_at is not None and time.monotonic() - self._lost_at > LOST_S:
+                    raise UnityCommunicatorStoppedException(
+                        "Communicator has exited: the environment closed its connection without a "
+                        "message."
+                    )
+                if left <= 0:
+                    raise time_out(timeout_s)
+            now = time.monotonic()
+
+    @abstractmethod
+    def _await_call(self, wait_s: float, now: float) -> tuple[bytes | None, bool]:
+        """Return the next call, if one comes within `wait_s`, and whether nothing at all came."""
+
+    @abstractmethod
+    def close(self, wait_s: float = 1.0) -> None:
+        """Tell the environment to stop, and free the port; waits `wait_s` for it to hang up."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -15,26 +15,18 @@ import socket
 import threading
 import time
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.errors import UnityWorkerInUseException
 from pipeline.protocol.calls import (
+    METHOD,
     NO_GREETING,
     STOPPED,
+    CalledEnd,
     begins_anew,
-    lost,
     may_own,
     nothing_to_answer,
-    parse_call,
-    time_out,
 )
-from pipeline.protocol.server import LOST_S, METHOD, POLL_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Self
-
-    from pipeline.protocol.generated.messages import ReceivedMessageProto
 
 _N_THREADS = 4
 """One call is answered at a time; the others are those of a client that comes back."""
@@ -50,16 +42,13 @@ _NOT_OVER = "the conversation before is not over yet: start the environment once
 _LOOK_S = 0.5
 
 
-class GrpcServer:
+class GrpcServer(CalledEnd):
     """The same as `pipeline.protocol.server.Server`, with the general runtime's threads.
 
     A call waits in a thread of the runtime until `reply` has its answer. That an environment hangs
     up between two calls, or so late in a call that the answer is given before the runtime hears of
     it, is not seen here; its process or the time-out tells. Connections are known by the address of
     the client's end.
-
-    Attributes:
-        port: the TCP port it listens on.
     """
 
     def __init__(self, port: int = 0, *, worker_id: int = 0, host: str | None = None) -> None:
@@ -75,7 +64,6 @@ class GrpcServer:
         self._owner: str | None = None
         self._next_look = 0.0
         self._lock = threading.Lock()
-        self._lost_at: float | None = None
         self._closed = False
         self._pool = ThreadPoolExecutor(_N_THREADS, thread_name_prefix="protocol-grpc")
         service, method = METHOD.strip("/").split("/")
@@ -86,7 +74,7 @@ class GrpcServer:
             options=_OPTIONS,
         )
         try:
-            self.port: int = self._bind(host, port)
+            self.port = self._bind(host, port)
         except (RuntimeError, OSError) as error:
             self._server.stop(None)
             self._pool.shutdown()
@@ -98,21 +86,15 @@ class GrpcServer:
         """Address of the environment's machine; empty before it has greeted."""
         return (self._owner or "").partition(":")[2].rpartition(":")[0]
 
-    def receive(self, timeout_s: float, check: Callable[[], None]) -> ReceivedMessageProto:
-        """Return the environment's next call; arguments and errors as of `Server.receive`."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            left = deadline - time.monotonic()
-            try:
-                return parse_call(self._next_call(max(0.0, min(left, POLL_S))))
-            except queue.Empty:
-                check()
-                self._check_lost()
-                if left <= 0:
-                    raise time_out(timeout_s) from None
+    def _await_call(self, wait_s: float, now: float) -> tuple[bytes | None, bool]:
+        del now  # strangers are refused in threads of the runtime
+        try:
+            return self._next_call(wait_s), False
+        except queue.Empty:
+            return None, True
 
     def reply(self, message: bytes) -> None:
-        """Answer the pending call with a serialized UnityMessageProto.
+        """Answer the pending call; whether the environment takes the answer is not seen here.
 
         Raises:
             UnityCommunicationException: No call is pending.
@@ -163,12 +145,6 @@ class GrpcServer:
             while True:
                 self._pending = self._calls.get_nowait()[1]
                 self.reply(STOPPED)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _bind(self, host: str | None, port: int) -> int:
         """Bind to `host`, or to both loopback addresses where the machine has both."""
@@ -240,10 +216,6 @@ class GrpcServer:
             raise queue.Empty
         self._pending, self._lost_at = reply, None
         return request
-
-    def _check_lost(self) -> None:
-        if self._lost_at is not None and time.monotonic() - self._lost_at > LOST_S:
-            raise lost()
 
 
 def _address(host: str, port: int) -> str:

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import UnityCommunicationException, UnityWorkerInUseException
 from pipeline.protocol.calls import (
+    METHOD,
     NO_GREETING,
     STOPPED,
+    CalledEnd,
     begins_anew,
-    lost,
     may_own,
     nothing_to_answer,
-    parse_call,
-    time_out,
 )
 from pipeline.protocol.headers import FAILED_PRECONDITION
 from pipeline.protocol.incoming import BACKLOG, IncomingConnection, accepted_from, listen
@@ -32,17 +31,9 @@ from pipeline.protocol.token import is_loopback
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
-    from typing import Self
-
-    from pipeline.protocol.generated.messages import ReceivedMessageProto
 
 _log = logging.getLogger(__name__)
 
-METHOD = "/communicator_objects.UnityToExternalProto/Exchange"
-POLL_S = 0.2
-LOST_S = 2.0
-"""How long after its connection broke an environment may come back."""
 _KEEP_S = 0.5
 _SEND_LIMIT_S = 60.0
 _PREFACE_S = 10.0
@@ -52,7 +43,7 @@ _MAX_OTHERS, _STAY_S = 8, 1.0
 _MAX_WARNINGS = 10
 
 
-class Server:
+class Server(CalledEnd):
     """Listens on loopback for one environment; the thread that waits reads the socket itself.
 
     The first connection that greets owns the conversation. As long as it lives, all others are
@@ -94,7 +85,6 @@ class Server:
         self._owner: IncomingConnection | None = None
         self._pending: tuple[IncomingConnection, int] | None = None
         self._has_begun = False
-        self._lost_at: float | None = None
         self._next_look = 0.0
         self._n_warnings = 0
         self._token = token
@@ -108,7 +98,7 @@ class Server:
             self._all_selector.close()
             self._owner_selector.close()
             raise UnityWorkerInUseException(worker_id, port) from error
-        self.port: int = self._listeners[0].getsockname()[1]
+        self.port = self._listeners[0].getsockname()[1]
         for listener in self._listeners:
             self._all_selector.register(listener, selectors.EVENT_READ, None)
         self._keeper = threading.Thread(target=self._keep, name="protocol-keeper", daemon=True)
@@ -119,40 +109,17 @@ class Server:
         """Address of the environment's machine; empty before it has greeted."""
         return "" if self._owner is None else self._owner.peer
 
-    def receive(self, timeout_s: float, check: Callable[[], None]) -> ReceivedMessageProto:
-        """Return the environment's next call.
-
-        Args:
-            timeout_s: longest wait.
-            check: called now and then while waiting; raises when there is no one to wait for.
-
-        Raises:
-            UnityTimeOutException: No call came.
-            UnityCommunicatorStoppedException: The environment stops, or its connection broke.
-            UnityCommunicationException: What it sent is not a message of the protocol.
-        """
-        now = time.monotonic()
-        deadline, next_check = now + timeout_s, now + POLL_S
-        while True:
-            left = deadline - now
-            with self._lock:
-                if self._closed.is_set():
-                    raise UnityCommunicationException("the server is closed")
-                request, idle = self._next_call(), False
-                if request is None:
-                    idle = not self._wait(max(0.0, min(left, POLL_S)))
-                    request = self._next_call()
-                if now >= self._next_look:
-                    self._refuse_others(now)
-            if request is not None:
-                return parse_call(request)
-            if idle or now >= next_check:  # also when something comes that is no call
-                next_check = now + POLL_S
-                check()
-                self._check_lost()
-                if left <= 0:
-                    raise time_out(timeout_s)
-            now = time.monotonic()
+    def _await_call(self, wait_s: float, now: float) -> tuple[bytes | None, bool]:
+        with self._lock:
+            if self._closed.is_set():
+                raise UnityCommunicationException("the server is closed")
+            request, is_idle = self._next_call(), False
+            if request is None:
+                is_idle = not self._wait(wait_s)
+                request = self._next_call()
+            if now >= self._next_look:
+                self._refuse_others(now)
+        return request, is_idle
 
     def reply(self, message: bytes, limit_s: float = _SEND_LIMIT_S) -> None:
         """Answer the pending call with a serialized UnityMessageProto.
@@ -214,12 +181,6 @@ class Server:
                 self.reply(STOPPED, max(left, 0.0))
         if self._owner is not None:
             self._forget_owner().farewell(wait_s)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _next_call(self) -> bytes | None:
         owner = self._owner or self._find_owner()
@@ -357,7 +318,3 @@ class Server:
         self._n_warnings += 1
         level = logging.WARNING if self._n_warnings <= _MAX_WARNINGS else logging.DEBUG
         _log.log(level, message, *values)
-
-    def _check_lost(self) -> None:
-        if self._lost_at is not None and time.monotonic() - self._lost_at > LOST_S:
-            raise lost()

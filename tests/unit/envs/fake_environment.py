@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "src"))
 
 import grpc
 
+from pipeline.protocol.calls import METHOD
 from pipeline.protocol.generated import messages as m
-from pipeline.protocol.server import METHOD
 from pipeline.protocol.side_channels import STATS, OutgoingMessage, pack
 
 NAME = "Echo?team=0"

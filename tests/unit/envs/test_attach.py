@@ -22,7 +22,7 @@ from pipeline.errors import (
     UnityTimeOutException,
     UnityWorkerInUseException,
 )
-from pipeline.protocol import server as server_module
+from pipeline.protocol import calls
 from pipeline.protocol.transport import VARIABLE
 from pipeline.simulators.client import converse
 
@@ -128,7 +128,7 @@ def test_a_player_that_was_started_again_at_once_goes_on_with_a_new_episode(port
 
 
 def test_a_player_that_does_not_come_back_in_time_ends_the_run(ports, play, monkeypatch):
-    monkeypatch.setattr(server_module, "LOST_S", 0.05)
+    monkeypatch.setattr(calls, "LOST_S", 0.05)
     play(ports)
     play(ports + 1, Leaves)
     unlimited = RestartLimits(max_lifetime_restarts=-1, restarts_rate_limit_n=-1)
@@ -143,7 +143,7 @@ def test_a_player_that_does_not_come_back_in_time_ends_the_run(ports, play, monk
 
 
 def test_who_is_told_to_stop_does_not_wait_for_a_player_any_longer(ports, play, monkeypatch):
-    monkeypatch.setattr(server_module, "LOST_S", 0.05)
+    monkeypatch.setattr(calls, "LOST_S", 0.05)
     play(ports)
     play(ports + 1, Leaves)
     workers = attached(ports, timeout_wait=1000, restarts=RestartLimits())
@@ -153,7 +153,7 @@ def test_who_is_told_to_stop_does_not_wait_for_a_player_any_longer(ports, play, 
 
 
 def test_without_restarts_a_lost_player_ends_the_run(ports, play, monkeypatch):
-    monkeypatch.setattr(server_module, "LOST_S", 0.05)
+    monkeypatch.setattr(calls, "LOST_S", 0.05)
     play(ports)
     play(ports + 1, Leaves)
     workers = attached(ports)

@@ -29,10 +29,11 @@ from http2_peer import (
 )
 
 from pipeline.protocol import frames as f
+from pipeline.protocol.calls import METHOD
 from pipeline.protocol.frames import frame
 from pipeline.protocol.http2 import PREFACE
 from pipeline.protocol.incoming import MAX_CALLS
-from pipeline.protocol.server import METHOD, Server
+from pipeline.protocol.server import Server
 
 PROTOCOL, FLOW_CONTROL, CLOSED, SIZE, COMPRESSION, CALM = 1, 3, 5, 6, 9, 11
 UNKNOWN = 0xEE

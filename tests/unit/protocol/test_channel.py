@@ -10,10 +10,10 @@ import pytest
 from http2_peer import message, prefixed, settings, update
 
 from pipeline.protocol import frames as f
+from pipeline.protocol.calls import METHOD
 from pipeline.protocol.channel import Channel
 from pipeline.protocol.frames import frame
 from pipeline.protocol.headers import RESPONSE, SUCCESS, refusal
-from pipeline.protocol.server import METHOD
 
 LAST = f.END_HEADERS | f.END_STREAM
 HEAD = frame(f.HEADERS, f.END_HEADERS, 1, RESPONSE)

@@ -11,10 +11,10 @@ import grpc
 import pytest
 
 from pipeline.errors import UnityWorkerInUseException
+from pipeline.protocol.calls import METHOD
 from pipeline.protocol.channel import Channel
 from pipeline.protocol.generated.messages import UnityMessageProto
 from pipeline.protocol.grpc_server import GrpcServer
-from pipeline.protocol.server import METHOD
 
 
 def greeting() -> bytes:

@@ -8,9 +8,9 @@ from http2_peer import FIELDS, TRAILERS
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.protocol.calls import METHOD
 from pipeline.protocol.frames import FrameError
 from pipeline.protocol.headers import HeaderReader, request
-from pipeline.protocol.server import METHOD
 
 PATH = METHOD.encode()
 

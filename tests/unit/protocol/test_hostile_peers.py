@@ -18,8 +18,9 @@ from pipeline.errors import (
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
 )
-from pipeline.protocol import incoming
+from pipeline.protocol import calls, incoming
 from pipeline.protocol import server as server_module
+from pipeline.protocol.calls import METHOD
 from pipeline.protocol.channel import Channel
 from pipeline.protocol.frames import (
     DATA,
@@ -33,7 +34,7 @@ from pipeline.protocol.frames import (
 )
 from pipeline.protocol.http2 import PREFACE
 from pipeline.protocol.incoming import BACKLOG, MAX_CALLS, IncomingConnection
-from pipeline.protocol.server import METHOD, Server
+from pipeline.protocol.server import Server
 
 PINGS = 3000 * frame(PING, 0, 0, bytes(8))
 
@@ -166,7 +167,7 @@ def test_time_out_and_check_hold_under_a_flood(server, data):
 
 
 def test_loss_is_reported_under_a_flood(server, monkeypatch):
-    monkeypatch.setattr(server_module, "LOST_S", 0.1)
+    monkeypatch.setattr(calls, "LOST_S", 0.1)
     client = RawClient(server.port)
     answered(server, client, 1)
     client.close()
@@ -283,7 +284,7 @@ def test_calls_beyond_the_announced_number_are_refused_one_by_one(server):
 
 def test_call_of_the_environment_has_a_largest_size_too(server, monkeypatch):
     monkeypatch.setattr(incoming, "MAX_CALL_BYTES", 100_000)
-    monkeypatch.setattr(server_module, "LOST_S", 0.1)
+    monkeypatch.setattr(calls, "LOST_S", 0.1)
     client = RawClient(server.port)
     answered(server, client, 1)
     with ThreadPoolExecutor(1) as pool:

@@ -229,7 +229,7 @@ def test_call_that_is_not_one_plain_message_is_refused_and_the_next_served(serve
 
 
 def test_client_that_vanishes_within_a_frame_is_reported(server, client, monkeypatch):
-    monkeypatch.setattr("pipeline.protocol.server.LOST_S", 0.1)
+    monkeypatch.setattr("pipeline.protocol.calls.LOST_S", 0.1)
     client.send(call(1, message()))
     served(server, client, 1, 0)
     client.send(call(3, message(1000))[:500])

@@ -6,16 +6,10 @@ import numpy as np
 import pytest
 
 from pipeline.protocol.specs import (
-    AGENT_BYTES,
-    MAX_ACTIONS,
-    MAX_PARTS,
     ActionSpec,
     ActionTuple,
     BehaviorSpec,
     ObservationSpec,
-    UnitySpecificationException,
-    check_spec,
-    row_bytes,
 )
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
@@ -123,38 +117,3 @@ def test_one_kind_of_action_brings_an_empty_other():
     both.add_continuous(np.ones((1, 2)))
     assert (both.continuous.tolist(), both.discrete.tolist()) == ([[1.0, 1.0]], [[1]])
     assert ActionTuple().continuous is None
-
-
-@pytest.mark.parametrize(
-    ("actions", "fault"),
-    [
-        (ActionSpec(-1, (2,)), "a number of actions is at least 0"),
-        (ActionSpec(1, (2, 0)), "a branch has at least 1"),
-        (ActionSpec(0, ()), "announces no actions"),
-        (ActionSpec(MAX_ACTIONS + 1, ()), f"at most {MAX_ACTIONS} actions"),
-        (ActionSpec(1, (MAX_ACTIONS,)), f"at most {MAX_ACTIONS} actions"),
-        (ActionSpec(0, (1,) * (MAX_PARTS + 1)), f"in {MAX_PARTS} branches"),
-        (ActionSpec(MAX_ACTIONS, ()), None),
-        (ActionSpec(0, (1,) * MAX_PARTS), None),
-        (ActionSpec(1, ()), None),
-        (ActionSpec(0, (1,)), None),
-    ],
-)
-def test_actions_that_cannot_be_learned_are_refused(actions, fault):
-    spec = BehaviorSpec([ObservationSpec.vector(1)], actions)
-    if fault is None:
-        check_spec("Toy", spec)
-    else:
-        with pytest.raises(UnitySpecificationException, match=f"behavior Toy: .*{fault}"):
-            check_spec("Toy", spec)
-
-
-def test_too_many_observations_are_refused():
-    check_spec("Toy", BehaviorSpec([ObservationSpec.vector(1)] * MAX_PARTS, ActionSpec(1, ())))
-    many = BehaviorSpec([ObservationSpec.vector(1)] * (MAX_PARTS + 1), ActionSpec(1, ()))
-    with pytest.raises(UnitySpecificationException, match=f"more than {MAX_PARTS} observations"):
-        check_spec("Toy", many)
-
-
-def test_an_agent_takes_the_memory_of_its_numbers_masks_and_actions():
-    assert row_bytes(SPEC) == AGENT_BYTES + 4 * (2 + 3 * 4 * 5) + (2 + 3) + 8 * (1 + 2)

@@ -12,10 +12,11 @@ from http2_peer import message, no_check
 from servers import AnyServer, HastyGrpcServer, both_servers
 
 from pipeline.errors import UnityTimeOutException
-from pipeline.protocol import grpc_server
+from pipeline.protocol import calls
 from pipeline.protocol import server as server_module
+from pipeline.protocol.calls import METHOD
 from pipeline.protocol.generated.messages import ReceivedMessageProto, UnityMessageProto
-from pipeline.protocol.server import METHOD, Server
+from pipeline.protocol.server import Server
 
 HEALTH = "/grpc.health.v1.Health/Check"
 
@@ -160,8 +161,7 @@ def test_stranger_beside_a_conversation_is_refused_whatever_it_sends(kind, sent)
 
 @both_servers
 def test_stranger_that_came_first_and_leaves_late_does_not_end_the_conversation(kind, monkeypatch):
-    monkeypatch.setattr(server_module, "LOST_S", 0.05)
-    monkeypatch.setattr(grpc_server, "LOST_S", 0.05)
+    monkeypatch.setattr(calls, "LOST_S", 0.05)
     with kind() as server:
         stranger = Client(server.port)
         while_receiving(server, lambda: stranger.refusal(step()))

@@ -11,9 +11,9 @@ from http2_peer import call, cancel, cut, message, opening, settings, update
 
 from pipeline.errors import UnityCommunicationException
 from pipeline.protocol import frames, incoming
+from pipeline.protocol.calls import METHOD
 from pipeline.protocol.http2 import PREFACE
 from pipeline.protocol.incoming import MAX_CALLS, IncomingConnection
-from pipeline.protocol.server import METHOD
 
 
 class Socket:

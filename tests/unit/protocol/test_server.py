@@ -23,13 +23,14 @@ from pipeline.errors import (
     UnityTimeOutException,
     UnityWorkerInUseException,
 )
+from pipeline.protocol.calls import METHOD
 from pipeline.protocol.channel import Channel
 from pipeline.protocol.frames import ACK, HEADERS, PING
 from pipeline.protocol.generated.messages import UnityMessageProto
 from pipeline.protocol.grpc_server import GrpcServer
 from pipeline.protocol.http2 import Connection
 from pipeline.protocol.incoming import IncomingConnection
-from pipeline.protocol.server import METHOD, Server
+from pipeline.protocol.server import Server
 from pipeline.protocol.transport import open_server
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
@@ -145,7 +146,7 @@ def test_no_call_within_the_time_out_is_an_error_and_the_check_was_made(kind):
 
 
 def test_environment_that_breaks_the_connection_is_reported(monkeypatch):
-    monkeypatch.setattr("pipeline.protocol.server.LOST_S", 0.1)
+    monkeypatch.setattr("pipeline.protocol.calls.LOST_S", 0.1)
     with Server() as server, ThreadPoolExecutor(1) as pool:
         end = Channel(server.port, METHOD)
         answer = pool.submit(end.call, message())
@@ -290,8 +291,7 @@ def test_close_waits_no_longer_than_it_is_told(monkeypatch):
 
 @both_servers
 def test_environment_that_hangs_up_within_a_call_is_reported(kind, monkeypatch):
-    monkeypatch.setattr("pipeline.protocol.server.LOST_S", 0.1)
-    monkeypatch.setattr("pipeline.protocol.grpc_server.LOST_S", 0.1)
+    monkeypatch.setattr("pipeline.protocol.calls.LOST_S", 0.1)
     with kind() as server, ThreadPoolExecutor(1) as pool:
         end = GeneralClient(server.port, METHOD)
         answer = pool.submit(end.call, message())

@@ -14,10 +14,11 @@ from pipeline.errors import SettingsError, UnityCommunicationException
 from pipeline.protocol import incoming
 from pipeline.protocol import server as server_module
 from pipeline.protocol import token as token_module
+from pipeline.protocol.calls import METHOD
 from pipeline.protocol.channel import OutgoingConnection
 from pipeline.protocol.headers import request
 from pipeline.protocol.http2 import PREFACE
-from pipeline.protocol.server import METHOD, Server
+from pipeline.protocol.server import Server
 from pipeline.protocol.token import (
     VARIABLE,
     Challenge,
