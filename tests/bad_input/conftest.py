@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
-from command import Place
+from command import ROOT, Place
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(folder=tmp_path)
+
+
+@pytest.fixture
+def project(place: Place) -> Place:
+    """A copy of the project, without parameters."""
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in ("src", "workflow"):
+        shutil.copytree(ROOT / name, place.folder / name, ignore=ignore)
+    shutil.copy(ROOT / "constraints.txt", place.folder)
+    return place
 
 
 @pytest.fixture(scope="session")

@@ -19,39 +19,24 @@ def test_a_mistake_in_the_configuration_is_told_before_anything_starts(place):
     assert place.files() == before
 
 
-def test_a_configuration_that_is_not_there(place):
-    error = place.learn("env", config=place.folder / "missing.yaml").error
-    assert "missing.yaml" in error
-    assert place.files() == {}
+@pytest.mark.parametrize("kind", ["missing", "folder", "bytes"])
+def test_a_configuration_that_is_no_text_file(place, kind):
+    config = place.folder / f"{kind}.yaml"
+    if kind == "folder":
+        config.mkdir()
+    elif kind == "bytes":
+        config.write_bytes(b"\xff\xfe\x00\x01")
+    assert config.name in place.learn("env", config=config).error
 
 
-def test_a_configuration_that_is_a_folder_or_not_text(place):
-    (place.folder / "folder.yaml").mkdir()
-    assert "folder.yaml" in place.learn("env", config=place.folder / "folder.yaml").error
-    (place.folder / "bytes.yaml").write_bytes(b"\xff\xfe\x00\x01")
-    assert "bytes.yaml" in place.learn("env", config=place.folder / "bytes.yaml").error
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        (
-            "    max_steps: 240",
-            "    reward_signals: {gail: {demo_path: no/such.demo}}\n    max_steps: 240",
-            "behaviors.Echo.reward_signals.gail.demo_path: no/such.demo: this demonstration file",
-        ),
-        (
-            "    max_steps: 240",
-            "    behavioral_cloning: {demo_path: no/such.demo}\n    max_steps: 240",
-            "behaviors.Echo.behavioral_cloning.demo_path: no/such.demo: this demonstration file",
-        ),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_before_the_environment_starts(place, old, new, expected):
-    assert old in CONFIG
-    config = place.config(CONFIG.replace(old, new))
+@pytest.mark.parametrize("key", ["reward_signals.gail", "behavioral_cloning"])
+def test_a_missing_demonstration_is_refused_before_the_environment_starts(place, key):
+    first, _, second = key.partition(".")
+    value = "{demo_path: no/such.demo}"
+    config = place.config(f"{CONFIG}    {first}: {f'{{{second}: {value}}}' if second else value}\n")
     env = place.program(TOUCHES)
     before = place.files()
+    expected = f"behaviors.Echo.{key}.demo_path: no/such.demo: this demonstration file"
     assert place.learn(env, config=config).error.startswith(expected)
     assert place.files() == before
 

@@ -17,28 +17,24 @@ def test_an_executable_that_does_not_exist(place):
     assert place.files() == before
 
 
-def test_a_file_that_may_not_be_executed(place):
+@pytest.mark.parametrize(
+    ("mode", "content", "expected"),
+    [
+        (0o644, b"not a program", "it may not be executed. Try `chmod -R 755"),
+        (0o755, b"\0\1\2 not a program", "this system cannot run it (exec format error)"),
+        (0o755, None, "Provided filename does not match any environments"),
+    ],
+)
+def test_a_file_that_is_no_program_and_a_folder(place, mode, content, expected):
     place.config()
-    (place.folder / "data").write_text("not a program\n")
+    data = place.folder / "data"
+    if content is None:
+        data.mkdir()
+    else:
+        data.write_bytes(content)
+        data.chmod(mode)
     before = place.files()
-    assert "it may not be executed. Try `chmod -R 755" in place.learn("data").error
-    assert place.files() == before
-
-
-def test_a_file_that_is_no_program(place):
-    place.config()
-    (place.folder / "data").write_bytes(b"\x00\x01\x02 not a program")
-    (place.folder / "data").chmod(0o755)
-    before = place.files()
-    assert "this system cannot run it (exec format error)" in place.learn("data").error
-    assert place.files() == before
-
-
-def test_a_folder_is_no_executable(place):
-    place.config()
-    (place.folder / "build").mkdir()
-    before = place.files()
-    assert "Provided filename does not match any environments" in place.learn("build").error
+    assert expected in place.learn("data").error
     assert place.files() == before
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from command import ROOT, Done, Place
+from command import Done, Place  # noqa: TC002  # pytest reads the types of fixtures
 from loopback import Site, site
-from made_archives import GAME, digest, zip_link, zipped
+from made_archives import GAME, digest, zipped
 
 BUILD = zipped(GAME)
 BIG = zipped({**GAME, "noise": os.urandom(1 << 20)}, compressed=False)
@@ -47,13 +47,6 @@ def shop(place: Place, tmp_path_factory, monkeypatch: pytest.MonkeyPatch) -> Sho
     return Shop(place=place, cache=cache / "environments")
 
 
-def test_a_wrong_digest(shop, web):
-    url = web.add("game.zip", BUILD)
-    error = shop.env("fetch", url, "--sha256", "0" * 64).error
-    assert f"game.zip: its sha256 is {digest(BUILD)}, but {'0' * 64} was asked for" in error
-    assert shop.left() == []
-
-
 def test_a_missing_digest_is_refused_with_the_one_that_was_found(shop, web):
     url = web.add("game.zip", BUILD)
     error = shop.env("fetch", url).error
@@ -65,53 +58,13 @@ def test_a_missing_digest_is_refused_with_the_one_that_was_found(shop, web):
     assert len(web.asked) == 1
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (zipped({**GAME, "../evil": b"x"}), "the entry '../evil' leads out of its folder"),
-        (zip_link("evil", "../../etc", GAME), "the link 'evil' leads out of its folder"),
-        (zipped({"/evil": b"x"}), "the entry '/evil' has an absolute name"),
-        (b"<html>not found</html>", "is no zip, tar, tar.gz, tar.bz2 or tar.xz archive"),
-        (BUILD[:-20], "the archive cannot be read"),
-    ],
-)
-def test_an_archive_that_could_do_harm_or_is_none(shop, web, content, message):
+def test_an_archive_that_could_do_harm(shop, web):
+    content = zipped({**GAME, "../evil": b"x"})
     url = web.add("game.zip", content)
     error = shop.env("fetch", url, "--sha256", digest(content)).error
-    assert error.startswith(f"{url}: ")
-    assert message in error
+    assert error.startswith(f"{url}: the entry '../evil' leads out of its folder")
     assert shop.left() == []
     assert not list(shop.cache.parent.rglob("evil"))
-
-
-def test_a_build_for_another_platform(shop, web):
-    content = zipped({"Game.exe": b"MZ"})
-    url = web.add("game.zip", content)
-    error = shop.env("fetch", url, "--sha256", digest(content)).error
-    assert f"{url}: has a build for windows (Game.exe), but this needs one for linux" in error
-    done = shop.env("fetch", url, "--sha256", digest(content), "--platform", "windows")
-    assert done.out.strip().endswith(f"{digest(content)}/Game.exe")
-
-
-def test_a_download_that_breaks_is_resumed(shop, web):
-    url = web.add("game.zip", BIG)
-    web.drops = [1 << 19]
-    done = shop.env("fetch", url, "--sha256", digest(BIG))
-    assert done.code == 0, done.err
-    assert "failed after 524288 bytes" in done.err
-    assert [asked for _, asked in web.asked] == [None, "bytes=524288-"]
-    assert shop.left()[0] == digest(BIG)
-
-
-@pytest.mark.slow
-def test_a_server_that_always_breaks_is_given_up(shop, web):
-    web.etag = None
-    url = web.add("game.zip", BIG)
-    web.drops = [1 << 18] * 20
-    error = shop.env("fetch", url, "--sha256", digest(BIG)).error
-    assert "failed after 262144 bytes" in error
-    assert "5 times in a row. Check the connection" in error
-    assert shop.left() == []
 
 
 def test_an_unknown_environment_is_told_with_the_nearest_names(shop):
@@ -153,25 +106,14 @@ def test_the_entries_of_a_manifest_are_listed_and_fetched(shop, web):
     assert f"but {digest(BUILD)} was asked for" in error
 
 
-@pytest.fixture
-def project(shop: Shop) -> Shop:
-    """A copy of the project, without environments."""
-    folder = shop.place.folder
-    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("src", "workflow"):
-        shutil.copytree(ROOT / name, folder / name, ignore=ignore)
-    shutil.copy(ROOT / "constraints.txt", folder)
-    return shop
-
-
-def stage(project: Shop, source: str) -> Done:
+def stage(project: Place, source: str) -> Done:
     """The `env` stage of an environment from this source."""
-    (project.place.folder / "params.yaml").write_text(f"environments:\n  game: {{{source}}}\n")
-    done = project.place.pipeline("plan")
+    (project.folder / "params.yaml").write_text(f"environments:\n  game: {{{source}}}\n")
+    done = project.pipeline("plan")
     assert done.code == 0, done.err
-    done = project.place.python("workflow/scripts/env.py", "game")
+    done = project.python("workflow/scripts/env.py", "game")
     if done.code:
-        assert not (project.place.folder / "build").exists()
+        assert not (project.folder / "build").exists()
     return done
 
 
@@ -193,7 +135,7 @@ def test_the_stage_says_what_is_wrong_with_an_archive(project, web):
 
 
 def test_the_stage_says_what_is_wrong_with_a_build_or_a_project(project):
-    folder = project.place.folder
+    folder = project.folder
     error = stage(project, "source: path, path: x").error
     assert error == "x: does not exist; there is no build here; correct `path` in params.yaml"
     (folder / "mine").mkdir()
@@ -205,9 +147,3 @@ def test_the_stage_says_what_is_wrong_with_a_build_or_a_project(project):
     for name in ("Packages", "ProjectSettings"):
         (folder / name).mkdir()
     assert "is no Unity project" in stage(project, "source: unity, project: .").error
-
-
-def test_the_editor_is_no_part_of_the_dag(project):
-    (project.place.folder / "params.yaml").write_text("environments: {game: {source: editor}}\n")
-    error = project.place.pipeline("plan").error
-    assert "environments.game.source: 'editor' waits until someone presses Play" in error
