@@ -249,12 +249,12 @@ def _environment(env_id: str, spec: BehaviorSpec) -> Any:
     env = make_environment(name, {})
     seen = Observations(env.observation_space, where=name).specs
     acted = Actions(env.action_space, where=name, scale=1.0).spec
-    shapes, own = [one.shape for one in seen], [one.shape for one in spec.observation_specs]
-    if shapes != own or acted != spec.action_spec:
+    shapes, recorded = [one.shape for one in seen], [one.shape for one in spec.observation_specs]
+    if shapes != recorded or acted != spec.action_spec:
         raise DemonstrationError(
             f"{name}: observes {shapes} and takes the actions ({acted}), but in the demonstration "
-            f"these are {own} and ({spec.action_spec}); name the environment it was recorded in, "
-            "or leave out --env"
+            f"these are {recorded} and ({spec.action_spec}); name the environment it was "
+            "recorded in, or leave out --env"
         )
     return env
 

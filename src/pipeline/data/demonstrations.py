@@ -250,18 +250,18 @@ def _kept(
 
 
 def _check_fits(file: Path, demonstration: Demonstration, spec: BehaviorSpec) -> None:
-    found, wanted = demonstration.spec, spec
-    if found.action_spec != wanted.action_spec:
+    theirs, ours = demonstration.spec, spec
+    if theirs.action_spec != ours.action_spec:
         raise DemonstrationError(
-            f"{file}: its actions are {found.action_spec}, the behavior's are "
-            f"{wanted.action_spec}; record demonstrations of this behavior, or name another file"
+            f"{file}: its actions are {theirs.action_spec}, the behavior's are "
+            f"{ours.action_spec}; record demonstrations of this behavior, or name another file"
         )
-    if len(found.observation_specs) != len(wanted.observation_specs):
+    if len(theirs.observation_specs) != len(ours.observation_specs):
         raise DemonstrationError(
-            f"{file}: it has {len(found.observation_specs)} observations, the behavior has "
-            f"{len(wanted.observation_specs)}; record demonstrations of this behavior"
+            f"{file}: it has {len(theirs.observation_specs)} observations, the behavior has "
+            f"{len(ours.observation_specs)}; record demonstrations of this behavior"
         )
-    pairs = zip(found.observation_specs, wanted.observation_specs, strict=True)
+    pairs = zip(theirs.observation_specs, ours.observation_specs, strict=True)
     for index, (has, needs) in enumerate(pairs):
         if tuple(has.shape) != tuple(needs.shape):
             raise DemonstrationError(

@@ -144,10 +144,10 @@ class Slots:
         new = agent_ids
         if len(ids):
             at = np.minimum(np.searchsorted(ids, agent_ids), len(ids) - 1)
-            found = ids[at] == agent_ids
-            if found.all():
+            is_known = ids[at] == agent_ids
+            if is_known.all():
                 return slots[at]
-            new = agent_ids[~found]
+            new = agent_ids[~is_known]
         self._add(source, new)
         ids, slots = self._of(source)
         return slots[np.searchsorted(ids, agent_ids)]

@@ -177,7 +177,7 @@ def compare(
     for one in outcomes:
         if one.evaluated is not None or one.curve is not None:
             tasks.setdefault(one.task, {}).setdefault(one.experiment, []).append(one)
-    return [_task(*key, found, fraction, seed) for key, found in tasks.items()]
+    return [_task(*key, group, fraction, seed) for key, group in tasks.items()]
 
 
 def _task(
@@ -187,21 +187,21 @@ def _task(
     fraction: float,
     seed: int,
 ) -> Task:
-    evaluated = all(one.evaluated is not None for found in experiments.values() for one in found)
+    evaluated = all(one.evaluated is not None for runs in experiments.values() for one in runs)
     groups: dict[str, list[Outcome]] = {}
-    for name, found in experiments.items():
+    for name, runs in experiments.items():
         # What has no curve cannot stand beside what has no evaluation.
-        if kept := [one for one in found if evaluated or one.curve is not None]:
+        if kept := [one for one in runs if evaluated or one.curve is not None]:
             groups[name] = sorted(kept, key=lambda one: one.seed)
-    curves = {name: _curves_of(found) for name, found in groups.items()}
+    curves = {name: _curves_of(runs) for name, runs in groups.items()}
     target = target_of([group for group in curves.values() if group], fraction)
     # Areas are compared over steps that all curves have, or longer training would look better.
     common = _common_steps([curve for group in curves.values() for curve in group])
     standings = []
-    for name, found in groups.items():
+    for name, runs in groups.items():
         # A stream for each experiment: another one beside it does not change its interval.
         rng = seeding.stream(seed, "comparison", environment, f"{behavior}/{name}")
-        standings.append(_standing(found, target, common, rng, evaluated=evaluated))
+        standings.append(_standing(runs, target, common, rng, evaluated=evaluated))
     rng = seeding.stream(seed, "improvement", environment, behavior)
     pairs = itertools.combinations(standings, 2)
     return Task(

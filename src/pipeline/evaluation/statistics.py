@@ -165,5 +165,5 @@ def _ends(drawn: FloatArray) -> tuple[float, float]:
 def _improvements(x: FloatArray, y: FloatArray) -> FloatArray:
     """[draws, n] and [draws, m] scores to [draws] probabilities."""
     x, y = x[:, :, None], y[:, None, :]
-    found: FloatArray = ((x > y) + 0.5 * (x == y)).mean(axis=(1, 2))
-    return found
+    shares: FloatArray = ((x > y) + 0.5 * (x == y)).mean(axis=(1, 2))
+    return shares

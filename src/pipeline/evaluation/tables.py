@@ -21,7 +21,7 @@ PAIRS_HEADER = ("More probably better", "Than", "Probability", "95 % interval")
 
 def rows(task: Task, *, wall_clock: bool = False) -> list[tuple[str, ...]]:
     """Return the cells below `HEADER`, and `WALL_CLOCK` where asked, a row per experiment."""
-    found: list[tuple[str, ...]] = []
+    table: list[tuple[str, ...]] = []
     for one in task.standings:
         cells = (
             one.experiment,
@@ -32,8 +32,8 @@ def rows(task: Task, *, wall_clock: bool = False) -> list[tuple[str, ...]]:
             _steps(one),
             "-" if one.area is None else number(one.area),
         )
-        found.append((*cells, duration(one.seconds)) if wall_clock else cells)
-    return found
+        table.append((*cells, duration(one.seconds)) if wall_clock else cells)
+    return table
 
 
 def pairs(task: Task) -> list[tuple[str, ...]]:
@@ -46,52 +46,43 @@ def pairs(task: Task) -> list[tuple[str, ...]]:
 
 def notes(task: Task) -> list[str]:
     """Return sentences that say what the numbers are."""
-    found = [
+    sentences = [
         "Returns are of the exported policies, with deterministic actions."
         if task.score == EVALUATED
         else "Returns are those of the last tenth of training: not every run was evaluated."
     ]
     if task.target is not None:
-        found.append(
+        sentences.append(
             f"Target: a mean return of {number(task.target)} in training, "
             f"{task.fraction * 100:.0f} % of the way from the lowest start to the best end."
         )
-    return found
+    return sentences
 
 
 def cautions(task: Task) -> list[str]:
     """Return which experiments have few seeds, and what their numbers do not say."""
-    found: dict[str, list[str]] = {}
+    by_caution: dict[str, list[str]] = {}
     for one in task.standings:
         if one.caution:
-            found.setdefault(one.caution, []).append(one.experiment)
-    return [f"{', '.join(names)}: {caution}." for caution, names in found.items()]
+            by_caution.setdefault(one.caution, []).append(one.experiment)
+    return [f"{', '.join(names)}: {caution}." for caution, names in by_caution.items()]
 
 
 def standing_records(tasks: Iterable[Task], *, wall_clock: bool = False) -> list[dict[str, Any]]:
     """Return a flat record for each experiment and task; what is not known is None."""
-    found = []
+    records = []
     for task in tasks:
         for one in task.standings:
-            record: dict[str, Any] = {
-                "environment": task.environment,
-                "behavior": task.behavior,
-                "experiment": one.experiment,
-                "seeds": len(one.seeds),
-                "score": task.score,
-                "iqm": one.iqm,
-                "iqm_low": one.low,
-                "iqm_high": one.high,
-                "mean": one.mean,
-                "target": task.target,
-                "seeds_at_target": one.reached,
-                "steps_to_target": one.steps_to_target,
-                "mean_height": one.area,
-            }
+            values = (
+                *(task.environment, task.behavior, one.experiment, len(one.seeds), task.score),
+                *(one.iqm, one.low, one.high, one.mean),
+                *(task.target, one.reached, one.steps_to_target, one.area),
+            )
+            record: dict[str, Any] = dict(zip(STANDING_COLUMNS, values, strict=True))
             if wall_clock:
                 record["training_s"] = one.seconds
-            found.append(record)
-    return found
+            records.append(record)
+    return records
 
 
 def pair_records(tasks: Iterable[Task]) -> list[dict[str, Any]]:

@@ -149,14 +149,14 @@ def _opened(program: Path, args: Sequence[str], seed: int) -> Renderable:
     if "render_mode" in entry.parameters:
         options["render_mode"] = "rgb_array"
     n_agents = parse(args).n_agents or options.get("n_agents")
-    made = registry.make(name, seed=seed, **options | {"n_agents": n_agents})
-    if not isinstance(made, Renderable):
-        made.close()
+    simulator = registry.make(name, seed=seed, **options | {"n_agents": n_agents})
+    if not isinstance(simulator, Renderable):
+        simulator.close()
         raise SettingsError(
-            f"{options.get('id', name)}: cannot be filmed: its class {type(made).__name__} has no "
-            "method render(agent), which returns a picture as uint8 [height, width, 3]"
+            f"{options.get('id', name)}: cannot be filmed: its class {type(simulator).__name__} "
+            "has no method render(agent), which returns a picture as uint8 [height, width, 3]"
         )
-    return made
+    return simulator
 
 
 class _Reel:

@@ -220,9 +220,9 @@ def _v2_images(inputs: Mapping[str, TensorInfo], spec: BehaviorSpec) -> Iterator
             yield from _shape("v2-b", name, inputs, shape)
         else:
             yield warning("v2-b", f"there is no input {name} for an image of {list(shape)}")
-    found = sum(name.startswith("visual_observation_") for name in inputs)
-    if found > len(shapes):
-        yield warning("v2-b", f"{found} visual inputs for {len(shapes)} visual sensors")
+    n_inputs = sum(name.startswith("visual_observation_") for name in inputs)
+    if n_inputs > len(shapes):
+        yield warning("v2-b", f"{n_inputs} visual inputs for {len(shapes)} visual sensors")
 
 
 def _v2_entities(inputs: Mapping[str, TensorInfo], spec: BehaviorSpec) -> Iterator[Finding]:
@@ -237,9 +237,9 @@ def _v2_entities(inputs: Mapping[str, TensorInfo], spec: BehaviorSpec) -> Iterat
 def _shape(
     rule: str, name: str, inputs: Mapping[str, TensorInfo], shape: tuple[int, ...]
 ) -> Iterator[Finding]:
-    found = inputs[name].shape[1:]
-    if found != shape:
-        yield warning(rule, f"input {name} has shape {list(found)}, the sensor {list(shape)}")
+    declared = inputs[name].shape[1:]
+    if declared != shape:
+        yield warning(rule, f"input {name} has shape {list(declared)}, the sensor {list(shape)}")
 
 
 def _actions(
@@ -285,8 +285,8 @@ def _legacy_actions(constants: Mapping[str, AnyArray], spec: BehaviorSpec) -> It
         )
 
 
-def _branches(rule: str, found: object, wanted: object) -> Finding:
-    return warning(rule, f"discrete_action_output_shape is {found}, the behavior has {wanted}")
+def _branches(rule: str, declared: object, expected: object) -> Finding:
+    return warning(rule, f"discrete_action_output_shape is {declared}, the behavior has {expected}")
 
 
 def _sizes(constants: Mapping[str, AnyArray], name: str) -> tuple[int, ...]:

@@ -198,8 +198,8 @@ def read_constants(model: onnx.ModelProto) -> dict[str, AnyArray]:
             name = next(iter(node.input), "")
         return None
 
-    found = {output.name: value(output.name) for output in model.graph.output}
-    constants = {name: array for name, array in found.items() if array is not None and array.size}
+    values = {output.name: value(output.name) for output in model.graph.output}
+    constants = {name: array for name, array in values.items() if array is not None and array.size}
     for name, array in constants.items():
         if array.dtype.kind not in "fiub" or not np.isfinite(array).all():
             raise ExportError(f"the constant {name} of the model holds no finite numbers")

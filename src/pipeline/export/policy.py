@@ -120,11 +120,11 @@ class OnnxPolicy:
             if not name.startswith("obs_"):
                 continue
             index = int(name.removeprefix("obs_"))
-            found = obs[index].shape[1:] if index < len(obs) else None
-            if found != info.shape[1:]:
+            sent = obs[index].shape[1:] if index < len(obs) else None
+            if sent != info.shape[1:]:
                 raise ExportError(
                     f"{self._name}: input {name} wants shape {list(info.shape[1:])}, the behavior "
-                    f"sends {'nothing' if found is None else list(found)}; use the model that was "
+                    f"sends {'nothing' if sent is None else list(sent)}; use the model that was "
                     "trained on this behavior"
                 )
             feeds[name] = np.ascontiguousarray(obs[index], dtype=np.float32)
@@ -199,9 +199,9 @@ def create_session(model: onnx.ModelProto, seed: int, extra_outputs: Sequence[st
     for index, node in enumerate(copy.graph.node):
         if node.op_type in _RANDOM_OPERATORS:
             kept = [attribute for attribute in node.attribute if attribute.name != "seed"]
-            own = seeding.derive(seed, "onnx", index) % _LARGEST_EXACT_SEED
+            node_seed = seeding.derive(seed, "onnx", index) % _LARGEST_EXACT_SEED
             del node.attribute[:]
-            node.attribute.extend([*kept, helper.make_attribute("seed", float(own))])
+            node.attribute.extend([*kept, helper.make_attribute("seed", float(node_seed))])
     for name in extra_outputs:
         copy.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
     options = onnxruntime.SessionOptions()

@@ -253,8 +253,8 @@ class _Check:
         ties = 0
         for rows, is_first_pass in self._batches():
             feeds = {name: values[rows] for name, values in self._feeds.items()}
-            found = self._compare(self._run(feeds), rows, feeds)
-            ties += found if is_first_pass else 0
+            n_ties = self._compare(self._run(feeds), rows, feeds)
+            ties += n_ties if is_first_pass else 0
         if RECURRENT_IN in self._feeds:
             self._carry_on()
         return ties
@@ -327,13 +327,13 @@ class _Check:
         self, name: str, result: dict[str, AnyArray], rows: AnyArray, what: str
     ) -> float:
         expected = self._expected[name][rows].reshape(len(rows), -1)
-        found = result[name].reshape(len(rows), -1)
-        error = np.abs(found - expected)
+        actual = result[name].reshape(len(rows), -1)
+        error = np.abs(actual - expected)
         limit = TOLERANCE * np.maximum(1.0, np.abs(expected))
         wrong = np.argwhere(~(error <= limit))
         if len(wrong):
             row, column = wrong[0]
-            values = found[row, column], expected[row, column]
+            values = actual[row, column], expected[row, column]
             self._fail(name, int(rows[row]), int(column), *values, what)
         return float(error.max())
 
@@ -343,22 +343,23 @@ class _Check:
         wrong = np.argwhere(result[DISCRETE] != expected)
         starts = np.cumsum((0, *self._branches))
         for row, branch in wrong:
-            found, wanted = int(result[DISCRETE][row, branch]), int(expected[row, branch])
+            actual, chosen = int(result[DISCRETE][row, branch]), int(expected[row, branch])
             logits = result[self._logits[branch]][row]
             allowed = masks[row, starts[branch] : starts[branch + 1]]
             limit = TOLERANCE * max(1.0, float(np.abs(logits).max()))
-            is_tie = 0 <= wanted < len(logits) and allowed[wanted] > 0
-            if not is_tie or abs(logits[found] - logits[wanted]) > limit:
+            is_tie = 0 <= chosen < len(logits) and allowed[chosen] > 0
+            if not is_tie or abs(logits[actual] - logits[chosen]) > limit:
                 what = "the trained policy's choice"
-                self._fail(DISCRETE, int(rows[row]), int(branch), found, wanted, what)
+                self._fail(DISCRETE, int(rows[row]), int(branch), actual, chosen, what)
         return len(wrong)
 
     def _fail(
-        self, output: str, row: int, column: int, found: Any, expected: Any, what: str
+        self, output: str, row: int, column: int, actual: Any, expected: Any, what: str
     ) -> None:
         raise ExportError(
-            f"{self._target}: not written: output {output}, row {row}, column {column} is {found}, "
-            f"but {what} is {expected}; the graph that was written is not what the network computes"
+            f"{self._target}: not written: output {output}, row {row}, column {column} is "
+            f"{actual}, but {what} is {expected}; the graph that was written is not what the "
+            "network computes"
         )
 
 

@@ -173,10 +173,10 @@ def _action_rules(model: onnx.ModelProto) -> Iterator[Finding]:
         if width and kind not in described.outputs:
             yield error("publish-actions", f"there is no output {kind}, but a size of {width}")
         for name in (kind, f"deterministic_{kind}"):
-            found = described.outputs.get(name)
-            if found is not None and found.shape[1:] != (width,):
+            declared = described.outputs.get(name)
+            if declared is not None and declared.shape[1:] != (width,):
                 yield error(
-                    "publish-actions", f"{name} is {list(found.shape)}, not [batch, {width}]"
+                    "publish-actions", f"{name} is {list(declared.shape)}, not [batch, {width}]"
                 )
 
 
@@ -197,9 +197,9 @@ def _memory_rules(model: onnx.ModelProto) -> Iterator[Finding]:
 
 def _recurrent_batch(model: onnx.ModelProto) -> Iterator[Finding]:
     """Earlier packages declare any batch for what is remembered."""
-    found = outputs(model).get("recurrent_out")
-    if found is not None and found.shape[:1] != (BATCH_AXIS,):
-        yield error("publish-memory", f"recurrent_out is {list(found.shape)}, not [batch, …]")
+    declared = outputs(model).get("recurrent_out")
+    if declared is not None and declared.shape[:1] != (BATCH_AXIS,):
+        yield error("publish-memory", f"recurrent_out is {list(declared.shape)}, not [batch, …]")
 
 
 def _graph_rules(model: onnx.ModelProto) -> Iterator[Finding]:

@@ -149,10 +149,10 @@ def _damaged(path: Path, index: int, meta: DemonstrationMetaProto) -> Demonstrat
 
 def _record(data: bytes, position: int) -> tuple[int, int] | None:
     """Return where the message at `position` starts and stops, None if it is cut off."""
-    found = _varint(data, position)
-    if found is None or sum(found) > len(data):
+    head = _varint(data, position)
+    if head is None or sum(head) > len(data):
         return None
-    length, start = found
+    length, start = head
     return start, start + length
 
 

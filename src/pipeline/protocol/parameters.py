@@ -152,10 +152,10 @@ class Controls:
     def __init__(self, simulator: Simulator) -> None:
         self._simulator = simulator
         # Such a simulator reads its parameters itself, so each of its areas can draw anew.
-        own = getattr(simulator, "parameters", None)
-        self._parameters = own if isinstance(own, Parameters) else Parameters()
+        theirs = getattr(simulator, "parameters", None)
+        self._parameters = theirs if isinstance(theirs, Parameters) else Parameters()
         self._stats = simulator.stats if isinstance(simulator, HasStats) else None
-        self._draws_for_simulator = own is not self._parameters
+        self._draws_for_simulator = theirs is not self._parameters
         self._samplers: set[str] = set()
 
     def set_value(self, name: str, value: float) -> None:
@@ -183,8 +183,8 @@ class Controls:
 
     def state_dict(self) -> dict[str, Any]:
         """Which parameters are drawn for the simulator, and where their streams are."""
-        own = self._parameters.state_dict() if self._draws_for_simulator else {}
-        return {"drawn": own, "samplers": sorted(self._samplers)}
+        drawn = self._parameters.state_dict() if self._draws_for_simulator else {}
+        return {"drawn": drawn, "samplers": sorted(self._samplers)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what `state_dict` gave; the simulator's own state is its own affair."""

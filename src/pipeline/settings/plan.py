@@ -198,7 +198,7 @@ def check_settings(params: Params) -> None:
 
 def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> None:
     """Refuse a trainer that reads recorded episodes which its experiment does not wait for."""
-    made = {f"data/demos/{one}.demo": one for one in params.demonstrations}
+    recorded = {f"data/demos/{one}.demo": one for one in params.demonstrations}
     for behavior, trainer in settings.behaviors.items():
         users: dict[str, object] = {
             "reward_signals.gail": trainer.reward_signals.get("gail"),
@@ -207,7 +207,7 @@ def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> N
         for key, user in users.items():
             demo_path = getattr(user, "demo_path", None)
             for path in demo_path.paths if demo_path else ():
-                read = made.get(path)
+                read = recorded.get(path)
                 if read in (None, params.experiments[name].demonstrations):
                     continue
                 raise SettingsError(

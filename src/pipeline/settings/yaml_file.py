@@ -216,7 +216,7 @@ class _Builder:
         return Node(value, self._source, line)
 
     def _entries(self, node: yaml.Node) -> dict[str, Node]:
-        own: dict[str, Node] = {}
+        entries: dict[str, Node] = {}
         merged: dict[str, Node] = {}
         lines: dict[str, int] = {}
         for key_node, value_node in node.value:
@@ -233,8 +233,8 @@ class _Builder:
             if key_node.tag == _MERGE:
                 merged |= self._merged(value_node)
             else:
-                own[key] = self.build(value_node, line)
-        return merged | own  # a key of the map itself wins over merged ones, wherever it stands
+                entries[key] = self.build(value_node, line)
+        return merged | entries  # a key of the map itself wins over merged ones, wherever it stands
 
     def _merged(self, node: yaml.Node) -> dict[str, Node]:
         """Entries that a merge key brings: of a map, or of a list of maps where the first wins."""

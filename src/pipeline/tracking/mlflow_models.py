@@ -73,11 +73,11 @@ def log_model(
     try:
         client.log_outputs(run, [LoggedModelOutput(model.model_id, step=0)])
         if metrics:
-            own = [
+            copies = [
                 Metric(m.key, m.value, m.timestamp, m.step, run_id=run, model_id=model.model_id)
                 for m in metrics
             ]
-            client.log_batch(run, metrics=own)
+            client.log_batch(run, metrics=copies)
         with tempfile.TemporaryDirectory() as folder:
             _save(Path(folder), path, model=model)
             client.log_model_artifacts(model.model_id, folder)
@@ -120,13 +120,13 @@ def _signature(graph: Any) -> Any:
     from mlflow.types import ColSpec, Schema, TensorSpec
 
     def specs(values: Any) -> Schema:
-        made: list[ColSpec | TensorSpec] = []
+        columns: list[ColSpec | TensorSpec] = []
         for value in values:
             tensor = value.type.tensor_type
             dims = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim)
             dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-            made.append(TensorSpec(dtype, dims, value.name))
-        return Schema(made)
+            columns.append(TensorSpec(dtype, dims, value.name))
+        return Schema(columns)
 
     return ModelSignature(inputs=specs(graph.input), outputs=specs(graph.output))
 
@@ -147,18 +147,18 @@ def register(client: Any, name: str, source: str, run: str, tags: Mapping[str, s
         # The policy of another seed was there first.
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    made = client.create_model_version(
+    version = client.create_model_version(
         name, source=f"models:/{source}", run_id=run, model_id=source, tags=dict(tags)
     )
     # MLflow's pages of runs and models show by this tag that a logged model is registered.
-    known = json.dumps([{"name": name, "version": made.version}])
+    known = json.dumps([{"name": name, "version": version.version}])
     client.set_logged_model_tags(source, {"mlflow.modelVersions": known})
 
 
 def versions_of(client: Any, run: str) -> list[Any]:
     """Return the versions that a run made, newest first."""
-    found = client.search_model_versions(f"run_id = '{run}'")
-    return sorted(found, key=lambda one: int(one.version), reverse=True)
+    versions = client.search_model_versions(f"run_id = '{run}'")
+    return sorted(versions, key=lambda one: int(one.version), reverse=True)
 
 
 def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:

@@ -117,8 +117,8 @@ class MlflowRun:
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Queue parameters."""
-        told = mlflow_store.flatten(values)
-        self._put(lambda store, run: store.log_params(run, told))
+        texts = mlflow_store.flatten(values)
+        self._put(lambda store, run: store.log_params(run, texts))
 
     def settings(self, values: Mapping[str, Any]) -> None:
         """Queue what this stage alone was told, as tags `<stage>.<name>`, which can change."""
@@ -286,9 +286,9 @@ class MlflowRun:
                 store.set_tags(run, {name: tags[name] for name in mlflow_store.IDENTITY})
             stages = {}
             policy = {} if key.policy is None else {"dvc.train": key.policy}
-            told = {**tags, **policy, mlflow_store.CURRENT: "yes"}
-            made = store.client.create_run(store.experiment_id, run_name=key.name, tags=told)
-            run = str(made.info.run_id)
+            new_tags = {**tags, **policy, mlflow_store.CURRENT: "yes"}
+            new_run = store.client.create_run(store.experiment_id, run_name=key.name, tags=new_tags)
+            run = str(new_run.info.run_id)
             store.supersede(run, tags)
         else:
             store.client.update_run(run, status="RUNNING")

@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
@@ -19,6 +18,7 @@ from pipeline.tracking.run_metadata import BASELINE, VARIANT, WORKSPACE, dvc_dig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from pipeline.tracking.run_metadata import InputData
 
@@ -126,7 +126,8 @@ class Store:
             PipelineError: There is none, or it cannot be opened.
         """
         uri = default_uri(root)
-        if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+        file = mlflow_database.file_of(uri)
+        if file is not None and not file.exists():
             raise PipelineError(
                 "there are no runs yet: run `dvc repro` or `snakemake --cores 1` in this folder "
                 "first"
@@ -157,16 +158,16 @@ class Store:
         """Return the runs of the same experiment, seed, checkout and variant, newest first."""
         # A checkout's own store moves with it, and then all in it is the moved checkout's.
         names = [name for name in IDENTITY if not (self.own and name == _CHECKOUT)]
-        wanted = " and ".join(f"tags.`{name}` = {_quoted(tags[name])}" for name in names)
-        return list(self.client.search_runs([self.experiment_id], wanted + more))
+        query = " and ".join(f"tags.`{name}` = {_quoted(tags[name])}" for name in names)
+        return list(self.client.search_runs([self.experiment_id], query + more))
 
     def current(self, tags: Mapping[str, str]) -> str | None:
         """Return the run that stands for this experiment and seed, if there is one."""
         more = f" and tags.`{CURRENT}` = 'yes'"
         if BASELINE in tags:  # DVC lets a name be used again on another commit
             more += f" and tags.`{BASELINE}` = {_quoted(tags[BASELINE])}"
-        found = self.of_same(tags, more=more)
-        return str(found[0].info.run_id) if found else None
+        runs = self.of_same(tags, more=more)
+        return str(runs[0].info.run_id) if runs else None
 
     def supersede(self, current: str, tags: Mapping[str, str]) -> None:
         """Fold the earlier runs of the same experiment and seed below the one that replaces them.
@@ -174,14 +175,14 @@ class Store:
         What killed attempts left running is closed.
         """
         for found in self.of_same(tags):
-            run, told = found.info.run_id, found.data.tags
+            run, run_tags = found.info.run_id, found.data.tags
             if run == current:
                 continue
             if found.info.status == "RUNNING":
                 self.end(run, "KILLED")
-            if told.get("mlflow.parentRunId") != current:
+            if run_tags.get("mlflow.parentRunId") != current:
                 self.set_tags(run, {CURRENT: "no", "mlflow.parentRunId": current})
-            if told.get(CURRENT) != "no":
+            if run_tags.get(CURRENT) != "no":
                 self.client.update_run(run, name=f"{found.info.run_name} (superseded)")
 
     def log_metrics(self, run: str, points: Sequence[tuple[str, float, int, int]]) -> None:
@@ -239,8 +240,10 @@ class Store:
 
         content = files.sha256_of(path)
         # A retried stage exports the same bytes, which are no new version.
-        made = mlflow_models.versions_of(self.client, run)
-        if any(one.name == name and one.tags.get(mlflow_models.CONTENT) == content for one in made):
+        versions = mlflow_models.versions_of(self.client, run)
+        if any(
+            one.name == name and one.tags.get(mlflow_models.CONTENT) == content for one in versions
+        ):
             return
         known = self.client.get_run(run).data
         # A model shows what its training came to; points with a model_id are such copies already.
@@ -252,10 +255,10 @@ class Store:
             if point.model_id is None
         ]
         source = mlflow_models.log_model(self.client, run, path, params=known.params, metrics=final)
-        told = {**tags, mlflow_models.CONTENT: content}
+        version_tags = {**tags, mlflow_models.CONTENT: content}
         mlflow.set_tracking_uri(self.uri)  # the registry looks the model up in the global one
         with mlflow_database.locked(self.uri):
-            mlflow_models.register(self.client, name, source, run, told)
+            mlflow_models.register(self.client, name, source, run, version_tags)
 
 
 def _quoted(value: str) -> str:

@@ -110,12 +110,12 @@ def parameters(
     behavior.
     Settings without a value are left out.
     """
-    found: dict[str, Any] = {}
+    flat_settings: dict[str, Any] = {}
     for behavior, settings in behaviors.items():
         start = f"{behavior}." if prefix or len(behaviors) > 1 else ""
         for name, value in leaves(settings):
-            found[start + name.removeprefix(f"{_SHARED}.")] = value
-    return found
+            flat_settings[start + name.removeprefix(f"{_SHARED}.")] = value
+    return flat_settings
 
 
 def row(
@@ -147,13 +147,15 @@ def row(
         "environment_parameters": settings["environment_parameters"] or {},
         **runtime,
     }
-    told = {"experiment": name, "seed": seed, "runtime": dict(runtime), **settings}
+    configuration = {"experiment": name, "seed": seed, "runtime": dict(runtime), **settings}
     return RunMetadata(
         params={
             **parameters(settings["behaviors"]),
             **{key: value for key, value in shared.items() if value != {}},
         },
-        configuration=yaml.safe_dump(json.loads(json.dumps(told, default=str)), sort_keys=False),
+        configuration=yaml.safe_dump(
+            json.loads(json.dumps(configuration, default=str)), sort_keys=False
+        ),
         data=data,
         note=note,
     )
@@ -170,15 +172,15 @@ def flat(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 def leaves(settings: Mapping[str, Any], start: str = "") -> list[tuple[str, Any]]:
     """Return dotted names and values of nested mappings, without empty ones."""
-    found: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     for name, value in settings.items():
         if value in _UNSAID:
             continue
         if isinstance(value, dict):
-            found += leaves(value, f"{start}{name}.")
+            pairs += leaves(value, f"{start}{name}.")
         else:
-            found.append((f"{start}{name}", value))
-    return found
+            pairs.append((f"{start}{name}", value))
+    return pairs
 
 
 def dvc_digest(path: Path) -> str:

@@ -286,15 +286,15 @@ def progress(what: str, total: int | None, done: int) -> Iterator[Callable[[int]
     before = f", {_megabytes(done)} here already" if done else ""
     _log.info("%s: %s%s", what, _megabytes(total), before)
     have = done
-    began = told = time.monotonic()
+    began = logged = time.monotonic()
 
     def advance(size: int) -> None:
-        nonlocal have, told
+        nonlocal have, logged
         have += size
         now = time.monotonic()
-        if now - told < _LINE_EVERY_S:
+        if now - logged < _LINE_EVERY_S:
             return
-        told = now
+        logged = now
         rate = (have - done) / (now - began)
         left = f", {(total - have) / rate:.0f} s left" if total else ""
         _log.info("%s: %s of %s%s", what, _megabytes(have), _megabytes(total), left)

@@ -37,9 +37,9 @@ _LIMITS = ArchiveLimits()
 
 def cache_folder() -> Path:
     """Return the cache of environments, in `PIPELINE_CACHE` or the user's cache folder."""
-    own = os.environ.get("PIPELINE_CACHE")
-    if own:
-        return Path(own).absolute() / "environments"
+    chosen = os.environ.get("PIPELINE_CACHE")
+    if chosen:
+        return Path(chosen).absolute() / "environments"
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("rl-pipeline", appauthor=False)) / "environments"
@@ -135,15 +135,15 @@ def _downloaded(url: str, limits: ArchiveLimits, sha256: str | None) -> Iterator
         if not download.Note.read(part).complete:
             download.download(url, part, max_bytes=limits.max_bytes)
         if sha256 is not None:
-            found = files.sha256_of(part)
-            if found != sha256 and there:  # it may have been put together from two versions
+            digest = files.sha256_of(part)
+            if digest != sha256 and there:  # it may have been put together from two versions
                 download.discard(part)
                 download.download(url, part, max_bytes=limits.max_bytes)
-                found = files.sha256_of(part)
-            if found != sha256:
+                digest = files.sha256_of(part)
+            if digest != sha256:
                 download.discard(part)
                 raise FetchError(
-                    f"{download.public(url)}: its sha256 is {found}, but {sha256} was asked for: "
+                    f"{download.public(url)}: its sha256 is {digest}, but {sha256} was asked for: "
                     "it was changed, or damaged on its way. Nothing was unpacked. Correct sha256 "
                     "only if you know why."
                 )

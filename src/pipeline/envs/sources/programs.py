@@ -49,15 +49,15 @@ def find_program(
     if wanted is not None:
         return _named(folder / wanted, folder, label)
     players = _players(folder)
-    own = _topmost([p for p in players if p.suffix in _SUFFIXES[platform]], folder)
-    if not own:
+    candidates = _topmost([p for p in players if p.suffix in _SUFFIXES[platform]], folder)
+    if not candidates:
         others = [p for p in players if p.suffix not in _SUFFIXES[platform]]
         if others:
             raise FetchError(_other_platform(others, label, platform))
-        own = _topmost(_executables(folder), folder)
-    if len(own) != 1:
-        raise FetchError(_not_one(own, folder, label))
-    return _inside_app(own[0], label)
+        candidates = _topmost(_executables(folder), folder)
+    if len(candidates) != 1:
+        raise FetchError(_not_one(candidates, folder, label))
+    return _inside_app(candidates[0], label)
 
 
 def runs_headless(program: Path) -> bool:
@@ -87,10 +87,10 @@ def _named(path: Path, folder: Path, label: str) -> Path:
     if path.suffix == ".app" and path.is_dir():
         return _inside_app(path, label)
     if not path.is_file():
-        found = ", ".join(sorted(p.relative_to(folder).as_posix() for p in _players(folder)))
+        listed = ", ".join(sorted(p.relative_to(folder).as_posix() for p in _players(folder)))
         raise FetchError(
             f"{label}: has no file {path.relative_to(folder).as_posix()!r}; its programs are "
-            f"{found or 'none that is called like one'}"
+            f"{listed or 'none that is called like one'}"
         )
     return path
 
@@ -142,9 +142,9 @@ def _other_platform(others: list[Path], label: str, platform: str) -> str:
     )
 
 
-def _not_one(found: list[Path], folder: Path, label: str) -> str:
-    listed = ", ".join(path.relative_to(folder).as_posix() for path in found)
-    if not found:
+def _not_one(candidates: list[Path], folder: Path, label: str) -> str:
+    listed = ", ".join(path.relative_to(folder).as_posix() for path in candidates)
+    if not candidates:
         return (
             f"{label}: expected one program, found none. It must end in .x86_64, .x86, .app or "
             ".exe, or be executable."

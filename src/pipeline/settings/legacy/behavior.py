@@ -295,17 +295,19 @@ def _put_reward_signals(section: Section) -> None:
 
 def _put_early_signals(section: Section, early: dict[str, Node]) -> None:
     """Convert `gamma` and the keys of curiosity, which sections had until 0.8."""
-    gamma, wanted = early.pop("gamma", None), early.pop("use_curiosity", None)
+    gamma, use_curiosity = early.pop("gamma", None), early.pop("use_curiosity", None)
     if gamma is not None:
         section.put(gamma, "reward_signals", "extrinsic", "gamma", old="gamma")
-    if wanted is None or not read(bool, truth(wanted), join(section.old, "use_curiosity")):
-        if wanted is not None:
+    if use_curiosity is None or not read(
+        bool, truth(use_curiosity), join(section.old, "use_curiosity")
+    ):
+        if use_curiosity is not None:
             text = "needs no equal: there is no curiosity"
-            section.gone(wanted, "use_curiosity", text, warns=False)
+            section.gone(use_curiosity, "use_curiosity", text, warns=False)
         for key, item in early.items():
             section.gone(item, key, "is not used without use_curiosity", warns=False)
         return
-    empty = replace(wanted, value={}, text=None)
+    empty = replace(use_curiosity, value={}, text=None)
     section.put(empty, "reward_signals", "curiosity", old="use_curiosity")
     if early or gamma is not None:  # in place of the node, to be filled in
         section.behavior["reward_signals"]["curiosity"] = {}

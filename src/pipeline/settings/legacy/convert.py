@@ -159,19 +159,21 @@ def _sections_of_today(sections: dict[str, Node]) -> dict[str, Node]:
 
 
 def _merged(
-    document: Node, own: Node | None, parts: list[dict[str, Node]], changes: Changes
+    document: Node, present: Node | None, parts: list[dict[str, Node]], changes: Changes
 ) -> Node | None:
     """Return all parameters, later parts over earlier ones; None when no part has any."""
     if not any(parts):
-        return own
-    parameters = dict(entries_of(own, _PARAMETERS)) if own and own.value is not None else {}
+        return present
+    parameters = (
+        dict(entries_of(present, _PARAMETERS)) if present and present.value is not None else {}
+    )
     for part in parts:
         for name, node in part.items():
             if name in parameters:
                 text = f"is also defined in {parameters[name].where}; this one is used"
                 changes.note(node, f"{_PARAMETERS}.{name}", text)
             parameters[name] = node
-    return replace(own or document, value=parameters, text=None)
+    return replace(present or document, value=parameters, text=None)
 
 
 def _with_parameters(document: Node, parameters: Node | None) -> Node:

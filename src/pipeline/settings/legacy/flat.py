@@ -136,9 +136,9 @@ class FlatFile:
             passed.append(node.value)
             node = known[node.value]
         if not isinstance(node.value, dict):
-            wanted = "a map of settings, or the name of another section"
+            expected = "a map of settings, or the name of another section"
             path = join(self.below, passed[-1])
-            raise fail(node, path, f"needs {wanted}, got {display(node)}")
+            raise fail(node, path, f"needs {expected}, got {display(node)}")
         return node
 
     def _cannot_imitate(self, name: str, entries: dict[str, Node]) -> bool:
@@ -172,17 +172,17 @@ def _over_default(full: Node, default: Node, path: str, *, is_own: Callable[[Nod
         path: key path of the behavior, for errors.
         is_own: whether a value stands in the behavior's own section.
     """
-    wanted = to_map(read(TrainerSettings, full, path))
+    target = to_map(read(TrainerSettings, full, path))
     kind = {"trainer_type": full.value["trainer_type"]}
     inherited = behavior_over(
         replace(full, value=kind), path, expanded(default, "default_settings")
     )
     given = to_map(read(TrainerSettings, inherited, path))
-    return replace(full, value=_difference(full, wanted, given, is_own))
+    return replace(full, value=_difference(full, target, given, is_own))
 
 
 def _difference(
-    full: Node, wanted: dict[str, Any], given: dict[str, Any], is_own: Callable[[Node], bool]
+    full: Node, target: dict[str, Any], given: dict[str, Any], is_own: Callable[[Node], bool]
 ) -> dict[str, Node]:
     """Return the entries that turn `given` into `wanted`, and all that the section itself has.
 
@@ -190,9 +190,9 @@ def _difference(
     """
     entries: dict[str, Node] = {}
     written = full.value if isinstance(full.value, dict) else {}
-    for key in {**written, **wanted}:
+    for key in {**written, **target}:
         node = written.get(key)
-        want, have = wanted.get(key), given.get(key, _MISSING)
+        want, have = target.get(key), given.get(key, _MISSING)
         if isinstance(want, dict) and isinstance(have, dict):
             inner = _difference(node or Node({}, full.source, full.line), want, have, is_own)
             if inner:
@@ -200,7 +200,7 @@ def _difference(
                 entries[key] = Node(inner, first.source, first.line)
         elif want != have or (node is not None and is_own(node)):
             entries[key] = node or from_plain(want, full.source, full.line)
-    taken_away = {key: Node(None, full.source, full.line) for key in given if key not in wanted}
+    taken_away = {key: Node(None, full.source, full.line) for key in given if key not in target}
     return entries | taken_away
 
 

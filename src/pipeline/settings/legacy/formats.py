@@ -293,10 +293,10 @@ def read_samplers(path: Path, changes: Changes) -> Node:
     return document
 
 
-def _refuse_other(document: Node, path: Path, wanted: Kind) -> None:
+def _refuse_other(document: Node, path: Path, expected: Kind) -> None:
     """Refuse a file of another kind, where its keys leave no doubt."""
     kind = kind_of(document)
-    if kind == wanted or not isinstance(document.value, dict):
+    if kind == expected or not isinstance(document.value, dict):
         return
     if kind != "trainer" or "behaviors" in document.value:
         called, option = {
@@ -305,7 +305,7 @@ def _refuse_other(document: Node, path: Path, wanted: Kind) -> None:
             "sampler": ("a sampler file", "--sampler"),
         }[kind]
         raise SettingsError(
-            f"{path}: this is {called}, and not a {wanted} file. Give it as {option}."
+            f"{path}: this is {called}, and not a {expected} file. Give it as {option}."
         )
 
 

@@ -161,14 +161,14 @@ class RunSettings:
         chosen = [*self.behaviors.values()]
         if self.default_settings is not None:
             chosen.append(self.default_settings)
-        found: dict[str, str] = {}
+        versions: dict[str, str] = {}
         for one in chosen:
             networks = [one.network_settings]
             networks += [signal.network_settings for signal in one.reward_signals.values()]
-            found |= HYPERPARAMETERS.versions(one.trainer_type)
-            found |= REWARD_SIGNALS.versions(*one.reward_signals)
-            found |= ENCODERS.versions(*(network.vis_encode_type for network in networks))
-        return dict(sorted(found.items()))
+            versions |= HYPERPARAMETERS.versions(one.trainer_type)
+            versions |= REWARD_SIGNALS.versions(*one.reward_signals)
+            versions |= ENCODERS.versions(*(network.vis_encode_type for network in networks))
+        return dict(sorted(versions.items()))
 
     def with_seed(self, seed: int) -> "RunSettings":
         """The same run with its seed decided, and with a seed for every sampler.

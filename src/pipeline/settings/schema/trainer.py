@@ -215,8 +215,8 @@ class TrainerSettings:
             raise ContradictionError("hyperparameters", text)
         memory, batch_size = self.network_settings.memory, self.hyperparameters.batch_size
         if memory is not None and memory.sequence_length > batch_size:
-            wanted = "less than or equal to batch_size when using memory"
-            text = f"must be {wanted}, got {memory.sequence_length} with batch_size {batch_size}"
+            allowed = "less than or equal to batch_size when using memory"
+            text = f"must be {allowed}, got {memory.sequence_length} with batch_size {batch_size}"
             raise ContradictionError("network_settings.memory.sequence_length", text)
         hidden = self.network_settings.hidden_units
         if self.trainer_type == "poca" and hidden % ATTENTION_HEADS:
@@ -227,8 +227,8 @@ class TrainerSettings:
             )
         if self.even_checkpoints:
             if not 0 < self.keep_checkpoints <= self.max_steps:
-                wanted = "between 1 and max_steps"
-                text = f"with even_checkpoints it must be {wanted}, got {self.keep_checkpoints}"
+                allowed = "between 1 and max_steps"
+                text = f"with even_checkpoints it must be {allowed}, got {self.keep_checkpoints}"
                 raise ContradictionError("keep_checkpoints", text)
             # Applied here, so that a written configuration has the interval that is used.
             object.__setattr__(self, "checkpoint_interval", self.max_steps // self.keep_checkpoints)

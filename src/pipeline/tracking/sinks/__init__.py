@@ -78,19 +78,19 @@ def named_sinks(run: TrackedRun, names: Sequence[str]) -> list[Sink]:
     """
     checked = SinkNames.from_node(from_plain(list(names), "pipeline.train"), "sinks")
     makers = {name: SINKS.load(name, room=f"{__name__}.") for name in checked}
-    found = [_opened(name, make, run) for name, make in makers.items()]
-    return [sink for sink in found if sink is not None]
+    opened = [_opened(name, make, run) for name, make in makers.items()]
+    return [sink for sink in opened if sink is not None]
 
 
 def _by_default(run: TrackedRun) -> list[Sink]:
     names = ["stats_writers", "tensorboard", *(["mlflow"] if run.record is not None else [])]
-    found = named_sinks(run, names)
+    sinks = named_sinks(run, names)
     for name in (name for name in SINKS if name not in SINKS.ours):
         try:
-            found += named_sinks(run, [name])
+            sinks += named_sinks(run, [name])
         except SettingsError as error:  # it takes part because it is installed, not by choice
             _log.warning("The sink %s takes no part in this run: %s", name, error)
-    return found
+    return sinks
 
 
 def _opened(name: str, make: Any, run: TrackedRun) -> Sink | None:

@@ -183,26 +183,26 @@ class StatsWriterSink(Sink):
         """Tell every value, as far as a writer wants to know, and then the summary."""
         samples = self._samples.pop(behavior, {})
         latest = StatsAggregationMethod.MOST_RECENT
-        told: dict[str, Sample] = {_STEP: (latest, [float(step)])}
+        stats: dict[str, Sample] = {_STEP: (latest, [float(step)])}
         for tag, value in values.items():
             if not tag.startswith(_OURS):
                 once = latest if tag.startswith(names.LESSON_NUMBER) else latest.AVERAGE
-                told[tag] = samples.get(tag, (once, [value]))
+                stats[tag] = samples.get(tag, (once, [value]))
         summaries = {}
-        for tag, (method, each) in told.items():
+        for tag, (method, each) in stats.items():
             theirs = self._theirs.StatsAggregationMethod(method.value)
             for value in each:
                 self._tell("on_add_stat", behavior, tag, value, theirs)
             summaries[tag] = self._theirs.StatsSummary(list(each), theirs)
         self._tell("write_stats", behavior, summaries, step)
 
-    def _tell(self, what: str, *told: Any) -> None:
+    def _tell(self, what: str, *values: Any) -> None:
         """Tell every writer, and then raise the first error of any of them."""
         failed: list[str] = []
         first: Exception | None = None
         for writer in self._writers:
             try:
-                getattr(writer, what)(*told)
+                getattr(writer, what)(*values)
             except Exception as error:  # noqa: BLE001  # it must not keep the others from hearing
                 failed.append(f"{type(writer).__name__}: {type(error).__name__}: {error}")
                 first = first or error

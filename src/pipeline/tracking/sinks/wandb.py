@@ -92,7 +92,7 @@ class WandbSink(Sink):
     def _opened(self) -> Any:
         import wandb
 
-        told, key = self._told, self._told.key
+        tracked, key = self._told, self._told.key
         # with neither a choice nor a key it would ask for one, and training would wait
         chosen = "WANDB_MODE" in os.environ or wandb.login(prompt=False, verify=False)
         patience: dict[str, Any] = {}
@@ -100,13 +100,13 @@ class WandbSink(Sink):
             patience["init_timeout"] = _INIT_TIMEOUT_S
         run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
-            dir=told.folder,
+            dir=tracked.folder,
             id=os.environ.get("WANDB_RUN_ID") or self._id(),
-            resume="allow" if told.keep_earlier else None,
-            name=told.folder.name if key is None else key.name,
+            resume="allow" if tracked.keep_earlier else None,
+            name=tracked.folder.name if key is None else key.name,
             group=None if key is None else key.label,
             job_type="train",
-            config={} if told.row is None else dict(told.row.params),
+            config={} if tracked.row is None else dict(tracked.row.params),
             mode=None if chosen else "offline",
             reinit="create_new",  # a run that the caller has open is left alone
             settings=wandb.Settings(silent=True, console="off", **patience),
