@@ -97,7 +97,7 @@ def test_v2_model_that_fits_gives_no_finding():
 
 def test_choices_of_a_v2_model_may_be_declared_as_floats_of_any_batch():
     outputs = V2["outputs"] | {"discrete_actions": ("n", 5)}
-    found = {one.message for one in model_findings(model(**V2 | {"outputs": outputs}), V2_SPEC)}
+    found = {each.message for each in model_findings(model(**V2 | {"outputs": outputs}), V2_SPEC)}
     assert not any("discrete_actions" in message for message in found)
 
 
@@ -275,8 +275,72 @@ def recurrent():
     return build_model(graph), graph.spec
 
 
-def set_opset(candidate):
-    candidate.opset_import[0].version = 10
+def one(parts, **fields):
+    """The first of some nodes, attributes or tensors with these values."""
+    return next(p for p in parts if all(getattr(p, key) == fields[key] for key in fields))
+
+
+def declared(candidate, name):
+    """The type of an input or output."""
+    return one([*candidate.graph.input, *candidate.graph.output], name=name).type.tensor_type
+
+
+def set_opset(version):
+    def damage(candidate):
+        candidate.opset_import[0].version = version
+
+    return damage
+
+
+def declare(name, element_type):
+    def damage(candidate):
+        declared(candidate, name).elem_type = element_type
+
+    return damage
+
+
+def resize(name, axis, size):
+    def damage(candidate):
+        dim = declared(candidate, name).shape.dim[axis]
+        if isinstance(size, str):
+            dim.dim_param = size
+        else:
+            dim.dim_value = size
+
+    return damage
+
+
+def operator(kind, **changes):
+    """Change fields of the first node of a kind, or its attributes where it has such."""
+
+    def damage(candidate):
+        node = one(candidate.graph.node, op_type=kind)
+        for name, value in changes.items():
+            if name in ("op_type", "domain"):
+                setattr(node, name, value)
+            elif name == "input":
+                node.input[0] = value
+            else:
+                attribute = one(node.attribute, name=name)
+                setattr(attribute, "f" if isinstance(value, float) else "i", value)
+
+    return damage
+
+
+def deny(name):
+    def damage(candidate):
+        for parts in (candidate.graph.initializer, candidate.graph.output):
+            parts.remove(one(parts, name=name))
+
+    return damage
+
+
+def constant(name, *values):
+    def damage(candidate):
+        weight = one(candidate.graph.initializer, name=name)
+        weight.raw_data = np.array(values, np.float32).tobytes()
+
+    return damage
 
 
 def add_domain(candidate):
@@ -287,16 +351,10 @@ def set_ir(candidate):
     candidate.ir_version = 8
 
 
-def rename_batch(candidate):
-    candidate.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
-
-
 def use_doubles(candidate):
-    weights = candidate.graph.initializer
-    index = next(i for i, w in enumerate(weights) if w.name == "memory_size")
-    weights[index].CopyFrom(numpy_helper.from_array(np.zeros(1), "memory_size"))
-    output = next(o for o in candidate.graph.output if o.name == "memory_size")
-    output.type.tensor_type.elem_type = TensorProto.DOUBLE
+    weight = one(candidate.graph.initializer, name="memory_size")
+    weight.CopyFrom(numpy_helper.from_array(np.zeros(1), "memory_size"))
+    declare("memory_size", TensorProto.DOUBLE)(candidate)
 
 
 def use_external_data(candidate):
@@ -306,77 +364,12 @@ def use_external_data(candidate):
     weight.external_data.add(key="location", value="weights.bin")
 
 
-def use_unsafe_operator(candidate):
-    node = next(node for node in candidate.graph.node if node.op_type == "Sigmoid")
-    node.op_type = "Erf"
-
-
 def add_unused_input(candidate):
     candidate.graph.input.append(helper.make_tensor_value_info("epsilon", 1, ["batch", 2]))
 
 
-def break_a_node(candidate):
-    next(node for node in candidate.graph.node if node.op_type == "Gemm").input[0] = "nowhere"
-
-
 def name_two_results_alike(candidate):
     candidate.graph.node.append(candidate.graph.node[-1])
-
-
-def declare_float_choices(candidate):
-    output = next(o for o in candidate.graph.output if o.name == "discrete_actions")
-    output.type.tensor_type.elem_type = TensorProto.FLOAT
-
-
-def set_the_newest_opset(candidate):
-    candidate.opset_import[0].version = 99
-
-
-def use_a_foreign_operator(candidate):
-    next(node for node in candidate.graph.node if node.op_type == "Sigmoid").domain = "com.other"
-
-
-def widen(name):
-    def damage(candidate):
-        declared = [*candidate.graph.input, *candidate.graph.output]
-        tensor = next(one for one in declared if one.name == name)
-        tensor.type.tensor_type.shape.dim[1].dim_value += 1
-
-    return damage
-
-
-def deny(name):
-    def damage(candidate):
-        weights = candidate.graph.initializer
-        index = next(i for i, w in enumerate(weights) if w.name == name)
-        del weights[index]
-        outputs = candidate.graph.output
-        del outputs[next(i for i, one in enumerate(outputs) if one.name == name)]
-
-    return damage
-
-
-def constant(name, *values):
-    def damage(candidate):
-        weight = next(w for w in candidate.graph.initializer if w.name == name)
-        weight.raw_data = np.array(values, np.float32).tobytes()
-
-    return damage
-
-
-def use_doubles_to_observe(candidate):
-    observed = next(one for one in candidate.graph.input if one.name == "obs_0")
-    observed.type.tensor_type.elem_type = TensorProto.DOUBLE
-
-
-def make_noise_of_no_spread(candidate):
-    node = next(node for node in candidate.graph.node if node.op_type == "RandomNormalLike")
-    next(one for one in node.attribute if one.name == "scale").f = 0.0
-
-
-def draw_twice(candidate):
-    node = next(node for node in candidate.graph.node if node.op_type == "Multinomial")
-    next(one for one in node.attribute if one.name == "sample_size").i = 2
 
 
 def compute_too_much(candidate):
@@ -405,18 +398,18 @@ def name_it_in_two_lines(candidate):
     [
         ("2", deny("version_number")),
         ("3", deny("memory_size")),
-        ("publish-opset", set_the_newest_opset),
-        ("publish-operators", use_a_foreign_operator),
-        ("publish-masks", widen("action_masks")),
-        ("publish-actions", widen("continuous_actions")),
-        ("publish-actions", widen("deterministic_discrete_actions")),
+        ("publish-opset", set_opset(99)),
+        ("publish-operators", operator("Sigmoid", domain="com.other")),
+        ("publish-masks", resize("action_masks", 1, 4)),
+        ("publish-actions", resize("continuous_actions", 1, 3)),
+        ("publish-actions", resize("deterministic_discrete_actions", 1, 2)),
         ("publish-actions", constant("continuous_action_output_shape", 3.0)),
         ("publish-masks", constant("discrete_action_output_shape", 4.0)),
         ("publish-constant", constant("discrete_action_output_shape", 2.5)),
         ("publish-constant", constant("continuous_action_output_shape", -2.0)),
-        ("publish-type", use_doubles_to_observe),
-        ("publish-operators", make_noise_of_no_spread),
-        ("publish-operators", draw_twice),
+        ("publish-type", declare("obs_0", TensorProto.DOUBLE)),
+        ("publish-operators", operator("RandomNormalLike", scale=0.0)),
+        ("publish-operators", operator("Multinomial", sample_size=2)),
         ("publish-size", compute_too_much),
         ("publish-data", shorten_its_data),
         ("publish-data", claim_a_huge_size),
@@ -446,10 +439,9 @@ def test_constants_are_finite_numbers(name, value):
 
 def test_what_earlier_packages_left_out_is_only_noted(tmp_path):
     candidate, spec = recurrent()
-    fix_its_batch(candidate)
+    resize("recurrent_out", 0, 1)(candidate)
     outputs = candidate.graph.output
-    missing = next(one for one in outputs if one.name == "deterministic_continuous_actions")
-    outputs.remove(missing)
+    outputs.remove(one(outputs, name="deterministic_continuous_actions"))
     assert model_findings(candidate, spec) == []
     assert len(publishing_findings(candidate, spec)) == 2
     path = tmp_path / "a.onnx"
@@ -464,7 +456,7 @@ def test_a_model_without_deterministic_actions_is_still_compared_with_the_behavi
     candidate, spec = published()
     outputs = candidate.graph.output
     for name in ("deterministic_continuous_actions", "deterministic_discrete_actions"):
-        outputs.remove(next(one for one in outputs if one.name == name))
+        outputs.remove(one(outputs, name=name))
     assert rules(publishing_findings(candidate, spec)) == [("7", "warning")]
     other = BehaviorSpec(spec.observation_specs, ActionSpec(3, (3,)))
     assert ("18", "warning") in rules(publishing_findings(candidate, other))
@@ -473,17 +465,17 @@ def test_a_model_without_deterministic_actions_is_still_compared_with_the_behavi
 @pytest.mark.parametrize(
     ("rule", "damage"),
     [
-        ("publish-opset", set_opset),
+        ("publish-opset", set_opset(10)),
         ("publish-opset", add_domain),
         ("publish-ir", set_ir),
-        ("publish-batch", rename_batch),
+        ("publish-batch", resize("obs_0", 0, "n")),
         ("publish-constant", use_doubles),
         ("publish-data", use_external_data),
-        ("publish-operators", use_unsafe_operator),
+        ("publish-operators", operator("Sigmoid", op_type="Erf")),
         ("publish-unused-input", add_unused_input),
-        ("publish-checker", break_a_node),
+        ("publish-checker", operator("Gemm", input="nowhere")),
         ("publish-checker", name_two_results_alike),
-        ("publish-type", declare_float_choices),
+        ("publish-type", declare("discrete_actions", TensorProto.FLOAT)),
     ],
 )
 def test_publishing_rule_catches_the_damage(rule, damage):
@@ -496,27 +488,13 @@ def test_publishing_rule_catches_the_damage(rule, damage):
     assert {finding.rule for finding in findings} <= {rule, "publish-checker"}
 
 
-def narrow_the_memory(candidate):
-    for value in (*candidate.graph.input, *candidate.graph.output):
-        if value.name == "recurrent_in":
-            value.type.tensor_type.shape.dim[2].dim_value = 5
-
-
-def fix_its_batch(candidate):
-    for value in candidate.graph.output:
-        if value.name == "recurrent_out":
-            value.type.tensor_type.shape.dim[0].dim_value = 1
-
-
-def deny_it(candidate):
-    weights = candidate.graph.initializer
-    index = next(i for i, w in enumerate(weights) if w.name == "memory_size")
-    zero = np.zeros(1, dtype=np.float32)
-    weights[index].CopyFrom(numpy_helper.from_array(zero, "memory_size"))
-
-
 @pytest.mark.parametrize(
-    ("damage", "n_findings"), [(narrow_the_memory, 1), (fix_its_batch, 1), (deny_it, 2)]
+    ("damage", "n_findings"),
+    [
+        (resize("recurrent_in", 2, 5), 1),
+        (resize("recurrent_out", 0, 1), 1),
+        (constant("memory_size", 0.0), 2),
+    ],
 )
 def test_memory_that_does_not_fit_is_caught_before_publishing(damage, n_findings):
     candidate, spec = recurrent()

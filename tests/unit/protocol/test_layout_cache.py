@@ -42,6 +42,11 @@ def again(steps: Steps, seed: int) -> Steps:
     return new, terminal
 
 
+def assert_read_as_in_full(decoder, message, spec=SPEC):
+    got = decoder.decode(message.SerializeToString())
+    assert_same_steps(got, decode_steps(message.value, spec))
+
+
 @settings(max_examples=100)
 @given(SPECS, st.integers(1, 5), st.integers(0, 99))
 def test_recurring_messages_are_read_as_in_full(spec, n, seed):
@@ -49,16 +54,9 @@ def test_recurring_messages_are_read_as_in_full(spec, n, seed):
     decoder = Decoder(spec, "b")
     for number in range(4):
         message = encode_steps(*steps, spec)
-        assert_same_steps(
-            decoder.decode(message.SerializeToString()), decode_steps(message.value, spec)
-        )
+        assert_read_as_in_full(decoder, message, spec)
         assert decoder.n_cached == number
         steps = again(steps, seed + number)
-
-
-def assert_read_as_in_full(decoder, message, spec=SPEC):
-    got = decoder.decode(message.SerializeToString())
-    assert_same_steps(got, decode_steps(message.value, spec))
 
 
 def used(steps=None) -> tuple[Decoder, Steps]:
@@ -119,14 +117,10 @@ def test_message_that_is_not_quite_the_same_is_read_in_full(spoil, row):
     decoder, steps = used()
     message = encode_steps(*steps, SPEC)
     spoil(message.value[row])
-    expected = decode_steps(message.value, SPEC)
-    assert_same_steps(decoder.decode(message.SerializeToString()), expected)
+    assert_read_as_in_full(decoder, message)
     assert decoder.n_cached == 0
     # and what was remembered still holds
-    message = encode_steps(*steps, SPEC)
-    assert_same_steps(
-        decoder.decode(message.SerializeToString()), decode_steps(message.value, SPEC)
-    )
+    assert_read_as_in_full(decoder, encode_steps(*steps, SPEC))
 
 
 @pytest.mark.parametrize("spoil", [ended, cut_short, unknown_field, other_name])
@@ -136,9 +130,7 @@ def test_unusual_message_is_not_remembered(spoil):
     for _ in range(8):
         message = encode_steps(*steps, SPEC)
         spoil(message.value[1])
-        assert_same_steps(
-            decoder.decode(message.SerializeToString()), decode_steps(message.value, SPEC)
-        )
+        assert_read_as_in_full(decoder, message)
     assert decoder.n_cached == 0
 
 
@@ -174,9 +166,7 @@ def test_what_is_given_out_may_be_changed():
         values[:] = 7
     for mask in first.action_mask:
         mask[:] = ~mask
-    assert_same_steps(
-        decoder.decode(message.SerializeToString()), decode_steps(message.value, SPEC)
-    )
+    assert_read_as_in_full(decoder, message)
 
 
 def test_images_with_channels_last_are_read_in_full():
@@ -186,9 +176,7 @@ def test_images_with_channels_last_are_read_in_full():
     spec = behavior_spec_from(BRAIN, infos.value[0])
     decoder = Decoder(spec, "b")
     for _ in range(4):
-        assert_same_steps(
-            decoder.decode(infos.SerializeToString()), decode_steps(infos.value, spec)
-        )
+        assert_read_as_in_full(decoder, infos, spec)
     assert decoder.n_cached == 0
 
 
@@ -238,9 +226,7 @@ def test_two_kinds_of_messages_in_turn_are_both_remembered(remembered):
     decoder = Decoder(SPEC, "b")
     for number in range(40):
         message = encode_steps(*again(kinds[number % 2], number), SPEC)
-        assert_same_steps(
-            decoder.decode(message.SerializeToString()), decode_steps(message.value, SPEC)
-        )
+        assert_read_as_in_full(decoder, message)
     assert len(remembered) == 2
     assert decoder.n_cached >= 35
 
@@ -248,8 +234,5 @@ def test_two_kinds_of_messages_in_turn_are_both_remembered(remembered):
 def test_very_long_messages_are_not_remembered(remembered, monkeypatch):
     monkeypatch.setattr(layout_cache, "_MAX_CACHED_BYTES", 100)
     decoder, steps = used()
-    message = encode_steps(*steps, SPEC)
-    assert_same_steps(
-        decoder.decode(message.SerializeToString()), decode_steps(message.value, SPEC)
-    )
+    assert_read_as_in_full(decoder, encode_steps(*steps, SPEC))
     assert not remembered

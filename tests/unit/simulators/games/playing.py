@@ -18,7 +18,8 @@ def uniform(spec, rng):
         if not decisions.action_mask:
             return action
         draws = [np.where(mask, -1.0, rng.random(mask.shape)) for mask in decisions.action_mask]
-        return ActionTuple(discrete=np.stack([draw.argmax(axis=1) for draw in draws], axis=1))
+        chosen = np.stack([draw.argmax(axis=1) for draw in draws], axis=1)
+        return ActionTuple(action.continuous, chosen)
 
     return act
 
