@@ -7,7 +7,7 @@ Both programs begin with the same weights, get the same messages of a few agents
 have decided the same, and draw the same random numbers; all the rest is their own: trajectories,
 advantages, schedules, minibatches, reward signals and losses. Printed is how far the weights have
 come and how far apart they then are, network by network. Ends with 1 if they differ by more than
-rounding. --write puts the table into docs/comparison.md.
+rounding. --write puts the table into docs/evidence/comparison.md.
 
 --golden writes what three rollouts make of networks with two layers of 8 to
 tests/unit/algos/golden: by the reference (unless it differs on purpose), and by us.
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from pipeline.arrays import AnyArray
 
-PAGE = ROOT / "docs/comparison.md"
+PAGE = ROOT / "docs/evidence/comparison.md"
 GOLDEN = ROOT / "tests/unit/algos/golden"
 HEADER = ("case", "network", "weights moved, at most", "differ, at most")
 ROUNDING = 1e-3

@@ -6,7 +6,8 @@ Each is packed, started without an unpacked cache, played at random within its m
 resets in between, and closed; then nothing of it may be left. The step's time is that of the
 exchange without a trainer: the lower quartile over blocks of 20 steps, because other work on the
 machine only ever adds time. Scores are those of `scores.py`. The exit code is 1 if one fails.
-With --write the table goes into docs/environments/README.md; with NAMEs only their rows do.
+With --write the table goes into docs/reference/environments/README.md; with NAMEs only their rows
+do.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pipeline.errors import PipelineError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "environments" / "README.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs/reference/environments/README.md"
 _WORKS = ("starts", "steps", "resets", "closes", "none left")
 _HEADER = ("environment", "exercises", *_WORKS, "start, s", "steps/s", "agent steps/s")
 _HEADER += ("random", "scripted", "solved at")

@@ -5,7 +5,7 @@
 The configurations are those in `config/`, with fewer steps and buffers so small that updates happen
 within them; for environments without one, that of CartPole under their behaviors' names. Needs the
 reference: `make peer`, or MLAGENTS_LEARN names the program. The exit code is 1 if a run fails. With
---write the table goes into docs/environments/README.md; with NAMEs only their rows do.
+--write the table goes into docs/reference/environments/README.md; with NAMEs only their rows do.
 """
 
 from __future__ import annotations

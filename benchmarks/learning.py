@@ -7,7 +7,7 @@ Every case trains with each program and seed. Then its final ONNX policy plays i
 the peer's as ours: sampled actions, as Unity takes them unless told otherwise, and deterministic
 ones. In a duel the two also play against each other. Runs that FOLDER already holds with the same
 settings are read, not repeated. --curves prints the mean reward at each summary as well, --write
-puts the table into docs/comparison.md.
+puts the table into docs/evidence/comparison.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pipeline.evaluation.statistics import CONFIDENCE, Summary, summarize
 if TYPE_CHECKING:
     from runs import Outcome
 
-PAGE = ROOT / "docs/comparison.md"
+PAGE = ROOT / "docs/evidence/comparison.md"
 _HEADER = (
     *("case", "environment", "settings", "steps", "seeds", "random", "best known"),
     *("mlagents-learn", "ours", "ours is", "difference"),

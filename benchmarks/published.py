@@ -4,7 +4,8 @@
 
 The policies' deterministic actions are measured, as those who published did, over 100 episodes.
 Runs that FOLDER already holds with the same settings are read, not repeated. --write puts the table
-into docs/comparison.md. `reached` compares the mean over seeds with the least that is asked for.
+into docs/evidence/comparison.md. `reached` compares the mean over seeds with the least that is
+asked for.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tables import put, table
 
 from pipeline.evaluation.statistics import summarize
 
-PAGE = ROOT / "docs/comparison.md"
+PAGE = ROOT / "docs/evidence/comparison.md"
 ZOO = "[RL Zoo](https://github.com/DLR-RM/rl-baselines3-zoo/blob/master/benchmark.md)"
 ZOO_AGENTS = "[RL Zoo's agents](https://github.com/DLR-RM/rl-trained-agents/tree/master/sac)"
 TIANSHOU = (

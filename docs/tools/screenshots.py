@@ -1,4 +1,4 @@
-"""Take the pictures of docs/tracking.md with a headless browser.
+"""Take the pictures of docs/how-to/tracking.md with a headless browser.
 
     pip install -e '.[screenshots]'
     git clone . /tmp/small && cp docs/tools/small.yaml /tmp/small/params.yaml && cd /tmp/small

@@ -1,7 +1,7 @@
 """Reproducible reinforcement learning for game and robot agents: the public Python API.
 
 Every name in `__all__` may be imported from here; nothing is imported before it is asked for, so
-that `import pipeline` stays quick. docs/python.md shows how they are used.
+that `import pipeline` stays quick. docs/reference/python.md shows how they are used.
 """
 
 from __future__ import annotations

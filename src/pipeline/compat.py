@@ -1,8 +1,8 @@
 """ML-Agents' names: what `mlagents_envs` 1.1.0 calls what, and stand-ins for its modules.
 
 Code that was written for `mlagents_envs` runs after its imports have been changed as `NAMES` says:
-docs/migrating.md is the guide. `stand_in` spares even that. Nothing is imported from here before it
-is asked for.
+docs/how-to/migrating.md is the guide. `stand_in` spares even that. Nothing is imported from here
+before it is asked for.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DESCRIPTOR = Name(None, "the file's descriptor; every message has a `DESCRIPTOR
 _TELEMETRY = Name(None, "telemetry for Unity; nothing here sends it")
 _ANALYTICS = "mlagents_envs.side_channel.default_training_analytics_side_channel"
 _ALIAS = Name(None, "an alias for type hints")
-_WRITERS = Name(None, "writes what our sinks write already: docs/tracking.md")
+_WRITERS = Name(None, "writes what our sinks write already: docs/how-to/tracking.md")
 
 NAMES: dict[str, Name] = {
     "mlagents_envs.base_env.ActionSpec": Name(
@@ -77,7 +77,8 @@ NAMES: dict[str, Name] = {
     ),
     "mlagents_envs.envs.pettingzoo_env_factory.logger": _LOGGER,
     "mlagents_envs.envs.unity_aec_env.UnityAECEnv": Name(
-        "pipeline.envs.pettingzoo_wrapper.UnityAECEnv", "today's PettingZoo: docs/wrappers.md"
+        "pipeline.envs.pettingzoo_wrapper.UnityAECEnv",
+        "today's PettingZoo: docs/how-to/wrappers.md",
     ),
     "mlagents_envs.envs.unity_gym_env.ActionFlattener": Name(
         None, "use `flatten_branched=True` of the wrapper"
@@ -92,7 +93,8 @@ NAMES: dict[str, Name] = {
     ),
     "mlagents_envs.envs.unity_gym_env.logger": _LOGGER,
     "mlagents_envs.envs.unity_parallel_env.UnityParallelEnv": Name(
-        "pipeline.envs.pettingzoo_wrapper.UnityParallelEnv", "today's PettingZoo: docs/wrappers.md"
+        "pipeline.envs.pettingzoo_wrapper.UnityParallelEnv",
+        "today's PettingZoo: docs/how-to/wrappers.md",
     ),
     "mlagents_envs.envs.unity_pettingzoo_base_env.UnityPettingzooBaseEnv": Name(
         None, "what the two wrappers shared; they extend PettingZoo's own classes"
@@ -323,7 +325,9 @@ def resolve(name: str) -> Any:
     """
     entry = {**NAMES, **FOR_WRITERS}[name]
     if entry.ours is None:
-        raise ImportError(f"{name} has no equivalent: {entry.note} (docs/migrating.md)", name=name)
+        raise ImportError(
+            f"{name} has no equivalent: {entry.note} (docs/how-to/migrating.md)", name=name
+        )
     module, _, attribute = entry.ours.rpartition(".")
     return getattr(import_module(module), attribute)
 

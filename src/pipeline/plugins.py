@@ -4,7 +4,7 @@ A package brings a part with an entry point of one of five groups: `pipeline.alg
 `pipeline.reward_signals`, `pipeline.encoders`, `pipeline.simulators`, `pipeline.sinks`. Ours stand
 in a table of the same form, `name: module:attribute`, and not in the metadata of our distribution:
 stages run the code of the checkout they lie in, executables carry our files without metadata, and
-an edited table would count only after a new installation. docs/plugins.md is the guide.
+an edited table would count only after a new installation. docs/how-to/plugins.md is the guide.
 """
 
 from __future__ import annotations
@@ -102,12 +102,13 @@ class Group(Mapping[str, T], Generic[T]):
     @property
     def more(self) -> str:
         """How to get others, for an error that lists the names of those that are there."""
-        text = f". Packages with an entry point in {self.name!r} bring more: docs/plugins.md"
+        text = f". Packages with an entry point in {self.name!r} bring more: docs/how-to/plugins.md"
         points = all_of(self._theirs) if self._theirs else []
         others = [one for one in points if brought_by(one)[0] != "mlagents"]
         if others:
             named = ", ".join(f"{one.name!r} of {' '.join(brought_by(one))}" for one in others)
-            text += f". Written for ML-Agents, and to be ported as docs/migrating.md says: {named}"
+            guide = "docs/how-to/migrating.md"
+            text += f". Written for ML-Agents, and to be ported as {guide} says: {named}"
         return text
 
     def versions(self, *names: str) -> dict[str, str]:

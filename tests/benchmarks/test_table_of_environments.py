@@ -128,7 +128,7 @@ def test_every_built_in_simulator_is_listed_with_its_page_and_configuration():
     assert {one.name for one in catalogue.BUILT_IN} == set(registry.NAMES)
     root = Path(__file__).parents[2]
     for listed in catalogue.ALL:
-        assert (root / "docs/environments" / listed.page).is_file()
+        assert (root / "docs/reference/environments" / listed.page).is_file()
         assert all((root / "config" / file).is_file() for file in listed.configs)
 
 

@@ -14,7 +14,7 @@ import pytest
 from pipeline import compat
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs/migrating.md"
+PAGE = ROOT / "docs/how-to/migrating.md"
 EVERY = {**compat.NAMES, **compat.FOR_WRITERS}
 
 
@@ -35,7 +35,7 @@ def test_an_equivalent_is_where_the_table_says_and_every_other_name_has_a_reason
             assert compat.resolve(name) is not None, name
             continue
         with pytest.raises(
-            ImportError, match=r"has no equivalent: .*docs/migrating\.md"
+            ImportError, match=r"has no equivalent: .*docs/how-to/migrating\.md"
         ) as refused:
             compat.resolve(name)
         assert len(known.note) > 10
@@ -43,7 +43,7 @@ def test_an_equivalent_is_where_the_table_says_and_every_other_name_has_a_reason
 
 
 def row(name: str, known: compat.Name) -> str:
-    """The line of docs/migrating.md that a name must have."""
+    """The line of docs/how-to/migrating.md that a name must have."""
     return f"| `{name}` | {f'`{known.ours}`' if known.ours else ''} | {known.note} |"
 
 

@@ -1,7 +1,7 @@
 """HTTP/2 connections beside a strict implementation, h2, frame by frame.
 
 Legal frames must give the same messages in both. Of broken ones the same frame must be the first
-that is refused, but for our bounds and for what docs/protocol.md lists as tolerated.
+that is refused, but for our bounds and for what docs/reference/protocol.md lists as tolerated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TOLERATED = re.compile(
     r"|Host and :authority|content-length|Content-Length|InvalidBodyLength|:protocol"
     r"|ConnectionState.CLOSED"
 )
-"""What h2 says of what is tolerated (docs/protocol.md), and of legal frames after GOAWAY."""
+"""What h2 says of what is tolerated, and of frames after GOAWAY (docs/reference/protocol.md)."""
 _OURS = re.compile(
     r"larger than|bytes in one call|bytes of headers|frame of \d+ bytes|calls than|SETTINGS is due"
     r"|RST_STREAM frame on stream \d+, which was never opened|PUSH_PROMISE"

@@ -182,7 +182,9 @@ def test_a_sink_that_is_named_and_cannot_be_imported_is_refused(tmp_path, site):
 
 
 def test_the_sink_in_the_guide_keeps_the_best_return(tmp_path: Path):
-    section = (EXAMPLE.parents[1] / "docs/plugins.md").read_text().partition("\n## Sink\n")[2]
+    section = (
+        (EXAMPLE.parents[1] / "docs/how-to/plugins.md").read_text().partition("\n## Sink\n")[2]
+    )
     names: dict = {}
     exec(section.partition("```python\n")[2].partition("```")[0], names)  # noqa: S102  # ours
     sink = names["for_run"](TrackedRun(folder=tmp_path, max_steps={}))

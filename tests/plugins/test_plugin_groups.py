@@ -66,7 +66,7 @@ def test_a_part_that_is_not_installed_is_refused_with_its_place_and_how_to_get_m
     for name in names.get(group, REWARD_SIGNALS).ours:
         assert name in said
     assert repr(group) in said
-    assert "docs/plugins.md" in said
+    assert "docs/how-to/plugins.md" in said
 
 
 def test_a_trainer_of_ml_agents_is_refused_by_name_with_the_page_that_ports_it(tmp_path, site):
@@ -79,7 +79,9 @@ def test_a_trainer_of_ml_agents_is_refused_by_name_with_the_page_that_ports_it(t
         load_run_settings(path)
     said = str(refused.value)
     assert said.startswith(f"{path}:3: behaviors.B.trainer_type: 'a2c' is not allowed")
-    assert said.endswith("docs/migrating.md says: 'a2c' of theirs 0.1, 'other' of theirs 0.1")
+    assert said.endswith(
+        "docs/how-to/migrating.md says: 'a2c' of theirs 0.1, 'other' of theirs 0.1"
+    )
 
 
 def test_an_unknown_simulator_is_refused_with_how_to_get_more():

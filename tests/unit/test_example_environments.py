@@ -1,4 +1,4 @@
-"""The environments of `examples/environments`, which docs/environments/own.md shows."""
+"""The environments of `examples/environments`, which docs/tutorials/own.md shows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", ["own.yaml", "docking.py", "rooms.py"])
 def test_the_page_shows_the_files_as_they_are(name: str):
-    page = (ROOT / "docs/environments/own.md").read_text()
+    page = (ROOT / "docs/tutorials/own.md").read_text()
     assert f"\n{(EXAMPLE / name).read_text().rstrip()}\n```\n" in page
 
 

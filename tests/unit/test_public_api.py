@@ -16,7 +16,7 @@ import pytest
 import pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs/python.md"
+PAGE = ROOT / "docs/reference/python.md"
 PUBLIC = [name for name in pipeline.__all__ if name != "__version__"]
 SETTINGS = {
     "behaviors": {
@@ -37,7 +37,7 @@ def train(folder: Path, **options: object):
 
 
 def line_of(name: str) -> str:
-    """The row of docs/python.md that a name must have."""
+    """The row of docs/reference/python.md that a name must have."""
     first = inspect.getdoc(getattr(pipeline, name)).splitlines()[0]
     return f"| `{name}` | {first} |"
 

@@ -254,7 +254,7 @@ def test_experiments_of_dvc_have_rows_of_their_own(by_dvc: Path, tmp_path: Path)
 
     tried("here", 5)
     documented = re.search(
-        r"^dvc (exp show .*)$", (ROOT / "docs/pipeline.md").read_text(), re.MULTILINE
+        r"^dvc (exp show .*)$", (ROOT / "docs/how-to/pipeline.md").read_text(), re.MULTILINE
     )
     assert documented is not None
     shown = run(root, "dvc", *shlex.split(documented[1]), "--csv").stdout.splitlines()

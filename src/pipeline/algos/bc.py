@@ -3,7 +3,7 @@
 As a stage of its own it pretrains a policy; as an auxiliary loss it runs after each update of the
 trainer. Continuous actions are compared in the environment's range: the policy's mean, scaled as
 the environment sees it, with the recorded action. (ML-Agents compares the raw sample, which is
-three times as large, with the recorded action: docs/bc.md.)
+three times as large, with the recorded action: docs/explanation/bc.md.)
 
 Source: Pomerleau 1991, "Efficient training of artificial neural networks for autonomous
 navigation", Neural Computation 3 (1).

@@ -3,7 +3,7 @@
 Observations become features by a network that must tell from two successive ones which action was
 taken, so that they hold what the agent can act on. A forward model predicts the next features from
 the present ones and the action; its error is the reward. Source: Pathak et al. 2017, arXiv
-1705.05363, equations 2 to 6. docs/curiosity.md lists every detail with its reason.
+1705.05363, equations 2 to 6. docs/explanation/reward-signals.md lists every detail with its reason.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A discriminator learns to tell the expert's steps from the policy's; what it takes for the expert's
 is rewarded. Sources: Ho and Ermon 2016, arXiv 1606.03476, algorithm 1; gradient penalty of
 Gulrajani et al. 2017, arXiv 1704.00028, equation 3; with `use_vail` the variational bottleneck of
-Peng et al. 2018, arXiv 1810.00821, equations 9 to 11. docs/gail.md lists every detail.
+Peng et al. 2018, arXiv 1810.00821, equations 9 to 11. docs/explanation/gail.md lists every detail.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ advantage is the return minus the baseline. Members may come and go: the critic 
 there, without any stand-in for others, and an agent that ends early is bootstrapped with the value
 of the mates that go on, so that it is credited with what they gain later (section 4.1).
 
-The policy itself, its loss, and the schedules are PPO's. docs/poca.md lists every detail.
+The policy itself, its loss, and the schedules are PPO's. docs/explanation/poca.md lists every
+detail.
 """
 
 from __future__ import annotations

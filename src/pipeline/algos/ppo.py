@@ -3,8 +3,8 @@
 Source: Schulman et al. 2017, arXiv 1707.06347. What differs from the paper, because published
 configurations are tuned to it: the probability ratio is taken per action component rather than for
 the joint action; advantages are the mean over reward signals and are normalised over the whole
-buffer; the entropy of continuous actions is the mean over components. docs/ppo.md lists every
-detail with its reason.
+buffer; the entropy of continuous actions is the mean over components. docs/explanation/ppo.md lists
+every detail with its reason.
 """
 
 from __future__ import annotations

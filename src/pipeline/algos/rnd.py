@@ -3,7 +3,7 @@
 A fixed network with random weights gives features; a second one learns to predict them. Where the
 prediction is wrong the observation is new. Source: Burda et al. 2018, arXiv 1810.12894, section 2.
 The reward is not divided by a running deviation as it is there: published configurations set
-`strength` for the plain error. docs/rnd.md lists every detail with its reason.
+`strength` for the plain error. docs/explanation/rnd.md lists every detail with its reason.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Sources: Haarnoja et al. 2018, arXiv 1801.01290 (policy, twin action values and a state value with a
 slowly moving target), and arXiv 1812.05905 (temperature that adjusts itself); for choices among few
-actions the expectations are exact (Christodoulou 2019, arXiv 1910.07207). docs/sac.md lists every
-detail with its reason.
+actions the expectations are exact (Christodoulou 2019, arXiv 1910.07207). docs/explanation/sac.md
+lists every detail with its reason.
 """
 
 from __future__ import annotations

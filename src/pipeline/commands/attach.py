@@ -33,7 +33,7 @@ example
     pipeline attach --to 10.0.0.5:5004 --token-file token --env Game.x86_64
     pipeline attach --to 10.0.0.5:5005 --token-file token      then press Play in the Unity Editor
 
-Exit code 0: the trainer has ended. See docs/learn.md.
+Exit code 0: the trainer has ended. See docs/reference/learn.md.
 """
 
 

@@ -30,7 +30,7 @@ A specification file says what the environment would:
   actions: {continuous: 0, discrete: [2]}
   columns: {obs0: [x, speed, angle, turn], discrete: key, episode: game}
 
-docs/demonstrations.md has the whole way from a table to a trained policy.
+docs/how-to/demonstrations.md has the whole way from a table to a trained policy.
 """
 
 

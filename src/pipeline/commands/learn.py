@@ -52,7 +52,7 @@ results/<run-id>/ gets
   progress.csv                      the learning curve
   run_logs/                         timers.json, Player-<worker>.log
 
-Ctrl+C saves first; give the same command with --resume to continue. See docs/learn.md.
+Ctrl+C saves first; give the same command with --resume to continue. See docs/reference/learn.md.
 """
 
 
@@ -123,7 +123,7 @@ _TABLE = {
         "--listen ADDRESS": "with --attach: an address of this machine, 0.0.0.0 for all, where "
         "players of other machines may call too, which `pipeline attach` brings there",
         "--token-file FILE": "the token that they say, in a file, or in the environment variable "
-        "PIPELINE_TOKEN; there is no encryption, so see docs/learn.md",
+        "PIPELINE_TOKEN; there is no encryption, so see docs/reference/learn.md",
         "--base-port PORT": "port of the first environment, the others follow (default: free ports "
         "that the system chooses); ignored for a single Editor without --attach",
         "--timeout-wait S": "seconds to wait for an answer of an environment, and for all players "

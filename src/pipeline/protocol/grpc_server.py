@@ -2,7 +2,7 @@
 
 Unity's own clients are proven with this runtime, so it is the one to try when an environment does
 not get on with `pipeline.protocol.server`. It costs more time per exchange; see
-docs/protocol.md.
+docs/reference/protocol.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ Where the numbers of an earlier message stood, theirs stand too, so one gather r
 the other bytes only have to be the same. A message that has no known layout is read field by field
 if it has many agents (`vectorized`), else agent by agent (`decoding`).
 
-`python benchmarks/decoding.py` measures what each way costs; docs/protocol.md has the figures.
+`python benchmarks/decoding.py` measures what each way costs; docs/reference/protocol.md has the
+figures.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def train(
             that are started elsewhere means the Editor's, 5004.
         log_folder: where executables write their logs.
         listen: an address of this machine where players call that say this token, of at least 16
-            bytes (docs/learn.md); None for players of this machine only. With `env` None.
+            bytes (docs/reference/learn.md); None for players of this machine only. With `env` None.
         init_from: a checkpoint to take the weights from, by behavior; None takes those that the
             settings name (`initialize_from`, `init_path`).
         whole_weights: refuse weights of which a tensor does not fit, instead of naming it.

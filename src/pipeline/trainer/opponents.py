@@ -1,6 +1,6 @@
 """Snapshots of one behavior's policy, their ELO ratings, and opponents that play them.
 
-The numbers follow ML-Agents' `self_play`; docs/self-play.md has them in words.
+The numbers follow ML-Agents' `self_play`; docs/how-to/self-play.md has them in words.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Self-play: one team learns at a time, the others play its past, or that of their own policies.
 
 A team is all behaviors with the same `?team=`. In a symmetric game the teams share one behavior,
-and so one learner; in an asymmetric one each has behaviors of its own. docs/self-play.md says when
-what happens, and how ratings come about.
+and so one learner; in an asymmetric one each has behaviors of its own. docs/how-to/self-play.md
+says when what happens, and how ratings come about.
 """
 
 from __future__ import annotations

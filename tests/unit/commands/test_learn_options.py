@@ -406,7 +406,7 @@ def test_help_teaches(capsys):
 
 
 def test_the_page_about_the_command_has_every_option():
-    text = (Path(__file__).parents[3] / "docs/learn.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/reference/learn.md").read_text()
     assert [flag for flag in (*PRESENT, *RETIRED) if f"`{flag}" not in text] == []
 
 

@@ -187,7 +187,7 @@ FIRST = {
     "a greeting of TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32), None),
 }
 
-# What is against the rules and does no harm; docs/protocol.md says why each is let through.
+# What is against the rules and does no harm; docs/reference/protocol.md says why it is let through.
 TOLERATED = {
     "PRIORITY that depends on itself": frame(f.PRIORITY, 0, 1, struct.pack(">IB", 1, 9)),
     "HEADERS that depend on themselves": frame(

@@ -754,7 +754,9 @@ def test_reading_does_not_change_the_document() -> None:
 
 @pytest.mark.parametrize("cls", [RunSettings, *FORMAT, *PARAMS], ids=lambda cls: cls.__name__)
 def test_every_key_is_documented(cls: type) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs/reference/configuration.md").read_text(
+        encoding="utf-8"
+    )
     words = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`[^`\n]*`", text))))
     assert set(setting_hints(cls)) - words == set()
 

@@ -151,6 +151,6 @@ def test_same_seed_same_draws_and_another_seed_others(executable, drawn):
 
 @pytest.mark.slow
 def test_every_worker_draws_the_same(executable, drawn):
-    """As in ML-Agents, which sends one seed to all: docs/curriculum.md says what to do."""
+    """As in ML-Agents, which sends one seed to all: docs/how-to/curriculum.md says what to do."""
     first, second = collected(executable, SAMPLERS, n_resets=3, n_workers=2)
     assert first == second == {name: values[: 3 * N_AGENTS] for name, values in drawn.items()}

@@ -174,7 +174,9 @@ def test_checkpoint_of_something_else_is_refused(tmp_path, state):
 def test_a_checkpoint_of_ml_agents_is_called_so(tmp_path):
     theirs = {"Policy": {"w": torch.ones(1)}, "global_step": OrderedDict(a=torch.ones(1))}
     torch.save(theirs, tmp_path / "checkpoint.pt")
-    with pytest.raises(CheckpointError, match=r"a checkpoint of ML-Agents.*docs/migrating\.md"):
+    with pytest.raises(
+        CheckpointError, match=r"a checkpoint of ML-Agents.*docs/how-to/migrating\.md"
+    ):
         load_checkpoint(tmp_path / "checkpoint.pt")
 
 

@@ -1,7 +1,7 @@
 """Statistics writers that others wrote for ML-Agents, told what `mlagents-learn` would tell them.
 
 They are found by ML-Agents' entry points, and import their base class from `mlagents`; the classes
-below stand in for those where it is not installed. docs/migrating.md says what differs.
+below stand in for those where it is not installed. docs/how-to/migrating.md says what differs.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
         if isinstance(state, dict) and "global_step" in state:
             raise CheckpointError(
                 f"{path}: this is a checkpoint of ML-Agents, whose networks are others; finish its "
-                "run there, or evaluate its .onnx (docs/migrating.md)"
+                "run there, or evaluate its .onnx (docs/how-to/migrating.md)"
             )
         raise CheckpointError(
             f"{path}: this is not a checkpoint of this program (format {FORMAT} is expected)"
