@@ -16,11 +16,12 @@ from pipeline.commands.parser import Parser
 from pipeline.errors import Interrupted, PipelineError, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
 
 COMMANDS = {
     "init": "write a project that trains in an environment of yours",
+    "doctor": "check this machine and folder, and say what to do",
     "plan": "write the table of runs from params.yaml",
     "run": "bring some experiments, sweeps, runs or subsets up to date",
     "sync": "make DVC agree with Snakemake's results, or Snakemake with DVC's",
@@ -36,6 +37,7 @@ COMMANDS = {
     "runs": "say which MLflow run and which DVC revision belong together",
     "onnx": "look at exported policies",
     "ui": "show runs in the browser, on this machine only",
+    "completion": "print a script with which a shell completes these commands",
 }
 """Every command and its line of help. `commands/<name>.py` has its options in `add_options`, and
 does the work in `run`, or has subcommands of its own."""
@@ -44,6 +46,7 @@ EXAMPLES = """\
 a project of your own, outside a checkout
   pipeline init DIR --gymnasium CartPole-v1
   pipeline init DIR --unity path/to/build
+  pipeline doctor                   what is missing on this machine
 
 the whole pipeline
   pipeline plan                     after editing experiments or seeds in params.yaml
@@ -146,6 +149,11 @@ def _missing(error: ModuleNotFoundError) -> int:
 
 def parser_for(words: Sequence[str]) -> Parser:
     """Return the parser, with the options of the command that is asked for and of no other."""
+    return _parser((next((word for word in words if not word.startswith("-")), None),))
+
+
+def _parser(names: Collection[str | None]) -> Parser:
+    """Return the parser with the options of some commands, and the names of all."""
     parser = Parser(
         prog="pipeline",
         description="From an environment to a trained, exported, evaluated and compared agent.",
@@ -153,13 +161,13 @@ def parser_for(words: Sequence[str]) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"pipeline {__version__}")
-    name_given = next((word for word in words if not word.startswith("-")), None)
     for name, text in COMMANDS.items():
         subparser = parser.add_command(name, text)
         # the others' modules are not imported, which keeps every command quick to start
-        if name == name_given:
+        if name in names:
             command = importlib.import_module(f"pipeline.commands.{name}")
             subparser.set_defaults(work=getattr(command, "run", None))
+            subparser.set_defaults(whole_parser=lambda: _parser(COMMANDS))
             command.add_options(subparser)
     return parser
 

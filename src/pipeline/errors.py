@@ -42,6 +42,12 @@ class FetchError(PipelineError):
     """An environment from outside cannot be fetched, checked, unpacked or built."""
 
 
+class NotReadyError(PipelineError):
+    """`pipeline doctor` found something to do."""
+
+    exit_code = 1
+
+
 class StageError(PipelineError):
     """A stage of the DAG cannot start or finish."""
 

@@ -1,0 +1,44 @@
+"""`pipeline completion`: a script with which a shell completes commands, options and files."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pipeline.commands.parser import Parser
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options of `pipeline completion`."""
+    parser.description = (
+        "Print a script that completes commands, options and files. For bash, in ~/.bashrc: "
+        'eval "$(pipeline completion bash)"'
+    )
+    parser.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Return the script; options that take a path complete files."""
+    import shtab
+
+    whole: argparse.ArgumentParser = arguments.whole_parser()
+    for action in _actions(whole):
+        if action.type is Path:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab's way to say it
+    script: str = shtab.complete(whole, shell=arguments.shell)
+    return script
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Go through the options of a parser and of all its commands."""
+    for action in parser._actions:  # argparse has no public way to list them
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _actions(command)

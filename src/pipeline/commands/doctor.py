@@ -1,0 +1,237 @@
+"""`pipeline doctor`: is everything here that the pipeline needs, and if not, what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import sqlite3
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from pipeline.commands.engines import environment, git
+from pipeline.errors import NotReadyError, PipelineError, one_line
+from pipeline.settings.environments import PathSource, UnitySource
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from pipeline.commands.parser import Parser
+    from pipeline.settings.params import Params
+
+_PYTHONS = ((3, 11), (3, 13))
+_FREE_GB = 2.0
+_SERVER_WAIT_S = 2.0
+_EDITOR_PORT = 5004
+_WITHOUT_EXTRA = "pip install 'rl-pipeline[train]', or in a checkout: make install"
+
+
+class Problem(Exception):  # noqa: N818  # of the machine, and told on its line
+    """What is wrong, and what to do."""
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options of `pipeline doctor`."""
+    parser.description = (
+        "Check Python, torch, both engines, the MLflow store, ports, Unity and the disk. The exit "
+        "code is 0 if all is well, else 1."
+    )
+
+
+def run(arguments: argparse.Namespace) -> str:  # noqa: ARG001  # has none
+    """Return a line for each check of the present folder and machine.
+
+    Raises:
+        NotReadyError: Something needs to be done; the lines have been printed.
+    """
+    root = Path.cwd()
+    lines, n_problems = [], 0
+    for name, check in CHECKS.items():
+        try:
+            lines.append(f"OK    {name:10} {check(root)}")
+        except (Problem, PipelineError, OSError) as error:
+            lines.append(f"TO DO {name:10} {one_line(error)}")
+            n_problems += 1
+    text = "\n".join(lines)
+    if n_problems:
+        sys.stdout.write(f"{text}\n")
+        raise NotReadyError(f"{n_problems} of {len(CHECKS)} lines begin with TO DO; they say what")
+    return text
+
+
+def _python(_: Path) -> str:
+    version = ".".join(map(str, sys.version_info[:3]))
+    least, most = (".".join(map(str, one)) for one in _PYTHONS)
+    if not _PYTHONS[0] <= sys.version_info[:2] <= _PYTHONS[1]:
+        raise Problem(f"{version}: needs {least} to {most}; make a virtual environment with one")
+    return f"{version}, {sys.prefix}"
+
+
+def _torch(_: Path) -> str:
+    version = _version("torch")
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        raise Problem(
+            f"{version} cannot be imported ({one_line(error)}); install it anew"
+        ) from error
+    device = f"CUDA {torch.version.cuda}" if torch.cuda.is_available() else "CPU only"
+    return f"{version}, {device}, {torch.get_num_threads()} threads unless params.yaml says else"
+
+
+def _engine(name: str) -> Callable[[Path], str]:
+    """Return a check that an engine is installed, and is the program that PATH finds."""
+
+    def check(root: Path) -> str:
+        version = _version(name)
+        program = shutil.which(name, path=environment()["PATH"])
+        if program is None:
+            raise Problem(f"{version} has no program on PATH; activate its virtual environment")
+        lock = root / ".snakemake/locks"
+        if name == "snakemake" and lock.is_dir() and any(lock.iterdir()):
+            text = "is at work here, or was killed; when it does not run: snakemake --unlock"
+            raise Problem(f"{version} {text}")
+        if name == "dvc" and git(root, "rev-parse", "--git-dir") is None and not _no_scm(root):
+            raise Problem(f"{version} finds no git repository here; git init, or install git")
+        return f"{version}, {program}"
+
+    return check
+
+
+def _no_scm(root: Path) -> bool:
+    config = root / ".dvc/config"
+    without_project = not config.is_file()
+    return without_project or "no_scm" in config.read_text(encoding="utf-8")
+
+
+def _packages(_: Path) -> str:
+    names = ("numpy", "onnx", "onnxruntime", "mlflow", "mujoco", "gymnasium", "pettingzoo")
+    return ", ".join(f"{name} {_version(name)}" for name in names)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        raise Problem(f"{package} is not installed: {_WITHOUT_EXTRA}") from None
+
+
+def _project(root: Path) -> str:
+    from pipeline.settings.plan import check_plan, check_settings
+
+    params = _params(root)
+    if params is None:
+        return "no params.yaml here; `pipeline init DIR` writes a project"
+    check_settings(params)
+    if (root / "dvc.yaml").is_file():
+        check_plan(params, root / "workflow/runs.yaml")
+    return f"{len(params.experiments)} experiments, planned"
+
+
+def _params(root: Path) -> Params | None:
+    from pipeline.settings.params import load_params
+
+    return load_params(root / "params.yaml") if (root / "params.yaml").is_file() else None
+
+
+def _store(root: Path) -> str:
+    from pipeline.tracking import mlflow_store
+
+    if os.environ.get("PIPELINE_MLFLOW") == "off":
+        return "off, by PIPELINE_MLFLOW"
+    uri = mlflow_store.default_uri(root)
+    address = urlsplit(uri)
+    if uri.startswith("sqlite:///"):
+        file = Path(uri.removeprefix("sqlite:///"))
+        if not file.exists():
+            return f"{file.name} is made by the first run"
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as store:
+                (n_runs,) = store.execute("select count(*) from runs").fetchone()
+        except sqlite3.Error as error:
+            text = f"{file} cannot be read ({error}); move it away, and the next run makes another"
+            raise Problem(text) from error
+        return f"{file.name}, {n_runs} runs"
+    if address.scheme in ("http", "https"):
+        port = address.port or (443 if address.scheme == "https" else 80)
+        try:
+            socket.create_connection((address.hostname or "", port), _SERVER_WAIT_S).close()
+        except OSError as error:
+            text = f"{address.hostname}:{port} cannot be reached ({one_line(error)})"
+            raise Problem(f"{text}; start the server, or unset MLFLOW_TRACKING_URI") from error
+        return f"{address.scheme}://{address.hostname}:{port} answers"
+    return uri
+
+
+def _ports(_: Path) -> str:
+    try:
+        with socket.socket() as any_free:
+            any_free.bind(("127.0.0.1", 0))
+        with socket.socket() as editor:
+            editor.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            editor.bind(("127.0.0.1", _EDITOR_PORT))
+    except OSError as error:
+        text = f"127.0.0.1:{_EDITOR_PORT} cannot be used ({error.strerror}); another trainer waits"
+        raise Problem(f"{text} for the Unity Editor there: end it") from error
+    return f"the loopback device works, {_EDITOR_PORT} is free for the Unity Editor"
+
+
+def _unity(root: Path) -> str:
+    from pipeline.envs.sources.unity_build import find_editor
+
+    params = _params(root)
+    projects = [
+        one
+        for one in (params.environments.values() if params else ())
+        if isinstance(one, UnitySource)
+    ]
+    for one in projects:  # an Editor of another version than the project's is refused here
+        find_editor(one.editor, root / one.project)
+    if projects:
+        return f"{len(projects)} projects, and an Editor that builds them"
+    return "no project here is built by an Editor, so none is needed"
+
+
+def _builds(root: Path) -> str:
+    from pipeline.envs.launch import find_executable
+
+    params = _params(root)
+    paths = [
+        one
+        for one in (params.environments.values() if params else ())
+        if isinstance(one, PathSource)
+    ]
+    for one in paths:
+        find_executable(root / one.found(root))
+    return f"{len(paths)} in params.yaml, each with a program" if paths else "none in params.yaml"
+
+
+def _disk(root: Path) -> str:
+    free = shutil.disk_usage(root).free / 1e9
+    if not os.access(root, os.W_OK):
+        raise Problem(f"{root} cannot be written; work in a folder of yours")
+    if free < _FREE_GB:
+        text = f"{free:.1f} GB free, and runs need {_FREE_GB:.0f} GB"
+        raise Problem(f"{text}; `dvc gc --workspace` drops old results, `make clean` present ones")
+    return f"{free:.0f} GB free"
+
+
+CHECKS: dict[str, Callable[[Path], str]] = {
+    "Python": _python,
+    "torch": _torch,
+    "packages": _packages,
+    "dvc": _engine("dvc"),
+    "snakemake": _engine("snakemake"),
+    "project": _project,
+    "MLflow": _store,
+    "ports": _ports,
+    "Unity": _unity,
+    "builds": _builds,
+    "disk": _disk,
+}
+"""Every check by its name; it returns what it found, or raises what is to be done."""

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline import cli
+from pipeline.commands import doctor
+
+PARAMS = """\
+environments:
+  game:
+    source: {source}
+    {key}: nowhere
+experiments: {{}}
+"""
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch, capsys):
+    """The lines and the exit code in a folder of its own, without looking at torch again."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PIPELINE_MLFLOW", raising=False)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setitem(doctor.CHECKS, "torch", lambda _: "2")
+    monkeypatch.setitem(doctor.CHECKS, "ports", lambda _: "free")
+
+    def run() -> tuple[int, dict[str, str]]:
+        code = cli.main(["doctor"])
+        out = capsys.readouterr().out.splitlines()
+        return code, {line[6:].split()[0]: line[:6].strip() + line[16:] for line in out}
+
+    return run
+
+
+def test_all_is_well_here(told):
+    code, lines = told()
+    assert code == 0, lines
+    assert list(lines) == list(doctor.CHECKS)
+    assert all(line.startswith("OK ") for line in lines.values())
+
+
+@pytest.mark.parametrize(
+    ("line", "prepare", "said"),
+    [
+        ("project", lambda root: (root / "params.yaml").write_text("x: 1\n"), "unknown key 'x'"),
+        (
+            "MLflow",
+            lambda root: (root / "mlflow.db").write_text("none" * 99),
+            "cannot be read (file is not a database); move it away",
+        ),
+        (
+            "builds",
+            lambda root: (root / "params.yaml").write_text(
+                PARAMS.format(source="path", key="path")
+            ),
+            "nowhere",
+        ),
+        (
+            "Unity",
+            lambda root: (root / "params.yaml").write_text(
+                PARAMS.format(source="unity", key="project")
+            ),
+            "nowhere",
+        ),
+        (
+            "snakemake",
+            lambda root: (root / ".snakemake/locks/a").mkdir(parents=True),
+            "snakemake --unlock",
+        ),
+        ("dvc", lambda root: (root / ".dvc").mkdir() or (root / ".dvc/config").touch(), "git init"),
+    ],
+)
+def test_what_is_to_be_done_is_said(line: str, prepare, said: str, told, tmp_path: Path):
+    prepare(tmp_path)
+    code, lines = told()
+    assert code == 1
+    assert lines[line].startswith("TO DO")
+    assert said in lines[line]
+
+
+def test_of_a_python_that_is_too_old_a_full_disk_and_a_missing_package(told, monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 9, 1))
+    usage = shutil.disk_usage(".")._replace(free=10**9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(doctor, "_version", lambda _: doctor._python(Path()))
+    code, lines = told()
+    assert code == 1
+    assert "3.9.1: needs 3.11 to 3.13" in lines["Python"]
+    assert "1.0 GB free, and runs need 2 GB" in lines["disk"]
+    assert lines["packages"].startswith("TO DO")
+
+
+def test_of_a_server_that_is_not_there(told, monkeypatch):
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # and does not listen
+        port = held.getsockname()[1]
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+        code, lines = told()
+    assert code == 1
+    assert f"127.0.0.1:{port} cannot be reached" in lines["MLflow"]
+
+
+def test_a_port_that_is_taken(monkeypatch):
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        monkeypatch.setattr(doctor, "_EDITOR_PORT", held.getsockname()[1])
+        with pytest.raises(doctor.Problem, match="another trainer waits"):
+            doctor._ports(Path())
+
+
+def test_a_shell_completes_commands_options_and_files(capsys, tmp_path: Path):
+    assert cli.main(["completion", "bash"]) == 0
+    script = tmp_path / "pipeline.sh"
+    script.write_text(capsys.readouterr().out)
+    (tmp_path / "some.onnx").touch()
+
+    def completed(*words: str) -> list[str]:
+        line = f"source {script}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; "
+        line += '_shtab_pipeline; echo "${COMPREPLY[@]}"'
+        bash = shutil.which("bash") or pytest.skip("no bash here")
+        done = subprocess.check_output([bash, "-c", line], text=True, cwd=tmp_path)  # noqa: S603
+        return done.split()
+
+    assert completed("pipeline", "eval") == ["evaluate"]
+    assert completed("pipeline", "learn", "--num") == ["--num-envs", "--num-areas", "--num-runs"]
+    assert "some.onnx" in completed("pipeline", "evaluate", "some")
+
+
+def test_a_shell_that_is_not_known_is_refused(capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.main(["completion", "csh"])
+    assert left.value.code == 2
+    assert "invalid choice: 'csh'" in capsys.readouterr().err
