@@ -355,6 +355,6 @@ def _without(
     n, mean, squared = state
     n_before, mean_before, squared_before = before
     n_new = n - n_before
-    apart = torch.where(n_new > 0, (mean - mean_before) * n / n_new.clamp_min(1.0), 0.0)
+    apart = (mean - mean_before) * n / n_new.clamp_min(1.0)  # 0 where nothing is new
     rest = squared - squared_before - apart.square() * n_before * n_new / n
     return n_new, mean_before + apart, rest.clamp_min(0.0)
