@@ -96,7 +96,7 @@ CASES = {
             file="benchmarks/cases/lstm.yaml",
             title="PPO + LSTM",
             environment=Listed(
-                name="gymnasium:recalling:Recall-v0", exercises="memory", solved="1"
+                name="gymnasium:recall_env:Recall-v0", exercises="memory", solved="1"
             ),
             untrained="0.25",
         ),

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import scores
 from catalogue import ALL, Listed, chosen
-from driving import Outcome, drive
+from conformance import Outcome, drive
 from tables import put, table
 
 from pipeline.errors import PipelineError

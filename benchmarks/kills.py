@@ -46,7 +46,6 @@ from typing import Any
 
 import psutil
 import yaml
-from copies import ROOT, copy_project, environment
 from kill_scenarios import PARAMS, SCENARIOS, Scenario
 from left_behind import (
     MARK,
@@ -59,6 +58,7 @@ from left_behind import (
     saved_step,
     unreadable,
 )
+from worktrees import ROOT, copy_project, environment
 
 from pipeline.simulators.pack import pack
 

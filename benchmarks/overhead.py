@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from copies import commit, copy_project, environment, shortened
+from worktrees import commit, copy_project, environment, shortened
 
 STEPS = 2000
 STAGE = "workflow/scripts/{}.py"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
-from final import SEED, match, returns
+from evaluate_policies import SEED, match, returns
 from peer import Curve, train
 
 from pipeline.files import write_whole

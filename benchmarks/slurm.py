@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from copies import change_params, copy_project, environment, processes_in
+from worktrees import change_params, copy_project, environment, processes_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import cases
-import final
+import evaluate_policies
 import learning
 import published
 import pytest
@@ -41,9 +41,9 @@ def test_steps_and_demonstrations_of_a_case_are_those_that_are_given(tmp_path):
 
 def test_recall_is_worth_a_quarter_to_those_who_guess_and_one_to_those_who_remember():
     import gymnasium
-    import recalling
+    import recall_env
 
-    env = gymnasium.make("recalling:Recall-v0")
+    env = gymnasium.make("recall_env:Recall-v0")
     guessed, remembered, lengths = 0.0, 0.0, set()
     for episode in range(400):
         seen, _ = env.reset(seed=episode)
@@ -60,7 +60,7 @@ def test_recall_is_worth_a_quarter_to_those_who_guess_and_one_to_those_who_remem
         guessed += reward * (1 - episode % 2)
     assert remembered == 200
     assert 30 < guessed < 70
-    assert lengths == set(range(recalling.DELAYS[0], recalling.DELAYS[1] + 1))
+    assert lengths == set(range(recall_env.DELAYS[0], recall_env.DELAYS[1] + 1))
 
 
 def test_a_duel_is_measured_against_the_scripted_opponent_from_both_sides(monkeypatch, tmp_path):
@@ -72,11 +72,11 @@ def test_a_duel_is_measured_against_the_scripted_opponent_from_both_sides(monkey
         asked.append(behavior)
         return Scripted("pong", behavior)
 
-    monkeypatch.setattr(final, "policy", scripted)
-    assert abs(final.returns(case, tmp_path, seed=1, deterministic=True)) < 0.3
+    monkeypatch.setattr(evaluate_policies, "policy", scripted)
+    assert abs(evaluate_policies.returns(case, tmp_path, seed=1, deterministic=True)) < 0.3
     assert set(asked) == set(specs)
-    monkeypatch.setattr(final, "policy", lambda _, behavior: Random(specs[behavior]))
-    assert final.returns(case, tmp_path, seed=1, deterministic=True) < -0.9
+    monkeypatch.setattr(evaluate_policies, "policy", lambda _, behavior: Random(specs[behavior]))
+    assert evaluate_policies.returns(case, tmp_path, seed=1, deterministic=True) < -0.9
 
 
 def test_a_match_is_played_from_both_sides_and_won_by_the_better(monkeypatch, tmp_path):
@@ -86,10 +86,10 @@ def test_a_match_is_played_from_both_sides_and_won_by_the_better(monkeypatch, tm
     def player(models, behavior):
         return Scripted("pong", behavior) if models.name == "able" else Random(specs[behavior])
 
-    monkeypatch.setattr(final, "policy", player)
+    monkeypatch.setattr(evaluate_policies, "policy", player)
     able, other = tmp_path / "able", tmp_path / "other"
-    assert final.match(case, able, other, seed=1) > 0.9
-    assert final.match(case, other, able, seed=1) < -0.9
+    assert evaluate_policies.match(case, able, other, seed=1) > 0.9
+    assert evaluate_policies.match(case, other, able, seed=1) < -0.9
 
 
 def test_a_measurement_may_have_more_agents_than_training_had(monkeypatch, tmp_path):
@@ -98,8 +98,8 @@ def test_a_measurement_may_have_more_agents_than_training_had(monkeypatch, tmp_p
     player, sizes = Random(specs[behavior]), []
     act = player.act
     player.act = lambda steps, **given: sizes.append(len(steps)) or act(steps, **given)
-    monkeypatch.setattr(final, "policy", lambda *_: player)
-    assert 1 < final.returns(case, tmp_path, seed=1, deterministic=True) < 3
+    monkeypatch.setattr(evaluate_policies, "policy", lambda *_: player)
+    assert 1 < evaluate_policies.returns(case, tmp_path, seed=1, deterministic=True) < 3
     assert set(sizes) == {5}
 
 
@@ -114,11 +114,11 @@ def test_every_run_is_measured_by_luck_of_its_own(monkeypatch, tmp_path):
         one.act = lambda steps, **given: begins.append(steps.obs[0][0, 2]) or act(steps, **given)
         return one
 
-    monkeypatch.setattr(final, "policy", player)
+    monkeypatch.setattr(evaluate_policies, "policy", player)
     firsts = []
     for seed in (1, 2, 1):
         begins.clear()
-        final.returns(case, tmp_path, seed=seed, deterministic=False)
+        evaluate_policies.returns(case, tmp_path, seed=seed, deterministic=False)
         firsts.append(begins[0])
     assert firsts[0] == firsts[2] != firsts[1]
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import catalogue
-import driving
+import conformance
 import environments
 import psutil
 import pytest
@@ -77,7 +77,7 @@ def test_an_environment_that_does_all_that_it_must_has_no_failures(name, tmp_pat
 
 @pytest.mark.slow
 def test_a_simulator_that_raises_is_reported_with_the_steps_it_took(program):
-    outcome = driving.drive(program(RAISES), n_steps=N_STEPS)
+    outcome = conformance.drive(program(RAISES), n_steps=N_STEPS)
     assert "took 49 of 80 steps" in outcome.failures
     assert "did not end by itself" in outcome.failures
     assert "exited" in outcome.problem or "shut down" in outcome.problem
@@ -88,7 +88,7 @@ def test_a_simulator_that_raises_is_reported_with_the_steps_it_took(program):
 
 @pytest.mark.slow
 def test_a_process_that_does_not_end_is_reported_and_killed(program):
-    outcome = driving.drive(program(DOES_NOT_END), n_steps=N_STEPS, timeout_s=15.0)
+    outcome = conformance.drive(program(DOES_NOT_END), n_steps=N_STEPS, timeout_s=15.0)
     assert outcome.failures == ["did not end by itself"]
     assert environments.row(catalogue.ALL[0], outcome, {})[5] == "**no**"
 
@@ -96,14 +96,14 @@ def test_a_process_that_does_not_end_is_reported_and_killed(program):
 @pytest.mark.slow
 def test_a_child_that_is_left_is_found_though_it_has_another_parent_now(program, tmp_path):
     file = tmp_path / "pid"
-    outcome = driving.drive(program(LEAVES_A_CHILD.format(file=str(file))), n_steps=N_STEPS)
+    outcome = conformance.drive(program(LEAVES_A_CHILD.format(file=str(file))), n_steps=N_STEPS)
     assert outcome.failures == ["left 1 processes"]
     assert not lives(int(file.read_text()))
 
 
 @pytest.mark.slow
 def test_a_program_that_never_calls_is_reported_as_not_started(program):
-    outcome = driving.drive(program(NEVER_CALLS), n_steps=N_STEPS)
+    outcome = conformance.drive(program(NEVER_CALLS), n_steps=N_STEPS)
     assert outcome.failures[0] == "did not start"
     assert outcome.n_steps == 0
 

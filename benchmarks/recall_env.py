@@ -1,4 +1,4 @@
-"""A task for Gymnasium that only a policy with memory solves: `recalling:Recall-v0`."""
+"""A task for Gymnasium that only a policy with memory solves: `recall_env:Recall-v0`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Many short jobs through a cluster executor, some of them killed: does every one end whole?
 
     pip install snakemake-executor-plugin-cluster-generic
-    python benchmarks/jobs.py --jobs 64 --kill 10 --at-once 8
+    python benchmarks/cluster_jobs.py --jobs 64 --kill 10 --at-once 8
 
 The jobs are seeds of one small experiment in a copy of the project, submitted by the scripts of
 `workflow/cluster`. Each victim is stopped after its first checkpoint, in one of four ways by turns:
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from copies import copy_project, environment, processes_in
+from worktrees import copy_project, environment, processes_in
 
 SUMMARY, STEPS = 1000, 6000
 PARAMS = f"""\

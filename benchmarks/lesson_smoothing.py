@@ -5,7 +5,7 @@ of mlagents-learn 1.1.0 (0.25 of the old measure and 0.75 of the mean, at every 
 environment) is written out here, with 20 steps an episode. Printed are, for each min_lesson_length,
 the share of 100 runs that end at the same episode, and how many episodes later ours end.
 
-    python benchmarks/smoothing.py
+    python benchmarks/lesson_smoothing.py
 """
 
 from __future__ import annotations

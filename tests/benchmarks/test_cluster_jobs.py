@@ -1,4 +1,4 @@
-"""Jobs through a cluster executor, some of them killed: what `benchmarks/jobs.py` measures."""
+"""Jobs through a cluster executor, some of them killed: `benchmarks/cluster_jobs.py`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import copies
-import jobs
+import cluster_jobs
 import pytest
+import worktrees
 
 WHOLE = {
     "jobs": 3,
@@ -30,15 +30,15 @@ WHOLE = {
 @pytest.mark.slow
 def test_jobs_killed_and_signalled_in_every_way_continue_and_end_whole(tmp_path: Path) -> None:
     pytest.importorskip("snakemake_executor_plugin_cluster_generic")
-    found = jobs.measure(tmp_path, jobs=5, kill=4, at_once=2, seed=1)
-    assert jobs.whole(found), found
+    found = cluster_jobs.measure(tmp_path, jobs=5, kill=4, at_once=2, seed=1)
+    assert cluster_jobs.whole(found), found
     assert all(len(stopped) == 1 for stopped in found["how"].values())
 
 
 @pytest.mark.slow
 def test_a_job_lost_after_its_stage_has_finished_is_not_trained_again(tmp_path: Path) -> None:
     pytest.importorskip("snakemake_executor_plugin_cluster_generic")
-    root = copies.copy_project(tmp_path / "project", jobs.PARAMS.replace("SEEDS", "[1]"))
+    root = worktrees.copy_project(tmp_path / "project", cluster_jobs.PARAMS.replace("SEEDS", "[1]"))
     submit = root / "workflow/cluster/submit.sh"
     first = """[[ $1 == *train* && ! -e lost ]] && touch lost && code=1; echo "$code" >"""
     text = submit.read_text()
@@ -48,7 +48,7 @@ def test_a_job_lost_after_its_stage_has_finished_is_not_trained_again(tmp_path: 
     done = subprocess.run(  # noqa: S603  # fixed command
         [*engine, "--jobs", "1", "--", "results/short"],
         cwd=root,
-        env=copies.environment(root),
+        env=worktrees.environment(root),
         capture_output=True,
         text=True,
         check=False,
@@ -57,11 +57,11 @@ def test_a_job_lost_after_its_stage_has_finished_is_not_trained_again(tmp_path: 
     assert done.returncode == 0, done.stderr
     assert (root / "lost").exists()
     assert "Trying to restart job" in done.stderr
-    assert jobs.complete(jobs.place(root, 1, "train"))
-    assert "taking what it made" in jobs.logs(root)[0].read_text()
-    facts = json.loads((jobs.place(root, 1, ".work/train") / "stage.json").read_text())
+    assert cluster_jobs.complete(cluster_jobs.place(root, 1, "train"))
+    assert "taking what it made" in cluster_jobs.logs(root)[0].read_text()
+    facts = json.loads((cluster_jobs.place(root, 1, ".work/train") / "stage.json").read_text())
     assert facts["seconds"]["total"] > 0.0
-    assert jobs.mlflow_runs(root)["finished_mlflow_runs"] == 1
+    assert cluster_jobs.mlflow_runs(root)["finished_mlflow_runs"] == 1
 
 
 @pytest.mark.parametrize(
@@ -81,5 +81,5 @@ def test_a_job_lost_after_its_stage_has_finished_is_not_trained_again(tmp_path: 
     ],
 )
 def test_what_is_not_whole_is_seen(wrong: dict) -> None:
-    assert jobs.whole(WHOLE)
-    assert not jobs.whole(WHOLE | wrong)
+    assert cluster_jobs.whole(WHOLE)
+    assert not cluster_jobs.whole(WHOLE | wrong)
