@@ -79,6 +79,7 @@ def import_table(
     reward, told_rewards = _rewards(table, columns, idle)
     episodes = _episodes(table, columns, idle)
     row, done, interrupted = _pairs(idle, episodes)
+    # In a file, what an action gained stands beside the next observation.
     gained = np.append(np.float32(0), np.where(done, np.float32(0), reward[row])[:-1])
     acted = ~done[:, None]
     with DemoWriter(target, behavior, spec) as writer:

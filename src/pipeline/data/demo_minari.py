@@ -204,6 +204,7 @@ def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = Non
                 description=f"demonstration of {demo.behavior_name}",
                 jpeg_encoding=False,
             )
+    # Half a dataset would stand in the way of the next attempt.
     except BaseException:
         rmtree(folder, ignore_errors=True)
         raise

@@ -217,6 +217,7 @@ def _read_csv(path: Path) -> Table:
 
     with path.open(encoding="utf-8-sig", newline="") as file:
         header = file.readline()
+    # Spreadsheets write semicolons where the comma is the decimal sign.
     separator = max(",;\t", key=header.count)
     names = [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
     if not names:
@@ -238,6 +239,7 @@ def _read_csv(path: Path) -> Table:
             raise ValueError(f"rows have more entries than the header: {error}") from error
     frame = frame.dropna(how="all")  # blank lines
     columns = {name: frame[name].to_numpy() for name in names}
+    # The header is line 1, and the index counts from 0.
     return Table(source=str(path), columns=columns, lines=(frame.index + 2).tolist())
 
 

@@ -79,6 +79,7 @@ def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorS
         for file in demonstration_files(path):
             demonstration = read_demo(file)
             _check_fits(file, demonstration, spec)
+            # A pair that closes an episode has the last observation, and no action to learn.
             keep = ~demonstration.done
             parts.append((demonstration, keep))
             weights.append(np.full(int(keep.sum()), weight, dtype=np.float32))
@@ -163,6 +164,7 @@ def merge_demos(
             n_ended = int(demo.done.sum())
             step = f"read      {file}: {len(demo)} pairs, {n_ended} episodes ended"
             if not demo.done[-1] and file != files[-1]:
+                # The last observation once more, as recorders end an episode; its reward is in.
                 end = content.infos[-1]
                 end.done, end.max_step_reached, end.reward, end.group_reward = True, True, 0.0, 0.0
                 writer.append_messages([end], [AgentActionProto()])

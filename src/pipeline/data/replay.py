@@ -128,6 +128,7 @@ class Replay:
             n_rows: rows, or with memory rows of full sequences.
         """
         if self._memory is None:
+            # Counted back from the newest, so a replay that is not full yet is no special case.
             rows = self.n_added - 1 - rng.integers(0, len(self), n_rows)
             return self._read(rows, np.ones(n_rows, np.int64), None)
         n = max(n_rows // self.sequence_length, 1)
@@ -140,6 +141,7 @@ class Replay:
         at = rows % self.capacity
         size = len(self._obs["obs_0"])
         place = self._place[at]
+        # The next observation stands one place further, also behind the last row of a trajectory.
         now, later = place % size, (place + 1) % size
         return Sampled(
             obs=[stored[now] for stored in self._obs.values()],

@@ -192,6 +192,7 @@ class Trajectories:
         """
         waiting = self._waiting[slots]
         at_end = at_end or {}
+        # Such agents have not decided yet, or were dropped at a reset.
         if not waiting.all():
             at_end = {name: values[waiting] for name, values in at_end.items()}
             slots, reward = slots[waiting], reward[waiting]
@@ -321,6 +322,7 @@ class Trajectories:
             "length": lengths,
             "terminated": terminated,
             "slot": slots,
+            # Longer where an earlier part of the episode has closed at the horizon.
             "begins": self._episode_length[slots] == lengths,
             "ended": np.full(len(slots), ended),
             **at_end,

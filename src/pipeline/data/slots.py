@@ -53,6 +53,7 @@ class Slots:
             UnityEnvironmentException: An agent asks twice.
         """
         known, ids = self._last.get(source), agent_ids.tobytes()
+        # The same agents as in the message before, who were looked up and checked then.
         if known is not None and known[0] == ids and len(known[1]) == len(agent_ids):
             slots = known[1]
         else:

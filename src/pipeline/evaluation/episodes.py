@@ -104,6 +104,7 @@ def evaluate(
     while True:
         decisions = _observe(env, policies, counters, episodes)
         before, ended = ended, sum(counter.n_ended for counter in counters.values())
+        # Of counted episodes alone: agents beside them may end again and again.
         idle_steps = idle_steps + 1 if ended == before else 0
         if ended > before and on_progress is not None:
             on_progress(ended, episodes * len(counters))

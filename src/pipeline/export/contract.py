@@ -110,6 +110,7 @@ def check_model(
     if stop is not None:
         return [stop]
     findings = list(_version_findings(model))
+    # The loader ends here, too: nothing else of such a model can be checked.
     if model.number("memory_size") == -1:
         return [*findings, warning("11", "memory_size is -1: the model was saved without it")]
     findings += _presence_findings(model)

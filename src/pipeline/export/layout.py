@@ -186,6 +186,7 @@ def read_constants(model: onnx.ModelProto) -> dict[str, AnyArray]:
     producers = {name: node for node in model.graph.node for name in node.output}
 
     def value(name: str) -> AnyArray | None:
+        # In a damaged file Identity nodes may form a ring: no more looks than there are nodes.
         for _ in range(len(producers) + 1):
             if name in weights:
                 return numpy_helper.to_array(weights[name])

@@ -63,6 +63,7 @@ class OnnxPolicy:
 
     def reset(self, seed: int) -> None:
         """Forget every agent, and begin the stream of random numbers of `seed`."""
+        # Seeds are attributes of the graph's nodes, so another seed takes another session.
         self._memories.clear()
         self._session = create_session(self._model, seed)
 

@@ -261,6 +261,7 @@ class _Check:
 
     def _carry_on(self) -> None:
         """Step by step from no memory, with the memory that the model itself returned."""
+        # Comparing single rows cannot show an error that grows from step to step.
         memory = np.zeros_like(self._feeds[RECURRENT_IN][:1])
         for row in range(self.n_rows):
             feeds = {name: values[row : row + 1] for name, values in self._feeds.items()}
@@ -330,6 +331,7 @@ class _Check:
         actual = result[name].reshape(len(rows), -1)
         error = np.abs(actual - expected)
         limit = TOLERANCE * np.maximum(1.0, np.abs(expected))
+        # Not `error > limit`, which is false of NaN.
         wrong = np.argwhere(~(error <= limit))
         if len(wrong):
             row, column = wrong[0]

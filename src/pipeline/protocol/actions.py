@@ -27,6 +27,7 @@ def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:
     n = len(continuous)
     if n == 0:
         return b""
+    # All choices as wide as the widest, so that all entries have one length.
     width = 1 if not n_branches else wire.width_of(actions.discrete)
     layout = action_layout(spec.continuous_size, n_branches, width)
     table = np.empty((n, len(layout.template)), dtype=np.uint8)
@@ -90,6 +91,7 @@ def decode_actions(data: bytes, spec: ActionSpec) -> ActionTuple:
         UnityActionException: An agent's actions do not have the numbers that `spec` says.
         UnityCommunicationException: The bytes are no such message.
     """
+    # The form in which our trainer writes small choices; what others send is parsed below.
     layout = action_layout(spec.continuous_size, spec.discrete_size, 1)
     n, rest = divmod(len(data), len(layout.template))
     if n and not rest:

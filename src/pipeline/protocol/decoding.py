@@ -87,6 +87,7 @@ def decode_steps(
 def split_ended(agents: AgentInfos, spec: BehaviorSpec, masks: list[BoolArray] | None) -> Steps:
     """Return the agents that go on, whose masks are given, and those whose episode has ended."""
     ended = agents.done
+    # Nearly always: then nothing is picked out, and the arrays are passed on as they are.
     if not ended.any():
         decision = DecisionSteps(**agents.fields(slice(None)), action_mask=masks)
         return decision, TerminalSteps.empty(spec)
@@ -166,6 +167,7 @@ def _decode_observations(
     """Return float32 [N, *shape] of each observation."""
     rows = [info.observations for info in infos]
     count = len(spec.observation_specs)
+    # Before columns are cut, where a short row would be an IndexError of ours.
     if set(map(len, rows)) != {count}:
         info = next(info for info in infos if len(info.observations) != count)
         raise _ObservationError(
@@ -195,6 +197,7 @@ def _check_order(infos: Sequence[ReceivedAgentInfoProto], spec: BehaviorSpec, na
     names = [obs.name for obs in spec.observation_specs]
     for info in infos:
         sent = [wire.parse(ObservationProto, data).name for data in info.observations]
+        # Where shapes agree too, a network would learn from swapped sensors without an error.
         if other_order(names, sent):
             raise _ObservationError(
                 f"Agent with id={info.id} of behavior {name!r} sent its observations in the order "
@@ -214,6 +217,7 @@ def _decode_floats(
     first = column[0]
     last = len(spec.shape) == 3 and channels_last(wire.parse(ObservationProto, first))
     shape = wire_shape(spec.shape) if last else spec.shape
+    # Only the first is parsed: the others must have its bytes, but for the numbers.
     header = wire.observation_header(shape)
     start, stop = len(header), len(header) + 4 * math.prod(shape)
     tail = first[stop:]
@@ -274,6 +278,7 @@ def decode_observation(message: ObservationProto, spec: ObservationSpec) -> Floa
     Raises:
         UnityObservationException: Its shape or its number of values is not what `spec` says.
     """
+    # One more than is allowed tells that there are too many.
     shape = tuple(message.shape[: MAX_DIMENSIONS + 1])
     last = len(shape) == 3 and channels_last(message)
     if last:
@@ -302,6 +307,7 @@ def channels_last(message: ObservationProto) -> bool:
     """
     properties = message.dimension_properties
     if not properties:
+        # A PNG is rows of pixels, so its own size is height and width whatever the shape says.
         size = png_size(message.compressed_data) if message.compression_type == PNG else None
         return size == tuple(message.shape[:2]) != tuple(message.shape[1:3])
     return bool(properties[0] & _SPATIAL) and not (len(properties) > 2 and properties[2] & _SPATIAL)
@@ -329,6 +335,7 @@ def decode_masks(
 def split_masks(flat: BoolArray, spec: ActionSpec) -> list[BoolArray]:
     """Return per branch bool [N, size] of the masks [N, M] of all branches."""
     ends = np.cumsum(spec.discrete_branches)[:-1]
+    # Views would hand out parts of one array that belongs to a cache, or to received bytes.
     return [branch.copy() for branch in np.split(flat, ends, axis=1)]
 
 
@@ -369,6 +376,7 @@ def _action_spec(brain: BrainParametersProto) -> ActionSpec:
                 f"{len(branches)} branches: {brief(branches)}"
             )
         return ActionSpec(declared.num_continuous_actions, branches)
+    # Announcements from before the action spec have one kind of action, in these fields.
     sizes = tuple(brain.vector_action_size_deprecated)
     if brain.vector_action_space_type_deprecated == continuous:
         return ActionSpec(sizes[0] if sizes else 0, ())

@@ -120,7 +120,9 @@ def read_demo(path: Path | str) -> Demonstration:
                 "closed?"
             )
         spec = behavior_spec_from(brain, infos[0])
+        # Before any array: a pair of a few bytes may stand for large masks and actions.
         refuse_excess(len(infos) * row_bytes(spec), n_bytes, f"a recording of {len(infos)} steps")
+        # The decoder takes what comes over the wire, where observations are still bytes.
         listed = UnityRLOutputProto.ListAgentInfoProto(value=infos).SerializeToString()
         received = list(ReceivedAgentInfosProto.FromString(listed).value)
         batch = decode_infos(received, spec, brain.brain_name)

@@ -88,6 +88,7 @@ class _InfoLayout:
 
 @lru_cache(maxsize=256)
 def _info_layout(specs: tuple[ObservationSpec, ...], mask_size: int) -> _InfoLayout:
+    # Tags and zeros of reward, done, max_step_reached and id, in the order of field numbers.
     out = bytearray(b"\x3d" + bytes(4) + b"\x40\x00\x48\x00\x50" + _NO_ID)
     agent_id = len(out) - wire.ID_WIDTH
     if mask_size:
@@ -98,6 +99,7 @@ def _info_layout(specs: tuple[ObservationSpec, ...], mask_size: int) -> _InfoLay
         template, start = wire.observation_template(spec)
         out += wire.delimited(13, template)
         starts.append(len(out) - len(template) + start)
+    # group_id and group_reward.
     out += b"\x70" + _NO_ID + b"\x7d" + bytes(4)
     entry = wire.delimited(1, bytes(out))
     shift = len(entry) - len(out)

@@ -61,6 +61,7 @@ def check(kind: int, flags: int, stream: int, length: int) -> None:
     Raises:
         FrameError: The frame is malformed.
     """
+    # Nearly all frames of a conversation; the checks below are for the others.
     if stream and (kind == DATA or (kind == HEADERS and length <= DEFAULT_FRAME)):
         return
     if (kind in _OF_STREAMS and stream == 0) or (kind in _OF_CONNECTIONS and stream != 0):

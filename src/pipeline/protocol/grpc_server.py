@@ -134,6 +134,7 @@ class GrpcServer(CalledEnd):
         self._pool.shutdown()
 
     def _take_last_call(self, wait_s: float) -> None:
+        # A call that is on its way is answered with the end, instead of an error.
         if self._pending is None and self._owner is not None and self._lost_at is None:
             with contextlib.suppress(queue.Empty):
                 self._next_call(wait_s)

@@ -139,6 +139,7 @@ class Connection(ABC):
 
     def _take_frames(self) -> None:
         position, end = 0, len(self._buffer)
+        # A view, because slices of the buffer would be copied once more.
         with memoryview(self._buffer) as view:
             while end - position >= 9:
                 high, low, kind, flags, stream = frames.HEAD.unpack_from(view, position)
@@ -235,6 +236,7 @@ class Connection(ABC):
 
     def _data(self, flags: int, stream: int, payload: bytes) -> None:
         size = len(payload)
+        # Before padding is taken off, which counts against the windows as well.
         self._consumed += size
         if self._consumed >= _RENEW_BYTES:
             renewal = struct.pack(">I", self._consumed)

@@ -77,6 +77,7 @@ class Decoder:
             steps = decode_steps(infos, self._spec, self._name)
         else:
             steps = fields.steps(self._spec, self._name)
+        # Ends change who is there, so that a message with one is seldom met again.
         if len(data) <= _MAX_CACHED_BYTES and not len(steps[1]) and self._is_layout_due():
             self._keep_layout(fields or self._read_fields(data), len(data))
         return steps
@@ -101,6 +102,7 @@ class Decoder:
         layout = None if fields is None else _layout_of(fields, n_bytes)
         if layout is None:
             return
+        # Taken out first, so that the new one stands last and is not the next to go.
         self._layouts.pop(n_bytes, None)
         self._layouts[n_bytes] = layout
         if len(self._layouts) > _MAX_LAYOUTS:
@@ -133,6 +135,7 @@ class _Layout:
         end = 4 * self.n_numbers
         if table[end:].tobytes() != self.fixed:
             return None
+        # `take` has made a copy: what is given out may be changed, and the message goes.
         numbers = table[:end].view("<f4")
         # The sum of squares is the cheapest test. It may overflow: then the full way decides.
         if not math.isfinite(np.vdot(numbers, numbers)):

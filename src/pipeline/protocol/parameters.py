@@ -64,6 +64,7 @@ class Source:
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
+        # Seeds are int32 on the wire, and NumPy takes no negative ones.
         self.rng = np.random.default_rng(sampler.seed & 0xFFFFFFFF)
 
     def __call__(self) -> float:

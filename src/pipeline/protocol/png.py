@@ -42,6 +42,7 @@ def decode_png(data: bytes, shape: tuple[int, int, int], mapping: Sequence[int] 
             f"a compressed observation of shape {shape} holds no PNG image ({len(data)} bytes)"
         )
     if not mapping:
+        # Images beyond the channels are never unpacked.
         parts = parts[: -(-count // 3)]
     elif len(mapping) != 3 * len(parts):
         raise UnityObservationException(

@@ -130,6 +130,7 @@ class Server(CalledEnd):
         with self._lock:
             if self._pending is None:
                 raise nothing_to_answer()
+            # Forgotten before it is sent: an answer that fails half way is not sent again.
             connection, stream = self._pending
             self._pending = None
             connection.respond(stream, message, limit_s)
@@ -266,6 +267,7 @@ class Server(CalledEnd):
         for accepted in accepted_from(listener, free):
             try:
                 peer = accepted.getpeername()[0]
+                # Loopback, listened on beside an address of the network, asks for no token.
                 exempt = is_loopback(peer) and not self._all_say_it
                 connection = IncomingConnection(
                     accepted, METHOD, token=None if exempt else self._token, peer=peer
@@ -275,6 +277,7 @@ class Server(CalledEnd):
                 continue
             self._others.append(connection)
             self._all_selector.register(accepted, selectors.EVENT_READ, connection)
+        # A full house stops watching its listeners, or every wait would end at once.
         if free and len(self._others) == _MAX_OTHERS:
             for one in self._listeners:
                 self._all_selector.unregister(one)

@@ -163,6 +163,7 @@ class ActionSpec(NamedTuple):
         """Uniform actions: continuous in [-1, 1), discrete over each branch, masks ignored."""
         rng = rng or np.random.default_rng()
         continuous = rng.uniform(-1.0, 1.0, (n_agents, self.continuous_size))
+        # NumPy wants a bound even where there are no columns.
         discrete = rng.integers(0, self.discrete_branches or 1, (n_agents, self.discrete_size))
         return ActionTuple(continuous.astype(np.float32), discrete.astype(np.int32))
 

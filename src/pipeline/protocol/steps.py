@@ -55,6 +55,7 @@ class _AgentSteps(Mapping[int, Step]):
     @property
     def agent_id_to_index(self) -> dict[int, int]:
         """Row of each agent id."""
+        # Made at the first look-up: training never asks for single agents.
         if self._index is None:
             self._index = {int(agent): row for row, agent in enumerate(self.agent_id)}
         return self._index

@@ -112,6 +112,7 @@ def _bounds(data: bytes) -> tuple[list[int], list[int]]:
     """
     starts, ends = [], []
     position = 0
+    # The one loop over agents: where an entry begins is known when the one before was read.
     while position < len(data):
         start, size = _entry(data, position)
         position = start + size
@@ -192,6 +193,7 @@ class _Cursor:
         out = np.zeros(len(self.at), dtype=np.bool_)
         rows = self._having(tag)
         values = self.data[self.at[rows]]
+        # A varint of several bytes, which nobody writes for a truth value: protobuf decides.
         if (values >= 0x80).any():
             raise LayoutMismatchError
         out[rows] = values
@@ -221,6 +223,7 @@ class _Cursor:
         rows = self._having(_MASK)
         if not len(rows):
             return out
+        # Packed truth values take a byte each, so the field's length is the number of choices.
         length = np.frombuffer(wire.varint(size), dtype=np.uint8)
         table = self.data[self.at[rows, None] + np.arange(len(length) + size)]
         if (table[:, : len(length)] != length).any() or (table[:, len(length) :] >= 0x80).any():
@@ -264,6 +267,7 @@ class Pattern:
             tail = body[len(header) + 4 * math.prod(obs.shape) :]
             if not body.startswith(header) or tail_name(tail) != obs.name:
                 raise LayoutMismatchError
+            # Turning images round is left to the other decoder, which copies them anyway.
             if len(obs.shape) == 3 and channels_last(ObservationProto.FromString(body)):
                 raise LayoutMismatchError
             data += wire.delimited(13, body)
@@ -278,6 +282,7 @@ class Pattern:
             LayoutMismatchError: Not all rows are the pattern but for the numbers.
         """
         n, width = len(cursor.at), len(self.data)
+        # Side by side once, so that every byte of the pattern is compared for all rows together.
         joined = b"".join([data[start : start + width] for start in cursor.at.tolist()])
         if len(joined) != n * width:
             raise LayoutMismatchError

@@ -66,6 +66,7 @@ def wide_varints(values: AnyArray, width: int) -> AnyArray:
     Returns:
         uint8 [..., width].
     """
+    # Protobuf writes a negative number as 64 bits of two's complement.
     bits = np.asarray(values, dtype=np.int64).view(np.uint64)[..., None]
     groups = (bits >> (np.arange(width, dtype=np.uint64) * np.uint64(7))) & np.uint64(0x7F)
     out = groups.astype(np.uint8)
@@ -86,6 +87,7 @@ def float_bytes(values: FloatArray) -> AnyArray:
     """float32 [N, ...] as uint8 [N, 4 * size], little-endian, a view where possible."""
     values = np.ascontiguousarray(values, dtype="<f4")
     n = len(values)
+    # Of no rows, `-1` could not tell the width.
     return values.reshape(n, values.size // n if n else 0).view(np.uint8)
 
 
@@ -94,6 +96,7 @@ def float_rows(table: AnyArray, start: int, shape: tuple[int, ...]) -> FloatArra
     stop = start + 4 * math.prod(shape)
     block = np.ascontiguousarray(table[:, start:stop])
     floats = block.view("<f4").reshape(len(table), *shape)
+    # One row is contiguous already, and then still a view of what was received.
     return floats if floats.flags.writeable else floats.copy()
 
 
@@ -101,6 +104,7 @@ def float_rows(table: AnyArray, start: int, shape: tuple[int, ...]) -> FloatArra
 def observation_header(shape: tuple[int, ...]) -> bytes:
     """Return what precedes the floats in an uncompressed ObservationProto of this shape."""
     size = 4 * math.prod(shape)
+    # Protobuf leaves out an empty list, its tag included.
     inner = b"\x0a" + varint(size) if size else b""
     dims = delimited(1, b"".join(varint(d) for d in shape)) if shape else b""
     return dims + b"\x22" + varint(len(inner) + size) + inner

@@ -360,6 +360,7 @@ def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> Environ
             f"{text}: a URL is no environment; `pipeline env fetch` downloads the archive and "
             "prints the path to give instead"
         )
+    # Before the colon is looked at: a path of Windows has one, too.
     if "/" in text or "\\" in text or text.endswith(_SUFFIXES) or (is_file and is_file(text)):
         return PathSource(path=text)
     if _FUNCTION.match(text):

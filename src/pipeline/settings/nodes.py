@@ -68,6 +68,7 @@ def merge(base: Node, over: Node) -> Node:
     entries = dict(base.value)
     for key, item in over.value.items():
         entries[key] = merge(entries[key], item) if key in entries else item
+    # The place of what was laid on top, which is the one that a user has just changed.
     return Node(entries, over.source, over.line)
 
 

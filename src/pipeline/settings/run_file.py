@@ -166,6 +166,7 @@ def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
                 name: _values(without_deprecated(item, join(key, name)), resolved[key][name])
                 for name, item in node.value.items()
             }
+            # Beside default_settings a null takes something away, and so has to stay.
             written[key] = behaviors if has_defaults else _without_nulls(behaviors)
         elif key == "default_settings":
             written[key] = _without_nulls(_values(without_deprecated(node, key), resolved[key]))

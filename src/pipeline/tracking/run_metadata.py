@@ -139,6 +139,7 @@ def row(
         data: what it is made from.
         note: Markdown for the top of the row.
     """
+    # They name folders of this machine, which no two runs share.
     settings = {key: value for key, value in settings.items() if key != "checkpoint_settings"}
     shared = {
         **facts,

@@ -181,6 +181,7 @@ class SoloAreas(Areas, ABC):
             last = self._last_observation(rows)
             terminals = terminal_steps(last, reward[rows], self._agent_id[rows], ~terminated[rows])
             self._begin(rows)
+            # It stands in the terminal steps; the decision steps are those of the next episode.
             reward[rows] = 0.0
         return self._steps(reward, terminals)
 
@@ -192,6 +193,7 @@ class SoloAreas(Areas, ABC):
         """Float64 [K, n_draws] in [0, 1), each of `rows` [K] from its own stream."""
         uniform = np.empty((len(rows), n_draws))
         for index, row in enumerate(rows.tolist()):
+            # A stream for each area: what it draws does not depend on the others.
             self._rngs[row].random(out=uniform[index])
         return uniform
 

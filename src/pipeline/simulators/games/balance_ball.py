@@ -79,8 +79,10 @@ class BalanceBall(SoloAreas):
             "balance_ball", BEHAVIOR, _SPEC, max_step=MAX_STEP, seed=seed, n_agents=n_agents
         )
         self._shape = [(1.0, 1.0)] * n_agents
+        # Copies, because gravity is set on each platform's own model.
         self._models = [copy.copy(_model(1.0, 1.0)) for _ in range(n_agents)]
         self._data = [MjData(self._models[0])]
+        # No threads: several environments already share the processors.
         self._rollout = rollout.Rollout(nthread=0)
         self._control_spec = int(mjtState.mjSTATE_MOCAP_QUAT)
         self._platform = np.zeros((4, n_agents))
@@ -170,6 +172,7 @@ class BalanceBall(SoloAreas):
         about_x = (platform[1], pairs[:, ::-1], cos[1], sin[1], direction[1])
         for k in range(DECISION_PERIOD):
             for component, partner, c, s, d in (about_z, about_x):
+                # Only turns away from the middle are stopped at the limit.
                 free = d * component < TURN_LIMIT
                 turned = c * pairs
                 turned += s * partner

@@ -74,6 +74,7 @@ class Collector(SoloAreas):
     def _advance(self, action: ActionTuple) -> tuple[FloatArray, BoolArray]:
         """Move ahead and to the right, turn to the right, each in [-1, 1]; 1 fires the laser."""
         ahead, right, turn = np.clip(action.continuous, -1.0, 1.0).T
+        # The mask forbids it, but nothing makes a policy obey.
         fires = (action.discrete[:, 0] == 1) & (self._recharge == 0)
         self._degrees += turn * TURN_DEGREES
         self._degrees %= 360.0

@@ -112,6 +112,7 @@ class Couriers(Areas):
         """Let time pass until the next thing happens in any seat."""
         there = self._break == 0
         until = np.where(there, np.minimum(self._way, self._left), self._break)
+        # One clock for all seats: the next thing in any of them ends the wait of all.
         passed = until.min() * there
         self._way -= passed
         self._left -= passed

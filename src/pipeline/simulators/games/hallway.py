@@ -89,6 +89,7 @@ class Hallway(SoloAreas):
         position = self._position
         position += SPEED * rays.MOVES[choice][:, None] * _FORWARD[self._heading]
         np.clip(position[:, 0], _MARGIN - HALF_WIDTH, HALF_WIDTH - _MARGIN, out=position[:, 0])
+        # Behind the agent the closed door is a wall.
         low = np.where(self._is_past, _MARGIN, ROOM_END + _MARGIN)
         np.clip(position[:, 1], low, CORRIDOR_END - _MARGIN, out=position[:, 1])
         self._pass_door((position[:, 1] >= 0.0) & ~self._is_past)

@@ -93,6 +93,7 @@ class Pong(Areas):
         """Advance the ball by one decision; bool [areas, 2] of the teams that missed it."""
         ball = self._ball
         arrives = np.abs(ball[:, 0] + ball[:, 2]) >= 1.0
+        # No further than the paddles' line, where it is decided how the ball goes on.
         travel = np.where(arrives, (1.0 - np.abs(ball[:, 0])) / np.abs(ball[:, 2]), 1.0)
         ball[:, :2] += ball[:, 2:] * travel[:, None]
         _bounce(ball)

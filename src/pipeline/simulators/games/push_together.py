@@ -112,6 +112,7 @@ class PushTogether(Areas):
             group_reward=group_reward[ended],
         )
         self._begin(np.flatnonzero(over))
+        # It stands in the terminal steps; the decision steps are those of the next episode.
         reward[over] = 0.0
         group_reward[over] = 0.0
         return {BEHAVIOR: (self._decisions(reward, group_reward), terminals)}

@@ -88,6 +88,7 @@ class Pyramids(SoloAreas):
         self._switch[rows], self._goal[rows] = spots[k, switch], spots[k, goal]
         things = np.full((len(rows), 3 + _N_ROOMS, 2), rays.HIDDEN, dtype=np.float32)
         things[:, _PYRAMIDS] = spots
+        # No pyramid in a room where the agent, the switch or the goal is.
         for empty in (start, switch, goal):
             things[k, 3 + empty] = rays.HIDDEN
         things[:, _OFF] = self._switch[rows]

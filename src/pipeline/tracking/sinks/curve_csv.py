@@ -61,6 +61,7 @@ class CsvSink(Sink):
             self._known.add(behavior)
             kept = [r for r in self._rows if r["behavior"] != behavior or int(r["step"]) < step]
         new = [column for column in row if column not in self._header]
+        # Appending is enough for nearly every row, and cannot lose the ones before.
         if new or len(kept) < len(self._rows):
             self._header += new
             self._rows = [*kept, row]

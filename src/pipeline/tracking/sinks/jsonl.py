@@ -49,6 +49,7 @@ class JsonLinesSink(Sink):
 
     def _drop_repeated(self, behavior: str, step: int) -> None:
         """Keep the whole lines that are of other behaviors or of earlier steps."""
+        # Lines of this run's other behaviors stay also where a run begins anew.
         earlier = self._known or self._keep_earlier
         text = self._path.read_text("utf-8") if earlier and self._path.exists() else ""
         whole = text[: text.rfind("\n") + 1].splitlines(keepends=True)  # a kill may cut the last

@@ -65,6 +65,7 @@ class UpdatesCsvSink(Sink):
         """Write one row."""
         now = self._clock()
         last = self._last.get(behavior) or self._opened(behavior)
+        # Seconds are those of the process, so a difference is that of one update.
         took = update.update_s - last.update_s
         # Only the latest returns are kept, so more new episodes than that give their mean alone.
         n_new = None if last.n_episodes is None else update.n_episodes - last.n_episodes
