@@ -8,6 +8,7 @@
 #   make test-learning   every learning proof in full, three seeds each
 #   make test-mutations  small mistakes in the package, and the share that unit tests notice
 #   make fuzz SECONDS=60 input at random, so many seconds for each kind of it; see tests/fuzz
+#   make site            the documentation as a site, in build/site; the reference is made of the code
 #   make check           formatting, types, import layers, and both descriptions of the DAG
 #   make peer            install mlagents-learn 1.1.0 in .venv-mlagents, for benchmarks/
 #   make clean           remove builds, results and logs; DVC's cache and MLflow's store stay
@@ -42,12 +43,13 @@ endif
 TORCH := $(shell grep -m1 '^torch==' constraints.txt)
 export PATH := $(VENV)/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
+export NO_MKDOCS_2_WARNING := true
 # Each process has one core, so its arithmetic one thread.
 PYTEST := OMP_NUM_THREADS=1 python -m pytest -n $(TEST_PROCESSES)
 # A file's tests share fixtures; the slowest files come first, as tests/conftest.py orders them.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install run test test-pythons test-learning test-mutations fuzz check peer clean
+.PHONY: help install run test test-pythons test-learning test-mutations fuzz site check peer clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -103,7 +105,13 @@ check: $(STAMP)
 	lint-imports
 	snakefmt --check Snakefile workflow
 	pipeline plan --check
+	mkdocs build --quiet
 	$(PYTEST) $(BY_FILE) -q tests/workflow -m "not slow"
+
+# Strict: a page that is in no menu, and a link that leads to nothing, are errors (mkdocs.yml).
+site: $(STAMP)
+	mkdocs build
+	@echo "open $(CURDIR)/build/site/index.html"
 
 peer:
 	$(PEER_PYTHON) -m venv .venv-mlagents

@@ -37,7 +37,7 @@ docs/how-to/demonstrations.md has the whole way from a table to a trained policy
 def add_options(parser: Parser) -> None:
     """Add the subcommands."""
     command = parser.add_command("info", "say what a .demo file holds", info)
-    command.add_argument("file", type=Path)
+    command.add_argument("file", type=Path, help="the .demo file")
     command.add_argument(
         "--plot", type=Path, metavar="PNG", help="draw a histogram of the episodes' returns"
     )
@@ -53,7 +53,7 @@ def add_options(parser: Parser) -> None:
     _add_import(parser)
     text = "write a .demo file as CSV, JSON lines, NPZ or Minari dataset, or its specification"
     command = parser.add_command("export", text, export)
-    command.add_argument("file", type=Path)
+    command.add_argument("file", type=Path, help="the .demo file")
     _add_output(command, f"{_TABLES}; FILE.yaml for its specification")
     command.add_argument(
         "--env",
@@ -66,7 +66,7 @@ def add_options(parser: Parser) -> None:
     _add_output(command, "the .demo file to write")
     command.add_argument("--behavior", help="whose it is, where the files name different ones")
     command = parser.add_command("trim", "keep some episodes of a .demo file", trim)
-    command.add_argument("file", type=Path)
+    command.add_argument("file", type=Path, help="the .demo file")
     _add_output(command, "the .demo file to write")
     command.add_argument("--episodes", type=numbers, metavar="1-10,15", help="these, from 1 on")
     for flag, text in (("--min-return", "least"), ("--max-return", "greatest")):

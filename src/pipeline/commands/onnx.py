@@ -15,7 +15,7 @@ def add_options(parser: Parser) -> None:
     """Add `check`."""
     text = "say whether Unity would load an ONNX policy"
     command = parser.add_command("check", text, lambda arguments: check(arguments.file))
-    command.add_argument("file", type=Path)
+    command.add_argument("file", type=Path, help="the .onnx file")
 
 
 def check(path: Path) -> str:

@@ -34,7 +34,12 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "names", nargs="*", help="as in params.yaml; a run is <experiment>-<seed>; default: all"
     )
-    parser.add_argument("--engine", choices=("dvc", "snakemake"), default="snakemake")
+    parser.add_argument(
+        "--engine",
+        choices=("dvc", "snakemake"),
+        default="snakemake",
+        help="who runs the stages; default: %(default)s",
+    )
     parser.add_argument("--stage", default=None, help="the last stage; default: all of them")
     parser.add_argument("--cores", type=int, default=1, help="jobs at a time; default: %(default)s")
     parser.add_argument("-n", "--dry-run", action="store_true", help="print the engine's command")

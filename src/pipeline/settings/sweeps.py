@@ -65,7 +65,9 @@ class Axis:
     """What one swept key may be: some values, or an interval."""
 
     values: tuple[Any, ...] = ()
+    """What to try, as a list."""
     interval: Interval | None = None
+    """What to draw from, as a map with `min` and `max` in place of the list."""
 
     @staticmethod
     def from_node(node: Node, path: str) -> "Axis":

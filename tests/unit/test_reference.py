@@ -1,0 +1,96 @@
+"""The generated pages of the reference: complete, and the site that they belong to."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pipeline
+from pipeline.cli import COMMANDS
+from pipeline.settings import RunSettings, schema
+from pipeline.settings.params import Params
+from pipeline.settings.reader import setting_hints
+
+ROOT = Path(__file__).resolve().parents[2]
+_spec = importlib.util.spec_from_file_location("reference", ROOT / "docs/tools/reference.py")
+reference = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(reference)
+
+CLASSES = [cls for root in (RunSettings, Params) for cls in reference.settings_classes(root)]
+PARSERS = dict(reference.command_parsers())
+
+
+@pytest.fixture(scope="module")
+def settings() -> str:
+    return reference.settings_page()
+
+
+def test_every_settings_class_of_the_package_is_on_the_page():
+    named = {getattr(schema, name) for name in schema.__all__ if name.endswith("Settings")}
+    bases = {schema.HyperparameterSettings, schema.RewardSignalSettings, schema.SamplerSettings}
+    assert named - set(CLASSES) <= bases
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_every_setting_has_a_row_that_says_what_it_is(cls: type, settings: str):
+    section = settings.partition(f"\n### {cls.__name__}\n")[2].partition("\n### ")[0]
+    assert settings.count(f"\n### {cls.__name__}\n") == 1
+    for key in setting_hints(cls):
+        row = re.search(rf"^\| `{key}` \| .+ \| .+ \| (.+) \|$", section, re.MULTILINE)
+        assert row, f"{cls.__name__}.{key} has no text below its field"
+
+
+def test_every_command_has_a_section():
+    page = reference.commands_page()
+    assert {name.split()[0] for name in PARSERS} == set(COMMANDS)
+    for name in PARSERS:
+        assert f"\n## pipeline {name}\n" in page
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_every_option_has_a_row_that_says_what_it_does(name: str):
+    section = "\n".join(reference._command_section(name, PARSERS[name]))
+    for action in PARSERS[name]._actions:
+        if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
+            continue
+        if action.help != argparse.SUPPRESS and action.dest != "debug":
+            shown = PARSERS[name]._get_formatter()._format_action_invocation(action)
+            word = re.escape((action.option_strings or [shown])[0])
+            row = re.search(rf"^\| `[^|]*{word}[^`]*` \| (.+) \|$", section, re.MULTILINE)
+            assert row, f"pipeline {name}: {word} has no help"
+
+
+def test_every_public_name_is_on_the_page():
+    page = reference.api_page()
+    for name in pipeline.__all__:
+        assert name == "__version__" or f".{name}\n" in page
+
+
+def test_defaults_are_written_as_in_yaml(settings: str):
+    assert "| `threaded` | true or false | `false` |" in settings
+    assert "| `steps_per_update` | number > 0 | `1.0` |" in settings
+    assert "| `init_path` | text or null | `null` |" in settings
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path):
+    done = subprocess.run(  # noqa: S603  # our own site
+        [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    page = (tmp_path / "site/reference/api.html").read_text()
+    for name in pipeline.__all__:
+        assert name == "__version__" or f'.{name}"' in page, name
