@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pipeline import files
 from pipeline.errors import SettingsError
 from pipeline.settings import dump_yaml, load_run_settings, parse_yaml, to_mapping
-from pipeline.settings.legacy import Family, kind_of, read_document
+from pipeline.settings.legacy.formats import Family, kind_of, read_document
 from pipeline.settings.reader import entries_of
 from pipeline.settings.run_file import as_written, read_present, structure
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pipeline.commands.parser import Parser
-    from pipeline.settings.legacy import FormatChange, Kind, Present
+    from pipeline.settings.legacy.convert import Present
+    from pipeline.settings.legacy.formats import FormatChange, Kind
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""From a table to a `.demo` file: every field is checked, and what was read is told."""
+"""From a table to a `.demo` file: every field is checked, and each step reported."""
 
 from __future__ import annotations
 

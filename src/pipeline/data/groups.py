@@ -6,7 +6,7 @@ message takes part with its latest one, which is still in force.
 
 A group's critic looks at all members at once. What a member saw and did is stored once, as an
 *entity*, however many mates refer to it; a *moment* lists the entities of one group. Rows of
-experience then hold one number, that of their moment. Entities stay until no row needs them: a
+experience then hold one number, their moment's. Entities stay until no row needs them: a
 mate's own trajectory may have been learned from long before, or may still go on.
 """
 
@@ -30,7 +30,7 @@ _PER_SLOT = {
     "present": np.bool_,  # has decided, and its episode has not ended
     "group": np.int64,
     "entity": np.int64,  # what it saw and did last
-    "moment": np.int64,  # that of its last decision
+    "moment": np.int64,  # of its last decision
     "end_moment": np.int64,  # what followed the end of its episode
     "owed": np.float64,  # individual rewards of the group since the agent was last heard of
     "gained": np.float64,  # with this message: own + mates' + group reward
@@ -127,7 +127,7 @@ class Groups:
         self.by_slot["present"][slots] = False
 
     def forget(self, needed: AnyArray) -> None:
-        """Forget all moments but those `needed` and those of agents that are present."""
+        """Forget all moments except `needed` ones and those of present agents."""
         s = self.by_slot
         present = s["present"]
         self.moments.keep(np.union1d(needed, s["moment"][present]), s["entity"][present])
@@ -141,7 +141,7 @@ class Groups:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, with_open: bool) -> None:
-        """Take up what `state_dict` gave, the agents that are present only `with_open`."""
+        """Restore what `state_dict` returned, the present agents only `with_open`."""
         self.moments.load_state_dict(state["moments"])
         if with_open:
             self._sources = {
@@ -231,7 +231,7 @@ class Members:
     index: AnyArray
     """int64 [M, N] which of the entities each member is; 0 where there is none."""
     present: BoolArray
-    """[M, N] where there is a member; those of a moment come first."""
+    """[M, N] where there is a member; a moment's members come first."""
 
 
 class GroupSnapshots:
@@ -320,7 +320,7 @@ class GroupSnapshots:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self._next_entity, self._next_moment = state["next"]
         for name, key, grown in (
             ("entities", "id", self._entities),

@@ -203,7 +203,7 @@ class Replay:
         return state
 
     def load_state_dict(self, state: Mapping[str, AnyArray]) -> None:
-        """Take up what `state_dict` gave, in place of what is here.
+        """Restore what `state_dict` returned, in place of the present rows.
 
         Raises:
             KeyError, ValueError: It is of other rows, or of more than there is room for.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _ALL = slice(None)
 
 
-def _nobody() -> AnyArray:
+def _no_agents() -> AnyArray:
     return np.zeros(0, dtype=np.int64)
 
 
@@ -48,11 +48,11 @@ class Rollout:
     memory: FloatArray | None = None
     """[K, sequences, M] memory before each sequence that a trajectory of full length is cut into;
     in a shorter trajectory the later ones mean nothing. None without memory."""
-    slots: AnyArray = field(default_factory=_nobody)
+    slots: AnyArray = field(default_factory=_no_agents)
     """[K] slot of each trajectory's agent."""
-    begins: AnyArray = field(default_factory=_nobody)
+    begins: AnyArray = field(default_factory=_no_agents)
     """bool [K] whether an episode begins with the trajectory."""
-    ended: AnyArray = field(default_factory=_nobody)
+    ended: AnyArray = field(default_factory=_no_agents)
     """bool [K] whether an episode ends with it, finished or cut short."""
     at_end: Mapping[str, AnyArray] = field(default_factory=dict)
     """[K, ...] of each field that trajectories have once."""
@@ -241,7 +241,7 @@ class Trajectories:
         )
 
     def open_values(self, name: str) -> AnyArray:
-        """[n] values of a field in all rows of open trajectories, that of row 0 first."""
+        """[n] values of a field in all rows of open trajectories, row 0 first."""
         used = self._cursor + self._waiting
         block = self._open[name]
         return block[np.arange(block.shape[1]) < used[:, None]]
@@ -263,7 +263,7 @@ class Trajectories:
         return {"rows": _copies(self._rows.filled()), "ends": _copies(self._ends.filled())}
 
     def load_closed_state(self, state: Mapping[str, Any]) -> None:
-        """Take up what `closed_state` gave, in place of what has closed here."""
+        """Restore what `closed_state` returned, in place of the present closed rows."""
         self.clear_closed()
         for grown, name in ((self._rows, "rows"), (self._ends, "ends")):
             saved = state[name]
@@ -277,7 +277,7 @@ class Trajectories:
         }
 
     def load_open_state(self, state: Mapping[str, Any]) -> None:
-        """Take up what `open_state` gave."""
+        """Restore what `open_state` returned."""
         n_slots = len(state["slots"]["cursor"])
         self.reserve(n_slots)
         for name, block in self._open.items():

@@ -114,7 +114,7 @@ class Slots:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self._known = {one["source"]: (one["ids"], one["slots"]) for one in state["taken"]}
         self._free = list(state["free"])
         self._last = {}

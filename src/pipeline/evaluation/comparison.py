@@ -76,7 +76,7 @@ class Outcome:
     curve: Curve | None = None
     """None when the run was not trained, or no episode ended."""
     seconds: float | None = None
-    """Wall-clock of training; None when nobody wrote it down."""
+    """Wall-clock of training; None when it was not recorded."""
 
     @property
     def task(self) -> tuple[str, str]:

@@ -172,7 +172,7 @@ class _Counter:
         self._interrupted = np.zeros(quota, dtype=np.bool_)
 
     def decide(self, steps: DecisionSteps) -> None:
-        """Add rewards of running episodes, and start those of new agents while any are wanted.
+        """Add rewards of running episodes, and start new agents' episodes up to the quota.
 
         A reward that comes with an episode's first decision precedes the policy's first action and
         is left out, as it is in training.

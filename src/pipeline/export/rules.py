@@ -77,7 +77,7 @@ MOST_NUMBERS = 1 << 26
 def model_findings(
     source: onnx.ModelProto | Path | str, spec: BehaviorSpec | None = None
 ) -> list[Finding]:
-    """Everything that speaks against a model, whoever exported it; empty when nothing does.
+    """Return all faults of a model from any exporter; empty when it has none.
 
     Args:
         source: the model or its file.
@@ -99,7 +99,7 @@ def model_findings(
 def publishing_findings(
     source: onnx.ModelProto | Path | str, spec: BehaviorSpec | None = None
 ) -> list[Finding]:
-    """Everything that keeps a model from being published for `spec`; empty when nothing does.
+    """Return all faults that keep a model from being published for `spec`; empty without any.
 
     To `model_findings` this adds what exports of earlier packages leave out.
     """

@@ -29,7 +29,7 @@ from pipeline.protocol.calls import (
 )
 
 _N_THREADS = 4
-"""One call is answered at a time; the others are those of a client that comes back."""
+"""One call is answered at a time; a client that reconnects needs the others."""
 _OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", 1 << 28),

@@ -310,7 +310,7 @@ class Connection(ABC):
         """Forget a stream that the peer gave up."""
 
     def _leaving(self) -> None:  # noqa: B027  # the end that takes calls has nothing to do
-        """Hear that the peer will make, or take, no more calls."""
+        """React to a GOAWAY: the peer makes, or takes, no more calls."""
 
     @abstractmethod
     def _send(self, data: bytes | bytearray) -> None:

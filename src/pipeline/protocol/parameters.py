@@ -123,7 +123,7 @@ class Parameters:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self._sources = {}
         for name, saved in state.items():
             if isinstance(saved, dict):
@@ -188,7 +188,7 @@ class Controls:
         return {"drawn": drawn, "samplers": sorted(self._samplers)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave; the simulator's own state is its own affair."""
+        """Restore what `state_dict` returned; the simulator restores its own state."""
         if self._draws_for_simulator:
             self._parameters.load_state_dict(state["drawn"])
         self._samplers = set(state["samplers"])

@@ -234,7 +234,7 @@ class Server(CalledEnd):
     def _keep(self) -> None:
         """Handle what arrives while no one waits for it."""
         while not self._closed.wait(_KEEP_S):
-            # Whoever has the lock handles what arrives, so there is nothing to wait for.
+            # The thread that holds the lock handles what arrives, so there is nothing to wait for.
             if self._lock.acquire(blocking=False):
                 try:
                     self._wait(0.0)

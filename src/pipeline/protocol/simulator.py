@@ -74,5 +74,5 @@ class Restorable(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` of a simulator made with the same arguments gave."""
+        """Restore what `state_dict` of a simulator made with the same arguments returned."""
         ...

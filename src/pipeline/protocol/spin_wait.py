@@ -23,7 +23,7 @@ _DEFAULT_US = 1000.0
 """Twice what a trainer with a small network needs to decide. With half of it an environment gave up
 polling just before the answer came, and had to be woken, which made the next answer later still."""
 _MAX_PAUSE = 1024
-"""Waits that do not poll after polling in vain: doubled each time, up to this many."""
+"""Waits without polling after a poll that saw nothing: doubled each time, up to this many."""
 
 
 class SpinWait:

@@ -39,7 +39,7 @@ MANY = 256
 _MAX_AGENT_BYTES = 1 << 14
 """Of an agent, so that it is read field by field; larger images are copied less one by one."""
 _REWARD, _DONE, _MAX_STEP, _ID, _MASK, _GROUP, _GROUP_REWARD = 61, 64, 72, 80, 90, 112, 125
-"""Tags of an agent's fields; those of its observations are part of the pattern."""
+"""Tags of an agent's fields; its observations' tags are part of the pattern."""
 _ENTRY = 10
 """The tag of an agent in the list."""
 _PADDING = bytes(16)

@@ -14,7 +14,7 @@ _NEEDS = {"export": "train", "evaluate": "export"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeParams:
-    """`runtime`: what every stage that computes is told."""
+    """`runtime`: settings of every stage that computes."""
 
     torch_threads: Count = 1
     """Threads of each process; a part of the result, since sums round differently."""
@@ -70,7 +70,7 @@ class EvaluationParams:
     episodes: Count
     """Episodes to play."""
     seed: CountOrZero
-    """Seed of the environment, away from those of training."""
+    """Seed of the environment; training should use others."""
     video: bool = False
     """Whether to film the median and the best episode, as GIF; not in the trials of a sweep."""
 

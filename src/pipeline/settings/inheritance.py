@@ -35,7 +35,7 @@ def behavior_over(node: Node, path: str, default: Defaults | None) -> Node:
 
     When the trainer types differ, only those hyperparameters are inherited which were written in
     `default_settings` and which the behavior's trainer has: the filled-in numbers of another
-    algorithm are nobody's choice.
+    algorithm were not chosen.
     """
     node = without_deprecated(node, path)
     if default is not None:

@@ -24,7 +24,7 @@ class Params:
     """All of `params.yaml`."""
 
     runtime: RuntimeParams = field(default_factory=RuntimeParams)
-    """What every stage that computes is told."""
+    """Settings of every stage that computes."""
     environments: dict[str, EnvironmentParams] = field(default_factory=dict)
     """Environments by name."""
     demonstrations: dict[str, DemonstrationParams] = field(default_factory=dict)

@@ -140,7 +140,7 @@ def _add_runs(
             elif stage == "train":
                 several = {} if experiment.learners == 1 else {"learners": experiment.learners}
                 entry = learning | several
-            # Names may meet: those of the trial `a/001` and of an experiment called `a-001`.
+            # The trial `a/001` and an experiment called `a-001` would have one name.
             table, key = tables[table_of(stage, experiment)], key_of(name, seed)
             if key in table:
                 raise SettingsError(

@@ -121,7 +121,7 @@ def read_dataclass(
         cls: the dataclass.
         node: the map.
         path: key path of the map.
-        hints: types that replace those of the class, for a field whose type depends on another.
+        hints: types that replace the class's own, for a field whose type depends on another.
     """
     entries = entries_of(node, path)
     known = {**setting_hints(cls), **(hints or {})}

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.settings.inheritance import behavior_over, expanded, without_deprecated
-from pipeline.settings.legacy import Changes, Family, kind_of, read_document, to_present
+from pipeline.settings.legacy.convert import to_present
+from pipeline.settings.legacy.formats import Changes, Family, kind_of, read_document
 from pipeline.settings.nodes import Node, fail, find, join, merge, undotted
 from pipeline.settings.reader import (
     entries_of,
@@ -26,7 +27,7 @@ from pipeline.settings.schema import RunSettings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pipeline.settings.legacy import Present
+    from pipeline.settings.legacy.convert import Present
     from pipeline.settings.schema import CompletionCriteria
 
 _log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ def load_run_settings(
             merged over the file before anything is checked.
         overrides_from: how errors name the place of the overrides.
         curriculum: a curriculum of before 0.18, as YAML, JSON or a folder of `<Behavior>.json`;
-            its parameters are used instead of those of the file.
+            its parameters replace the file's.
         sampler: a sampler file of before 0.18; its parameters are used instead of all others.
 
     Raises:

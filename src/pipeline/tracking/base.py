@@ -76,19 +76,19 @@ class Tracker:
         self.failures: dict[str, int] = {}
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Say once that a behavior is there, and with which settings it is trained."""
+        """Announce a behavior and its settings, once."""
         self._each(lambda sink: sink.began(behavior, settings))
 
     def updated(self, behavior: str, update: Update) -> None:
-        """Say that a behavior's networks have been updated."""
+        """Report an update of a behavior's networks."""
         self._each(lambda sink: sink.updated(behavior, update))
 
     def saved(self, behavior: str, path: Path, step: int) -> None:
-        """Say that a checkpoint of a behavior has been written."""
+        """Report a written checkpoint of a behavior."""
         self._each(lambda sink: sink.saved(behavior, path, step))
 
     def ended(self, results: Mapping[str, Mapping[str, float | None]]) -> None:
-        """Say that the run is complete, without the numbers that there are none of."""
+        """Report the end of a complete run, without missing numbers."""
         finite = {
             name: _finite({tag: value for tag, value in one.items() if value is not None})
             for name, one in results.items()

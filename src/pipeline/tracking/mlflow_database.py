@@ -105,7 +105,7 @@ def make_whole(uri: str) -> None:
 def follow(uri: str, recorded: str, folder: Path) -> None:
     """Let a SQLite store that was copied or moved find its artifacts where they lie now.
 
-    Everything that lay in the checkout of the `recorded` folder is looked for in that of `folder`.
+    Paths below the checkout of the `recorded` folder are changed to the checkout of `folder`.
     """
     parts = urlsplit(recorded)
     before = Path(unquote(parts.path))

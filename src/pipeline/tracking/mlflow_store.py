@@ -229,7 +229,7 @@ class Store:
         return digests
 
     def set_tags(self, run: str, values: Mapping[str, str]) -> None:
-        """Write tags, replacing those of the same name."""
+        """Write tags, replacing earlier values."""
         from mlflow.entities import RunTag
 
         self.client.log_batch(run, tags=[RunTag(name, text) for name, text in values.items()])

@@ -187,7 +187,7 @@ def leaves(settings: Mapping[str, Any], start: str = "") -> list[tuple[str, Any]
 def dvc_digest(path: Path) -> str:
     """Return the digest of a file or folder in `dvc.lock`: MD5, with `.dir` for a folder.
 
-    A folder's is that of the list of its files with theirs. Hidden files are Snakemake's marks.
+    A folder's digest is that of its list of files and digests. Hidden files are Snakemake's marks.
     """
     if not path.is_dir():
         with path.open("rb") as file:

@@ -41,7 +41,7 @@ class _Gauge:
 def _node(
     total: float, count: int | None = None, children: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return seconds of one part in the tree; the count is left out where nobody counts."""
+    """Return seconds of one part in the tree; the count is left out where it is unknown."""
     node: dict[str, Any] = {"total": total}
     if count is not None:
         node["count"] = count
@@ -163,7 +163,7 @@ class TimersSink(Sink):
 
 
 def process_facts(*, trainer: str) -> dict[str, str]:
-    """Return facts about this process; `mlagents` versions are those of formats and protocol."""
+    """Return facts about this process; `mlagents` versions are of formats and protocol."""
     return {
         "python_version": platform.python_version(),
         "command_line_arguments": " ".join(sys.argv),

@@ -151,7 +151,7 @@ def _downloaded(url: str, limits: ArchiveLimits, sha256: str | None) -> Iterator
 
 
 def _remove_abandoned(downloads: Path) -> None:
-    """Remove what downloads that nobody continued for a week have left."""
+    """Remove parts of downloads that were abandoned a week ago."""
     if not downloads.is_dir():
         return
     for path in downloads.iterdir():

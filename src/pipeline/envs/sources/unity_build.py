@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 EDITOR_VARIABLE = "PIPELINE_UNITY_EDITOR"
 OUTPUT_ARGUMENT = "-pipelineOutput"
-"""What the build method is told: the path of the player to write, without its suffix."""
+"""Argument of the build method: the path of the player to write, without its suffix."""
 
 _TELL_EVERY_S = 15.0
 

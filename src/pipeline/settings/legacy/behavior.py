@@ -47,7 +47,7 @@ class Section:
     """The keys that a section has, and the map that it becomes."""
 
     entries: dict[str, Node]
-    """The keys of the section over those of the default section."""
+    """The section's keys, laid over the default section's."""
     node: Node
     """The section itself, for its place."""
     old: str
@@ -66,7 +66,7 @@ class Section:
     """The behavior so far: nodes in nested dictionaries."""
 
     def take(self, *keys: str) -> dict[str, Node]:
-        """Return those of `keys` that are left, and take them out of `left`."""
+        """Remove `keys` from `left`, and return those that were there."""
         return {key: self.left.pop(key) for key in keys if key in self.left}
 
     def is_own(self, node: Node) -> bool:

@@ -97,7 +97,7 @@ class FlatFile:
         target = self._resolved(name)
         entries = shared.value | target.value
         inherited = frozenset(_places(shared))
-        # What came from another section is told once, where that section is converted.
+        # Changes in another section are reported once, where that section is converted.
         elsewhere = inherited
         if target is not node:
             elsewhere |= frozenset(_places(target))

@@ -188,11 +188,11 @@ class Changes:
     entries: list[FormatChange] = field(default_factory=list)
 
     def moved(self, node: Node, old: str, new: str, text: str = "", *, warns: bool = False) -> None:
-        """Say that what stood at `old` stands at `new`."""
+        """Record that the value at `old` moved to `new`."""
         self.entries.append(FormatChange("moved", node.where, old, new, text, warns))
 
     def gone(self, node: Node, old: str, text: str, *, warns: bool = True) -> None:
-        """Say that `old` has no equal any more."""
+        """Record that `old` has no equivalent today."""
         self.entries.append(FormatChange("gone", node.where, old, "", text, warns))
 
     def note(self, node: Node, old: str, text: str, *, warns: bool = True) -> None:
@@ -231,7 +231,7 @@ def _note_repeats(repeats: list[Repeat], changes: Changes) -> None:
 
 
 def _read_json(path: Path, *, what: str, repeats: list[Repeat] | None = None) -> Node:
-    """Return the content of a JSON file, with lines; the arguments are those of `read_yaml`."""
+    """Return the content of a JSON file, with lines; arguments as for `read_yaml`."""
     text = read_text(path, what=what)
     try:
         json.loads(text, parse_constant=_refuse_constant)

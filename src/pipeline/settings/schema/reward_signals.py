@@ -124,7 +124,7 @@ def _source(node: Node, path: str) -> DemoSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardSignalSettings:
-    """What every reward signal has; those of a plug-in extend this class."""
+    """Settings of every reward signal; a plug-in's extend this class."""
 
     made_by: ClassVar[str] = ""
     """`module:class` of the `RewardSignal` with these settings, imported only to train.

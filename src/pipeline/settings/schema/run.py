@@ -49,7 +49,7 @@ class EnvironmentSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSettings:
-    """`engine_settings`: what the game engine is told."""
+    """`engine_settings`: the configuration of the game engine."""
 
     width: Count = 84
     """Pixels of the window."""
@@ -110,7 +110,7 @@ class RunSettings:
     env_settings: EnvironmentSettings = field(default_factory=EnvironmentSettings)
     """Which environment, and how many."""
     engine_settings: EngineSettings = field(default_factory=EngineSettings)
-    """What the game engine is told."""
+    """Configuration of the game engine."""
     environment_parameters: dict[str, EnvironmentParameter] | None = None
     """What the environment is sent, by name; or null."""
     checkpoint_settings: CheckpointSettings = field(default_factory=CheckpointSettings)

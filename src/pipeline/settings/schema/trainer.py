@@ -30,7 +30,7 @@ from pipeline.settings.schema.reward_signals import (
 Schedule = Literal["linear", "constant"]
 """How a value falls over training: to (nearly) zero at max_steps, or not at all."""
 
-# Settings must not import torch, so a test compares the number with that of the network.
+# Settings must not import torch, so a test compares this number with the network's.
 ATTENTION_HEADS = 4
 """Parts of equal size in which POCA's critic attends: `nets.attention.N_HEADS`."""
 
@@ -40,7 +40,7 @@ _LIKE_LEARNING_RATE = {"copies": "learning_rate_schedule"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HyperparameterSettings:
-    """What every trainer has; those of a plug-in extend this class."""
+    """Hyperparameters of every trainer; a plug-in's extend this class."""
 
     made_by: ClassVar[str] = ""
     """`module:class` of the `Algorithm` with these hyperparameters, imported only to train.

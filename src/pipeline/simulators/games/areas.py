@@ -90,7 +90,7 @@ class Areas:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         for rng, saved in zip(self._rngs, state["streams"], strict=True):
             rng.bit_generator.state = saved
         self.parameters.load_state_dict(state["parameters"])

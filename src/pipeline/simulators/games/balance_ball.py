@@ -112,7 +112,7 @@ class BalanceBall(SoloAreas):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         super().load_state_dict(state)
         for row, (mass, scale) in enumerate(state["shape"]):
             self._shape[row] = (mass, scale)

@@ -78,7 +78,7 @@ class Couriers(Areas):
         return {BEHAVIOR: (decisions, TerminalSteps.empty(_SPEC))}
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
-        """Send those who asked on their way, and go on until somebody arrives, comes or goes.
+        """Send the asking couriers on their way, and go on until one arrives, comes or goes.
 
         Args:
             actions: int32 [N, 1] next place of every courier that asked. A place without a road,

@@ -77,7 +77,7 @@ class Canvas:
         self.line([(x - radius, y + radius), (x + radius, y - radius)], 0.6 * radius, color)
 
     def walker(self, center: Point, forward: Point, radius: float, color: str = BLUE) -> None:
-        """Draw somebody who looks in the direction of the unit vector `forward`."""
+        """Draw an agent that looks in the direction of the unit vector `forward`."""
         self.disc(center, radius, color)
         tip = np.asarray(center) + 0.55 * radius * np.asarray(forward)
         self.disc(tip, 0.35 * radius, PAPER)

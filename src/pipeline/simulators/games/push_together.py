@@ -230,7 +230,7 @@ _MIDDLE_ROW = (ROWS - 1) // 2
 
 
 def expert(steps: DecisionSteps) -> ActionTuple:
-    """Walk into the pit if nobody is nearer to it, else to the block's left side, and push.
+    """Walk into the pit if no mate is nearer to it, else to the block's left side, and push.
 
     Two who are equally near both walk to the pit; the second finds it filled.
     """

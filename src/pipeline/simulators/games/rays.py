@@ -21,7 +21,7 @@ TURNS = np.array([0, 0, 0, 1, -1])
 _FORWARD, _RIGHT, _LEFT = 1, 3, 4
 _SMALLEST = np.float32(1e-6)
 HIDDEN = 1e4
-"""A coordinate at which no ray hits a thing and nobody touches it."""
+"""A coordinate out of reach of every ray and agent."""
 
 
 def spread(n_per_side: int, max_degrees: float) -> AnyArray:

@@ -36,13 +36,13 @@ class TrackedRun:
     keep_earlier: bool = True
     """Whether records of an earlier run in the folder are continued."""
     debug_folder: Path | None = None
-    """Where records for debugging go; None when nobody asked for them."""
+    """Where records for debugging go; None without debugging."""
     settings: RunSettings = field(default_factory=RunSettings)
     """All settings of the run."""
     key: run_metadata.RunKey | None = None
-    """Its name, group, seed and tags; None where nobody has said."""
+    """Its name, group, seed and tags; None where they are unknown."""
     row: run_metadata.RunMetadata | None = None
-    """Its parameters and whole configuration; None where nobody has said."""
+    """Its parameters and whole configuration; None where they are unknown."""
     record: MlflowRun | None = None
     """The row of MLflow that a stage of the DAG has open, and closes."""
 
@@ -117,7 +117,7 @@ def run_outside_dag(
     resume: bool = False,
     debug_folder: Path | None = None,
 ) -> TrackedRun:
-    """Describe a run that no stage makes, with the same facts as those of the stage `train`.
+    """Describe a run that no stage makes, with the same facts as the stage `train` does.
 
     Args:
         settings: of the run.

@@ -1,4 +1,4 @@
-"""A row of MLflow: that of the stage, or one of its own for a run that no stage makes."""
+"""A row of MLflow: the stage's, or a new one for a run outside the DAG."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MlflowSink(Sink):
         run: with `key` and `row`.
 
     Raises:
-        ValueError: Nobody has said which run it is.
+        ValueError: The run has no key or no row.
     """
 
     def __init__(self, run: TrackedRun) -> None:

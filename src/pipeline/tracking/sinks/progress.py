@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def for_run(run: TrackedRun) -> ProgressSink | None:
-    """Only runs that somebody watches are told of."""
+    """Return a sink if `pipeline run` watches this process."""
     return ProgressSink(run.max_steps) if progress.watched() else None
 
 

@@ -77,7 +77,7 @@ class StatsSummary(NamedTuple):
 
 
 class StatsPropertyType(Enum):
-    """What `add_property` is told."""
+    """Kinds of properties that `add_property` takes."""
 
     HYPERPARAMETERS = "hyperparameters"
     SELF_PLAY = "selfplay"

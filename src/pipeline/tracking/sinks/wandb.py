@@ -1,4 +1,4 @@
-"""Weights & Biases: a run with parameters and curves, kept in files where nobody is signed in."""
+"""Weights & Biases: a run with parameters and curves, kept in files without a login."""
 
 from __future__ import annotations
 

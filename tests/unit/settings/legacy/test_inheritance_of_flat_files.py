@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.settings import dump_yaml, parse_yaml, to_mapping
-from pipeline.settings.legacy import to_present
+from pipeline.settings.legacy.convert import to_present
 from pipeline.settings.nodes import Node, find, to_plain
 from pipeline.settings.run_file import as_written, structure
 
