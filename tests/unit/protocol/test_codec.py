@@ -293,10 +293,12 @@ def test_actions_that_are_no_message_are_the_trainers():
         actions.decode_actions(b"\xff", ActionSpec(2, ()))
 
 
-@pytest.mark.parametrize("choice", [float("nan"), float("inf"), -3e9])
+@pytest.mark.parametrize("choice", [float("nan"), float("inf"), -3e9, 2.0**31])
 def test_discrete_actions_of_old_messages_that_are_no_choices_are_refused(choice):
     message = m.UnityRLInputProto.ListAgentActionProto()
-    message.value.add(vector_actions_deprecated=[1.0])
+    largest = 2**31 - 128  # of the whole numbers below 2^31 that a float32 holds
+    message.value.add(vector_actions_deprecated=[largest])
+    assert decode_actions(message, ActionSpec(0, (2,))).discrete.tolist() == [[largest]]
     message.value.add(vector_actions_deprecated=[choice])
     with pytest.raises(UnityActionException, match=r"agent number 1 got the discrete actions \["):
         decode_actions(message, ActionSpec(0, (2,)))

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from wire_messages import decode_actions, decode_list, decode_steps, encode_actions
 
-from pipeline.errors import UnityActionException, UnityObservationException
 from pipeline.protocol import actions, decoding, layout_cache, vectorized
 from pipeline.protocol.demo import DemoWriter, read_demo
 from pipeline.protocol.encoding import compressed_steps_bytes, encode_steps
@@ -198,28 +197,6 @@ def pairs_of(data: bytes) -> list[bytes]:
     return records[1:]
 
 
-def test_compressed_images_in_another_order_are_refused():
-    """They have the same shape, so that only their names tell."""
-    names = ["left", "right"]
-    spec = BehaviorSpec(
-        [ObservationSpec.visual(1, 4, 5, name) for name in names], ActionSpec(1, ())
-    )
-    png = encode_png(np.zeros((1, 4, 5), np.float32))
-    infos = [m.AgentInfoProto(id=1), m.AgentInfoProto(id=2)]
-    for info, order in zip(infos, (names, names[::-1]), strict=True):
-        for name in order:
-            info.observations.add(
-                shape=[1, 4, 5],
-                name=name,
-                dimension_properties=[1, 2, 2],
-                compression_type=m.PNG,
-                compressed_data=png,
-            )
-    decode_steps(infos[:1], spec, "b")
-    with pytest.raises(UnityObservationException, match=r"id=2 .* order \['right', 'left'\]"):
-        decode_steps(infos, spec, "b")
-
-
 IMAGE = np.random.default_rng(0).random((3, 2, 4)).astype(np.float32)
 LAYOUTS = {
     "channels first": ([3, 2, 4], [1, 2, 2], IMAGE),
@@ -248,14 +225,3 @@ def test_agents_of_an_image_in_either_layout_are_read_alike(first, second):
 def test_images_of_the_same_layout_are_read_together(layout, monkeypatch):
     monkeypatch.setattr(decoding, "_decode_slowly", None)
     np.testing.assert_array_equal(images_of(layout, layout, layout), [IMAGE] * 3)
-
-
-@pytest.mark.parametrize(("choice", "is_taken"), [(2**31 - 128, True), (2**31, False)])
-def test_old_choices_beyond_32_bits_are_refused(choice, is_taken):
-    message = m.UnityRLInputProto.ListAgentActionProto()
-    message.value.add(vector_actions_deprecated=[float(choice)])
-    if is_taken:
-        assert decode_actions(message, ActionSpec(0, (2,))).discrete.tolist() == [[choice]]
-    else:
-        with pytest.raises(UnityActionException, match="each must be a choice"):
-            decode_actions(message, ActionSpec(0, (2,)))

@@ -60,18 +60,19 @@ def test_agent_with_other_names_is_taken_with_one_warning(caplog):
     ]
 
 
-def test_a_png_under_another_name_is_taken_with_one_warning(caplog):
+def test_of_several_pngs_one_under_another_name_is_taken_with_a_warning(caplog):
     spec = BehaviorSpec([ObservationSpec.visual(1, 2, 2, "left")], ActionSpec(1, ()))
-    info = m.AgentInfoProto(id=1)
     png = encode_png(np.zeros((1, 2, 2), np.float32))
-    info.observations.add(
-        shape=[1, 2, 2],
-        name="right",
-        dimension_properties=[1, 2, 2],
-        compression_type=m.PNG,
-        compressed_data=png,
-    )
-    decode_steps([info], spec, "a camera")
+    infos = [m.AgentInfoProto(id=1), m.AgentInfoProto(id=2)]
+    for info, name in zip(infos, ("left", "right"), strict=True):
+        info.observations.add(
+            shape=[1, 2, 2],
+            name=name,
+            dimension_properties=[1, 2, 2],
+            compression_type=m.PNG,
+            compressed_data=png,
+        )
+    decode_steps(infos, spec, "a camera")
     assert "Behavior a camera: an agent calls its observations ['right']" in caplog.text
 
 
