@@ -34,6 +34,7 @@ from pipeline.algos.ppo import (
     log_probs,
     policy_loss,
     value_loss,
+    with_ratio_range,
 )
 from pipeline.algos.returns import generalized_advantages
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
@@ -108,10 +109,11 @@ class POCA(Algorithm):
         now = Schedule.at(step, h, self.settings.max_steps)
         self.optimizer.learning_rate = now.learning_rate
         rows, groups = self._rows(rollout)
+        rows = with_ratio_range(rows, now.epsilon)
         losses = []
         for _ in range(h.num_epoch):
             for batch in self._minibatches(rows, groups):
-                losses.append(self._learn(batch, groups, epsilon=now.epsilon, beta=now.beta))
+                losses.append(self._learn(batch, groups, beta=now.beta))
                 if self.intrinsic is not None:
                     self.intrinsic.learn(batch.index)
         by_step = torch.stack(losses)
@@ -147,7 +149,7 @@ class POCA(Algorithm):
         n_sequences = max(size // self.sequence_length, 1)
         return rows.minibatches(self.minibatch_stream, n_sequences, self.processes)
 
-    def _learn(self, batch: Rows, groups: GroupBatch, *, epsilon: float, beta: float) -> Tensor:
+    def _learn(self, batch: Rows, groups: GroupBatch, *, beta: float) -> Tensor:
         """One gradient step on a minibatch; policy, value and baseline loss [3]."""
         hidden = self.policy.actor(batch.obs, batch.sequences)
         log_prob, entropy = self.policy.actor.heads.evaluate(
@@ -159,10 +161,10 @@ class POCA(Algorithm):
             groups, moments, groups.present[moments], index
         )
         loss_pi = policy_loss(
-            log_prob=log_prob,
-            old_log_prob=batch.log_prob,
+            log_ratio=log_prob - batch.log_prob,
             advantage=batch.advantage,
-            epsilon=epsilon,
+            lowest=batch.columns["lowest"],
+            highest=batch.columns["highest"],
         )
         loss_v = value_loss(value=value, returns=batch.returns)
         loss_b = value_loss(value=baseline, returns=batch.returns)

@@ -30,7 +30,9 @@ from pipeline.algos.rows import (
     values_in_sequence,
 )
 from pipeline.algos.schedules import BETA_FLOOR, EPSILON_FLOOR, LEARNING_RATE_FLOOR, scheduled
-from pipeline.nets.actor_critic import Critic
+from pipeline.nets.actor_critic import Critic, apply_memory
+from pipeline.nets.encoder import dense_pairs
+from pipeline.nets.layers import DensePair
 from pipeline.nets.optimizer import FlatAdam
 
 if TYPE_CHECKING:
@@ -50,22 +52,31 @@ CHUNK = 4096
 """Rows that go through a network at once where nothing is learned."""
 
 
-def policy_loss(
-    *, log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, epsilon: float
-) -> Tensor:
+def policy_loss(*, log_ratio: Tensor, advantage: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
     """Clipped surrogate -mean(min(ratio A, clip(ratio) A)), arXiv 1707.06347, equation 7.
 
     Args:
-        log_prob: [B, C] of the taken actions under the policy being trained, C components each.
-        old_log_prob: [B, C] under the policy that took them.
+        log_ratio: [B, C] log probabilities of the taken actions under the policy being trained,
+            less those under the policy that took them, C components each.
         advantage: [B, 1], the same for all components of an action.
-        epsilon: clip range of the ratio.
+        lowest: as `advantage`, where the ratio is clipped; see `with_ratio_range`.
+        highest: the same for the other side.
     """
-    # The minimum clips the ratio only on the side where a further move would raise the objective.
-    lowest = torch.where(advantage < 0.0, 1.0 - epsilon, -torch.inf)
-    highest = torch.where(advantage > 0.0, 1.0 + epsilon, torch.inf)
-    ratio = torch.exp(log_prob - old_log_prob)
-    return -(ratio.clamp(lowest, highest) * advantage).mean()
+    return -(log_ratio.exp().clamp(lowest, highest) * advantage).mean()
+
+
+def with_ratio_range(rows: Rows, epsilon: float) -> Rows:
+    """The rows with the range `lowest` to `highest` of each ratio, once for all minibatches.
+
+    The minimum in the objective clips the ratio only on the side where a further move would raise
+    it.
+    """
+    advantage = rows.advantage
+    bounds = {
+        "lowest": torch.where(advantage < 0.0, 1.0 - epsilon, -torch.inf),
+        "highest": torch.where(advantage > 0.0, 1.0 + epsilon, torch.inf),
+    }
+    return replace(rows, columns={**rows.columns, **bounds})
 
 
 def value_loss(*, value: Tensor, returns: Tensor) -> Tensor:
@@ -174,7 +185,10 @@ class PPO(Algorithm):
         self.own_networks = {"policy": self.policy, "critic": self.critic}
         self.recurrent_critic = self.critic
         parameters = [*self.policy.parameters(), *self.critic.parameters()]
-        self.optimizer = FlatAdam(parameters, learning_rate=h.learning_rate)
+        pairs = dense_pairs(self.policy.actor.body, self.critic.body)
+        self.optimizer = FlatAdam(parameters, learning_rate=h.learning_rate, pairs=pairs)
+        self.bodies = DensePair(self.optimizer.paired) if pairs else None
+        """Both networks' dense layers as one, where they have no others before them."""
         self.gamma, self.strength, self.ignores_done = (
             values.cpu().numpy()
             for values in (self.signals.gamma, self.signals.strength, self.signals.ignores_done)
@@ -190,7 +204,7 @@ class PPO(Algorithm):
         h = self.hyperparameters
         now = Schedule.at(step, h, self.settings.max_steps)
         self.optimizer.learning_rate = now.learning_rate
-        rows = self._rows(rollout)
+        rows = with_ratio_range(self._rows(rollout), now.epsilon)
         clip = None
         if h.clip_value:
             clip = now.epsilon * self.processes.std(rows.returns).clamp_min(1e-6)
@@ -198,7 +212,7 @@ class PPO(Algorithm):
         size = max(h.batch_size // self.sequence_length, 1)
         for _ in range(h.num_epoch):
             for batch in rows.minibatches(self.minibatch_stream, size, self.processes):
-                steps.append(self._learn(batch, epsilon=now.epsilon, beta=now.beta, clip=clip))
+                steps.append(self._learn(batch, beta=now.beta, clip=clip))
                 if self.intrinsic is not None:
                     self.intrinsic.learn(batch.index)
         losses = torch.stack([loss for one in steps for loss in one.losses]).view(-1, 2)
@@ -230,19 +244,18 @@ class PPO(Algorithm):
             stats["Losses/Pretraining Loss"] = self.bc.update(step=step)
         return stats
 
-    def _learn(self, batch: Rows, *, epsilon: float, beta: float, clip: Tensor | None) -> StepStats:
+    def _learn(self, batch: Rows, *, beta: float, clip: Tensor | None) -> StepStats:
         """One gradient step on a minibatch; `clip` [S] if values are clipped."""
-        own, critics = self._sequence_states(batch.sequences)
-        hidden = self.policy.actor(batch.obs, own)
-        value = self.critic(batch.obs, hidden, critics)
+        hidden, value = self._hidden_and_value(batch)
         log_prob, entropy = self.policy.actor.heads.evaluate(
             hidden, batch.continuous, batch.discrete, batch.allowed
         )
+        log_ratio = log_prob - batch.log_prob
         loss_pi = policy_loss(
-            log_prob=log_prob,
-            old_log_prob=batch.log_prob,
+            log_ratio=log_ratio,
             advantage=batch.advantage,
-            epsilon=epsilon,
+            lowest=batch.columns["lowest"],
+            highest=batch.columns["highest"],
         )
         if clip is None:
             loss_v = value_loss(value=value, returns=batch.returns)
@@ -256,8 +269,19 @@ class PPO(Algorithm):
         self.optimizer.step(max_norm=self.hyperparameters.max_grad_norm)
         return StepStats(
             losses=(loss_pi.detach(), loss_v.detach()),
-            log_ratio=log_prob.detach() - batch.log_prob,
+            log_ratio=log_ratio.detach(),
         )
+
+    def _hidden_and_value(self, batch: Rows) -> tuple[Tensor, Tensor]:
+        """The actor's hidden vectors [B, H] and the critic's values [B, S]."""
+        own, critics = self._sequence_states(batch.sequences)
+        actor, critic = self.policy.actor, self.critic
+        if self.bodies is None:
+            hidden = actor(batch.obs, own)
+            return hidden, critic(batch.obs, hidden, critics)
+        features, valued = self.bodies(actor.body.features(batch.obs)[0]).unbind()
+        value: Tensor = critic.heads(apply_memory(valued, critic.memory, critics))
+        return apply_memory(features, actor.memory, own), value
 
     @torch.no_grad()
     def _rows(self, rollout: Rollout) -> Rows:

@@ -26,7 +26,9 @@ from pipeline.algos.replay_sampler import ReplaySampler
 from pipeline.algos.reward_signals import mean_losses
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
 from pipeline.data.replay import Replay
-from pipeline.nets.actor_critic import Critic
+from pipeline.nets.actor_critic import Critic, apply_memory
+from pipeline.nets.encoder import dense_pairs
+from pipeline.nets.layers import DensePair
 from pipeline.nets.memory import SequenceState
 from pipeline.nets.optimizer import FlatAdam
 from pipeline.nets.q_networks import TwinQNetworks
@@ -72,19 +74,19 @@ def taken_value(values: Tensor, discrete: Tensor, branches: Sequence[int]) -> Te
     """Values of what was done, the mean over branches.
 
     Args:
-        values: [B, S, outputs]: one output, or one for each choice of each branch.
+        values: [..., B, S, outputs]: one output, or one for each choice of each branch.
         discrete: int64 [B, branches] choices.
         branches: sizes of the branches.
 
     Returns:
-        [B, S].
+        [..., B, S].
     """
     if not branches:
         return values.squeeze(-1)
     first = np.cumsum(branches) - np.asarray(branches)
     columns = discrete + torch.from_numpy(first).to(discrete.device)
-    shape = (*values.shape[:2], len(branches))
-    return values.gather(2, columns.unsqueeze(1).expand(shape)).mean(-1)
+    shape = (*values.shape[:-1], len(branches))
+    return values.gather(-1, columns.unsqueeze(1).expand(shape)).mean(-1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,6 +142,7 @@ class SAC(Algorithm):
         self.log_alpha = nn.Parameter(start.to(device))
         self.target_entropy = _target_entropy(actions).to(device)
         self.alpha_weight = _alpha_weight(actions).to(device)
+        pairs = dense_pairs(self.policy.actor.body, self.value.body)
         # one Adam for all: it treats every number by itself, and all have one learning rate
         self.optimizer = FlatAdam(
             [
@@ -149,8 +152,12 @@ class SAC(Algorithm):
                 self.log_alpha,
             ],
             learning_rate=h.learning_rate,
+            pairs=[*pairs, *self.q_networks.pairs],
         )
-        self.q_networks.share_weights()
+        paired = self.optimizer.paired
+        self.q_networks.share_weights(paired[len(pairs) :])
+        self.bodies = DensePair(paired[: len(pairs)]) if pairs else None
+        """The policy's and the value's dense layers as one, where they have no others before."""
         self._soft_update = get_ema_multi_avg_fn(1.0 - h.tau)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._source: list[Tensor] = list(self.value.parameters())
         self._target: list[Tensor] = list(self.target.parameters())
@@ -254,15 +261,15 @@ class SAC(Algorithm):
             ignores_done=self.signals.ignores_done,
         )
         self.optimizer.zero_gradients()
-        fresh = self._fresh(batch, own)
+        hidden, value = self._hidden_and_value(batch, own, critics)
+        fresh = self._fresh(batch, hidden)
         values, again = self.q_networks(
             batch.obs,
             taken=batch.continuous,
             fresh=fresh.continuous if actions.continuous_size else None,
             sequences=own,
         )
-        taken = [taken_value(one, batch.discrete, actions.discrete_branches) for one in values]
-        value = self.value(batch.obs, batch.obs[0], critics)
+        taken = taken_value(values, batch.discrete, actions.discrete_branches)
         expected = fresh.expected(again[0])
         loss_pi = (fresh.entropy_cost - expected.mean(-1)).mean()
         with torch.no_grad():
@@ -270,22 +277,29 @@ class SAC(Algorithm):
                 1
             )
             entropy_gap = fresh.log_prob.mean(0) + self.target_entropy
-        targets = (soft, y, y)
-        losses = [
-            0.5 * nn.functional.mse_loss(found, target)
-            for found, target in zip((value, *taken), targets, strict=True)
-        ]
+        errors = torch.cat((value.unsqueeze(0), taken)) - torch.stack((soft, y, y))
+        losses = 0.5 * errors.square().mean((1, 2))
         loss_alpha = -(self.log_alpha * entropy_gap * self.alpha_weight).sum()
-        loss = loss_pi + torch.stack(losses).sum() + loss_alpha
+        loss = loss_pi + losses.sum() + loss_alpha
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.optimizer.step(max_norm=self.hyperparameters.max_grad_norm)
         self._soft_update(self._target, self._source, None)
-        return torch.cat((torch.stack((loss_pi, *losses)), value.mean(0))).detach()
+        return torch.cat((loss_pi.view(1), losses, value.mean(0))).detach()
 
-    def _fresh(self, batch: Rows, sequences: SequenceState | None) -> Fresh:
-        """What the policy would do at the observations of a minibatch, with gradients."""
+    def _hidden_and_value(
+        self, batch: Rows, own: SequenceState | None, critics: SequenceState | None
+    ) -> tuple[Tensor, Tensor]:
+        """The actor's hidden vectors [B, H] and the value network's values [B, S]."""
+        actor, critic = self.policy.actor, self.value
+        if self.bodies is None:
+            return actor(batch.obs, own), critic(batch.obs, batch.obs[0], critics)
+        features, valued = self.bodies(actor.body.features(batch.obs)[0]).unbind()
+        value: Tensor = critic.heads(apply_memory(valued, critic.memory, critics))
+        return apply_memory(features, actor.memory, own), value
+
+    def _fresh(self, batch: Rows, hidden: Tensor) -> Fresh:
+        """What the policy would do after `hidden` [B, H] of a minibatch, with gradients."""
         actions, heads = self.spec.action_spec, self.policy.actor.heads
-        hidden = self.policy.actor(batch.obs, sequences)
         continuous, columns = batch.continuous, []
         if actions.continuous_size:
             mu, log_sigma = heads.gaussian(hidden)

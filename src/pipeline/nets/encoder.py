@@ -235,6 +235,21 @@ class ObservationEncoder(nn.Module):
         return crowd if own is None else torch.cat((own, crowd), dim=1)
 
 
+def dense_pairs(
+    first: ObservationEncoder, second: ObservationEncoder | None
+) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    """Return what two encoders can compute as a `DensePair`; nothing if not all is dense.
+
+    Args:
+        first: one of them.
+        second: of the same observations and settings; None where there is but one.
+    """
+    other = first.encoders or first.attention is not None or first.hyper is not None
+    if second is None or other:
+        return []
+    return list(zip(first.dense.parameters(), second.dense.parameters(), strict=True))
+
+
 def _refuse_unless_entities(index: int, spec: ObservationSpec) -> None:
     """Of ranks other than 1 and 3 only a list of entities has a network."""
     if len(spec.shape) == 2 and tuple(spec.dimension_property) == ENTITIES:

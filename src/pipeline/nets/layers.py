@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pipeline.errors import ExportError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from pipeline.nets.onnx_graph import OnnxGraph
 
@@ -52,9 +52,9 @@ class DenseSwish(nn.Module):
     def __init__(self, n_in: int, hidden_units: int, num_layers: int, *, gain: float = 1.0) -> None:
         super().__init__()
         sizes = [n_in, *[hidden_units] * num_layers]
-        layers = [linear(a, b, gain=gain) for a, b in pairwise(sizes)]
-        self.layers = nn.ModuleList(layers)
-        self._weights = [(layer.weight, layer.bias) for layer in layers]
+        self.linears = [linear(a, b, gain=gain) for a, b in pairwise(sizes)]
+        self.layers = nn.ModuleList(self.linears)
+        self._weights = [(layer.weight, layer.bias) for layer in self.linears]
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, n_in] to [B, hidden_units]."""
@@ -67,6 +67,29 @@ class DenseSwish(nn.Module):
         for index, layer in enumerate(self.layers):
             x = graph.swish(graph.linear(layer, x, f"{name}.{index}"))
         return x
+
+
+class DensePair:
+    """Two `DenseSwish` of one shape over the same rows: a layer of both is one batched product.
+
+    Args:
+        parameters: [2, ...] weights and biases of both, layer after layer.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._weights = list(zip(parameters[::2], parameters[1::2], strict=True))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[B, n_in] to [2, B, hidden_units]."""
+        x = x.expand(2, *x.shape)
+        for weight, bias in self._weights:
+            x = nn.functional.silu(paired_linear(x, weight, bias))
+        return x
+
+
+def paired_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Two dense layers of one shape: x [2, B, n_in], weight [2, n_out, n_in], bias [2, n_out]."""
+    return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
 
 
 class RunningNormalizer(nn.Module):

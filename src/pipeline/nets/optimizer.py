@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 # Numbers that each parameter's place is rounded up to, so that all begin at a cache line.
 _ALIGNMENT = 16
@@ -103,22 +103,38 @@ class FlatAdam:
     Args:
         parameters: what to train; on one device, and to stay there.
         learning_rate: step size until `learning_rate` is set.
+        pairs: parameters of the same shape, two by two, that lie beside each other.
+
+    Attributes:
+        paired: each of the pairs as one parameter [2, ...], over the same memory, and with its
+            gradients over the same memory too: it may be used beside the two, or instead of them.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], *, learning_rate: float) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        learning_rate: float,
+        pairs: Sequence[tuple[nn.Parameter, nn.Parameter]] = (),
+    ) -> None:
         self.parameters = list(dict.fromkeys(parameters))
-        rounded = [-(-p.numel() // _ALIGNMENT) * _ALIGNMENT for p in self.parameters]
+        self._places = _places(self.parameters, pairs)
         first = self.parameters[0]
-        self.flat = nn.Parameter(torch.zeros(sum(rounded), dtype=first.dtype, device=first.device))
-        self.flat.grad = torch.zeros_like(self.flat)
-        self._gradients = []
-        start = 0
-        for parameter, size in zip(self.parameters, rounded, strict=True):
-            part = slice(start, start + parameter.numel())
-            self.flat.data[part] = parameter.detach().flatten()
-            parameter.data = self.flat.data[part].view_as(parameter)
-            self._gradients.append(self.flat.grad[part].view_as(parameter))
-            start += size
+        size = max(place.stop for place in self._places)
+        size = -(-size // _ALIGNMENT) * _ALIGNMENT
+        self.flat = nn.Parameter(torch.zeros(size, dtype=first.dtype, device=first.device))
+        gradient = self.flat.grad = torch.zeros_like(self.flat)
+        self._gradients: list[tuple[nn.Parameter, Tensor]] = []
+        for parameter, place in zip(self.parameters, self._places, strict=True):
+            self.flat.data[place] = parameter.detach().flatten()
+            parameter.data = self.flat.data[place].view_as(parameter)
+            self._gradients.append((parameter, gradient[place].view_as(parameter)))
+        self.paired: list[nn.Parameter] = []
+        for one, _ in pairs:
+            start, shape = one.storage_offset(), (2, *one.shape)
+            place = slice(start, start + 2 * one.numel())
+            self.paired.append(nn.Parameter(self.flat.detach()[place].view(shape)))
+            self._gradients.append((self.paired[-1], gradient[place].view(shape)))
         self._adam = FusedAdam([self.flat], learning_rate=learning_rate)
         self.average: Callable[[Tensor], None] | None = None
         """Makes the gradient the mean over several processes, before anything is done with it."""
@@ -135,7 +151,7 @@ class FlatAdam:
     def zero_gradients(self) -> None:
         """Forget the gradients, those of other optimizers of the same parameters included."""
         self.gradient.zero_()
-        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+        for parameter, gradient in self._gradients:
             parameter.grad = gradient
 
     @property
@@ -155,9 +171,43 @@ class FlatAdam:
         self._adam.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Adam's moments and step count."""
-        return self._adam.state_dict()
+        """Adam's moments and step count; the moments in the order of the parameters."""
+        return self._reordered(self._adam.state_dict(), self._places, _places(self.parameters))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what `state_dict` gave."""
-        self._adam.load_state_dict(state)
+        places = _places(self.parameters)
+        self._adam.load_state_dict(self._reordered(state, places, self._places))
+
+    def _reordered(
+        self, state: dict[str, Any], before: Sequence[slice], after: Sequence[slice]
+    ) -> dict[str, Any]:
+        """Adam's state with the moments of each parameter in another place."""
+        if before == after or not state["state"]:
+            return state
+        moved = dict(state["state"][0])
+        for name in ("exp_avg", "exp_avg_sq"):
+            size = -(-max(place.stop for place in after) // _ALIGNMENT) * _ALIGNMENT
+            values = moved[name]
+            moved[name] = values.new_zeros(size)
+            for old, new in zip(before, after, strict=True):
+                moved[name][new] = values[old]
+        return {**state, "state": {0: moved}}
+
+
+def _places(
+    parameters: Sequence[nn.Parameter], pairs: Sequence[tuple[nn.Parameter, nn.Parameter]] = ()
+) -> list[slice]:
+    """Where each parameter lies in a flat tensor: in order, but for the second ones of pairs."""
+    second_of = dict(pairs)
+    seconds = set(second_of.values())
+    start, place_of = 0, {}
+    for parameter in parameters:
+        if parameter in seconds:
+            continue
+        here = [parameter, second_of[parameter]] if parameter in second_of else [parameter]
+        for one in here:
+            place_of[one] = slice(start, start + one.numel())
+            start += one.numel()
+        start = -(-start // _ALIGNMENT) * _ALIGNMENT
+    return [place_of[parameter] for parameter in parameters]

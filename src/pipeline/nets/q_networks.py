@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.nets.actor_critic import apply_memory
-from pipeline.nets.encoder import ObservationEncoder
-from pipeline.nets.layers import xavier
+from pipeline.nets.encoder import ObservationEncoder, dense_pairs
+from pipeline.nets.layers import DensePair, paired_linear, xavier
 from pipeline.nets.memory import SequenceState, memory_for
 
 if TYPE_CHECKING:
@@ -78,12 +78,28 @@ class TwinQNetworks(nn.Module):
         self.second = QNetwork(spec, settings, n_signals)
         # in a tuple, because it has no weights of its own that would be saved
         self._frozen = (copy.deepcopy(self.first).requires_grad_(False),)
+        self._both: tuple[DensePair, nn.Parameter, nn.Parameter] | None = None
 
-    def share_weights(self) -> None:
+    @property
+    def pairs(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        """Parameters of both twins that `share_weights` takes as one, if both are to be so."""
+        bodies = dense_pairs(self.first.body, self.second.body)
+        if not bodies or self.first.memory is not None:
+            return []
+        heads = self.first.heads.parameters(), self.second.heads.parameters()
+        return bodies + list(zip(*heads, strict=True))
+
+    def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
         """Value fresh actions with the first twin's own weights, as constants.
 
         To be called once the weights have found their place in memory, see `FlatAdam`.
+
+        Args:
+            paired: each of `pairs` as one parameter [2, ...].
         """
+        if paired:
+            *bodies, weight, bias = paired
+            self._both = DensePair(bodies), weight, bias
         for frozen, own in zip(self._frozen[0].parameters(), self.first.parameters(), strict=True):
             frozen.data = own.data
 
@@ -94,8 +110,8 @@ class TwinQNetworks(nn.Module):
         taken: Tensor,
         fresh: Tensor | None,
         sequences: SequenceState | None = None,
-    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Both twins' values [B, S, outputs] of actions taken, and of fresh ones.
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Both twins' values of actions taken [2, B, S, outputs], and of fresh ones, one by one.
 
         Args:
             obs: [B, *shape] per observation, normalised.
@@ -105,9 +121,17 @@ class TwinQNetworks(nn.Module):
             sequences: the sequences that the rows form; None without memory.
         """
         first, second = self.first.body.features(obs), self.second.body.features(obs)
-        values = self.first(first, taken, sequences), self.second(second, taken, sequences)
+        if self._both is None:
+            pair = self.first(first, taken, sequences), self.second(second, taken, sequences)
+            values = torch.stack(pair)
+        else:
+            bodies, weight, bias = self._both
+            hidden = bodies(torch.cat((first[0], taken), dim=1))
+            flat = paired_linear(hidden, weight, bias)
+            values = flat.view(2, -1, self.first.n_signals, self.first.n_outputs)
         if fresh is None:
-            return values, (values[0].detach(), values[1].detach())
+            constant = values.detach()
+            return values, (constant[0], constant[1])
         joined, goal = first
         goal = None if goal is None else goal.detach()
         again = self._frozen[0]((joined.detach(), goal), fresh, sequences)

@@ -20,6 +20,7 @@ from pipeline.algos.ppo import (
     decoupled,
     policy_loss,
     value_loss,
+    with_ratio_range,
 )
 from pipeline.algos.rows import Rows
 from pipeline.data.rollout import Rollout
@@ -68,10 +69,16 @@ def rollout(spec: BehaviorSpec, n_rows: int = 128, *, seed: int = 0) -> Rollout:
     )
 
 
+def loss_of(*, log_prob, old_log_prob, advantage, epsilon):
+    """`policy_loss` with the range that rows get."""
+    ranged = with_ratio_range(Rows(columns={"advantage": advantage}), epsilon)
+    return policy_loss(log_ratio=log_prob - old_log_prob, **ranged.columns)
+
+
 def test_policy_loss_takes_the_smaller_of_plain_and_clipped_ratio():
     log_prob = torch.log(torch.tensor([[1.5], [0.5], [1.5], [0.5]]))
     advantage = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])
-    loss = policy_loss(
+    loss = loss_of(
         log_prob=log_prob,
         old_log_prob=torch.zeros(4, 1),
         advantage=advantage,
@@ -93,8 +100,8 @@ def test_rows_of_an_older_policy_are_weighted_and_clipped_from_the_policy_as_it_
     expected = torch.tensor([[1.2], [-1.6], [LARGEST_WEIGHT]])  # the last would weigh nine times
     torch.testing.assert_close(rows.advantage, expected)
     given = {"old_log_prob": rows.log_prob, "advantage": rows.advantage, "epsilon": 0.2}
-    assert float(policy_loss(log_prob=now, **given)) == pytest.approx(-(1.2 - 1.6 + 2.0) / 3)
-    twice = policy_loss(log_prob=now + np.log(2.0), **given)
+    assert float(loss_of(log_prob=now, **given)) == pytest.approx(-(1.2 - 1.6 + 2.0) / 3)
+    twice = loss_of(log_prob=now + np.log(2.0), **given)
     assert float(twice) == pytest.approx(-(1.2 * 1.2 - 1.6 * 2.0 + 2.0 * 1.2) / 3)
 
 
@@ -133,7 +140,7 @@ def test_value_loss_counts_moves_beyond_the_clip_from_where_they_started():
 def test_policy_loss_has_a_derivative_only_where_the_clip_does_not_hold_it():
     log_prob = torch.log(torch.tensor([[1.5], [0.5], [1.5], [0.5], [1.0]])).requires_grad_()
     advantage = torch.tensor([[1.0], [1.0], [-1.0], [-1.0], [2.0]])
-    policy_loss(
+    loss_of(
         log_prob=log_prob, old_log_prob=torch.zeros(5, 1), advantage=advantage, epsilon=0.2
     ).backward()
     # -ratio A / 5 where the minimum is the unclipped term

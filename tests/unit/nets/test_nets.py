@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from pipeline.nets.distributions import (
     sample_categorical,
 )
 from pipeline.nets.encoder import HyperLayer, ObservationEncoder
-from pipeline.nets.layers import RunningNormalizer, linear
+from pipeline.nets.layers import RunningNormalizer, linear, paired_linear
 from pipeline.nets.optimizer import FlatAdam, FusedAdam
 from pipeline.nets.vision import visual_encoder
 from pipeline.protocol.specs import ObservationSpec, ObservationType
@@ -205,3 +206,41 @@ def test_flat_adam_steps_as_adam_over_separate_parameters():
         flat.step()
     for a, b in zip(one.parameters(), two.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
+def _steps(optimizer, layers, n):
+    for _ in range(n):
+        optimizer.zero_gradients()
+        sum(
+            layer(torch.linspace(-1, 1, 12).view(4, 3)).square().sum() for layer in layers
+        ).backward()
+        optimizer.step()
+
+
+def test_pairs_learn_as_their_parameters_do_and_are_saved_in_the_same_order():
+    torch.manual_seed(0)
+    plain = torch.nn.ModuleList(torch.nn.Linear(3, 5) for _ in range(3))
+    paired = copy.deepcopy(plain)
+    pairs = list(zip(paired[0].parameters(), paired[2].parameters(), strict=True))
+    one = FlatAdam(plain.parameters(), learning_rate=0.01)
+    two = FlatAdam(paired.parameters(), learning_rate=0.01, pairs=pairs)
+    _steps(one, plain, 3)
+    before = two.state_dict()
+    two.load_state_dict(one.state_dict())  # as files of runs without pairs
+    paired.load_state_dict(plain.state_dict())
+    assert before["state"] == {}
+    for name, values in one.state_dict()["state"][0].items():
+        assert torch.equal(two.state_dict()["state"][0][name], values)
+    _steps(one, plain, 2)
+    x = torch.linspace(-1, 1, 12).view(4, 3)
+    weight, bias = two.paired
+    for _ in range(2):
+        two.zero_gradients()
+        both = paired_linear(x.expand(2, 4, 3), weight, bias)
+        (both.square().sum() + paired[1](x).square().sum()).backward()
+        two.step()
+    for a, b in zip(plain.parameters(), paired.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    one.load_state_dict(two.state_dict())  # and the other way round
+    for name, values in two.state_dict()["state"][0].items():
+        assert torch.equal(one.state_dict()["state"][0][name], values)
