@@ -8,8 +8,9 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from pipeline.envs.restarts import RestartBudget
 from pipeline.envs.unity import EDITOR_PORT_TAKEN, PRESS_PLAY, UnityEnvironment
-from pipeline.envs.workers import RestartBudget, WorkerSet
+from pipeline.envs.workers import WorkerSet
 from pipeline.errors import (
     SettingsError,
     UnityCommunicationException,
@@ -25,8 +26,8 @@ from pipeline.protocol.transport import open_server
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from pipeline.envs.restarts import RestartLimits
     from pipeline.envs.side_channels import SideChannel
-    from pipeline.envs.workers import RestartLimits
     from pipeline.protocol.grpc_server import GrpcServer
     from pipeline.protocol.server import Server
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.envs import launch
-from pipeline.envs.workers import RestartBudget, RestartLimits
+from pipeline.envs.restarts import RestartBudget, RestartLimits
 from pipeline.errors import UnityCommunicationException, UnityEnvironmentException, one_line
 from pipeline.protocol.incoming import accepted_from, listen
 from pipeline.protocol.token import HungUpError, introduce

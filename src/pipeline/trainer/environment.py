@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from pipeline.envs.attach import attach_workers
 from pipeline.envs.in_process import refuse_other_object
 from pipeline.envs.launch import find_executable
+from pipeline.envs.restarts import RestartLimits
 from pipeline.envs.side_channels import (
     EngineConfigurationChannel,
     EnvironmentParametersChannel,
     StatsSideChannel,
 )
 from pipeline.envs.sources.programs import runs_headless
-from pipeline.envs.workers import RestartLimits, WorkerSet, launch_workers
+from pipeline.envs.workers import WorkerSet, launch_workers
 from pipeline.errors import SettingsError, UnityEnvironmentException
 from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
 from pipeline.settings.schema.parameters import (

@@ -8,13 +8,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 from free_ports import free_ports
 from toys import Chase
 
 from pipeline.envs.attach import attach_workers
-from pipeline.envs.workers import RestartLimits, WorkerSet
+from pipeline.envs.restarts import RestartLimits
 from pipeline.errors import (
     UnityCommunicationException,
     UnityCommunicatorStoppedException,
@@ -25,6 +26,9 @@ from pipeline.errors import (
 from pipeline.protocol import calls
 from pipeline.protocol.transport import VARIABLE
 from pipeline.simulators.client import converse
+
+if TYPE_CHECKING:
+    from pipeline.envs.workers import WorkerSet
 
 
 class Leaves(Chase):

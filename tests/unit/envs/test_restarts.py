@@ -13,7 +13,8 @@ from toys import Chase
 
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.launch import EnvironmentProcess
-from pipeline.envs.workers import RestartBudget, RestartLimits, WorkerSet, launch_workers
+from pipeline.envs.restarts import RestartBudget, RestartLimits
+from pipeline.envs.workers import WorkerSet, launch_workers
 from pipeline.errors import (
     Interrupted,
     UnityActionException,

@@ -8,7 +8,8 @@ import torch
 from toys import Chase
 
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.envs.workers import RestartBudget, RestartLimits, WorkerSet
+from pipeline.envs.restarts import RestartBudget, RestartLimits
+from pipeline.envs.workers import WorkerSet
 from pipeline.errors import UnityTimeOutException
 from pipeline.trainer.learner import Learner
 

@@ -1,0 +1,61 @@
+"""How often a worker that fails may be started again."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RestartLimits:
+    """Restarts of each worker that a run allows, under ML-Agents' names; -1 for any number."""
+
+    max_lifetime_restarts: int = 10
+    restarts_rate_limit_n: int = 1
+    restarts_rate_limit_period_s: float = 60.0
+
+
+class RestartBudget:
+    """Counts the restarts of each worker.
+
+    Args:
+        limits: what is allowed.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self, limits: RestartLimits, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limits = limits
+        self._clock = clock
+        self._times: dict[int, deque[float]] = defaultdict(deque)
+        self.counts: dict[int, int] = defaultdict(int)
+
+    def refusal(self, worker: int) -> str | None:
+        """Return why the worker may not be started once more, or None if it may."""
+        limits = self.limits
+        if 0 <= limits.max_lifetime_restarts <= self.counts[worker]:
+            return (
+                f"{self.counts[worker]} of {limits.max_lifetime_restarts} in all "
+                "(env_settings.max_lifetime_restarts)"
+            )
+        recent = self._times[worker]
+        while recent and self._clock() - recent[0] > limits.restarts_rate_limit_period_s:
+            recent.popleft()
+        if 0 <= limits.restarts_rate_limit_n <= len(recent):
+            return (
+                f"{len(recent)} of {limits.restarts_rate_limit_n} in "
+                f"{limits.restarts_rate_limit_period_s:g} s (env_settings.restarts_rate_limit_n)"
+            )
+        return None
+
+    def spend(self, worker: int) -> int:
+        """Count one more restart of the worker, and return its number from 1."""
+        self._times[worker].append(self._clock())
+        self.counts[worker] += 1
+        return self.counts[worker]
