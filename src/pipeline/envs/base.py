@@ -7,9 +7,20 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from pipeline.envs.side_channels import aggregation_of
 from pipeline.errors import UnityActionException, UnityEnvironmentException
-from pipeline.protocol.specs import BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.protocol.specs import (
+    BehaviorSpec,
+    refuse_other_spec,
+    spec_from_mapping,
+    spec_to_mapping,
+)
+from pipeline.protocol.steps import (
+    DecisionSteps,
+    TerminalSteps,
+    steps_from_mapping,
+    steps_to_mapping,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,12 +93,23 @@ class BaseEnv(ABC):
     def set_action_for_agent(self, behavior_name: str, agent_id: int, action: ActionTuple) -> None:
         """Set the action of one agent; the action's first dimension is 1."""
 
+    @property
+    def state_refusal(self) -> str | None:
+        """Why the environment does not give its state; None if it does. To ask after a reset."""
+        return f"{type(self).__name__} has no state_dict"
+
+    def request_state(self) -> None:  # noqa: B027  # nothing to do where there is no state
+        """Ask for everything that the next decisions depend on, as it is now, between two steps."""
+
     def state_dict(self) -> dict[str, Any] | None:
-        """Return everything that the next step depends on; None where it cannot be saved."""
+        """Return what the last `request_state` asked for, once; None where it cannot be saved.
+
+        From another process it comes with the next step or reset.
+        """
         return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: ARG002  # for those that can
-        """Take up what `state_dict` gave.
+        """Take up what `state_dict` gave, in place of a reset.
 
         Raises:
             ValueError: This environment cannot be restored.
@@ -204,6 +226,40 @@ class StoredStepsEnv(BaseEnv):
             else self._specs[name].action_spec.empty_action(len(decision))
             for name, (decision, _) in self._steps.items()
             if len(decision)
+        }
+
+    def _kept(self, stats: Stats) -> dict[str, Any]:
+        """Return what an environment knows beside the simulation, as plain values and arrays.
+
+        Args:
+            stats: that have been reported and not yet taken.
+        """
+        return {
+            "behaviors": {name: spec_to_mapping(spec) for name, spec in self._specs.items()},
+            "steps": {name: steps_to_mapping(steps) for name, steps in self._steps.items()},
+            "stats": {
+                name: [[value, int(method)] for value, method in values]
+                for name, values in stats.items()
+            },
+        }
+
+    def _restore(self, state: Mapping[str, Any]) -> Stats:
+        """Take up what `_kept` gave; return the statistics.
+
+        Raises:
+            UnityObservationException: A behavior that is known has another specification now.
+        """
+        specs = {name: spec_from_mapping(one) for name, one in state["behaviors"].items()}
+        for name, spec in self._specs.items():
+            if name in specs:
+                refuse_other_spec(name, specs[name], spec, "the restored environment")
+        self._specs = specs
+        self._steps = {name: steps_from_mapping(one) for name, one in state["steps"].items()}
+        self._actions.clear()
+        self._is_reset = True
+        return {
+            name: [(float(value), aggregation_of(name, method)) for value, method in values]
+            for name, values in state["stats"].items()
         }
 
     def _check_loaded(self) -> None:

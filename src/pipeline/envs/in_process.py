@@ -10,12 +10,12 @@ import numpy as np
 from pipeline.envs.base import StoredStepsEnv
 from pipeline.envs.side_channels import aggregation_of
 from pipeline.errors import SettingsError, UnityObservationException
+from pipeline.protocol import state as codec
 from pipeline.protocol.decoding import check_finite
 from pipeline.protocol.parameters import Controls, Sampler
-from pipeline.protocol.simulator import Restorable
+from pipeline.protocol.simulator import no_state, restore, state_of
 from pipeline.protocol.specs import (
     ActionSpec,
-    ActionTuple,
     BehaviorSpec,
     DimensionProperty,
     ObservationSpec,
@@ -44,13 +44,13 @@ class InProcessEnvironment(StoredStepsEnv):
         super().__init__()
         self._simulator = simulator
         self._controls = Controls(simulator)
-        self._restored: dict[str, ActionTuple] | None = None
+        self._requested: dict[str, Any] | None = None
+        self._waiting: Stats = {}
 
     def reset(self) -> None:
         """Begin a new episode for every agent, and forget the set actions."""
         self._check_loaded()
         self._actions.clear()
-        self._restored = None
         self._is_reset = True
         self._controls.draw()
         self._update(self._simulator.reset())
@@ -62,9 +62,7 @@ class InProcessEnvironment(StoredStepsEnv):
             self.reset()
             return
         self._controls.draw()
-        restored, self._restored = self._restored, None
-        actions = self._take_actions() if restored is None else restored
-        self._update(self._simulator.step(actions))
+        self._update(self._simulator.step(self._take_actions()))
 
     def set_parameter(self, name: str, value: float | Sampler) -> bool:
         """Set an environment parameter, from the next reading on; True.
@@ -80,49 +78,53 @@ class InProcessEnvironment(StoredStepsEnv):
 
     def take_stats(self) -> Stats:
         """Return what the simulator has reported since the last call, by name."""
-        stats: Stats = {}
+        stats, self._waiting = self._waiting, {}
         for name, value, method in self._controls.take_stats():
             stats.setdefault(name, []).append((value, aggregation_of(name, method)))
         return stats
 
+    @property
+    def state_refusal(self) -> str | None:
+        """Why the simulator does not give its state; None if it does. To ask after a reset."""
+        try:
+            given = state_of(self._simulator)
+            if given is None:
+                return no_state(self._simulator)
+            codec.message(codec.Kind.STATE, codec.encode(given))
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def request_state(self) -> None:
+        """Keep everything that the next decisions depend on, as it is now, between two steps."""
+        simulator = state_of(self._simulator) if self._is_reset else None
+        if simulator is None:
+            self._requested = None
+            return
+        self._waiting = self.take_stats()
+        whole = {"simulator": simulator, "controls": self._controls.state_dict()}
+        data = np.frombuffer(codec.encode(whole), dtype=np.uint8).copy()
+        self._requested = {"environment": data, **self._kept(self._waiting)}
+
     def state_dict(self) -> dict[str, Any] | None:
-        """Return everything that the next step depends on, the set actions included.
+        """Return what the last `request_state` kept, once.
 
         None when the simulator cannot be restored, or has not been reset.
         """
-        if not isinstance(self._simulator, Restorable) or not self._is_reset:
-            return None
-        actions = self._take_actions()
-        self._actions = dict(actions)
-        return {
-            "simulator": self._simulator.state_dict(),
-            "controls": self._controls.state_dict(),
-            "behaviors": list(self._specs),
-            "actions": {
-                name: {"continuous": action.continuous, "discrete": action.discrete}
-                for name, action in actions.items()
-            },
-        }
+        requested, self._requested = self._requested, None
+        return requested
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave; the next call is `step`.
+        """Take up what `state_dict` gave, in place of a reset.
 
         Raises:
             ValueError: The state is of another simulator.
         """
         self._check_loaded()
-        if not isinstance(self._simulator, Restorable):
-            super().load_state_dict(state)
-            return
-        self._simulator.load_state_dict(state["simulator"])
-        self._controls.load_state_dict(state["controls"])
-        specs = self._simulator.behavior_specs
-        self._specs.update({name: specs[name] for name in state["behaviors"]})
-        self._restored = {
-            name: ActionTuple(action["continuous"], action["discrete"])
-            for name, action in state["actions"].items()
-        }
-        self._is_reset = True
+        whole = codec.decode(state["environment"].tobytes())
+        restore(self._simulator, whole["simulator"])
+        self._controls.load_state_dict(whole["controls"])
+        self._waiting = self._restore(state)
 
     def close(self) -> None:
         """Close the simulator.

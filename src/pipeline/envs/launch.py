@@ -17,12 +17,23 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from pipeline.errors import UnityEnvironmentException
+from pipeline.errors import UnityEnvironmentException, UnityWorkerInUseException
+from pipeline.protocol.transport import open_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from pipeline.protocol.generated.messages import UnityRLInitializationOutputProto
+    from pipeline.protocol.grpc_server import GrpcServer
+    from pipeline.protocol.server import Server
+
 _log = logging.getLogger(__name__)
+
+EDITOR_PORT = 5004
+EDITOR_PORT_TAKEN = (
+    "The Unity Editor calls on this port only: end the other program that waits for it, such as "
+    "another training without an executable."
+)
 
 _EXTENSIONS = (".app", ".exe", ".x86_64", ".x86")
 _PR_SET_PDEATHSIG = 1
@@ -261,3 +272,38 @@ def _last_bytes(file: BinaryIO) -> bytes:
     end = file.seek(0, os.SEEK_END)
     file.seek(max(0, end - _TAIL_BYTES))
     return file.read()
+
+
+def check_version(output: UnityRLInitializationOutputProto, ours: str) -> None:
+    """Raise unless both ends speak the same major version (before 1.0: major and minor)."""
+    theirs = output.communication_version
+    parts = 2 if theirs.startswith("0.") else 1
+    if theirs.split(".")[:parts] != ours.split(".")[:parts]:
+        raise UnityEnvironmentException(
+            f"The communication API versions are not compatible: Python has {ours}, the Unity "
+            f"environment has {theirs or 'none'} (package {output.package_version or 'unknown'}). "
+            "Use a Unity package from 1.0 on (ML-Agents Release 1)."
+        )
+
+
+def listening(
+    executable: Path | None,
+    base_port: int | None,
+    worker_id: int,
+    host: str | None,
+    transport: str | None,
+) -> Server | GrpcServer:
+    """Return what listens for a player.
+
+    Raises:
+        UnityWorkerInUseException: The port is taken.
+    """
+    port = 0 if executable is not None else EDITOR_PORT
+    if base_port is not None:
+        port = base_port + worker_id
+    try:
+        return open_server(port, worker_id=worker_id, host=host, transport=transport)
+    except UnityWorkerInUseException as error:
+        if executable is not None:
+            raise
+        raise UnityWorkerInUseException(worker_id, error.port, remedy=EDITOR_PORT_TAKEN) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.envs import launch
 from pipeline.envs.base import StoredStepsEnv
@@ -14,7 +14,8 @@ from pipeline.envs.side_channels import (
     SideChannelManager,
     StatsSideChannel,
 )
-from pipeline.errors import UnityEnvironmentException, UnityWorkerInUseException
+from pipeline.envs.state import StateChannel
+from pipeline.errors import UnityEnvironmentException
 from pipeline.protocol import wire
 from pipeline.protocol.actions import actions_bytes
 from pipeline.protocol.calls import OK
@@ -28,12 +29,11 @@ from pipeline.protocol.generated.messages import (
     UnityRLOutputProto,
 )
 from pipeline.protocol.layout_cache import Decoder
-from pipeline.protocol.side_channels import ENVIRONMENT_PARAMETERS, STATS
+from pipeline.protocol.side_channels import ENVIRONMENT_PARAMETERS, STATE, STATS
 from pipeline.protocol.specs import refuse_other_spec
-from pipeline.protocol.transport import open_server
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from pipeline.envs.base import Stats
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from pipeline.protocol.generated.messages import (
         ReceivedMessageProto,
         ReceivedOutputProto,
-        UnityRLInitializationOutputProto,
     )
     from pipeline.protocol.grpc_server import GrpcServer
     from pipeline.protocol.parameters import Sampler
@@ -52,11 +51,6 @@ _log = logging.getLogger(__name__)
 _HANG_UP_S, _HURRY_S = 1.0, 0.2
 _TRIM_EVERY = 256
 PRESS_PLAY = "Listening on port %d. Start training by pressing the Play button in the Unity Editor."
-EDITOR_PORT_TAKEN = (
-    "The Unity Editor calls on this port only: end the other program that waits for it, such as "
-    "another training without an executable."
-)
-
 _CAPABILITIES = UnityRLCapabilitiesProto(
     baseRLCapabilities=True,
     concatenatedPngObservations=True,
@@ -82,7 +76,7 @@ class UnityEnvironment(StoredStepsEnv):
     API_VERSION = "1.5.0"
     PACKAGE_VERSION = "1.1.0"
     """The `mlagents_envs` whose behavior this follows; environments may log it."""
-    DEFAULT_EDITOR_PORT = 5004
+    DEFAULT_EDITOR_PORT = launch.EDITOR_PORT
     BASE_ENVIRONMENT_PORT = 5005
 
     def __init__(
@@ -148,7 +142,7 @@ class UnityEnvironment(StoredStepsEnv):
         self._failed = False
         executable = None if file_name is None else launch.find_executable(file_name)
         self._is_attached = server is not None
-        self._server = server or _listening(executable, base_port, worker_id, host, transport)
+        self._server = server or launch.listening(executable, base_port, worker_id, host, transport)
         self.port = self._server.port
         atexit.register(self._shut_down, 0.0)  # no orphan, also when nobody closes it
         try:
@@ -181,7 +175,7 @@ class UnityEnvironment(StoredStepsEnv):
         try:
             hello = self._receive().unity_output
             output = hello.rl_initialization_output
-            _check_version(output, self.API_VERSION)
+            launch.check_version(output, self.API_VERSION)
             self.academy_capabilities.CopyFrom(output.capabilities)
             message = UnityMessageProto(header={"status": OK})
             start = message.unity_input.rl_initialization_input
@@ -268,6 +262,44 @@ class UnityEnvironment(StoredStepsEnv):
         """Return what came over a `StatsSideChannel` since the last call, by name."""
         channel = self._channels.get(STATS)
         return channel.get_and_reset_stats() if isinstance(channel, StatsSideChannel) else {}
+
+    @property
+    def state_refusal(self) -> str | None:
+        """Why the environment does not give its state; None if it does. To ask after a reset."""
+        channel = self._channels.get(STATE)
+        return channel.refusal if isinstance(channel, StateChannel) else "there is no StateChannel"
+
+    def request_state(self) -> None:
+        """Ask for everything that the next decisions depend on, to come with the next step."""
+        channel = self._channels.get(STATE)
+        if isinstance(channel, StateChannel) and channel.refusal is None:
+            stats = self._channels.get(STATS)
+            channel.ask(self._kept(stats.stats if isinstance(stats, StatsSideChannel) else {}))
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return what the last `request_state` asked for, once, after the next step."""
+        channel = self._channels.get(STATE)
+        return channel.take() if isinstance(channel, StateChannel) else None
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave, in place of a reset.
+
+        Raises:
+            ValueError: There is no `StateChannel`, or the environment does not take the state up.
+        """
+        channel, stats = self._channels.get(STATE), self._channels.get(STATS)
+        if not isinstance(channel, StateChannel):
+            super().load_state_dict(state)
+            return
+        channel.restore(state)
+        self.reset()
+        channel.check_restored()
+        waiting = self._restore(state)
+        for name in self._specs.keys() - self._decoders.keys():
+            self._decoders[name] = Decoder(self._specs[name], name)
+        self._decoders = {name: self._decoders[name] for name in self._specs}
+        if isinstance(stats, StatsSideChannel):
+            stats.stats = waiting
 
     def close(self) -> None:
         """Tell the environment to stop, wait for it up to the time-out, then kill it.
@@ -360,33 +392,3 @@ class UnityEnvironment(StoredStepsEnv):
         end(_HANG_UP_S if wait_s else _HURRY_S)
         if self._process is not None:
             self._process.close(wait_s)
-
-
-def _listening(
-    executable: Path | None,
-    base_port: int | None,
-    worker_id: int,
-    host: str | None,
-    transport: str | None,
-) -> Server | GrpcServer:
-    port = 0 if executable is not None else UnityEnvironment.DEFAULT_EDITOR_PORT
-    if base_port is not None:
-        port = base_port + worker_id
-    try:
-        return open_server(port, worker_id=worker_id, host=host, transport=transport)
-    except UnityWorkerInUseException as error:
-        if executable is not None:
-            raise
-        raise UnityWorkerInUseException(worker_id, error.port, remedy=EDITOR_PORT_TAKEN) from error
-
-
-def _check_version(output: UnityRLInitializationOutputProto, ours: str) -> None:
-    """Raise unless both ends speak the same major version (before 1.0: major and minor)."""
-    theirs = output.communication_version
-    parts = 2 if theirs.startswith("0.") else 1
-    if theirs.split(".")[:parts] != ours.split(".")[:parts]:
-        raise UnityEnvironmentException(
-            f"The communication API versions are not compatible: Python has {ours}, the Unity "
-            f"environment has {theirs or 'none'} (package {output.package_version or 'unknown'}). "
-            "Use a Unity package from 1.0 on (ML-Agents Release 1)."
-        )

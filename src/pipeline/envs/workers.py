@@ -135,7 +135,7 @@ class WorkerSet:
             try:
                 half(self.envs[worker])
             except _RESTARTABLE as error:
-                if self._relaunch is None:
+                if self._relaunch is None or self.should_stop():
                     raise
                 self._restart(worker, error, self._relaunch)
 
@@ -177,14 +177,37 @@ class WorkerSet:
         self._restarted.add(worker)
         self._done.add(worker)
 
+    @property
+    def state_refusal(self) -> str | None:
+        """Why a worker does not give its state; None if all do. To ask after a reset."""
+        for worker, env in enumerate(self.envs):
+            reason = env.state_refusal if isinstance(env, BaseEnv) else "it is of another class"
+            if reason is not None:
+                return f"worker {worker}: {reason}"
+        return None
+
+    def request_states(self) -> None:
+        """Ask for all workers' states as they are now, between two steps; see `state_dict`."""
+        for env in self.envs:
+            if isinstance(env, BaseEnv):
+                env.request_state()
+
     def state_dict(self) -> list[dict[str, Any]] | None:
-        """Return what `load_state_dict` takes up; None when a worker cannot be restored."""
+        """Return what `request_states` asked for, once; None when a worker's is missing.
+
+        Of workers in processes of their own they come with the next step: see `is_split`.
+        """
         states = [env.state_dict() if isinstance(env, BaseEnv) else None for env in self.envs]
         known = [state for state in states if state is not None]
         return known if len(known) == len(states) else None
 
+    @property
+    def is_split(self) -> bool:
+        """Whether some of the workers work between the halves of a step."""
+        return bool(self._split)
+
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Take up what `state_dict` gave; the next call is `step`.
+        """Take up what `state_dict` gave, in place of a reset.
 
         Raises:
             ValueError: The states are of other workers.

@@ -20,6 +20,8 @@ ENVIRONMENT_PARAMETERS = uuid.UUID("534c891e-810f-11ea-a9d0-822485860400")
 STATS = uuid.UUID("a1d8f7b7-cec8-50f9-b78b-d3e165a78520")
 FLOAT_PROPERTIES = uuid.UUID("60ccf7d0-4f7e-11ea-b238-784f4387d1f7")
 TRAINING_ANALYTICS = uuid.UUID("b664a4a9-d86f-5a5f-95cb-e8353a7e8356")
+STATE = uuid.UUID("da680973-4648-47ae-9aad-3af37dab1b1e")
+"""Ours alone; see `protocol.state`."""
 
 
 def pack(frames: Iterable[tuple[uuid.UUID, bytes]]) -> bytes:

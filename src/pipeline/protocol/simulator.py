@@ -65,14 +65,58 @@ class Renderable(Protocol):
 class Restorable(Protocol):
     """A simulator that can be stopped between two steps and taken up again, exactly.
 
-    With it a run in one process that is killed and resumed is, number by number, the run that was
-    not.
+    With it a run that is killed and resumed is, number by number, the run that was not.
     """
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything that later steps depend on, as arrays and plain values."""
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return everything that later steps depend on, as arrays and plain values.
+
+        None where a part of it, such as an environment of others, does not give its state.
+        """
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` of a simulator made with the same arguments returned."""
         ...
+
+
+@runtime_checkable
+class HasState(Protocol):
+    """An object that can be restored, under the names that are usual elsewhere."""
+
+    def get_state(self) -> Any:
+        """Return everything that later steps depend on, as arrays and plain values."""
+        ...
+
+    def set_state(self, state: Any) -> None:
+        """Take up what `get_state` gave."""
+        ...
+
+
+def state_of(simulator: object) -> dict[str, Any] | None:
+    """Return a simulator's state; None where it gives none."""
+    if isinstance(simulator, Restorable):
+        return simulator.state_dict()
+    if isinstance(simulator, HasState):
+        return {"state": simulator.get_state()}
+    return None
+
+
+def restore(simulator: object, state: Mapping[str, Any]) -> None:
+    """Give a simulator back what `state_of` returned.
+
+    Raises:
+        ValueError: It does not take one.
+    """
+    if isinstance(simulator, Restorable):
+        simulator.load_state_dict(state)
+        return
+    if isinstance(simulator, HasState):
+        simulator.set_state(state["state"])
+        return
+    raise ValueError(no_state(simulator))
+
+
+def no_state(simulator: object) -> str:
+    """Return why a simulator gives no state, for messages."""
+    return f"{type(simulator).__name__} does not give its state"

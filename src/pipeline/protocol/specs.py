@@ -7,14 +7,14 @@ import math
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pipeline.errors import UnityObservationException, UnitySpecificationException
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pipeline.arrays import AnyArray, FloatArray, IntArray
 
@@ -348,4 +348,37 @@ def note_other_names(behavior: str, names: str, other: str) -> None:
         behavior,
         other,
         names,
+    )
+
+
+def spec_to_mapping(spec: BehaviorSpec) -> dict[str, Any]:
+    """A behavior's specification as plain values."""
+    return {
+        "observations": [
+            {
+                "shape": [int(size) for size in obs.shape],
+                "dimension_property": [int(flag) for flag in obs.dimension_property],
+                "observation_type": int(obs.observation_type),
+                "name": obs.name,
+            }
+            for obs in spec.observation_specs
+        ],
+        "continuous_size": int(spec.action_spec.continuous_size),
+        "discrete_branches": [int(size) for size in spec.action_spec.discrete_branches],
+    }
+
+
+def spec_from_mapping(values: Mapping[str, Any]) -> BehaviorSpec:
+    """The specification that `spec_to_mapping` wrote."""
+    return BehaviorSpec(
+        [
+            ObservationSpec(
+                tuple(obs["shape"]),
+                tuple(DimensionProperty(flag) for flag in obs["dimension_property"]),
+                ObservationType(obs["observation_type"]),
+                obs["name"],
+            )
+            for obs in values["observations"]
+        ],
+        ActionSpec(values["continuous_size"], tuple(values["discrete_branches"])),
     )

@@ -176,3 +176,33 @@ def _no_rows(spec: BehaviorSpec) -> dict[str, Any]:
 
 
 Steps = tuple[DecisionSteps, TerminalSteps]
+
+
+_SHARED = ("obs", "reward", "agent_id", "group_id", "group_reward")
+
+
+def steps_to_mapping(steps: Steps) -> dict[str, dict[str, Any]]:
+    """Return copies of a behavior's steps as plain values and arrays."""
+    decision, terminal = steps
+    mask = decision.action_mask
+    return {
+        "decision": {
+            **_fields(decision),
+            "action_mask": None if mask is None else [branch.copy() for branch in mask],
+        },
+        "terminal": {**_fields(terminal), "interrupted": terminal.interrupted.copy()},
+    }
+
+
+def steps_from_mapping(values: Mapping[str, Mapping[str, Any]]) -> Steps:
+    """Return the steps that `steps_to_mapping` was given."""
+    return DecisionSteps(**values["decision"]), TerminalSteps(**values["terminal"])
+
+
+def _fields(steps: DecisionSteps | TerminalSteps) -> dict[str, Any]:
+    """Return copies of what both kinds have; arrays may be views of a message."""
+    values = {name: getattr(steps, name) for name in _SHARED}
+    return {
+        name: [one.copy() for one in value] if name == "obs" else value.copy()
+        for name, value in values.items()
+    }

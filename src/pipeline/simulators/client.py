@@ -24,9 +24,12 @@ from pipeline.protocol.generated.messages import (
     UnityRLInitializationOutputProto,
 )
 from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Controls, Sampler
+from pipeline.protocol.simulator import no_state, restore, state_of
+from pipeline.protocol.state import Kind, decode, encode, message, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from uuid import UUID
 
     from pipeline.protocol.generated.messages import ReceivedRLInputProto
     from pipeline.protocol.simulator import Simulator
@@ -44,6 +47,8 @@ PACKAGE_VERSION = "3.0.0"
 OK, END = 200, 400
 _ANY_NUMBER = 2**31
 
+_MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What Python and NumPy raise for a state that does not fit where it is loaded."""
 _RETRY_S, _GOODBYE_S, _HELLO_S = 0.05, 2.0, 120.0
 _STATUS_OK = wire.delimited(1, b"\x08" + wire.varint(OK))
 _STATUS_END = wire.delimited(1, b"\x08" + wire.varint(END))
@@ -143,6 +148,74 @@ def _say_goodbye(exchange: Exchange) -> None:
         _log.debug("The trainer did not hear the goodbye.")
 
 
+class SimulatorState:
+    """The environment's end of the state side channel.
+
+    Args:
+        simulator: of which the state is.
+        controls: the trainer's hold on it, which is a part of the state.
+
+    Attributes:
+        asking: how many agents of each behavior have asked for a decision; None before a reset.
+    """
+
+    def __init__(self, simulator: Simulator, controls: Controls) -> None:
+        self.asking: dict[str, int] | None = None
+        self._simulator, self._controls = simulator, controls
+        self._asked: list[tuple[Kind, bytes]] = []
+        self._answers: list[bytes] = []
+        self._is_restored = False
+
+    def on_message(self, payload: bytes) -> None:
+        """Keep what is asked until all that came with it has been heard."""
+        self._asked.append(read(payload))
+
+    def before_command(self) -> None:
+        """Do what is asked; whether there is a state is said when there are episodes."""
+        now = [one for one in self._asked if one[0] != Kind.CAN]
+        self._answers += [self._answer(*one) for one in now]
+        self._asked = [one for one in self._asked if one[0] == Kind.CAN]
+
+    def take_restored(self) -> bool:
+        """Whether a state has been taken up since the last call."""
+        restored, self._is_restored = self._is_restored, False
+        return restored
+
+    def take_answers(self) -> list[tuple[UUID, bytes]]:
+        """Frames of the answers for the next message."""
+        if self._asked:
+            self._answers += [self._answer(*one) for one in self._asked]
+            self._asked.clear()
+        answers, self._answers = self._answers, []
+        return [(side_channels.STATE, one) for one in answers]
+
+    def _answer(self, kind: Kind, content: bytes) -> bytes:
+        try:
+            if kind == Kind.RESTORE:
+                self._restore(content)
+                return message(Kind.RESTORE)
+            given = state_of(self._simulator)
+            if given is None or kind == Kind.CANNOT:
+                raise ValueError(no_state(self._simulator))
+            state = {
+                "simulator": given,
+                "controls": self._controls.state_dict(),
+                "asking": self.asking or {},
+            }
+            whole = message(Kind.STATE, encode(state))
+            return whole if kind == Kind.STATE else message(Kind.CAN)
+        except _MISFITS as error:
+            reason = f"{type(error).__name__}: {error}" if kind == Kind.RESTORE else str(error)
+            return message(Kind.CANNOT, reason.encode())
+
+    def _restore(self, content: bytes) -> None:
+        state = decode(content)
+        restore(self._simulator, state["simulator"])
+        self._controls.load_state_dict(state["controls"])
+        self.asking = {name: int(n) for name, n in state["asking"].items()}
+        self._is_restored = True
+
+
 class Session:
     """One simulator's part of the conversation after the handshake.
 
@@ -156,8 +229,8 @@ class Session:
         self._specs = dict(simulator.behavior_specs)
         self._compressed_channels = compressed_channels
         self._announced: set[str] = set()
-        self._steps: Mapping[str, Steps] | None = None
         self._controls = Controls(simulator)
+        self._state = SimulatorState(simulator, self._controls)
 
     def run(self, exchange: Exchange) -> None:
         """Answer commands until the trainer ends the conversation."""
@@ -172,22 +245,25 @@ class Session:
             reply = exchange(self._advance(command))
 
     def _advance(self, command: ReceivedRLInputProto) -> bytes:
+        state = self._state
+        if state.take_restored() and command.command == RESET:
+            return self._message({})  # the trainer knows what the agents saw
         self._controls.draw()
-        if command.command == RESET or self._steps is None:
-            self._steps = self._simulator.reset()
+        if command.command == RESET or state.asking is None:
+            steps = self._simulator.reset()
         else:
-            self._steps = self._simulator.step(self._actions(command, self._steps))
-        return self._message(self._steps)
+            steps = self._simulator.step(self._actions(command, state.asking))
+        state.asking = {name: len(decisions.agent_id) for name, (decisions, _) in steps.items()}
+        return self._message(steps)
 
     def _actions(
-        self, command: ReceivedRLInputProto, steps: Mapping[str, Steps]
+        self, command: ReceivedRLInputProto, asking: Mapping[str, int]
     ) -> dict[str, ActionTuple]:
-        """Actions of every behavior, zeros where the trainer sent none."""
+        """Actions of every behavior's asking agents, zeros where the trainer sent none."""
         given = command.agent_actions
         actions = {}
-        for name, (decisions, _) in steps.items():
+        for name, n_agents in asking.items():
             spec = self._specs[name].action_spec
-            n_agents = len(decisions.agent_id)
             if name not in given:
                 actions[name] = spec.empty_action(n_agents)
                 continue
@@ -209,8 +285,9 @@ class Session:
                 self._announced.add(name)
                 new.brain_parameters.append(brain_parameters(name, self._specs[name]))
             entries += _nested(2, [wire.delimited(1, name.encode()), _head(2, len(body)), body])
-        if stats := self._controls.take_stats():
-            entries.append(wire.delimited(3, _stats_frames(stats)))
+        frames = _stats_frames(self._controls.take_stats()) + self._state.take_answers()
+        if frames:
+            entries.append(wire.delimited(3, side_channels.pack(frames)))
         output = _nested(1, entries)
         if new.brain_parameters:
             output.append(wire.delimited(2, new.SerializeToString()))
@@ -231,8 +308,11 @@ class Session:
                 self._hear_parameter(side_channels.IncomingMessage(payload))
             elif channel_id == side_channels.ENGINE_CONFIGURATION:
                 _log.debug("An engine setting is ignored: there is no engine.")
+            elif channel_id == side_channels.STATE:
+                self._state.on_message(payload)
             else:
                 _log.debug("A message on side channel %s is ignored.", channel_id)
+        self._state.before_command()
 
     def _hear_parameter(self, message: side_channels.IncomingMessage) -> None:
         name = message.read_string()
@@ -263,7 +343,7 @@ def _hello() -> bytes:
     return bytes(message.SerializeToString())
 
 
-def _stats_frames(stats: Iterable[tuple[str, float, int]]) -> bytes:
+def _stats_frames(stats: Iterable[tuple[str, float, int]]) -> list[tuple[UUID, bytes]]:
     frames = []
     for name, value, aggregation in stats:
         message = side_channels.OutgoingMessage()
@@ -271,7 +351,7 @@ def _stats_frames(stats: Iterable[tuple[str, float, int]]) -> bytes:
         message.write_float32(value)
         message.write_int32(aggregation)
         frames.append((side_channels.STATS, bytes(message.buffer)))
-    return side_channels.pack(frames)
+    return frames
 
 
 def _head(number: int, length: int) -> bytes:

@@ -195,7 +195,21 @@ def _description(simulator: Simulator) -> str:
         if spec.action_spec.discrete_branches:
             lines.append(f"  acts      branches of {spec.action_spec.discrete_branches} choices")
         paragraphs.append("\n".join(lines) + "\n")
-    return "\n".join(paragraphs)
+    return "\n".join(paragraphs) + f"\n{_state_line(simulator)}\n"
+
+
+def _state_line(simulator: Simulator) -> str:
+    """Say whether a run that is resumed goes on exactly (docs/resume.md)."""
+    from pipeline.protocol.simulator import no_state, state_of
+    from pipeline.protocol.state import encode
+
+    try:
+        given = state_of(simulator)
+        if given is None:
+            return f"gives no state: {no_state(simulator)}"
+        return f"gives its state: {len(encode(given))} bytes now"
+    except ValueError as error:
+        return f"gives no state: {error}"
 
 
 def _run(

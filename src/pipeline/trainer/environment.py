@@ -16,6 +16,7 @@ from pipeline.envs.side_channels import (
     StatsSideChannel,
 )
 from pipeline.envs.sources.programs import runs_headless
+from pipeline.envs.state import StateChannel
 from pipeline.envs.workers import WorkerSet, launch_workers
 from pipeline.errors import SettingsError, UnityEnvironmentException
 from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
@@ -92,7 +93,8 @@ def open_workers(
             target_frame_rate=engine.target_frame_rate,
             capture_frame_rate=engine.capture_frame_rate,
         )
-        return [EnvironmentParametersChannel(), configuration, StatsSideChannel()]
+        stats = StatsSideChannel()
+        return [EnvironmentParametersChannel(), configuration, stats, StateChannel()]
 
     if environment is None:
         return attach_workers(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files, seeding
@@ -21,6 +20,7 @@ from pipeline.tracking import names
 from pipeline.tracking.base import Update
 from pipeline.trainer.checkpoints.file import RESUME_FILE, description
 from pipeline.trainer.checkpoints.manager import CheckpointManager, NullCheckpointManager
+from pipeline.trainer.checkpoints.moments import Moments
 from pipeline.trainer.checkpoints.restore import begin_with, latest_run, restore, restore_workers
 from pipeline.trainer.curriculum import Lessons
 from pipeline.trainer.distributed.sync import Synchronizer
@@ -110,11 +110,12 @@ class TrainingLoop:
         self.init_from = init_from or {}
         self.whole_weights = whole_weights
         self.inference = inference
-        self.resume_interval_s = resume_interval_s
         kind = CheckpointManager if group.rank == 0 else NullCheckpointManager
         self.keeper = kind(run_dir, settings, exporter=None if inference else exporter)
         self.keeper.on_checkpoint = tracker.saved
         self.synchronizer = Synchronizer(group)
+        alone = self.synchronizer.group is None
+        self.moments = Moments(self.keeper, workers, interval_s=resume_interval_s, alone=alone)
         self._saved = self.synchronizer.resumed(self.keeper) if resume else {}
         self._exact = False
         self._due: set[str] = set()
@@ -153,7 +154,7 @@ class TrainingLoop:
             self._save_stopped()
             raise
         except PipelineError as error:
-            self._save_learned()
+            self._save_learned(is_stopping=should_stop())
             if should_stop():  # what stops a whole group ends the environments too
                 raise self._interrupted(should_stop) from error
             raise
@@ -178,25 +179,29 @@ class TrainingLoop:
                 return
             if self._due:
                 self._save_due()
-            if should_stop():
+            stopping = should_stop()
+            if stopping and not self.moments.is_exact:
                 raise self._interrupted(should_stop)
             self.stopwatch.timed(self.workers.step_wait)
             for worker in self.workers.take_restarted():
                 self._note_restart(worker)
+            if self.moments.is_pending:
+                self.moments.complete()
             self._apply_lessons()
+            if stopping:
+                raise self._interrupted(should_stop)
+            if self.moments.is_due:
+                self.moments.begin(list(self.learners.values()), self._shared_state())
 
     def _begin(self) -> None:
         """Reset the environments, or take them up exactly where the run was when it was saved."""
-        self._exact = restore_workers(self.workers, self._saved)
+        self._exact = self.moments.is_kept = restore_workers(self.workers, self._saved)
         self.lessons.restore(latest_run(self._saved), exact=self._exact)
         self.self_play.restore(latest_run(self._saved))
         if not self._exact:
             self.lessons.begin()
         for qualified in self.workers.behavior_specs if self._saved else ():
             self._learner(qualified)
-        if self._exact:
-            self.stopwatch.timed(self.workers.step_wait)
-            self._apply_lessons()
 
     def _note_restart(self, worker: int) -> None:
         for learner in self.learners.values():
@@ -214,6 +219,7 @@ class TrainingLoop:
         if self._started or not self.learners:
             return
         self._started = True
+        self.moments.note_start()
         if self._on_start is not None:
             self._on_start()
         self.keeper.list_lessons(self.lessons.curriculum.numbers)
@@ -316,10 +322,8 @@ class TrainingLoop:
         self.tracker.updated(learner.name, update)
 
     def _save_due(self) -> None:
-        """Save what is due, after a step in which something was learned."""
-        # less often where saving takes long, as with a large replay
-        interval_s = self.resume_interval_s * (1.0 + 2.0 * self.keeper.save_s)
-        late = time.monotonic() - self.keeper.saved_at >= interval_s
+        """Save, or note, what is due, after a step in which something was learned."""
+        late = self.moments.is_late()
         for name in sorted(self._due):
             learner, progress = self.learners[name], self._progress[name]
             if learner.step >= progress.next_checkpoint:
@@ -328,14 +332,7 @@ class TrainingLoop:
                 self.keeper.milestone(learner, self._shared_state())
                 late = True
         self._due.clear()
-        if late:
-            self._save_moment()
-
-    def _save_moment(self) -> None:
-        """Save everything as it is between two steps."""
-        learners = list(self.learners.values())
-        workers = self.workers.state_dict() if self.synchronizer.group is None else None
-        self.keeper.refresh(learners, self._shared_state(), workers=workers)
+        self.moments.is_due = late
 
     def _shared_state(self) -> dict[str, Any]:
         """What all behaviors of the run share."""
@@ -374,14 +371,14 @@ class TrainingLoop:
 
     def _save_stopped(self) -> None:
         """Save a run that was told to stop, and export what it has learned."""
-        self._save_moment()
+        self.moments.stop(list(self.learners.values()), self._shared_state())
         if self.keeper.exporter is not None:
             self._export(list(self.learners.values()))
 
-    def _save_learned(self) -> None:
+    def _save_learned(self, *, is_stopping: bool = False) -> None:
         """After a failure, save those that have learned something since they began."""
         learned = [one for one in self.learners.values() if one.step > 0]
-        if self.inference or not learned:
+        if self.inference or not learned or (is_stopping and self.moments.is_kept):
             return
         self.keeper.refresh(learned, self._shared_state(), workers=None)
         if self.keeper.exporter is not None:

@@ -11,12 +11,16 @@ from toys import Both, Chase, Corridor, Quadrant, Wish
 import pipeline
 from pipeline.errors import CheckpointError
 from pipeline.export.publish import record
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.protocol.specs import (
+    ActionSpec,
+    BehaviorSpec,
+    ObservationSpec,
+    spec_from_mapping,
+    spec_to_mapping,
+)
 from pipeline.trainer.checkpoints.file import (
     load_checkpoint,
     save_checkpoint,
-    spec_from_mapping,
-    spec_to_mapping,
 )
 from pipeline.trainer.checkpoints.restore import load_policy
 

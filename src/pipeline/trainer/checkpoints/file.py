@@ -14,19 +14,14 @@ import numpy as np
 
 from pipeline import files
 from pipeline.errors import CheckpointError, TrainingError
-from pipeline.protocol.specs import (
-    ActionSpec,
-    BehaviorSpec,
-    DimensionProperty,
-    ObservationSpec,
-    ObservationType,
-)
+from pipeline.protocol.specs import spec_to_mapping
 from pipeline.settings import RunSettings, to_mapping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from pipeline.protocol.specs import BehaviorSpec
     from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
@@ -228,39 +223,6 @@ def description(name: str, spec: BehaviorSpec, settings: RunSettings) -> dict[st
         "settings": to_mapping(only)["behaviors"][name],
         "spec": spec_to_mapping(spec),
     }
-
-
-def spec_to_mapping(spec: BehaviorSpec) -> dict[str, Any]:
-    """A behavior's specification as plain values."""
-    return {
-        "observations": [
-            {
-                "shape": [int(size) for size in obs.shape],
-                "dimension_property": [int(flag) for flag in obs.dimension_property],
-                "observation_type": int(obs.observation_type),
-                "name": obs.name,
-            }
-            for obs in spec.observation_specs
-        ],
-        "continuous_size": int(spec.action_spec.continuous_size),
-        "discrete_branches": [int(size) for size in spec.action_spec.discrete_branches],
-    }
-
-
-def spec_from_mapping(values: Mapping[str, Any]) -> BehaviorSpec:
-    """The specification that `spec_to_mapping` wrote."""
-    return BehaviorSpec(
-        [
-            ObservationSpec(
-                tuple(obs["shape"]),
-                tuple(DimensionProperty(flag) for flag in obs["dimension_property"]),
-                ObservationType(obs["observation_type"]),
-                obs["name"],
-            )
-            for obs in values["observations"]
-        ],
-        ActionSpec(values["continuous_size"], tuple(values["discrete_branches"])),
-    )
 
 
 # A replay is kept in a file of its own for each state, `replay-<step>.npz`, which the checkpoint

@@ -10,13 +10,10 @@ each has its ONNX beside it, the newest also as `<run>/<Behavior>.onnx`, and
 from __future__ import annotations
 
 import glob
-import json
 import logging
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from pipeline import files
 from pipeline.trainer.checkpoints.file import (
@@ -29,7 +26,7 @@ from pipeline.trainer.checkpoints.file import (
     save_replay,
     to_saved,
 )
-from pipeline.version import __version__
+from pipeline.trainer.checkpoints.status import StatusFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +42,6 @@ _log = logging.getLogger(__name__)
 BEST_FILE = "best.pt"
 # Below this many episodes a mean reward says too little to call a policy the best.
 EPISODES_FOR_BEST = 20
-STATUS_FORMAT = "0.3.0"
 
 
 class CheckpointManager:
@@ -69,18 +65,34 @@ class CheckpointManager:
         self.status = StatusFile(run_dir)
         self.best: dict[str, dict[str, Any]] = {}
         self._unsaved_best: dict[str, dict[str, Any]] = {}
+        self._stale: set[str] = set()
+        """Behaviors whose newest file is not of the moment that the run continued from."""
         self.saved_at = time.monotonic()
         self.save_s = 0.0
         """Seconds that the last refresh took."""
 
     def saved(self) -> dict[str, dict[str, Any]]:
-        """What the run's resume files hold, by behavior.
+        """What the run's resume files hold, by behavior: of one moment if there is one.
 
         Raises:
             CheckpointError: One of them cannot be read.
         """
-        states = [load_checkpoint(p) for p in sorted(self.run_dir.glob(f"*/{RESUME_FILE}"))]
-        return {state["behavior"]: state for state in states if "behavior" in state}
+        found: dict[str, list[dict[str, Any]]] = {}
+        for path in sorted(self.run_dir.glob(f"*/{RESUME_FILE}")):
+            both = [load_checkpoint(one) for one in (path, _previous(path)) if one.exists()]
+            if "behavior" in both[0]:
+                found[both[0]["behavior"]] = both
+        newest = {name: both[0] for name, both in found.items()}
+        for moment in [one.get("run") for both in found.values() for one in both]:
+            fitting = {
+                name: [one for one in both if one.get("run") == moment]
+                for name, both in found.items()
+            }
+            if all(fitting.values()):
+                chosen = {name: of_moment[0] for name, of_moment in fitting.items()}
+                self._stale = {name for name in found if chosen[name] is not newest[name]}
+                return chosen
+        return newest
 
     def consider(self, learner: Learner) -> None:
         """Remember the policy if the mean reward of recent episodes is the best so far.
@@ -105,8 +117,8 @@ class CheckpointManager:
 
     def note_lessons(self, lessons: Mapping[str, int]) -> None:
         """Enter new lessons; rewards of earlier ones are no measure of the best any more."""
+        self._save_best()  # whether an earlier resume point has written it is a matter of time
         self.best.clear()
-        self._unsaved_best.clear()
         self.list_lessons(lessons)
 
     def list_lessons(self, lessons: Mapping[str, int]) -> None:
@@ -130,16 +142,41 @@ class CheckpointManager:
             workers: the environments' state, None where it cannot be saved; open trajectories
                 are kept with it only.
         """
+        self.write(self.snapshot(learners, run, with_open=workers is not None), workers=workers)
+
+    def snapshot(
+        self, learners: Sequence[Learner], run: Mapping[str, Any], *, with_open: bool
+    ) -> dict[str, dict[str, Any]]:
+        """Return what `write` needs of each behavior, as long as nothing goes on.
+
+        Args:
+            learners: of all behaviors.
+            run: the state of what they share.
+            with_open: whether trajectories that go on are kept.
+        """
         began = time.monotonic()
         self._save_best()
+        states = {}
         for learner in learners:
-            moment = {
-                "environments": workers,
-                "experience": learner.experience(with_open=workers is not None),
-            }
-            self._save_to_resume(learner, self._state(learner, run, moment))
+            state = self._state(learner, run)
+            state["experience"] = to_saved(learner.experience(with_open=with_open))
+            state |= save_replay(files.named(self.run_dir, learner.name), learner)
+            states[learner.name] = state
+        self.save_s = time.monotonic() - began
+        return states
+
+    def write(self, states: Mapping[str, dict[str, Any]], *, workers: object | None) -> None:
+        """Write the files that the run continues from.
+
+        Args:
+            states: as `snapshot` gave them.
+            workers: the environments' state at that moment; None where it cannot be saved.
+        """
+        began = time.monotonic()
+        environments = to_saved(workers)
+        self._save_together({n: {**s, "environments": environments} for n, s in states.items()})
         self.saved_at = time.monotonic()
-        self.save_s = self.saved_at - began
+        self.save_s += self.saved_at - began
 
     def milestone(self, learner: Learner, run: Mapping[str, Any]) -> None:
         """Write a numbered checkpoint, and delete those beyond `keep_checkpoints`."""
@@ -166,9 +203,12 @@ class CheckpointManager:
     def finish(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
         """Write the last checkpoints of a run that is complete; they are its results."""
         self._save_best()
+        states = {}
         for learner in learners:
             self.milestone(learner, run)
-            self._save_to_resume(learner, self._state(learner, run))
+            states[learner.name] = self._state(learner, run)
+            states[learner.name] |= save_replay(files.named(self.run_dir, learner.name), learner)
+        self._save_together(states)
         self.give_onnx(learners)
 
     def give_onnx(self, learners: Sequence[Learner]) -> None:
@@ -186,29 +226,31 @@ class CheckpointManager:
             _log.info("Copied %s to %s.", newest, target)
             self._export_best(learner.name)
 
-    def _save_to_resume(self, learner: Learner, state: dict[str, Any]) -> None:
-        """Write the file that the run continues from, and the replay that it names."""
-        path = self._file(learner.name, RESUME_FILE)
-        replay = save_replay(path.parent, learner)
-        save_checkpoint(path, {**state, **replay})
-        delete_older_replays(path.parent, replay.get("replay"))
+    def _save_together(self, states: Mapping[str, dict[str, Any]]) -> None:
+        """Write all behaviors' resume files; a kill leaves all of one moment, or of the other.
+
+        As long as they differ, the older moment's lie beside the new ones.
+        """
+        paths = {name: self._file(name, RESUME_FILE) for name in states}
+        for name, path in paths.items():
+            if len(paths) > 1 and name not in self._stale and path.exists():
+                _keep_previous(path)
+            save_checkpoint(path, states[name])
+        self._stale.clear()
+        for name, path in paths.items():
+            _previous(path).unlink(missing_ok=True)
+            delete_older_replays(path.parent, states[name].get("replay"))
 
     def _file(self, behavior: str, name: str) -> Path:
         return files.named(self.run_dir, behavior) / name
 
-    def _state(
-        self,
-        learner: Learner,
-        run: Mapping[str, Any],
-        moment: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """A checkpoint; `moment` is what only the very next step needs."""
+    def _state(self, learner: Learner, run: Mapping[str, Any]) -> dict[str, Any]:
+        """A checkpoint, without what only the very next step needs."""
         return {
             **description(learner.name, learner.spec, self.settings),
             "learner": learner.state_dict(),
             "best": self.best.get(learner.name),
             "run": dict(run),
-            **to_saved(moment or {}),
         }
 
     def _save_best(self) -> None:
@@ -251,78 +293,6 @@ class NullCheckpointManager(CheckpointManager):
         """Nothing to write."""
 
 
-class StatusFile:
-    """`run_logs/training_status.json`: a run's checkpoints and lessons, in ML-Agents' form.
-
-    Entries of deleted checkpoints are dropped.
-
-    Args:
-        run_dir: of the run.
-    """
-
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
-        self.path = run_dir / "run_logs" / "training_status.json"
-
-    def read(self) -> dict[str, Any]:
-        """What the file says; an empty map where there is none or it is damaged."""
-        try:
-            status = json.loads(self.path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            _log.warning("%s cannot be read (%s) and is written anew.", self.path, error)
-            return {}
-        return status if isinstance(status, dict) else {}
-
-    def add(
-        self, behavior: str, checkpoint: Path, *, step: int, reward: float | None, **more: Any
-    ) -> None:
-        """Enter a numbered checkpoint and its ONNX, which are also the final ones so far.
-
-        Args:
-            behavior: whose they are.
-            checkpoint: the `.pt` file; the ONNX lies beside it.
-            step: at which it was made.
-            reward: mean return of recent episodes, None without any.
-            more: other values of the behavior, such as `elo`.
-        """
-        status = self.read()
-        entry = {
-            "steps": step,
-            "file_path": str(checkpoint.with_suffix(".onnx")),
-            "reward": reward,
-            "creation_time": time.time(),
-            "auxillary_file_paths": [str(checkpoint)],  # ML-Agents' spelling
-        }
-        final = {"file_path": str(files.named(self.run_dir, behavior, ".onnx"))}
-        known = status.get(behavior, {}).get("checkpoints", [])
-        kept = [one for one in known if one["steps"] != step and self._exists(behavior, one)]
-        status[behavior] = {
-            "checkpoints": [*kept, entry],
-            "final_checkpoint": entry | final,
-            **more,
-        }
-        self._write(status)
-
-    def set_lessons(self, lessons: Mapping[str, int]) -> None:
-        """Enter the number of each environment parameter's lesson."""
-        lines = {parameter: {"lesson_num": number} for parameter, number in lessons.items()}
-        self._write(self.read() | lines)
-
-    def _exists(self, behavior: str, entry: Mapping[str, Any]) -> bool:
-        folder = files.named(self.run_dir, behavior)
-        return files.named(folder, behavior, f"-{entry['steps']}.pt").is_file()
-
-    def _write(self, status: dict[str, Any]) -> None:
-        status["metadata"] = {
-            "stats_format_version": STATUS_FORMAT,
-            "pipeline_version": __version__,
-            "torch_version": str(torch.__version__),
-        }
-        files.write_json(self.path, status)
-
-
 def numbered(folder: Path, behavior: str, keep: int, step: int) -> tuple[Path, list[Path]]:
     """The file for a checkpoint at `step`, and the older ones to delete so that `keep` remain."""
     path = files.named(folder, behavior, f"-{step}.pt")
@@ -337,6 +307,20 @@ def numbered(folder: Path, behavior: str, keep: int, step: int) -> tuple[Path, l
     others = [p for p in existing if p != path]
     n_surplus = len(others) + 1 - keep
     return path, others[:n_surplus] if keep > 0 and n_surplus > 0 else []
+
+
+def _previous(path: Path) -> Path:
+    return path.with_name(f"previous-{path.name}")
+
+
+def _keep_previous(path: Path) -> None:
+    """Keep a file's present content under another name."""
+    kept = _previous(path)
+    kept.unlink(missing_ok=True)
+    try:
+        kept.hardlink_to(path)
+    except OSError:  # a file system without links
+        files.write_whole(kept, path.read_bytes())
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.errors import CheckpointError, SettingsError
+from pipeline.protocol.specs import spec_from_mapping
 from pipeline.settings import load_run_settings
 from pipeline.trainer.checkpoints.file import (
     MISFITS,
@@ -17,7 +18,6 @@ from pipeline.trainer.checkpoints.file import (
     load_checkpoint,
     load_replay,
     reason_of,
-    spec_from_mapping,
 )
 
 if TYPE_CHECKING:

@@ -1,0 +1,130 @@
+"""Resume points: everything that a run goes on with, as it is at one moment between two steps.
+
+Environments in processes of their own send their states with their next message, after the step
+that follows. So what the trainer has at the moment is copied, and written when they have come.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from pipeline.errors import PipelineError, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pipeline.envs.workers import WorkerSet
+    from pipeline.trainer.checkpoints.manager import CheckpointManager
+    from pipeline.trainer.learner import Learner
+
+_log = logging.getLogger(__name__)
+
+
+class Moments:
+    """Keeps a run's resume point up to date.
+
+    Args:
+        keeper: writes it.
+        workers: whose states belong to it.
+        interval_s: how often it is written at most.
+        alone: whether no other process learns the same; with others the states are not kept.
+
+    Attributes:
+        is_exact: whether a run that is resumed is the one that was not interrupted.
+        is_kept: whether the files of the run hold such a moment.
+        is_due: whether the next moment between two steps shall be kept.
+        is_pending: whether states are on their way for `complete`.
+    """
+
+    def __init__(
+        self, keeper: CheckpointManager, workers: WorkerSet, *, interval_s: float, alone: bool
+    ) -> None:
+        self.is_exact = False
+        self.is_kept = False
+        self.is_due = False
+        self.is_pending = False
+        self._keeper, self._workers = keeper, workers
+        self._interval_s, self._alone = interval_s, alone
+        self._states: dict[str, dict[str, Any]] = {}
+
+    def note_start(self) -> None:
+        """Look whether the environments, which have been reset, give their states; say if not."""
+        refusal = self._workers.state_refusal
+        if not self._alone:
+            refusal = "several learners keep none"
+        self.is_exact = refusal is None
+        if refusal is not None:
+            _log.info(
+                "If this run is interrupted, it can be resumed but not exactly: the environments "
+                "then begin new episodes, because their state is not known (%s).",
+                refusal,
+            )
+
+    def is_late(self) -> bool:
+        """Whether the interval is over, which is longer where saving takes long."""
+        interval_s = self._interval_s * (1.0 + 2.0 * self._keeper.save_s)
+        return time.monotonic() - self._keeper.saved_at >= interval_s
+
+    def begin(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
+        """Keep this moment; where environments have yet to send their states, `complete` does.
+
+        Args:
+            learners: of all behaviors.
+            run: the state of what they share.
+        """
+        self.is_due = False
+        if not self.is_exact:
+            self._keeper.refresh(learners, run, workers=None)
+            return
+        states = self._keeper.snapshot(learners, run, with_open=True)
+        self._workers.request_states()
+        self.is_pending = True
+        if self._workers.is_split:
+            self._states = {name: _copied(state) for name, state in states.items()}
+        else:
+            self._states = states
+            self.complete()
+
+    def complete(self) -> None:
+        """After a step, write the moment before it if all states have come."""
+        states, self._states = self._states, {}
+        self.is_pending = False
+        workers = self._workers.state_dict()
+        if workers is not None:  # else one was started again
+            self._keeper.write(states, workers=workers)
+            self.is_kept = True
+
+    def stop(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
+        """Keep this moment, after which the run ends.
+
+        Args:
+            learners: of all behaviors.
+            run: the state of what they share.
+        """
+        self.begin(learners, run)
+        if not self.is_pending:
+            return
+        try:
+            self._workers.step()  # without the agents' actions: only the states count
+        except PipelineError as error:
+            _log.warning("The last resume point stays: %s", one_line(error))
+            return
+        self.complete()
+
+
+def _copied(value: Any) -> Any:
+    """`value` with tensors and arrays of its own."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(item) for item in value)
+    return value

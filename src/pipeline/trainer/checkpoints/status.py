@@ -1,0 +1,93 @@
+"""The list of a run's checkpoints and lessons, as ML-Agents writes it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pipeline import files
+from pipeline.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+STATUS_FORMAT = "0.3.0"
+
+
+class StatusFile:
+    """`run_logs/training_status.json`: a run's checkpoints and lessons, in ML-Agents' form.
+
+    Entries of deleted checkpoints are dropped.
+
+    Args:
+        run_dir: of the run.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.path = run_dir / "run_logs" / "training_status.json"
+
+    def read(self) -> dict[str, Any]:
+        """What the file says; an empty map where there is none or it is damaged."""
+        try:
+            status = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            _log.warning("%s cannot be read (%s) and is written anew.", self.path, error)
+            return {}
+        return status if isinstance(status, dict) else {}
+
+    def add(
+        self, behavior: str, checkpoint: Path, *, step: int, reward: float | None, **more: Any
+    ) -> None:
+        """Enter a numbered checkpoint and its ONNX, which are also the final ones so far.
+
+        Args:
+            behavior: whose they are.
+            checkpoint: the `.pt` file; the ONNX lies beside it.
+            step: at which it was made.
+            reward: mean return of recent episodes, None without any.
+            more: other values of the behavior, such as `elo`.
+        """
+        status = self.read()
+        entry = {
+            "steps": step,
+            "file_path": str(checkpoint.with_suffix(".onnx")),
+            "reward": reward,
+            "creation_time": time.time(),
+            "auxillary_file_paths": [str(checkpoint)],  # ML-Agents' spelling
+        }
+        final = {"file_path": str(files.named(self.run_dir, behavior, ".onnx"))}
+        known = status.get(behavior, {}).get("checkpoints", [])
+        kept = [one for one in known if one["steps"] != step and self._exists(behavior, one)]
+        status[behavior] = {
+            "checkpoints": [*kept, entry],
+            "final_checkpoint": entry | final,
+            **more,
+        }
+        self._write(status)
+
+    def set_lessons(self, lessons: Mapping[str, int]) -> None:
+        """Enter the number of each environment parameter's lesson."""
+        lines = {parameter: {"lesson_num": number} for parameter, number in lessons.items()}
+        self._write(self.read() | lines)
+
+    def _exists(self, behavior: str, entry: Mapping[str, Any]) -> bool:
+        folder = files.named(self.run_dir, behavior)
+        return files.named(folder, behavior, f"-{entry['steps']}.pt").is_file()
+
+    def _write(self, status: dict[str, Any]) -> None:
+        status["metadata"] = {
+            "stats_format_version": STATUS_FORMAT,
+            "pipeline_version": __version__,
+            "torch_version": str(torch.__version__),
+        }
+        files.write_json(self.path, status)
