@@ -33,6 +33,11 @@ import remembering, toys
 torch.set_num_threads(1)
 folder, name, max_updates, kill_at, how = sys.argv[1:]
 
+def environments():
+    if Path(name).exists():  # of an executable
+        return name
+    return [InProcessEnvironment(one) for one in simulators()]
+
 def simulators():
     for toy in (getattr(toys, name, None), getattr(remembering, name, None)):
         if toy is not None:
@@ -108,13 +113,17 @@ def counted(self):
 Learner.learn = counted
 names = {"balance_ball": "3DBall", "grid_world": "GridWorld", "collector": "FoodCollector"}
 names |= {"couriers": "Couriers", "push_together": "PushTogether"}
-names = [names.get(name, "Toy")]
+names |= {"tag": "Hunter", "pong": "Pong", "hallway": "Hallway", "sorter": "Sorter"}
+names = [names.get(Path(name).name, "Toy")]
+if names == ["Hunter"]:
+    names.append("Runner")
 try:
     pipeline.train(
-        [InProcessEnvironment(one) for one in simulators()],
+        environments(),
         {"behaviors": dict.fromkeys(names, settings), "environment_parameters": parameters},
         seed=5,
         run_dir=Path(folder),
+        num_envs=4 if "four" in how else 1,
         resume="resume" in how,
         resume_interval_s=1e6 if "rarely" in how else 0.0,
     )
@@ -208,6 +217,30 @@ def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, how, 
     if "lessons" in how:
         assert 1 <= killed["/run/lessons/curriculum/lessons/mass"] < 5
         assert whole["/run/lessons/curriculum/lessons/mass"] == 5
+    assert_equal_states(whole, final_state(tmp_path / "killed"))
+    assert_equal_files(tmp_path / "whole", tmp_path / "killed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("balance_ball", ""),
+        ("balance_ball", "four lessons"),
+        ("couriers", "four threaded"),
+        ("push_together", "four poca memory"),
+        ("balance_ball", "sac"),
+    ],
+)
+def test_killed_run_in_an_executable_equals_the_uninterrupted_run(name, how, packed, tmp_path):
+    """The state side channel: each process is asked for its state, and given it back."""
+    build = str(packed(name, tmp_path / name, n_agents=6))
+    assert run(tmp_path / "whole", build, updates=8, how=how) == 0
+    assert run(tmp_path / "killed", build, updates=8, kill_at=6, how=how) == -signal.SIGKILL
+    assert 3 <= final_state(tmp_path / "killed")["/learner/n_updates"] <= 5
+    assert run(tmp_path / "killed", build, updates=8, how=f"{how} resume") == 0
+    whole = final_state(tmp_path / "whole")
+    assert any(key.startswith("/experience/open") for key in whole)
     assert_equal_states(whole, final_state(tmp_path / "killed"))
     assert_equal_files(tmp_path / "whole", tmp_path / "killed")
 

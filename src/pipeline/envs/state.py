@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pipeline.protocol.side_channels import IncomingMessage
 
-_SILENT = "it does not speak the state side channel (docs/resume.md)"
+_SILENT = "it does not speak the state side channel (docs/explanation/resume.md)"
 
 
 class StateChannel(SideChannel):

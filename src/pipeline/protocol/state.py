@@ -2,7 +2,7 @@
 
 A message is an int32 version, an int32 kind, and what the kind has. The trainer never looks into a
 state: it is the environment's affair what the bytes mean. Our own environments write arrays and
-JSON (`encode`), and read nothing else (`decode`). docs/resume.md describes the channel for others.
+JSON (`encode`), and read nothing else (`decode`). docs/explanation/resume.md has it for others.
 """
 
 from __future__ import annotations

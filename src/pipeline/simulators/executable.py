@@ -199,7 +199,7 @@ def _description(simulator: Simulator) -> str:
 
 
 def _state_line(simulator: Simulator) -> str:
-    """Say whether a run that is resumed goes on exactly (docs/resume.md)."""
+    """Say whether a run that is resumed goes on exactly (docs/explanation/resume.md)."""
     from pipeline.protocol.simulator import no_state, state_of
     from pipeline.protocol.state import encode
 

@@ -114,8 +114,7 @@ class TrainingLoop:
         self.keeper = kind(run_dir, settings, exporter=None if inference else exporter)
         self.keeper.on_checkpoint = tracker.saved
         self.synchronizer = Synchronizer(group)
-        alone = self.synchronizer.group is None
-        self.moments = Moments(self.keeper, workers, interval_s=resume_interval_s, alone=alone)
+        self.moments = Moments(self.keeper, workers, resume_interval_s, self.synchronizer)
         self._saved = self.synchronizer.resumed(self.keeper) if resume else {}
         self._exact = False
         self._due: set[str] = set()
@@ -173,9 +172,8 @@ class TrainingLoop:
             self._step()
             if not self._started:
                 self._note_start()
-            if self._finished() or (self.inference and should_stop()):
-                return
-            if self._end_early is not None and self._end_early():
+            is_over = self._end_early is not None and self._end_early()
+            if is_over or self._finished() or (self.inference and should_stop()):
                 return
             if self._due:
                 self._save_due()

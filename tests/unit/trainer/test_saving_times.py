@@ -27,9 +27,12 @@ def run(quick, tmp_path, in_process, recorder, monkeypatch):
         written = []
 
         class Noted(loop_module.CheckpointManager):
-            def refresh(self, learners, run, *, workers):
+            def snapshot(self, learners, run, *, with_open):
                 written.append(("moment", learners[0].step))
-                super().refresh(learners, run, workers=workers)
+                return super().snapshot(learners, run, with_open=with_open)
+
+            def write(self, states, *, workers):
+                super().write(states, workers=workers)
                 self.save_s = save_s
 
             def milestone(self, learner, run):

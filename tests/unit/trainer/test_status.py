@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from pipeline.trainer.checkpoints.manager import StatusFile
 from pipeline.trainer.checkpoints.restore import latest_run
+from pipeline.trainer.checkpoints.status import StatusFile
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from pipeline.envs.workers import WorkerSet
     from pipeline.trainer.checkpoints.manager import CheckpointManager
+    from pipeline.trainer.distributed.sync import Synchronizer
     from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ class Moments:
         keeper: writes it.
         workers: whose states belong to it.
         interval_s: how often it is written at most.
-        alone: whether no other process learns the same; with others the states are not kept.
+        synchronizer: with others that learn the same the states are not kept.
 
     Attributes:
         is_exact: whether a run that is resumed is the one that was not interrupted.
@@ -42,20 +43,24 @@ class Moments:
     """
 
     def __init__(
-        self, keeper: CheckpointManager, workers: WorkerSet, *, interval_s: float, alone: bool
+        self,
+        keeper: CheckpointManager,
+        workers: WorkerSet,
+        interval_s: float,
+        synchronizer: Synchronizer,
     ) -> None:
         self.is_exact = False
         self.is_kept = False
         self.is_due = False
         self.is_pending = False
         self._keeper, self._workers = keeper, workers
-        self._interval_s, self._alone = interval_s, alone
+        self._interval_s, self._synchronizer = interval_s, synchronizer
         self._states: dict[str, dict[str, Any]] = {}
 
     def note_start(self) -> None:
         """Look whether the environments, which have been reset, give their states; say if not."""
         refusal = self._workers.state_refusal
-        if not self._alone:
+        if self._synchronizer.group is not None:
             refusal = "several learners keep none"
         self.is_exact = refusal is None
         if refusal is not None:

@@ -1,0 +1,80 @@
+import struct
+
+import numpy as np
+import pytest
+
+from pipeline.errors import UnitySideChannelException
+from pipeline.protocol import state
+from pipeline.protocol.state import Kind
+
+
+def test_arrays_and_plain_values_come_back():
+    rng = np.random.default_rng(7)
+    given = {
+        "stream": rng.bit_generator.state,
+        "values": np.arange(6, dtype=np.float32).reshape(2, 3)[:, ::2],
+        "none": np.zeros((0, 4), dtype=np.bool_),
+        "scalar": np.float32(0.1),
+        "nested": [{"array": 1, "x": [1.5, None, True, "é"]}, (2, -3)],
+    }
+    again = state.decode(state.encode(given))
+    assert again["stream"] == given["stream"]
+    assert again["values"].dtype == np.float32
+    assert again["values"].tolist() == [[0.0, 2.0], [3.0, 5.0]]
+    again["values"][0] = 9.0
+    assert again["none"].shape == (0, 4)
+    assert again["scalar"].dtype == np.float32
+    assert again["scalar"] == np.float32(0.1)
+    assert again["nested"] == [{"array": 1, "x": [1.5, None, True, "é"]}, [2, -3]]
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"a": {"b": [object()]}}, r"state\.a\.b\[0\]: a object"),
+        ({"a": np.array([object()])}, "state.a: an array of type object"),
+        ({1: 2}, "the key 1 is not a text"),
+        ({"a": b"bytes"}, "state.a: a bytes"),
+    ],
+)
+def test_what_is_neither_array_nor_json_is_refused_by_its_place(given, what):
+    with pytest.raises(ValueError, match=what):
+        state.encode(given)
+
+
+def test_damaged_states_are_refused_and_nothing_else_happens():
+    whole = state.encode({"a": np.arange(5), "b": [1, {"c": 2.5}]})
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        damaged = bytearray(whole)
+        damaged[rng.integers(len(whole))] = rng.integers(256)
+        for data in (bytes(damaged), whole[: rng.integers(len(whole))], whole + b"\0"):
+            try:
+                state.decode(data)
+            except ValueError as error:
+                assert "no environment's state" in str(error)  # noqa: PT017  # or it is one
+
+
+@pytest.mark.parametrize("shape", [[2**40, 2**40], [-1], [2] * 40])
+def test_an_array_that_does_not_fit_is_refused_before_it_is_made(shape):
+    text = f'{{"map": {{"a": {{"array": ["<f8", {shape}]}}}}}}'.encode()
+    with pytest.raises(ValueError, match="no environment's state"):
+        state.decode(struct.pack("<q", len(text)) + text)
+
+
+def test_an_array_of_objects_is_refused():
+    text = b'{"map": {"a": {"array": ["|O", [1]]}}}'
+    with pytest.raises(ValueError, match="no environment's state"):
+        state.decode(struct.pack("<q", len(text)) + text + bytes(8))
+
+
+def test_messages_of_other_versions_and_sizes_are_refused(monkeypatch):
+    assert state.read(state.message(Kind.STATE, b"abc")) == (Kind.STATE, b"abc")
+    for payload in (b"", b"1234567", struct.pack("<ii", 2, 1), struct.pack("<ii", 1, 4)):
+        with pytest.raises(UnitySideChannelException, match="state channel"):
+            state.read(payload)
+    monkeypatch.setattr(state, "MAX_STATE_BYTES", 2)
+    with pytest.raises(UnitySideChannelException, match="the most is 2"):
+        state.read(struct.pack("<ii", 1, 1) + b"abc")
+    with pytest.raises(ValueError, match="the most is 2"):
+        state.message(Kind.STATE, b"abc")

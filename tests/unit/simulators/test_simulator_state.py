@@ -1,0 +1,111 @@
+"""The environment's end of the state side channel."""
+
+import numpy as np
+import pytest
+from test_client import command, play
+
+from pipeline.protocol import side_channels, state
+from pipeline.protocol.generated.messages import RESET
+from pipeline.protocol.specs import ActionTuple
+from pipeline.protocol.state import Kind
+from pipeline.simulators import client, executable, registry
+
+
+def frame(kind, content=b""):
+    return side_channels.pack([(side_channels.STATE, state.message(kind, content))])
+
+
+def answers(message):
+    """Kind and content of each message on the state channel."""
+    frames = side_channels.unpack(message.unity_output.rl_output.side_channel)
+    return [state.read(data) for channel, data in frames if channel == side_channels.STATE]
+
+
+def of_agents(message):
+    infos = message.unity_output.rl_output.agentInfos
+    return {name: one.SerializeToString(deterministic=True) for name, one in infos.items()}
+
+
+class Player:
+    """Sends random actions to the agents that asked, as it must know them."""
+
+    def __init__(self, name):
+        self.simulator = registry.make(name, seed=3)
+        self.session = client.Session(self.simulator)
+        self.specs = self.simulator.behavior_specs
+
+    def say(self, message):
+        """The session's answer to one command."""
+        read = client.ReceivedMessageProto.FromString(message.SerializeToString())
+        asked = read.unity_input.rl_input
+        self.session._hear(asked.side_channel)
+        data = self.session._advance(asked)
+        return client.UnityMessageProto.FromString(data)
+
+    def step(self, rng, channel=b""):
+        actions = {}
+        for name, n in self.session._state.asking.items():
+            spec = self.specs[name].action_spec
+            drawn = [rng.integers(size, size=n) for size in spec.discrete_branches]
+            action = ActionTuple(
+                rng.uniform(-1, 1, (n, spec.continuous_size)).astype(np.float32),
+                np.stack(drawn, axis=1).astype(np.int32) if drawn else None,
+            )
+            if n:
+                actions[name] = (action, spec)
+        return self.say(command(0, channel, actions))
+
+
+@pytest.mark.parametrize("name", registry.NAMES)
+def test_every_built_in_simulator_goes_on_from_its_state(name):
+    one, two = Player(name), Player(name)
+    rng = np.random.default_rng(0)
+    assert answers(one.say(command(RESET, frame(Kind.CAN)))) == [(Kind.CAN, b"")]
+    for _ in range(30):
+        one.step(rng)
+    rng, again = np.random.default_rng(1), np.random.default_rng(1)
+    first = one.step(rng, frame(Kind.STATE))
+    ((kind, given),) = answers(first)
+    assert kind == Kind.STATE
+    restored = two.say(command(RESET, frame(Kind.RESTORE, given)))
+    assert answers(restored) == [(Kind.RESTORE, b"")]
+    assert not of_agents(restored)
+    assert of_agents(two.step(again)) == of_agents(first)
+    for _ in range(30):
+        assert of_agents(two.step(again)) == of_agents(one.step(rng))
+
+
+def test_a_state_of_another_simulator_is_not_taken_up():
+    grid = Player("grid_world")
+    grid.say(command(RESET))
+    ((_, given),) = answers(grid.step(np.random.default_rng(0), frame(Kind.STATE)))
+    ball = Player("balance_ball")
+    ((kind, why),) = answers(ball.say(command(RESET, frame(Kind.RESTORE, given))))
+    assert kind == Kind.CANNOT
+    assert b"Error" in why
+
+
+def test_a_simulator_without_state_says_so():
+    simulator = registry.make("grid_world", seed=3)
+
+    class Stateless:
+        behavior_specs, reset, step = simulator.behavior_specs, simulator.reset, simulator.step
+
+    _, answer = play(Stateless(), command(RESET, frame(Kind.CAN)))
+    assert answers(answer) == [(Kind.CANNOT, b"Stateless does not give its state")]
+
+
+def test_get_state_and_set_state_are_as_good():
+    simulator = registry.make("grid_world", seed=3)
+
+    class Named:
+        behavior_specs, reset, step = simulator.behavior_specs, simulator.reset, simulator.step
+        get_state, set_state = simulator.state_dict, simulator.load_state_dict
+
+    _, answer = play(Named(), command(RESET, frame(Kind.CAN)))
+    assert answers(answer) == [(Kind.CAN, b"")]
+
+
+def test_description_says_whether_there_is_a_state(capsys):
+    assert executable.main("pong", ["--describe"]) == 0
+    assert "gives its state: " in capsys.readouterr().out
