@@ -11,6 +11,16 @@ def mlagents_learn() -> int:
     return main("learn")
 
 
+def mlagents_push_to_hf() -> int:
+    """Run `pipeline push` under ML-Agents' name."""
+    return main("push")
+
+
+def mlagents_load_from_hf() -> int:
+    """Run `pipeline pull` under ML-Agents' name."""
+    return main("pull")
+
+
 def main(*words: str) -> int:
     """Run the command and give its exit code.
 

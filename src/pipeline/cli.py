@@ -36,6 +36,11 @@ COMMANDS = {
     "provenance": "say what made an ONNX policy, and whether the present tree would make the same",
     "runs": "say which MLflow run and which DVC revision belong together",
     "onnx": "look at exported policies",
+    "card": "write a run's policies with a model card",
+    "push": "upload a run and its model card to the Hugging Face Hub",
+    "pull": "download a policy from the Hugging Face Hub",
+    "sign": "sign a folder with a policy, with a key of yours",
+    "verify": "say whether a folder is what the owner of a key has signed",
     "ui": "show runs in the browser, on this machine only",
     "completion": "print a script with which a shell completes these commands",
 }
@@ -74,6 +79,12 @@ one thing at a time
   pipeline onnx check results/export/balance_ball_ppo/seed1/3DBall.onnx
   pipeline runs balance_ball_ppo-1
   pipeline provenance results/export/balance_ball_ppo/seed1/3DBall.onnx
+
+show it to others
+  pipeline card balance_ball_ppo-1 -o ball --license apache-2.0
+  pipeline sign ball --key me.pem --new-key
+  pipeline push ball --repo-id me/ball
+  pipeline pull me/ball -o theirs && pipeline verify theirs --key me.pem.pub
 
 `pipeline COMMAND --help` says more about each.
 """
@@ -138,6 +149,7 @@ def _missing(error: ModuleNotFoundError) -> int:
     if package in ("", "pipeline"):
         raise error
     extras = {"gymnasium": "envs", "pettingzoo": "envs", "minari": "minari", "h5py": "minari"}
+    extras |= dict.fromkeys(("huggingface_hub", "model_signing", "OpenSSL", "cryptography"), "hub")
     extra = extras.get(package, "train")
     print(
         f"error: this needs the package {package}, which is not installed; install the whole: "

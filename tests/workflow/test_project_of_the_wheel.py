@@ -68,6 +68,10 @@ def test_a_project_from_the_wheel_runs_with_both_engines(installed: Path, tmp_pa
     here("dvc", "repro")
     policy = own / "results/export/cartpole_v1_ppo/seed1/CartPole-v1.onnx"
     first = policy.read_bytes()
+    here(*ours, "card", "cartpole_v1_ppo-1", "-o", "card")
+    card = (own / "card/README.md").read_text()
+    assert "on evaluation episodes" in card
+    assert "--env gymnasium:CartPole-v1" in card
     again = here("dvc", "repro")
     assert re.findall("Running stage '(.*)'", again) == ["check"]
     assert "now agrees" in here(*ours, "sync")

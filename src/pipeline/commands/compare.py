@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> str:
     fraction, form = arguments.fraction, arguments.form
     if not 0.0 < fraction <= 1.0:
         raise SettingsError(f"--fraction: {fraction} is not in range; use a value in (0, 1]")
-    outcomes = _of_runs(runs) if runs else _of_params(Path.cwd())
+    outcomes = outcomes_of(runs) if runs else _of_params(Path.cwd())
     tasks = compare(outcomes, fraction=fraction)
     if not tasks:
         names = ", ".join(map(str, runs)) or "the experiments of params.yaml"
@@ -106,7 +106,7 @@ def _of_params(root: Path) -> list[Outcome]:
     return list(outcomes(root, load_params(root / "params.yaml")))
 
 
-def _of_runs(runs: Sequence[Path]) -> list[Outcome]:
+def outcomes_of(runs: Sequence[Path]) -> list[Outcome]:
     """Return the outcomes of folders, those of `pipeline learn` last."""
     learned = [run for run in runs if (run / _CONFIGURATION).is_file()]
     trials = [trial for run in runs if run not in learned for trial in _of_dag(run)]

@@ -235,7 +235,7 @@ def _name_of(environment: EnvironmentParams) -> str:
     return re.sub(r"[^a-z0-9]+", "_", word.lower()).strip("_") or "environment"
 
 
-def _source_of(environment: EnvironmentParams) -> str:
+def source_of(environment: EnvironmentParams) -> str:
     """Return the text that names the environment on the command line, in the project."""
     if isinstance(environment, PathSource):
         path = environment.path
@@ -255,7 +255,7 @@ def _ask(environment: EnvironmentParams, folder: Path) -> dict[str, Behavior]:
 
     copies = getattr(environment, "copies", None)
     with _working_in(folder):
-        env = make_env(_source_of(environment), n_agents=copies)
+        env = make_env(source_of(environment), n_agents=copies)
         found: dict[str, Behavior] = {}
         try:
             env.reset()
@@ -341,7 +341,7 @@ def _texts(
     """Return the files of the project, by path in it."""
     trainers = {one: trainer_of(behavior) for one, behavior in behaviors.items()}
     kind = "_".join(sorted({str(one["trainer_type"]) for one in trainers.values()}))
-    trainer, source = f"config/{name}.yaml", _source_of(environment)
+    trainer, source = f"config/{name}.yaml", source_of(environment)
     told = "".join(f"# {line}\n" for line in _described(behaviors))
     left_out: tuple[Any, ...] = (None, [], {}, "auto")  # as they are without being said
     kept = {key: value for key, value in to_map(environment).items() if value not in left_out}

@@ -1,0 +1,54 @@
+"""`pipeline pull`: a policy with its model card from the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from pipeline.commands.push import hub
+from pipeline.errors import FetchError, SettingsError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from pipeline.commands.parser import Parser
+
+_HUB_ONLY = ".gitattributes"
+"""Which the Hub puts into every repository."""
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options of `pipeline pull`; those of mlagents-load-from-hf mean the same here."""
+    parser.add_argument("repo", nargs="?", metavar="NAME/POLICY", help="what to download")
+    parser.add_argument("-o", "--output", type=Path, help="the new folder; default: POLICY")
+    parser.add_argument("--revision", help="branch, tag or commit; default: the newest")
+    parser.add_argument("--repo-id", help="ML-Agents' option: NAME/POLICY")
+    parser.add_argument(
+        "--local-dir", type=Path, help="ML-Agents' option: the folder in which POLICY is made"
+    )
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Download, and return what came.
+
+    Raises:
+        PipelineError: There is no such repository, or a folder is in the way.
+    """
+    repo = arguments.repo or arguments.repo_id
+    if repo is None:
+        raise SettingsError("name the repository: `pipeline pull NAME/POLICY -o FOLDER`")
+    parent = arguments.local_dir or Path()
+    folder: Path = arguments.output or parent / repo.rpartition("/")[2]
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SettingsError(f"{folder}: is there already and not empty; name another with -o")
+    with hub(repo) as api:
+        info = api.repo_info(repo, revision=arguments.revision)
+        for one in info.siblings or ():
+            path = PurePosixPath(one.rfilename)
+            if path.is_absolute() or ".." in path.parts or "\\" in one.rfilename:
+                raise FetchError(f"{repo}: has a file {one.rfilename!r}, outside of its folder")
+        api.snapshot_download(repo, revision=info.sha, local_dir=folder, ignore_patterns=_HUB_ONLY)
+    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's own notes
+    names = sorted(path.name for path in folder.iterdir())
+    return f"{folder}: {', '.join(names)}, of revision {info.sha}"

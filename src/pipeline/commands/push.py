@@ -1,0 +1,108 @@
+"""`pipeline push`: a run with its model card, or a folder of one, to the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.commands import card
+from pipeline.errors import FetchError, PipelineError, SettingsError, one_line
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from pipeline.commands.parser import Parser
+
+_LIBRARIES = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests")
+"""Whose exceptions mean that the Hub refused or was not reached."""
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options of `pipeline push`; those of mlagents-push-to-hf mean the same here."""
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN|FOLDER",
+        help="<experiment>-<seed> of params.yaml, results/<run-id> of `pipeline learn`, or a "
+        "folder that `pipeline card` wrote",
+    )
+    parser.add_argument("--repo-id", required=True, metavar="NAME/POLICY", help="where to")
+    parser.add_argument("--commit-message", default="Push to Hub", help="default: %(default)s")
+    parser.add_argument("--license", help="of the policy, for a card that is written now")
+    parser.add_argument("--private", action="store_true", help="a new repository is private")
+    parser.add_argument("--run-id", help="ML-Agents' option: a title, without effect here")
+    parser.add_argument("--local-dir", metavar="RUN", help="ML-Agents' option: RUN")
+    parser.add_argument(
+        "--configfile-name",
+        default="configuration.yaml",
+        help="ML-Agents' option: which must be that of the run",
+    )
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Upload, and return the address.
+
+    Raises:
+        PipelineError: There is no such run, or the Hub refuses it or cannot be reached.
+    """
+    source = arguments.run or arguments.local_dir
+    if source is None:
+        raise SettingsError("name the run to push: `pipeline push RUN --repo-id NAME/POLICY`")
+    if arguments.configfile_name != "configuration.yaml":
+        raise SettingsError(
+            f"--configfile-name: {arguments.configfile_name} is not what runs of here have; leave "
+            "it out, it is configuration.yaml"
+        )
+    with contextlib.ExitStack() as stack:
+        folder = Path(source)
+        if (folder / card.CARD).is_file():
+            if arguments.license:
+                raise SettingsError(f"{folder}: has its card; --license is for `pipeline card`")
+        else:
+            found = card.find(source)
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "card"
+            card.write(found, folder, licence=arguments.license)
+        return _upload(folder, arguments)
+
+
+def _upload(folder: Path, arguments: argparse.Namespace) -> str:
+    with hub(arguments.repo_id) as api:
+        api.create_repo(arguments.repo_id, private=arguments.private or None, exist_ok=True)
+        done = api.upload_folder(
+            repo_id=arguments.repo_id,
+            folder_path=folder,
+            commit_message=arguments.commit_message,
+            delete_patterns="*",  # what an earlier push has left would not be signed
+        )
+    names = sorted(path.name for path in folder.iterdir())
+    return f"Pushed {', '.join(names)} to {arguments.repo_id}: {done.commit_url}"
+
+
+@contextlib.contextmanager
+def hub(repo_id: str) -> Iterator[Any]:
+    """Give the client of the Hub at HF_ENDPOINT; its failures are one line.
+
+    Raises:
+        FetchError: The Hub refuses, knows no such repository, or cannot be reached.
+    """
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from huggingface_hub import HfApi
+
+    for name in ("httpx", "httpx2", "huggingface_hub"):  # they tell of every request
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        yield HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+    except Exception as error:
+        # Imported only now, so the classes of what may be raised are known by their modules.
+        known = type(error).__module__.partition(".")[0] in _LIBRARIES
+        if isinstance(error, PipelineError) or not (known or isinstance(error, OSError)):
+            raise
+        what = one_line(error).partition(" | ")[0]
+        remedy = "log in with `hf auth login` or HF_TOKEN, and look at the name and HF_ENDPOINT"
+        raise FetchError(f"{repo_id}: {type(error).__name__}: {what}; {remedy}") from error

@@ -1,0 +1,181 @@
+"""A run's card, pushed, pulled, signed and verified; the Hub is a server of the test's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import hub_server
+import pytest
+import yaml
+
+from pipeline import cli
+from pipeline.settings.yaml_file import dump_yaml
+
+POLICY = "Echo.onnx"
+
+
+@pytest.fixture
+def trained(learn, fake, tmp_path: Path) -> Path:
+    """A folder of `pipeline learn`; the working folder is the one that has `results`."""
+    assert learn("--env", fake(), "--run-id", "first") == 0
+    return tmp_path / "results/first"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    """What `pipeline card` writes, in little."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "card"
+    path.mkdir()
+    (path / "README.md").write_text("---\ntags: [onnx]\n---\n# Echo\n")
+    (path / POLICY).write_bytes(bytes(range(256)))
+    return path
+
+
+def refused(capsys, *words: str | Path) -> str:
+    """The one line with which a command ends."""
+    code = cli.main(list(map(str, words)))
+    error = capsys.readouterr().err
+    assert code == 2
+    assert error.count("error: ") == 1
+    return error.rpartition("error: ")[2]
+
+
+def test_a_card_tells_the_run_s_story(trained: Path, tmp_path: Path):
+    assert cli.main(["card", "results/first", "-o", "card", "--license", "cc-by-4.0"]) == 0
+    text = (tmp_path / "card/README.md").read_text()
+    _, front, body = text.split("---\n", 2)
+    meta = yaml.safe_load(front)
+    assert meta["license"] == "cc-by-4.0"
+    assert {"Echo", "reinforcement-learning", "ML-Agents-Echo"} <= set(meta["tags"])
+    for section in ("Task", "Scores", "Learning curve", "Use", "Settings", "Provenance", "Licence"):
+        assert f"\n## {section}\n" in body
+    assert "| in | obs_0 | float32 | ('batch', 4) |" in body
+    assert "hidden_units: 16" in body
+    assert "at the end of training" in body
+    assert (tmp_path / "card/learning_Echo.png").stat().st_size > 1000
+    assert (tmp_path / "card" / POLICY).read_bytes() == (trained / POLICY).read_bytes()
+    assert str(tmp_path) not in body
+    assert cli.main(["card", "results/first", "-o", "again", "--license", "cc-by-4.0"]) == 0
+    assert (tmp_path / "again/README.md").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["card", "nothing", "-o", "x"], "nothing: is no run: name one as <experiment>-<seed>"),
+        (["card", "results/none", "-o", "x"], "results/none: has no policy (*.onnx) yet"),
+        (["card", "results/none", "-o", "card"], "has no policy"),
+        (["push", "--repo-id", "me/x"], "name the run to push"),
+        (["push", "card", "--repo-id", "me/x", "--license", "mit"], "--license is for"),
+        (["push", "card", "--repo-id", "me/x", "--configfile-name", "a"], "--configfile-name: a"),
+        (["push", "card", "--repo-id", "a/b/c"], "a/b/c: HFValidationError"),
+        (["pull"], "name the repository"),
+        (["pull", "me/card"], "card: is there already and not empty"),
+        (["sign", "nowhere", "--key", "k"], "nowhere: there is no such folder"),
+        (["sign", "card", "--key", "k"], "k: there is no such key; `pipeline sign --new-key`"),
+        (["sign", "card", "--key", "params.yaml"], "params.yaml: is no private key"),
+        (["sign", "card", "--key", "params.yaml", "--new-key"], "params.yaml: is there already"),
+        (["sign", "card", "--key", "card/Echo.onnx"], "where it would be published"),
+        (["verify", "card", "--key", "params.yaml"], "card/model.sig: there is none"),
+    ],
+)
+def test_what_cannot_be_is_one_line(words: list[str], said: str, folder, tmp_path, capsys):
+    (tmp_path / "results/none").mkdir(parents=True)
+    (tmp_path / "results/none/configuration.yaml").write_text(dump_yaml({"behaviors": {}}))
+    (tmp_path / "params.yaml").write_text("experiments: {}\n")
+    if words[:2] == ["card", "nothing"]:
+        (tmp_path / "params.yaml").unlink()
+    assert said in refused(capsys, *words)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_run_that_params_yaml_does_not_have(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("params.yaml").write_text("experiments: {}\n")
+    assert "params.yaml has no such run; it has" in refused(capsys, "card", "walk-1", "-o", "x")
+
+
+def test_a_card_overwrites_nothing(trained, folder, capsys):
+    assert "is there already and not empty" in refused(
+        capsys, "card", "results/first", "-o", folder
+    )
+
+
+@pytest.mark.parametrize("change", ["other byte", "new file", "missing file", "other key"])
+def test_a_changed_byte_is_found(change: str, folder: Path, capsys):
+    assert cli.main(["sign", str(folder), "--key", "me.pem", "--new-key"]) == 0
+    assert Path("me.pem").stat().st_mode & 0o077 == 0
+    assert cli.main(["verify", str(folder), "--key", "me.pem.pub"]) == 0
+    capsys.readouterr()
+    key = "me.pem.pub"
+    content = bytearray((folder / POLICY).read_bytes())
+    if change == "other byte":
+        content[100] ^= 1
+        (folder / POLICY).write_bytes(content)
+    elif change == "new file":
+        (folder / "more.onnx").touch()
+    elif change == "missing file":
+        (folder / POLICY).unlink()
+    else:
+        assert cli.main(["sign", str(folder), "--key", "you.pem", "--new-key"]) == 0
+        capsys.readouterr()
+    error = refused(capsys, "verify", folder, "--key", key)
+    assert "is not what me.pem.pub has signed" in error
+    assert change in ("other key", "new file") or POLICY in error
+
+
+@pytest.mark.slow
+def test_a_signed_policy_goes_to_the_hub_and_back(trained: Path, tmp_path: Path):
+    def run(*words: str, module: str = "from pipeline.__main__ import main") -> str:
+        variables = {
+            "HF_ENDPOINT": hub.url,
+            "HF_TOKEN": token,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_HUB_DISABLE_XET": "1",  # it speaks to servers of another kind
+        }
+        code = f"import sys; {module}; sys.exit(main())"
+        done = subprocess.run(  # noqa: S603  # this interpreter
+            [sys.executable, "-c", code, *words],
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return f"{done.returncode} {done.stdout}{done.stderr}"
+
+    token = hub_server.TOKEN
+    with hub_server.hub() as hub:
+        assert run("card", "results/first", "-o", "card").startswith("0 ")
+        assert run("sign", "card", "--key", "me.pem", "--new-key").startswith("0 ")
+        done = run("push", "card", "--repo-id", "me/echo", "--commit-message", "ours")
+        assert done.startswith(f"0 Pushed {POLICY}, README.md"), done
+        assert hub.messages == ["ours"]
+        assert run("pull", "me/echo", "-o", "theirs").startswith("0 theirs: Echo.onnx, README.md")
+        assert run("verify", "theirs", "--key", "me.pem.pub").startswith("0 ")
+        hub.repos["me/echo"][POLICY] += b"x"
+        assert run("pull", "me/echo", "-o", "bad").startswith("0 ")
+        assert "Hash mismatch" in run("verify", "bad", "--key", "me.pem.pub")
+        hub.repos["me/evil"] = {"../evil": b""}
+        assert (
+            run("pull", "me/evil")
+            == "2 error: me/evil: has a file '../evil', outside of its folder\n"
+        )
+        assert run("pull", "me/none").startswith("2 error: me/none: RepositoryNotFoundError")
+        # under ML-Agents' names
+        push = "from pipeline.__main__ import mlagents_push_to_hf as main"
+        load = "from pipeline.__main__ import mlagents_load_from_hf as main"
+        given = ["--run-id=first", "--local-dir", "results/first", "--repo-id", "me/first"]
+        assert run(*given, module=push).startswith("0 Pushed"), run(*given, module=push)
+        assert "configuration.yaml" in hub.repos["me/first"]
+        given = ["--repo-id", "me/first", "--local-dir", "down"]
+        assert run(*given, module=load).startswith("0 down/first: Echo.onnx")
+        assert (tmp_path / "down/first" / POLICY).read_bytes() == (trained / POLICY).read_bytes()
+        token = "another"  # noqa: S105
+        assert run("push", "card", "--repo-id", "me/echo").startswith("2 error: me/echo: ")
+    gone = run("push", "card", "--repo-id", "me/echo")
+    assert gone.startswith("2 error: me/echo: ")
+    assert gone.count("\n") == 1
