@@ -132,11 +132,23 @@ def test_the_commands_of_ml_agents_are_installed_by_a_package_of_their_own():
     ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert ours["optional-dependencies"]["mlagents"] == [project["name"]]
     assert project["version"] == ours["version"]
-    assert set(project["scripts"]) == {"mlagents-learn", "mlagents-run-experiment"}
+    refused = {
+        "mlagents-learn": "error: --num-envs: must be at least 1, got 0\n",
+        "mlagents-run-experiment": "error: --num-envs: must be at least 1, got 0\n",
+        "mlagents-push-to-hf": "error: x: is no run: ",
+        "mlagents-load-from-hf": "error: .: is there already and not empty",
+    }
+    options = {
+        "mlagents-push-to-hf": ["--local-dir", "x", "--repo-id", "a/b"],
+        "mlagents-load-from-hf": ["--local-dir", ".", "--repo-id", "a/."],
+    }
+    assert set(project["scripts"]) == set(refused)
     assert set(project["scripts"]).isdisjoint(ours["scripts"])
-    for target in set(project["scripts"].values()):
+    for name, target in project["scripts"].items():
         module, function = target.split(":")
         code = f"import sys; from {module} import {function} as main; sys.exit(main())"
-        done = run(code, arguments=["--num-envs", "0", "--run-id", "x"])
+        words = options.get(name, ["--num-envs", "0", "--run-id", "x"])
+        done = run(code, arguments=words)
         assert done.returncode == 2
-        assert done.stderr == "error: --num-envs: must be at least 1, got 0\n"
+        assert done.stderr.startswith(refused[name])
+        assert done.stderr.count("\n") == 1

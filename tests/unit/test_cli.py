@@ -23,7 +23,8 @@ def test_help_teaches_by_example(capsys):
 
 COMMANDS = (
     "plan, sync, env build, env list, env fetch, demo info, demo record, demo import, demo export, "
-    "demo merge, demo trim, config check, config upgrade, learn, evaluate, timers, onnx check, ui"
+    "demo merge, demo trim, config check, config upgrade, learn, evaluate, timers, onnx check, ui, "
+    "init, doctor, completion, card, push, pull, sign, verify"
 )
 
 
