@@ -135,12 +135,12 @@ def test_the_commands_of_ml_agents_are_installed_by_a_package_of_their_own():
     refused = {
         "mlagents-learn": "error: --num-envs: must be at least 1, got 0\n",
         "mlagents-run-experiment": "error: --num-envs: must be at least 1, got 0\n",
-        "mlagents-push-to-hf": "error: x: is no run: ",
-        "mlagents-load-from-hf": "error: .: is there already and not empty",
+        "mlagents-push-to-hf": "error: x: params.yaml has no such run; ",
+        "mlagents-load-from-hf": f"error: {ROOT / 'src'}: is there already and not empty",
     }
     options = {
-        "mlagents-push-to-hf": ["--local-dir", "x", "--repo-id", "a/b"],
-        "mlagents-load-from-hf": ["--local-dir", ".", "--repo-id", "a/."],
+        "mlagents-push-to-hf": ["--local-dir", str(ROOT), "--repo-id", "a/src"],
+        "mlagents-load-from-hf": ["--local-dir", str(ROOT), "--repo-id", "a/src"],
     }
     assert set(project["scripts"]) == set(refused)
     assert set(project["scripts"]).isdisjoint(ours["scripts"])
