@@ -139,7 +139,7 @@ def test_the_commands_of_ml_agents_are_installed_by_a_package_of_their_own():
         "mlagents-load-from-hf": f"error: {ROOT / 'src'}: is there already and not empty",
     }
     options = {
-        "mlagents-push-to-hf": ["--local-dir", str(ROOT), "--repo-id", "a/src"],
+        "mlagents-push-to-hf": ["--local-dir", "x", "--repo-id", "a/b"],
         "mlagents-load-from-hf": ["--local-dir", str(ROOT), "--repo-id", "a/src"],
     }
     assert set(project["scripts"]) == set(refused)

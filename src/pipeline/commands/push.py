@@ -60,7 +60,8 @@ def run(arguments: argparse.Namespace) -> str:
         )
     with contextlib.ExitStack() as stack:
         folder = Path(source)
-        if (folder / card.CARD).is_file():
+        # a folder of something else, as a checkout, may hold what nobody is to see
+        if (folder / card.CARD).is_file() and any(folder.glob("*.onnx")):
             if arguments.license:
                 raise SettingsError(f"{folder}: has its card; --license is for `pipeline card`")
         else:

@@ -70,6 +70,7 @@ def test_a_card_tells_the_run_s_story(trained: Path, tmp_path: Path):
         (["card", "results/none", "-o", "x"], "results/none: has no policy (*.onnx) yet"),
         (["card", "results/none", "-o", "card"], "has no policy"),
         (["push", "--repo-id", "me/x"], "name the run to push"),
+        (["push", "other", "--repo-id", "me/x"], "other: is no run"),
         (["push", "card", "--repo-id", "me/x", "--license", "mit"], "--license is for"),
         (["push", "card", "--repo-id", "me/x", "--configfile-name", "a"], "--configfile-name: a"),
         (["push", "card", "--repo-id", "a/b/c"], "a/b/c: HFValidationError"),
@@ -85,6 +86,8 @@ def test_a_card_tells_the_run_s_story(trained: Path, tmp_path: Path):
 )
 def test_what_cannot_be_is_one_line(words: list[str], said: str, folder, tmp_path, capsys):
     (tmp_path / "results/none").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/README.md").write_text("# A checkout, with secrets\n")
     (tmp_path / "results/none/configuration.yaml").write_text(dump_yaml({"behaviors": {}}))
     (tmp_path / "params.yaml").write_text("experiments: {}\n")
     if words[:2] == ["card", "nothing"]:
