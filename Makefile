@@ -57,10 +57,15 @@ help:
 install: $(STAMP)
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) $(TORCH)
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	touch $@
+	@echo "making .venv: two to five minutes, most of them for downloads, and about 3 GB"
+	@echo "1 of 3: the virtual environment, of $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "2 of 3: $(TORCH)"
+	@$(VENV)/bin/python -m pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) $(TORCH)
+	@echo "3 of 3: everything else, about $$(grep -c == constraints.txt) packages"
+	@$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+	@echo "done: source .venv/bin/activate"
 
 run: $(STAMP)
 	pipeline run --engine dvc

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from pathlib import Path
 
 
 def mlagents_learn() -> int:
@@ -25,7 +26,7 @@ def main(*words: str) -> int:
     """Run the command and give its exit code.
 
     Args:
-        words: before those of the command line.
+        words: before those of the command line; with some, help calls the program as it was called.
     """
     # a shell's background jobs ignore Ctrl+C, and go on to do so
     interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -35,8 +36,9 @@ def main(*words: str) -> int:
 
     if interrupts:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    name = Path(sys.argv[0]).name if words else None
     try:
-        return cli.main([*words, *sys.argv[1:]])
+        return cli.main([*words, *sys.argv[1:]], name=name)
     except KeyboardInterrupt:
         return 130
     finally:

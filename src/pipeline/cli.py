@@ -90,12 +90,17 @@ show it to others
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and give its exit code."""
+def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
+    """Run one command and give its exit code.
+
+    Args:
+        argv: words of the command line; None for those of this process.
+        name: of the program, when it is another than `pipeline` with the command's name.
+    """
     words = sys.argv[1:] if argv is None else list(argv)
     debug = "--debug" in words
     try:
-        arguments = parser_for(words).parse_args(words)
+        arguments = parser_for(words, name=name).parse_args(words)
         debug = arguments.debug
         with _log_on_the_console(debug=debug):
             text: str | None = arguments.work(arguments)
@@ -159,12 +164,13 @@ def _missing(error: ModuleNotFoundError) -> int:
     return PipelineError.exit_code
 
 
-def parser_for(words: Sequence[str]) -> Parser:
+def parser_for(words: Sequence[str], *, name: str | None = None) -> Parser:
     """Return the parser, with the options of the command that is asked for and of no other."""
-    return _parser((next((word for word in words if not word.startswith("-")), None),))
+    command = next((word for word in words if not word.startswith("-")), None)
+    return _parser((command,), program=name)
 
 
-def _parser(names: Collection[str | None]) -> Parser:
+def _parser(names: Collection[str | None], *, program: str | None = None) -> Parser:
     """Return the parser with the options of some commands, and the names of all."""
     parser = Parser(
         prog="pipeline",
@@ -178,6 +184,7 @@ def _parser(names: Collection[str | None]) -> Parser:
         # the others' modules are not imported, which keeps every command quick to start
         if name in names:
             command = importlib.import_module(f"pipeline.commands.{name}")
+            subparser.prog = program or subparser.prog
             subparser.set_defaults(work=getattr(command, "run", None))
             subparser.set_defaults(whole_parser=lambda: _parser(COMMANDS))
             command.add_options(subparser)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import pipeline
 from pipeline import compat
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,7 +132,7 @@ def test_the_commands_of_ml_agents_are_installed_by_a_package_of_their_own():
     project = tomllib.loads((ROOT / "packages/mlagents/pyproject.toml").read_text())["project"]
     ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert ours["optional-dependencies"]["mlagents"] == [project["name"]]
-    assert project["version"] == ours["version"]
+    assert project["version"] == pipeline.__version__
     refused = {
         "mlagents-learn": "error: --num-envs: must be at least 1, got 0\n",
         "mlagents-run-experiment": "error: --num-envs: must be at least 1, got 0\n",
@@ -152,3 +153,9 @@ def test_the_commands_of_ml_agents_are_installed_by_a_package_of_their_own():
         assert done.returncode == 2
         assert done.stderr.startswith(refused[name])
         assert done.stderr.count("\n") == 1
+
+
+def test_the_commands_of_ml_agents_say_their_own_name_in_their_help():
+    code = "import sys; sys.argv[0] = '/bin/mlagents-learn'; from pipeline.__main__ import *; "
+    done = run(code + "mlagents_learn()", arguments=["--help"])
+    assert done.stdout.startswith("usage: mlagents-learn [CONFIG] [options]")

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -325,3 +326,20 @@ def test_the_plan_crosses_experiments_with_their_own_seeds(seeds: dict[str, Any]
     runs = plan(params)["runs"]["train_from_scratch"]
     pairs = [(run["experiment"], run["seed"]) for run in runs.values()]
     assert pairs == [(name, seed) for name, numbers in seeds.items() for seed in numbers]
+
+
+def test_the_example_of_the_documentation_is_what_params_yaml_says():
+    page = (ROOT / "docs/reference/configuration.md").read_text()
+    example = yaml.safe_load(page.partition("## `params.yaml`\n\n```yaml\n")[2].partition("```")[0])
+    real = yaml.safe_load((ROOT / "params.yaml").read_text())
+    small = yaml.safe_load((ROOT / "docs/tools/small.yaml").read_text())
+    assert example.pop("runtime") == real["runtime"]
+    for section, entries in example.items():
+        for name, entry in entries.items():
+            assert entry.items() <= real[section][name].items()
+    changes = {
+        name: (one["overrides"], one.get("pretrain")) for name, one in small["experiments"].items()
+    }
+    for name in ("balance_ball_ppo", "balance_ball_bc_ppo"):
+        one = real["experiments"][name]
+        assert changes[name] == (one["overrides"], one.get("pretrain"))

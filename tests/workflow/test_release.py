@@ -1,0 +1,155 @@
+"""What a release is made of: one version, a citation, a wheel and an sdist, and the recipes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from project import ROOT, run
+
+import pipeline
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+RECIPE = (ROOT / "workflow/Dockerfile").read_text()
+
+
+def test_every_place_of_the_version_says_the_same():
+    version = pipeline.__version__
+    assert PROJECT["tool"]["setuptools_scm"]["fallback_version"] == version
+    assert str(CITATION["version"]) == version
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[:2] == ["Unreleased", version]
+    tag = subprocess.run(  # git of this checkout, if it is one
+        ["git", "describe", "--tags", "--abbrev=0", "--match", "v*"],  # noqa: S607
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    assert tag in ("", f"v{version}")
+
+
+def test_the_citation_has_what_its_format_asks_for():
+    """As the schema of Citation File Format 1.2.0 says, of the keys that are used here."""
+    assert CITATION["cff-version"] == "1.2.0"
+    assert {"authors", "message", "title"} <= set(CITATION)
+    known = {"cff-version", "message", "title", "type", "version", "date-released", "license"}
+    assert set(CITATION) <= known | {"authors", "keywords", "abstract", "repository-code", "url"}
+    assert CITATION["type"] == "software"
+    assert CITATION["license"] == PROJECT["project"]["license"]
+    assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", CITATION["date-released"])
+    assert all({"name"} == set(one) for one in CITATION["authors"])
+    assert len(set(CITATION["keywords"])) == len(CITATION["keywords"])
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with sdist and wheel of these sources, the wheel built from the sdist."""
+    tree = tmp_path_factory.mktemp("tree") / "project"
+    shutil.copytree(
+        ROOT,
+        tree,
+        ignore=shutil.ignore_patterns(
+            *("__pycache__", "*.egg-info", ".venv*", ".git", ".*_cache", "build", "results"),
+            *("logs", "tests", "mlruns", "mlartifacts", "mlflow.db", ".snakemake", "cache", "tmp"),
+        ),
+    )
+    target = tree.parent / "dist"
+    build = "import sys; from setuptools import build_meta as b; b.build_{0}(sys.argv[1])"
+    run(tree, sys.executable, "-c", build.format("sdist"), str(target))
+    (sdist,) = target.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tree.parent / "unpacked", filter="data")
+    (unpacked,) = (tree.parent / "unpacked").iterdir()
+    run(unpacked, sys.executable, "-c", build.format("wheel"), str(target))
+    return target
+
+
+@pytest.mark.slow
+def test_wheel_and_sdist_carry_what_is_needed_and_have_the_version(built: Path):
+    version = pipeline.__version__
+    assert [one.name for one in built.glob("*.tar.gz")] == [f"rl_pipeline-{version}.tar.gz"]
+    (wheel,) = built.glob("*.whl")
+    assert wheel.name == f"rl_pipeline-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {"pipeline/py.typed", "pipeline/project/dvc.yaml"} <= names
+    sources = {f"pipeline/{one.relative_to(ROOT / 'src/pipeline').as_posix()}"
+               for one in (ROOT / "src/pipeline").rglob("*.py")}  # fmt: skip
+    assert sources <= names
+    assert not [name for name in names if name.startswith(("tests", "docs"))]
+
+
+@pytest.mark.slow
+def test_the_wheel_is_installed_and_its_command_works(built: Path, tmp_path: Path):
+    venv.create(tmp_path / "env", system_site_packages=False, symlinks=True, with_pip=False)
+    python = tmp_path / "env/bin/python"
+    (wheel,) = built.glob("*.whl")
+    # its dependencies are those of the tests' own installation
+    (packages,) = (tmp_path / "env/lib").glob("python*/site-packages")
+    (packages / "others.pth").write_text(
+        "\n".join(one for one in sys.path if one.endswith("site-packages"))
+    )
+    run(tmp_path, sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps",
+        "--no-index", "--disable-pip-version-check", str(wheel))  # fmt: skip
+    told = run(tmp_path, str(tmp_path / "env/bin/pipeline"), "--version", PYTHONPATH="")
+    assert told.stdout == f"pipeline {pipeline.__version__}\n"
+    code = "import pipeline; print(pipeline.__file__)"
+    where = run(tmp_path, str(python), "-c", code, PYTHONPATH="").stdout
+    assert str(packages) in where
+
+
+def test_the_recipe_of_the_container_copies_and_installs_what_is_there():
+    instructions = re.sub(r"\\\n", " ", RECIPE)
+    lines = [one.split() for one in instructions.splitlines() if one and not one.startswith("#")]
+    assert lines[0][0] == "FROM"
+    assert {one[0] for one in lines} <= {"FROM", "RUN", "WORKDIR", "ARG", "COPY", "ENV"}
+    for line in lines:
+        if line[0] == "COPY":
+            assert [name for name in line[1:-1] if not (ROOT / name).exists()] == []
+    for extra in re.findall(r"'\.\[(\w+)\]'", RECIPE):
+        assert extra in PROJECT["project"]["optional-dependencies"]
+
+
+def scripts() -> list[tuple[str, str]]:
+    cloud = yaml.safe_load((ROOT / "examples/cloud/skypilot.yaml").read_text())
+    found = [(f"skypilot.{key}", cloud[key]) for key in ("setup", "run")]
+    jobs = yaml.safe_load((ROOT / "examples/ci/metrics.yaml").read_text())["jobs"]
+    steps = [step for job in jobs.values() for step in job["steps"]]
+    return found + [(step["name"], step["run"]) for step in steps if "run" in step]
+
+
+@pytest.mark.parametrize(("name", "script"), scripts(), ids=lambda one: one[:30].split("\n")[0])
+def test_the_examples_parse_and_call_commands_that_exist(name: str, script: str):
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)  # noqa: S607
+    from pipeline.cli import COMMANDS
+
+    for command in re.findall(r"^\s*pipeline (\w+)", script, re.MULTILINE):
+        assert command in COMMANDS
+    for extra in re.findall(r"'\.\[(\w+)\]'", script):
+        assert extra in PROJECT["project"]["optional-dependencies"]
+
+
+@pytest.mark.slow
+def test_the_comment_of_the_ci_example_is_made_of_what_dvc_prints(project: Path):
+    metrics = project / "results/report/summary.json"
+    run(project, "git", "config", "user.email", "a@b.c")
+    for score in ("1.5", "2.5"):
+        metrics.parent.mkdir(parents=True, exist_ok=True)
+        metrics.write_text(f'{{"balance_ball_ppo": {{"3DBall": {{"iqm": {score}}}}}}}')
+        if score == "1.5":
+            run(project, "git", "add", "-f", str(metrics))
+            run(project, "git", "-c", "user.name=a", "commit", "-qm", "results")
+    text = run(project, "dvc", "metrics", "diff", "--md", "HEAD").stdout
+    assert "| results/report/summary.json | balance_ball_ppo.3DBall.iqm | 1.5" in text
+    assert run(project, "dvc", "params", "diff", "--md", "HEAD").stdout.count("\n") <= 3
