@@ -137,7 +137,7 @@ class _Arrays:
 
 
 def _plain(value: Any, arrays: list[AnyArray], where: str) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
+    if isinstance(value, np.ndarray | np.generic) and not isinstance(value, str):
         if value.dtype.kind not in _KINDS:
             raise ValueError(f"{where}: an array of type {value.dtype} is not of numbers")
         arrays.append(np.asarray(value))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import UnityEnvironmentException
+from pipeline.simulators.bridges.states import copy_state, restore_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,6 +48,21 @@ class Copy:
         self._on_decide, self._on_end = decide, end
         self._index = {name: k for k, name in enumerate(env.possible_agents)}
         self._playing: set[str] = set()
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return everything that later steps depend on; None where the environment does not."""
+        env = copy_state(self.env)
+        if env is None:
+            return None
+        stream = self._rng.bit_generator.state
+        return {"env": env, "stream": stream, "playing": sorted(self._playing)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        self.env.reset(seed=0)  # wrappers refuse to step before one
+        restore_copy(self.env, state["env"])
+        self._rng.bit_generator.state = state["stream"]
+        self._playing = set(state["playing"])
 
     def _begin(self) -> Any:
         self._playing.clear()
@@ -92,6 +108,17 @@ class ParallelCopy(Copy):
         super().__init__(env, **shared)
         self._groups = groups
         self._pending: dict[str, tuple[float, float]] = {}
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return everything that later steps depend on; None where the environment does not."""
+        state = super().state_dict()
+        pending = {agent: list(rewards) for agent, rewards in self._pending.items()}
+        return None if state is None else {**state, "pending": pending}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        super().load_state_dict(state)
+        self._pending = {agent: (own, common) for agent, (own, common) in state["pending"].items()}
 
     def reset(self) -> None:
         """Begin a new episode."""

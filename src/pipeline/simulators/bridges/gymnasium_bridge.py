@@ -12,6 +12,7 @@ from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.seeding import derive
 from pipeline.simulators.bridges import naming
 from pipeline.simulators.bridges.spaces import Actions, Observations
+from pipeline.simulators.bridges.states import copy_state, restore_copy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -124,6 +125,25 @@ class GymnasiumSimulator:
         from pipeline.simulators.bridges.pictures import picture
 
         return picture(self._envs[agent], self._where)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return everything that later steps depend on; None where a copy does not give it."""
+        copies = []
+        for env in self._envs:
+            copies.append(copy_state(env))
+            if copies[-1] is None:
+                return None
+        begun = [seed is None for seed in self._seeds]
+        return {"copies": copies, "begun": begun, "parameters": self.parameters.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        self.parameters.load_state_dict(state["parameters"])
+        for row, (env, saved) in enumerate(zip(self._envs, state["copies"], strict=True)):
+            env.reset()  # wrappers refuse to step before one
+            restore_copy(env, saved)
+            if state["begun"][row]:
+                self._seeds[row] = None
 
     def close(self) -> None:
         """Close every copy."""

@@ -145,6 +145,25 @@ class PettingZooSimulator:
 
         return picture(self._copies[agent // len(self._roles)].env, self._where)
 
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return everything that later steps depend on; None where a copy does not give it."""
+        copies = []
+        for one in self._copies:
+            copies.append(one.state_dict())
+            if copies[-1] is None:
+                return None
+        asked = {name: [list(one) for one in batch.asked] for name, batch in self._batches.items()}
+        return {"copies": copies, "asked": asked, "parameters": self.parameters.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        self.parameters.load_state_dict(state["parameters"])
+        for one, saved in zip(self._copies, state["copies"], strict=True):
+            one.load_state_dict(saved)
+        self._new_batches()
+        for name, asked in state["asked"].items():
+            self._batches[name].asked.extend((copy, agent) for copy, agent in asked)
+
     def close(self) -> None:
         """Close every copy."""
         for copy in self._copies:

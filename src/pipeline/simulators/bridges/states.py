@@ -1,0 +1,121 @@
+"""The state of one copy of an environment that others wrote, where it can be had.
+
+An environment has `get_state` and `set_state` (or `state_dict` and `load_state_dict`), which then
+answer for all that it wraps, or is one of Gymnasium's own: classic control and toy text are their
+attributes, MuJoCo is its data, and Gymnasium's wrappers are counters.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.protocol.simulator import HasState, Restorable, restore, state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_KNOWN = (
+    "gymnasium.envs.classic_control.",
+    "gymnasium.envs.toy_text.",
+    "gymnasium.envs.mujoco.",
+    "gymnasium.wrappers.common",
+)
+_MOST_TEXT, _MOST_ITEMS = 1000, 1000
+
+
+def copy_state(env: Any) -> dict[str, Any] | None:
+    """Return an environment's state, layer by layer; None where a layer does not give it."""
+    layers = []
+    for layer in _layers(env):
+        if isinstance(layer, HasState | Restorable):
+            given = state_of(layer)
+            if given is None:
+                return None
+            layers.append({"given": given, **_stream(layer)})
+            return {"layers": layers}
+        if not type(layer).__module__.startswith(_KNOWN):
+            return None
+        layers.append({"attributes": _attributes(layer), **_stream(layer), **_physics(layer)})
+    return {"layers": layers}
+
+
+def restore_copy(env: Any, state: Mapping[str, Any]) -> None:
+    """Take up what `copy_state` gave, in an environment that has been reset.
+
+    Raises:
+        ValueError: The state is of another environment.
+    """
+    for layer, saved in zip(_layers(env), state["layers"], strict=False):
+        if "given" in saved:
+            restore(layer, saved["given"])
+        for name, value in saved.get("attributes", {}).items():
+            # a JSON list may have been a tuple
+            is_tuple = isinstance(getattr(layer, name, None), tuple)
+            setattr(layer, name, tuple(value) if is_tuple else value)
+        if "stream" in saved:
+            layer.np_random.bit_generator.state = saved["stream"]
+        if "physics" in saved:
+            _restore_physics(layer, saved["physics"])
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    """The environment, and what it wraps."""
+    yield env
+    while "env" in vars(env):
+        env = env.env
+        yield env
+
+
+def _attributes(layer: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(layer).items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype.kind in "biuf"
+    if isinstance(value, list | tuple):
+        return len(value) <= _MOST_ITEMS and all(map(_is_plain, value))
+    if isinstance(value, str):
+        return len(value) <= _MOST_TEXT
+    return value is None or isinstance(value, bool | int | float)
+
+
+def _stream(layer: Any) -> dict[str, Any]:
+    """The random generator, where the layer has one of its own."""
+    rng = vars(layer).get("_np_random")
+    return {} if rng is None else {"stream": rng.bit_generator.state}
+
+
+def _physics(layer: Any) -> dict[str, Any]:
+    """MuJoCo's state, and what was derived from it: rewards may look at it before a step."""
+    if not hasattr(layer, "data") or not type(layer).__module__.startswith("gymnasium.envs.mujoco"):
+        return {}
+    import mujoco
+
+    whole = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+    state = np.zeros(mujoco.mj_stateSize(layer.model, whole))
+    mujoco.mj_getState(layer.model, layer.data, state, whole)
+    derived = {name: value.copy() for name, value in _arrays(layer.data)}
+    return {"physics": {"state": state, "derived": derived}}
+
+
+def _restore_physics(layer: Any, saved: Mapping[str, Any]) -> None:
+    import mujoco
+
+    whole = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+    mujoco.mj_setState(layer.model, layer.data, saved["state"], whole)
+    mujoco.mj_forward(layer.model, layer.data)
+    mujoco.mj_setState(layer.model, layer.data, saved["state"], whole)
+    for name, value in _arrays(layer.data):
+        before = saved["derived"].get(name)
+        if before is not None and before.shape == value.shape:
+            value[:] = before
+
+
+def _arrays(data: Any) -> Iterator[tuple[str, Any]]:
+    for name in dir(data):
+        value = None if name.startswith("_") else getattr(data, name, None)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.size:
+            yield name, value

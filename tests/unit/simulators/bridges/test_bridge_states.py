@@ -1,0 +1,201 @@
+# ruff: noqa: ARG002, RUF012  # the interfaces are those of others
+"""Environments of others that go on from their state, bit by bit."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+from pettingzoo import AECEnv, ParallelEnv
+
+from pipeline.protocol import state
+from pipeline.protocol.specs import ActionTuple
+from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
+from pipeline.simulators.bridges.pettingzoo_bridge import PettingZooSimulator
+
+KNOWN = ["CartPole-v1", "MountainCar-v0", "Acrobot-v1", "Pendulum-v1", "FrozenLake-v1"]
+KNOWN += ["Blackjack-v1", "Hopper-v5", "HalfCheetah-v5", "Ant-v5", "Humanoid-v5", "Reacher-v5"]
+
+
+def played(simulator, steps, rng, n):
+    """All numbers of `n` steps with random actions."""
+    seen = []
+    for _ in range(n):
+        actions = {}
+        for name, (decisions, _) in steps.items():
+            spec = simulator.behavior_specs[name].action_spec
+            k = len(decisions)
+            drawn = [rng.integers(size, size=k) for size in spec.discrete_branches]
+            continuous = rng.uniform(-1, 1, (k, spec.continuous_size)).astype(np.float32)
+            discrete = np.stack(drawn, axis=1).astype(np.int32) if drawn else None
+            actions[name] = ActionTuple(continuous, discrete)
+        steps = simulator.step(actions)
+        for name, both in steps.items():
+            for one in both:
+                seen.append((name, [obs.tolist() for obs in one.obs], one.reward.tolist()))
+                seen.append(one.agent_id.tolist())
+    return seen, steps
+
+
+def check_goes_on(make, n=40):
+    one, two = make(), make()
+    _, steps = played(one, one.reset(), np.random.default_rng(0), n)
+    saved = state.encode(one.state_dict())
+    whole, _ = played(one, steps, np.random.default_rng(1), n)
+    two.load_state_dict(state.decode(saved))
+    again, _ = played(two, steps, np.random.default_rng(1), n)
+    assert again == whole
+    one.close()
+    two.close()
+
+
+@pytest.mark.parametrize("env_id", KNOWN)
+def test_environments_of_gymnasium_go_on_from_their_state(env_id):
+    check_goes_on(lambda: GymnasiumSimulator(id=env_id, seed=5, n_agents=3))
+
+
+def test_time_limit_counts_on():
+    kwargs = {"max_episode_steps": 47}
+    check_goes_on(lambda: GymnasiumSimulator(id="Pendulum-v1", kwargs=kwargs, seed=5, n_agents=2))
+
+
+class Walk(gymnasium.Env):
+    """A random walk that ends at random."""
+
+    observation_space = gymnasium.spaces.Box(-1e3, 1e3, (1,))
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = [self.np_random.normal()]
+        return np.array(self.at, dtype=np.float32), {}
+
+    def step(self, action):
+        self.at[0] += self.np_random.normal() + action
+        done = bool(self.np_random.random() < 0.1)
+        return np.array(self.at, dtype=np.float32), self.at[0], done, False, {}
+
+
+class Restorable(Walk):
+    def get_state(self):
+        return {"at": list(self.at)}
+
+    def set_state(self, saved):
+        self.at = list(saved["at"])
+
+
+def test_own_environment_gives_its_state_by_get_state():
+    check_goes_on(lambda: GymnasiumSimulator(id=[Restorable(), Restorable()], seed=5))
+
+
+def test_own_environment_without_get_state_gives_none():
+    simulator = GymnasiumSimulator(id=[Walk()], seed=5)
+    simulator.reset()
+    assert simulator.state_dict() is None
+
+
+def test_an_unknown_wrapper_gives_none():
+    class Hidden(gymnasium.Wrapper):
+        pass
+
+    simulator = GymnasiumSimulator(id=[Hidden(gymnasium.make("CartPole-v1"))], seed=5)
+    simulator.reset()
+    assert simulator.state_dict() is None
+
+
+class Together(ParallelEnv):
+    """Two agents; the second observes every other step only."""
+
+    metadata = {"name": "together"}
+    possible_agents = ["a_0", "b_0"]
+
+    def observation_space(self, agent):
+        return gymnasium.spaces.Box(-1e3, 1e3, (1,))
+
+    def action_space(self, agent):
+        return gymnasium.spaces.Discrete(3)
+
+    def reset(self, seed=None, options=None):
+        self.rng = np.random.default_rng(seed)
+        self.agents, self.n = list(self.possible_agents), 0
+        return {agent: np.float32([self.rng.normal()]) for agent in self.agents}, {}
+
+    def step(self, actions):
+        self.n += 1
+        seen = self.agents[: 1 + self.n % 2]
+        over = self.n % 6 == 5
+        obs = {agent: np.float32([self.rng.normal()]) for agent in seen}
+        rewards = {agent: self.rng.normal() for agent in self.agents}
+        ends = dict.fromkeys(self.agents, over)
+        if over:
+            obs = {agent: np.float32([0.0]) for agent in self.agents}
+            self.agents = []
+        return obs, rewards, ends, dict.fromkeys(ends, False), {}
+
+    def get_state(self):
+        return {"rng": self.rng.bit_generator.state, "n": self.n, "agents": list(self.agents)}
+
+    def set_state(self, saved):
+        self.rng.bit_generator.state = saved["rng"]
+        self.n, self.agents = saved["n"], list(saved["agents"])
+
+
+def test_parallel_environment_goes_on_with_pending_rewards():
+    for n in (9, 10, 12):
+        check_goes_on(lambda: PettingZooSimulator(id=[Together(), Together()], seed=5), n)
+
+
+class Turns(AECEnv):
+    """Two agents in turn; either may win at random."""
+
+    metadata = {"name": "turns"}
+    possible_agents = ["a_0", "b_0"]
+    render_mode = None
+
+    def observation_space(self, agent):
+        return gymnasium.spaces.Box(-1e3, 1e3, (1,))
+
+    def action_space(self, agent):
+        return gymnasium.spaces.Discrete(3)
+
+    def reset(self, seed=None, options=None):
+        self.rng = np.random.default_rng(seed)
+        self.agents, self.agent_selection = list(self.possible_agents), "a_0"
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict(self.rewards)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos = {agent: {} for agent in self.agents}
+
+    def observe(self, agent):
+        return np.float32([sum(self._cumulative_rewards.values())])
+
+    def step(self, action):
+        agent = self.agent_selection
+        if self.terminations[agent]:
+            self._was_dead_step(action)
+            return
+        self._cumulative_rewards[agent] = 0.0
+        self.rewards = {one: self.rng.normal() for one in self.agents}
+        self.terminations = dict.fromkeys(self.agents, bool(self.rng.random() < 0.1))
+        self.agent_selection = "b_0" if agent == "a_0" else "a_0"
+        self._accumulate_rewards()
+
+    def get_state(self):
+        names = ["agents", "agent_selection", "rewards", "_cumulative_rewards"]
+        names += ["terminations", "truncations"]
+        return {
+            "rng": self.rng.bit_generator.state,
+            **{name: getattr(self, name) for name in names},
+        }
+
+    def set_state(self, saved):
+        for name, value in saved.items():
+            if name == "rng":
+                self.rng.bit_generator.state = value
+            else:
+                setattr(self, name, value)
+
+
+def test_environment_of_turns_goes_on_with_the_agent_whose_turn_it_is():
+    check_goes_on(lambda: PettingZooSimulator(id=[Turns(), Turns(), Turns()], seed=5))
