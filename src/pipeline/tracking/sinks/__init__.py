@@ -136,11 +136,22 @@ def run_outside_dag(
     root = Path(os.environ.get("DVC_ROOT") or ".").resolve()
     name = _below(root, folder)
     name = name if name.startswith("/") else f"./{name}"  # no experiment of params.yaml begins so
-    environment, found = _named_environment(env)
-    build = build or found
-    told = to_mapping(settings)
-    told["env_settings"]["num_envs"] = num_envs or settings.env_settings.num_envs
-    kinds = sorted({str(one.trainer_type) for one in settings.behaviors.values()})
+    environment, executable = _named_environment(env)
+    build = build or executable
+    configuration = to_mapping(settings)
+    configuration["env_settings"]["num_envs"] = num_envs or settings.env_settings.num_envs
+    data = run_metadata.InputData(
+        name=environment, path="" if build is None else _below(root, build), context="environment"
+    )
+    row = run_metadata.row(
+        configuration,
+        name=name,
+        seed=seed,
+        runtime={"torch_threads": torch_threads, "device": device},
+        facts={"environment": environment, "trainer": trainer},
+        data=[] if build is None else [data],
+        note=f"`{source}` in the folder `{name}`, seed {seed}.",
+    )
     key = run_metadata.RunKey(
         experiment=name,
         seed=seed,
@@ -149,26 +160,7 @@ def run_outside_dag(
         resumed=resume,
         root=root,
         record=folder / "run_logs" / "mlflow.json",
-        tags={
-            "pipeline.algorithm": " ".join(kinds),
-            "pipeline.environment": environment,
-            "mlflow.source.name": source,
-            "mlflow.source.type": "LOCAL",
-            "mlflow.runColor": run_metadata.color(zlib.crc32(name.encode()), seed),
-            **mlflow_store.source_tags(root),
-        },
-    )
-    data = run_metadata.InputData(
-        name=environment, path="" if build is None else _below(root, build), context="environment"
-    )
-    row = run_metadata.row(
-        told,
-        name=name,
-        seed=seed,
-        runtime={"torch_threads": torch_threads, "device": device},
-        facts={"environment": environment, "trainer": trainer},
-        data=[] if build is None else [data],
-        note=f"`{source}` in the folder `{name}`, seed {seed}.",
+        tags=_tags(settings, name, seed, environment, source) | mlflow_store.source_tags(root),
     )
     return TrackedRun(
         folder=folder,
@@ -179,6 +171,19 @@ def run_outside_dag(
         key=key,
         row=row,
     )
+
+
+def _tags(
+    settings: RunSettings, name: str, seed: int, environment: str, source: str
+) -> dict[str, str]:
+    kinds = sorted({str(one.trainer_type) for one in settings.behaviors.values()})
+    return {
+        "pipeline.algorithm": " ".join(kinds),
+        "pipeline.environment": environment,
+        "mlflow.source.name": source,
+        "mlflow.source.type": "LOCAL",
+        "mlflow.runColor": run_metadata.color(zlib.crc32(name.encode()), seed),
+    }
 
 
 def _named_environment(env: object) -> tuple[str, Path | None]:
