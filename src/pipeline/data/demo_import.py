@@ -157,6 +157,7 @@ def _observation(
     if numbers is None:
         what = f"column {name} or {name}.0, which holds observation {index} {spec.name} {shape}"
         raise table.missing(what, name)
+    # As many numbers in another order, as of images with channels last, would pass unnoticed.
     if len(numbers.shape) > 1 and numbers.shape != shape:
         raise DemonstrationError(
             f"{table.source}: {name} has the shape {numbers.shape} in each row, the behavior's "

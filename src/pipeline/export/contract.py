@@ -132,6 +132,7 @@ def _stopping_finding(model: _Model) -> Finding | None:
             return warning(rule, f"required constant {name} is missing")
     if not any(name in model.outputs for name in _ACTION_OUTPUTS):
         return warning("4", f"no action output among {', '.join(_ACTION_OUTPUTS)}")
+    # Without such outputs it is a model of package 1.x, with one output called `action`.
     kinds = [kind for kind in ("continuous", "discrete") if f"{kind}_actions" in model.outputs]
     if not kinds:
         for name in ("action_output_shape", "is_continuous_control"):

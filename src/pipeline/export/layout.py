@@ -82,6 +82,7 @@ def load(source: onnx.ModelProto | Path | str) -> onnx.ModelProto:
         raise ExportError(f"{path}: cannot be read ({error.strerror}); check the path") from error
     model = onnx.ModelProto()
     try:
+        # Not `onnx.load`, which follows external data to other files.
         model.ParseFromString(content)
     except Exception as error:
         raise ExportError(f"{path}: is not an ONNX file; export the policy again") from error

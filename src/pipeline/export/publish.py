@@ -213,6 +213,7 @@ def publish(
     content = model_bytes(model)
     with files.whole(target) as temporary:
         temporary.write_bytes(content)
+        # All checks are of the written file, because that is what others load.
         description = describe(temporary)
         findings = publishing_findings(temporary, policy.spec)
         if findings:

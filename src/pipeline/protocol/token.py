@@ -108,6 +108,7 @@ def introduce(sock: socket.socket, token: bytes | None, trainer: str) -> None:
         UnityCommunicationException: It refuses the token, or does not know it, or is no trainer.
         OSError: The connection broke.
     """
+    # Only looked at: the first bytes of HTTP/2 must stay for the connection.
     if sock.recv(1, socket.MSG_PEEK) != _HELLO[:1]:
         _check_unasked(sock, trainer)
         return

@@ -74,6 +74,7 @@ class EnvironmentParams:
                 "build it"
             )
             raise fail(entries["source"], join(path, "source"), text)
+        # The source that has such a key explains more than "unknown key" would.
         for key, value in entries.items():
             owners = [name for name, cls in SOURCES.items() if key in setting_hints(cls)]
             if owners and source not in owners:

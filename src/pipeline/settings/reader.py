@@ -251,6 +251,7 @@ def _keys_below(hint: Any) -> set[str]:
 
 def _read_limited(hint: Any, node: Node, path: str) -> Any:
     inner, *limits = get_args(hint)
+    # A name of a part, which may come with an installed package: no Literal lists them all.
     if isinstance(limits[0], Group):
         return choice(node, path, limits[0])
     value = read(inner, node, path)

@@ -384,12 +384,12 @@ def _is_ours(record: Mapping[str, Any], store: mlflow_store.Store, key: RunKey) 
     if record["uri"] not in (_address(store), store.uri):
         return False
     made_in = Path(record.get("root", key.root))
-    return store.own or made_in == key.root or not made_in.exists()
+    return store.is_local or made_in == key.root or not made_in.exists()
 
 
 def _address(store: mlflow_store.Store) -> str:
     """Return a record's name for the store; not its place when that moves with the record."""
-    return "mlflow.db" if store.own else store.uri
+    return "mlflow.db" if store.is_local else store.uri
 
 
 def _reason(error: Exception) -> str:

@@ -79,7 +79,7 @@ class Store:
     """An open store and the experiment in it."""
 
     uri: str
-    own: bool
+    is_local: bool
     """Whether it lies in the checkout, and so belongs to no other."""
     experiment_id: str
     client: Any
@@ -101,7 +101,7 @@ class Store:
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table it makes
         logging.getLogger("urllib3").setLevel(logging.ERROR)  # we say what its retries came to
         file = mlflow_database.file_of(uri)
-        own = file is not None and file.resolve() == root / _DATABASE
+        is_local = file is not None and file.resolve() == root / _DATABASE
         # One process at a time: MLflow's own making of tables fails when several do it at once.
         with mlflow_database.locked(uri):
             mlflow_database.make_whole(uri)
@@ -111,12 +111,12 @@ class Store:
                 # A server knows a place for artifacts; a file has none but beside itself.
                 place = (root / _ARTIFACTS).as_uri() if uri.startswith("sqlite:") else None
                 experiment = _create_experiment(client, place)
-            elif own:
+            elif is_local:
                 mlflow_database.follow(uri, experiment.artifact_location, root / _ARTIFACTS)
             identifier = experiment.experiment_id
             for name, text in mlflow_view.missing(identifier, experiment.tags).items():
                 client.set_experiment_tag(identifier, name, text)
-        return cls(uri=uri, own=own, experiment_id=identifier, client=client)
+        return cls(uri=uri, is_local=is_local, experiment_id=identifier, client=client)
 
     @classmethod
     def existing(cls, root: Path) -> Store:
@@ -157,7 +157,7 @@ class Store:
     def of_same(self, tags: Mapping[str, str], *, more: str = "") -> list[Any]:
         """Return the runs of the same experiment, seed, checkout and variant, newest first."""
         # A checkout's own store moves with it, and then all in it is the moved checkout's.
-        names = [name for name in IDENTITY if not (self.own and name == _CHECKOUT)]
+        names = [name for name in IDENTITY if not (self.is_local and name == _CHECKOUT)]
         query = " and ".join(f"tags.`{name}` = {_quoted(tags[name])}" for name in names)
         return list(self.client.search_runs([self.experiment_id], query + more))
 
@@ -180,6 +180,7 @@ class Store:
                 continue
             if found.info.status == "RUNNING":
                 self.end(run, "KILLED")
+            # Runs that were folded before, too, so that all lie directly below the present one.
             if run_tags.get("mlflow.parentRunId") != current:
                 self.set_tags(run, {CURRENT: "no", "mlflow.parentRunId": current})
             if run_tags.get(CURRENT) != "no":

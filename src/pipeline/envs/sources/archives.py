@@ -243,7 +243,7 @@ class _Writer:
     label: str
     n_bytes: int = 0
     n_entries: int = 0
-    made: dict[PurePosixPath, Literal["file", "folder", "link"]] = field(default_factory=dict)
+    kinds: dict[PurePosixPath, Literal["file", "folder", "link"]] = field(default_factory=dict)
     links: list[tuple[PurePosixPath, str]] = field(default_factory=list)
 
     def add(self, entry: tarfile.TarInfo, content: Callable[[], IO[bytes]]) -> None:
@@ -258,7 +258,7 @@ class _Writer:
             self._folder(path)
             return
         self._folder(path.parent)
-        if path in self.made:
+        if path in self.kinds:
             raise self._error(f"has the entry {entry.name!r} twice")
         if entry.isreg():
             self._file(path, entry, content)
@@ -297,14 +297,14 @@ class _Writer:
 
     def _folder(self, path: PurePosixPath) -> None:
         for part in [*reversed(path.parents), path]:
-            if part.parts and self.made.setdefault(part, "folder") != "folder":
-                raise self._error(f"the entry '{part}' is a {self.made[part]} and a folder")
+            if part.parts and self.kinds.setdefault(part, "folder") != "folder":
+                raise self._error(f"the entry '{part}' is a {self.kinds[part]} and a folder")
         (self.folder / path).mkdir(parents=True, exist_ok=True)
 
     def _file(
         self, path: PurePosixPath, entry: tarfile.TarInfo, content: Callable[[], IO[bytes]]
     ) -> None:
-        self.made[path] = "file"
+        self.kinds[path] = "file"
         with content() as source, self._new(path) as target:
             first = b""
             while chunk := source.read(_CHUNK_BYTES):
@@ -321,7 +321,7 @@ class _Writer:
     def _remember(
         self, path: PurePosixPath, entry: tarfile.TarInfo, content: Callable[[], IO[bytes]]
     ) -> None:
-        self.made[path] = "link"
+        self.kinds[path] = "link"
         target = entry.linkname
         if not target:  # zip keeps it in the content
             with content() as source:
@@ -335,7 +335,7 @@ class _Writer:
     def _copy(self, path: PurePosixPath, entry: tarfile.TarInfo) -> None:
         """Make a hard link a copy of its file, which must be one of this archive's."""
         source = PurePosixPath(entry.linkname)
-        if self.made.get(source) != "file":
+        if self.kinds.get(source) != "file":
             raise self._error(
                 f"the hard link {entry.name!r} leads to {entry.linkname!r}, which is no file "
                 "before it in the archive"

@@ -134,20 +134,20 @@ def _hub_folders() -> Iterator[Path]:
     home = Path.home()
     if sys.platform == "win32":
         settings = Path(os.environ.get("APPDATA", home)) / "UnityHub"
-        own = Path(os.environ.get("PROGRAMFILES", "C:/Program Files")) / "Unity/Hub/Editor"
+        default = Path(os.environ.get("PROGRAMFILES", "C:/Program Files")) / "Unity/Hub/Editor"
     elif sys.platform == "darwin":
         settings = home / "Library/Application Support/UnityHub"
-        own = Path("/Applications/Unity/Hub/Editor")
+        default = Path("/Applications/Unity/Hub/Editor")
     else:
         settings = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "UnityHub"
-        own = home / "Unity/Hub/Editor"
+        default = home / "Unity/Hub/Editor"
     try:
         chosen = json.loads((settings / "secondaryInstallPath.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         chosen = None
     if isinstance(chosen, str) and chosen:
         yield Path(chosen)
-    yield own
+    yield default
 
 
 def _run(command: list[str], log: Path, timeout_s: float) -> int | None:
@@ -155,7 +155,7 @@ def _run(command: list[str], log: Path, timeout_s: float) -> int | None:
 
     Its output goes to a file and not through a pipe, which its helper programs would hold open.
     """
-    end, told = time.monotonic() + timeout_s, time.monotonic()
+    end, reported = time.monotonic() + timeout_s, time.monotonic()
     with log.open("wb") as output:
         try:
             process = subprocess.Popen(  # noqa: S603  # the user chose the Editor
@@ -175,9 +175,9 @@ def _run(command: list[str], log: Path, timeout_s: float) -> int | None:
             while True:
                 code = _exit_code(process, min(1.0, max(0.0, end - time.monotonic())))
                 new = [line.strip() for line in lines if line.strip()]
-                if new and time.monotonic() - told >= _TELL_EVERY_S:
+                if new and time.monotonic() - reported >= _TELL_EVERY_S:
                     _log.info("Unity: %s", new[-1])
-                    told = time.monotonic()
+                    reported = time.monotonic()
                 if code is not None or time.monotonic() >= end:
                     return code
     finally:

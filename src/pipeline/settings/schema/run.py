@@ -139,6 +139,7 @@ class RunSettings:
         plain = name.split("?", maxsplit=1)[0]
         if plain in self.behaviors:
             return self.behaviors[plain]
+        # Before the defaults: the file names the behavior, with a trainer that is gone.
         if plain in self.refused:
             raise SettingsError(self.refused[plain])
         if self.default_settings is not None:

@@ -158,6 +158,7 @@ class Couriers(Areas):
 
     def _ids(self, rows: AnyArray) -> IntArray:
         """Int32 [n] ids: every courier has its own."""
+        # Each life moves the id on by the number of seats, so that no two couriers share one.
         return np.asarray(rows + self._n_areas * self._life[rows], dtype=np.int32)
 
     def _observe(self, rows: AnyArray) -> FloatArray:

@@ -71,6 +71,7 @@ def to_circles(
     dir_x, dir_z = direction[:, :, None, 0], direction[:, :, None, 1]
     along = off_x * dir_x + off_z * dir_z
     across = off_x * dir_z - off_z * dir_x
+    # Half of the chord, squared: negative where the ray passes by.
     half = radius * radius - across * across
     distance = along - np.sqrt(np.maximum(half, 0.0))
     return np.where((half >= 0.0) & (distance > 0.0), distance, np.float32(np.inf))
@@ -86,6 +87,7 @@ def encode(*, distance: FloatArray, tag: AnyArray, n_tags: int, length: float) -
         length: how far a ray sees; beyond it the last number is 1.
     """
     hit = distance.min(axis=2)
+    # The tag behind the last one stands for nothing that was hit.
     found = np.where(hit <= length, tag[distance.argmin(axis=2)], n_tags)
     rays = np.empty((*hit.shape, n_tags + 2), dtype=np.float32)
     rays[:, :, :-1] = np.eye(n_tags + 1, dtype=np.float32)[found]
