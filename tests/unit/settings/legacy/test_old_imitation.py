@@ -2,35 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
+from test_flat_files import PPO, warnings
 
 from pipeline.errors import SettingsError
 from pipeline.settings.schema import BehavioralCloningSettings, DemoPath, PPOSettings
-
-PPO = """\
-default:
-  trainer: ppo
-  batch_size: 1024
-  beta: 5.0e-3
-  buffer_size: 10240
-  epsilon: 0.2
-  hidden_units: 128
-  lambd: 0.95
-  learning_rate: 3.0e-4
-  max_steps: 5.0e4
-  normalize: false
-  num_epoch: 3
-  num_layers: 2
-  time_horizon: 64
-  summary_freq: 1000
-  use_recurrent: false
-"""
-
-
-def warnings(caplog) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize("trainer", ["offline_bc", "online_bc", "imitation"])
@@ -57,8 +33,8 @@ def test_a_section_without_a_demonstration_does_not_keep_the_others_from_trainin
     settings = loaded(PPO + IMITATION + "Agent: {batch_size: 20}\n")
     assert list(settings.behaviors) == ["Agent"]
     (line,) = warnings(caplog)
-    assert "old.yaml:18: Student.trainer: the trainer 'online_bc' is no more" in line
-    with pytest.raises(SettingsError, match=r"old.yaml:18: Student.trainer: .*Record one"):
+    assert "old.yaml:26: Student.trainer: the trainer 'online_bc' is no more" in line
+    with pytest.raises(SettingsError, match=r"old.yaml:26: Student.trainer: .*Record one"):
         settings.for_behavior("Student?team=0")
     assert settings.for_behavior("Other") == settings.default_settings
 
