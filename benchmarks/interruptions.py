@@ -1,0 +1,340 @@
+"""Is a run that was interrupted the run that was not? Digests of every file say so.
+
+    python benchmarks/interruptions.py                        5 runs of 3 kills in each row
+    python benchmarks/interruptions.py --quick                1 run of 2 kills in each row
+    python benchmarks/interruptions.py --rows ppo sac-4 --seed 7 --runs 2 --kills 3
+    python benchmarks/interruptions.py --list                 names and settings of the rows
+
+Each row is a method with a number of environments (executables that the trainer starts), learners,
+and `threaded` or not. Its run goes to its end once without an interruption. Then the same run is
+started again, gets SIGKILL at a moment that is drawn between its first second and its length, is
+continued with `--resume`, is killed again, and so on, and goes to its end. Equal must be: every
+checkpoint, replay, ONNX file and progress.csv, by name and by SHA-256. Left out is what holds times
+or options: run_logs/, configuration.yaml, metrics.jsonl.
+
+The last column counts files that differ, are missing, or are there in addition. The exit code is 1
+when there is one in a row whose environments give their state. Moments depend on the machine, so
+that a seed repeats the draws and not the steps; any seed must give no differences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from kill_scenarios import PPO, SAC, SELF_PLAY
+from left_behind import saved_step
+
+from pipeline import cli
+from pipeline.commands import learn_run  # noqa: F401  # imported once, before processes are forked
+from pipeline.protocol.demo import DemoWriter
+from pipeline.protocol.specs import ActionTuple
+from pipeline.simulators import registry
+from pipeline.simulators.pack import pack
+from pipeline.trainer import api  # noqa: F401
+
+MOST_S = 600.0
+LEFT_OUT = ("run_logs", "configuration.yaml", "metrics.jsonl")
+SMALL = {"network_settings": {"hidden_units": 16, "num_layers": 1}}
+MEMORY = {
+    "network_settings": SMALL["network_settings"]
+    | {"memory": {"sequence_length": 8, "memory_size": 16}}
+}
+DEMO = {"demo_path": "../../expert.demo"}  # from a run's folder
+LESSONS = {
+    "gravity": {
+        "curriculum": [
+            {
+                "name": f"l{number}",
+                "value": {
+                    "sampler_type": "uniform",
+                    "sampler_parameters": {"min_value": 4.0 + number, "max_value": 9.81},
+                },
+                **(
+                    {
+                        "completion_criteria": {
+                            "measure": "progress",
+                            "behavior": "3DBall",
+                            "threshold": 0.2 * (number + 1),
+                            "require_reset": number == 1,
+                        }
+                    }
+                    if number < 3
+                    else {}
+                ),
+            }
+            for number in range(4)
+        ]
+    }
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """What is trained."""
+
+    method: str
+    env: str = "balance_ball"
+    behaviors: tuple[str, ...] = ("3DBall",)
+    settings: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, Any] | None = None
+    num_envs: int = 1
+    learners: int = 1
+    threaded: bool = False
+    gives_state: bool = True
+
+    def content(self) -> dict[str, Any]:
+        """The trainer configuration."""
+        one = PPO | self.settings | {"threaded": self.threaded}
+        content: dict[str, Any] = {"behaviors": dict.fromkeys(self.behaviors, one)}
+        if self.parameters is not None:
+            content["environment_parameters"] = self.parameters
+        return content
+
+    def command(self, *more: str) -> list[str]:
+        """Arguments of `pipeline`."""
+        several = ["--num-envs", str(self.num_envs), "--learners", str(self.learners)]
+        env = self.env if ":" in self.env else f"../../builds/{self.env}"
+        run = ["learn", "config.yaml", "--env", env, "--run-id", "run", "--seed", "1"]
+        return [*run, "--track", "jsonl", *several, *more]
+
+
+def _signal(name: str, **more: Any) -> dict[str, Any]:
+    network = {"network_settings": {"hidden_units": 16, "num_layers": 1}}
+    return {"reward_signals": {"extrinsic": {}, name: network | more}}
+
+
+_SELF_PLAY = PPO | {"self_play": SELF_PLAY}
+_PONG = {"env": "pong", "behaviors": ("Pong",), "settings": _SELF_PLAY}
+_PUSH = {"env": "push_together", "behaviors": ("PushTogether",)}
+_POCA = PPO | {"trainer_type": "poca"}
+_GAIL = _signal("gail", **DEMO) | {"behavioral_cloning": {**DEMO, "steps": 3000}}
+ROWS = {
+    "ppo": Row(method="PPO"),
+    "ppo-4": Row(method="PPO", num_envs=4),
+    "ppo-threaded": Row(method="PPO", threaded=True),
+    "ppo-4-threaded": Row(method="PPO", num_envs=4, threaded=True),
+    "sac": Row(method="SAC", settings=SAC),
+    "sac-4": Row(method="SAC", settings=SAC, num_envs=4),
+    "sac-threaded": Row(method="SAC", settings=SAC, threaded=True),
+    "poca": Row(method="POCA", settings=_POCA, **_PUSH),
+    "poca-4-threaded": Row(method="POCA", settings=_POCA, num_envs=4, threaded=True, **_PUSH),
+    "self-play": Row(method="PPO, self-play", **_PONG),
+    "self-play-4": Row(method="PPO, self-play", num_envs=4, **_PONG),
+    "lessons": Row(method="PPO, lessons", parameters=LESSONS),
+    "lessons-4": Row(method="PPO, lessons", parameters=LESSONS, num_envs=4),
+    "lstm": Row(method="PPO, LSTM", settings=MEMORY),
+    "lstm-4": Row(method="PPO, LSTM", settings=MEMORY, num_envs=4),
+    "gail-bc": Row(method="PPO, GAIL and BC", settings=_GAIL),
+    "curiosity": Row(method="PPO, curiosity", settings=_signal("curiosity")),
+    "rnd-4": Row(method="PPO, RND", settings=_signal("rnd"), num_envs=4),
+    "attention": Row(method="PPO, attention", env="sorter", behaviors=("Sorter",)),
+    "images": Row(method="PPO, images", env="grid_world", behaviors=("GridWorld",)),
+    "behaviors-4": Row(
+        method="PPO, two behaviors", env="tag", behaviors=("Hunter", "Runner"), num_envs=4
+    ),
+    "gymnasium": Row(method="PPO", env="gymnasium:Hopper-v5", behaviors=("Hopper-v5",)),
+}
+
+
+def main() -> int:
+    """Interrupt, print a table, and give 1 if there is a difference."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
+    parser.add_argument("--runs", type=int, default=5, help="of each row (default: %(default)s)")
+    parser.add_argument("--kills", type=int, default=3, help="of each run (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of all moments (default: 0)")
+    parser.add_argument("--quick", action="store_true", help="1 run of 2 kills in each row")
+    parser.add_argument("--minutes", type=float, help="begin no run when so many have passed")
+    parser.add_argument("--folder", type=Path, help="where to work (default: a temporary one)")
+    parser.add_argument("--list", action="store_true", help="print the rows, and end")
+    given = parser.parse_args()
+    if given.list:
+        say("\n".join(f"{name:16s} {row}" for name, row in ROWS.items()))
+        return 0
+    n_runs, n_kills = (1, 2) if given.quick else (given.runs, given.kills)
+    folder = (given.folder or Path(tempfile.mkdtemp(prefix="interruptions-"))).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_demo(folder / "expert.demo")
+    os.environ["PIPELINE_CACHE"] = str(folder / "cache")
+    until = float("inf") if given.minutes is None else time.monotonic() + 60 * given.minutes
+    outcomes = []
+    for name in given.rows:
+        if time.monotonic() < until:
+            campaign = Campaign(name, folder, given.seed)
+            outcomes.append(campaign.outcome(n_runs, n_kills, until))
+    say(f"seed {given.seed}, folders of differences in {folder}\n\n{table(outcomes)}")
+    return int(any(one.differing for one in outcomes if ROWS[one.row].gives_state))
+
+
+def say(text: str) -> None:
+    """Write a line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+@dataclass(kw_only=True, slots=True)
+class Outcome:
+    """What came of a row."""
+
+    row: str
+    n_runs: int = 0
+    n_kills: int = 0
+    n_resumed: int = 0
+    """Kills after which a checkpoint was continued from."""
+    n_files: int = 0
+    differing: list[str] = field(default_factory=list)
+
+
+class Campaign:
+    """The runs of one row, in folders of their own."""
+
+    def __init__(self, name: str, folder: Path, seed: int) -> None:
+        self.name, self.row = name, ROWS[name]
+        self.folder = folder / name
+        self.chance = random.Random(f"{seed} {name}")  # noqa: S311  # no secret
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def outcome(self, n_runs: int, n_kills: int, until: float) -> Outcome:
+        """Run once without an interruption, and `n_runs` times with `n_kills`."""
+        build = self.folder.parent / "builds" / self.row.env
+        if ":" not in self.row.env and not build.exists():
+            pack(self.row.env, build)
+        whole = self.work("whole")
+        began = time.monotonic()
+        code = self.run(whole)
+        length_s = time.monotonic() - began
+        expected = digests(whole / "results/run")
+        outcome = Outcome(row=self.name, n_files=len(expected))
+        if code:
+            outcome.differing.append(f"the uninterrupted run ended with {code}")
+        say(f"{self.name}: {length_s:.1f} s, {len(expected)} files without an interruption")
+        for number in range(n_runs):
+            if time.monotonic() < until and not code:
+                self.interrupted(number, n_kills, length_s, expected, outcome)
+        return outcome
+
+    def interrupted(
+        self,
+        number: int,
+        n_kills: int,
+        length_s: float,
+        expected: dict[str, str],
+        outcome: Outcome,
+    ) -> None:
+        """Kill a run as often, let it end, and compare its files."""
+        work = self.work(f"run{number}")
+        moments, steps = [], []
+        for kill in range(n_kills):
+            # what is resumed has less before it
+            moment = self.chance.uniform(1.0, max(2.0, length_s * (1 - kill / (n_kills + 1))))
+            if self.run(work, moment) != -signal.SIGKILL:
+                break  # it was at its end
+            moments.append(f"{moment:.1f} s")
+            steps.append(max(map(saved_step, work.glob("results/run/*/checkpoint.pt")), default=0))
+        code = self.run(work)
+        found = digests(work / "results/run")
+        differing = sorted(n for n in expected.keys() | found if expected.get(n) != found.get(n))
+        if code:
+            differing.append(f"ended with {code}")
+        outcome.n_runs += 1
+        outcome.n_kills += len(moments)
+        outcome.n_resumed += sum(step > 0 for step in steps)
+        outcome.differing += [f"{work.name}: {one}" for one in differing]
+        told = f"killed at {', '.join(moments) or 'no moment'}, resumed from steps {steps}"
+        say(f"  {self.name} {number}: {told}: {differing or 'the same bytes'}")
+        if not differing:
+            shutil.rmtree(work)
+
+    def work(self, name: str) -> Path:
+        """A new folder with the configuration."""
+        work = self.folder / name
+        work.mkdir(parents=True)
+        (work / "config.yaml").write_text(yaml.safe_dump(self.row.content()))
+        return work
+
+    def run(self, work: Path, kill_after_s: float | None = None) -> int:
+        """Begin or continue a run; give its exit code, or the negative signal."""
+        run = work / "results/run"
+        more = ["--resume"] if run.is_dir() and any(run.iterdir()) else []
+        pid = os.fork()
+        if pid == 0:
+            be_command(work, self.row.command(*more))
+        until = time.monotonic() + (MOST_S if kill_after_s is None else kill_after_s)
+        while time.monotonic() < until:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.002)
+        os.kill(pid, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def be_command(work: Path, arguments: list[str]) -> None:
+    """In a forked process: be `pipeline`."""
+    code = 70
+    try:
+        os.setsid()
+        os.chdir(work)
+        log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        code = cli.main(arguments)
+        sys.stdout.flush()
+    finally:
+        os._exit(code)
+
+
+def digests(run: Path) -> dict[str, str]:
+    """SHA-256 of each file that two equal runs have in common, by its place."""
+    found = {}
+    for path in sorted(run.rglob("*")):
+        name = path.relative_to(run).as_posix()
+        if path.is_file() and not any(part in name for part in LEFT_OUT):
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def write_demo(path: Path) -> None:
+    """Two hundred steps of somebody who acts at random."""
+    spec = registry.make("balance_ball").behavior_specs["3DBall?team=0"]
+    rng = np.random.default_rng(0)
+    with DemoWriter(path, "3DBall?team=0", spec) as writer:
+        writer.append(
+            obs=[rng.normal(size=(200, 8)).astype(np.float32)],
+            actions=ActionTuple(rng.uniform(-1, 1, (200, 2)).astype(np.float32)),
+            reward=np.zeros(200, dtype=np.float32),
+            done=np.arange(200) % 50 == 49,
+        )
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """The outcome of each row, in Markdown."""
+    heads = ["method", "environment", "num_envs", "learners", "threaded", "runs", "kills"]
+    heads += ["resumed from a checkpoint", "files", "differences"]
+    lines = [f"| {' | '.join(['row', *heads])} |", f"| --- | --- | --- {'| ---: ' * 8}|"]
+    for one in outcomes:
+        row = ROWS[one.row]
+        cells = [one.row, row.method, row.env, row.num_envs, row.learners, row.threaded]
+        cells += [one.n_runs, one.n_kills, one.n_resumed, one.n_files, len(one.differing)]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    n_kills = sum(one.n_kills for one in outcomes)
+    differences = sum(len(one.differing) for one in outcomes)
+    return "\n".join([*lines, "", f"{n_kills} kills, {differences} differences"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""`benchmarks/interruptions.py` finds the differences that it looks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import interruptions
+import pytest
+
+from pipeline.settings import load_run_settings
+
+
+@pytest.mark.parametrize("name", interruptions.ROWS)
+def test_the_configuration_of_a_row_is_one(name: str):
+    row = interruptions.ROWS[name]
+    settings = load_run_settings(None, overrides=row.content())
+    assert set(settings.behaviors) == set(row.behaviors)
+    assert all(one.threaded == row.threaded for one in settings.behaviors.values())
+
+
+def test_digests_are_of_what_holds_no_times(tmp_path: Path):
+    for name in ("B/checkpoint.pt", "progress.csv", "run_logs/timers.json", "metrics.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    before = interruptions.digests(tmp_path)
+    assert list(before) == ["B/checkpoint.pt", "progress.csv"]
+    (tmp_path / "B/checkpoint.pt").write_text("other")
+    assert interruptions.digests(tmp_path)["B/checkpoint.pt"] != before["B/checkpoint.pt"]
+
+
+def test_the_table_counts_kills_and_differences():
+    outcome = interruptions.Outcome(row="sac-4", n_runs=2, n_kills=5, n_resumed=4, n_files=9)
+    outcome.differing.append("run1: progress.csv")
+    text = interruptions.table([outcome])
+    assert "| sac-4 | SAC | balance_ball | 4 | 1 | False | 2 | 5 | 4 | 9 | 1 |" in text
+    assert text.endswith("5 kills, 1 differences")
