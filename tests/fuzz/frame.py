@@ -1,8 +1,8 @@
 """What no input may do, whatever it holds, and the runs of examples that look for one that does.
 
 A target is a file of this folder: `fuzz` turns each check in it into a test. The suite runs a round
-of each with the seed 0; `python -m tests.fuzz` runs rounds with other seeds for as long as it is
-told. A round can be repeated: PIPELINE_FUZZ_SEED=<seed> python -m pytest <file>::<test>
+of each with the seed 0; `python -m tests.fuzz` sets PIPELINE_FUZZ_SECONDS, for rounds with one seed
+after another. A round can be repeated: PIPELINE_FUZZ_SEED=<seed> python -m pytest <file>::<test>
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import io
+import itertools
+import json
 import os
 import re
 import resource
@@ -68,6 +70,25 @@ class Tally:
     """Growth of the resident memory during an example."""
     most_s: float = 0.0
     """Without the time that it had no processor."""
+    rounds: int = 0
+
+    def note(self, test: str, seed: int) -> None:
+        """Write for the runner, if there is one, what was seen before this round."""
+        file = os.environ.get("PIPELINE_FUZZ_STATE")
+        if file is None:
+            return
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        state = {
+            "outcomes": self.outcomes,
+            "refused_at": self.refused_at,
+            "most_bytes": self.most_bytes,
+            "most_s": self.most_s,
+            "rounds": self.rounds,
+            "cpu_s": sum(one.ru_utime + one.ru_stime for one in used),
+            "round": f"{test} with seed {seed}",
+            "seed": seed,
+        }
+        Path(file).write_text(json.dumps(state))
 
 
 TALLY = Tally()
@@ -98,16 +119,12 @@ def fuzz(
             with _sandbox() as folder, _limits(size(example)):
                 _run(check, example, folder, refusals)
 
-        def test() -> None:
-            seed = int(os.environ.get("PIPELINE_FUZZ_SEED", "0"))
-            warm_up()
-            skipped = os.environ.get("PIPELINE_FUZZ_WITHOUT", "").split()
+        def one_round(seed: int) -> None:
             run = hypothesis.settings(
                 max_examples=examples,
                 deadline=None,
                 database=None,
                 report_multiple_bugs=False,
-                phases=[phase for phase in hypothesis.Phase if phase.name not in skipped],
                 suppress_health_check=list(hypothesis.HealthCheck),
             )(hypothesis.given(strategy)(checked))
             for example in reversed(explicit):
@@ -123,9 +140,21 @@ def fuzz(
                 )
                 raise
 
+        def test() -> None:
+            end = time.monotonic() + float(os.environ.get("PIPELINE_FUZZ_SECONDS", "0"))
+            warm_up()
+            for seed in itertools.count(int(os.environ.get("PIPELINE_FUZZ_SEED", "0"))):
+                TALLY.note(check.__name__, seed)
+                TALLY.rounds += 1
+                try:
+                    one_round(seed)
+                finally:
+                    TALLY.note(check.__name__, seed)
+                if time.monotonic() >= end:
+                    return
+
         test.__name__ = test.__qualname__ = check.__name__
         test.__doc__, test.__module__ = check.__doc__, check.__module__
-        test.is_fuzz = True  # type: ignore[attr-defined]  # how the runner knows it
         return test
 
     return decorate
