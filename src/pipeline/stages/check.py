@@ -67,6 +67,8 @@ def check_ids(params: Params) -> None:
     for name, environment in params.environments.items():
         try:
             if isinstance(environment, BridgeSource):
+                # Appended, not put first: a file beside params.yaml must not hide an installed
+                # package.
                 if here not in sys.path:
                     sys.path.append(here)
                 from pipeline.simulators.bridges.naming import check
@@ -77,6 +79,8 @@ def check_ids(params: Params) -> None:
 
                 registry.entry(environment.name or name)
         except SettingsError as error:
+            # The registry knows neither file nor line. The error gets the key that the user
+            # wrote, and the section where a default took its place.
             root, at = read_yaml(params.path), f"environments.{name}"
             given = find(root, at).value
             key = next((key for key in ("id", "name") if key in given), None)

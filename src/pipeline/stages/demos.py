@@ -62,6 +62,8 @@ def record_named(name: str, root: Path) -> None:
 
 def take(name: str, file: Path, root: Path) -> None:
     """Make the same of a `.demo` file that is there already, after reading all of it."""
+    # Imports stand inside functions in all stages: an engine starts a process per job, and none
+    # should load more than its own work needs.
     from pipeline.protocol.demo import read_demo
 
     with attempt_at(_job(name, file, {}), root) as attempt:
@@ -115,6 +117,8 @@ def record(
     from pipeline.envs.unity import UnityEnvironment
     from pipeline.simulators.registry import expert
 
+    # The expert acts on observations alone, so it can play over the wire, from outside the
+    # executable.
     act = expert(build.simulator)
     with UnityEnvironment(
         build.file,
@@ -179,6 +183,7 @@ class _Episode:
     def end(self, steps: TerminalSteps, row: int) -> None:
         """Add the last step of the agent in `row`."""
         self._observe(steps, row)
+        # A .demo file has an action in every row, also in the row of the last observation.
         self._continuous.append(np.zeros_like(self._continuous[-1]))
         self._discrete.append(np.zeros_like(self._discrete[-1]))
         if self._masks:
@@ -186,6 +191,7 @@ class _Episode:
         self._interrupted = bool(steps.interrupted[row])
 
     def _observe(self, steps: DecisionSteps | TerminalSteps, row: int) -> None:
+        # Copies: a view of one row would keep the batch of the whole step in memory.
         self.obs.append([values[row].copy() for values in steps.obs])
         self.reward.append(float(steps.reward[row]))
 
@@ -203,6 +209,8 @@ class _Episode:
             interrupted=is_last & self._interrupted,
             action_mask=masks or None,
         )
+        # A row's reward belongs to the action before it, so the first row's reward is of
+        # nobody's action.
         return float(sum(self.reward[1:]))
 
 
@@ -223,6 +231,8 @@ def _play(
             return recorded
         action = act(decision)
         for row, agent in enumerate(decision.agent_id.tolist()):
+            # None marks an episode that began after enough were under way: it is played, not
+            # recorded.
             if agent not in playing:
                 playing[agent] = _Episode() if len(recorded) < episodes else None
                 if (new := playing[agent]) is not None:

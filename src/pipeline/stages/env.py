@@ -42,6 +42,7 @@ def build(name: str, root: Path) -> None:
     """
     params = planned(root)
     environment = named(params.environments, name, "environments")
+    # Simulators are built on installed packages, of which other versions are other environments.
     inputs = [pinned(root), *_inputs(environment, root)]
     job = Job(
         stage="env",
@@ -76,6 +77,8 @@ def make(name: str, environment: EnvironmentParams, folder: Path, root: Path, wo
             "source": environment.source,
             "simulator": simulator,
             "sha256": files.sha256_of(program),
+            # The digest of the folder before this file is in it; `sha256` alone would not notice
+            # a change in the data beside the program.
             "build_sha256": files.sha256_of(folder),
             "archive_sha256": archive,
         },
@@ -154,6 +157,7 @@ def _fetched(name: str, source: FetchSource, folder: Path) -> tuple[Path, str]:
     limits = ArchiveLimits(max_bytes=int(source.max_unpacked_gb * 1e9), max_ratio=source.max_ratio)
     cached = fetch(url, sha256=sha256, limits=limits)
     program = find_program(cached, label=public(url), wanted=source.executable)
+    # Copied, not linked: engines delete outputs and DVC links them anew, the cache has to stay.
     shutil.copytree(cached, folder / _PLAYER, symlinks=True)
     return folder / _PLAYER / program.relative_to(cached), sha256
 
@@ -164,6 +168,7 @@ def _copied(source: Path, folder: Path) -> Path:
 
     folder.mkdir(parents=True)
     if source.is_file():
+        # A Unity player looks for `<name>_Data` beside itself; alone it would end at once.
         if source.with_name(f"{source.stem}_Data").exists():
             raise StageError(
                 f"{source}: this program needs the files beside it; let `path` name their folder, "

@@ -36,6 +36,8 @@ def job_of(run: run_context.Run) -> Job:
     return Job(
         stage="evaluate",
         instance=run.instance,
+        # The key is there only where it is set: a new key would change the fingerprint of every
+        # evaluation that has no video.
         params={"episodes": evaluation.episodes, "seed": evaluation.seed}
         | ({"video": True} if evaluation.video else {}),
         inputs=(executable.folder_of(run.experiment.environment), run.folder("export")),
@@ -148,6 +150,8 @@ def play(
     from pipeline.export.policy import OnnxPolicy
 
     if videos:
+        # Before any episode is played: an environment without pictures should be refused at
+        # once.
         video.check(build.file, videos.values())
     policies = {name: OnnxPolicy(path) for name, path in models.items()}
     with UnityEnvironment(
@@ -171,6 +175,7 @@ def metrics_of(episodes: Sequence[Episode]) -> dict[str, Any]:
 
     by_behavior: dict[str, list[Episode]] = {}
     for episode in episodes:
+        # Two teams of one behavior, `Name?team=0` and `Name?team=1`, play with the same policy.
         by_behavior.setdefault(episode.behavior.split("?", maxsplit=1)[0], []).append(episode)
     metrics = {}
     for behavior, played in by_behavior.items():

@@ -34,6 +34,7 @@ def export(run: run_context.Run) -> None:
     """Make a folder with `<Behavior>.onnx` of each behavior, and what was proven of them."""
     import torch
 
+    # Another number of threads adds in another order, and so rounds differently.
     torch.set_num_threads(run.params.runtime.torch_threads)
     job = job_of(run)
     with (
@@ -81,6 +82,8 @@ def publish(
     from pipeline.trainer.checkpoints.restore import load_policy
 
     saved = load_policy(checkpoint)
+    # Observations and masks were recorded while training: the export is compared with the policy
+    # on inputs as they really come.
     seen = record(saved.policy, saved.recorded_obs, saved.recorded_masks)
     target = files.named(folder, saved.behavior, f"{label}.onnx")
     metadata = {provenance.KEY: provenance.text(history)} if history else {}

@@ -47,6 +47,8 @@ def report(root: Path) -> None:
         stage="report",
         instance="all",
         params={
+            # The whole sections count, because the report says which stages and seeds an
+            # experiment has.
             "experiments": [repr(one) for one in params.experiments.items()],
             "sweeps": [repr(one) for one in params.sweeps.items()],
         },
@@ -56,6 +58,7 @@ def report(root: Path) -> None:
     with attempt_at(job, root) as attempt:
         tasks = comparison.compare(results.outcomes(root, params))
         folder = attempt.out("figures")
+        # Made even without figures: engines demand every declared output.
         folder.mkdir()
         curves = [_curves(task) for task in tasks]
         drawn = [
@@ -152,6 +155,8 @@ def _films(
         if task.behavior != min(behaviors) or not params.experiments[one.experiment].filmed:
             continue
         ranked = sorted(zip(one.scores, one.seeds, strict=True))
+        # Of an even number of seeds the lower of the middle two: a film needs one seed, not a
+        # mean.
         seed = ranked[(len(ranked) - 1) // 2][1]
         name = _file_name(f"{task.environment}-{one.experiment}-episode.gif")
         shutil.copyfile(
@@ -163,6 +168,7 @@ def _films(
 
 def _file_name(text: str) -> str:
     """Return a file's name that no other text has, without signs that links would need escaped."""
+    # Replaced by their codes and not by one sign, so that `a b` and `a/b` stay two files.
     return re.sub(r"[^A-Za-z0-9_.-]", lambda match: f"~{ord(match[0]):x}~", text)
 
 
@@ -174,6 +180,8 @@ def _points(tasks: Sequence[Task], curves: Sequence[Mapping[str, Curves]]) -> li
     points = []
     for task, of_task in zip(tasks, curves, strict=True):
         for name, whole in of_task.items():
+            # Fewer points for the table and the interval: the bootstrap is computed at each of
+            # them.
             one = whole.thinned()
             drawn = band(one)
             middle = interquartile_means(one.values.T)

@@ -62,6 +62,7 @@ def rank_named(name: str, root: Path) -> None:
         trials = trials_of(root, name, sweep)
         ranked = rank(trials, goal=sweep.goal)
         best = ranked[0]
+        # NaN ranks last, so a NaN in the first place means that no trial has a score.
         if math.isnan(best.score):
             raise StageError(
                 f"sweeps.{name}: no trial has a {sweep.metric}; evaluate more episodes"
@@ -135,6 +136,8 @@ def score_of(path: Path, sweep: SweepParams) -> float:
 def rank(trials: Sequence[Trial], *, goal: str) -> list[Trial]:
     """Best first; of equal ones the earlier, and scores that are no number last."""
     sign = -1 if goal == "maximize" else 1
+    # NaN would compare false with everything and be sorted to any place. `sorted` is stable, so
+    # equal scores stay in the order of the trials.
     return sorted(trials, key=lambda one: math.inf if math.isnan(one.score) else sign * one.score)
 
 

@@ -24,6 +24,8 @@ OUTPUTS = ("policy.pt", "metrics.json", "progress.csv")
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script; `torchrun` may start it several times for one run."""
+    # torchrun starts this script once per rank. Only rank 0 is the job that the engine knows: it
+    # holds the lock, the scratch folder and the outputs.
     if launched()[0] > 0:
         from pipeline.trainer.distributed.worker import work
 
@@ -58,6 +60,7 @@ def job_of(run: run_context.Run) -> Job:
 def train(run: run_context.Run) -> None:
     """Make the trained policy, its metrics and its learning curve."""
     with attempt_at(job_of(run), run.root, lambda: job_of(run.reread())) as attempt:
+        # The copy of the finished outputs lies in `out` already; training anew would cost hours.
         if attempt.done:
             return
         build = executable.load(run.root / executable.folder_of(run.experiment.environment))
@@ -65,6 +68,8 @@ def train(run: run_context.Run) -> None:
         started_from = None
         if "pretrain" in run.experiment.stages:
             policy = run.root / run.folder("pretrain") / "policy.pt"
+            # The trainer takes a checkpoint per behavior; policy.pt has all of them in one file,
+            # since an engine must know its outputs before it knows the behaviors.
             started_from = policies.split(policy, attempt.run / "pretrained")
         metrics = _train(run, attempt, settings, build, started_from)
         files.write_json(attempt.out("metrics.json"), metrics)
@@ -103,6 +108,8 @@ def _train(
             num_envs=settings.env_settings.num_envs,
             env_args=build.args,
             init_from=started_from,
+            # The pretrained policy has the same network, so a missing tensor is a mistake, not a
+            # transfer.
             whole_weights=True,
             log_folder=attempt.run / "logs",
             resume=attempt.resumed,
@@ -114,9 +121,13 @@ def _train(
         checkpoints = {name: one.checkpoint for name, one in result.behaviors.items()}
         policies.join(checkpoints, attempt.out("policy.pt"), history=_history(run, attempt))
         metrics = {name: one.numbers() for name, one in result.behaviors.items()}
+        # Times go to stage.json, which no engine tracks: outputs have to be the same bytes each
+        # time.
         attempt.facts["seconds"] = dict(result.seconds)
         if record is not None:
             if attempt.resumed:
+                # Summaries between the last flush and a kill never reached MLflow; the CSV has
+                # them all.
                 record.complete(attempt.run / "progress.csv")
             results = {k: v for k, v in run_metadata.flat(metrics).items() if v is not None}
             record.results(results)

@@ -123,6 +123,7 @@ def html(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         finalize=_escaped,
+        # A misspelt name in the template raises here instead of leaving a gap in the report.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -198,4 +199,5 @@ def _with_code(text: str) -> Markup:
 
 
 def _encoded(path: Path) -> str:
+    # Figures are inside the page, so that it can be sent as one file.
     return base64.b64encode(path.read_bytes()).decode()

@@ -73,6 +73,7 @@ def trials_of(
             curve=curves.get(behavior),
             seconds=seconds,
         )
+        # Sorted, since the order of a set of texts differs from process to process.
         for behavior in sorted({*returns, *curves})
     ]
 
@@ -97,6 +98,7 @@ def read_curves(path: Path) -> dict[str, Curve]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
+                # Empty where no episode ended in the summary period; 0 would be a return.
                 if not row["reward"]:
                     continue
                 steps, returns = points.setdefault(_plain(row["behavior"]), ([], []))
@@ -126,6 +128,7 @@ def _seconds(path: Path) -> float | None:
         facts = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    # A resumed attempt only knows the time since it was resumed.
     if not isinstance(facts, dict) or facts.get("resumed", True):
         return None
     duration = facts.get("duration_s")

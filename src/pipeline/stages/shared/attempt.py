@@ -122,17 +122,24 @@ def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> It
     folder = root / WORK / job.stage / job.instance
     folder.mkdir(parents=True, exist_ok=True)
     with progress.reporting(job.stage, job.instance, root), _lock(job, folder):
+        # Digests are taken under the lock and before the work: they say what the result was made
+        # of.
         digests = {str(path): _digest(job, root, path) for path in job.inputs}
         current = _begin(job, root, folder, digests)
         started = time.time()
         try:
             with _temporary_files_in(folder / "tmp"):
                 yield current
+            # A library may have swallowed the signal's exception and returned early with half a
+            # result.
             process.stop_if_signalled()
             _check_unchanged(current, now)
             _publish(current)
+            # After the outputs are in place: a kill in between leaves an attempt to resume,
+            # which moves them again.
             _mark(current, finished=True)
         finally:
+            # A retry that only takes the copy keeps the facts of the attempt that did the work.
             if not current.done:
                 _write_facts(current, started)
 
@@ -163,6 +170,8 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     same, finished = before.get("fingerprint") == fingerprint, before.get("finished", True)
     resumed = same and not finished
     kept = folder / "kept"
+    # Only in a retry: a user who forces a stage wants it done again, although nothing has
+    # changed.
     done = same and finished and _RETRY in os.environ and kept.is_dir()
     if done:
         _log.info("%s: an attempt before has finished; taking what it made", job.name)
@@ -171,9 +180,11 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     else:
         if before and not finished:
             _log.info("%s: its inputs have changed since it was stopped; starting afresh", job.name)
+        # Checkpoints of other inputs must not be resumed from.
         shutil.rmtree(folder / "run", ignore_errors=True)
     for left in ("out", "old", "tmp"):
         shutil.rmtree(folder / left, ignore_errors=True)
+    # Files that a killed process had not yet renamed into place.
     files.remove_temporary(folder)
     if not done:
         shutil.rmtree(kept, ignore_errors=True)
@@ -202,6 +213,7 @@ def _lock(job: Job, folder: Path) -> Iterator[None]:
 
     lock = FileLock(folder.with_name(f"{folder.name}.lock"))
     try:
+        # The lock belongs to an open file, so the system frees it when its process is killed.
         lock.acquire(timeout=0)
     except Timeout:
         holder = read_map(folder / "attempt.json").get("pid", "unknown")
@@ -252,6 +264,7 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
         params = job.params
         with contextlib.suppress(PipelineError, OSError):  # then DVC cannot note them either
             params = now().params
+        # Snakemake compares with the parameters it began with, so only DVC needs this.
         if files.fingerprint(params) != files.fingerprint(job.params):
             raise StageError(
                 f"{job.name}: its parameters were changed while it ran, and DVC would take the "
@@ -288,6 +301,7 @@ def _publish(current: Attempt) -> None:
     if missing:
         raise StageError(f"{current.job.name}: did not make {', '.join(missing)}")
     if current.job.takes_long and not current.done:
+        # Before the first move, which empties `out`.
         shutil.copytree(current.folder / "out", current.folder / "kept")
     for path, temporary in made.items():
         _replace(temporary, current.root / path, current.folder / "old")
@@ -297,6 +311,8 @@ def _replace(new: Path, target: Path, old: Path) -> None:
     """Move `new` to `target`; a folder that was there goes to `old` first, and then away."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir():
+        # A rename cannot replace a folder that has files, so the old one steps aside for a
+        # moment.
         target.rename(old)
         new.rename(target)
         shutil.rmtree(old)
@@ -307,6 +323,7 @@ def _replace(new: Path, target: Path, old: Path) -> None:
 def _mark(current: Attempt, *, finished: bool) -> None:
     files.write_json(
         current.folder / "attempt.json",
+        # The pid is for the message that another process gives when it meets the lock.
         {"fingerprint": current.fingerprint, "finished": finished, "pid": os.getpid()},
     )
 

@@ -60,6 +60,8 @@ def load(folder: Path) -> Build:
             f"{path}: not the description of an environment ({error}); delete {folder} and run "
             "the env stage again"
         ) from error
+    # DVC keeps no permissions for files inside a folder, so a restored build may have lost its
+    # own.
     if build.file.is_file() and not os.access(build.file, os.X_OK):
         build.file.chmod(build.file.stat().st_mode | 0o111)
     return build
@@ -81,6 +83,8 @@ def _near(folder: Path) -> Path:
     copy.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{copy}.lock"):
         if not copy.exists():
+            # Copied aside and renamed: a kill while copying must not leave half a build under
+            # the final name.
             new = copy.with_name(f"{copy.name}.new")
             shutil.rmtree(new, ignore_errors=True)
             shutil.copytree(folder, new, symlinks=True)

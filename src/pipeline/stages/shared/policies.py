@@ -25,6 +25,7 @@ def join(
     """
     from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
 
+    # Sorted, because the order of the entries is part of the file's bytes.
     states = {name: load_checkpoint(path) for name, path in sorted(checkpoints.items())}
     text = json.dumps(list(history), sort_keys=True)
     save_checkpoint(target, {"behaviors": states, "history": text})
@@ -55,5 +56,6 @@ def split(path: Path, folder: Path) -> dict[str, Path]:
         raise CheckpointError(f"{path}: {error}") from error
     folder.mkdir(parents=True, exist_ok=True)
     for name, target in checkpoints.items():
+        # `format` is written again by `save_checkpoint`.
         save_checkpoint(target, {k: v for k, v in states[name].items() if k != "format"})
     return checkpoints

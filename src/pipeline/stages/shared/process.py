@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# From linux/prctl.h; Python has no name for it.
 _PR_SET_PDEATHSIG = 1
 _NAMES = ("SIGINT", "SIGTERM", "SIGUSR1")  # the last is unknown on Windows
 _HANDLED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
@@ -98,6 +99,7 @@ def leave(code: int) -> NoReturn:
     if any(_short):
         gc.freeze()  # a last look for cycles in all modules would take half a second
     if any(thread.name != _WATCH for thread in threading.enumerate()[1:]):
+        # `os._exit` runs no exit handlers and flushes nothing, so both are done by hand.
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -166,6 +168,7 @@ def _raised_until_handled() -> Iterator[None]:
     try:
         yield
     finally:
+        # The timer stops before the handler goes: SIGALRM's default is to kill the process.
         signal.setitimer(signal.ITIMER_REAL, 0)
         sys.unraisablehook = hook
         signal.signal(signal.SIGALRM, before)
@@ -176,6 +179,7 @@ def _raise_unless_handled(number: int, frame: FrameType | None) -> None:  # noqa
     while error is not None:
         if isinstance(error, Stopped):
             return
+        # A handler that failed while it dealt with `Stopped` has it in its context.
         error = error.__context__
     raise _stopped()
 
@@ -214,9 +218,11 @@ def die_with_parent() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR2), 0, 0, 0) != 0:
         _log.warning("this process will outlive its parent: prctl failed (%s)", ctypes.get_errno())
+    # The parent may have ended before prctl was called, and then no signal will come.
     if _parent() != parent or _is_adopted(parent):
         _received.append(signal.SIGTERM)
         raise Stopped("the process that started this stage is gone")
+    # Only behind a shell: prctl watches the direct parent, which the shell is.
     if parent != os.getppid():
         threading.Thread(target=_watch, args=(parent,), name=_WATCH, daemon=True).start()
 
@@ -263,8 +269,11 @@ def _stopped() -> Stopped:
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # a handler's form
+    # The handler of a signal runs between any two instructions, so it records the signal first;
+    # what it raises may be lost.
     _received.append(number)
     for handled in _HANDLED:
+        # Python's own default for SIGINT would raise again; the system's ends the process.
         signal.signal(handled, signal.SIG_DFL)
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)

@@ -75,6 +75,7 @@ def of_stage(
 def train_parameters(run: run_context.Run) -> dict[str, Any]:
     """Return what training depends on, every default spelled out."""
     settings = to_mapping(run.params.run_settings(run.name))
+    # Folders, run ids and how to resume decide where a result lies, not what it is.
     settings.pop("checkpoint_settings", None)
     return {
         "settings": settings,
@@ -97,6 +98,7 @@ def of_learn(
         program: the executable; None for the one that `env_path` is the path of.
     """
     content: dict[str, Any] = to_mapping(settings)
+    # Paths and ports differ between machines; the environment itself is recorded by its digest.
     content.pop("checkpoint_settings", None)
     env = content.get("env_settings", {})
     inputs: dict[str, Any] = {}
@@ -174,11 +176,13 @@ def _demonstrations(behavior: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _read(path: Path) -> dict[str, str]:
     """Name and digest; a Unity player's data counts with its program."""
     if not path.exists():
+        # `env_path` may lack the suffix of the platform, as ML-Agents allows.
         matches = sorted(path.parent.glob(f"{path.name}*"))
         path = next((one for one in matches if one.is_file()), path)
     if not path.exists():
         return {"name": path.name, "sha256": "unknown"}
     digest = files.sha256_of(path)
+    # The program of a Unity player is the same for every game; the game lies in its data.
     data = path.with_name(f"{path.stem}_Data")
     if data.is_dir():
         digest = files.fingerprint([digest, files.sha256_of(data)])

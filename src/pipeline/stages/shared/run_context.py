@@ -61,6 +61,8 @@ class Run:
 
     def learners(self) -> dict[str, int]:
         """Return how many processes train together, where that is a part of the result."""
+        # Absent where it is the default: a new key would change the fingerprint of every older
+        # run.
         n = self.experiment.learners
         return {} if n == 1 else {"learners": n}
 
@@ -114,13 +116,18 @@ def recorded(
     if not mlflow_run.enabled() or (track is not None and "mlflow" not in track):
         yield None
         return
+    # One row in MLflow per experiment and seed: `train`, `export` and `evaluate` write to the
+    # same.
     tracking = mlflow_run.MlflowRun(key_of(run, attempt), prefix=prefix)
     tracking.describe(row_of(run), run.root)
     try:
         yield tracking
     except KeyboardInterrupt:
+        # A scheduler kills some seconds after its signal, so closing may not wait for a slow
+        # store.
         tracking.close(status="KILLED", timeout_s=mlflow_run.QUICK_S)
         raise
+    # Also SystemExit: MLflow would leave the run RUNNING for ever.
     except BaseException:
         tracking.close(status="FAILED", timeout_s=mlflow_run.QUICK_S)
         raise
@@ -141,6 +148,8 @@ def key_of(run: Run, attempt: Attempt) -> run_metadata.RunKey:
         fingerprint=attempt.fingerprint,
         policy=run_metadata.dvc_digest(policy) if stage != "train" and policy.exists() else None,
         resumed=attempt.resumed,
+        # `dvc exp run --temp` works in a copy; DVC_ROOT is the real repository, whose store is
+        # used.
         root=Path(os.environ.get("DVC_ROOT") or run.root).resolve(),
         record=run.root / WORK / "mlflow" / f"{run.name}-seed{run.seed}.json",
         tags={
@@ -172,6 +181,7 @@ def tell_pretraining(record: mlflow_run.MlflowRun, folder: Path) -> None:
 def _position(run: Run) -> int:
     """Return the experiment's place among all; another number for a trial of a sweep."""
     names = list(run.params.experiments)
+    # crc32 and not `hash`, which is salted anew in each process.
     return names.index(run.name) if run.name in names else zlib.crc32(run.name.encode())
 
 

@@ -137,6 +137,7 @@ def _files(src: Path, module: str) -> list[Path]:
     path = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
     if not path.exists():
         return []
+    # Importing `a.b.c` runs the `__init__.py` of `a` and `a.b` first.
     parents = [src.joinpath(*parts[:n]) / "__init__.py" for n in range(1, len(parts))]
     return [path, *(file for file in parents if file.exists())]
 
@@ -150,6 +151,7 @@ def _imports(src: Path, file: Path, changed_ns: int) -> tuple[str, ...]:  # noqa
 def _found_imports(src: Path, file: Path) -> Iterator[str]:
     here = list(file.with_suffix("").parts)
     text = (src / file).read_text(encoding="utf-8")
+    # Going through expressions takes most of the time, and few files name modules in texts.
     in_texts = any(f"{quote}{_PACKAGE}" in text for quote in "\"'")
     for node in _runtime(ast.parse(text), in_texts=in_texts):
         if isinstance(node, ast.Import):
@@ -159,6 +161,7 @@ def _found_imports(src: Path, file: Path) -> Iterator[str]:
             module = ".".join(part for part in (start, node.module) if part)
             if _ours(module):
                 yield module
+                # `from package import name`: the name may be a module, and only the files tell.
                 yield from (f"{module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and _names_module(node.value):
             yield str(node.value).partition(":")[0]
