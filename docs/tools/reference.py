@@ -254,6 +254,27 @@ PAGES: dict[str, Callable[[], str]] = {
 # MkDocs --------------------------------------------------------------------------------------
 
 
+def on_config(config: MkDocsConfig) -> None:
+    """Add the pages of each folder that the menu does not name."""
+    for section in config.nav[1:]:
+        (pages,) = section.values()
+        _complete(pages)
+
+
+def _complete(pages: list[Any]) -> None:
+    """Add the pages beside the first one that these do not name, and go into sections of these."""
+    listed = []
+    for one in pages:
+        target = next(iter(one.values())) if isinstance(one, dict) else one
+        if isinstance(target, list):
+            _complete(target)
+        else:
+            listed.append(target)
+    folder = DOCS / Path(listed[0]).parent
+    found = sorted(path.relative_to(DOCS).as_posix() for path in folder.glob("*.md"))
+    pages += [path for path in found if path not in listed]
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
     from mkdocs.structure.files import File

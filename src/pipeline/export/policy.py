@@ -126,7 +126,8 @@ class OnnxPolicy:
                 raise ExportError(
                     f"{self._name}: input {name} wants shape {list(info.shape[1:])}, the behavior "
                     f"sends {'nothing' if sent is None else list(sent)}; use the model that was "
-                    "trained on this behavior"
+                    "trained on this behavior (a sensor with another name may have another place: "
+                    "they stand in the order of their names)"
                 )
             feeds[name] = np.ascontiguousarray(obs[index], dtype=np.float32)
         return feeds

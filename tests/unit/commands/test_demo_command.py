@@ -77,7 +77,7 @@ def test_mistakes_on_the_command_line_are_one_line_with_a_remedy(tmp_path, exper
 
 @pytest.mark.slow
 def test_the_documented_way_from_a_table_to_a_demonstration_works(tmp_path, monkeypatch, capsys):
-    pages = (ROOT / "docs/how-to/demonstrations.md").read_text().splitlines()
+    pages = (ROOT / "docs/tutorials/imitation.md").read_text().splitlines()
     commands = [line for line in pages if line.startswith("pipeline demo")]
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(ROOT / "examples/demonstrations/play.py"))

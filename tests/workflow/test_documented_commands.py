@@ -1,0 +1,109 @@
+"""README and tutorials: every command in them is run, by a test here or by one that is named."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from project import ROOT, copy_project, run
+
+TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))
+PAGES = [ROOT / "README.md", *TUTORIALS]
+PROGRAM = re.compile(
+    r"(pipeline|python|make|git|dvc|snakemake|pip|source|cd|tensorboard|build/\w+) "
+)
+ELSEWHERE = {
+    "git clone <this repository> && cd <it>": "every test of tests/workflow works in a copy",
+    "make install": "what CI begins with",
+    "source .venv/bin/activate": "what CI begins with",
+    "make run": "pipeline run --engine dvc, in tests/workflow/test_engines.py and test_progress.py",
+    "pip install -e '.[slurm]'": "tests/benchmarks/test_slurm.py, where it is installed",
+    "snakemake --profile profiles/slurm": "tests/benchmarks/test_slurm.py, where it is installed",
+    "python benchmarks/throughput.py": "needs `make peer`",
+    "python benchmarks/learning.py --case ppo --steps 300000 --curves": "needs `make peer`",
+    "python benchmarks/jobs.py --jobs 64 --kill 10 --at-once 4": "tests/benchmarks, in small",
+    "pipeline ui": "tests/unit/commands: it serves until it is ended",
+    "tensorboard --logdir results": "not ours: it serves until it is ended",
+    "dvc repro": "tests/workflow/test_whole_graph.py",
+    "pipeline run --engine dvc": "tests/workflow/test_project_of_the_wheel.py",
+    "pipeline sync": "tests/workflow/test_whole_graph.py",
+    "pipeline compare": "tests/workflow/test_whole_graph.py",
+    "pipeline doctor": "tests/unit/commands: whether it is content depends on the machine",
+    "pipeline learn own.yaml --env docking:Docking --run-id docking --seed 1": "tests/unit/"
+    "test_example_environments.py",
+    "pipeline learn own.yaml --env rooms:Rooms --run-id rooms --seed 1": "the same",
+    "cd my_game": "a step into the folder that the line before has made",
+    "pipeline evaluate results/export/grid_world_ppo/seed1/GridWorld.onnx --env grid_world "
+    "--episodes 10 --video grid.gif": "needs `make run`; the README's has a video, too",
+}
+"""Commands that no test of this file runs, and why."""
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of a page's blocks without a language, comments taken away."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [line for language, text in blocks if not language for line in text.splitlines()]
+    return [one.partition("  #")[0].strip() for one in lines if PROGRAM.match(one)]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the project whose trainings are short, with the files of the examples."""
+    root = copy_project(tmp_path / "project")
+    shutil.copytree(ROOT / "examples", root / "examples")
+    for path in (ROOT / "examples/environments").iterdir():
+        if path.is_file():
+            shutil.copy(path, root)
+    for path in [*root.glob("config/**/*.yaml"), *root.glob("**/imitate.yaml"), root / "own.yaml"]:
+        text = path.read_text()
+        for key, value in (("max_steps", 1200), ("summary_freq", 600), ("buffer_size", 512)):
+            text = re.sub(rf"\b{key}: \S+", f"{key}: {value}", text)
+        path.write_text(re.sub(r"\bbatch_size: \S+", "batch_size: 128", text))
+    return root
+
+
+def here(page: Path) -> list[str]:
+    return [one for one in commands(page) if one not in ELSEWHERE]
+
+
+def test_no_command_is_excused_that_no_page_has():
+    everything = {one for page in PAGES for one in commands(page)}
+    assert set(ELSEWHERE) <= everything
+    assert len(everything - set(ELSEWHERE)) > 20
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_of_the_page_works(page: Path, checkout: Path):
+    cache = str(checkout / "cache")
+    for command in here(page):
+        short = re.sub(r"--episodes \d+", "--episodes 2", command)
+        if short.startswith("pipeline evaluate") and "--episodes" not in short:
+            short += " --episodes 2"
+        short = short.replace("--min-return 400", "--min-return 10").replace("KEY=VALUE", "")
+        run(checkout, "bash", "-c", short, PIPELINE_CACHE=cache)
+
+
+def test_every_message_on_the_page_about_messages_is_one_of_ours():
+    texts = []
+    for path in (ROOT / "src/pipeline").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [one.value for one in node.values if isinstance(one, ast.Constant)]
+                texts.append("\0".join(parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    everything = "\n".join(texts)
+    page = (ROOT / "docs/how-to/troubleshooting.md").read_text()
+    rows = [one for one in page.splitlines() if one.startswith("| ")]
+    quoted = [one for row in rows for one in re.findall(r"`([^`]+)`", row)]
+    messages = [one for one in quoted if " " in one and not one.startswith(("--", "pip"))]
+    assert len(messages) > 10
+    assert [one for one in messages if one not in everything] == []
