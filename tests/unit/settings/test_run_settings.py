@@ -672,6 +672,7 @@ def trainers() -> st.SearchStrategy[TrainerSettings]:
         env_settings=settings_of(EnvironmentSettings, base_port=st.integers(1, 65535)),
         engine_settings=settings_of(EngineSettings),
         checkpoint_settings=settings_of(CheckpointSettings),
+        torch_settings=settings_of(TorchSettings),
         debug=st.booleans(),
     )
 )

@@ -21,7 +21,6 @@ from pipeline.settings.schema import (
     PPOSettings,
     SACSettings,
     SelfPlaySettings,
-    TrainerSettings,
 )
 
 PPO = """\
@@ -90,32 +89,6 @@ Brain:
 
 def warnings(caplog) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_every_value_of_the_default_section_arrives(loaded, caplog):
-    expected = TrainerSettings(
-        trainer_type="ppo",
-        hyperparameters=PPOSettings(
-            batch_size=1000,
-            beta=4e-3,
-            buffer_size=10000,
-            epsilon=0.3,
-            lambd=0.9,
-            learning_rate=2e-4,
-            num_epoch=4,
-        ),
-        network_settings=NetworkSettings(
-            hidden_units=100, normalize=True, num_layers=3, vis_encode_type="resnet"
-        ),
-        max_steps=50000,
-        time_horizon=60,
-        summary_freq=1000,
-        reward_signals={"extrinsic": ExtrinsicSettings(strength=2.0, gamma=0.98)},
-    )
-    settings = loaded(PPO)
-    assert settings.default_settings == expected
-    assert settings.for_behavior("NeverListed") == expected
-    assert warnings(caplog) == []
 
 
 def test_the_age_of_a_file_is_told_in_one_line(loaded, caplog):
@@ -235,11 +208,6 @@ def test_sac_of_0_16_says_steps_itself(loaded, caplog):
     assert alone.reward_signal_steps_per_update == 10
 
 
-def test_gamma_of_the_first_versions_is_that_of_the_extrinsic_reward(loaded):
-    signals = loaded(EARLY).behaviors["Brain"].reward_signals
-    assert signals == {"extrinsic": ExtrinsicSettings(gamma=0.97)}
-
-
 def test_curiosity_of_the_first_versions_is_a_reward_signal(loaded):
     more = "  use_curiosity: true\n  curiosity_strength: 0.01\n  curiosity_enc_size: 48\n"
     assert loaded(EARLY + more).behaviors["Brain"].reward_signals == {
@@ -273,12 +241,6 @@ def test_beta_and_epsilon_fall_when_the_learning_rate_does_not(loaded):
     assert hyperparameters.learning_rate_schedule == "constant"
     assert hyperparameters.beta_schedule == "linear"
     assert hyperparameters.epsilon_schedule == "linear"
-
-
-def test_pretraining_is_behavioral_cloning(loaded):
-    more = "  pretraining: {demo_path: a.demo, strength: 0.5, steps: 100}\n"
-    expected = BehavioralCloningSettings(demo_path=DemoPath.of("a.demo"), strength=0.5, steps=100)
-    assert loaded(SAC + more).behaviors["Agent"].behavioral_cloning == expected
 
 
 def test_self_play_has_the_names_and_the_default_of_its_time(loaded):
