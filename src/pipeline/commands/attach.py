@@ -91,10 +91,14 @@ def run(arguments: argparse.Namespace) -> None:
     from pipeline.protocol.token import VARIABLE, read_token
     from pipeline.stages.shared.named_env import executable_of
 
+    # Everything that can be wrong in the options comes before a player is built or started.
     host, port = _address(arguments.to)
+    # Without a token the trainer may still accept: it asks for one only when it listens for
+    # other machines.
     has_token = arguments.token_file is not None or VARIABLE in os.environ
     token = read_token(arguments.token_file) if has_token else None
     executable = None if arguments.env is None else executable_of(arguments.env)
+    # Port 0 lets the system choose. The Editor knows no port but its own.
     here = 0 if executable is not None else UnityEnvironment.DEFAULT_EDITOR_PORT
     forward(
         Trainer(host=host, port=port, token=token),

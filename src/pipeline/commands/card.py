@@ -45,6 +45,7 @@ class Run:
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
         """What this run's episodes came to, by behavior; empty when it was not evaluated."""
+        # `train` writes a metrics.json too; the one of the evaluation is meant.
         path = next((one for one in self.more if one.parent.parts[-3:-2] == ("evaluate",)), None)
         return json.loads((path.parent / "metrics.json").read_text("utf-8")) if path else {}
 
@@ -99,6 +100,7 @@ def find(name: str) -> Run:
     known = [f"{one}-{seed}" for one, it in params.experiments.items() for seed in it.seeds]
     if name not in known:
         raise SettingsError(f"{name}: params.yaml has no such run; it has {', '.join(known)}")
+    # From the right, since experiments may have hyphens in their names.
     experiment, _, seed = name.rpartition("-")
     environment = params.experiments[experiment].environment
     named = source_of(params.environments[environment]) or environment
@@ -187,6 +189,8 @@ def _front(run: Run, licence: str | None) -> dict[str, Any]:
     behaviors = [path.stem for path in run.policies]
     front: dict[str, Any] = {"license": licence} if licence else {}
     front |= {
+        # The tags and the library name are those that ML-Agents' own upload writes, so the Hub
+        # lists these policies beside its others.
         "library_name": "ml-agents",
         "tags": [
             *behaviors,
@@ -205,6 +209,7 @@ def _front(run: Run, licence: str | None) -> dict[str, Any]:
                     "type": "mean_reward",
                     "name": "mean_reward",
                     "value": f"{one['mean_return']:.2f} +/- {one['std_return']:.2f}",
+                    # Only the Hub itself can verify a score.
                     "verified": False,
                 }
             ],
@@ -289,6 +294,8 @@ def _provenance(run: Run) -> Iterator[str]:
     from pipeline.commands.provenance import read
 
     records = read(run.policies[0])
+    # A pretrained policy has several records; the settings of a reader's interest are those of
+    # training.
     trained = next((one for one in records if one["stage"] in ("train", "learn")), records[-1])
     settings: Mapping[str, Any] = trained["parameters"].get("settings", trained["parameters"])
     yield "## Settings\n"

@@ -79,6 +79,7 @@ def run(arguments: argparse.Namespace) -> str:
             "experiments": tables.standing_records(tasks, wall_clock=True),
             "improvements": tables.pair_records(tasks),
         }
+        # NaN is no JSON; an error here is better than a file that other programs refuse.
         return json.dumps(value, indent=2, allow_nan=False)
     return "\n\n".join(map(_text, tasks)) if runs else _answer(tasks)
 
@@ -108,6 +109,7 @@ def _of_params(root: Path) -> list[Outcome]:
 
 def outcomes_of(runs: Sequence[Path]) -> list[Outcome]:
     """Return the outcomes of folders, those of `pipeline learn` last."""
+    # A run folder of `learn` says itself what it is; the DAG's folders are known by their place.
     learned = [run for run in runs if (run / _CONFIGURATION).is_file()]
     trials = [trial for run in runs if run not in learned for trial in _of_dag(run)]
     return [*_once(trials), *_of_learn(learned)]
@@ -117,6 +119,7 @@ def _of_dag(run: Path) -> list[Outcome]:
     """Return the outcomes of one seed, of an experiment's seeds, or of a sweep's trials."""
     if not run.is_dir():
         raise SettingsError(f"{run}: there is no such folder; name the folder of a run")
+    # `.` or a link has no name that tells the stage and the seed.
     inside = run.resolve()
     one = _seed_of(inside)
     experiment = inside.parent if one is not None else inside
@@ -124,6 +127,7 @@ def _of_dag(run: Path) -> list[Outcome]:
     seeds = sorted(
         {
             seed
+            # In the folders of all stages, because an experiment need not have every one.
             for stage in _STAGES
             for path in (results / stage / name).glob("seed*")
             if (seed := _seed_of(path)) is not None
@@ -155,6 +159,7 @@ def _place_of(experiment: Path) -> tuple[Path, str]:
 
     The name is empty where the folder is no experiment's.
     """
+    # Two levels, because a trial of a sweep is `<stage>/<sweep>/<number>`.
     for stage in experiment.parents[:2]:
         if stage.name in _STAGES:
             return stage.parent, experiment.relative_to(stage).as_posix()
@@ -214,6 +219,7 @@ def _identity(configuration: Path) -> tuple[str, int, str]:
     content: dict[str, Any] = to_mapping(settings)
     content.pop("checkpoint_settings", None)
     environment = content.get("env_settings", {})
+    # What differs between the seeds of one experiment must not be a part of its identity.
     for key in ("seed", "base_port"):
         environment.pop(key, None)
     path = settings.env_settings.env_path
@@ -237,6 +243,7 @@ def _name_of(names: Sequence[str]) -> str:
     if len(names) == 1:
         return names[0]
     first, last = min(names), max(names)
+    # What the least and the greatest name share at their start, all names share.
     n = next((k for k, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), None)
     common = first[:n].rstrip("-_. ")
     return common.removesuffix("seed").rstrip("-_. ") or names[0]

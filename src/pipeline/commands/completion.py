@@ -27,6 +27,7 @@ def run(arguments: argparse.Namespace) -> str:
     """Return the script; options that take a path complete files."""
     import shtab
 
+    # The parser of the running command knows only its own subcommand's options.
     whole: argparse.ArgumentParser = arguments.whole_parser()
     for action in _actions(whole):
         if action.type is Path:

@@ -100,6 +100,7 @@ def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
     parts: dict[Kind, Path] = {}
     for path in paths:
         kind: Kind = "curriculum"
+        # A folder can only be a curriculum: old releases had a JSON file per behavior.
         if not path.is_dir():
             document = read_document(path)
             entries_of(document, "")
@@ -115,10 +116,15 @@ def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
 def _body(present: Present, new: Path) -> str:
     """Return the new file's values, after a check that they mean what the old ones meant."""
     original = structure(present.document)
+    # The values were read once already, with their warnings.
     with _silence():
         portable = structure(present.portable)
         body = dump_yaml(as_written(present.portable, to_mapping(portable)))
+        # Written, then read again: a converter that loses a setting would be noticed only after
+        # a long training.
         again = structure(parse_yaml(body, source=str(new)))
+    # `default_settings` that cannot be said in today's format are left out, and the user is
+    # told.
     expected = replace(original, default_settings=None) if present.left_out else original
     if again != expected:
         raise SettingsError(

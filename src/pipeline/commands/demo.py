@@ -143,6 +143,7 @@ def info(arguments: argparse.Namespace) -> str:
         return text
     from pipeline.evaluation.plots import plot_returns
 
+    # Of whole episodes only: the return of one that was cut off says little.
     returns = demo.returns()
     if not returns:
         raise DemonstrationError(
@@ -163,6 +164,7 @@ def record(name: str, target: Path, *, episodes: int, seed: int) -> str:
     from pipeline.stages.demos import write_episodes
 
     act = registry.expert(name)
+    # In this process, without a packed executable: recording needs neither a port nor a build.
     with InProcessEnvironment(registry.make(name, seed=seed)) as env:
         env.reset()
         metrics = write_episodes(env, act, target, episodes=episodes)
@@ -191,6 +193,7 @@ def import_(arguments: argparse.Namespace) -> str:
 
         dataset = source.removeprefix(_MINARI)
         table, name, spec = read_dataset(dataset, None if found is None else found[1])
+        # A Minari dataset carries its spaces; other tables are numbers without a meaning.
         found = found or (arguments.behavior or name, spec, {})
     elif found is not None:
         table = read_table(Path(source))
@@ -206,6 +209,7 @@ def import_(arguments: argparse.Namespace) -> str:
             behavior,
             spec,
             arguments.output,
+            # The command line wins over the specification file.
             columns={**named, **columns},
             action_scale=arguments.action_scale,
         )

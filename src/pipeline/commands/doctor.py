@@ -59,6 +59,8 @@ def run(arguments: argparse.Namespace) -> str:  # noqa: ARG001  # has none
             n_problems += 1
     text = "\n".join(lines)
     if n_problems:
+        # The lines are the answer and go to standard output; the exception gives one line and
+        # the exit code.
         sys.stdout.write(f"{text}\n")
         raise NotReadyError(f"{n_problems} of {len(CHECKS)} lines begin with TO DO; they say what")
     return text
@@ -89,9 +91,12 @@ def _engine(name: str) -> Callable[[Path], str]:
 
     def check(root: Path) -> str:
         version = _version(name)
+        # The PATH with which `pipeline run` starts engines: the package may be installed and its
+        # program not.
         program = shutil.which(name, path=environment()["PATH"])
         if program is None:
             raise Problem(f"{version} has no program on PATH; activate its virtual environment")
+        # Snakemake leaves its lock when it is killed, and then refuses every run.
         lock = root / ".snakemake/locks"
         if name == "snakemake" and lock.is_dir() and any(lock.iterdir()):
             text = "is at work here, or was killed; when it does not run: snakemake --unlock"
@@ -151,6 +156,7 @@ def _store(root: Path) -> str:
         if not file.exists():
             return f"{file.name} is made by the first run"
         try:
+            # Read only: a look must not change a store that a run may be writing to.
             with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as store:
                 (n_runs,) = store.execute("select count(*) from runs").fetchone()
         except sqlite3.Error as error:
@@ -160,6 +166,7 @@ def _store(root: Path) -> str:
     if address.scheme in ("http", "https"):
         port = address.port or (443 if address.scheme == "https" else 80)
         try:
+            # A plain connection, because MLflow's client retries for more than 100 s.
             socket.create_connection((address.hostname or "", port), _SERVER_WAIT_S).close()
         except OSError as error:
             text = f"{address.hostname}:{port} cannot be reached ({one_line(error)})"
@@ -171,8 +178,11 @@ def _store(root: Path) -> str:
 def _ports(_: Path) -> str:
     try:
         with socket.socket() as any_free:
+            # Some containers have no loopback device.
             any_free.bind(("127.0.0.1", 0))
         with socket.socket() as editor:
+            # As a server does; without it a connection that has just ended would keep the port
+            # for a minute.
             editor.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             editor.bind(("127.0.0.1", _EDITOR_PORT))
     except OSError as error:

@@ -57,6 +57,7 @@ def dvc_state(root: Path) -> State:
     Raises:
         StageError: DVC cannot read the pipeline.
     """
+    # By its command line, because dvc.api, the public part of DVC in Python, has no status.
     done = _call(["dvc", "status", "--json"], root)
     if done.returncode != 0:
         raise StageError(f"`dvc status` failed:\n{done.stderr.strip()}")
@@ -120,6 +121,7 @@ def mend_lock(root: Path) -> None:
     if _stages_in(text) is not None:
         return
     rest = text[: text.rfind("\n") + 1]
+    # Still not readable: the last stage is a part of one, so it goes as a whole.
     if _stages_in(rest) is None:
         rest = rest[: max((match.start() for match in _STAGE.finditer(rest)), default=0)]
     n_left = 0 if rest in ("", _LOCK_BEGINS) else _stages_in(rest)
@@ -138,12 +140,15 @@ def mend_lock(root: Path) -> None:
 
 def _stages_in(lock: str) -> int | None:
     """Return how many stages the text of a dvc.lock has; None when DVC would not read it."""
+    # A number that is cut off would be read as a smaller one.
     if not lock.endswith("\n"):
         return None
     try:
         stages = yaml.load(lock, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["stages"]  # noqa: S506  # safe ones
         for stage in stages.values():
             entries = [*stage.get("deps", ()), *stage.get("outs", ())]
+            # A line that is cut after its colon is valid YAML with the value None, and DVC fails
+            # on it later.
             values = [stage["cmd"], *(value for entry in entries for value in entry.values())]
             if None in [*values, *stage.get("params", {}).values()]:
                 return None
@@ -162,12 +167,15 @@ def bless_dvc(root: Path) -> None:
 
 def bless_snakemake(root: Path) -> None:
     """Make Snakemake take the results as they lie there for its own."""
+    # With `--forceall`: `--touch` alone does nothing where the times of files look right, and
+    # then there is no record of how they were made.
     command = ["snakemake", "--touch", "--forceall", "--rerun-incomplete", "--cores", "1"]
     _must([*command, "--quiet", "progress", "rules"], root)
 
 
 def environment() -> dict[str, str]:
     """Return an engine's variables, with a PATH that begins at this Python's programs."""
+    # Stages call `python`: it has to be this environment's also where that was not activated.
     here = os.path.dirname(sys.executable)  # noqa: PTH120  # no need for a path object
     return {**os.environ, "PATH": os.pathsep.join((here, os.environ.get("PATH", "")))}
 

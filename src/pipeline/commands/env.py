@@ -142,6 +142,7 @@ def fetch_environment(arguments: argparse.Namespace) -> str:
     limits = ArchiveLimits(
         max_bytes=int(arguments.max_unpacked_gb * 1e9), max_ratio=arguments.max_ratio
     )
+    # A name of a manifest, whose entry may have a digest of its own.
     if "://" not in address:
         if sha256 or arguments.executable:
             raise SettingsError(
@@ -151,6 +152,8 @@ def fetch_environment(arguments: argparse.Namespace) -> str:
         entry = _entry(address, arguments.manifest)
         return str(entry.executable(arguments.platform, limits=limits))
     if sha256 is None:
+        # The archive is downloaded to learn its digest but never unpacked: nothing has said that
+        # it is trusted.
         digest = fetch.digest_of(address, limits=limits)
         raise FetchError(
             f"{public(address)}: nothing says what this archive must be. It now "
@@ -208,5 +211,6 @@ def _pairs(flag: str, texts: Sequence[str]) -> dict[str, Any]:
         key, given, value = text.partition("=")
         if not given or not key:
             raise SettingsError(f"{flag} {text}: needs the form KEY=VALUE, such as gravity=9.8.")
+        # Read as YAML so that `gravity=9.8` is a number here as it is in params.yaml.
         values[key] = to_plain(parse_yaml(f"v: {value}", source=f"{flag} {key}"))["v"]
     return values

@@ -20,6 +20,7 @@ def add_options(parser: Parser) -> None:
         help="a path, balance_ball, gymnasium:ID, pettingzoo:ID or module:function",
     )
     parser.add_argument("--episodes", type=int, default=100, help="default: %(default)s")
+    # Far from the small seeds of training, so that no episode begins as one that was trained on.
     parser.add_argument("--seed", type=int, default=10_000, help="default: %(default)s")
     parser.add_argument(
         "--video",

@@ -201,6 +201,7 @@ def _option(group: str, spec: str, text: str) -> Option:
     more = dict(_SETTINGS.get(flag, {}))
     if group in _SECTIONS:
         name = flag.removeprefix("--").replace("-", "_")
+        # Most options have the name of their setting, as in ML-Agents.
         more.setdefault("key", f"{_SECTIONS[group]}.{name}")
     note = text if group == "retired" else None
     return Option(flag=flag, group=group, help=text, metavar=metavar or None, note=note, **more)
@@ -270,6 +271,7 @@ def _arguments(option: Option) -> dict[str, Any]:
 
 def _number(text: str) -> int | float | str:
     """Read a number; other texts stay, for the settings to name what is wrong with them."""
+    # int first: `--num-envs 4` has to be 4 and not 4.0.
     for kind in (int, float):
         try:
             return kind(text)

@@ -62,6 +62,7 @@ def _run(plan: Plan, settings: RunSettings) -> str:
     settings = settings.with_seed(seed)
     weights = first_weights(settings)
     with (
+        # First, so that SIGTERM, too, ends in the clean-up of `run_folder`.
         process.signals(),
         run_folder(
             run_dir,
@@ -112,6 +113,7 @@ def _seed(settings: RunSettings, run_dir: Path) -> int:
     written = run_dir / CONFIGURATION
     if seed < 0 and settings.checkpoint_settings.resume and written.is_file():
         seed = load_run_settings(written).env_settings.seed
+    # Drawn by the system, not from a seeded stream; small enough to be typed again.
     return secrets.randbelow(10_000) if seed < 0 else seed
 
 
@@ -141,6 +143,7 @@ def _train(
     from pipeline import trainer
 
     run_dir = folder.path
+    # `--initialize-from` may name the run that `--force` has just moved aside.
     first = {name: folder.now(path) for name, path in weights.items()}
     history = [provenance.of_learn(settings, seed, first, program)]
 
@@ -152,8 +155,10 @@ def _train(
             versions["communication_protocol_version"],
             versions["pytorch_version"],
         )
+        # The record of the run that is shown must go on saying how it was trained.
         if not _only_watched(settings):
             files.write_whole(run_dir / CONFIGURATION, dump_yaml(to_mapping(settings)))
+        # Until here a failure undoes the folder.
         folder.start()
         timers.start()
 
@@ -174,6 +179,7 @@ def _train(
             log_folder=None if _only_watched(settings) else run_dir / LOGS,
             on_start=on_start,
             inference=checkpoint.inference,
+            # The trainer must not import a stage, so the stage's function is passed down.
             exporter=partial(publish, history=history),
             starting_lesson=plan.starting_lesson or 0,
             learners=plan.learners,
@@ -265,6 +271,8 @@ def run_folder(
         SettingsError: There is an earlier run and neither `resume` nor `force`, or none to resume,
             or one that is still under way; or a file lies where the folder would.
     """
+    # The nearest folder that exists: `mkdir` on a file would fail later, with a message about
+    # the child.
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     if not there.is_dir():
         raise SettingsError(
@@ -282,6 +290,7 @@ def run_folder(
 def _run_folder(folder: Path, *, resume: bool, force: bool) -> Iterator[RunFolder]:
     used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     _check(folder, used=used, resume=resume, force=force)
+    # Innermost first, which is the order in which empty folders can be removed again.
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     # moved, never deleted: hours of training may lie there
     aside = _free_name(folder) if used and force and not resume else None
@@ -321,6 +330,7 @@ def _undo(folder: Path, created: list[Path], aside: Path | None) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     if aside is not None:
         aside.rename(folder)
+    # The user had made an empty folder, so it is there again.
     elif folder not in created:
         folder.mkdir()
     for path in created:

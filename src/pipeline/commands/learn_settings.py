@@ -65,6 +65,7 @@ class Plan:
         checkpoint, env = settings.checkpoint_settings, settings.env_settings
         run_id = f"{checkpoint.run_id}-{number}"
         there = (Path(checkpoint.results_dir) / run_id).exists()
+        # A negative seed is drawn anew for each run.
         seed = env.seed if env.seed < 0 else env.seed + number
         return replace(
             settings,
@@ -105,6 +106,8 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
             **older,
         )
         settings = _moved(_for_every_behavior(settings, given), given)
+    # After reading: what contradicts itself may stand partly in the file, partly on the command
+    # line.
     settings = _decided(settings, given)
     n_runs = numbers.get("num_runs", 1)
     if n_runs > 1 and settings.env_settings.env_path is None:
@@ -214,6 +217,7 @@ def _decided(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
             raise SettingsError(
                 "checkpoint_settings: resume and force contradict each other; keep one of them"
             )
+        # Exactly one of them came from the command line here, and it wins over the file.
         resume, force = by_option, not by_option
     if resume and source is not None:
         if "initialize_from" in given and not by_option:
@@ -250,8 +254,10 @@ def _fixed_port(settings: RunSettings, given: Mapping[str, Any], worker: int) ->
                 flag,
             )
         return None
+    # The default means that no port was chosen: free ports let several runs share a machine.
     if not chosen and env.base_port == _DEFAULT_PORT:
         return None
+    # ML-Agents added the worker's number to the base port.
     port = env.base_port + worker
     if port + env.num_envs - 1 > _LAST_PORT:
         raise SettingsError(
@@ -314,6 +320,8 @@ def _for_every_behavior(settings: RunSettings, given: Mapping[str, Any]) -> RunS
             continue
         value = from_plain(given[option.dest], SOURCE)
         default = settings.default_settings
+        # Without a file every behavior has the built-in settings, and these are not yet spelled
+        # out.
         if default is None and not settings.from_file:
             default = TrainerSettings()
         try:
@@ -335,6 +343,7 @@ def _for_every_behavior(settings: RunSettings, given: Mapping[str, Any]) -> RunS
 
 def _with(settings: Any, key: str, value: Any) -> Any:
     """Return the settings with `value` read for the dotted `key`."""
+    # `replace` on each level, since settings are frozen and check themselves anew when made.
     head, _, rest = key.partition(".")
     if rest:
         return replace(settings, **{head: _with(getattr(settings, head), rest, value)})

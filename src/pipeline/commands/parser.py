@@ -30,6 +30,7 @@ class Parser(argparse.ArgumentParser):
             text: one line of help, from which its description is made.
             work: runs it and returns what to print; None when it has subcommands itself.
         """
+        # argparse allows one group of subcommands for each parser, made when the first is added.
         if self._subcommands is None:
             self._subcommands = self.add_subparsers(
                 title="commands", metavar="COMMAND", required=True

@@ -130,6 +130,8 @@ class _Running:
         (at, step), end = self.first, self.of
         if end is None or self.step <= step or now <= at:
             return None
+        # Between two reports, not up to now: the time since the last one has no steps to show
+        # yet.
         rate = (self.step - step) / (self.spoke - at)
         return max(0.0, (end - self.step) / rate - (now - self.spoke))
 
@@ -198,6 +200,7 @@ class Watch:
             if expected is None:
                 return None
             jobs.append(expected)
+        # No less than the longest job, and no less than all the work spread over the cores.
         return max(*jobs, sum(jobs) / self.cores) if jobs else None
 
     def _expected(self, job: Job, now: float | None = None) -> float | None:
@@ -215,6 +218,7 @@ class Watch:
         samples = same or list(alike.values())
         if samples:
             return sum(samples) / len(samples)
+        # Training takes seconds or days, so a guess would mislead; other stages take seconds.
         return None if job.stage == "train" else _SHORT_S
 
     def _head(self, job: Job) -> str:
@@ -244,6 +248,7 @@ def earlier_seconds(root: Path, jobs: Iterable[Job]) -> dict[Job, float]:
     seconds = {}
     for job in jobs:
         facts = read_map(root / WORK / job.stage / job.instance / "stage.json")
+        # A resumed attempt's duration is a part of the job's.
         if not facts.get("resumed", True) and isinstance(facts.get("duration_s"), float):
             seconds[job] = facts["duration_s"]
     return seconds
@@ -291,6 +296,7 @@ class Screen:
 
     def update(self) -> None:
         """Show what has been told since."""
+        # A stage may be in the middle of writing a line.
         *whole, self._rest = (self._rest + self._events.read()).split("\n")
         for line in whole:
             event = json.loads(line)

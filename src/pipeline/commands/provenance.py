@@ -87,6 +87,7 @@ def read(model: Path) -> list[provenance.Record]:
         is_known = value["format"] == provenance.FORMAT
         stages: list[provenance.Record] = value["stages"] if is_known else []
         readable = all(_is_record(one) for one in stages)
+    # The file may come from anywhere; deeply nested JSON ends in a RecursionError.
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ExportError(f"{model}: its provenance cannot be read ({error})") from error
     if not readable:
@@ -137,6 +138,7 @@ def commit_with(root: Path, blobs: Mapping[str, str]) -> tuple[str | None, str]:
     Returns:
         Its full id if there is one, and what to tell a person.
     """
+    # Only commits that changed `src`: all others hold the same sources as one of these.
     log = git(root, "log", "--all", f"-n{MOST_COMMITS}", "--format=%H %cs %s", "--", "src")
     if log is None:
         return None, "not known: there is no git repository here"
@@ -185,6 +187,7 @@ def _parameters(stage: provenance.Record, root: Path) -> Check:
         now = _parameters_now(stage["stage"], run)
     except PipelineError as error:
         return Check(what=what, verdict="differs", details=(str(error),))
+    # Through JSON, as the record went: tuples are lists there, and keys are texts.
     old, new = (dict(_flat(json.loads(json.dumps(one)))) for one in (stage["parameters"], now))
     details = [
         f"{key}: {_shown(old, key)} then, {_shown(new, key)} now"
@@ -212,6 +215,7 @@ def _parameters_now(stage: str, run: run_context.Run) -> Mapping[str, Any]:
 def _input(kind: str, one: Mapping[str, str], root: Path) -> Check:
     what = f"{kind} {one['name']}"
     path = one.get("path")
+    # A path out of a file that somebody sent must not make this command read outside the tree.
     elsewhere = path is None or Path(path).is_absolute() or ".." in Path(path).parts
     if path is None or elsewhere or not (root / path).exists():
         where = "its place is not in the file" if path is None else f"{path} is not in the tree"

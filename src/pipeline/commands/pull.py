@@ -45,9 +45,11 @@ def run(arguments: argparse.Namespace) -> str:
     with hub(repo) as api:
         info = api.repo_info(repo, revision=arguments.revision)
         for one in info.siblings or ():
+            # Names come from the repository's owner, and would be paths on this disk.
             path = PurePosixPath(one.rfilename)
             if path.is_absolute() or ".." in path.parts or "\\" in one.rfilename:
                 raise FetchError(f"{repo}: has a file {one.rfilename!r}, outside of its folder")
+        # By commit and not by branch: what was checked above is what is downloaded.
         api.snapshot_download(repo, revision=info.sha, local_dir=folder, ignore_patterns=_HUB_ONLY)
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's own notes
     names = sorted(path.name for path in folder.iterdir())

@@ -73,6 +73,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 def _upload(folder: Path, arguments: argparse.Namespace) -> str:
     with hub(arguments.repo_id) as api:
+        # None leaves the account's own default, as False would not.
         api.create_repo(arguments.repo_id, private=arguments.private or None, exist_ok=True)
         done = api.upload_folder(
             repo_id=arguments.repo_id,
@@ -91,6 +92,7 @@ def hub(repo_id: str) -> Iterator[Any]:
     Raises:
         FetchError: The Hub refuses, knows no such repository, or cannot be reached.
     """
+    # Before the import, at which the client reads them.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from huggingface_hub import HfApi

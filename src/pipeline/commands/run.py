@@ -55,6 +55,7 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.stage is not None and not arguments.names:
         raise SettingsError("--stage is the last stage of what is named; name an experiment or run")
     params = load_params(root / "params.yaml")
+    # Before the engine starts: both read the table of runs, not params.yaml itself.
     write_plan(params, root / RUNS_FILE)
     chosen = targets(params, arguments.names, stage=arguments.stage)
     if engine == "dvc":
@@ -93,6 +94,7 @@ def _work(
     )
     log = Path("logs", f"{command[0]}.log")
     (root / log).parent.mkdir(exist_ok=True)
+    # A file and not a pipe: jobs of a cluster run on other machines.
     with tempfile.TemporaryDirectory(prefix="progress-", dir=_scratch(root)) as folder:
         events = Path(folder, "events")
         events.touch()
@@ -101,6 +103,7 @@ def _work(
             code = _watched(command, root, variables, output, screen.update)
     if code == 0:
         return
+    # A stage that was killed hard has told nothing, so it still counts as running.
     failed = [*watch.failed, *watch.running]
     for job, path in [(job.title, log_of(*job)) for job in failed] or [(command[0], log)]:
         shown = "".join(f"  {line}\n" for line in progress.last_lines(root / path))
@@ -160,11 +163,13 @@ def _watched(
             command,
             cwd=root,
             env=variables,
+            # An engine that asks a question would wait for ever behind the progress lines.
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             process_group=0 if hasattr(os, "killpg") else None,
         )
+        # The signal may have come between installing the handlers and the start of the engine.
         if received:
             _interrupt(engine)
         while engine.poll() is None:
@@ -174,6 +179,7 @@ def _watched(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    # What the stages wrote between the last look and the engine's end.
     update()
     if received:
         reason = f"stopped by {signal.Signals(received[0]).name}"
@@ -186,6 +192,7 @@ def _interrupt(engine: subprocess.Popen[bytes]) -> None:
     """Do to the engine and its jobs what Ctrl+C does to all that a terminal shows."""
     with contextlib.suppress(OSError):  # it has just ended
         if hasattr(os, "killpg"):
+            # To the whole group: a DVC that gets SIGINT alone ignores it and runs to its end.
             os.killpg(engine.pid, signal.SIGINT)
         else:
             engine.terminate()

@@ -180,6 +180,7 @@ def _one(root: Path, one: Found) -> str:
         here = "as in results/" if _here(root, path) == digest else "not what lies there now"
         lines.append(f"  {stage:10}  {path}  md5 {digest}, {here}")
         holding = _holding(root, digest)
+        # A revision belongs to the run only if it holds the outputs of every stage.
         commits = holding if commits is None else [c for c in commits if c in holding]
     if commits:
         revision = (git(root, "log", "-1", "--format=%h %cs %s", commits[0]) or commits[0]).strip()
@@ -197,6 +198,7 @@ def _at(root: Path, rows: Sequence[Found], revision: str) -> str:
     text = git(root, "show", f"{revision}:dvc.lock")
     if text is None:
         raise PipelineError(f"git revision {revision!r} does not exist, or has no dvc.lock")
+    # Reversed, so that the current row, which is sorted first, wins over superseded ones.
     by_digest = {one.tags["dvc.train"]: one for one in reversed(rows) if "dvc.train" in one.tags}
     lines = [("run", "MLflow run", "mean return", "md5 of policy.pt")]
     for path, digest in sorted(_outputs(text)):
@@ -220,6 +222,7 @@ def _holding(root: Path, digest: str) -> list[str]:
     commits = (log or "").split()
     if not commits:
         return []
+    # One call over all commits: a call per commit would take seconds.
     matches = git(root, "grep", "-lF", digest, *commits, "--", "dvc.lock") or ""
     holding = {line.partition(":")[0] for line in matches.splitlines()}
     return [commit for commit in commits if commit in holding]

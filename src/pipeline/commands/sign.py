@@ -72,6 +72,7 @@ def hashing() -> Any:
     from model_signing import hashing
 
     config = hashing.Config()  # type: ignore[no-untyped-call]  # it has no types there
+    # `ignore_git_paths` is on by default, and a file in `.git` would then go unsigned.
     return config.set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
 
 
@@ -82,6 +83,8 @@ def _make(key: Path) -> None:
     private = ec.generate_private_key(ec.SECP256R1())
     pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
     text = private.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+    # Made with these rights from the start: between a write and a chmod others could read the
+    # key. O_EXCL refuses one that appeared meanwhile.
     with os.fdopen(os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(text)
     known = private.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)

@@ -52,6 +52,7 @@ def sync(root: Path, source: str | None) -> str:
         StageError: The engine to follow is not itself up to date, or there is none.
     """
     check_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
+    # Before asking DVC, which reads no file that is cut off.
     engines.mend_lock(root)
     if source is None:
         dvc, snakemake = engines.dvc_state(root), engines.snakemake_state(root)
@@ -73,6 +74,7 @@ def sync(root: Path, source: str | None) -> str:
 def _follow(root: Path, source: str) -> str:
     if source == "dvc":
         engines.bless_snakemake(root)
+        # Asked again afterwards: neither `--touch` nor `commit` says whether it did the whole.
         left = engines.snakemake_state(root)
     else:
         engines.bless_dvc(root)

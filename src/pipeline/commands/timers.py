@@ -74,6 +74,7 @@ class Times:
             threaded: whether the update runs beside the loop; None as it is.
         """
         beside = "update" in self.beside if threaded is None else threaded
+        # More environments give more experience, and each of it is learned from as often.
         update = self.parts["update"] * n_times
         per_message = sum(
             self.parts[part] for part in ("wire", "storage", "saving") if part not in self.beside

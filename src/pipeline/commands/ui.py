@@ -46,6 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
     if remote:
         _say_where(store, address)
         return
+    # One worker and no job runner: by default MLflow starts 15 processes with 3.1 GB.
     command = ["mlflow", "ui", "--workers", "1", "--backend-store-uri", store.uri]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--uvicorn-opts", "--log-level warning --no-access-log"]
@@ -72,6 +73,8 @@ def _ready(server: subprocess.Popen[bytes], health: str) -> bool:
     while server.poll() is None and time.monotonic() < end:
         with contextlib.suppress(requests.RequestException):
             if requests.get(health, timeout=5).ok:
+                # Another server may hold the port and answer, while ours has ended because of
+                # that.
                 return server.poll() is None
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(timeout=0.25)
@@ -89,6 +92,7 @@ def _group(
     command: Sequence[str], root: Path, variables: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A server with processes of its own, all of which end with the block."""
+    # A group of its own: the server starts workers, which outlive a signal to it alone.
     server = subprocess.Popen(  # noqa: S603  # fixed command
         command, cwd=root, env=variables, start_new_session=True
     )
