@@ -187,6 +187,7 @@ def _task(
     fraction: float,
     seed: int,
 ) -> Task:
+    # Scores of one kind only: episodes without exploration cannot be compared with training's.
     evaluated = all(one.evaluated is not None for runs in experiments.values() for one in runs)
     groups: dict[str, list[Outcome]] = {}
     for name, runs in experiments.items():
@@ -257,6 +258,7 @@ def _improvement(one: Standing, other: Standing, rng: np.random.Generator) -> Im
     return Improvement(
         better=better.experiment,
         than=than.experiment,
+        # Ties count half, so both directions add up to 1.
         probability=max(forward, 1.0 - forward),
         low=low,
         high=high,
@@ -281,6 +283,8 @@ def target_of(groups: Sequence[Sequence[Curve]], fraction: float) -> float | Non
 
 def median_steps(steps: Sequence[float | None]) -> float | None:
     """Return the median of the steps that runs needed; None when the median run never arrived."""
+    # A run that never arrived is later than all others; leaving it out would favour experiments
+    # that often fail.
     median = float(np.median([np.inf if one is None else one for one in steps]))
     return median if np.isfinite(median) else None
 

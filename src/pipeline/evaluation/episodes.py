@@ -97,6 +97,7 @@ def evaluate(
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}, wanted at least 1")
     for name, policy in policies.items():
+        # A stream for each behavior: another one beside it does not change its draws.
         policy.reset(seeding.derive(seed, "evaluation", name))
     env.reset()
     counters: dict[str, _Counter] = {}
@@ -166,6 +167,7 @@ class _Counter:
         self.running: dict[int, int] = {}
         self._behavior = behavior
         self._n_started = 0
+        # Doubles, because float32 loses small rewards in a long sum.
         self._return = np.zeros(quota, dtype=np.float64)
         self._length = np.zeros(quota, dtype=np.int64)
         self._agent = np.zeros(quota, dtype=np.int64)
@@ -178,6 +180,7 @@ class _Counter:
         is left out, as it is in training.
         """
         agents = steps.agent_id.tolist()
+        # First, so that a reward which comes with a first decision is not counted.
         self._add(agents, steps)
         for agent in agents:
             # Agents that begin later play on beside those that count.
@@ -265,5 +268,6 @@ def _parse(row: Mapping[str, str]) -> Episode:
         agent=int(row["agent"]),
         episode_return=float(row["episode_return"]),
         length=int(row["length"]),
+        # Not bool(): the text "False" is true.
         interrupted={"True": True, "False": False}[row["interrupted"]],
     )

@@ -34,6 +34,7 @@ _DPI = 150
 INK, MUTED, GRID = "#22272e", "#6b7280", "#e5e7eb"
 _COLORS = ("#2563eb", "#d97706", "#059669", "#be185d", "#7c3aed", "#0891b2", "#65a30d", "#57534e")
 _LINES = ("-", "--", "-.", ":")
+# DejaVu Sans comes with matplotlib, so figures look the same on every machine.
 _STYLE: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": 10.0,
@@ -113,6 +114,7 @@ def band(curves: Curves) -> tuple[NDArray[np.float64], ...] | None:
     """Return the interquartile mean over seeds and its 95 % interval, [points] each, if any."""
     if len(curves.values) < FEWEST_SEEDS:
         return None
+    # A fixed seed: equal curves have to give an equal picture.
     low, high = iqm_band(curves.values, seeding.stream(0, "curves", len(curves.values)))
     return interquartile_means(curves.values.T), low, high
 
@@ -258,6 +260,7 @@ def _axes(
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(SIZE[0], height), dpi=_DPI, layout="constrained")
+    # Without pyplot, which would look for a display and keep every figure in memory.
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_title(title, loc="left")

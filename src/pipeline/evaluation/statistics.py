@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     FloatArray = NDArray[np.float64]
 
 CONFIDENCE = 0.95
+# Enough that the ends of an interval move little from one seed of the bootstrap to another.
 DRAWS = 5000
 FEWEST_SEEDS = 3
 """With fewer, no interval is given."""
@@ -67,6 +68,7 @@ def summarize(values: Sequence[float] | NDArray[np.floating[Any]]) -> Summary:
     std = half = None
     if n > 1:
         std = float(sample.std(ddof=1))
+        # Student's t and not 1.96: few values know little of their own spread.
         half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * std / math.sqrt(n)
     return Summary(
         n=n,
@@ -132,6 +134,7 @@ def iqm_band(curves: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, 
         rng: of the draws.
     """
     n_seeds, n_points = curves.shape
+    # Drawn once for all points: a band of points that were drawn each by itself would be ragged.
     drawn = rng.integers(0, n_seeds, (DRAWS, n_seeds), dtype=np.int64)
     ends = np.empty((2, n_points))
     # Point by point: all points at once would take draws * seeds * points numbers.

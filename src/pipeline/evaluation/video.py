@@ -101,6 +101,8 @@ def film(
         SettingsError: The environment cannot be drawn.
         StageError: The executable is not ours, or other episodes come when they are played again.
     """
+    # Opened anew with the same seed: filming must find the state that the counted episodes began
+    # with.
     simulator: Any = _opened(program, args, seed)
     reels = {path: _Reel() for path in wanted}
 
@@ -110,6 +112,8 @@ def film(
                 reels[path].see(partial(simulator.render, episode.agent))
 
     env = InProcessEnvironment(simulator)
+    # All episodes before the wanted one are played too, since they use up the same random
+    # numbers.
     n_episodes = 1 + max(episode.index for episode in wanted.values())
     try:
         again = evaluate(env, policies, episodes=n_episodes, seed=seed, on_running=see)
@@ -148,6 +152,7 @@ def _opened(program: Path, args: Sequence[str], seed: int) -> Renderable:
     entry = registry.entry(name)
     if "render_mode" in entry.parameters:
         options["render_mode"] = "rgb_array"
+    # Arguments win over what was packed, as they do in the executable.
     n_agents = parse(args).n_agents or options.get("n_agents")
     simulator = registry.make(name, seed=seed, **options | {"n_agents": n_agents})
     if not isinstance(simulator, Renderable):
@@ -170,6 +175,7 @@ class _Reel:
         """Keep what `render` returns if it is the turn of this step."""
         if self._n_seen % self._stride == 0:
             if len(self.frames) == MOST_FRAMES:
+                # Every second one of all, so that the distance between pictures stays even.
                 del self.frames[1::2]
                 self._stride *= 2
             if self._n_seen % self._stride == 0:
@@ -183,6 +189,7 @@ def _reduced(image: AnyArray) -> AnyArray:
 
     height, width = image.shape[:2]
     scale = min(1.0, LONGEST_SIDE / max(height, width))
+    # H.264 halves the resolution of colors and so needs even sides.
     size = [max(2, 2 * round(scale * side / 2)) for side in (width, height)]
     if [width, height] == size:
         return image
@@ -236,9 +243,11 @@ def _write_mp4(path: Path, frames: Sequence[AnyArray]) -> None:
         (width, height),
         fps=FRAMES_PER_S,
         codec="libx264",
+        # 16 by default, to which frames would be stretched.
         macro_block_size=2,
         output_params=[*exact.split(), "-movflags", "+faststart", "-f", "mp4"],
     )
+    # A generator, which runs to its first `yield` before it takes a frame.
     writer.send(None)
     try:
         for frame in frames:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from pipeline.protocol.specs import ActionSpec, BehaviorSpec
     from pipeline.settings.schema import NetworkSettings
 
+# ML-Agents' scales of the first weights: actions begin near 0, and all choices nearly equally
+# likely.
 MU_GAIN = 0.2
 LOGITS_GAIN = 0.1
 
@@ -63,6 +65,7 @@ class ActionHeads(nn.Module):
         super().__init__()
         self.spec = spec
         self.mu = linear(n_in, spec.continuous_size, gain=MU_GAIN) if spec.continuous_size else None
+        # Sigma is 1 at first. [1, A] broadcasts over rows and is the same for every observation.
         self.log_sigma = nn.Parameter(torch.zeros(1, spec.continuous_size)) if self.mu else None
         self.branches = nn.ModuleList(
             linear(n_in, size, gain=LOGITS_GAIN) for size in spec.discrete_branches
@@ -97,6 +100,7 @@ class ActionHeads(nn.Module):
     ) -> Sample:
         """Draw actions, or take the most likely ones."""
         log_probs, entropies = [], []
+        # [B, 0], on the device and of the type of the rest.
         continuous = hidden[:, :0]
         if self.mu is not None:
             drawn = self._draw(hidden, generator, deterministic=deterministic)
@@ -132,10 +136,13 @@ class ActionHeads(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Continuous actions and their log probabilities [B, A], and the entropy [1]."""
         mu, log_sigma = self.gaussian(hidden)
+        # Without a draw in deterministic mode, so that the random stream does not move on.
         noise = torch.zeros_like(mu)
         if not deterministic:
             noise.normal_(generator=generator)
         drawn = torch.addcmul(mu, log_sigma.exp(), noise)
+        # In place, now that `drawn` has used it. (action - mu) / sigma is the noise itself, so
+        # nothing is divided.
         log_prob = noise.square_().mul_(-0.5).sub_(log_sigma + HALF_LOG_TAU)
         return drawn, log_prob, hidden.new_full((1,), _entropy_of(log_sigma))
 
@@ -186,6 +193,8 @@ class ActionHeads(nn.Module):
 
     def _discrete_to_onnx(self, graph: OnnxGraph, hidden: str) -> None:
         sizes = self.spec.discrete_branches
+        # 1 means allowed here, as Unity's package sends it; `action_mask` in Python means the
+        # opposite.
         masks = graph.input("action_masks", (sum(sizes),))
         sampled, best = [], []
         start = 0
@@ -194,6 +203,7 @@ class ActionHeads(nn.Module):
             mask = graph.node("Slice", [masks], axes=[1], starts=[start], ends=[start + size])
             start += size
             p = graph.node("Softmax", [masked_to_onnx(graph, logits, mask)], axis=1)
+            # Multinomial takes logarithms, which need not be normalised.
             log_p = graph.node("Log", [p])
             drawn = graph.node("Multinomial", [log_p], dtype=INT64, sample_size=1)
             sampled.append(drawn)
@@ -207,6 +217,8 @@ class ActionHeads(nn.Module):
 
 def masked_to_onnx(graph: OnnxGraph, logits: str, mask: str) -> str:
     """Logits pushed down where the mask, 1 = allowed, is 0: logits · m - 1e8 · (1 - m)."""
+    # Arithmetic instead of Where: only operators of the models that Unity ships are sure to be
+    # imported.
     minus = graph.node("Mul", [mask, graph.scalar(-1.0)])
     forbidden = graph.node("Add", [minus, graph.scalar(1.0)])
     allowed = graph.node("Mul", [logits, mask])
@@ -274,6 +286,8 @@ class Critic(nn.Module):
     ) -> None:
         super().__init__()
         self.signals = tuple(signals)
+        # Assigned before the modules, so that a shared critic has neither and saves no weights
+        # twice.
         self.body = self.memory = None
         if shared is not None:
             width = shared.output_size
@@ -282,6 +296,8 @@ class Critic(nn.Module):
             self.memory = memory_for(settings, self.body.output_size)
             width = (self.memory or self.body).output_size
         self.heads = xavier(width, len(self.signals))
+        # Each signal by itself: Xavier's bound depends on the number of outputs, and ML-Agents
+        # has a layer with one output for each signal.
         for row in range(len(self.signals)):
             nn.init.xavier_uniform_(self.heads.weight.data[row : row + 1])
 
@@ -289,6 +305,8 @@ class Critic(nn.Module):
         self, obs: Sequence[Tensor], hidden: Tensor, sequences: SequenceState | None = None
     ) -> Tensor:
         """Values [B, signals]; `hidden` is the actor's, used when the body is shared."""
+        # A critic of its own looks at the observations again; `hidden` then is the actor's and
+        # stays unused.
         if self.body is not None:
             hidden = apply_memory(self.body(obs), self.memory, sequences)
         values: Tensor = self.heads(hidden)

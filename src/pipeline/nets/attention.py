@@ -28,7 +28,9 @@ N_HEADS = 4
 # ML-Agents exported, so an entity of zeros only cannot be told from an unused row.
 PADDING_BELOW = 0.01
 WEIGHT_VARIANCE = 0.125
+# As in ML-Agents' models. Minus infinity would give NaN where all are forbidden.
 FORBIDDEN = -1e6
+# Without any entity the sum and the count are 0.
 _COUNT_EPSILON = 1e-7
 
 
@@ -110,6 +112,7 @@ class ResidualSelfAttention(nn.Module):
         key = graph.node("Transpose", [key], perm=[0, 1, 3, 2])
         scores = graph.node("MatMul", [query, key])
         unused = graph.reshape(padding, (-1, 1, 1, n), "entities.columns")
+        # To 0 first and then down by a million, as ML-Agents exports it.
         scores = graph.node("Mul", [scores, graph.node("Sub", [one, unused])])
         scores = graph.node("Div", [scores, graph.scalar(math.sqrt(self.size))])
         forbidden = graph.node("Mul", [unused, graph.scalar(FORBIDDEN)])
@@ -169,6 +172,7 @@ class EntityEncoder(nn.Module):
         size = self.output_size = EMBEDDING_SIZE
         self.own = normal_linear(own_size, size, size) if own_size else None
         self.own_width = size if own_size else 0
+        # A list beside the ModuleList, which forgets the type of what it holds.
         self._layers = [normal_linear(self.own_width + n, size, size) for n in entity_sizes]
         self.embeddings = nn.ModuleList(self._layers)
         self.attention = ResidualSelfAttention(size)
@@ -208,6 +212,7 @@ class EntityEncoder(nn.Module):
             total = graph.node("ReduceSum", [square], axes=[2], keepdims=0)
             is_unused = graph.node("Less", [total, graph.scalar(PADDING_BELOW)])
             paddings.append(graph.node("Cast", [is_unused], to=FLOAT))
+        # Fixed in the model: an observation always has room for its largest number of entities.
         n = sum(graph.input_shapes[entities][0] for entities in observations)
         return self.attention.to_onnx(graph, graph.concat(embedded), paddings, n)
 

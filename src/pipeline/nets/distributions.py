@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 # The environment's range -1..1 stands for -3..3 of the Gaussian.
 ACTION_RANGE = 3.0
+# Not minus infinity: the entropy would multiply it with a probability of 0, which is NaN.
 FORBIDDEN = -1e8
 
 
@@ -73,6 +74,7 @@ def categorical_entropy(log_probs: Tensor) -> Tensor:
 
 def sample_categorical(log_probs: Tensor, generator: torch.Generator) -> Tensor:
     """One index [B] per row of log probabilities [B, L], by the Gumbel-max trick."""
+    # The negative logarithm of an exponential variable is a Gumbel variable.
     waiting = torch.empty_like(log_probs).exponential_(generator=generator)
     return (log_probs - waiting.log()).argmax(-1)
 
@@ -81,4 +83,5 @@ def split_branches(flat: Tensor | None, branches: Sequence[int]) -> list[Tensor 
     """Columns [B, sum of branch sizes] as one [B, L] per branch."""
     if flat is None:
         return [None] * len(branches)
+    # Views: the columns of a branch are not copied.
     return list(torch.split(flat, list(branches), dim=1))

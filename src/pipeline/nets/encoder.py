@@ -37,6 +37,8 @@ class Normalizers(nn.Module):
             {
                 str(i): RunningNormalizer(spec.shape[0])
                 for i, spec in enumerate(specs)
+                # Only vectors are normalised, as in ML-Agents; images and lists of entities come
+                # as they are.
                 if enabled and len(spec.shape) == 1
             }
         )
@@ -78,6 +80,8 @@ class HyperLayer(nn.Module):
         self.n_in, self.n_out = n_in, n_out
         self.goal = DenseSwish(goal_size, hidden_units, 2)
         self.weights = nn.Linear(hidden_units, n_in * n_out)
+        # ML-Agents' bound: it counts the inputs of the generated layer too, not only those of
+        # this one.
         bound = 1.0 / math.sqrt(hidden_units * n_in)
         nn.init.uniform_(self.weights.weight, -bound, bound)
         nn.init.zeros_(self.weights.bias)
@@ -97,9 +101,12 @@ class HyperLayer(nn.Module):
         return torch.bmm(x.unsqueeze(1), self._weights(goal)).squeeze(1)
 
     def _per_distinct(self, x: Tensor, goal: Tensor) -> Tensor:
+        # `which` [B] is the row's place among the distinct goals.
         distinct, which = torch.unique(goal, dim=0, return_inverse=True)
         if len(distinct) > FEW_GOALS:
             return self._per_row(x, goal)
+        # [n_in, goals * n_out]: one product gives each row's result with each goal; its own is
+        # picked below.
         side_by_side = self._weights(distinct).transpose(0, 1).flatten(1)
         y = (x @ side_by_side).view(len(x), len(distinct), self.n_out)
         return y[torch.arange(len(x), device=x.device), which]
@@ -171,6 +178,7 @@ class ObservationEncoder(nn.Module):
             n_in += self.attention.output_size
         if n_in == 0:
             raise SettingsError("the behavior has no observations that a network could take")
+        # After the entities, because attention must not see actions.
         n_in += n_actions
         goal_size = sum(widths[i] for i in self.goals) if hyper else 0
         n_plain = settings.num_layers - 1 if hyper else settings.num_layers
@@ -178,6 +186,7 @@ class ObservationEncoder(nn.Module):
         self.hyper = (
             HyperLayer(goal_size, hidden if n_plain else n_in, hidden, hidden) if hyper else None
         )
+        # Without layers the joined observations are the result.
         self.output_size = hidden if settings.num_layers else n_in
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
@@ -190,6 +199,7 @@ class ObservationEncoder(nn.Module):
         for index, encoder in self.encoders.items():
             parts[int(index)] = encoder(obs[int(index)])
         if self.attention is None:
+            # One part needs no concatenation, which would copy it.
             joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         else:
             joined = self._with_entities(parts, self.attention)

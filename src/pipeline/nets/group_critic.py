@@ -62,6 +62,7 @@ class GroupCritic(nn.Module):
         super().__init__()
         self.signals = tuple(signals)
         H = self.size = settings.hidden_units
+        # The encoders of single observations only: the dense layers come after the attention.
         plain = replace(settings, num_layers=0, goal_conditioning_type="none", memory=None)
         self.encoder = ObservationEncoder(spec.observation_specs, plain)
         n = self.encoder.output_size
@@ -74,9 +75,13 @@ class GroupCritic(nn.Module):
         self.attention = ResidualSelfAttention(H)
         gain = math.sqrt(WEIGHT_VARIANCE / H)
         self.dense = DenseSwish(H, H, settings.num_layers, gain=gain)
+        # One more input for the number of members: the mean over members does not tell how many
+        # there are.
         self.heads = xavier(H + 1, len(self.signals))
+        # As in `Critic`: Xavier's bound depends on the number of outputs.
         for row in range(len(self.signals)):
             nn.init.xavier_uniform_(self.heads.weight.data[row : row + 1])
+        # A buffer, so that checkpoints have it: every value depends on it.
         self.register_buffer("largest", torch.ones(()))
 
     def notice(self, n_members: int) -> None:
@@ -131,6 +136,8 @@ class GroupCritic(nn.Module):
         who = torch.arange(N, device=x.device)
         if groups.wanted is not None:
             who, forbidden = _sets(N, x)
+            # [M, heads, (1 + N) N, 2 N]: the rows of a set are picked from scores that were
+            # computed once.
             scores = scores.index_select(2, who) + forbidden
         if groups.present is not None:
             absent = (~groups.present).to(x.dtype) * FORBIDDEN
@@ -139,6 +146,7 @@ class GroupCritic(nn.Module):
         if groups.present is not None:
             return self._of_present(x, seen, who, groups, groups.present)
         y = attention.residual(x.index_select(1, who), seen)
+        # All are present, so a mean needs no count.
         pooled = y.view(-1, N, self.size).mean(1)
         return pooled if groups.wanted is None else pooled.index_select(0, groups.wanted)
 
@@ -158,6 +166,7 @@ class GroupCritic(nn.Module):
         n_sets = len(who) // N
         wanted = torch.arange(n_groups, device=x.device) if groups.wanted is None else groups.wanted
         group = wanted // n_sets
+        # One entry for each member that is there, of each wanted set.
         which, member = present[group].nonzero(as_tuple=True)
         row = wanted[which] * N + member
         embedding = group[which] * x.shape[1] + who[row % len(who)]
@@ -199,5 +208,6 @@ def _sets(N: int, like: Tensor) -> tuple[Tensor, Tensor]:
     member = torch.arange(N, device=like.device)
     of_baselines = torch.where(torch.eye(N, dtype=torch.bool, device=like.device), 0, N) + member
     who = torch.cat((member.unsqueeze(0), of_baselines))
+    # A row for each set, repeated for its N members: they all see the same.
     forbidden = like.new_full((1 + N, 2 * N), FORBIDDEN).scatter_(1, who, 0.0)
     return who.flatten(), forbidden.repeat_interleave(N, dim=0)

@@ -54,6 +54,8 @@ class DenseSwish(nn.Module):
         sizes = [n_in, *[hidden_units] * num_layers]
         self.linears = [linear(a, b, gain=gain) for a, b in pairwise(sizes)]
         self.layers = nn.ModuleList(self.linears)
+        # Small layers are bound by calls and look-ups. The pairs stay right, because optimizers
+        # move a parameter's data and keep the object.
         self._weights = [(layer.weight, layer.bias) for layer in self.linears]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -81,6 +83,7 @@ class DensePair:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[B, n_in] to [2, B, hidden_units]."""
+        # A view: both read the same rows.
         x = x.expand(2, *x.shape)
         for weight, bias in self._weights:
             x = nn.functional.silu(paired_linear(x, weight, bias))
@@ -107,6 +110,7 @@ class RunningNormalizer(nn.Module):
         super().__init__()
         self.register_buffer("count", torch.ones((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        # Squared deviations and not the variance: they can be added to.
         self.register_buffer("squared", torch.ones(size, dtype=torch.float64))
         self._scale: tuple[Tensor, Tensor] | None = None
 
@@ -116,7 +120,10 @@ class RunningNormalizer(nn.Module):
         rows = rows.to(torch.float64)
         self.count += len(rows)
         before = rows - self.mean
+        # The count has the new rows already, so this is the mean of all.
         self.mean += before.sum(0) / self.count
+        # The new mean on one side, the old one on the other: Welford's update, which never gets
+        # negative by rounding as a difference of squares does.
         self.squared += ((rows - self.mean) * before).sum(0)
         self._scale = None
 

@@ -69,6 +69,7 @@ class Memory(nn.Module):
         n, lengths = len(sequences.memory), sequences.lengths
         T = int(lengths.max())
         state = self._state(sequences.memory)
+        # All are equally long: a view, without padding.
         if n * T == len(x):
             y, _ = self.lstm(x.view(n, T, -1), state)
             whole: Tensor = y.reshape(len(x), -1)
@@ -82,6 +83,8 @@ class Memory(nn.Module):
     def step(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """One step of N agents: x [N, n_in], memory [N, M] to outputs [N, M/2] and new memory."""
         state = torch.split(memory, self.output_size, dim=1)
+        # The cell alone: nn.LSTM prepares for sequences, which takes longer than one step's
+        # arithmetic.
         hidden, cell = torch.lstm_cell(x, state, *self._weights)
         return hidden, torch.cat((hidden, cell), dim=1)
 
@@ -93,6 +96,7 @@ class Memory(nn.Module):
         H = self.output_size
         from_input, from_hidden, *biases = (_for_onnx(weights) for weights in self._weights)
         weights = [
+            # ONNX wants a leading axis for directions, and both biases in one tensor.
             graph.weight(from_input[None], "memory.weight"),
             graph.weight(from_hidden[None], "memory.recurrent"),
             graph.weight(torch.cat(biases)[None], "memory.bias"),
@@ -103,6 +107,8 @@ class Memory(nn.Module):
         cell = graph.node("Slice", [memory], axes=[2], starts=[H], ends=[2 * H])
         x = graph.node("Unsqueeze", [x], axes=[0])
         outputs = ("memory.outputs", "memory.hidden", "memory.cell")
+        # The empty name leaves out the lengths of sequences, which ONNX has between bias and
+        # state.
         graph.nodes("LSTM", [x, *weights, "", hidden, cell], outputs, hidden_size=H)
         features = graph.node("Squeeze", [outputs[0]], axes=[0, 1])
         joined = graph.node("Concat", outputs[1:], axis=2)
@@ -111,6 +117,7 @@ class Memory(nn.Module):
 
     def _state(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """[S, M] as torch's hidden and cell state [1, S, M/2]."""
+        # cuDNN refuses states that are not contiguous.
         hidden, cell = torch.split(memory.unsqueeze(0), self.output_size, dim=2)
         return hidden.contiguous(), cell.contiguous()
 

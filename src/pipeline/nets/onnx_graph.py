@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from pipeline.arrays import AnyArray
 
+# What Unity's loader takes: opset 9, of the default domain only. The onnx package by itself
+# would write its newest.
 OPSET = 9
 IR_VERSION = 6
 BATCH_AXIS = "batch"
@@ -58,6 +60,8 @@ class OnnxGraph:
 
     def constant_output(self, name: str, values: Sequence[Any]) -> None:
         """Declare constant floats as an output: an initializer that carries the output's name."""
+        # Loaders read such constants by their tensor's name; an initializer is the form that all
+        # of them find.
         array = np.array(values, dtype=np.float32)
         self.constant(array, name)
         self._outputs.append(_value_info(name, np.float32, array.shape))
@@ -70,6 +74,7 @@ class OnnxGraph:
         """
         from onnx import numpy_helper
 
+        # Two types only: Unity's engines convert all others, and some refuse them.
         dtype: type[np.generic] = np.int64 if value.dtype.kind == "i" else np.float32
         array = np.ascontiguousarray(value, dtype=dtype)
         if not np.isfinite(array).all():
@@ -112,6 +117,7 @@ class OnnxGraph:
         """A dense layer [batch, in] → [batch, out]; the tensor is called `<name>.out`."""
         weight = self.weight(layer.get_parameter("weight"), f"{name}.weight")
         bias = self.weight(layer.get_parameter("bias"), f"{name}.bias")
+        # Gemm is for matrices only; `matmul` serves tensors of rank 3.
         return self.node("Gemm", [x, weight, bias], f"{name}.out", transB=1)
 
     def matmul(self, x: str, weight: Tensor, name: str) -> str:
@@ -128,6 +134,7 @@ class OnnxGraph:
 
     def layer_norm(self, x: str, *, axis: int) -> str:
         """(x - mean) / √(variance + epsilon) over the last axis, which has number `axis`."""
+        # Spelled out, since opset 9 has no layer normalisation.
         mean = self.node("ReduceMean", [x], axes=[axis], keepdims=1)
         centered = self.node("Sub", [x, mean])
         square = self.node("Mul", [centered, centered])

@@ -75,6 +75,7 @@ class FusedAdam:
             "eps": self.EPSILON,
             "params": list(range(len(self.parameters))),
         }
+        # As torch does: a parameter that never had a gradient has no state.
         moved = {i: state for i, state in enumerate(self._state) if state["step"] > 0}
         return {"state": moved, "param_groups": [group]}
 
@@ -120,6 +121,8 @@ class FlatAdam:
         self.parameters = list(dict.fromkeys(parameters))
         self._places = _places(self.parameters, pairs)
         first = self.parameters[0]
+        # The gaps between places stay 0 in both tensors, so they add nothing to a norm and never
+        # move.
         size = max(place.stop for place in self._places)
         size = -(-size // _ALIGNMENT) * _ALIGNMENT
         self.flat = nn.Parameter(torch.zeros(size, dtype=first.dtype, device=first.device))
@@ -127,6 +130,8 @@ class FlatAdam:
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
         for parameter, place in zip(self.parameters, self._places, strict=True):
             self.flat.data[place] = parameter.detach().flatten()
+            # The object stays and its data move, so that modules which hold it see the new
+            # place.
             parameter.data = self.flat.data[place].view_as(parameter)
             self._gradients.append((parameter, gradient[place].view_as(parameter)))
         self.paired: list[nn.Parameter] = []
@@ -165,6 +170,7 @@ class FlatAdam:
     def step(self, *, max_norm: float | None = None) -> None:
         """Move along the gradients, first shortened to `max_norm` if they are longer."""
         if self.average is not None:
+            # Before clipping: the norm must be that of the mean, the same in every process.
             self.average(self.gradient)
         if max_norm is not None:
             nn.utils.clip_grad_norm_([self.flat], max_norm)
@@ -183,6 +189,8 @@ class FlatAdam:
         self, state: dict[str, Any], before: Sequence[slice], after: Sequence[slice]
     ) -> dict[str, Any]:
         """Adam's state with the moments of each parameter in another place."""
+        # Checkpoints have the order of the parameters, whichever of them lie side by side in
+        # memory.
         if before == after or not state["state"]:
             return state
         moved = dict(state["state"][0])

@@ -40,6 +40,7 @@ class QNetwork(nn.Module):
         width = (self.memory or self.body).output_size
         self.n_outputs = sum(actions.discrete_branches) or 1
         self.heads = xavier(width, n_signals * self.n_outputs)
+        # Each signal by itself, since Xavier's bound depends on the number of outputs.
         for rows in torch.split(self.heads.weight.data, self.n_outputs):
             nn.init.xavier_uniform_(rows)
 
@@ -101,6 +102,8 @@ class TwinQNetworks(nn.Module):
             *bodies, weight, bias = paired
             self._both = DensePair(bodies), weight, bias
         for frozen, own in zip(self._frozen[0].parameters(), self.first.parameters(), strict=True):
+            # The same memory: it follows every step of the optimizer, and no derivative reaches
+            # it.
             frozen.data = own.data
 
     def forward(
@@ -120,6 +123,7 @@ class TwinQNetworks(nn.Module):
                 derivatives by the action only, and those only of the first twin.
             sequences: the sequences that the rows form; None without memory.
         """
+        # Encoded once for the taken and the fresh actions: for images this is most of the work.
         first, second = self.first.body.features(obs), self.second.body.features(obs)
         if self._both is None:
             pair = self.first(first, taken, sequences), self.second(second, taken, sequences)
@@ -133,6 +137,7 @@ class TwinQNetworks(nn.Module):
             constant = values.detach()
             return values, (constant[0], constant[1])
         joined, goal = first
+        # The policy's loss must not train the encoder of an action value.
         goal = None if goal is None else goal.detach()
         again = self._frozen[0]((joined.detach(), goal), fresh, sequences)
         with torch.no_grad():

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pipeline.nets.onnx_graph import OnnxGraph
     from pipeline.protocol.specs import ActionSpec
 
+# ML-Agents' limits. Beyond them exp overflows, or the log density does.
 LOG_SIGMA_MIN, LOG_SIGMA_MAX = -20.0, 2.0
 
 
@@ -43,6 +44,7 @@ class SquashedHeads(ActionHeads):
 
     def __init__(self, n_in: int, spec: ActionSpec) -> None:
         super().__init__(n_in, spec)
+        # Takes away the parent's parameter, which would be trained and saved for nothing.
         self.log_sigma = None
         size = spec.continuous_size
         self.spread = linear(n_in, size, gain=MU_GAIN) if size else None

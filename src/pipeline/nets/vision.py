@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 RESNET_CHANNELS = (16, 32, 32)
 POOL_SIDE, POOL_STRIDE = 3, 2
+# ML-Agents' number for the square root of 2, the gain of a rectified layer.
 DENSE_GAIN = 1.41
 _ROOM = "pipeline.nets."
 
@@ -52,6 +53,7 @@ class ConvolutionEncoder(nn.Module):
         for out, kernel, stride in self.layers:
             self.convolutions.append(nn.Conv2d(channels, out, kernel, stride))
             channels = out
+            # Without padding, as in ML-Agents: rows that a stride does not reach are dropped.
             height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
         self.dense = linear(channels * height * width, output, gain=DENSE_GAIN)
 
@@ -185,6 +187,7 @@ def visual_encoder(kind: str, shape: Sequence[int], output: int) -> VisualEncode
     encoder = ENCODERS.load(kind, room=_ROOM)
     _, height, width = shape
     if min(height, width) < encoder.minimum_side:
+        # Only now, as this may import plug-ins.
         smallest = {name: ENCODERS.load(name, room=_ROOM).minimum_side for name in ENCODERS}
         fitting = [name for name, side in smallest.items() if side <= min(height, width)]
         raise SettingsError(
