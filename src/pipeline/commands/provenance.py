@@ -166,6 +166,9 @@ def _checks(stage: provenance.Record, root: Path) -> Iterator[Check]:
         yield _parameters(stage, root)
     for kind, one in stage["inputs"].items():
         yield _input(kind, one, root)
+    if steps := stage.get("interrupted_at_steps"):
+        why = f"it was interrupted at steps {', '.join(map(str, steps))}, and did not go on exactly"
+        yield Check(what=f"interruptions of {name}", verdict="differs", details=(why,))
 
 
 def _code(stages: Sequence[provenance.Record], root: Path) -> Check:
@@ -266,6 +269,9 @@ def _described(model: Path, stages: Sequence[provenance.Record], commit: str) ->
     lines.append(f"  packages   {packages}")
     for stage in stages:
         lines.append(f"  {stage['stage']}")
+        if steps := stage.get("interrupted_at_steps"):
+            told = ", ".join(map(str, steps))
+            lines.append(f"    interrupted at steps {told}, not exact (docs/explanation/resume.md)")
         lines.append(f"    code        sha256 {stage['code_sha256']}")
         lines.append(f"    parameters  sha256 {stage['parameters_sha256']}")
         for kind, one in stage["inputs"].items():

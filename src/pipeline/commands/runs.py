@@ -77,6 +77,11 @@ def add_options(parser: Parser) -> None:
         help="<experiment>-<seed>, or a run's id in MLflow; default: a table of all",
     )
     parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="only rows of runs that are what they would have been without interruptions",
+    )
+    parser.add_argument(
         "--at",
         metavar="REVISION",
         help="the rows of what a git revision's dvc.lock holds, instead of what lies here",
@@ -85,10 +90,11 @@ def add_options(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
     """Answer for the repository of the working folder."""
-    return tell(Path.cwd(), arguments.run, revision=arguments.at)
+    exact = arguments.exact
+    return tell(Path.cwd(), arguments.run, revision=arguments.at, exact=exact)
 
 
-def tell(root: Path, name: str | None, *, revision: str | None = None) -> str:
+def tell(root: Path, name: str | None, *, revision: str | None = None, exact: bool = False) -> str:
     """Tell what belongs together, as a table or for one run.
 
     Args:
@@ -96,10 +102,15 @@ def tell(root: Path, name: str | None, *, revision: str | None = None) -> str:
         name: `<experiment>-<seed>`, a run's name or id in MLflow; None for all of them.
         revision: a git revision, whose `dvc.lock` counts instead of the files that are here.
 
+        exact: leave out what was interrupted and went on other than it would have; rows of earlier
+            versions, which do not say so, too.
+
     Raises:
         PipelineError: There is no store, no such run, or no such revision.
     """
     rows = _rows(mlflow_store.Store.existing(root))
+    if exact:
+        rows = [one for one in rows if one.tags.get(run_metadata.EXACT) == "yes"]
     if revision is not None:
         return _at(root, rows, revision)
     if name is None:
@@ -171,6 +182,7 @@ def _one(root: Path, one: Found) -> str:
         one.name,
         f"  MLflow run  {one.run} ({state})",
         f"  code        commit {commit}{edited}",
+        f"  exact       {one.tags.get(run_metadata.EXACT, 'unknown')}",
     ]
     if one.own_folder is not None:
         there = "" if (root / one.own_folder).is_dir() else ", which is gone"

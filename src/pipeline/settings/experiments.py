@@ -111,6 +111,8 @@ class ExperimentParams:
     """Needed when `stages` has evaluate."""
     learners: Count = 1
     """Processes that train one run together, each with environments of its own; a result."""
+    exact: Literal["preferred", "required"] = "preferred"
+    """Whether training that was interrupted and cannot go on exactly begins anew instead."""
     resources: ResourceParams = field(default_factory=ResourceParams)
     """What its jobs may use."""
     base: str | None = field(default=None, metadata={"internal": True})

@@ -86,6 +86,8 @@ def publish(
     # on inputs as they really come.
     seen = record(saved.policy, saved.recorded_obs, saved.recorded_masks)
     target = files.named(folder, saved.behavior, f"{label}.onnx")
+    if history and not any("interrupted_at_steps" in one for one in history):
+        history = [*history[:-1], provenance.interrupted(history[-1], saved.interrupted)]
     metadata = {provenance.KEY: provenance.text(history)} if history else {}
     report = write(saved.policy, target, recording=seen, metadata=metadata)
     return {**report.as_dict(), "step": saved.step}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.algos.process_group import launched
+from pipeline.errors import CheckpointError
 from pipeline.settings.sweeps import best_file
 from pipeline.stages.shared import executable, policies, provenance, run_context
 from pipeline.stages.shared.attempt import Attempt, Job, attempt_at
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pipeline.settings import RunSettings
+
+_log = logging.getLogger(__name__)
 
 OUTPUTS = ("policy.pt", "metrics.json", "progress.csv")
 
@@ -65,6 +70,7 @@ def train(run: run_context.Run) -> None:
             return
         build = executable.load(run.root / executable.folder_of(run.experiment.environment))
         settings = run.params.run_settings(run.name, env_path=str(build.file))
+        _begin_anew_if_not_exact(run, attempt, settings)
         started_from = None
         if "pretrain" in run.experiment.stages:
             policy = run.root / run.folder("pretrain") / "policy.pt"
@@ -74,6 +80,22 @@ def train(run: run_context.Run) -> None:
         metrics = _train(run, attempt, settings, build, started_from)
         files.write_json(attempt.out("metrics.json"), metrics)
         shutil.copyfile(attempt.run / "progress.csv", attempt.out("progress.csv"))
+
+
+def _begin_anew_if_not_exact(run: run_context.Run, attempt: Attempt, settings: RunSettings) -> None:
+    """Empty the folder of an attempt that cannot go on exactly, where that is required."""
+    from pipeline.trainer.checkpoints.restore import resumes_exactly
+
+    if not attempt.resumed or run.experiment.exact != "required":
+        return
+    with contextlib.suppress(CheckpointError):
+        if resumes_exactly(attempt.run, settings):
+            return
+    text = "%s: cannot be resumed exactly, as `exact: required` asks for; beginning anew"
+    _log.info(text, run.instance)
+    shutil.rmtree(attempt.run)
+    attempt.run.mkdir()
+    attempt.resumed = False
 
 
 def _train(
@@ -119,11 +141,13 @@ def _train(
             learners=run.experiment.learners,
         )
         checkpoints = {name: one.checkpoint for name, one in result.behaviors.items()}
-        policies.join(checkpoints, attempt.out("policy.pt"), history=_history(run, attempt))
+        history = _history(run, attempt, result.interrupted)
+        policies.join(checkpoints, attempt.out("policy.pt"), history=history)
         metrics = {name: one.numbers() for name, one in result.behaviors.items()}
         # Times go to stage.json, which no engine tracks: outputs have to be the same bytes each
         # time.
         attempt.facts["seconds"] = dict(result.seconds)
+        attempt.facts["interrupted_at_steps"] = list(result.interrupted)
         if record is not None:
             if attempt.resumed:
                 # Summaries between the last flush and a kill never reached MLflow; the CSV has
@@ -131,15 +155,21 @@ def _train(
                 record.complete(attempt.run / "progress.csv")
             results = {k: v for k, v in run_metadata.flat(metrics).items() if v is not None}
             record.results(results)
+            steps = ", ".join(map(str, result.interrupted))
+            told = f"interrupted at steps {steps}, not exact" if steps else "yes"
+            record.settings({"exact": told})
             record.made(attempt.out("policy.pt"))
     return metrics
 
 
-def _history(run: run_context.Run, attempt: Attempt) -> list[provenance.Record]:
+def _history(
+    run: run_context.Run, attempt: Attempt, interrupted: Sequence[int]
+) -> list[provenance.Record]:
     environment = run.experiment.environment
     read = (environment, executable.folder_of(environment))
     parameters = provenance.train_parameters(run)
     made_by = provenance.of_stage(run, attempt, parameters, environment=read)
+    made_by = provenance.interrupted(made_by, interrupted)
     if "pretrain" not in run.experiment.stages:
         return [made_by]
     return [*policies.history(run.root / run.folder("pretrain") / "policy.pt"), made_by]

@@ -18,6 +18,8 @@ _UNSAID: tuple[Any, ...] = (None, {}, [])
 _SHARED = "hyperparameters"
 _SHADES = 5
 _GOLDEN = 0.618034
+EXACT = "train.exact"
+"""Tag: `yes`, or at which steps the training was interrupted and went on other than it would."""
 VARIANT, BASELINE, WORKSPACE = "pipeline.variant", "pipeline.baseline", "workspace"
 """Tags with the name of DVC's experiment, or `workspace`, and with the commit it starts from."""
 

@@ -165,7 +165,7 @@ class TrainingLoop:
             self.keeper.give_onnx(list(self.learners.values()))
         elif not self.inference:
             self.keeper.finish(list(self.learners.values()), self._shared_state())
-        return result_of(self.learners, self.run_dir, seconds)
+        return result_of(self.learners, self.run_dir, seconds, self.moments.interrupted)
 
     def _step_until_finished(self, should_stop: StopRequest) -> None:
         while True:
@@ -193,15 +193,17 @@ class TrainingLoop:
 
     def _begin(self) -> None:
         """Reset the environments, or take them up exactly where the run was when it was saved."""
-        self._exact = self.moments.is_kept = restore_workers(self.workers, self._saved)
-        self.lessons.restore(latest_run(self._saved), exact=self._exact)
-        self.self_play.restore(latest_run(self._saved))
+        self._exact, run = restore_workers(self.workers, self._saved), latest_run(self._saved)
+        self.moments.resumed(run, is_exact=self._exact)
+        self.lessons.restore(run, exact=self._exact)
+        self.self_play.restore(run)
         if not self._exact:
             self.lessons.begin()
         for qualified in self.workers.behavior_specs if self._saved else ():
             self._learner(qualified)
 
     def _note_restart(self, worker: int) -> None:
+        self.moments.interrupt(self.learners.values())
         for learner in self.learners.values():
             learner.worker_was_restarted(worker)
 
@@ -217,7 +219,7 @@ class TrainingLoop:
         if self._started or not self.learners:
             return
         self._started = True
-        self.moments.note_start()
+        self.moments.note_start(self.learners.values())
         if self._on_start is not None:
             self._on_start()
         self.keeper.list_lessons(self.lessons.curriculum.numbers)
@@ -292,18 +294,13 @@ class TrainingLoop:
         learner = Learner(name, spec, own, seed=seed, device=self.device, learns=not self.inference)
         saved = self._saved.pop(name, None)
         if saved is not None:
-            restore(
-                learner, saved, files.named(self.run_dir, name) / RESUME_FILE, exact=self._exact
-            )
+            path = files.named(self.run_dir, name) / RESUME_FILE
+            restore(learner, saved, path, exact=self._exact)
             self.keeper.restore_best(name, saved)
             _log.info("Resuming training of %s from step %d.", name, learner.step)
         elif name in self.init_from:
-            begin_with(
-                learner,
-                self.init_from[name],
-                device=str(self.device),
-                whole=self.whole_weights,
-            )
+            path, device = self.init_from[name], str(self.device)
+            begin_with(learner, path, device=device, whole=self.whole_weights)
         self.synchronizer.register(learner, seed=seed)
         self.tracker.began(name, description(name, spec, self.settings)["settings"])
         self._progress[name] = Progress.of(learner, (saved or {}).get("run", {}))
@@ -341,7 +338,7 @@ class TrainingLoop:
         shared = {"steps": steps, "next_checkpoint": due, "lessons": self.lessons.state_dict()}
         if self.self_play.learning is not None:
             shared["self_play"] = self.self_play.state_dict()
-        return shared
+        return shared | self.moments.state_dict()
 
     def _summarize(self, learner: Learner) -> None:
         progress = self._progress[learner.name]

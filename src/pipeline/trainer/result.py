@@ -47,12 +47,17 @@ class TrainResult:
     behaviors: Mapping[str, BehaviorResult]
     seconds: Mapping[str, float]
     """Wall time by part: environment, wire, inference, storage, update, total."""
+    interrupted: Sequence[int] = ()
+    """Steps at which the run was interrupted and went on other than it would have."""
     curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]] = field(default_factory=dict)
     """(step, value) of each summary by behavior and tag, from `pipeline.train`."""
 
 
 def result_of(
-    learners: Mapping[str, Learner], run_dir: Path, seconds: Mapping[str, float]
+    learners: Mapping[str, Learner],
+    run_dir: Path,
+    seconds: Mapping[str, float],
+    interrupted: Sequence[int],
 ) -> TrainResult:
     """What these learners have come to."""
     behaviors = {}
@@ -66,7 +71,7 @@ def result_of(
             checkpoint=files.named(run_dir, name) / RESUME_FILE,
             elo=None if learner.past is None else learner.past.rating,
         )
-    return TrainResult(behaviors=behaviors, seconds=seconds)
+    return TrainResult(behaviors=behaviors, seconds=seconds, interrupted=tuple(interrupted))
 
 
 def outcome(result: TrainResult) -> dict[str, Any]:

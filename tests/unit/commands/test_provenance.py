@@ -120,6 +120,16 @@ def test_a_file_says_run_seed_parameters_and_digests(tree, tmp_path, capsys):
         assert text in out
 
 
+def test_a_run_that_was_interrupted_and_is_not_exact_says_so(tree, tmp_path, capsys):
+    made_by = provenance.interrupted(record(tree), [1200, 3400])
+    file = model(tmp_path / "m.onnx", made_by)
+    assert main(["provenance", str(file), "--tree", str(tree)]) == 0
+    out = capsys.readouterr().out
+    assert "interrupted at steps 1200, 3400, not exact" in out
+    assert "differs  interruptions of learn" in out
+    assert provenance.interrupted(record(tree), []) == record(tree)
+
+
 def test_an_edited_source_and_environment_are_named(tree, tmp_path, capsys):
     file = model(tmp_path / "m.onnx", record(tree))
     (tree / "src/pipeline/a.py").write_text("a = 2\n")

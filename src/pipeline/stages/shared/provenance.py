@@ -129,6 +129,14 @@ def of_learn(
     }
 
 
+def interrupted(record: Record, steps: Sequence[int]) -> Record:
+    """Return the record of what was interrupted at these steps, and is not what it would have been.
+
+    This is no input: a record without it promises that the same inputs give the same bytes.
+    """
+    return {**record, "interrupted_at_steps": list(steps)} if steps else record
+
+
 def versions() -> dict[str, str]:
     """Return the versions of packages that decide roundings, without the build's suffix."""
     return {name: metadata.version(name).partition("+")[0] for name in PACKAGES}

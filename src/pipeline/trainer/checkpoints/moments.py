@@ -16,7 +16,7 @@ import torch
 from pipeline.errors import PipelineError, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from pipeline.envs.workers import WorkerSet
     from pipeline.trainer.checkpoints.manager import CheckpointManager
@@ -40,6 +40,7 @@ class Moments:
         is_kept: whether the files of the run hold such a moment.
         is_due: whether the next moment between two steps shall be kept.
         is_pending: whether states are on their way for `complete`.
+        interrupted: steps at which the run was interrupted and went on other than it would have.
     """
 
     def __init__(
@@ -53,16 +54,56 @@ class Moments:
         self.is_kept = False
         self.is_due = False
         self.is_pending = False
+        self.interrupted: list[int] = []
+        self._resumed_at: int | None = None
         self._keeper, self._workers = keeper, workers
         self._interval_s, self._synchronizer = interval_s, synchronizer
         self._states: dict[str, dict[str, Any]] = {}
 
-    def note_start(self) -> None:
-        """Look whether the environments, which have been reset, give their states; say if not."""
+    def resumed(self, run: Mapping[str, Any], *, is_exact: bool) -> None:
+        """Take note of what the run continues from.
+
+        Args:
+            run: what its resume files say of the run; empty where there is none.
+            is_exact: whether the environments go on where they were.
+        """
+        self.is_kept = is_exact
+        self.interrupted = [int(step) for step in run.get("interrupted", ())]
+        self._resumed_at = None if is_exact else max(run.get("steps", {}).values(), default=None)
+
+    def interrupt(self, learners: Iterable[Learner]) -> None:
+        """Take note that the run goes on other than it would have without an interruption."""
+        self.interrupted.append(max((one.step for one in learners), default=0))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What all resume files say; nothing for a run whose interruptions do not show."""
+        return {"interrupted": list(self.interrupted)} if self.interrupted else {}
+
+    def note_start(self, learners: Collection[Learner]) -> None:
+        """Look whether the environments, which have been reset, give their states; say if not.
+
+        Args:
+            learners: of the behaviors that have shown up.
+        """
         refusal = self._workers.state_refusal
         if self._synchronizer.group is not None:
             refusal = "several learners keep none"
         self.is_exact = refusal is None
+        lost = [
+            one.name
+            for one in learners
+            if one.algorithm.replay is not None and one.replay_to_keep is None
+        ]
+        if self._resumed_at is None and self.is_kept and lost:
+            self.interrupt(learners)
+        elif self._resumed_at is not None:
+            self.interrupted.append(self._resumed_at)
+        if lost and refusal is None:
+            _log.info(
+                "If this run is interrupted, it can be resumed but not exactly: save_replay_buffer "
+                "of %s is false, so the replay is lost.",
+                ", ".join(lost),
+            )
         if refusal is not None:
             _log.info(
                 "If this run is interrupted, it can be resumed but not exactly: the environments "

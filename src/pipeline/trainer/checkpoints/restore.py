@@ -105,6 +105,29 @@ def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]])
     return True
 
 
+def resumes_exactly(run_dir: Path, settings: RunSettings) -> bool:
+    """Whether what is kept in a run's folder goes on as if it had not been interrupted.
+
+    Args:
+        run_dir: of the run; one without resume files begins at the beginning, exactly.
+        settings: of the run.
+
+    Raises:
+        CheckpointError: A resume file cannot be read.
+    """
+    from pipeline.trainer.checkpoints.manager import CheckpointManager
+
+    states = CheckpointManager(run_dir, settings).saved()
+    runs = [state.get("run") or {} for state in states.values()]
+    if any(run != runs[0] or run.get("interrupted") for run in runs):
+        return False
+    return all(
+        state.get("environments") is not None
+        and getattr(settings.for_behavior(name).hyperparameters, "save_replay_buffer", True)
+        for name, state in states.items()
+    )
+
+
 def latest_run(states: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
     """What all behaviors shared when the last of their resume files was written; or nothing."""
     runs: list[Mapping[str, Any]] = [state.get("run") or {} for state in states.values()]
@@ -124,6 +147,8 @@ class SavedPolicy:
     """[R, *shape] per observation, that the policy has met."""
     recorded_masks: FloatArray | None
     """[R, sum of branch sizes] that came with them, 1 = allowed; None without discrete actions."""
+    interrupted: list[int]
+    """Steps at which its run was interrupted and went on other than it would have."""
 
 
 def load_policy(path: Path) -> SavedPolicy:
@@ -145,6 +170,7 @@ def load_policy(path: Path) -> SavedPolicy:
         step = int(state["learner"]["step"])
         recorded = state["learner"]["recorded"]
         allowed = recorded["allowed"]
+        interrupted = [int(step) for step in state.get("run", {}).get("interrupted", ())]
     except MISFITS as error:
         raise CheckpointError(
             f"{path}: this checkpoint does not hold a whole policy: {reason_of(error)}"
@@ -158,6 +184,7 @@ def load_policy(path: Path) -> SavedPolicy:
         step=step,
         recorded_obs=[values.numpy() for values in recorded["obs"]],
         recorded_masks=None if allowed is None else allowed.float().numpy(),
+        interrupted=interrupted,
     )
 
 

@@ -1,0 +1,135 @@
+"""Runs that were interrupted say whether they are what they would have been."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from toys import Corridor
+
+from pipeline.envs.workers import WorkerSet
+from pipeline.errors import Interrupted
+from pipeline.stages import train
+from pipeline.stages.export import publish
+from pipeline.stages.shared import provenance
+from pipeline.tracking.base import Tracker
+from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
+from pipeline.trainer.checkpoints.restore import resumes_exactly
+from pipeline.trainer.loop import TrainingLoop
+from pipeline.trainer.stopping import StopRequest
+
+
+class Stateless(Corridor):
+    def state_dict(self):
+        return None
+
+
+class StopsAfter(StopRequest):
+    """Asks to stop when it has been asked so often."""
+
+    def __init__(self, n_asked):
+        super().__init__()
+        self.n_left = n_asked
+
+    def __call__(self):
+        self.n_left -= 1
+        if self.n_left <= 0:
+            self.signal_number = 15
+        return super().__call__()
+
+
+@pytest.fixture
+def run(quick, tmp_path, in_process):
+    """Train, from where the run is if it has begun; stop when asked so often."""
+
+    def train(toy, stop=None, **changes):
+        with WorkerSet([in_process(toy(n_agents=4))]) as workers:
+            loop = TrainingLoop(
+                workers,
+                quick(**changes),
+                seed=1,
+                run_dir=tmp_path,
+                device=torch.device("cpu"),
+                tracker=Tracker([]),
+                resume=True,
+            )
+            return loop.run(StopRequest() if stop is None else StopsAfter(stop))
+
+    return train
+
+
+def test_an_exact_run_says_nothing_and_goes_on_exactly(run, quick, tmp_path):
+    with pytest.raises(Interrupted):
+        run(Corridor, stop=80)
+    assert resumes_exactly(tmp_path, quick())
+    assert run(Corridor).interrupted == ()
+    assert "interrupted" not in load_checkpoint(tmp_path / "Toy/checkpoint.pt")["run"]
+
+
+def test_each_interruption_of_a_run_without_states_is_kept(run, quick, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        with pytest.raises(Interrupted):
+            run(Stateless, stop=50)
+    assert caplog.text.count("can be resumed but not exactly") == 2
+    assert "worker 0: Stateless does not give its state" in caplog.text
+    assert not resumes_exactly(tmp_path, quick())
+    first, second = run(Stateless).interrupted
+    assert 100 < first < second < 500
+
+
+def test_the_policy_of_such_a_run_carries_the_steps(run, tmp_path):
+    with pytest.raises(Interrupted):
+        run(Stateless, stop=50)
+    steps = run(Stateless).interrupted
+    made_by = {"stage": "learn", "sources": {}}
+    told = []
+
+    def text(history):
+        told.extend(history)
+        return ""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance, "text", text)
+        publish(tmp_path / "Toy/checkpoint.pt", tmp_path, history=[made_by])
+    assert told == [made_by | {"interrupted_at_steps": list(steps)}]
+
+
+def test_a_replay_that_is_not_saved_is_lost_and_that_is_said(run, quick, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    rows = {"buffer_size": 200, "batch_size": 16, "buffer_init_steps": 20}
+    sac = {"trainer_type": "sac", "hyperparameters": rows, "max_steps": 200}
+    with pytest.raises(Interrupted):
+        run(Corridor, stop=25, **sac)
+    assert "save_replay_buffer of Toy is false" in caplog.text
+    assert not resumes_exactly(tmp_path, quick(**sac))
+    assert len(run(Corridor, **sac).interrupted) == 1
+
+
+def test_files_of_two_moments_are_taken_up_from_the_older_one(quick, tmp_path):
+    from pipeline.trainer.checkpoints.manager import CheckpointManager
+
+    kept = {"A": (2, 1), "B": (2, 1), "C": (1,)}
+    for name, moments in kept.items():
+        for number, file in zip(moments, ("checkpoint.pt", "previous-checkpoint.pt"), strict=False):
+            state = {"behavior": name, "run": {"steps": {"A": number}}, "learner": {}}
+            save_checkpoint(tmp_path / name / file, state)
+    found = CheckpointManager(tmp_path, quick("A", "B", "C")).saved()
+    assert {name: state["run"]["steps"]["A"] for name, state in found.items()} == {
+        "A": 1,
+        "B": 1,
+        "C": 1,
+    }
+
+
+@pytest.mark.parametrize(("exact", "begins_anew"), [("required", True), ("preferred", False)])
+def test_exact_required_empties_what_cannot_go_on_exactly(run, quick, tmp_path, exact, begins_anew):
+    with pytest.raises(Interrupted):
+        run(Stateless, stop=50)
+    attempt = SimpleNamespace(run=tmp_path, resumed=True)
+    stage = SimpleNamespace(experiment=SimpleNamespace(exact=exact), instance="first/seed1")
+    train._begin_anew_if_not_exact(stage, attempt, quick())
+    assert attempt.resumed is not begins_anew
+    assert (not any(tmp_path.iterdir())) is begins_anew
