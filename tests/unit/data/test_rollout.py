@@ -111,21 +111,6 @@ def test_rows_after_clearing_are_new_and_open_trajectories_go_on():
     assert rollout.terminated.tolist() == [True]
 
 
-def test_agents_that_left_give_their_slots_to_new_ones():
-    slots = Slots()
-    first = slots.deciding("w", np.array([10, 11], dtype=np.int32))
-    slots.release("w", [10])
-    later = slots.deciding("w", np.array([11, 12], dtype=np.int32))
-    assert later.tolist() == [first[1], first[0]]
-    assert slots.n_slots == 2
-
-
-def test_equal_agent_ids_of_two_workers_have_different_slots():
-    slots = Slots()
-    ids = np.array([0, 1], dtype=np.int32)
-    assert not set(slots.deciding("a", ids)) & set(slots.deciding("b", ids))
-
-
 def test_dropping_open_trajectories_leaves_closed_ones():
     storage, slots = _storage(), np.array([0, 1])
     storage.reserve(2)

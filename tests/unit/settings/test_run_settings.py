@@ -468,14 +468,6 @@ def test_the_example_of_the_reference_keeps_the_filled_in_epsilon_schedule() -> 
     assert (settings.beta_schedule, settings.epsilon_schedule) == ("constant", "linear")
 
 
-def test_a_plain_value_is_a_lesson_named_after_the_parameter() -> None:
-    parameters = load(EXAMPLE).environment_parameters
-    assert parameters is not None
-    assert parameters["slope"].curriculum == (
-        Lesson(name="slope", value=ConstantSampler(value=0.1)),
-    )
-
-
 def test_the_documented_spelling_of_a_sampler_is_accepted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
