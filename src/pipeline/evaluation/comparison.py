@@ -156,6 +156,11 @@ class Task:
     """Of each pair, the one that is more probably better first."""
 
     @property
+    def detectable(self) -> float | None:
+        """Difference of two means that so many seeds would show; None when it is not known."""
+        return statistics.detectable_difference([np.array(one.scores) for one in self.standings])
+
+    @property
     def name(self) -> str:
         """For headings."""
         return f"{self.environment}: {self.behavior}" if self.environment else self.behavior

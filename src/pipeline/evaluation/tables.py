@@ -56,6 +56,12 @@ def notes(task: Task) -> list[str]:
             f"Target: a mean return of {number(task.target)} in training, "
             f"{task.fraction * 100:.0f} % of the way from the lowest start to the best end."
         )
+    if task.detectable is not None:
+        fewest = min(len(one.seeds) for one in task.standings if len(one.seeds) > 1)
+        sentences.append(
+            f"With {fewest} seeds, a difference of means below {number(task.detectable)} would not "
+            "be seen (t-test at 5 %, power 80 %, spread as within these experiments)."
+        )
     return sentences
 
 

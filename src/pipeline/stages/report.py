@@ -246,6 +246,11 @@ def _search(root: Path, params: Params, name: str, sweep: SweepParams) -> render
         )
     if sweep.best is not None:
         notes.append(_fresh(root, params, best_name(name), sweep, ranked[0], len(trials)))
+    elif len(trials) > 1:
+        notes.append(
+            "The trials were chosen between by the seeds that are shown, so the best score is "
+            "partly luck, and no number to quote: `best.seeds` runs the best on fresh ones."
+        )
     return render.Search(
         title=f"Sweep {name}",
         header=("Trial", "Rank", sweep.metric, *_short(keys)),

@@ -157,3 +157,12 @@ def test_csv_has_an_empty_cell_for_what_is_not_known():
 def test_durations_are_said_as_a_person_would():
     shown = [tables.duration(value) for value in (None, 12.34, 754.0, 7384.0)]
     assert shown == ["-", "12.3 s", "12 min 34 s", "2 h 03 min"]
+
+
+def test_the_notes_say_which_difference_would_not_be_seen():
+    runs = [outcome(name, k, evaluated=float(2 * k)) for name in ("a", "b") for k in range(3)]
+    (task,) = compare(runs)
+    assert task.detectable == pytest.approx(6.13, abs=0.05)
+    assert tables.notes(task)[-1].startswith(
+        f"With 3 seeds, a difference of means below {task.detectable:.4g} would not be seen"
+    )

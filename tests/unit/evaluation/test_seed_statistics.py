@@ -80,3 +80,24 @@ def test_intervals_over_three_seeds_cover_less_than_they_say_and_over_ten_nearly
 def test_no_scores_have_no_interval():
     with pytest.raises(ValueError, match="at least one score"):
         statistics.iqm_interval(np.zeros(0), np.random.default_rng(0))
+
+
+def test_a_detectable_difference_is_detected_in_four_of_five_repetitions():
+    rng = np.random.default_rng(5)
+    # the pooled variance of these is exactly 4
+    groups = [np.array([-2.0, 0.0, 2.0]), np.array([5.0, 7.0, 9.0])]
+    difference = statistics.detectable_difference(groups)
+    ours = rng.normal(0.0, 2.0, (20_000, 3))
+    theirs = rng.normal(difference, 2.0, (20_000, 3))
+    spread = np.sqrt((ours.var(axis=1, ddof=1) + theirs.var(axis=1, ddof=1)) / 3)
+    seen = np.abs(theirs.mean(axis=1) - ours.mean(axis=1)) / spread > 2.776
+    assert seen.mean() == pytest.approx(0.8, abs=0.01)
+
+
+def test_a_detectable_difference_needs_two_groups_that_spread():
+    same, single = np.array([1.0, 1.0]), np.array([3.0])
+    assert statistics.detectable_difference([same, same]) is None
+    assert statistics.detectable_difference([np.array([1.0, 2.0]), single]) is None
+    many = statistics.detectable_difference([np.arange(20.0), np.arange(20.0)])
+    few = statistics.detectable_difference([np.arange(0.0, 20, 5), np.arange(0.0, 20, 5)])
+    assert many < few

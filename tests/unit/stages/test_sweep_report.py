@@ -97,3 +97,11 @@ def test_both_pages_show_the_sweep(tmp_path: Path, params: Params):
     page = render.html([], [], tmp_path, {}, swept)
     assert "<h2>Sweep rates</h2>" in page
     assert "on the fresh seeds 11, 12" in page
+
+
+def test_a_sweep_without_fresh_seeds_is_warned_about(tmp_path: Path, params: Params):
+    assert not [one for one in report.searches(tmp_path, params)[0].notes if "no number" in one]
+    without = PARAMS.replace("    best: {seeds: [11, 12]}\n", "")
+    (tmp_path / "params.yaml").write_text(without)
+    [found] = report.searches(tmp_path, load_params(tmp_path / "params.yaml"))
+    assert found.notes[-1].startswith("The trials were chosen between by the seeds that are shown")
