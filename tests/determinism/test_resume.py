@@ -246,6 +246,15 @@ def test_killed_run_in_an_executable_equals_the_uninterrupted_run(name, how, pac
 
 
 @pytest.mark.slow
+def test_groups_of_executables_step_in_turn_whenever_the_run_is_saved(packed, tmp_path):
+    """To be saved, all are waited for; the order in which they are acted on stays."""
+    build = str(packed("balance_ball", tmp_path / "balance_ball", n_agents=6))
+    for how in ("four", "four rarely"):
+        assert run(tmp_path / how, build, updates=4, how=how) == 0
+    assert_equal_states(final_state(tmp_path / "four"), final_state(tmp_path / "four rarely"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how"), [("Cue", "memory"), ("Level", "memory"), ("Cue", "memory threaded")]
 )

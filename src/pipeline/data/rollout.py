@@ -288,7 +288,9 @@ class Trajectories:
     def _open_rows(self, name: str, n_slots: int) -> AnyArray:
         """[n_slots, rows, ...] copy of a field, zeros in rows that no open trajectory has."""
         rows = self._open[name][:n_slots].copy()
-        n_used = -(-(self._cursor[:n_slots] + self._waiting[:n_slots]) // self._every(name))
+        # a decision that waits has no reward yet: what stands there is an older one's
+        waiting = 0 if name == "reward" else self._waiting[:n_slots]
+        n_used = -(-(self._cursor[:n_slots] + waiting) // self._every(name))
         rows[np.arange(rows.shape[1]) >= n_used[:, None]] = 0
         return rows
 

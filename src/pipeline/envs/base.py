@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
 
     Stats = dict[str, list[tuple[float, StatsAggregationMethod]]]
     """Values of each statistic since it was last taken, and how they become one."""
+
+
+MOST_GROUPS = 2
+"""Of workers that step in turn: more hide more of each other's latency, and each costs an
+inference."""
 
 
 class BehaviorMapping(Mapping[str, BehaviorSpec]):
@@ -282,3 +288,10 @@ def check_actions(name: str, spec: BehaviorSpec, action: ActionTuple, n_agents: 
                 f"The behavior {name} needs a {kind} input of dimension {expected} for "
                 f"(<number of agents>, <action size>) but received input of dimension {shape}"
             )
+
+
+def worker_groups(n_workers: int) -> list[range]:
+    """Return the workers in `MOST_GROUPS` parts that follow each other, as equal as can be."""
+    n = min(MOST_GROUPS, n_workers)
+    cuts = [k * n_workers // n for k in range(n + 1)]
+    return [range(first, stop) for first, stop in pairwise(cuts)]

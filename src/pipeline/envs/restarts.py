@@ -7,8 +7,23 @@ from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipeline.errors import (
+    UnityCommunicationException,
+    UnityCommunicatorStoppedException,
+    UnityEnvironmentException,
+    UnityTimeOutException,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+# A process that died, hangs, or has left the conversation.
+RESTARTABLE = (
+    UnityCommunicationException,
+    UnityCommunicatorStoppedException,
+    UnityEnvironmentException,
+    UnityTimeOutException,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

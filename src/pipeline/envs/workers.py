@@ -1,4 +1,4 @@
-"""Several environments as one, stepped in lockstep and in a fixed order."""
+"""Several environments as one, stepped together or in turn, always in a fixed order."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from contextlib import ExitStack, closing
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
-from pipeline.envs.base import BaseEnv, ControlledEnv, SplitEnv
+from pipeline.envs.base import BaseEnv, ControlledEnv, SplitEnv, worker_groups
 from pipeline.envs.in_process import our_spec, our_steps
-from pipeline.envs.restarts import RestartBudget, RestartLimits
+from pipeline.envs.restarts import RESTARTABLE, RestartBudget, RestartLimits
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import (
     Interrupted,
     UnityActionException,
-    UnityCommunicationException,
-    UnityCommunicatorStoppedException,
-    UnityEnvironmentException,
-    UnityTimeOutException,
     one_line,
 )
 from pipeline.protocol.specs import refuse_other_spec
@@ -43,14 +39,6 @@ _log = logging.getLogger(__name__)
 # without a call of a Python function for each worker and step
 _STEP_SEND, _STEP_WAIT = methodcaller("step_send"), methodcaller("step_wait")
 
-# A process that died, hangs, or has left the conversation.
-_RESTARTABLE = (
-    UnityCommunicationException,
-    UnityCommunicatorStoppedException,
-    UnityEnvironmentException,
-    UnityTimeOutException,
-)
-
 
 class WorkerSet:
     """Environments that step together; those in processes of their own do so at the same time.
@@ -68,6 +56,8 @@ class WorkerSet:
 
     Attributes:
         should_stop: asked while a player is waited for that is started elsewhere.
+        groups: of workers that may step in turn, always the same: while one group works, another
+            is waited for and acted on. Those in this process are one group.
     """
 
     def __init__(
@@ -81,6 +71,7 @@ class WorkerSet:
         if not envs:
             raise ValueError("a worker set needs at least one environment")
         self.envs: list[Any] = list(envs)
+        self._all = range(len(self.envs))
         self._split = [k for k, env in enumerate(envs) if isinstance(env, SplitEnv)]
         self._whole = [k for k, env in enumerate(envs) if not isinstance(env, SplitEnv)]
         self._controlled = [_controlled(env) for env in envs]
@@ -88,6 +79,9 @@ class WorkerSet:
         self._budget = budget or RestartBudget(RestartLimits())
         self._servers = servers
         self.should_stop: Callable[[], bool] = lambda: False
+        self.groups = [self._all] if self._whole else worker_groups(len(self.envs))
+        self._under_way: set[int] = set()
+        self._empty: dict[str, Steps] = {}
         self._restarted: set[int] = set()
         self._done: set[int] = set()
         self._parameters: dict[str, float | Sampler] = {}
@@ -100,7 +94,8 @@ class WorkerSet:
         return len(self.envs)
 
     def reset(self) -> None:
-        """Begin a new episode for every agent of every worker."""
+        """Begin a new episode for every agent of every worker, after the steps under way."""
+        self.step_wait()
         self._each(self._split, lambda env: env.reset_send())
         self._each(self._whole, lambda env: env.reset())
         self._each(self._split, lambda env: env.reset_wait())
@@ -111,16 +106,22 @@ class WorkerSet:
         self.step_send()
         self.step_wait()
 
-    def step_send(self) -> None:
-        """First half of `step`: workers in processes of their own begin to work."""
-        self._each(self._split, _STEP_SEND)
+    def step_send(self, group: Sequence[int] | None = None) -> None:
+        """First half of `step`, of one of `groups` or all: other processes begin to work."""
+        here = self._all if group is None else group
+        self._under_way.update(here)
+        self._each(self._split if self._whole else here, _STEP_SEND)
 
-    def step_wait(self) -> None:
-        """Second half of `step`: every worker is done with it."""
+    def step_wait(self, group: Sequence[int] | None = None) -> None:
+        """Second half of `step`, of one of `groups` or all: every worker is done with it."""
+        here = self._under_way.intersection(self._all if group is None else group)
+        if not here:
+            return
         if self._whole:
             self._each(self._whole, lambda env: env.step())
-        self._each(self._split, _STEP_WAIT)
-        self._done.clear()
+        self._each(self._split if self._whole else sorted(here), _STEP_WAIT)
+        self._done -= here
+        self._under_way -= here
 
     def take_restarted(self) -> list[int]:
         """Workers that were started again since the last call, in order; their agents are new."""
@@ -134,7 +135,7 @@ class WorkerSet:
                 continue
             try:
                 half(self.envs[worker])
-            except _RESTARTABLE as error:
+            except RESTARTABLE as error:
                 if self._relaunch is None or self.should_stop():
                     raise
                 self._restart(worker, error, self._relaunch)
@@ -161,7 +162,7 @@ class WorkerSet:
             )
             try:
                 self._begin(worker, relaunch(worker, number))
-            except _RESTARTABLE as again:
+            except RESTARTABLE as again:
                 error = again
             else:
                 return
@@ -260,26 +261,43 @@ class WorkerSet:
                 specs.setdefault(name, first)
         return specs
 
-    def get_steps(self, behavior_name: str) -> list[Steps]:
+    def get_steps(self, behavior_name: str, group: Sequence[int] | None = None) -> list[Steps]:
         """Return what the behavior's agents sent last, by worker; empty where a worker has none.
+
+        With one of `groups` it is empty for all other workers.
 
         Raises:
             UnityActionException: No worker knows the behavior.
             UnityObservationException: A field is not as the specification says.
         """
         spec = self._spec(behavior_name)
-        return [_steps_of(env, behavior_name, spec) for env in self.envs]
+        if group is None or len(group) == len(self.envs):
+            return [_steps_of(env, behavior_name, spec) for env in self.envs]
+        if behavior_name not in self._empty:
+            self._empty[behavior_name] = DecisionSteps.empty(spec), TerminalSteps.empty(spec)
+        steps = [self._empty[behavior_name]] * len(self.envs)
+        for worker in group:
+            steps[worker] = _steps_of(self.envs[worker], behavior_name, spec)
+        return steps
 
-    def set_actions(self, behavior_name: str, actions: Sequence[ActionTuple]) -> None:
+    def set_actions(
+        self,
+        behavior_name: str,
+        actions: Sequence[ActionTuple],
+        group: Sequence[int] | None = None,
+    ) -> None:
         """Set the actions of all agents that asked, one ActionTuple per worker.
+
+        With one of `groups` the actions of all other workers are left out.
 
         Raises:
             UnityActionException: No worker knows the behavior, or a shape is wrong.
         """
         self._spec(behavior_name)
-        for env, action in zip(self.envs, actions, strict=True):
+        for worker in self._all if group is None else group:
+            env = self.envs[worker]
             if behavior_name in env.behavior_specs:
-                env.set_actions(behavior_name, action)
+                env.set_actions(behavior_name, actions[worker])
 
     def close(self) -> None:
         """Close every worker, also when closing another fails."""

@@ -200,8 +200,7 @@ class Learner:
         if self.past is not None:
             player = self.past.opponents.get(team, player)
         try:
-            memory = None if self.memories is None else self._recalled(steps, team)
-            decision = player.act(obs, masks, memory)
+            decision = player.act(obs, masks, self._recalled(steps, team))
         except UnityPolicyException as error:
             where = f"behavior {self.name}, step {self.step}"
             raise UnityPolicyException(f"{where}: {error}") from error

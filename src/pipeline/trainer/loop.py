@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files, seeding
@@ -18,7 +19,7 @@ from pipeline.protocol.decoding import NonFiniteError
 from pipeline.protocol.specs import refuse_other_spec
 from pipeline.tracking import names
 from pipeline.tracking.base import Update
-from pipeline.trainer.checkpoints.file import RESUME_FILE, description
+from pipeline.trainer.checkpoints.file import RESUME_FILE, description, warn_of_unused
 from pipeline.trainer.checkpoints.manager import CheckpointManager, NullCheckpointManager
 from pipeline.trainer.checkpoints.moments import Moments
 from pipeline.trainer.checkpoints.restore import begin_with, latest_run, restore, restore_workers
@@ -28,7 +29,7 @@ from pipeline.trainer.learner import Learner
 from pipeline.trainer.result import result_of
 from pipeline.trainer.self_play import SelfPlay
 from pipeline.trainer.statistics import REWARD
-from pipeline.trainer.timing import Progress, Stopwatch, next_multiple
+from pipeline.trainer.timing import Progress, Stopwatch, add_reports, next_multiple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -51,6 +52,7 @@ _log = logging.getLogger(__name__)
 # After these the networks, or the disk, are not fit to be saved: the last good checkpoint stays.
 _STATE_IS_BAD = (CheckpointError, TrainingError, UnityPolicyException)
 
+_IS_FINISHED = attrgetter("finished")
 # Seconds between refreshes of the file that a killed run resumes from.
 RESUME_INTERVAL_S = 10.0
 
@@ -98,6 +100,7 @@ class TrainingLoop:
         end_early: Callable[[], bool] | None = None,
     ) -> None:
         self.workers = workers
+        self._in_turn = len(workers.groups) > 1
         self.lessons = Lessons(
             workers, settings.environment_parameters or {}, starting_lesson=starting_lesson
         )
@@ -180,9 +183,8 @@ class TrainingLoop:
             stopping = should_stop()
             if stopping and not self.moments.is_exact:
                 raise self._interrupted(should_stop)
-            self.stopwatch.timed(self.workers.step_wait)
-            for worker in self.workers.take_restarted():
-                self._note_restart(worker)
+            if stopping or self.moments.is_pending or self.moments.is_due or not self._in_turn:
+                self._receive()
             if self.moments.is_pending:
                 self.moments.complete()
             self._apply_lessons()
@@ -202,11 +204,6 @@ class TrainingLoop:
         for qualified in self.workers.behavior_specs if self._saved else ():
             self._learner(qualified)
 
-    def _note_restart(self, worker: int) -> None:
-        self.moments.interrupt(self.learners.values())
-        for learner in self.learners.values():
-            learner.worker_was_restarted(worker)
-
     def _apply_lessons(self) -> None:
         """Between two steps, begin the lessons, and the turns in self-play, that are due."""
         if self.lessons.apply(self.learners.values()):
@@ -223,66 +220,65 @@ class TrainingLoop:
         if self._on_start is not None:
             self._on_start()
         self.keeper.list_lessons(self.lessons.curriculum.numbers)
-        unused = sorted(self.init_from.keys() - self.learners.keys())
-        if unused:
-            _log.warning(
-                "There are weights to begin with for %s, but the environment shows %s; only "
-                "behaviors of the same name begin with them.",
-                ", ".join(unused),
-                ", ".join(self.learners),
-            )
+        warn_of_unused(self.init_from, self.learners)
 
     def _step(self) -> None:
         """Act on what the workers sent; while they work on that, store it and learn from it."""
-        taken: list[tuple[str, Learner, list[Steps], Decided]] = []
-        for qualified in self.workers.behavior_specs:
-            learner = self._learner_of.get(qualified) or self._learner(qualified)
-            steps = self.workers.get_steps(qualified)
-            decided = learner.decide(steps, team=qualified)
-            self.workers.set_actions(qualified, decided.actions)
-            taken.append((qualified, learner, steps, decided))
-        self._take_stats(taken)
-        self.stopwatch.timed(self.workers.step_send)
-        for qualified, learner, steps, decided in taken:
-            slots = learner.absorb(steps, team=qualified)
-            learner.remember(slots, decided, team=qualified)
-            if learner.past is not None:
-                self.self_play.on_step(qualified, learner, steps)
+        taken: list[tuple[str, Learner, list[Steps]]] = []
+        for group in self.workers.groups:
+            if self._in_turn:
+                self._receive(group)
+            taken += self._turn(group)
+        add_reports(taken, self.workers.take_stats())
         if self.synchronizer.group is not None:
             self.synchronizer.sync_if_due(
                 self.learners, lambda name: self._progress[name].next_summary
             )
         self.lessons.on_step(self.learners.values())
-        for _, learner, _, _ in taken:
+        for _, learner, _ in taken:
             while learner.learn():
                 self._note_update(learner)
             self._summarize(learner)
 
-    def _take_stats(self, taken: Sequence[tuple[str, Learner, list[Steps], Decided]]) -> None:
-        """Add what each worker has reported to every behavior that has agents in its step."""
-        for worker, stats in enumerate(self.workers.take_stats()):
-            if not stats:
-                continue
-            seen = {one.name: one for _, one, steps, _ in taken if any(map(len, steps[worker]))}
-            for learner in seen.values():
-                learner.pending_stats.add_environment(stats, with_most_recent=worker == 0)
+    def _receive(self, group: Sequence[int] | None = None) -> None:
+        """Wait for the workers of a group, or for all, where a step is under way."""
+        self.stopwatch.timed(self.workers.step_wait, group)
+        for worker in self.workers.take_restarted():
+            self.moments.interrupt(self.learners.values())
+            for learner in self.learners.values():
+                learner.worker_was_restarted(worker)
+
+    def _turn(self, group: Sequence[int]) -> list[tuple[str, Learner, list[Steps]]]:
+        """Let the workers of a group step on, and store what they had sent."""
+        taken: list[tuple[str, Learner, list[Steps]]] = []
+        decisions: list[Decided] = []
+        for qualified in self.workers.behavior_specs:
+            learner = self._learner_of.get(qualified) or self._learner(qualified)
+            steps = self.workers.get_steps(qualified, group)
+            decided = learner.decide(steps, team=qualified)
+            self.workers.set_actions(qualified, decided.actions, group)
+            taken.append((qualified, learner, steps))
+            decisions.append(decided)
+        self.stopwatch.timed(self.workers.step_send, group)
+        for (qualified, learner, steps), decided in zip(taken, decisions, strict=True):
+            slots = learner.absorb(steps, team=qualified)
+            learner.remember(slots, decided, team=qualified)
+            if learner.past is not None:
+                self.self_play.on_step(qualified, learner, steps)
+        return taken
 
     def _finished(self) -> bool:
-        for learner in self.learners.values():
-            if not learner.finished:
-                return False
-        return bool(self.learners)
+        return bool(self.learners) and all(map(_IS_FINISHED, self.learners.values()))
 
     def _learner(self, qualified: str) -> Learner:
-        learner = self._learner_of.get(qualified)
-        if learner is None:
-            name = qualified.partition("?")[0]
-            if name not in self.learners:
-                self.learners[name] = self._new_learner(name, qualified)
-            learner = self._learner_of[qualified] = self.learners[name]
-            spec = self.workers.behavior_specs[qualified]
-            refuse_other_spec(name, learner.spec, spec, f"the team of {qualified}")
-            self.self_play.join(qualified, learner)
+        """The learner of a behavior that was not met before under this name."""
+        name = qualified.partition("?")[0]
+        if name not in self.learners:
+            self.learners[name] = self._new_learner(name, qualified)
+        learner = self._learner_of[qualified] = self.learners[name]
+        spec = self.workers.behavior_specs[qualified]
+        refuse_other_spec(name, learner.spec, spec, f"the team of {qualified}")
+        self.self_play.join(qualified, learner)
         return learner
 
     def _new_learner(self, name: str, qualified: str) -> Learner:

@@ -1,4 +1,4 @@
-"""When a run's summaries and checkpoints are due, and where its time goes."""
+"""When a run's summaries and checkpoints are due, where its time goes, what workers report."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from pipeline.envs.base import Stats
     from pipeline.envs.workers import WorkerSet
+    from pipeline.protocol.steps import Steps
     from pipeline.trainer.learner import Learner
 
 
@@ -56,10 +58,12 @@ class Stopwatch:
         self._stepping_s = 0.0
         self._reported: dict[str, dict[str, float]] = {}
 
-    def timed(self, stepping: Callable[[], None]) -> None:
-        """Let the environments work, and count the time as theirs."""
+    def timed(
+        self, stepping: Callable[[Sequence[int] | None], None], group: Sequence[int] | None
+    ) -> None:
+        """Let a group of environments, or all, work, and count the time as theirs."""
         began = time.perf_counter()
-        stepping()
+        stepping(group)
         self._stepping_s += time.perf_counter() - began
 
     def since_last(self, learner: Learner) -> dict[str, float]:
@@ -80,3 +84,19 @@ class Stopwatch:
     def _environments(self) -> dict[str, float]:
         wire = self._workers.codec_seconds
         return {"environment": max(self._stepping_s - wire, 0.0), "wire": wire}
+
+
+def add_reports(
+    taken: Sequence[tuple[str, Learner, list[Steps]]], reports: Sequence[Stats]
+) -> None:
+    """Add what each worker has reported to every behavior that has agents in its step.
+
+    Args:
+        taken: behaviors with their learners, and the steps of every worker.
+        reports: by worker.
+    """
+    for worker, stats in enumerate(reports):
+        if stats:
+            seen = {one.name: one for _, one, steps in taken if any(map(len, steps[worker]))}
+            for learner in seen.values():
+                learner.pending_stats.add_environment(stats, with_most_recent=worker == 0)

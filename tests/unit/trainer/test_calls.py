@@ -10,7 +10,7 @@ import pipeline
 from pipeline.protocol.server import Server
 from pipeline.tracking.base import Sink
 
-MOST = 156
+MOST = 160
 """Calls per step of the loop, for the twelve agents of balance_ball in one executable."""
 
 PACKAGE = str(Path(pipeline.__file__).parent)

@@ -276,3 +276,15 @@ def load_replay(folder: Path, checkpoint: Mapping[str, Any], learner: Learner) -
         except Exception as error:  # noqa: BLE001  # whatever NumPy makes of a damaged file
             reason = f"{folder / name}: {reason_of(error)}"
     _log.warning("Replay buffer was unable to load, starting from scratch. (%s)", reason)
+
+
+def warn_of_unused(paths: Mapping[str, Path], behaviors: Mapping[str, object]) -> None:
+    """Say which files with weights to begin with are of no behavior that the environment shows."""
+    unused = sorted(paths.keys() - behaviors.keys())
+    if unused:
+        _log.warning(
+            "There are weights to begin with for %s, but the environment shows %s; only "
+            "behaviors of the same name begin with them.",
+            ", ".join(unused),
+            ", ".join(behaviors),
+        )

@@ -1,0 +1,71 @@
+"""Groups of workers that step in turn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toys import Chase
+
+from pipeline.envs.base import worker_groups
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.envs.workers import WorkerSet
+
+
+class Split(InProcessEnvironment):
+    """Notes the halves of its steps."""
+
+    def __init__(self, number, log):
+        super().__init__(Chase(n_agents=2))
+        self.number, self.log = number, log
+
+    def step_send(self):
+        self.log.append(f"send {self.number}")
+
+    def step_wait(self):
+        self.log.append(f"wait {self.number}")
+        self.step()
+
+    def reset_send(self):
+        self.log.append(f"reset {self.number}")
+
+    def reset_wait(self):
+        self.reset()
+
+
+@pytest.mark.parametrize(
+    ("n", "groups"), [(1, [[0]]), (2, [[0], [1]]), (5, [[0, 1], [2, 3, 4]]), (4, [[0, 1], [2, 3]])]
+)
+def test_workers_are_split_in_two_groups_in_their_order(n, groups):
+    assert [list(group) for group in worker_groups(n)] == groups
+
+
+def test_one_group_is_waited_for_while_another_works():
+    log = []
+    workers = WorkerSet([Split(k, log) for k in range(3)])
+    workers.reset()
+    log.clear()
+    first, second = workers.groups
+    workers.step_wait(first)  # nothing is under way
+    workers.step_send(first)
+    workers.step_send(second)
+    workers.step_wait(first)
+    assert log == ["send 0", "send 1", "send 2", "wait 0"]
+    workers.reset()  # after the step under way
+    assert log[4:] == ["wait 1", "wait 2", "reset 0", "reset 1", "reset 2"]
+
+
+def test_a_group_sees_and_acts_for_its_own_workers_alone():
+    workers = WorkerSet([Split(k, []) for k in range(3)])
+    workers.reset()
+    (name,) = workers.behavior_specs
+    first, second = workers.groups
+    assert [len(decision) for decision, _ in workers.get_steps(name, second)] == [0, 2, 2]
+    spec = workers.behavior_specs[name].action_spec
+    actions = [spec.random_action(n, np.random.default_rng(0)) for n in (2, 0, 0)]
+    workers.set_actions(name, actions, first)
+    workers.step()
+
+
+def test_workers_in_this_process_are_one_group():
+    workers = WorkerSet([InProcessEnvironment(Chase(n_agents=1)) for _ in range(3)])
+    assert [list(group) for group in workers.groups] == [[0, 1, 2]]
