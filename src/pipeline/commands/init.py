@@ -108,7 +108,7 @@ README = """\
 # {title}
 
 Agents for `{source}`, trained, exported to ONNX, evaluated and compared by
-[rl-pipeline](https://pypi.org/project/rl-pipeline/) {version}.
+rl-pipeline {version}.
 
 ```
 python -m venv .venv && source .venv/bin/activate
