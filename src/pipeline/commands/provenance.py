@@ -41,6 +41,12 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--tree", type=Path, help="the checkout to compare with; default: the present folder's"
     )
+    parser.add_argument(
+        "--diff",
+        type=Path,
+        metavar="OTHER",
+        help="compare with another file instead, and name the first cause by which they may differ",
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
@@ -50,6 +56,8 @@ def run(arguments: argparse.Namespace) -> str:
     Raises:
         PipelineError: The file cannot be read, or has no provenance.
     """
+    if arguments.diff is not None:
+        return _compared(arguments.diff, arguments.file)
     stages = read(arguments.file)
     root = _root(arguments.tree)
     checks = [_code(stages, root)]
@@ -66,6 +74,61 @@ def run(arguments: argparse.Namespace) -> str:
         }
         return json.dumps(value, indent=2, sort_keys=True)
     return "\n".join([*_described(arguments.file, stages, reason), *_judged(checks)])
+
+
+def _compared(one: Path, two: Path) -> str:
+    """Say by what two files may differ, in the order in which one thing leads to the next."""
+    histories = read(one), read(two)
+    digests = files.sha256_of(one), files.sha256_of(two)
+    head = [f"{path}\n  sha256 {digest}" for path, digest in zip((one, two), digests, strict=True)]
+    if digests[0] == digests[1]:
+        return "\n".join([*head, "They are the same bytes."])
+    causes = list(_causes(*histories))
+    if not causes:
+        told = (
+            "Nothing that is recorded differs. What is left is the machine: its kind of processor, "
+            "which decides which kernels of torch and OpenBLAS run, and the number of threads; "
+            "`machine` in results/.work/<stage>/<run>/stage.json names it."
+        )
+        return "\n".join([*head, told])
+    lines = [*head, f"The first cause by which they may differ: {causes[0].what}"]
+    for number, check in enumerate(causes):
+        lines += [] if number == 0 else [f"also: {check.what}"]
+        lines += [f"  {detail}" for detail in check.details[:_MOST_SHOWN]]
+        if len(check.details) > _MOST_SHOWN:
+            lines.append(f"  and {len(check.details) - _MOST_SHOWN} more")
+    return "\n".join(lines)
+
+
+def _causes(one: Sequence[provenance.Record], two: Sequence[provenance.Record]) -> Iterator[Check]:
+    stages = [[record["stage"] for record in history] for history in (one, two)]
+    if stages[0] != stages[1]:
+        told = f"{' -> '.join(stages[0])} here, {' -> '.join(stages[1])} there"
+        yield Check(what="stages", verdict="differs", details=(told,))
+        return
+    for left, right in zip(one, two, strict=True):
+        parts: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
+            ("seed", {"seed": left["seed"]}, {"seed": right["seed"]}),
+            ("parameters", dict(_flat(left["parameters"])), dict(_flat(right["parameters"]))),
+            ("inputs", _digests(left), _digests(right)),
+            ("versions", left["versions"], right["versions"]),
+            ("sources", left["sources"], right["sources"]),
+            ("interruptions", _interruptions(left), _interruptions(right)),
+        ]
+        for what, mine, other in parts:
+            keys = [key for key in {**mine, **other} if mine.get(key) != other.get(key)]
+            details = tuple(f"{key}: {_shown(mine, key)}, {_shown(other, key)}" for key in keys)
+            if details:
+                yield Check(what=f"{what} of {left['stage']}", verdict="differs", details=details)
+
+
+def _digests(record: provenance.Record) -> dict[str, str]:
+    return {f"{kind} {one['name']}": one["sha256"] for kind, one in record["inputs"].items()}
+
+
+def _interruptions(record: provenance.Record) -> dict[str, Any]:
+    steps = record.get("interrupted_at_steps")
+    return {"not exact, at steps": steps} if steps else {}
 
 
 def read(model: Path) -> list[provenance.Record]:
@@ -108,6 +171,7 @@ def _is_record(one: Any) -> bool:
         and isinstance(one.get("seed"), int)
         and isinstance(one.get("parameters"), dict)
         and isinstance(one.get("inputs"), dict)
+        and isinstance(one.get("interrupted_at_steps", []), list)
         and all(_is_texts(entry, "name", "sha256") for entry in one["inputs"].values())
         and all(_is_texts(one.get(key)) for key in ("versions", "sources"))
     )

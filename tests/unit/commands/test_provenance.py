@@ -130,6 +130,42 @@ def test_a_run_that_was_interrupted_and_is_not_exact_says_so(tree, tmp_path, cap
     assert provenance.interrupted(record(tree), []) == record(tree)
 
 
+@pytest.mark.parametrize(
+    ("changes", "first"),
+    [
+        ({"seed": 8}, "seed of learn\n  seed: 7, 8"),
+        (
+            {"parameters": {"learning_rate": 1e-3}, "versions": {}},
+            "parameters of learn\n  learning_rate: 0.0003, 0.001\nalso: versions of learn",
+        ),
+        ({"inputs": {}}, "inputs of learn\n  environment ball: "),
+        ({"versions": provenance.versions() | {"torch": "1.0"}}, "versions of learn\n  torch: "),
+        (
+            {"interrupted_at_steps": [5]},
+            "interruptions of learn\n  not exact, at steps: absent, [5]",
+        ),
+        ({"stage": "train", "experiment": "e"}, "stages\n  learn here, train there"),
+    ],
+)
+def test_the_first_cause_by_which_two_files_differ_is_named(changes, first, tree, tmp_path, capsys):
+    one = model(tmp_path / "one.onnx", record(tree))
+    two = model(tmp_path / "two.onnx", record(tree, **changes))
+    assert main(["provenance", str(two), "--diff", str(one)]) == 0
+    assert f"The first cause by which they may differ: {first}" in capsys.readouterr().out
+
+
+def test_files_with_equal_records_are_the_same_or_of_other_machines(tree, tmp_path, capsys):
+    one = model(tmp_path / "one.onnx", record(tree))
+    same = model(tmp_path / "same.onnx", record(tree))
+    assert main(["provenance", "--diff", str(one), str(same)]) == 0
+    assert "They are the same bytes." in capsys.readouterr().out
+    other = onnx.load(one)
+    other.graph.name = "other"
+    same.write_bytes(other.SerializeToString())
+    assert main(["provenance", "--diff", str(one), str(same)]) == 0
+    assert "What is left is the machine" in capsys.readouterr().out
+
+
 def test_an_edited_source_and_environment_are_named(tree, tmp_path, capsys):
     file = model(tmp_path / "m.onnx", record(tree))
     (tree / "src/pipeline/a.py").write_text("a = 2\n")
