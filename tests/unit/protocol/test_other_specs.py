@@ -60,11 +60,12 @@ def test_agent_with_other_names_is_taken_with_one_warning(caplog):
     ]
 
 
-def test_of_several_pngs_one_under_another_name_is_taken_with_a_warning(caplog):
+@pytest.mark.parametrize("names", [["right"], ["left", "right"]])
+def test_pngs_under_another_name_are_taken_with_a_warning(caplog, names):
     spec = BehaviorSpec([ObservationSpec.visual(1, 2, 2, "left")], ActionSpec(1, ()))
     png = encode_png(np.zeros((1, 2, 2), np.float32))
-    infos = [m.AgentInfoProto(id=1), m.AgentInfoProto(id=2)]
-    for info, name in zip(infos, ("left", "right"), strict=True):
+    infos = [m.AgentInfoProto(id=number) for number in range(len(names))]
+    for info, name in zip(infos, names, strict=True):
         info.observations.add(
             shape=[1, 2, 2],
             name=name,
@@ -72,8 +73,8 @@ def test_of_several_pngs_one_under_another_name_is_taken_with_a_warning(caplog):
             compression_type=m.PNG,
             compressed_data=png,
         )
-    decode_steps(infos, spec, "a camera")
-    assert "Behavior a camera: an agent calls its observations ['right']" in caplog.text
+    decode_steps(infos, spec, f"{len(names)} cameras")
+    assert "cameras: an agent calls its observations ['right']" in caplog.text
 
 
 def test_a_specification_without_names_takes_any_without_a_warning(caplog):
