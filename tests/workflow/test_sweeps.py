@@ -84,13 +84,13 @@ SNAKEMAKE = ("snakemake", "--cores", "2", "--quiet", "all")
 def test_both_engines_expand_a_sweep_the_same_way(swept: Path):
     nodes = dvc_nodes(swept)
     names = {node.name for node in nodes}
-    assert {"train@rates-002-1", "sweep@rates", "train_best@rates_best-12"} <= names
+    assert {"train@rates-002-1", "sweep@rates", "train_chosen@rates_best-12"} <= names
     theirs = snakemake_nodes(swept)
     assert differences(nodes, theirs, swept) == []
     before = {name: needed - {CHECK} for name, needed in dvc_before(swept).items()}
     assert counted_before(swept) | {CHECK: set()} == before
     asked = {node.name: node.asked for node in theirs}
-    for name in ("train@ball-1", "train@rates-002-1", "train_best@rates_best-11"):
+    for name in ("train@ball-1", "train@rates-002-1", "train_chosen@rates_best-11"):
         assert asked[name] == {"mem_mb": 1500, "runtime": 30, "gpu": 0}, "of the experiment"
     assert asked["sweep@rates"]["mem_mb"] != 1500
 
@@ -168,3 +168,47 @@ def test_the_best_of_a_real_sweep_is_trained_on_fresh_seeds_with_its_values(swep
         changed = facts["params"]["overrides"]["behaviors"]["3DBall"]["hyperparameters"]
         assert changed["learning_rate"] == best["values"][RATE]
         assert facts["params"]["runtime"]["torch_threads"] == 2
+
+
+@pytest.fixture
+def adaptive(swept: Path) -> Path:
+    """The same with Optuna, of which the last two trials are proposed one after the other."""
+    path = swept / "params.yaml"
+    text = path.read_text().replace("method: grid", "method: optuna\n    runs: 3\n    seed: 0")
+    text = text.replace(
+        "        - 1e-6\n        - 3e-3\n", "        min: 1e-5\n        max: 1e-2\n"
+    )
+    path.write_text(text.replace("1e-2\n", "1e-2\n    startup: 2\n    prune_after: 1000\n"))
+    write_plan(load_params(path), swept / "workflow/runs.yaml")
+    commit(swept, "with Optuna")
+    return swept
+
+
+def test_both_engines_expand_an_adaptive_sweep_the_same_way(adaptive: Path):
+    nodes = dvc_nodes(adaptive)
+    names = {node.name for node in nodes}
+    assert {"train@rates-001-1", "propose@rates-002", "train_chosen@rates-003-1"} <= names
+    assert differences(nodes, snakemake_nodes(adaptive), adaptive) == []
+    before = {name: needed - {CHECK} for name, needed in dvc_before(adaptive).items()}
+    assert counted_before(adaptive) | {CHECK: set()} == before
+
+
+def test_an_adaptive_sweep_that_was_stopped_proposes_the_same_with_either_engine(adaptive: Path):
+    results = ("propose/rates/002.json", "propose/rates/003.json", "sweep/rates/trials.csv")
+
+    def made() -> list[bytes]:
+        return [(adaptive / "results" / name).read_bytes() for name in results]
+
+    snakemake = ("snakemake", "--cores", "2", "--quiet", "all", "--")
+    run(adaptive, *snakemake, "results/propose/rates/002.json")  # and no further
+    second = (adaptive / "results/propose/rates/002.json").stat().st_mtime_ns
+    run(adaptive, *snakemake, "results/rates")
+    assert (adaptive / "results/propose/rates/002.json").stat().st_mtime_ns == second
+    first = made()
+    best = json.loads((adaptive / "results/sweep/rates/best.json").read_text())
+    chosen = json.loads((adaptive / "results/train/rates_best/seed11/metrics.json").read_text())
+    assert chosen["3DBall"]["steps"] >= 2000
+    assert list(best["values"]) == [RATE]
+    shutil.rmtree(adaptive / "results")
+    run(adaptive, "dvc", "repro", "sweep@rates")
+    assert made() == first

@@ -81,7 +81,7 @@ except PipelineError as error:
 RUNS = plan(PARAMS)["runs"]
 VALUES = {**to_plain(read_yaml("params.yaml")), "runs": RUNS}
 
-TRAINING = ("train_from_scratch", "train_pretrained", "train_best")
+TRAINING = ("train_from_scratch", "train_pretrained", "train_chosen")
 EVALUATION = ("evaluate", "evaluate_video")
 
 
@@ -174,6 +174,18 @@ def trials_of(*patterns):
     return lambda wildcards: [
         pattern.format(experiment=f"{wildcards.name}/{number}", seed=seed)
         for number in RUNS["sweeps"][wildcards.name]["trials"]
+        for seed in RUNS["sweeps"][wildcards.name]["seeds"]
+        for pattern in patterns
+    ]
+
+
+def told_of(*patterns):
+    """The patterns, filled in for each seed of the trial that the wildcards' proposal waits for."""
+    return lambda wildcards: [
+        pattern.format(
+            told=RUNS["proposals"][f"{wildcards.name}-{wildcards.number}"]["told"],
+            seed=seed,
+        )
         for seed in RUNS["sweeps"][wildcards.name]["seeds"]
         for pattern in patterns
     ]

@@ -159,7 +159,7 @@ rule report:
         "../envs/pipeline.yaml"
     threads: 1
     params:
-        watched=watched("experiments", "runs.sweeps", "runs.train_best"),
+        watched=watched("experiments", "runs.sweeps", "runs.train_chosen"),
     message:
         "Compare the experiments"
     shell:

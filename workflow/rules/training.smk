@@ -138,9 +138,47 @@ rule train_pretrained:
         " > {log} 2>&1"
 
 
+rule propose:
+    input:
+        lambda wildcards: RUNS["proposals"][f"{wildcards.name}-{wildcards.number}"][
+            "before"
+        ],
+        told_of(
+            "results/evaluate/{told}/seed{seed}/returns.png",
+            "results/evaluate/{told}/seed{seed}/episodes.csv",
+            "results/evaluate/{told}/seed{seed}/metrics.json",
+            "results/train/{told}/seed{seed}/policy.pt",
+            "results/train/{told}/seed{seed}/metrics.json",
+            "results/train/{told}/seed{seed}/progress.csv",
+        ),
+        SOURCES["propose"],
+    output:
+        "results/propose/{name}/{number}.json",
+    log:
+        "logs/propose/{name}/{number}.log",
+    benchmark:
+        "logs/propose/{name}/{number}.tsv"
+    wildcard_constraints:
+        name=one_of(RUNS["sweeps"]),
+        number=r"\d+",
+    conda:
+        "../envs/pipeline.yaml"
+    threads: 1
+    params:
+        watched=watched("runs.proposals.{name}-{number}"),
+    message:
+        "Propose the trial {wildcards.number} of {wildcards.name}"
+    shell:
+        "python workflow/scripts/propose.py {wildcards.name}/{wildcards.number}"
+        " > {log} 2>&1"
+
+
 rule sweep:
     input:
         trials_of(
+            "results/train/{experiment}/seed{seed}/policy.pt",
+            "results/train/{experiment}/seed{seed}/metrics.json",
+            "results/train/{experiment}/seed{seed}/progress.csv",
             "results/evaluate/{experiment}/seed{seed}/returns.png",
             "results/evaluate/{experiment}/seed{seed}/episodes.csv",
             "results/evaluate/{experiment}/seed{seed}/metrics.json",
@@ -172,15 +210,13 @@ rule sweep:
         "python workflow/scripts/sweep.py {wildcards.name} > {log} 2>&1"
 
 
-rule train_best:
+rule train_chosen:
     input:
-        run_of("train_best", "trainer"),
+        run_of("train_chosen", "trainer"),
         lambda wildcards: (
-            f"build/env/{run_of('train_best', 'environment')(wildcards)}"
+            f"build/env/{run_of('train_chosen', 'environment')(wildcards)}"
         ),
-        lambda wildcards: (
-            f"results/sweep/{run_of('train_best', 'sweep')(wildcards)}/best.json"
-        ),
+        run_of("train_chosen", "chosen"),
         SOURCES["train"],
     output:
         "results/train/{experiment}/seed{seed}/policy.pt",
@@ -197,25 +233,25 @@ rule train_best:
     benchmark:
         "logs/train/{experiment}/seed{seed}.tsv"
     wildcard_constraints:
-        experiment=one_of(experiments("train_best")),
+        experiment=one_of(experiments("train_chosen")),
         seed=r"\d+",
     retries: RETRIES
     conda:
         "../envs/pipeline.yaml"
-    threads: threads_of("train_best")
+    threads: threads_of("train_chosen")
     resources:
-        mem_mb=asked("memory_mb", of="train_best"),
+        mem_mb=asked("memory_mb", of="train_chosen"),
         runtime=asked("minutes"),
-        gpu=asked("gpus", of="train_best"),
+        gpu=asked("gpus", of="train_chosen"),
     params:
         watched=watched(
             "experiments.{base}.overrides",
             "runtime",
-            "runs.train_best.{key}",
-            of="train_best",
+            "runs.train_chosen.{key}",
+            of="train_chosen",
         ),
     message:
-        "Train the best of a sweep, {wildcards.experiment}, seed {wildcards.seed}"
+        "Train with what a sweep has chosen, {wildcards.experiment}, seed {wildcards.seed}"
     shell:
         "python workflow/scripts/train.py {wildcards.experiment} --seed {wildcards.seed}"
         " > {log} 2>&1"

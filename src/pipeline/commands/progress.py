@@ -31,6 +31,7 @@ _FAMILIES = {
     "demonstrations": "demos",
     "file_demonstrations": "demos_file",
     "train_from_scratch": "train",
+    "proposals": "propose",
     "sweeps": "sweep",
 }
 """Stages of dvc.yaml, and rules, by the table of runs that they go through, if not of its name."""
@@ -88,7 +89,8 @@ def graph_of(params: Params) -> Graph:
         family = _FAMILIES.get(table, table)
         for key, entry in entries.items():
             several = "seed" in entry
-            instance = f"{entry['experiment']}/seed{entry['seed']}" if several else key
+            named = entry.get("trial", key)
+            instance = f"{entry['experiment']}/seed{entry['seed']}" if several else named
             job = Job(family.partition("_")[0], instance)
             names[f"{family}@{key}"] = job
             needs[job] = list(_needs(job, entry))
@@ -106,12 +108,14 @@ def _needs(job: Job, entry: Mapping[str, Any]) -> Iterator[Job]:
     before = {"train": "pretrain", "export": "train", "evaluate": "export"}
     if job.stage in before:
         yield Job(before[job.stage], job.instance)
-    if "sweep" in entry:
-        yield Job("sweep", entry["sweep"])
-    if job.stage == "sweep":
-        for trial in entry["trials"]:
-            for seed in entry["seeds"]:
-                yield Job("evaluate", f"{job.instance}/{trial}/seed{seed}")
+    for made in (entry.get("chosen"), entry.get("before")):
+        if made is not None:
+            _, stage, *place = made.removesuffix(".json").removesuffix("/best").split("/")
+            yield Job(stage, "/".join(place))
+    trials = [f"{job.instance}/{number}" for number in entry.get("trials", ())]
+    for trial in [entry["told"]] if "told" in entry else trials:
+        for seed in entry["seeds"]:
+            yield Job("evaluate", f"{trial}/seed{seed}")
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """`experiments.<name>` of `params.yaml`, and what an experiment is made of."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pipeline.settings.reader import ContradictionError, Count, CountOrZero, Positive
@@ -117,8 +118,16 @@ class ExperimentParams:
     """What its jobs may use."""
     base: str | None = field(default=None, metadata={"internal": True})
     """The experiment that a trial or the best of a sweep is made from."""
-    best_of: str | None = field(default=None, metadata={"internal": True})
-    """The sweep whose best configuration this is."""
+    chosen: Path | None = field(default=None, metadata={"internal": True})
+    """The file with the values that a sweep has chosen, which is made while it runs."""
+
+    @property
+    def chosen_by(self) -> str:
+        """The stage that makes the file `chosen`, as DVC calls it; empty without one."""
+        if self.chosen is None:
+            return ""
+        _, stage, *place = self.chosen.with_suffix("").parts
+        return f"{stage}@{'-'.join(one for one in place if one != 'best')}"
 
     @property
     def filmed(self) -> bool:

@@ -13,7 +13,7 @@ from pipeline.settings.reader import choice, display, entries_of, read_dataclass
 from pipeline.settings.run_file import load_run_settings, to_mapping
 from pipeline.settings.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS, RunSettings
 from pipeline.settings.sinks import SinkNames
-from pipeline.settings.sweeps import SweepParams, best_file, best_name
+from pipeline.settings.sweeps import SweepParams, best_file, best_name, proposal_file
 from pipeline.settings.yaml_file import read_yaml
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
@@ -60,6 +60,7 @@ class Params:
             base,
             evaluation=None if played is None else replace(played, video=False),
             overrides=self._changed(base, trials[number], f"sweeps.{sweep}"),
+            chosen=proposal_file(name) if number in self.sweeps[sweep].proposed() else None,
             seeds=self.sweeps[sweep].seeds,
             base=self.sweeps[sweep].experiment,
         )
@@ -71,17 +72,16 @@ class Params:
             SettingsError: There is no such experiment, or its sweep has not been run.
         """
         experiment = self.experiment(name)
-        if experiment.best_of is None:
+        if experiment.chosen is None:
             return experiment.overrides
-        best = self.path.parent / best_file(experiment.best_of)
-        if not best.is_file():
+        path = self.path.parent / experiment.chosen
+        if not path.is_file():
             raise SettingsError(
-                f"{best}: is missing: the sweep {experiment.best_of!r} has not chosen a best "
-                f"configuration yet. Run `dvc repro sweep@{experiment.best_of}` or "
-                "`snakemake --cores 1`."
+                f"{path}: is missing: the sweep has not chosen the values of {name!r} yet. Run "
+                f"`dvc repro {experiment.chosen_by}` or `snakemake --cores 1`."
             )
-        chosen = to_plain(read_yaml(best, what="Best of the sweep"))["values"]
-        return self._changed(experiment, chosen, str(best))
+        chosen = to_plain(read_yaml(path, what="Choice of the sweep"))["values"]
+        return self._changed(experiment, chosen, str(path))
 
     def _changed(
         self, base: ExperimentParams, values: dict[str, Any], source: str
@@ -220,7 +220,7 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
             read.experiments[sweep.experiment],
             seeds=sweep.best.seeds,
             base=sweep.experiment,
-            best_of=name,
+            chosen=best_file(name),
         )
         for name, sweep in read.sweeps.items()
         if sweep.best is not None
@@ -239,6 +239,9 @@ def _check_sweep(root: Node, read: Params, name: str) -> None:
         text = f"{read.sweeps[name].experiment!r} has {list(base.stages)}"
         text = f"a sweep needs an experiment with {needed}; {text}"
         raise fail_at(root, f"{at}.experiment", text)
+    if read.sweeps[name].prune_after is not None and base.learners > 1:
+        text = "needs an experiment that one process learns; leave it out, or set learners: 1"
+        raise fail_at(root, f"{at}.prune_after", text)
     for taken in (name, best_name(name)):
         if taken in read.experiments:
             text = f"the results of this sweep would lie in those of the experiment {taken!r}"

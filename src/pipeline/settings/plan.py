@@ -43,12 +43,13 @@ def plan(params: Params) -> dict[str, Any]:
         `{"runs": tables}`, where `environments`, `path_environments` (builds, and modules beside
         params.yaml, which are watched), `unity_environments` (projects whose sources are watched),
         `demonstrations` and `file_demonstrations` (those that are not recorded) are by name, and
-        `pretrain`, `train_from_scratch`, `train_pretrained`, `train_best`, `export`, `evaluate` and
-        `evaluate_video` by `<experiment>-<seed>`, each entry with experiment, base (the experiment
-        in params.yaml that it comes from), seed, environment, trainer, and demonstrations where it
-        has any; those of `pretrain` have a digest of the networks too, which is all they take from
-        the trainer file. Trials of sweeps are entries like others, with the `values` they change.
-        `sweeps` has what the ranking of each needs.
+        `pretrain`, `train_from_scratch`, `train_pretrained`, `train_chosen` (with values that a
+        sweep chooses while it runs), `export`, `evaluate` and `evaluate_video` by
+        `<experiment>-<seed>`, each entry with experiment, base (the experiment in params.yaml that
+        it comes from), seed, environment, trainer, and demonstrations where it has any; those of
+        `pretrain` have a digest of the networks too, which is all they take from the trainer file.
+        Trials of sweeps are entries like others, with the `values` they change. `sweeps` has what
+        the ranking of each needs, and `proposals` what each trial is proposed from.
 
     Raises:
         SettingsError: The trainer configuration of an experiment with pretraining has a mistake,
@@ -63,8 +64,9 @@ def plan(params: Params) -> dict[str, Any]:
         "pretrain": {},
         "train_from_scratch": {},
         "train_pretrained": {},
+        "proposals": {},
         "sweeps": {},
-        "train_best": {},
+        "train_chosen": {},
         "export": {},
         "evaluate": {},
         "evaluate_video": {},
@@ -89,8 +91,9 @@ def plan(params: Params) -> dict[str, Any]:
             tables["file_demonstrations"][name] = {"file": demonstration.file}
     for name, sweep in params.sweeps.items():
         tables["sweeps"][name] = _sweep(sweep)
+        tables["proposals"] |= _proposals(name, sweep, params)
         for number, values in sweep.trials().items():
-            _add_runs(tables, params, f"{name}/{number}", {"values": values})
+            _add_runs(tables, params, f"{name}/{number}", {"values": values} if values else {})
     for name in params.experiments:
         _add_runs(tables, params, name, {})
     return {"runs": tables}
@@ -129,8 +132,8 @@ def _add_runs(
             learning["plugins"] = plugins
         if experiment.resources.threads is not None:
             learning["threads"] = experiment.resources.threads
-        if experiment.best_of is not None:
-            learning["sweep"] = experiment.best_of
+        if experiment.chosen is not None:
+            learning["chosen"] = experiment.chosen.as_posix()
         for stage in experiment.stages:
             # An entry has what its stage depends on and no more, or edits would run it again.
             entry = run
@@ -148,6 +151,29 @@ def _add_runs(
                     f"{table[key]['experiment']!r}; rename one of them"
                 )
             table[key] = entry
+
+
+def _proposals(name: str, sweep: SweepParams, params: Params) -> dict[str, Any]:
+    """Return an entry for each trial that is proposed while the sweep runs.
+
+    A trial's proposal is made from the one before, which has what was told so far, and from the
+    last trial that it waits for. DVC needs as many dependencies of each: for the first, the
+    environment stands in the place of the proposal before.
+    """
+    entries: dict[str, Any] = {}
+    proposed = sweep.proposed()
+    for number, told in proposed.items():
+        earlier = f"{int(number) - 1:03}"
+        environment = params.experiments[sweep.experiment].environment
+        first = f"build/env/{environment}"
+        entries[f"{name}-{number}"] = {
+            "trial": f"{name}/{number}",
+            "told": f"{name}/{told}",
+            "before": f"results/propose/{name}/{earlier}.json" if earlier in proposed else first,
+            "seeds": list(sweep.seeds),
+            "search": fingerprint(sweep.search())[:16],
+        }
+    return entries
 
 
 def _sweep(sweep: SweepParams) -> dict[str, Any]:
@@ -189,10 +215,12 @@ def check_settings(params: Params) -> None:
         SettingsError: A trainer configuration, or an override, has a mistake.
     """
     for name, experiment in params.experiments.items():
-        if experiment.best_of is None:  # the best of a sweep is yet to be found
+        if experiment.chosen is None:  # the best of a sweep is yet to be found
             _check_demonstrations(params, name, params.run_settings(name))
     for name, sweep in params.sweeps.items():
         for number in sweep.trials():
+            if number in sweep.proposed():
+                continue  # its values lie between those of the others, or are theirs
             params.run_settings(f"{name}/{number}")
 
 
@@ -236,6 +264,6 @@ def table_of(stage: str, experiment: ExperimentParams) -> str:
         return "evaluate_video"
     if stage != "train":
         return stage
-    if experiment.best_of is not None:
-        return "train_best"
+    if experiment.chosen is not None:
+        return "train_chosen"
     return "train_pretrained" if "pretrain" in experiment.stages else "train_from_scratch"

@@ -2,16 +2,18 @@
 
 Each configuration is a *trial*, called `<sweep>/001` and so on. What a trial changes depends on the
 block alone: a longer random sweep begins with the trials of the shorter one, and a parameter more
-leaves the values of the others as they were.
+leaves the values of the others as they were. What Optuna proposes depends on earlier trials too.
 """
 
 import itertools
 import math
 import random
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline import seeding
 from pipeline.settings.experiments import check_seeds
 from pipeline.settings.nodes import Node, fail, to_plain
 from pipeline.settings.reader import (
@@ -55,7 +57,10 @@ class Interval:
             value = math.exp(source.uniform(math.log(self.min), math.log(self.max)))
         else:
             value = source.uniform(self.min, self.max)
-        # Rounding to few digits may leave the interval by a little.
+        return self.rounded(value)
+
+    def rounded(self, value: float) -> float | int:
+        """Return a number with few digits, which may not leave the interval by that."""
         value = min(max(float(f"{value:.{_DIGITS}g}"), self.min), self.max)
         return round(value) if self.integer else value
 
@@ -85,6 +90,25 @@ class Axis:
             return self.interval.draw(source)
         return source.choice(self.values)
 
+    def distribution(self) -> Any:
+        """Return it as Optuna has it: numbers of an interval, or places in the list of values."""
+        import optuna
+
+        if self.interval is None:
+            return optuna.distributions.CategoricalDistribution(range(len(self.values)))
+        low, high, log = self.interval.min, self.interval.max, self.interval.scale == "log"
+        if self.interval.integer:
+            return optuna.distributions.IntDistribution(math.ceil(low), math.floor(high), log=log)
+        return optuna.distributions.FloatDistribution(low, high, log=log)
+
+    def index(self, value: Any) -> Any:
+        """Return a value as Optuna has it: see `distribution`."""
+        return value if self.interval is not None else self.values.index(value)
+
+    def value(self, given: Any) -> Any:
+        """Return the value that Optuna means, as few digits as `draw` gives."""
+        return self.values[given] if self.interval is None else self.interval.rounded(given)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BestParams:
@@ -100,16 +124,25 @@ class SweepParams:
 
     experiment: str
     """A name under `experiments`, which says all that the sweep does not."""
-    method: Literal["grid", "list", "random"]
-    """Every combination of the values; the configurations as listed; or drawn ones."""
+    method: Literal["grid", "list", "random", "optuna"]
+    """Every combination of the values; the configurations as listed; drawn ones; or the first ones
+    drawn, and the others proposed by Optuna from what those before them came to."""
     parameters: dict[str, Axis] = field(default_factory=dict)
-    """For grid and random: by dotted key of the trainer file, what it may be."""
+    """For grid, random and optuna: by dotted key of the trainer file, what it may be."""
     configurations: tuple[dict[str, Any], ...] = ()
     """For list: dotted keys and their values."""
     runs: Count | None = None
-    """For random: how many configurations to draw."""
+    """For random and optuna: how many configurations to try."""
     seed: CountOrZero | None = None
-    """For random: what is drawn."""
+    """For random and optuna: what is drawn and proposed."""
+    startup: Count | None = None
+    """For optuna: trials that are drawn as random does, before it proposes; null for 5."""
+    parallel: Count | None = None
+    """For optuna: trials under way at once, since one waits for the one so many before it; null
+    for 1."""
+    prune_after: CountOrZero | None = None
+    """For optuna: steps of training after which a trial ends when a summary's reward is below the
+    median of finished trials at the same step; null for never."""
     seeds: tuple[CountOrZero, ...]
     """Seeds that each trial is run with."""
     metric: Metric = "mean_return"
@@ -136,7 +169,10 @@ class SweepParams:
             )
 
     def trials(self) -> dict[str, dict[str, Any]]:
-        """Return what each trial changes, dotted keys and values, by its number from `001` on."""
+        """Return what each trial changes, dotted keys and values, by its number from `001` on.
+
+        What is to be proposed is empty: the file `proposal_file` will have it.
+        """
         if self.method == "list":
             changes = [dict(one) for one in self.configurations]
         elif self.method == "grid":
@@ -146,11 +182,79 @@ class SweepParams:
                 for values in itertools.product(*axes)
             ]
         else:
+            proposed = self.proposed()
             changes = [
-                {key: axis.draw(self._source(key, run)) for key, axis in self.parameters.items()}
+                {} if _numbered(run + 1) in proposed else self.drawn(run)
                 for run in range(self.runs or 0)
             ]
-        return {f"{number:03}": one for number, one in enumerate(changes, start=1)}
+        return {_numbered(number): one for number, one in enumerate(changes, start=1)}
+
+    def drawn(self, run: int) -> dict[str, Any]:
+        """Return the values that random search has for a run, which are counted from 0."""
+        return {key: axis.draw(self._source(key, run)) for key, axis in self.parameters.items()}
+
+    def proposed(self) -> dict[str, str]:
+        """Return the trials whose values are known only while the sweep runs.
+
+        Returns:
+            By number, the number of the last trial that must have been evaluated before.
+        """
+        if self.method != "optuna":
+            return {}
+        lag = self.parallel or 1
+        later = range(lag + 1, (self.runs or 0) + 1)
+        return {_numbered(number): _numbered(number - lag) for number in later}
+
+    def search(self) -> dict[str, Any]:
+        """Return what a proposal depends on beside results, so without the sweep's length."""
+        keys = ("parameters", "seed", "startup", "prune_after", "goal", "metric", "behavior")
+        return {key: repr(getattr(self, key)) for key in keys}
+
+    def propose(
+        self,
+        number: int,
+        told: Mapping[str, tuple[Mapping[str, Any], float]],
+        waiting: Iterable[Mapping[str, Any]],
+    ) -> dict[str, Any]:
+        """Return the values of a trial, by Optuna's TPE; the first `startup` trials are drawn.
+
+        The study is made anew from what is known, and its sampler from the sweep's seed and the
+        trial's number, so the same results give the same values.
+
+        Args:
+            number: of the trial, counted from 1.
+            told: values and score of each trial before it that has been evaluated.
+            waiting: values of those that have not.
+        """
+        if number <= (5 if self.startup is None else self.startup):
+            return self.drawn(number - 1)
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        space = {key: axis.distribution() for key, axis in self.parameters.items()}
+        sampler = optuna.samplers.TPESampler(
+            n_startup_trials=1,
+            multivariate=True,
+            constant_liar=True,
+            seed=seeding.derive(self.seed or 0, "propose", number),
+        )
+        study = optuna.create_study(direction=self.goal, sampler=sampler)
+        state = optuna.trial.TrialState
+        known = [
+            (values, state.FAIL if math.isnan(score) else state.COMPLETE, score)
+            for values, score in told.values()
+        ]
+        for values, how, score in [*known, *((one, state.RUNNING, None) for one in waiting)]:
+            study.add_trial(
+                optuna.trial.create_trial(
+                    params={key: axis.index(values[key]) for key, axis in self.parameters.items()},
+                    distributions=space,
+                    state=how,
+                    value=score if how is state.COMPLETE else None,
+                )
+            )
+        asked = study.ask(space).params
+        return {key: axis.value(asked[key]) for key, axis in self.parameters.items()}
 
     def _source(self, key: str, run: int) -> random.Random:
         # A stream for each key and run: more runs or keys leave the values of the others alone.
@@ -167,7 +271,29 @@ def best_file(sweep: str) -> Path:
     return Path("results/sweep") / sweep / "best.json"
 
 
+def proposal_file(trial: str) -> Path:
+    """Return the file in which the stage `propose` says what a trial `<sweep>/<number>` changes."""
+    return Path("results/propose") / f"{trial}.json"
+
+
+def _numbered(number: int) -> str:
+    return f"{number:03}"
+
+
+def _check_pruning(sweep: SweepParams) -> None:
+    if sweep.prune_after is None:
+        return
+    if sweep.goal == "minimize" or sweep.metric == "mean_length":
+        raise ContradictionError(
+            "prune_after",
+            "compares rewards, of which more is better, but the sweep looks for "
+            f"{'the least' if sweep.goal == 'minimize' else 'the greatest'} {sweep.metric}; "
+            "leave it out",
+        )
+
+
 def _check_method(sweep: SweepParams) -> None:
+    _check_pruning(sweep)
     used = {
         "parameters": bool(sweep.parameters),
         "configurations": bool(sweep.configurations),
@@ -178,7 +304,12 @@ def _check_method(sweep: SweepParams) -> None:
         "grid": ("parameters",),
         "list": ("configurations",),
         "random": ("parameters", "runs", "seed"),
+        "optuna": ("parameters", "runs", "seed"),
     }[sweep.method]
+    for key in ("startup", "parallel", "prune_after"):
+        if getattr(sweep, key) is not None and sweep.method != "optuna":
+            text = f"belongs to the method optuna, not to {sweep.method}; remove it"
+            raise ContradictionError(key, text)
     for key, given in used.items():
         if given != (key in needed):
             what = "needs the key" if key in needed else "does not use the key"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.errors import StageError
-from pipeline.settings.sweeps import best_file
+from pipeline.settings.sweeps import best_file, proposal_file
 from pipeline.stages.shared.attempt import Job, attempt_at
 from pipeline.stages.shared.project import main_of_named, named, planned
 
@@ -50,12 +50,13 @@ def rank_named(name: str, root: Path) -> None:
     """Make `results/sweep/<name>/`: `best.json`, `metrics.json` and `trials.csv`."""
     params = planned(root)
     sweep = named(params.sweeps, name, "sweeps")
+    proposed = [proposal_file(f"{name}/{number}") for number in sweep.proposed()]
     job = Job(
         stage="sweep",
         instance=name,
         params={"metric": sweep.metric, "behavior": sweep.behavior, "goal": sweep.goal}
         | {"trials": sweep.trials()},
-        inputs=tuple(metrics_files(name, sweep)),
+        inputs=(*metrics_files(name, sweep), *proposed),
         outputs=tuple(best_file(name).with_name(output) for output in OUTPUTS),
     )
     with attempt_at(job, root) as attempt:
@@ -98,11 +99,17 @@ def trials_of(root: Path, name: str, sweep: SweepParams) -> list[Trial]:
     return [
         Trial(
             name=f"{name}/{number}",
-            values=values,
+            values=values or _proposed(root, f"{name}/{number}"),
             scores=scores_of(root, f"{name}/{number}", sweep.seeds, sweep),
         )
         for number, values in sweep.trials().items()
     ]
+
+
+def _proposed(root: Path, trial: str) -> dict[str, Any]:
+    """Return the values that were proposed for a trial."""
+    values: dict[str, Any] = json.loads((root / proposal_file(trial)).read_text("utf-8"))["values"]
+    return values
 
 
 def scores_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from pipeline import files
 from pipeline.algos.process_group import launched
 from pipeline.errors import CheckpointError
-from pipeline.settings.sweeps import best_file
 from pipeline.stages.shared import executable, policies, provenance, run_context
-from pipeline.stages.shared.attempt import Attempt, Job, attempt_at
-from pipeline.tracking import run_metadata
+from pipeline.stages.shared.attempt import Attempt, Job, attempt_at, read_map
+from pipeline.tracking import names, run_metadata
+from pipeline.tracking.base import Sink
 from pipeline.tracking.sinks import TrackedRun, standard_sinks
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ def job_of(run: run_context.Run) -> Job:
     if "pretrain" in run.experiment.stages:
         inputs.append(run.folder("pretrain") / "policy.pt")
         inputs.append(Path(f"data/demos/{run.experiment.demonstrations}.demo"))
-    if run.experiment.best_of is not None:
-        inputs.append(best_file(run.experiment.best_of))
+    if run.experiment.chosen is not None:
+        inputs.append(run.experiment.chosen)
     return Job(
         stage="train",
         instance=run.instance,
@@ -122,6 +123,9 @@ def _train(
         sinks = standard_sinks(tracked, run.params.track)
         if record is not None and started_from is not None:
             run_context.tell_pretraining(record, run.root / run.folder("pretrain"))
+        pruner = _pruner(run)
+        if pruner is not None:
+            sinks.append(pruner)
         result = trainer.train(
             build.file,
             settings,
@@ -139,7 +143,9 @@ def _train(
             torch_threads=runtime["torch_threads"],
             sinks=sinks,
             learners=run.experiment.learners,
+            end_early=None if pruner is None else lambda: pruner.is_below,
         )
+        attempt.facts["pruned"] = pruner is not None and pruner.is_below
         checkpoints = {name: one.checkpoint for name, one in result.behaviors.items()}
         history = _history(run, attempt, result.interrupted)
         policies.join(checkpoints, attempt.out("policy.pt"), history=history)
@@ -160,6 +166,39 @@ def _train(
             record.settings({"exact": told})
             record.made(attempt.out("policy.pt"))
     return metrics
+
+
+class Pruner(Sink):
+    """Ends a trial of a sweep at a summary whose reward is below the median of finished trials.
+
+    It keeps nothing from one summary to the next, so a resumed run ends at the same step.
+
+    Args:
+        medians: reward by step.
+        behavior: whose; None for the only one.
+    """
+
+    def __init__(self, medians: Mapping[int, float], behavior: str | None) -> None:
+        self.is_below = False
+        self._medians = medians
+        self._behavior = behavior
+
+    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+        """Compare one summary."""
+        if self._behavior in (None, behavior.partition("?")[0]):
+            reward = values.get(names.REWARD, math.inf)
+            self.is_below = self.is_below or reward < self._medians.get(step, -math.inf)
+
+
+def _pruner(run: run_context.Run) -> Pruner | None:
+    """Return what ends a trial early, where its proposal says when."""
+    if run.experiment.chosen is None:
+        return None
+    below = read_map(run.root / run.experiment.chosen).get("prune_below")
+    if not below:
+        return None
+    behavior = run.params.sweeps[run.name.partition("/")[0]].behavior
+    return Pruner({int(step): reward for step, reward in below}, behavior)
 
 
 def _history(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
@@ -157,7 +160,7 @@ def test_the_plan_has_the_trials_and_the_best(folder: Path):
         "base-2",
     ]
     assert tables["train_from_scratch"]["rates-001-1"]["values"][RATE] == 1e-4
-    assert list(tables["train_best"]) == ["rates_best-7", "rates_best-8"]
+    assert list(tables["train_chosen"]) == ["rates_best-7", "rates_best-8"]
     assert {"rates_best-7", "rates-006-1", "base-2"} <= tables["evaluate"].keys()
 
 
@@ -177,6 +180,22 @@ def test_a_subset_names_runs_of_experiments_and_sweeps(folder: Path):
         ("method: grid", "method: gird", "sweeps.rates.method: 'gird' is not allowed; did you"),
         ("method: grid", "method: list", "method list does not use the key 'parameters'; remove"),
         ("method: grid", "method: random", "sweeps.rates.method: the method random needs the key"),
+        ("method: grid", "method: optuna", "sweeps.rates.method: the method optuna needs the key"),
+        (
+            "method: grid",
+            "method: grid\n    parallel: 2",
+            "sweeps.rates.parallel: belongs to the method optuna, not to grid; remove it",
+        ),
+        (
+            "method: grid",
+            "method: optuna\n    prune_after: 9\n    goal: minimize\n    runs: 3\n    seed: 0",
+            "sweeps.rates.prune_after: compares rewards, of which more is better, but the sweep",
+        ),
+        (
+            "method: grid",
+            "method: optuna\n    startup: 0\n    runs: 3\n    seed: 0",
+            "sweeps.rates.startup: ",
+        ),
         ("[1e-4, 1e-3]", "[]", f"sweeps.rates.parameters.{RATE}: needs a list of values, or a map"),
         ("[1e-4, 1e-3]", "{min: 1, max: 2}", "needs a list of values for 'behaviors.Ball.hyperp"),
         ("[1e-4, 1e-3]", "{min: 2, max: 1}", f"parameters.{RATE}.max: must be above min (2.0)"),
@@ -222,3 +241,84 @@ def test_two_runs_of_the_same_name_are_refused(folder: Path):
     file.write_text(FILE.replace("sweeps:\n", twin + "sweeps:\n"))
     with pytest.raises(SettingsError, match="'rates-001-1' is also one of 'rates/001'; rename"):
         plan(load_params(file))
+
+
+ADAPTIVE = FILE.replace(
+    "method: grid", "method: optuna\n    runs: 6\n    seed: 3\n    parallel: 2\n    startup: 3"
+).replace("[1e-4, 1e-3]", "{min: 1e-5, max: 1e-2, scale: log}")
+
+
+def adaptive(folder: Path, text: str = ADAPTIVE) -> SweepParams:
+    (folder / "params.yaml").write_text(text)
+    return load_params(folder / "params.yaml").sweeps["rates"]
+
+
+def searched(sweep: SweepParams, n: int) -> list[tuple[dict, float]]:
+    """Trials of a task whose best rate is 1e-3, one after another."""
+    done: dict[str, tuple[dict, float]] = {}
+    for number in range(1, n + 1):
+        values = sweep.propose(number, done, ())
+        done[f"{number:03}"] = (values, -abs(math.log10(values[RATE]) + 3))
+    return list(done.values())
+
+
+def test_what_is_proposed_waits_for_the_trial_so_many_before_it(folder: Path):
+    sweep = adaptive(folder)
+    assert sweep.proposed() == {"003": "001", "004": "002", "005": "003", "006": "004"}
+    trials = sweep.trials()
+    assert list(trials) == ["001", "002", "003", "004", "005", "006"]
+    assert [bool(values) for values in trials.values()] == [True, True, *[False] * 4]
+    random = replace(sweep, method="random", parallel=None, startup=None)
+    assert [trials["001"], trials["002"]] == [random.trials()["001"], random.trials()["002"]]
+    assert sweep.propose(3, {}, ()) == random.trials()["003"], "the last of `startup`"
+
+
+def test_equal_results_are_followed_by_equal_proposals(folder: Path):
+    sweep = adaptive(folder)
+    found = searched(sweep, 12)
+    assert found == searched(sweep, 12)
+    assert found != searched(replace(sweep, seed=4), 12)
+    assert all(1e-5 <= values[RATE] <= 1e-2 for values, _ in found)
+    assert {values["behaviors.Ball.max_steps"] for values, _ in found} <= {500, 1000, 2000}
+    waiting = [values for values, _ in found[-2:]]
+    told = {str(n): one for n, one in enumerate(found[:-2])}
+    assert sweep.propose(12, told, waiting) == sweep.propose(12, told, waiting)
+    broken = told | {"99": (found[0][0], math.nan)}
+    assert sweep.propose(12, broken, ())[RATE] > 0, "a score that is no number counts for nothing"
+
+
+def test_proposals_come_nearer_than_draws(folder: Path):
+    def later(startup: int) -> float:
+        sweeps = [replace(adaptive(folder), startup=startup, seed=seed) for seed in range(4)]
+        return fmean(score for sweep in sweeps for _, score in searched(sweep, 20)[10:])
+
+    assert later(startup=5) > 0.7 * later(startup=20), "nearer to the best, in decades"
+
+
+def test_the_plan_has_an_entry_for_each_proposal(folder: Path):
+    params = load_params(adaptive(folder) and folder / "params.yaml")
+    tables = plan(params)["runs"]
+    assert list(tables["train_from_scratch"])[:2] == ["rates-001-1", "rates-002-1"]
+    assert list(tables["train_chosen"])[:2] == ["rates-003-1", "rates-004-1"]
+    assert tables["train_chosen"]["rates-003-1"]["chosen"] == "results/propose/rates/003.json"
+    proposals = tables["proposals"]
+    assert list(proposals) == ["rates-003", "rates-004", "rates-005", "rates-006"]
+    assert proposals["rates-003"]["before"] == "build/env/ball"
+    assert proposals["rates-004"]["before"] == "results/propose/rates/003.json"
+    assert proposals["rates-004"]["told"] == "rates/002"
+    longer = adaptive(folder, ADAPTIVE.replace("runs: 6", "runs: 9"))
+    assert longer.search() == params.sweeps["rates"].search()
+    params = load_params(folder / "params.yaml")
+    more = plan(params)["runs"]["proposals"]
+    assert {key: more[key] for key in proposals} == proposals, "a longer sweep repeats nothing"
+    with pytest.raises(SettingsError, match=r"003\.json.* missing: .*dvc repro propose@rates-003"):
+        params.run_settings("rates/003")
+
+
+def test_pruning_needs_one_learner(folder: Path):
+    text = ADAPTIVE.replace("    seed: 3", "    seed: 3\n    prune_after: 100")
+    text = text.replace("    seeds: [1, 2]", "    seeds: [1, 2]\n    learners: 2")
+    with pytest.raises(
+        SettingsError, match=r"rates\.prune_after: needs an experiment that one pro"
+    ):
+        adaptive(folder, text)

@@ -1,0 +1,128 @@
+"""The `propose` stage: what the next trial of a sweep changes, by what those before it came to.
+
+Each trial's file has all that has been told so far, so the files are the journal of the search: a
+sweep that was stopped goes on with the next one, and engines see which trials a change touches.
+Optuna's own journal has time stamps, and one file that all trials write is no output of any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline import files
+from pipeline.errors import StageError
+from pipeline.settings.sweeps import proposal_file
+from pipeline.stages.reporting.results import read_curves
+from pipeline.stages.shared import executable, process
+from pipeline.stages.shared.attempt import Job, attempt_at
+from pipeline.stages.shared.project import named, planned, project
+from pipeline.stages.sweep import metrics_file, score_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pipeline.settings.params import Params
+    from pipeline.settings.sweeps import SweepParams
+
+_FEWEST_CURVES = 3
+"""Finished curves at a step whose median is worth something."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line of the stage's script."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("trial", help="<sweep>/<number>, of a sweep with the method optuna")
+    trial = parser.parse_args(argv).trial
+    return process.run(lambda: propose(trial, project()))
+
+
+def propose(trial: str, root: Path) -> None:
+    """Make `results/propose/<sweep>/<number>.json`.
+
+    Raises:
+        StageError: No sweep has such a trial, or a trial before it was not evaluated.
+    """
+    params = planned(root)
+    name, _, number = trial.partition("/")
+    sweep = named(params.sweeps, name, "sweeps")
+    told = named(sweep.proposed(), number, f"sweeps.{name}: proposed trials:")
+    job = Job(
+        stage="propose",
+        instance=trial,
+        params={"search": sweep.search(), "number": number},
+        inputs=(before(params, trial), *_read(f"{name}/{told}", sweep)),
+        outputs=(proposal_file(trial),),
+    )
+    with attempt_at(job, root) as attempt:
+        last = root / before(params, trial)
+        known: dict[str, Any] = _first(sweep) if last.is_dir() else _journal(last)
+        values = known["waiting"].pop(told)
+        known["told"][told] = {"values": values, **_outcome(root, f"{name}/{told}", sweep)}
+        results = {one: (it["values"], it["score"]) for one, it in known["told"].items()}
+        proposed = sweep.propose(int(number), results, known["waiting"].values())
+        known["waiting"][number] = proposed
+        content = {"values": proposed, "prune_below": _medians(known["told"], sweep), **known}
+        files.write_json(attempt.out(proposal_file(trial).name), content)
+
+
+def before(params: Params, trial: str) -> Path:
+    """Return the proposal before; for the first one the environment, which is there by then."""
+    name, _, number = trial.partition("/")
+    sweep = params.sweeps[name]
+    earlier = f"{int(number) - 1:03}"
+    if earlier in sweep.proposed():
+        return proposal_file(f"{name}/{earlier}")
+    return executable.folder_of(params.experiments[sweep.experiment].environment)
+
+
+def _read(trial: str, sweep: SweepParams) -> list[Path]:
+    """Return what says what a trial came to."""
+    curves = [Path(f"results/train/{trial}/seed{seed}/progress.csv") for seed in sweep.seeds]
+    return [metrics_file(trial, seed) for seed in sweep.seeds] + curves
+
+
+def _first(sweep: SweepParams) -> dict[str, Any]:
+    """Return the journal before anything is told: the trials whose values need no telling."""
+    drawn = {number: values for number, values in sweep.trials().items() if values}
+    return {"told": {}, "waiting": drawn}
+
+
+def _journal(path: Path) -> dict[str, Any]:
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        return {"told": held["told"], "waiting": held["waiting"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise StageError(f"{path}: is no proposal of this version; delete it and repeat") from error
+
+
+def _outcome(root: Path, trial: str, sweep: SweepParams) -> dict[str, Any]:
+    """Return a trial's score, and its learning curves as pairs of step and reward."""
+    scores = [score_of(root / metrics_file(trial, seed), sweep) for seed in sweep.seeds]
+    curves = []
+    for seed in sweep.seeds:
+        found = read_curves(root / f"results/train/{trial}/seed{seed}/progress.csv")
+        curve = found.get(sweep.behavior or next(iter(found), ""))
+        if curve is not None:
+            curves.append(
+                [[int(s), float(r)] for s, r in zip(curve.steps, curve.returns, strict=True)]
+            )
+    return {"score": sum(scores) / len(scores), "curves": curves}
+
+
+def _medians(told: Mapping[str, Any], sweep: SweepParams) -> list[list[float]]:
+    """Return step and reward of each summary below which a trial is to end."""
+    if sweep.prune_after is None:
+        return []
+    at: dict[int, list[float]] = {}
+    for one in told.values():
+        for step, reward in (point for curve in one["curves"] for point in curve):
+            at.setdefault(step, []).append(reward)
+    return [
+        [step, statistics.median(rewards)]
+        for step, rewards in sorted(at.items())
+        if step >= sweep.prune_after and len(rewards) >= _FEWEST_CURVES
+    ]
