@@ -62,8 +62,8 @@ if stage == "train":
     digest.update(json.dumps(experiment["overrides"]).encode())
     digest.update(json.dumps(entry.get("values")).encode())
     digest.update(Path(experiment["trainer"]).read_bytes())
-    if "sweep" in entry:
-        digest.update(Path(f"results/sweep/{entry['sweep']}/best.json").read_bytes())
+    if "chosen" in entry:
+        digest.update(Path(entry["chosen"]).read_bytes())
 if stage == "evaluate":
     digest.update(json.dumps(experiment["evaluation"]).encode())
 for folder in FOLDERS[stage]:

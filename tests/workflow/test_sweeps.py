@@ -202,12 +202,10 @@ def test_an_adaptive_sweep_that_was_stopped_proposes_the_same_with_either_engine
     snakemake = ("snakemake", "--cores", "2", "--quiet", "all", "--")
     run(adaptive, *snakemake, "results/propose/rates/002.json")  # and no further
     second = (adaptive / "results/propose/rates/002.json").stat().st_mtime_ns
-    run(adaptive, *snakemake, "results/rates")
+    run(adaptive, *snakemake, "results/sweep/rates/best.json")
     assert (adaptive / "results/propose/rates/002.json").stat().st_mtime_ns == second
     first = made()
     best = json.loads((adaptive / "results/sweep/rates/best.json").read_text())
-    chosen = json.loads((adaptive / "results/train/rates_best/seed11/metrics.json").read_text())
-    assert chosen["3DBall"]["steps"] >= 2000
     assert list(best["values"]) == [RATE]
     shutil.rmtree(adaptive / "results")
     run(adaptive, "dvc", "repro", "sweep@rates")
