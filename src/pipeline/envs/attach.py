@@ -76,6 +76,8 @@ def attach_workers(
         servers: list[Server | GrpcServer] = []
         for player in range(n_players):
             servers.append(_listening(player, base_port, listen))
+            # All ports first: one that is taken must be noticed before anyone is told to start a
+            # player.
             stack.callback(servers[-1].close)
         names = [
             f"player {player} of {n_players} on port {server.port}"
@@ -88,6 +90,7 @@ def attach_workers(
             return UnityEnvironment(
                 None,
                 server=servers[worker],
+                # No restart of any worker gets a seed that another worker or restart has had.
                 seed=seed + worker + n_players * restart,
                 side_channels=side_channels() if side_channels else (),
                 timeout_wait=timeout_wait,
@@ -112,6 +115,7 @@ def attach_workers(
             except (UnityCommunicationException, UnityCommunicatorStoppedException) as error:
                 _log.warning("Waiting for %s again: %s", names[worker], one_line(error))
             else:
+                # A player that was refused stays missing: its user may start another one.
                 missing.remove(worker)
                 _log.info("Connected: %s, from %s.", names[worker], servers[worker].peer)
         workers = WorkerSet(
@@ -120,6 +124,7 @@ def attach_workers(
             budget=None if restarts is None else RestartBudget(restarts),
             servers=servers,
         )
+        # From here on the worker set closes the servers.
         stack.pop_all()
     return workers
 
@@ -132,6 +137,8 @@ def _listening(
     try:
         return open_server(first + player, worker_id=player, host=host, token=token)
     except UnityWorkerInUseException as error:
+        # An address that is no one's here fails as a taken port does; only the number tells them
+        # apart.
         if getattr(error.__cause__, "errno", None) == errno.EADDRNOTAVAIL:
             raise SettingsError(
                 f"--listen: {host} is no address of this machine; `ip address` shows them, and "
@@ -190,6 +197,8 @@ def _callers(
     next_line = time.monotonic() + _TELL_EVERY_S
     while wanted:
         for worker in sorted(wanted):
+            # All players get a part of one look, so that a stop is noticed as soon with many of
+            # them.
             if servers[worker].is_called(_LOOK_S / len(wanted)):
                 yield worker
         if should_stop():

@@ -170,6 +170,7 @@ class StoredStepsEnv(BaseEnv):
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
         """Each behavior's specification; usually empty before the first reset, and may grow."""
+        # A view and no copy, since it is asked for in every step; callers cannot change it.
         return MappingProxyType(self._specs)
 
     def get_steps(self, behavior_name: str) -> Steps:
@@ -179,6 +180,7 @@ class StoredStepsEnv(BaseEnv):
             UnityActionException: There is no such behavior.
         """
         self._spec(behavior_name)
+        # Known but not sent in the last message: then it has no agents there.
         return self._steps.get(behavior_name) or self._no_agents(behavior_name)
 
     def set_actions(self, behavior_name: str, action: ActionTuple) -> None:
@@ -188,6 +190,7 @@ class StoredStepsEnv(BaseEnv):
             UnityActionException: There is no such behavior, or the shape is wrong.
         """
         spec = self._spec(behavior_name)
+        # ML-Agents ignores actions for a behavior whose agents have not been seen yet.
         if behavior_name in self._steps:
             check_actions(behavior_name, spec, action, len(self._steps[behavior_name][0]))
             self._actions[behavior_name] = action
@@ -207,6 +210,7 @@ class StoredStepsEnv(BaseEnv):
         row = decision.agent_id_to_index.get(agent_id)
         if row is None:
             raise IndexError(
+                # ML-Agents' message, word for word: scripts may look for it.
                 f"agent_id {agent_id} is did not request a decision at the previous step"
             )
         if behavior_name not in self._actions:
@@ -225,6 +229,7 @@ class StoredStepsEnv(BaseEnv):
 
     def _take_actions(self) -> dict[str, ActionTuple]:
         """Return an action for every agent that asked, by behavior; forgets what was set."""
+        # Forgotten when sent, as in ML-Agents: an action is never repeated by itself.
         actions, self._actions = self._actions, {}
         return {
             name: actions[name]
@@ -261,6 +266,7 @@ class StoredStepsEnv(BaseEnv):
                 refuse_other_spec(name, specs[name], spec, "the restored environment")
         self._specs = specs
         self._steps = {name: steps_from_mapping(one) for name, one in state["steps"].items()}
+        # They were set for the steps before those that are restored.
         self._actions.clear()
         self._is_reset = True
         return {

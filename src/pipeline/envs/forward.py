@@ -71,6 +71,7 @@ class Trainer:
                 raise UnityCommunicationException(
                     f"--to {self}: no machine of this name is known here"
                 ) from error
+            # A trainer hangs up while it believes that its last player is still there.
             except HungUpError:
                 if time.monotonic() - start > _TAKEN_S:
                     raise
@@ -84,8 +85,11 @@ class Trainer:
             sock = socket.create_connection((self.host, self.port), timeout=_CONNECT_S)
             stack.enter_context(sock)
             introduce(sock, self.token, str(self))
+            # No limit from here on: a trainer may be silent for as long as an update takes.
             sock.settimeout(None)
+            # Each step is a small message whose answer is waited for, so none may be held back.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A machine that loses its power says no farewell.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in _KEEP_ALIVE.items():
                 if hasattr(socket, name):
@@ -122,6 +126,7 @@ def forward(
     """
     budget = RestartBudget(RestartLimits())
     with ExitStack() as stack:
+        # Before the trainer is called, so that a port which is taken is noticed first.
         listeners = [stack.enter_context(closing(one)) for one in listen(port, None)]
         here = listeners[0].getsockname()[1]
         _log.info("Connecting to the trainer at %s.", trainer)
@@ -142,6 +147,7 @@ def forward(
                 if ended is not None:
                     _count(budget, ended)
                 ended = _serve(connection, listeners, command)
+            # Without waiting: where no one listens any more, the trainer has ended.
             connection = trainer.connect(0.0)
     _log.info("The trainer at %s has ended.", trainer)
 
@@ -170,6 +176,7 @@ def _serve(
     process = launch.EnvironmentProcess(command)
     try:
         _pass_on(trainer, listeners, process.check)
+        # The player hangs up before it ends; its exit code says whether to bring it back.
         process.wait(_END_S)
         process.check()
     except UnityEnvironmentException as error:
@@ -199,11 +206,13 @@ def _pass_on(
             while chunk := source.recv(_CHUNK_BYTES):
                 target.sendall(chunk)
         with contextlib.suppress(OSError):
+            # Half closed: what the other side is still sending arrives.
             target.shutdown(socket.SHUT_WR)
         ends.put(name)
 
     with player:
         _log.info("The player has connected.")
+        # What the trainer said before the player was there belongs at the start of its stream.
         player.sendall(early)
         ways = ((player, trainer, "player"), (trainer, player, "trainer"))
         threads = [threading.Thread(target=copy, args=way, daemon=True) for way in ways]
@@ -212,10 +221,12 @@ def _pass_on(
         try:
             _log.info("The %s has hung up.", ends.get())
             with contextlib.suppress(queue.Empty):
+                # A moment for the other direction to end by itself, before both are cut.
                 ends.get(timeout=_HANG_UP_S)
         finally:
             for sock in (player, trainer):
                 with contextlib.suppress(OSError):
+                    # Wakes the threads out of `recv`; closing alone would not.
                     sock.shutdown(socket.SHUT_RDWR)
             for thread in threads:
                 thread.join()
@@ -230,6 +241,7 @@ def _first_call(
     """
     early = b""
     with selectors.DefaultSelector() as selector:
+        # The trainer is watched as well, so that its end is noticed while no player calls.
         for sock in (trainer, *listeners):
             selector.register(sock, selectors.EVENT_READ)
         while True:

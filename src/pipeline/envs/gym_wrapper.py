@@ -78,6 +78,8 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         try:
             self._env.reset()
             self.name, self.spec_of_behavior = self._only_behavior()
+            # Kept for the first `reset`, so that the environment is not reset twice at its
+            # start.
             self._begun = self._wait()
             _check_one(len(self._begun[0]) + len(self._begun[1]))
             self._layout()
@@ -96,6 +98,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         """Begin a new episode; the class says where a seed has an effect."""
         super().reset(seed=seed, options=options)
         if seed is not None and self._make is not None:
+            # An executable takes a seed at its start only.
             self._env.close()
             self._env = self._make(seed)
             self._begun = None
@@ -127,6 +130,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         self._env.set_actions(self.name, self._action(action))
         self._env.step()
         decision, terminal = self._wait()
+        # With a terminal step there may be a decision of the next episode, which `reset` gives.
         _check_one(len(terminal) or len(decision))
         if len(terminal):
             self._over = True
@@ -141,6 +145,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         """Return the last observation's first image, [height, width, 3] uint8; None without one."""
         if self._image is None:
             return None
+        # [C, H, W], as it comes from the wire, to the [H, W, C] of Gymnasium.
         image = np.moveaxis(np.clip(self._image, 0.0, 1.0), 0, -1)
         coloured = np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image[:, :, :3]
         return (coloured * 255).astype(np.uint8)
@@ -219,9 +224,12 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         self.last_step = decision
         info: dict[str, Any] = {}
         if decision.action_mask is not None:
+            # ML-Agents' masks are True where an action is forbidden, Gymnasium's are 1 where it
+            # is allowed.
             allowed = [(~mask[0]).astype(np.int8) for mask in decision.action_mask]
             if self._flat is not None:
                 pairs = zip(allowed, self._flat.T, strict=True)
+                # A combination is allowed when each of its choices is.
                 allowed = [np.min([mask[column] for mask, column in pairs], axis=0)]
             info["action_mask"] = allowed[0] if len(allowed) == 1 else tuple(allowed)
         return info

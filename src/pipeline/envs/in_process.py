@@ -70,6 +70,7 @@ class InProcessEnvironment(StoredStepsEnv):
         Numbers are rounded to float32, as they are on their way to an executable.
         """
         if isinstance(value, Sampler):
+            # So that in-process runs repeat those with an executable.
             rounded = tuple(float(np.float32(number)) for number in value.values)
             self._controls.set_sampler(name, replace(value, values=rounded))
         else:
@@ -90,6 +91,8 @@ class InProcessEnvironment(StoredStepsEnv):
             given = state_of(self._simulator)
             if given is None:
                 return no_state(self._simulator)
+            # Tried now: a state that is too large, or not of plain values, must not be noticed
+            # at the first checkpoint only.
             codec.message(codec.Kind.STATE, codec.encode(given))
         except ValueError as error:
             return str(error)
@@ -101,8 +104,10 @@ class InProcessEnvironment(StoredStepsEnv):
         if simulator is None:
             self._requested = None
             return
+        # Taken over, because the controls do not save what has been reported and not yet read.
         self._waiting = self.take_stats()
         whole = {"simulator": simulator, "controls": self._controls.state_dict()}
+        # As an array, because checkpoints hold plain values and arrays only.
         data = np.frombuffer(codec.encode(whole), dtype=np.uint8).copy()
         self._requested = {"environment": data, **self._kept(self._waiting)}
 
@@ -139,9 +144,11 @@ class InProcessEnvironment(StoredStepsEnv):
     def _update(self, result: Mapping[str, Steps]) -> None:
         specs = self._simulator.behavior_specs
         for name, (decision, terminal) in result.items():
+            # A behavior is known from its first agent on, as over the wire.
             if name not in self._specs and (len(decision) or len(terminal)):
                 check_spec(name, specs[name])
                 self._specs[name] = specs[name]
+        # Also those without agents now, or the agents of the step before would be seen again.
         for name in self._specs:
             self._steps[name] = result[name] if name in result else self._no_agents(name)
 
@@ -268,6 +275,7 @@ def _array(
     try:
         with np.errstate(over="ignore"):  # becomes infinite, which is refused below
             array = np.asarray(values, dtype=dtype)
+        # The conversion cuts fractions and wraps large numbers silently.
         fits = dtype is not np.int32 or np.array_equal(array, values)
     except (TypeError, ValueError, OverflowError) as error:
         raise UnityObservationException(
@@ -275,6 +283,7 @@ def _array(
         ) from error
     if not fits:
         raise UnityObservationException(f"behavior {name}: {what} has values that are not int32")
+    # Without agents, lists give any empty shape.
     if array.shape != shape and (array.size or shape[0]):
         raise UnityObservationException(
             f"behavior {name}: {what} has shape {array.shape}, not {shape}; send it as its "

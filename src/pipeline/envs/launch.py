@@ -51,6 +51,7 @@ def find_executable(file_name: str | Path) -> Path:
     given = str(file_name).strip()
     bare = given
     for extension in _EXTENSIONS:
+        # Anywhere in the name, as ML-Agents does.
         bare = bare.replace(extension, "")
     for candidate in [*_candidates(Path(bare)), Path(given)]:
         if candidate.is_file():
@@ -89,6 +90,7 @@ def command_line(
     if no_graphics:
         command += ["-nographics", "-batchmode"]
     command += ["--mlagents-port", str(port)]
+    # The user's own -logFile wins.
     if log_folder and not any(arg.lower() == "-logfile" for arg in additional_args):
         command += ["-logFile", str(player_log(log_folder, worker_id))]
     return [*command, *additional_args]
@@ -124,10 +126,15 @@ class EnvironmentProcess:
         try:
             self._process = subprocess.Popen(  # noqa: S603  # the user chose the executable
                 list(command),
+                # A terminal's Ctrl+C and typed text are for the trainer.
                 stdin=subprocess.DEVNULL,
                 stdout=_STANDARD_ERROR if self._shown else self._output,
                 stderr=subprocess.STDOUT,
+                # Our packed executables look for a Python of their version; this one is tried
+                # first.
                 env={**os.environ, "PIPELINE_PYTHON": sys.executable},
+                # A group of its own: Ctrl+C must not reach it before the trainer has saved, and
+                # all that it starts can be killed with it.
                 start_new_session=posix,
                 preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509  # calls only prctl
             )
@@ -157,6 +164,7 @@ class EnvironmentProcess:
         # Elsewhere than on POSIX a child does not append: it would write on where it was.
         if os.name != "posix" or os.fstat(self._output.fileno()).st_size <= _OUTPUT_LIMIT_BYTES:
             return
+        # The child goes on writing to the same file, which is why it is cut and not replaced.
         end = _last_bytes(self._output)
         self._output.truncate(0)
         self._output.write(end)
@@ -194,6 +202,7 @@ class EnvironmentProcess:
             self._kill_group()
         else:
             self._process.kill()
+        # Reaped at once, or it would stay as a zombie as long as this process lives.
         self._process.wait()
 
     def _kill_group(self) -> None:
@@ -277,6 +286,7 @@ def _last_bytes(file: BinaryIO) -> bytes:
 def check_version(output: UnityRLInitializationOutputProto, ours: str) -> None:
     """Raise unless both ends speak the same major version (before 1.0: major and minor)."""
     theirs = output.communication_version
+    # Before 1.0 a minor version may break what the one before had.
     parts = 2 if theirs.startswith("0.") else 1
     if theirs.split(".")[:parts] != ours.split(".")[:parts]:
         raise UnityEnvironmentException(
@@ -298,6 +308,7 @@ def listening(
     Raises:
         UnityWorkerInUseException: The port is taken.
     """
+    # The system chooses where a port can be passed on; the Editor knows only its own.
     port = 0 if executable is not None else EDITOR_PORT
     if base_port is not None:
         port = base_port + worker_id

@@ -70,8 +70,10 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         self._spaces: dict[str, tuple[spaces.Space[Any], spaces.Space[Any]]] = {}
         self._n_spaces = 0
         self._heard: dict[str, int] = {}
+        # PettingZoo's users ask for `possible_agents` before their first reset.
         self.reset(seed=seed)
         self.agents: list[str] = []
+        # The reset above is our own: a `step` before the caller's is refused.
         self._is_reset = False
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
@@ -142,6 +144,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         alive = list(self.agents)
         obs: dict[str, Any] = {}
         infos: dict[str, dict[str, Any]] = {}
+        # PettingZoo wants every live agent in every dictionary, also those that did not ask.
         rewards = dict.fromkeys(alive, 0.0)
         terminations = dict.fromkeys(alive, False)
         truncations = dict.fromkeys(alive, False)
@@ -186,6 +189,8 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         """Enter the agents that ask for a decision, except for those whose episode has ended."""
         for row, agent in enumerate(self._names(behavior, decision)):
             if agent not in self._heard:
+                # Sorted: PettingZoo's order of turns follows the list, and messages come in any
+                # order.
                 insort(self.agents, agent)
                 insort(self.possible_agents, agent)
             self._heard[agent] = self._n_steps
@@ -211,6 +216,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         for agent in vanished:
             self._leave(agent)
         self.possible_agents = sorted(self._heard)
+        # Looked for again when their number has doubled, so that this costs little on average.
         self._look_at = 2 * len(self._heard) + _FEW
         return vanished
 
@@ -235,6 +241,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         return obs[agent]
 
     def _observation(self, behavior: str, steps: DecisionSteps | TerminalSteps, row: int) -> Any:
+        # Copies, since the batch of the next step may use the same memory.
         parts = [values[row].copy() for values in steps.obs]
         names = _observation_names(self._specs[behavior])
         seen = parts[0] if len(parts) == 1 else dict(zip(names, parts, strict=True))
@@ -298,6 +305,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
                 seen = spaces.Dict({"observation": seen, "action_mask": mask})
             actions = action_space_of(spec.action_spec)
             if self._seed is not None:
+                # A seed for each, or all agents would draw the same actions.
                 actions.seed(self._seed + self._n_spaces)
             self._n_spaces += 1
             self._spaces[agent] = (seen, actions)

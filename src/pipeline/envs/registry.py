@@ -136,6 +136,7 @@ class RemoteRegistryEntry:
         lock = self._lock or lock_of_url("")
         key = hashlib.sha256(str(lock.absolute()).encode()).hexdigest()
         with fetching.locked(f"lock-{key}", str(lock)):
+            # Read under the lock: two runs on a new machine must not write two digests.
             known = _read_lock(lock)
             if url in known:
                 return known[url]
@@ -188,6 +189,7 @@ class UnityEnvRegistry(Mapping[str, RemoteRegistryEntry]):
         while self._waiting:
             first = self._waiting[0]
             found = read_manifest(first) if isinstance(first, str) else [first]
+            # Later ones win, as in ML-Agents.
             self._entries |= {entry.identifier: entry for entry in found}
             self._waiting.pop(0)  # a manifest that cannot be read is an error every time
 
@@ -210,6 +212,7 @@ def read_manifest(path_or_url: str) -> list[RemoteRegistryEntry]:
         key = hashlib.sha256(path_or_url.encode()).hexdigest()
         part = fetching.cache_folder() / "downloads" / f"{key}.manifest"
         with fetching.locked(f"manifest-{key}", download.public(path_or_url)):
+            # A manifest is small and may have changed, so that nothing is continued or kept.
             download.discard(part)
             download.download(path_or_url, part, max_bytes=_MANIFEST_BYTES)
             text = part.read_text(encoding="utf-8", errors="replace")

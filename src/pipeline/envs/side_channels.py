@@ -41,6 +41,7 @@ class SideChannel(ABC):
 
     def queue_message_to_send(self, msg: OutgoingMessage) -> None:
         """Send `msg` with the next step or reset."""
+        # A copy: the caller may write on into its message.
         self.message_queue.append(bytes(msg.buffer))
 
     @abstractmethod
@@ -73,6 +74,7 @@ class SideChannelManager:
             if channel.message_queue:
                 frames += [(channel.channel_id, data) for data in channel.message_queue]
                 channel.message_queue.clear()
+        # No bytes at all without messages: then nothing is decoded at the other end.
         return wire.pack(frames) if frames else b""
 
     def deliver(self, data: bytes) -> None:
@@ -86,6 +88,8 @@ class SideChannelManager:
 
     def _note_unknown(self, channel_id: uuid.UUID) -> None:
         if channel_id not in self._unknown:
+            # Once for each: Unity packages have channels that this side does not know, and send
+            # in every step.
             self._unknown.add(channel_id)
             _log.warning("Unknown side channel data received. Channel type: %s.", channel_id)
 
@@ -116,6 +120,7 @@ class EngineConfig(NamedTuple):
     @staticmethod
     def default_config() -> EngineConfig:
         """Settings for training: small, fast, uncapped."""
+        # ML-Agents' values in its Python API; those of `mlagents-learn` differ.
         return EngineConfig(80, 80, 1, 20.0, -1, 60)
 
 
@@ -149,6 +154,8 @@ class EngineConfigurationChannel(_SendOnlyChannel):
         if quality_level is not None:
             self._send(1, quality_level)
         if time_scale is not None:
+            # The wire has no types: a whole number would be sent as int32 and read as a wrong
+            # float.
             self._send(2, float(time_scale))
         if target_frame_rate is not None:
             self._send(3, target_frame_rate)

@@ -30,6 +30,7 @@ class StateChannel(SideChannel):
 
     def __init__(self) -> None:
         super().__init__(STATE)
+        # Until an answer comes: an environment without the channel says nothing at all.
         self.refusal: str | None = _SILENT
         self._kept: Mapping[str, Any] | None = None
         self._given: bytes | None = None
@@ -51,6 +52,7 @@ class StateChannel(SideChannel):
         if kept is None or given is None:
             return None
         self._kept = self._given = None
+        # As an array, because checkpoints hold plain values and arrays only.
         return {"environment": np.frombuffer(given, dtype=np.uint8).copy(), **kept}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -85,6 +87,7 @@ class StateChannel(SideChannel):
         elif kind == Kind.RESTORE:
             self._is_restored = True
         else:
+            # Cut off, since it comes from another process and goes into messages.
             self.refusal = content.decode(errors="replace")[:1000]
 
     def _send(self, kind: Kind, content: bytes = b"") -> None:

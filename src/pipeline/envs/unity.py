@@ -173,8 +173,11 @@ class UnityEnvironment(StoredStepsEnv):
             UnityEnvironmentException: It ended, or has another version.
         """
         try:
+            # The environment speaks first: its hello has versions and capabilities, the second
+            # message the behaviors.
             hello = self._receive().unity_output
             output = hello.rl_initialization_output
+            # Before the answer, so that an environment of another version is not started.
             launch.check_version(output, self.API_VERSION)
             self.academy_capabilities.CopyFrom(output.capabilities)
             message = UnityMessageProto(header={"status": OK})
@@ -235,6 +238,7 @@ class UnityEnvironment(StoredStepsEnv):
         message = UnityMessageProto(header={"status": OK})
         rl_input = message.unity_input.rl_input
         rl_input.command = STEP
+        # Channels before actions: parameters that are set now count for this step.
         rl_input.side_channel = self._channels.outgoing()
         for name, actions in self._take_actions().items():
             data = actions_bytes(actions, self._specs[name].action_spec)
@@ -291,6 +295,7 @@ class UnityEnvironment(StoredStepsEnv):
         if not isinstance(channel, StateChannel):
             super().load_state_dict(state)
             return
+        # The state goes with a reset, which begins no episodes where it is taken up.
         channel.restore(state)
         self.reset()
         channel.check_restored()

@@ -130,6 +130,7 @@ def entries_of(archive: Path, *, max_bytes: int, label: str) -> Iterator[Entries
         FetchError: It is no archive that we know, is damaged, or is larger than `max_bytes`.
     """
     with archive.open("rb") as file:
+        # Known by its bytes: a URL's ending says nothing.
         start = file.read(_TAR_MAGIC_AT + 5)
         file.seek(0)
         try:
@@ -137,6 +138,7 @@ def entries_of(archive: Path, *, max_bytes: int, label: str) -> Iterator[Entries
                 with zipfile.ZipFile(file) as source:
                     yield _zip_entries(source, max_bytes, label)
                 return
+            # Of the decompressed stream: a bomb may be in the headers as well as in the files.
             limit = max_bytes + _OVERHEAD_BYTES
             stream = _Limited(_decompressed(file, start), limit, label)
             if stream.peek(_TAR_MAGIC_AT + 5)[_TAR_MAGIC_AT:] != b"ustar":
@@ -209,6 +211,7 @@ class _Limited:
 
     def read(self, size: int = -1) -> bytes:
         """Return at most `size` bytes."""
+        # tarfile asks for -1 or for as much as a header claims.
         if not 0 <= size <= _MAX_READ_BYTES:
             raise FetchError(f"{self._label}: a header of the archive says it has {size} bytes.")
         data: bytes = self._stream.read(size)
@@ -248,6 +251,7 @@ class _Writer:
 
     def add(self, entry: tarfile.TarInfo, content: Callable[[], IO[bytes]]) -> None:
         """Write one entry, or remember it when it is a link."""
+        # Counted one by one: what the archive says of their number may be wrong.
         self.n_entries += 1
         if self.n_entries > self.limits.max_entries:
             raise self._error(f"has more than {self.limits.max_entries} entries")
@@ -309,13 +313,16 @@ class _Writer:
             first = b""
             while chunk := source.read(_CHUNK_BYTES):
                 first = first or chunk[:4]
+                # Counted as it is written, whatever size the entry claims.
                 self.n_bytes += len(chunk)
                 if self.n_bytes > self.allowed:
                     raise self._too_large(entry.name)
                 target.write(chunk)
             program = entry.mode & 0o111 or _is_program(path, first)
             target.flush()
+            # The folder's name is its digest, and is believed after a power failure, too.
             os.fsync(target.fileno())
+        # Not the archive's own mode, which may be setuid or writable by all.
         (self.folder / path).chmod(0o755 if program else 0o644)
 
     def _remember(

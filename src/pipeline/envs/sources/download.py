@@ -175,6 +175,7 @@ def _attempt(session: requests.Session, url: str, part: Path, max_bytes: int) ->
     # Compressed on its way, a part's length would say nothing of the file's.
     headers = {"Accept-Encoding": "identity"}
     if have and note.validator:
+        # If-Range: the rest only of the same version, otherwise the whole of the new one.
         headers |= {"Range": f"bytes={have}-", "If-Range": note.validator}
     try:
         with session.get(url, headers=headers, stream=True, timeout=_TIMEOUT_S) as response:
@@ -202,11 +203,13 @@ def _receive(
         raise _BrokenError(f"the server answered {status} {response.reason}")
     if status not in (200, 206):
         raise FetchError(f"{public(url)}: the server answered {status} {response.reason}")
+    # Appended to the wrong place, it would give a file of the right length and wrong content.
     if status == 206 and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
         discard(part)
         raise _BrokenError("the server sent another part than asked for")
     have = have if status == 206 else 0
     total = _total(response, have)
+    # Refused by what is announced, before it is downloaded.
     if total is not None:
         _check_size(total, max_bytes, url)
     if status == 200:  # the whole of it, of this version or another
@@ -220,6 +223,7 @@ def _receive(
             file.write(chunk)
             advance(len(chunk))
             have += len(chunk)
+            # Again while it arrives: the announced length may be missing or wrong.
             _check_size(have, max_bytes, url)
     if total is not None and have != total:
         raise _BrokenError(f"{have} of {total} bytes arrived")
@@ -241,6 +245,7 @@ def _validator(response: requests.Response) -> str | None:
     if response.status_code == 200 and headers.get("Accept-Ranges", "").lower() == "none":
         return None
     etag = headers.get("ETag", "")
+    # A weak ETag (W/"...") does not promise equal bytes, so ranges must not be joined by it.
     return etag if etag.startswith('"') else headers.get("Last-Modified")
 
 

@@ -61,6 +61,7 @@ def fetch(url: str, *, sha256: str, limits: ArchiveLimits = _LIMITS) -> Path:
         raise FetchError(f"sha256 needs 64 hex digits, got {sha256!r}")
     cache = cache_folder()
     folder = cache / sha256
+    # Without a lock: a folder with this name is whole, since it was renamed into place.
     if folder.is_dir():
         return folder
     with locked(sha256, f"the archive {download.public(url)}"):
@@ -105,6 +106,7 @@ def locked(name: str, what: str) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
+        # Tried without waiting first, only to be able to say that it waits.
         lock.acquire(timeout=0)
     except Timeout:
         _log.info("Waiting for another process that works on %s", what)
@@ -124,6 +126,7 @@ def locked(name: str, what: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _downloaded(url: str, limits: ArchiveLimits, sha256: str | None) -> Iterator[Path]:
     """Download an archive, and check its digest if one is given."""
+    # The URL's digest, since a URL may be longer than a file name and hold secrets.
     key = hashlib.sha256(url.encode()).hexdigest()
     downloads = cache_folder() / "downloads"
     part = downloads / f"{key}.part"

@@ -120,6 +120,7 @@ def _executables(folder: Path) -> list[Path]:
 
 def _topmost(paths: Iterable[Path], folder: Path) -> list[Path]:
     depth = {path: len(path.relative_to(folder).parts) for path in paths}
+    # Plug-ins and tools of a player lie deeper than the player.
     return [path for path in depth if depth[path] == min(depth.values())]
 
 

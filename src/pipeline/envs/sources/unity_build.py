@@ -78,6 +78,7 @@ def build(source: UnitySource, *, root: Path, name: str, folder: Path, log: Path
     folder.mkdir(parents=True)
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [str(editor), "-batchmode", "-quit", "-nographics", "-projectPath", str(project)]
+    # `-logFile -` prints the log, so that it lands in our file and can be followed.
     command += ["-executeMethod", source.method, "-logFile", "-", *source.build_args]
     command += [OUTPUT_ARGUMENT, str(folder / name)]
     _log.info("Building %s with %s; the Editor's log goes to %s", source.project, editor, log)
@@ -85,6 +86,7 @@ def build(source: UnitySource, *, root: Path, name: str, folder: Path, log: Path
         _check(source, _run(command, log, source.timeout_s), log)
         return find_program(folder, label=f"the build of {source.project}")
     except BaseException:
+        # A build that was ended leaves a player that looks whole.
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
@@ -142,6 +144,7 @@ def _hub_folders() -> Iterator[Path]:
         settings = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "UnityHub"
         default = home / "Unity/Hub/Editor"
     try:
+        # Unity Hub's own note of a folder that its user chose; it holds a JSON string.
         chosen = json.loads((settings / "secondaryInstallPath.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         chosen = None
@@ -174,6 +177,7 @@ def _run(command: list[str], log: Path, timeout_s: float) -> int | None:
         with log.open("r", encoding="utf-8", errors="replace") as lines:
             while True:
                 code = _exit_code(process, min(1.0, max(0.0, end - time.monotonic())))
+                # Read as it grows; an end of file is not the end here.
                 new = [line.strip() for line in lines if line.strip()]
                 if new and time.monotonic() - reported >= _TELL_EVERY_S:
                     _log.info("Unity: %s", new[-1])
@@ -217,6 +221,7 @@ def _failure(source: UnitySource, code: int | None, log: Path) -> str:
             f"{start}was ended after {source.timeout_s:g} s (timeout_s); its last line was: "
             f"{last.strip()}"
         )
+    # The known causes first: the first line with "error" is often only a consequence.
     for pattern, remedy in (
         (_LICENCE, "has no valid licence on this machine; activate one in Unity Hub, or with "
          "`-serial` or a licence file on a server"),
