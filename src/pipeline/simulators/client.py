@@ -80,6 +80,8 @@ def converse(
         def exchange(request: bytes, timeout_s: float | None = None) -> ReceivedMessageProto:
             return ReceivedMessageProto.FromString(channel.call(request, timeout_s))
 
+        # The environment speaks first; the answer has the seed, without which no simulator can
+        # be made.
         hello = exchange(_hello(), _HELLO_S)
         if hello.header.status != OK:
             return
@@ -91,6 +93,7 @@ def converse(
         )
         several = start.capabilities.concatenatedPngObservations
         channels = (_ANY_NUMBER if several else 3) if compress else 0
+        # Trainers before num_areas leave it at 0.
         _play(make, start.seed, max(1, start.num_areas), exchange, channels)
     except TimeoutError as error:
         raise UnityTimeOutException(
@@ -133,6 +136,7 @@ def _play(
             Session(simulator, compressed_channels).run(exchange)
         finally:
             simulator.close()
+    # No goodbye to a trainer that is gone.
     except ConnectionError:
         raise
     except Exception:
@@ -168,6 +172,7 @@ class SimulatorState:
 
     def on_message(self, payload: bytes) -> None:
         """Keep what is asked until all that came with it has been heard."""
+        # Not at once: a parameter that stands later in the same message belongs to the state.
         self._asked.append(read(payload))
 
     def before_command(self) -> None:
@@ -234,6 +239,7 @@ class Session:
 
     def run(self, exchange: Exchange) -> None:
         """Answer commands until the trainer ends the conversation."""
+        # An empty step: the trainer decides when the first episode begins.
         reply = exchange(_STATUS_OK)
         while reply.header.status == OK:
             command = reply.unity_input.rl_input
@@ -248,6 +254,7 @@ class Session:
         state = self._state
         if state.take_restored() and command.command == RESET:
             return self._message({})  # the trainer knows what the agents saw
+        # Before the simulator reads: a sampler draws anew for each message.
         self._controls.draw()
         if command.command == RESET or state.asking is None:
             steps = self._simulator.reset()
@@ -281,9 +288,13 @@ class Session:
         new = UnityRLInitializationOutputProto()
         for name, (decisions, terminals) in steps.items():
             body = self._body(decisions, terminals, self._specs[name])
+            # With its first agents, as a Unity player does: a behavior without agents is not
+            # announced.
             if body and name not in self._announced:
                 self._announced.add(name)
                 new.brain_parameters.append(brain_parameters(name, self._specs[name]))
+            # Lengths come before contents in protobuf, so parts are collected and joined once at
+            # the end.
             entries += _nested(2, [wire.delimited(1, name.encode()), _head(2, len(body)), body])
         frames = _stats_frames(self._controls.take_stats()) + self._state.take_answers()
         if frames:
@@ -339,6 +350,7 @@ def _hello() -> bytes:
     output.communication_version = COMMUNICATION_VERSION
     output.package_version = PACKAGE_VERSION
     for capability in output.capabilities.DESCRIPTOR.fields:
+        # All of them: a trainer may do without a feature that an environment does not claim.
         setattr(output.capabilities, capability.name, True)
     return bytes(message.SerializeToString())
 

@@ -75,6 +75,7 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
     if parsed.help:
         sys.stdout.write(usage)
         return 0
+    # The trainer tells the number of areas later, in its answer to the hello.
     per_area = parsed.n_agents or chosen.pop("n_agents")
     chosen.pop("n_agents", None)
     if parsed.describe:
@@ -117,6 +118,7 @@ def parse(argv: Sequence[str]) -> PlayerArguments:
     Raises:
         SettingsError: A known option lacks its value, or has one of the wrong kind.
     """
+    # By hand and not by argparse, which refuses unknown options; Unity players ignore them.
     values: dict[str, str] = {}
     ignored = []
     rest = list(argv)
@@ -151,6 +153,7 @@ def _whole(values: dict[str, str], name: str, low: int, high: int) -> int | None
     text = values.get(name)
     if text is None:
         return None
+    # `isdigit` alone takes digits of other scripts.
     if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
         raise SettingsError(f"--{name}: '{text}' is not a whole number from {low} to {high}.")
     return int(text)
@@ -259,6 +262,7 @@ def _set_up_signals() -> None:
     Linux sends the parent-death signal also when only the parent's starting thread ends, so the
     handler looks whether the parent itself is gone.
     """
+    # Without Python's traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if not sys.platform.startswith("linux"):
         return
@@ -267,7 +271,9 @@ def _set_up_signals() -> None:
     def leave_with_parent(_number: int, _frame: object) -> None:
         if os.getppid() != parent:
             with contextlib.suppress(OSError):
+                # Written directly: in a signal handler the log may be locked.
                 os.write(2, b"the process that started this environment is gone; it ends.\n")
+            # Not `sys.exit`, whose exception a library may swallow.
             os._exit(1)
 
     signal.signal(signal.SIGUSR1, leave_with_parent)

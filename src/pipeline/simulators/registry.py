@@ -57,6 +57,7 @@ class Entry:
 
     def load(self, attribute: str = "") -> Any:
         """Return the class, or another attribute of its module."""
+        # Loaded by name, so that listing all simulators imports none of them.
         module, _, factory = self.factory.partition(":")
         return plugins.load(f"{module}:{attribute or factory}")
 
@@ -223,4 +224,5 @@ def expert(name: str, behavior: str | None = None) -> Expert:
                 f"{', '.join(found)}."
             )
         found = found[wanted]
+    # A class for experts that remember: each player gets a memory of its own.
     return cast("Expert", found() if inspect.isclass(found) else found)

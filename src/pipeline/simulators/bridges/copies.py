@@ -66,7 +66,10 @@ class Copy:
 
     def _begin(self) -> Any:
         self._playing.clear()
+        # A seed for each episode: what a reset without one continues differs between
+        # environments.
         seed = int(self._rng.integers(2**31))
+        # None without parameters: many environments do not take an empty map.
         begun = self.env.reset(seed=seed, options=self._parameters.values() or None)
         if not self.env.agents:
             raise UnityEnvironmentException(
@@ -135,14 +138,18 @@ class ParallelCopy(Copy):
         gained = self._gained(rewards)
         for agent, observation in observations.items():
             own, common = gained.pop(agent, (0.0, 0.0))
+            # Agents may be missing from dictionaries of environments that leave out what did not
+            # happen.
             terminated = terminations.get(agent, False)
             if terminated or truncations.get(agent, False):
                 self._end(agent, observation, not terminated, own, common)
+            # Observed but no longer alive: it has had its end already.
             elif agent in env.agents:
                 self._decide(agent, observation, infos.get(agent, {}), own, common)
         # of agents that observe nothing now: it comes with what they observe next
         self._pending = gained
         self._check_ends()
+        # At once, so that new first decisions come in the same message as the ends.
         if not env.agents:
             self.reset()
 
@@ -161,6 +168,8 @@ class ParallelCopy(Copy):
         for agent, reward in rewards.items():
             own, common = gained.get(agent, (0.0, 0.0))
             part = shared.get(agent, 0.0)
+            # The group's share is taken out of its own reward: the sum of both stays what the
+            # environment gave.
             gained[agent] = (own + float(reward) - part, common + part)
         return gained
 
@@ -199,6 +208,7 @@ class TurnCopy(Copy):
                         "environment."
                     )
                 self._begin()
+                # Two beginnings without an action in between would go on for ever.
                 begun = True
             agent = env.agent_selection
             observation, reward, terminated, truncated, info = env.last()
@@ -206,4 +216,5 @@ class TurnCopy(Copy):
                 self._decide(agent, observation, info, float(reward))
                 return
             self._end(agent, observation, not terminated, float(reward))
+            # PettingZoo's rule: a dead agent takes its turn with None, and only then is removed.
             env.step(None)

@@ -105,7 +105,11 @@ class GymnasiumSimulator:
             observation, reward[row], terminated, truncated, info = env.step(action)
             if terminated or truncated:
                 rows.append(row)
+                # An episode that ended in both ways has ended: there is nothing left to
+                # bootstrap from.
                 interrupted.append(not terminated)
+                # Written before the copy begins anew, because environments may reuse their
+                # arrays.
                 last.append(self._observations.empty(1))
                 self._observations.put(last[-1], 0, observation)
                 forbidden = self._begin(row, obs, forbidden)
@@ -113,6 +117,8 @@ class GymnasiumSimulator:
                 self._observations.put(obs, row, observation)
                 forbidden = self._forbid(row, info, forbidden)
         terminals = self._terminals(np.array(rows, dtype=np.int64), reward, interrupted, last)
+        # The reward belonged to the last step of the old episode; the new one begins without
+        # any.
         reward[rows] = 0.0
         return {self._behavior: (self._decisions(obs, reward, forbidden), terminals)}
 
@@ -142,6 +148,7 @@ class GymnasiumSimulator:
         for row, (env, saved) in enumerate(zip(self._envs, state["copies"], strict=True)):
             env.reset()  # wrappers refuse to step before one
             restore_copy(env, saved)
+            # A copy that had begun must not be seeded again.
             if state["begun"][row]:
                 self._seeds[row] = None
 
@@ -153,6 +160,7 @@ class GymnasiumSimulator:
     def _begin(
         self, row: int, obs: list[FloatArray], forbidden: BoolArray | None
     ) -> BoolArray | None:
+        # Gymnasium's rule: seeded once, later episodes continue the environment's own generator.
         seed, self._seeds[row] = self._seeds[row], None
         options = self.parameters.values() or None
         observation, info = self._envs[row].reset(seed=seed, options=options)
@@ -167,6 +175,7 @@ class GymnasiumSimulator:
         branches = self._actions.spec.discrete_branches
         if mask is None or not branches:
             return forbidden
+        # Made late: environments without masks send none, and the policy then skips masking.
         if forbidden is None:
             forbidden = np.zeros((len(self._envs), sum(branches)), dtype=np.bool_)
         forbidden[row] = self._actions.forbidden(mask)
@@ -208,6 +217,7 @@ def make_environment(env_id: str, kwargs: Mapping[str, Any], render_mode: str | 
     import gymnasium
 
     try:
+        # The checker would look at every step; what does not fit its space the codec refuses.
         return gymnasium.make(name, disable_env_checker=True, **given)
     except (gymnasium.error.Error, ImportError, TypeError, ValueError, OSError) as error:
         raise naming.unfit(env_id, error) from error

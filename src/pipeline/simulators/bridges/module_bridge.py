@@ -57,6 +57,7 @@ def simulator(
         return cast("Simulator", called(id, make, seed=seed, n_agents=n_agents, **own))
     if render_mode is not None and "render_mode" in inspect.signature(make).parameters:
         own["render_mode"] = render_mode
+    # The first object tells its kind; only then is it known that more copies are to be made.
     first = called(id, make, **own)
     if not _is_gymnasium(first) and not _is_pettingzoo(first):
         raise OtherObjectError(id, first)
@@ -122,11 +123,13 @@ def function_of(id: str) -> Callable[..., Any]:
     naming.quiet()
     module, _, attribute = id.partition(":")
     here = str(Path.cwd())
+    # Appended, so that a file beside the user hides no installed package.
     if here not in sys.path:
         sys.path.append(here)
     try:
         loaded = importlib.import_module(module)
     except Exception as error:
+        # The user's module itself, or one that it imports: they have different remedies.
         missing = isinstance(error, ModuleNotFoundError) and error.name
         if missing and (module == missing or module.startswith(f"{missing}.")):
             raise SettingsError(
@@ -163,6 +166,7 @@ def where(error: Exception) -> str:
     """Return what an error says, and the user's line that raised it, as one line."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     others = {Path(__file__).resolve().parents[2], Path(sysconfig.get_path("stdlib"))}
+    # The innermost line that is the user's: below it lie libraries, above it this program.
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         own = file.is_absolute() and "site-packages" not in file.parts

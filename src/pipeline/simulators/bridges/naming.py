@@ -33,6 +33,7 @@ def quiet() -> None:
         ("SDL_AUDIODRIVER", "dummy"),
         ("PYGAME_HIDE_SUPPORT_PROMPT", "hide"),
     ):
+        # Before pygame is imported, which reads them only then; a user's own values stay.
         os.environ.setdefault(name, value)
 
 
@@ -106,6 +107,7 @@ def full_name(env_id: str) -> str:
         _import(module, env_id)
         if _makers(key):
             return env_id
+    # MPE has left PettingZoo for a package of its own.
     wanted = _MOVED.sub("mpe2.", re.sub(r"-v(?=\d+\Z)", "_v", env_id).replace("/", "."))
     if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", wanted):
         inside = "pettingzoo." + wanted.removeprefix("pettingzoo.")
@@ -227,6 +229,8 @@ def _exists(module: str) -> bool:
 
 def _near(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x' or 'y'?`, or a full stop."""
+    # Versions and families are left out: the common mistakes are an old version and a missing
+    # family.
     stem = _stem(name)
     by_stem: dict[str, list[str]] = {}
     for one in known:

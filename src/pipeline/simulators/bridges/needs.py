@@ -31,6 +31,7 @@ _LIMIT_S = 300
 _N_STEPS = 300
 """Enough for most episodes to end and begin anew, where modules may be imported late."""
 _OWN = Path(__file__).resolve().parents[2]
+# An executable draws nothing, so that libraries for drawing must not be found needed.
 _ENVIRONMENT = {"MUJOCO_GL": "disable", "SDL_VIDEODRIVER": "dummy"}
 
 
@@ -58,6 +59,7 @@ def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "modules.json"
         described = json.dumps({"simulator": name, "options": dict(options)})
+        # In a process of its own: this one has imported much that the environment does not need.
         command = [sys.executable, "-m", __name__, str(target), described]
         code, output = run(command, folder)
         if code == 2:
@@ -77,6 +79,7 @@ def run(command: list[str], folder: str, **extra: str) -> tuple[int, str]:
     Raises:
         StageError: It takes too long.
     """
+    # Empty entries would mean the new process's own folder.
     path = os.pathsep.join([*filter(None, sys.path), str(Path.cwd())])
     environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": path, **extra}
     try:
@@ -133,6 +136,7 @@ def needs_from(imported: Mapping[str, str]) -> Needs:
         for name in sorted(set(owners.get(module.partition(".")[0], ()))):
             if name not in contents:
                 contents[name] = _content(name)
+            # Several distributions may share a top package; the one that lists the file owns it.
             if os.path.realpath(file) in contents[name]:
                 distributions.add(name)
                 files[relative.as_posix()] = Path(file)
@@ -185,6 +189,7 @@ def _is_hidden(path: Path) -> bool:
 def trace(target: str, described: str) -> int:
     """Write `{module: file}` of what was imported to `target` as JSON; gives an exit code."""
     wanted = json.loads(described)
+    # What the tracing itself has imported does not count.
     before = set(sys.modules)
     try:
         _play(wanted["simulator"], wanted["options"])

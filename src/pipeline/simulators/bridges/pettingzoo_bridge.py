@@ -75,6 +75,7 @@ class PettingZooSimulator:
                 f"{id}: it has no possible_agents, so its behaviors cannot be known before it "
                 "runs; wrap the environment so that it lists them."
             )
+        # `possible_agents` is fixed, unlike `agents`; places in it serve as numbers.
         agents = list(envs[0].possible_agents)
         self._roles = roles_of(envs[0], agents, id, teams, visual, action_scale)
         self._specs = {role.behavior: role.spec for role in self._roles}
@@ -130,6 +131,7 @@ class PettingZooSimulator:
             native = batch.role.actions.native(actions[name])
             for (copy, agent), action in zip(batch.asked, native, strict=True):
                 by_copy[copy][agent] = action
+        # After the actions were read: they belong to those who asked last time.
         self._new_batches()
         for one, acting in zip(self._copies, by_copy, strict=True):
             one.step(acting)
@@ -191,6 +193,7 @@ class PettingZooSimulator:
         if batch.role.masked:
             obs, mask = obs["observation"], obs["action_mask"]
         if mask is not None and batch.role.actions.spec.discrete_branches:
+            # Before the row is added, so that `n` is its number.
             batch.forbid(batch.decisions.n, mask)
         batch.asked.append((copy, agent))
         batch.decisions.add(obs, reward, group_reward, **self._identity(copy, agent))
@@ -209,6 +212,7 @@ class PettingZooSimulator:
         group, n_groups = self._group[agent], max(self._group)
         return {
             "agent_id": copy * len(self._roles) + agent,
+            # 0 means no group on the wire, so groups are counted from 1, through all copies.
             "group_id": copy * n_groups + group if group else 0,
         }
 
@@ -219,5 +223,6 @@ def _made(create: Any, env_id: str, kwargs: Mapping[str, Any]) -> Any:
     try:
         return create(**kwargs)
     except expected as error:
+        # PettingZoo wraps what an import raises; the cause says which package is missing.
         cause = error.__cause__
         raise naming.unfit(env_id, cause if isinstance(cause, Exception) else error) from error

@@ -50,6 +50,7 @@ def _has_off_screen_gl() -> bool:
     given = os.environ.get("MUJOCO_GL")
     for name in (given,) if given else ("egl", "osmesa"):
         try:
+            # Tried out: a library that can be imported may still lack a driver.
             importlib.import_module(f"mujoco.{name}").GLContext(8, 8).free()
         except Exception:  # noqa: BLE001, S112  # whatever a missing library leads to
             continue
@@ -62,6 +63,7 @@ def side_view(model: Any, data: Any) -> AnyArray:
     """Return MuJoCo's bodies from the side, or from above where all lie in one level."""
     from mujoco import MjData, mj_forward
 
+    # Framed by the first pose, so that the picture keeps its scale through an episode.
     begin = MjData(model)
     mj_forward(model, begin)
     moving = model.geom_bodyid > 0
@@ -70,8 +72,10 @@ def side_view(model: Any, data: Any) -> AnyArray:
     axes = [0, 1] if np.ptp(start[:, 2]) < 0.1 * spread[:2].max() else [0, 2]
     half = 0.9 * float(spread.max())
     middle = (start.max(axis=0) + start.min(axis=0))[axes] / 2
+    # The picture follows the first body, or runners would leave it.
     middle[0] += (data.xpos[1] - begin.xpos[1])[0]
     canvas = Canvas(middle - half, middle + half)
+    # From back to front, so that what is nearer covers what is behind.
     for geom in np.argsort(-data.geom_xpos[:, 1], kind="stable").tolist():
         _draw_geom(canvas, model, data, geom, axes)
     return canvas.pixels()

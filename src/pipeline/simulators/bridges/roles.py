@@ -154,6 +154,7 @@ class StepRows:
         """Return the filled rows of what decision and terminal steps have in common."""
         n = self.n
         return {
+            # Views: the arrays are made anew for each step, so nothing writes into them later.
             "obs": [values[:n] for values in self._obs],
             "reward": self._reward[:n],
             "agent_id": self._agent_id[:n],

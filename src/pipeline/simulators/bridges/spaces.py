@@ -135,6 +135,7 @@ def _leaf(space: Any, name: str, where: str, visual: str) -> tuple[ObservationSp
         return ObservationSpec.vector(int(space.n), name), _one_hot(int(space.start))
     if isinstance(space, spaces.MultiDiscrete):
         sizes = np.ravel(space.nvec)
+        # Where each one-hot vector begins, less the number that its values start from.
         first = np.concatenate([[0], np.cumsum(sizes)[:-1]]) - np.ravel(space.start)
         return ObservationSpec.vector(int(sizes.sum()), name), _one_hots(first)
     if isinstance(space, spaces.MultiBinary):
@@ -170,6 +171,7 @@ def _image(space: spaces.Box, layout: str) -> Put:
 
     def put(row: FloatArray, value: Any) -> None:
         image = np.asarray(value).reshape(shape).transpose(axes)
+        # Straight into the row of the batch: an image is not copied twice.
         np.divide(image, divisor, out=row, casting="unsafe")
 
     return put
@@ -233,8 +235,10 @@ class Actions:
         """One action of the space for each row of `actions`; numbers beyond -1..1 are clipped."""
         if self._start is not None:
             return (actions.discrete[:, 0] + self._start).tolist()  # type: ignore[no-any-return]  # ints
+        # In float64: bounds may be float64, and rounding must not lead beyond them.
         continuous: AnyArray = np.clip(actions.continuous.astype(np.float64), -1.0, 1.0)
         continuous = self._offset + (continuous + 1.0) / 2.0 * self._width
+        # Again, as the scaling itself rounds; and one side of a Box may be bounded alone.
         continuous = np.clip(continuous, self._least, self._most)
         return [
             self._build(numbers, choices)
@@ -248,6 +252,8 @@ class Actions:
             UnityEnvironmentException: The mask does not fit, or forbids a whole branch.
         """
         parts = mask if isinstance(mask, tuple | list) else [mask]
+        # Gymnasium's masks are 1 where an action is allowed; ML-Agents' are True where it is
+        # forbidden.
         flat = np.concatenate([np.ravel(part) for part in parts]) == 0
         if len(flat) != sum(self._branches):
             raise UnityEnvironmentException(
@@ -319,6 +325,7 @@ class Actions:
         last = first + len(low)
 
         def build(c: AnyArray, _: AnyArray) -> AnyArray:
+            # Rounded, since a conversion to integers would cut towards 0.
             numbers = np.rint(c[first:last]) if whole else c[first:last]
             return numbers.reshape(shape).astype(dtype)
 

@@ -35,6 +35,8 @@ def copy_state(env: Any) -> dict[str, Any] | None:
                 return None
             layers.append({"given": given, **_stream(layer)})
             return {"layers": layers}
+        # Only of these is it known that their attributes are the whole state; a guess would
+        # resume another course.
         if not type(layer).__module__.startswith(_KNOWN):
             return None
         layers.append({"attributes": _attributes(layer), **_stream(layer), **_physics(layer)})
@@ -106,7 +108,9 @@ def _restore_physics(layer: Any, saved: Mapping[str, Any]) -> None:
 
     whole = int(mujoco.mjtState.mjSTATE_INTEGRATION)
     mujoco.mj_setState(layer.model, layer.data, saved["state"], whole)
+    # Computes what is derived from the state, but also changes the warm start of the solver.
     mujoco.mj_forward(layer.model, layer.data)
+    # So the state is set once more, and then what was derived as it was before.
     mujoco.mj_setState(layer.model, layer.data, saved["state"], whole)
     for name, value in _arrays(layer.data):
         before = saved["derived"].get(name)
