@@ -30,6 +30,7 @@ _ACTION_OUTPUTS = (
     "deterministic_continuous_actions",
     "deterministic_discrete_actions",
 )
+# Inputs that the package fills, or tolerates, beside those of sensors.
 _KNOWN_INPUTS = {"action_masks", "recurrent_in", "prev_action", "epsilon", "sequence_length"}
 # Ranks of the shapes of observations.
 _VECTOR, _ENTITIES, _VISUAL = 1, 2, 3
@@ -106,6 +107,7 @@ def check_model(
         message = "there is no model for this behavior; it can still train, but cannot do inference"
         return [Finding(severity="info", rule="1", message=message)]
     model = _Model(load(source), spec, deterministic)
+    # The loader ends at the first of these, so that nothing after it is reported.
     stop = _stopping_finding(model)
     if stop is not None:
         return [stop]
@@ -114,6 +116,7 @@ def check_model(
     if model.number("memory_size") == -1:
         return [*findings, warning("11", "memory_size is -1: the model was saved without it")]
     findings += _presence_findings(model)
+    # The loader looks for unexpected inputs in models of version 3 only.
     if model.number("version_number") >= NEWEST_VERSION:
         findings += _unexpected_inputs(model)
     if spec is not None:
@@ -176,6 +179,7 @@ def _unexpected_inputs(model: _Model) -> Iterator[Finding]:
     """Rule 15."""
     count = None if model.spec is None else len(model.spec.observation_specs)
     for name in model.inputs:
+        # No leading zeros, and few digits: names come out of a file and become numbers.
         number = re.fullmatch(r"obs_(0|[1-9][0-9]{0,5})", name)
         is_sensor = number is not None and (count is None or int(number[1]) < count)
         if not is_sensor and name not in _KNOWN_INPUTS:
@@ -239,6 +243,7 @@ def _v2_entities(inputs: Mapping[str, TensorInfo], spec: BehaviorSpec) -> Iterat
 def _shape(
     rule: str, name: str, inputs: Mapping[str, TensorInfo], shape: tuple[int, ...]
 ) -> Iterator[Finding]:
+    # Without the batch axis.
     declared = inputs[name].shape[1:]
     if declared != shape:
         yield warning(rule, f"input {name} has shape {list(declared)}, the sensor {list(shape)}")
@@ -268,6 +273,7 @@ def _actions(
         )
     branches = _sizes(constants, "discrete_action_output_shape")
     is_v3 = int(constants["version_number"].flat[0]) >= NEWEST_VERSION
+    # Only version 3 writes the size of each branch; version 2 has their sum.
     if is_v3 and branches != action.discrete_branches:
         yield _branches("19", list(branches), list(action.discrete_branches))
     if not is_v3 and sum(branches) != sum(action.discrete_branches):

@@ -101,11 +101,13 @@ def data_flaw(model: onnx.ModelProto) -> str | None:
     """
     import onnx
 
+    # Before any tensor is turned into an array: its declared sizes may ask for all memory.
     for part in _parts(model):
         if not all(isinstance(text, str) and text.isprintable() for text in _names(part)):
             return "a name in it is no printable text"
         if not isinstance(part, onnx.TensorProto):
             continue
+        # External data would be a path out of a file that somebody sent.
         if part.data_location != part.DEFAULT:
             return f"the weights {part.name!r} lie outside of the file"
         if min(part.dims, default=0) < 0 or prod(part.dims) != _n_values(part):
@@ -134,6 +136,7 @@ def _n_values(tensor: onnx.TensorProto) -> int:
     if tensor.data_type not in _STORED or tensor.HasField("segment"):
         return -1
     size, field = _STORED[tensor.data_type]
+    # ONNX has two forms: raw bytes, or a typed field with one entry per value.
     if not tensor.HasField("raw_data"):
         return len(getattr(tensor, field))
     return -1 if len(tensor.raw_data) % size else len(tensor.raw_data) // size
@@ -214,10 +217,13 @@ def _actions(constants: dict[str, AnyArray]) -> tuple[int, tuple[int, ...]]:
     discrete = _shape_constant(constants, "discrete_action_output_shape")
     if not continuous and not discrete and "action_output_shape" in constants:
         size = _shape_constant(constants, "action_output_shape")
+        # Package 1.x has one output for actions, and a constant that says of which kind they
+        # are.
         if _shape_constant(constants, "is_continuous_control")[:1] == (1,):
             continuous = size
         else:
             discrete = size
+    # Some exporters write a 0 where there is no such action.
     return sum(continuous), tuple(n for n in discrete if n > 0)
 
 
@@ -231,6 +237,7 @@ def _tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
 
     tensor = value.type.tensor_type
     dtype = "undefined"
+    # The helper raises for numbers that ONNX does not know.
     if tensor.elem_type in set(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}:
         dtype = str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     shape = tuple(

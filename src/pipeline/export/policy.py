@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipeline.protocol.steps import DecisionSteps
 
 _RANDOM_OPERATORS = ("Multinomial", "RandomNormalLike", "RandomNormal", "RandomUniform")
+# The attribute `seed` is a float32, which holds every whole number up to here.
 _LARGEST_EXACT_SEED = 1 << 24
 
 
@@ -74,6 +75,7 @@ class OnnxPolicy:
             ExportError: The model lacks deterministic actions, or the observations do not fit it.
         """
         expected = self._wanted(deterministic)
+        # Not every operator takes an empty batch.
         if len(steps) == 0:
             return self._actions({}, 0)
         feeds = self._observations(steps.obs)
@@ -90,6 +92,8 @@ class OnnxPolicy:
             raise ExportError(f"{self._name}: ONNX Runtime cannot run it: {reason}") from error
         self._refuse_nonsense(result, len(steps))
         if self.description.memory_size:
+            # After the outputs are checked, so that what cannot be used is not remembered
+            # either.
             self._memories.update(zip(agents, result["recurrent_out"], strict=True))
         return self._actions(result, len(steps))
 
@@ -129,6 +133,7 @@ class OnnxPolicy:
                     "trained on this behavior (a sensor with another name may have another place: "
                     "they stand in the order of their names)"
                 )
+            # ONNX Runtime takes contiguous arrays of the declared type only.
             feeds[name] = np.ascontiguousarray(obs[index], dtype=np.float32)
         return feeds
 
@@ -141,6 +146,7 @@ class OnnxPolicy:
 
     def _recall(self, agents: list[int]) -> FloatArray:
         """float32 [N, 1, memory]: each agent's memory, zeros for one that is new."""
+        # Put together anew for each call: other agents may ask each time, in another order.
         memory = np.zeros((len(agents), 1, self.description.memory_size), dtype=np.float32)
         for row, agent in enumerate(agents):
             if agent in self._memories:
@@ -197,16 +203,19 @@ def create_session(model: onnx.ModelProto, seed: int, extra_outputs: Sequence[st
     from onnx import ModelProto, TensorProto, helper
 
     copy = ModelProto()
+    # A copy: the seeds must not get into the model that may still be published.
     copy.CopyFrom(model)
     for index, node in enumerate(copy.graph.node):
         if node.op_type in _RANDOM_OPERATORS:
             kept = [attribute for attribute in node.attribute if attribute.name != "seed"]
+            # A seed of its own for each node, or two branches would draw the same numbers.
             node_seed = seeding.derive(seed, "onnx", index) % _LARGEST_EXACT_SEED
             del node.attribute[:]
             node.attribute.extend([*kept, helper.make_attribute("seed", float(node_seed))])
     for name in extra_outputs:
         copy.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
     options = onnxruntime.SessionOptions()
+    # One thread adds in one order, and small networks are not faster with more.
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # what it says of errors, they carry themselves

@@ -31,8 +31,12 @@ if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, FloatArray
     from pipeline.export.layout import TensorInfo
 
+# Float32 and other orders of addition: torch and ONNX Runtime agree to about this, relative to
+# the value.
 TOLERANCE = 1e-5
 MASK_DRAWS = 1000
+# One agent, as in a game with one; and a size that divides nothing, which shows a batch axis
+# that was fixed.
 _BATCH_SIZES = (1, 7)
 _CHUNK = 125
 CONTINUOUS, DISCRETE = "deterministic_continuous_actions", "deterministic_discrete_actions"
@@ -95,6 +99,8 @@ def build_model(policy: Policy) -> onnx.ModelProto:
         raise ExportError("export: the behavior has no actions; there is nothing to export")
     graph = OnnxGraph()
     specs = enumerate(policy.spec.observation_specs)
+    # A generator: each input is declared when the encoder reads it, which keeps names and order
+    # as they are in the bytes.
     inputs = (graph.input(f"obs_{index}", obs.shape) for index, obs in specs)
     hidden = policy.actor.to_onnx(graph, policy.normalizers.to_onnx(graph, inputs))
     graph.constant_output("version_number", [NEWEST_VERSION])
@@ -107,6 +113,7 @@ def build_model(policy: Policy) -> onnx.ModelProto:
 
 def model_bytes(model: onnx.ModelProto) -> bytes:
     """Return the bytes of a model: the same for equal models."""
+    # Protobuf promises no order of map entries otherwise.
     return bytes(model.SerializeToString(deterministic=True))
 
 
@@ -144,11 +151,13 @@ def record(
             feeds["action_masks"] = masks.astype(np.float32)
             allowed = torch.from_numpy(masks > 0)
         if policy.memory_size:
+            # [N + 1, 1, M]: what went into each step, and after the last one.
             hidden, memories = _carried(policy, inputs)
             feeds[RECURRENT_IN], expected[RECURRENT_OUT] = memories[:-1], memories[1:]
         else:
             hidden = policy.actor(inputs)
         heads = policy.actor.heads
+        # Deterministic, so that the generator is not drawn from.
         sample = heads.sample(hidden, allowed, torch.Generator(), deterministic=True)
         if actions.continuous_size:
             expected[CONTINUOUS] = heads.to_environment(sample.continuous).numpy()
@@ -208,6 +217,7 @@ def publish(
         OSError: The file cannot be written.
     """
     model = build_model(policy)
+    # Sorted, since the order is part of the file's bytes.
     for key, value in sorted((metadata or {}).items()):
         model.metadata_props.add(key=key, value=value)
     content = model_bytes(model)
@@ -245,6 +255,7 @@ class _Check:
         self._branches = policy.spec.action_spec.discrete_branches
         self._feeds, self._expected = recording.feeds, recording.expected
         self.n_rows = len(self._feeds["obs_0"])
+        # Inside the graph, to tell a real difference from two choices that are equally likely.
         self._logits = [f"branch.{index}.out" for index in range(len(self._branches))]
         self.errors = dict.fromkeys(_FLOATS, 0.0)
         self._session = create_session(load(path), 0, self._logits)
@@ -255,6 +266,7 @@ class _Check:
         for rows, is_first_pass in self._batches():
             feeds = {name: values[rows] for name, values in self._feeds.items()}
             n_ties = self._compare(self._run(feeds), rows, feeds)
+            # Each row once, since the small batches look at the same rows again.
             ties += n_ties if is_first_pass else 0
         if RECURRENT_IN in self._feeds:
             self._carry_on()
@@ -297,6 +309,7 @@ class _Check:
     def _mask_holds(self, draws: AnyArray) -> None:
         names = ["discrete_actions", DISCRETE]
         rows = draws % self.n_rows
+        # A single choice, each in turn: sampling that ignores masks cannot hit all of them.
         allowed = np.stack([draws % size for size in self._branches], axis=1)
         masks = [
             np.eye(size, dtype=np.float32)[allowed[:, branch]]
@@ -323,6 +336,7 @@ class _Check:
             yield np.arange(start, min(start + _CHUNK, self.n_rows)), True
         for size in _BATCH_SIZES:
             for start in range(0, min(self.n_rows, 8 * size), size):
+                # Wrapped around, so that few recorded rows still fill a batch.
                 yield np.arange(start, start + size) % self.n_rows, False
 
     def _float_error(

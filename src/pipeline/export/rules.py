@@ -105,6 +105,7 @@ def publishing_findings(
     """
     model = load(source)
     findings = model_findings(model, spec)
+    # Otherwise the other checks would read tensors that cannot be read.
     if data_flaw(model) is None:
         findings += check_model(model, spec, deterministic=True)
         findings += _recurrent_batch(model)
@@ -122,6 +123,7 @@ def _file_rules(model: onnx.ModelProto) -> Iterator[Finding]:
         yield error("publish-ir", f"IR version is {model.ir_version}, not 4 to 6")
     try:
         checker.check_model(model)
+        # Sizes of everything that is computed: a small file may ask for huge tensors in between.
         inferred = shape_inference.infer_shapes(model, check_type=True, strict_mode=True).graph
     except Exception as problem:  # noqa: BLE001  # it raises several unrelated types
         yield error("publish-checker", f"onnx.checker: {str(problem).strip().splitlines()[0]}")
@@ -130,6 +132,7 @@ def _file_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     shapes = [[dim.dim_value for dim in one.type.tensor_type.shape.dim] for one in values]
     if any(min(shape, default=0) < 0 for shape in shapes):
         yield error("publish-size", "a tensor has a negative size")
+    # A symbolic axis counts as 1: one agent.
     total = sum(prod(max(size, 1) for size in shape) for shape in shapes)
     if total > MOST_NUMBERS:
         yield error("publish-size", f"{total} numbers for one agent, more than {MOST_NUMBERS}")
@@ -155,6 +158,7 @@ def _tensor_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     for name, value in read_constants(model).items():
         if name in _CONSTANTS and str(value.dtype) != "float32":
             yield error("publish-constant", f"constant {name} is {value.dtype}, not float32")
+        # -1 is allowed, as `memory_size` of models that were saved without it.
         elif name in _CONSTANTS and ((value % 1 != 0).any() or (value < -1).any()):
             yield error("publish-constant", f"constant {name} is {value.tolist()}, no whole number")
 
@@ -205,6 +209,7 @@ def _recurrent_batch(model: onnx.ModelProto) -> Iterator[Finding]:
 def _graph_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     """Operators, their random numbers, and inputs that nothing reads."""
     unknown = sorted(
+        # An operator of another domain may have a known name and do something else.
         {n.op_type for n in model.graph.node if n.domain}
         | ({n.op_type for n in model.graph.node} - SAFE_OPERATORS)
     )
