@@ -107,6 +107,7 @@ class Tracker:
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Give every sink the finite values."""
+        # MLflow stores infinity as 1.8e308, which flattens the rest of a chart.
         finite = _finite(values)
         self._each(lambda sink: sink.metrics(behavior, finite, step))
 
@@ -123,6 +124,7 @@ class Tracker:
     def _each(self, give: Callable[[Sink], None]) -> None:
         for sink in self._sinks:
             try:
+                # One after the other: a sink that fails must not keep the next from hearing.
                 give(sink)
             except Exception as error:  # noqa: BLE001  # no sink may stop training
                 self._failed(type(sink).__name__, error)

@@ -46,6 +46,7 @@ def check(uri: str) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # The folder too: SQLite writes its journal beside the file.
         for needed in (path.parent, path, path.with_name(f"{path.name}.lock")):
             if needed.exists() and not os.access(needed, os.W_OK):
                 raise PermissionError(errno.EACCES, "no right to write", str(needed))
@@ -64,6 +65,7 @@ def _begin_to_write(path: Path) -> None:
         raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
     with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_S)) as database:
         database.isolation_level = None  # else sqlite3 begins transactions of its own
+        # Takes the right to write, unlike a plain BEGIN, and gives it back unused.
         database.execute("BEGIN IMMEDIATE")
         database.execute("SELECT count(*) FROM sqlite_master").fetchone()
         database.execute("ROLLBACK")
@@ -92,6 +94,7 @@ def make_whole(uri: str) -> None:
     path = file_of(uri)
     if path is None or path.exists():
         return
+    # Imported late, because MLflow takes a second and `check` may refuse the store before.
     from mlflow import MlflowClient
 
     new = path.with_name(f"{path.name}.new")
@@ -99,6 +102,7 @@ def make_whole(uri: str) -> None:
     for left in (new, new.with_name(f"{new.name}-journal")):
         left.unlink(missing_ok=True)
     MlflowClient(tracking_uri=f"sqlite:///{new}")
+    # A rename, so that the store has all of its tables or is not there.
     new.replace(path)
 
 
@@ -109,6 +113,7 @@ def follow(uri: str, recorded: str, folder: Path) -> None:
     """
     parts = urlsplit(recorded)
     before = Path(unquote(parts.path))
+    # Artifacts on a server do not move with the file.
     if parts.scheme not in ("", "file") or before == folder or before.name != folder.name:
         return
     old, new = before.parent, folder.parent

@@ -34,6 +34,7 @@ def model_name(environment: str, behavior: str) -> str:
 def alias_of(experiment: str) -> str:
     """Return an experiment's name as an alias: letters, digits, dashes and underscores."""
     text = re.sub(r"[^A-Za-z0-9_-]", "_", experiment)
+    # Aliases that MLflow keeps for itself, and ours.
     reserved = re.fullmatch(r"[vV]\d+|latest|best", text)
     return f"{text}_" if reserved else text
 
@@ -48,12 +49,14 @@ def best(
         build: digest of the environment that scores are compared in.
         incumbent: version that has the alias now.
     """
+    # Scores of different builds are of different tasks.
     scores = {
         version: float(tags[SCORE])
         for version, tags in versions.items()
         if SCORE in tags and tags.get(BUILD) == build
     }
     winners = [version for version, score in scores.items() if score == max(scores.values())]
+    # The lowest number among equals: the earliest, so that repeating a run moves no alias.
     return incumbent if incumbent in winners or not winners else min(winners, key=int)
 
 
@@ -71,6 +74,7 @@ def log_model(
     )
     status = LoggedModelStatus.FAILED
     try:
+        # So that the run's page shows the model.
         client.log_outputs(run, [LoggedModelOutput(model.model_id, step=0)])
         if metrics:
             copies = [

@@ -45,6 +45,7 @@ _ENVIRONMENT = {
 def set_environment() -> None:
     """Give MLflow short retries and no telemetry, unless the user chose otherwise."""
     for name, value in _ENVIRONMENT.items():
+        # Before MLflow is imported, which reads some of them only then.
         os.environ.setdefault(name, value)
 
 
@@ -70,6 +71,7 @@ def flatten(values: Mapping[str, Any], start: str = "") -> dict[str, str]:
         if isinstance(value, dict) and value:
             flat |= flatten(value, f"{start}{name}.")
         else:
+            # MLflow cuts parameters beyond 6,000 characters, with a warning for each.
             flat[clean(f"{start}{name}")] = str(value)[:5900]
     return flat
 
@@ -280,6 +282,7 @@ def source_tags(root: Path) -> dict[str, str]:
     commit = _git(root, "rev-parse", "HEAD")
     if commit:
         tags["mlflow.source.git.commit"] = commit
+        # Tracked files only, and those that people edit: results change with every run.
         edited = _git(root, "status", "--porcelain", "-uno", "--", *_WRITTEN)
         tags["pipeline.uncommitted"] = "yes" if edited else "no"
     return tags

@@ -59,6 +59,7 @@ def missing(identifier: str, present: Mapping[str, str]) -> dict[str, str]:
     return {
         name: text
         for name, text in tags(identifier).items()
+        # A description may have been edited by a user.
         if present.get(name) != text and not (name == _NOTE and name in present)
     }
 
@@ -71,6 +72,8 @@ def _state(*, grouped: bool) -> dict[str, Any]:
     }
     widths = _FIRST | _COLUMNS | _LAST
     return {
+        # Rows that later runs have replaced stay in the store, and would be averaged with the
+        # others.
         "searchFilter": "tags.`pipeline.current` = 'yes'",
         "orderByKey": f"metrics.`{SCORE}`",
         "orderByAsc": False,

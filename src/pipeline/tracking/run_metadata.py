@@ -156,6 +156,7 @@ def row(
             **parameters(settings["behaviors"]),
             **{key: value for key, value in shared.items() if value != {}},
         },
+        # Through JSON, which turns paths, enumerations and tuples into what YAML shows plainly.
         configuration=yaml.safe_dump(
             json.loads(json.dumps(configuration, default=str)), sort_keys=False
         ),
@@ -227,4 +228,5 @@ def note(experiment: str, seed: int, *, files: Sequence[str]) -> str:
 
 
 def _md5(data: bytes = b"") -> Any:
+    # MD5 because DVC uses it; systems in FIPS mode refuse it without this flag.
     return hashlib.md5(data, usedforsecurity=False)

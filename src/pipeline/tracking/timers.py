@@ -46,6 +46,7 @@ def _node(
     if count is not None:
         node["count"] = count
     inner = sum(child["total"] for child in (children or {}).values())
+    # Parts are measured by clocks of their own and may come out above the whole.
     node["self"] = max(total - inner, 0.0)
     return node | ({"children": children} if children else {})
 

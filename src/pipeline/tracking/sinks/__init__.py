@@ -65,6 +65,7 @@ def standard_sinks(run: TrackedRun, names: Sequence[str] | None = None) -> list[
     """
     from pipeline.tracking.sinks import console, curve_csv, progress, updates_csv
 
+    # The CSV file is the record, so it does not depend on which sinks are chosen.
     always = [module.for_run(run) for module in (console, curve_csv, progress, updates_csv)]
     chosen = _by_default(run) if names is None else named_sinks(run, names)
     return [sink for sink in [*always, *chosen] if sink is not None]
@@ -133,6 +134,7 @@ def run_outside_dag(
         resume: whether an earlier run in the folder goes on.
         debug_folder: see `TrackedRun`.
     """
+    # `dvc exp run --temp` works in a copy; the store is that of the real repository.
     root = Path(os.environ.get("DVC_ROOT") or ".").resolve()
     name = _below(root, folder)
     name = name if name.startswith("/") else f"./{name}"  # no experiment of params.yaml begins so
@@ -182,6 +184,7 @@ def _tags(
         "pipeline.environment": environment,
         "mlflow.source.name": source,
         "mlflow.source.type": "LOCAL",
+        # crc32 and not `hash`, which is salted anew in each process.
         "mlflow.runColor": run_metadata.color(zlib.crc32(name.encode()), seed),
     }
 

@@ -33,6 +33,7 @@ def summary_line(behavior: str, values: Mapping[str, float], step: int, *, elaps
     """Return the line that ML-Agents prints for a summary, without its level."""
     start = f"{behavior}. Step: {step}. Time Elapsed: {elapsed_s:.3f} s. "
     state = "Training." if values.get(names.IS_TRAINING, 1.0) else "Not Training."
+    # ML-Agents' words, which scripts look for in logs.
     if names.REWARD not in values:
         return f"{start}No episode was completed since last summary. {state}"
     parts = [f"Mean Reward: {values[names.REWARD]:.3f}."]
@@ -106,6 +107,7 @@ class ConsoleSink(Sink):
 
     def _say(self, line: str) -> None:
         self._stream.write(f"[INFO] {line}\n")
+        # A file or a pipe is buffered, and a line should be there when it is written.
         self._stream.flush()
 
     def _speed(self, behavior: str, step: int) -> str:
@@ -113,6 +115,7 @@ class ConsoleSink(Sink):
         now = self._clock()
         old_step, old = self._last.get(behavior, (step, now))
         self._last[behavior] = (step, now)
+        # A clock may stand still between two summaries.
         if now > old and step > old_step:
             rate = (step - old_step) / (now - old)
             # Half of the old rate: one slow summary must not double the time that is left.

@@ -47,6 +47,8 @@ class MlflowSink(Sink):
         if self._record is None:
             self._record = MlflowRun(self._key, prefix=self._run.prefixed)
             self._record.describe(self._row, self._key.root)
+        # A behavior of the environment that the configuration does not list has the default
+        # settings.
         if behavior not in self._run.max_steps:
             self._record.params(run_metadata.parameters({behavior: settings}, prefix=True))
 
@@ -62,6 +64,7 @@ class MlflowSink(Sink):
         self._complete = True
         folder, environment = self._run.folder, self._key.tags["pipeline.environment"]
         if self._key.resumed:
+            # What the killed process had queued is in the CSV file only.
             self._record.complete(folder / "progress.csv")
         self._record.results(run_metadata.flat(results))
         for behavior in results:

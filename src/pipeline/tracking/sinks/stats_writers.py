@@ -139,6 +139,7 @@ def for_run(run: TrackedRun) -> StatsWriterSink | None:
         return None
     from pipeline import compat
 
+    # Writers import their base class from `mlagents`, which need not be installed.
     compat.stand_in()
     options = RunOptions(run.settings, run.folder)
     writers = [writer for point in points for writer in _made(point, options)]
@@ -183,6 +184,7 @@ class StatsWriterSink(Sink):
         """Tell every value, as far as a writer wants to know, and then the summary."""
         samples = self._samples.pop(behavior, {})
         latest = StatsAggregationMethod.MOST_RECENT
+        # ML-Agents has the step among the statistics as well.
         stats: dict[str, Sample] = {_STEP: (latest, [float(step)])}
         for tag, value in values.items():
             if not tag.startswith(_OURS):

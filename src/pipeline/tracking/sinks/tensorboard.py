@@ -91,6 +91,7 @@ class TensorBoardSink(Sink):
             folder.mkdir(parents=True, exist_ok=True)
             if not self._keep_earlier:
                 _delete_events(folder)
+            # Not torch's SummaryWriter, which takes 1.2 s to import.
             self._writers[behavior] = EventFileWriter(str(folder), flush_secs=10)
         event = Event(wall_time=time.time(), step=step, summary=Summary(value=values))
         self._writers[behavior].add_event(event)

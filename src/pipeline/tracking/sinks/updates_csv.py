@@ -79,6 +79,7 @@ class UpdatesCsvSink(Sink):
             f"{sum(returns) / len(returns):.6g}" if returns else "",
         ]
         csv.writer(last.file, lineterminator="\n").writerow(row)
+        # At once, so that a run that is killed has its rows.
         last.file.flush()
         last.at, last.update_s = now, update.update_s
         last.step, last.n_episodes = update.step, update.n_episodes

@@ -45,6 +45,7 @@ class WandbSink(Sink):
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """Open the run, and write the settings that the configuration did not list."""
         if not self._tried:
+            # Once: a server that does not answer would hold up each new behavior.
             self._tried = True
             try:
                 self._run = self._opened()
@@ -111,6 +112,7 @@ class WandbSink(Sink):
             reinit="create_new",  # a run that the caller has open is left alone
             settings=wandb.Settings(silent=True, console="off", **patience),
         )
+        # Its own step counts calls of `log`, of which behaviors make different numbers.
         run.define_metric("*", step_metric=_STEP)
         if run.offline:
             _log.info("Weights & Biases: offline; `wandb sync %s` uploads the run.", run.sync_dir)
@@ -119,6 +121,7 @@ class WandbSink(Sink):
         return run
 
     def _id(self) -> str:
+        # In the run's folder, so that a resumed run finds its id again.
         path = self._told.folder / "wandb" / "run-id.txt"
         if not (self._told.keep_earlier and path.is_file()):
             files.write_whole(path, secrets.token_hex(4))
