@@ -10,6 +10,7 @@ Stage = Literal["pretrain", "train", "export", "evaluate"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """The stages that an experiment may ask for, in the order in which they run."""
 
+# Each of them takes a file that the stage before it makes.
 _NEEDS = {"export": "train", "evaluate": "export"}
 
 
@@ -140,6 +141,7 @@ class ExperimentParams:
         if not self.stages or list(self.stages) != [one for one in STAGES if one in self.stages]:
             expected = f"some of {list(STAGES)}, each once, in this order"
             raise ContradictionError("stages", f"must be {expected}; got {[*self.stages]}")
+        # Refused here, so that neither engine begins a DAG with a missing input.
         for stage, before in _NEEDS.items():
             if stage in self.stages and before not in self.stages:
                 raise ContradictionError("stages", f"{stage} needs the stage {before!r} before it")

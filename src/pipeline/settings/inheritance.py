@@ -37,8 +37,10 @@ def behavior_over(node: Node, path: str, default: Defaults | None) -> Node:
     `default_settings` and which the behavior's trainer has: the filled-in numbers of another
     algorithm were not chosen.
     """
+    # Before anything is laid over the defaults: an old key would be unknown in them.
     node = without_deprecated(node, path)
     if default is not None:
+        # A copy: the defaults are laid under every behavior.
         base = dict(default.full.value)
         kind = node.value.get("trainer_type", base["trainer_type"])
         if kind.value != base["trainer_type"].value and kind.text in HYPERPARAMETERS:
@@ -86,6 +88,7 @@ def _signal(node: Node, name: str, path: str) -> Node:
     entries = dict(node.value)
     _drop_conditioning(entries, path)
     if name != "extrinsic" and "encoding_size" in entries:
+        # Curiosity, GAIL and RND once had one number for their networks.
         size = entries.pop("encoding_size")
         text = "'encoding_size' was deprecated for RewardSignals. Please use network_settings."
         if "network_settings" in entries:

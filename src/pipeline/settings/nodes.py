@@ -98,6 +98,7 @@ def undotted(overrides: Mapping[str, Any], source: str) -> Node:
         parts = str(dotted).split(".")
         if not all(parts):
             raise fail(node, str(dotted), "a part of this dotted key is empty")
+        # From the inside out, so that each dotted key becomes a map of one path.
         for part in reversed(parts):
             node = Node({part: node}, source)
         result = _merge_apart(result, node, "")

@@ -58,6 +58,7 @@ class Params:
         played = base.evaluation
         return replace(
             base,
+            # A sweep films nothing: hundreds of trials would be drawn that no one looks at.
             evaluation=None if played is None else replace(played, video=False),
             overrides=self._changed(base, trials[number], f"sweeps.{sweep}"),
             chosen=proposal_file(name) if number in self.sweeps[sweep].proposed() else None,
@@ -87,6 +88,7 @@ class Params:
         self, base: ExperimentParams, values: dict[str, Any], source: str
     ) -> dict[str, Any]:
         """Return the overrides of an experiment with a sweep's values laid on them."""
+        # Undotted first: `a.b` and `{a: {b: ...}}` are the same key, and merged as such.
         laid = merge(undotted(base.overrides, str(self.path)), undotted(values, source))
         plain: dict[str, Any] = to_plain(laid)
         return plain
@@ -106,6 +108,8 @@ class Params:
         source = f"{self.path}: {section}.{name}.overrides"
         overrides = dict(self.overrides(name))
         if env_path is not None:
+            # Last, so that an override in params.yaml cannot name another executable than the
+            # DAG's.
             overrides["env_settings.env_path"] = env_path
         return load_run_settings(
             self.path.parent / experiment.trainer,
@@ -175,6 +179,7 @@ class Params:
             trials = [(f"{name}/{one}", seed) for one in sweep.trials() for seed in sweep.seeds]
             best = [] if sweep.best is None else self._runs_of_one(best_name(name))
             return trials + best
+        # From the right: an experiment's name may have hyphens.
         experiment, _, seed = name.rpartition("-")
         known = self.experiments.get(experiment)
         if known is None or seed not in map(str, known.seeds):
@@ -215,6 +220,8 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
             raise fail_at(root, f"{at}.evaluation.video", text)
         if not (path.parent / experiment.trainer).is_file():
             raise fail_at(root, f"{at}.trainer", f"there is no file {experiment.trainer!r}")
+    # The best of a sweep becomes an experiment like others, so that every stage knows it
+    # already.
     best = {
         best_name(name): replace(
             read.experiments[sweep.experiment],

@@ -55,6 +55,7 @@ def plan(params: Params) -> dict[str, Any]:
         SettingsError: The trainer configuration of an experiment with pretraining has a mistake,
             or two runs would have the same name.
     """
+    # All tables, empty ones too: `foreach` over a key that is not there is an error in DVC.
     tables: dict[str, dict[str, Any]] = {
         "environments": {},
         "path_environments": {},
@@ -109,6 +110,7 @@ def _plugins_of(name: str, environment: EnvironmentParams) -> dict[str, Any]:
 
 def key_of(experiment: str, seed: int | str) -> str:
     """Return the name of a run in the tables, and in stages after the `@`."""
+    # DVC does not allow a slash in the name of a stage.
     return f"{experiment.replace('/', '-')}-{seed}"
 
 
@@ -139,6 +141,8 @@ def _add_runs(
             entry = run
             if stage == "pretrain":
                 network = to_mapping(params.network_settings(name))
+                # The networks' digest stands for them: another learning rate then leaves the
+                # entry as it is.
                 entry = learning | {"network": fingerprint(network)[:16]}
             elif stage == "train":
                 several = {} if experiment.learners == 1 else {"learners": experiment.learners}
@@ -234,6 +238,7 @@ def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> N
         }
         for key, user in users.items():
             demo_path = getattr(user, "demo_path", None)
+            # DVC and Snakemake do not see this path, so they would not record the file first.
             for path in demo_path.paths if demo_path else ():
                 read = recorded.get(path)
                 if read in (None, params.experiments[name].demonstrations):

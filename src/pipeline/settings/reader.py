@@ -87,6 +87,7 @@ Positive = Annotated[float, Bounds(above=0)]
 def read(hint: Any, node: Node, path: str) -> Any:
     """Return the value of `node` as the type `hint`."""
     origin = get_origin(hint)
+    # First, because an annotated type is also whatever it annotates.
     if origin is Annotated:
         return _read_limited(hint, node, path)
     if origin in (Union, UnionType):
@@ -104,6 +105,7 @@ def read(hint: Any, node: Node, path: str) -> Any:
         return _read_tuple(hint, node, path)
     if hint in _SCALARS:
         return _SCALARS[hint](node, path)
+    # A class of its own reading, before the general one by fields.
     if hasattr(hint, "from_node"):
         return hint.from_node(node, path)
     return read_dataclass(hint, node, path)
@@ -186,6 +188,7 @@ def entries_of(node: Node, path: str) -> dict[str, Node]:
 
 def choice(node: Node, path: str, allowed: Collection[str]) -> str:
     """Return the text of a node; refuse what is not in `allowed`."""
+    # The type first: a list cannot be looked up in a set.
     if not isinstance(node.value, str) or node.value not in allowed:
         hint = suggestion(str(node.text or ""), allowed)
         listed = f"{', '.join(allowed)}{getattr(allowed, 'more', '')}"
@@ -284,6 +287,7 @@ def _read_tuple(hint: Any, node: Node, path: str) -> tuple[Any, ...]:
 
 
 def _read_bool(node: Node, path: str) -> bool:
+    # Strict, unlike Python's truth: `"false"` and 0 are slips.
     if not isinstance(node.value, bool):
         raise fail(node, path, f"needs true or false, got {display(node)}")
     return node.value

@@ -64,6 +64,7 @@ def load_run_settings(
     if overrides:
         over = undotted(overrides, overrides_from)
         if path is not None:
+            # Before merging, after which nothing tells a misspelt behavior from a new one.
             _refuse_unlisted_behaviors(document, over)
         document = merge(document, over)
     # Typed only now, so that an override may correct what the file has wrong.
@@ -113,6 +114,7 @@ def structure(document: Node) -> RunSettings:
     inherited = None
     if default is not None and default.value is not None:
         entries["default_settings"] = default = without_deprecated(default, "default_settings")
+        # Typed once for all behaviors.
         inherited = expanded(default, "default_settings")
     if "behaviors" in entries:
         behaviors = entries["behaviors"]
@@ -228,6 +230,7 @@ def _check_measures(document: Node, settings: RunSettings) -> None:
             criteria = lesson.completion_criteria
             if criteria is None:
                 continue
+            # From the document, whose nodes know their lines; settings do not.
             item = document.value["environment_parameters"].value[name]
             at = f"environment_parameters.{name}.curriculum[{index}].completion_criteria"
             if all_listed and criteria.behavior not in settings.behaviors:

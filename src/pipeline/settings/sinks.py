@@ -36,6 +36,7 @@ class SinkNames(tuple[str, ...]):
             raise fail(node, path, f"needs a list of sinks, got {display(node)}")
         names = [choice(item, path, SINKS) for item in node.value]
         for name, item in zip(names, node.value, strict=True):
+            # Looked for and not imported: these packages take seconds.
             if name in _EXTRAS and find_spec(name) is None:
                 remedy = f"pip install 'rl-pipeline[{_EXTRAS[name]}]', or leave {name} out"
                 raise fail(item, path, f"the package {name!r} is not installed; {remedy}")

@@ -42,6 +42,7 @@ _CORE_SCHEMA: tuple[tuple[str, str, list[str]], ...] = (
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with the core schema of YAML 1.2, and without tags."""
 
+    # Empty: PyYAML's own, of YAML 1.1, would be inherited otherwise.
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML's own class attribute
     _n_nodes = 0
 
@@ -64,6 +65,7 @@ class _Dumper(yaml.SafeDumper):
     """PyYAML's safe dumper that quotes text which either version of YAML would not read as text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  # PyYAML's own class attribute
+        # Copied, because adding to PyYAML's lists would change every user of it in this process.
         first: list(resolvers)
         for first, resolvers in yaml.SafeDumper.yaml_implicit_resolvers.items()
     }
@@ -129,6 +131,7 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
     except OSError as error:
         raise SettingsError(f"{path}: {what} cannot be read: {error.strerror}.") from error
     try:
+        # Editors on Windows write a byte order mark.
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
@@ -182,6 +185,7 @@ def dump_yaml(value: Any) -> str:
     return yaml.dump(
         _listed(value),
         Dumper=_Dumper,
+        # The order of a file is its author's, or ML-Agents' own.
         sort_keys=False,
         allow_unicode=True,
         default_flow_style=False,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from pipeline.settings.legacy.formats import Changes
 
+# Old files were read by YAML 1.1, where these words are booleans.
 _YAML_1_1 = {"yes": True, "on": True, "no": False, "off": False}
 _BOOLS = ("normalize", "threaded", "save_replay_buffer")
 _CURIOSITY = {
@@ -76,6 +77,8 @@ class Section:
     def put(self, node: Node, *place: str, old: str, text: str = "", warns: bool = False) -> None:
         """Give the behavior a value at `place`, which stood at the section's key `old`."""
         self._set(node, place)
+        # Recorded where the key is written, once, and not again for each behavior that inherits
+        # it.
         if self.is_own(node):
             new = join(self.new, ".".join(place))
             self.changes.moved(node, join(self.old, old), new, text, warns=warns)
@@ -132,6 +135,7 @@ def demonstration_of(entries: dict[str, Node]) -> Node | None:
 
 def convert_section(section: Section) -> Node:
     """Return the behavior that a section describes."""
+    # What is left over after all conversions is unknown to every one of them.
     section.left = dict(section.entries)
     _put_trainer(section)
     _put_moved(section)
@@ -199,6 +203,7 @@ def _put_moved(section: Section) -> None:
 
 def _put_updates(section: Section) -> None:
     """Convert SAC's `num_update` and `train_interval`, which counted environment steps."""
+    # Taken in any case: left over, they would be reported as unknown.
     given = section.take("train_interval", "num_update")
     why = ""
     if section.kind != "sac":
@@ -332,6 +337,7 @@ def _put_signal_updates(section: Section, signals: dict[str, Node]) -> None:
         elif key == key_of_today:
             section.put(node, *place, old=old)
         elif key_of_today not in updates:
+            # From `entries`, since it has been taken out of what is left.
             interval = section.entries.get("train_interval")
             steps = 1.0 if interval is None else read(Positive, interval, section.old)
             ratio = float(steps / read(Positive, node, join(section.old, old)))
@@ -347,6 +353,7 @@ def _put_signal_updates(section: Section, signals: dict[str, Node]) -> None:
 
 def _put_signal(section: Section, name: str, node: Node) -> None:
     at = f"reward_signals.{name}"
+    # Refused, unlike unknown keys: a run without a reward that was asked for is another run.
     if name not in REWARD_SIGNALS:
         raise unknown_key(node, join(section.old, "reward_signals"), name, REWARD_SIGNALS)
     settings: dict[str, object] = {}

@@ -214,6 +214,7 @@ def _convert_curriculum(behavior: str, node: Node, at: str, changes: Changes) ->
             near = f" (there is {unknown[0]!r})" if unknown else ""
             raise fail(node, at, f"the curriculum needs the key {key!r}{near}")
     thresholds = _numbers(entries["thresholds"], join(at, "thresholds"))
+    # The rating of self-play is a measure of the present format only.
     choice(entries["measure"], join(at, "measure"), ("reward", "progress"))
     shared = {
         "measure": entries["measure"],
@@ -244,6 +245,7 @@ def _lessons(values: Node, at: str, thresholds: list[Node], shared: dict[str, No
         raise fail(values, at, f"needs {expected}, got {len(numbers)}: {display(values)}")
     lessons = []
     for index, value in enumerate(numbers):
+        # Lessons had numbers and no names.
         lesson = {"name": from_plain(f"Lesson{index}", value.source, value.line)}
         if index < len(thresholds):
             criteria = {**shared, "threshold": thresholds[index]}
@@ -270,6 +272,7 @@ def _convert_samplers(document: Node, below: str, changes: Changes) -> dict[str,
         changes: where changes are recorded.
     """
     entries = dict(entries_of(document, below))
+    # It stands among the samplers, and would be taken for one.
     interval = entries.pop(INTERVAL, None)
     if interval is not None:
         read(Count, interval, join(below, INTERVAL))
@@ -289,6 +292,7 @@ def _convert_sampler(node: Node, name: str, at: str, changes: Changes) -> Node:
     if spelling is None:
         raise fail(node, at, f"does not contain sampler-type, got {display(node)}")
     written = entries[spelling]
+    # ML-Agents spelt it in both ways.
     kind = str(written.value).replace("multirange_uniform", "multirangeuniform")
     named = replace(written, value=kind, text=kind)
     choice(named, join(at, spelling), SAMPLERS)

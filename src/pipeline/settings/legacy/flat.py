@@ -62,6 +62,7 @@ class FlatFile:
         for name in self.sections:
             if name != _DEFAULT:
                 self._convert(name, shared)
+        # One behavior that cannot be trained does not keep the others from it.
         if self.refused and not self.complete and self.default is None:
             raise SettingsError(next(iter(self.refused.values())))
 
@@ -95,6 +96,7 @@ class FlatFile:
     def _convert(self, name: str, shared: Node) -> None:
         node, old, new = self.sections[name], join(self.below, name), f"behaviors.{name}"
         target = self._resolved(name)
+        # A flat section replaces whole values of the default section, maps included.
         entries = shared.value | target.value
         inherited = frozenset(_places(shared))
         # Changes in another section are reported once, where that section is converted.

@@ -109,6 +109,7 @@ class Family(Enum):
 def kind_of(document: Node) -> Kind:
     """Return what a document is, by its keys; in doubt it is a trainer configuration."""
     entries = _map(document)
+    # Keys of a trainer file first: in one, curricula and samplers may be sections.
     if entries.keys() & {*setting_hints(RunSettings), *_SECTIONS, "default"}:
         return "trainer"
     if is_curriculum(document) or any(is_curriculum(item) for item in entries.values()):
@@ -119,6 +120,7 @@ def kind_of(document: Node) -> Kind:
 
 def is_curriculum(node: Node) -> bool:
     """Whether this is the map of a single curriculum, perhaps with a field missing."""
+    # Two keys, since one alone may be the name of a parameter or a behavior.
     return len(_map(node).keys() & set(CURRICULUM_KEYS)) >= 2
 
 
@@ -234,6 +236,7 @@ def _read_json(path: Path, *, what: str, repeats: list[Repeat] | None = None) ->
     """Return the content of a JSON file, with lines; arguments as for `read_yaml`."""
     text = read_text(path, what=what)
     try:
+        # Checked as JSON and then read as YAML, which remembers lines.
         json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise SettingsError(

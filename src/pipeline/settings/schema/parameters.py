@@ -36,6 +36,7 @@ class SamplerSettings:
     @classmethod
     def from_node(cls, node: Node, path: str) -> "SamplerSettings":
         """Read a number (a constant), or a map of `sampler_type` and `sampler_parameters`."""
+        # True is an int to Python.
         if isinstance(node.value, int | float) and not isinstance(node.value, bool):
             return ConstantSampler(value=read(float, node, path))
         if not isinstance(node.value, dict):
@@ -154,6 +155,7 @@ class CompletionCriteria:
     def __post_init__(self) -> None:
         """Take `Elo` for `elo`, and refuse a progress that is never reached or always was."""
         if self.measure == "Elo":
+            # The class is frozen; this is the one place before it is handed out.
             object.__setattr__(self, "measure", "elo")
         if self.measure == "progress" and not 0.0 <= self.threshold <= 1.0:
             text = f"must be in [0, 1] for the measure progress, got {self.threshold}"
@@ -214,6 +216,7 @@ def seeded(
     The samplers without one (seed -1) get run_seed, run_seed + 1, and so on, in the order of
     parameters and lessons.
     """
+    # ML-Agents' rule, so that a file with the same seed draws the same values there.
     free = itertools.count(run_seed)
 
     def with_seed(lesson: Lesson) -> Lesson:

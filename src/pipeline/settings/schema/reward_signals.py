@@ -126,6 +126,7 @@ def _source(node: Node, path: str) -> DemoSource:
 class RewardSignalSettings:
     """Settings of every reward signal; a plug-in's extend this class."""
 
+    # A text and no class: settings must not import torch.
     made_by: ClassVar[str] = ""
     """`module:class` of the `RewardSignal` with these settings, imported only to train.
 

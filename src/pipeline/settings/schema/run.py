@@ -136,6 +136,7 @@ class RunSettings:
             SettingsError: The file neither lists the behavior nor has default_settings, or it names
                 a trainer for it that is no more.
         """
+        # Teams of a behavior share its settings.
         plain = name.split("?", maxsplit=1)[0]
         if plain in self.behaviors:
             return self.behaviors[plain]
@@ -169,6 +170,7 @@ class RunSettings:
             versions |= HYPERPARAMETERS.versions(one.trainer_type)
             versions |= REWARD_SIGNALS.versions(*one.reward_signals)
             versions |= ENCODERS.versions(*(network.vis_encode_type for network in networks))
+        # Sorted, since the result goes into fingerprints.
         return dict(sorted(versions.items()))
 
     def with_seed(self, seed: int) -> "RunSettings":

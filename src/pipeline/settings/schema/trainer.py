@@ -209,11 +209,13 @@ class TrainerSettings:
     def __post_init__(self) -> None:
         """Refuse what does not fit together, and apply even_checkpoints."""
         expected = HYPERPARAMETERS.get(self.trainer_type)
+        # The exact class: a plug-in's may extend that of another trainer.
         if expected is None or type(self.hyperparameters) is not expected:
             given = type(self.hyperparameters).__name__
             text = f"{given} does not belong to the trainer type {self.trainer_type!r}"
             raise ContradictionError("hyperparameters", text)
         memory, batch_size = self.network_settings.memory, self.hyperparameters.batch_size
+        # A minibatch has whole sequences, and could not hold even one.
         if memory is not None and memory.sequence_length > batch_size:
             allowed = "less than or equal to batch_size when using memory"
             text = f"must be {allowed}, got {memory.sequence_length} with batch_size {batch_size}"
