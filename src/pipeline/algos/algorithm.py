@@ -70,6 +70,7 @@ class Algorithm(ABC):
         self.processes: ProcessGroup = SINGLE_PROCESS
         """The processes that learn together; the trainer sets it."""
         self.signals = RewardSignals(spec, settings, seed=seed, device=device)
+        # Streams of their own: drawing a minibatch must not change which actions are drawn next.
         self.action_stream = generator_for(seed, device, "actions")
         self.minibatch_stream = seeding.stream(seed, "minibatches")
         memory = settings.network_settings.memory
@@ -110,6 +111,8 @@ class Algorithm(ABC):
         """What each row of experience holds."""
         fields = rollout_fields(self.spec)
         if self.memory_size:
+            # One for each sequence and not for each row: training begins sequences from stored
+            # memories and computes the rest.
             fields["memory"] = Field(shape=(self.memory_size,), every=self.sequence_length)
         return fields
 
@@ -135,6 +138,7 @@ class Algorithm(ABC):
             with torch.inference_mode():
                 inputs = self.policy.normalizers(tensors(obs, self.device))
                 own = critic.step(inputs, tensors([memory[:, n:]], self.device)[0])
+            # [N, policy's numbers, then the critic's]: one memory for whoever keeps it.
             later = np.concatenate((later, own.cpu().numpy()), axis=1)
         return replace(decision, rows={**decision.rows, "memory": memory}, memory=later)
 
@@ -158,6 +162,8 @@ class Algorithm(ABC):
 
     def copy_for_acting(self) -> Algorithm:
         """Copy what `act` needs, and no more of `own_networks`, to act while this one learns."""
+        # Shallow at first: streams are shared, so that acting goes on in the same stream after
+        # an update.
         acting = copy.copy(self)
         needed = (self.policy, self.recurrent_critic)
         names = [name for name, network in self.own_networks.items() if network in needed]
@@ -247,6 +253,7 @@ def load_matching(
             else:
                 fitting[name] = theirs[name]
         left += [f"{network_name}.{name} (unknown here)" for name in theirs if name not in own]
+        # Not strict, because what does not fit was left out above, and is named to the user.
         network.load_state_dict(fitting, strict=False)
         n_loaded += len(fitting)
     return left, n_loaded

@@ -98,6 +98,7 @@ class BehavioralCloning:
         if policy.settings.memory is not None:
             sequence_length = policy.settings.memory.sequence_length
             lengths = _lengths(rows)
+            # Demonstrations do not hold what a policy would have remembered.
             sequences = forgetful_sequences(lengths, sequence_length, policy.memory_size, device)
         self.rows = Rows(
             columns={**observations(tensors(rows.obs, device)), **columns}, sequences=sequences
@@ -105,6 +106,7 @@ class BehavioralCloning:
         """What to imitate; observations are not normalised."""
         # from here on a unit is a row, or with memory a sequence
         self.n_units = len(rows) if sequences is None else len(sequences.lengths)
+        # Few demonstrations still fill one minibatch.
         self.batch_size = max(min(batch_size, len(rows)) // sequence_length, 1)
         self.num_epoch = num_epoch
         self.probabilities: AnyArray | None = None
@@ -147,6 +149,7 @@ class BehavioralCloning:
         rate = self.learning_rate
         if self.steps > 0:
             rate = scheduled("linear", rate, LEARNING_RATE_FLOOR, step=step, max_steps=self.steps)
+        # The schedule never gets below its floor, so this means that it has ended.
         if rate <= LEARNING_RATE_FLOOR:
             return 0.0
         self.optimizer.learning_rate = rate
@@ -165,6 +168,7 @@ class BehavioralCloning:
         if self.probabilities is None:
             order = self.stream.permutation(self.n_units)[:n]
         else:
+            # With replacement, so that a weight says how often a step is drawn.
             order = self.stream.choice(self.n_units, n, p=self.probabilities)
         yield from map(self._normalized, self.rows.in_order(order, [self.batch_size] * n_batches))
 
@@ -179,6 +183,8 @@ class BehavioralCloning:
     def _learn(self, batch: Rows) -> Tensor:
         loss = self.loss(batch)
         for parameter in self.optimizer.parameters:
+            # The policy's parameters have flat gradients of the trainer's optimizer; cloning
+            # must not write into those.
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.optimizer.step()

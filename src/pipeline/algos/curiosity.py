@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipeline.protocol.specs import BehaviorSpec
     from pipeline.settings.schema import CuriositySettings, NetworkSettings
 
+# ML-Agents' sizes and weights; published strengths are tuned to rewards of this size.
 MODEL_UNITS = 256
 FORWARD_WEIGHT = 0.2
 INVERSE_WEIGHT = 0.8
@@ -92,6 +93,7 @@ class Curiosity:
         device: where the networks live.
     """
 
+    # What is new may lie beyond the end of an episode; ending must not look like a loss.
     ignores_done = True
     needs_next_obs = True
 
@@ -117,6 +119,7 @@ class Curiosity:
     @torch.no_grad()
     def rewards(self, rows: Rows) -> Tensor:
         """[B] the forward model's error; 0 until it has learned anything."""
+        # The error of random networks says nothing about what is new.
         if not self.has_learned:
             return torch.zeros_like(rows.reward)
         return self.network.forward_error(rows).clamp_max(self.most)

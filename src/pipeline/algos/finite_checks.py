@@ -89,6 +89,7 @@ def refuse_divergence(
     Raises:
         TrainingError: A number is not finite.
     """
+    # One sum of numbers that are on the CPU already, once per update and not per minibatch.
     if not math.isfinite(sum(losses.values())):
         values = ", ".join(f"{name} {value}" for name, value in losses.items())
         raise TrainingError(

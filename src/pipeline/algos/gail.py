@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pipeline.protocol.specs import BehaviorSpec
     from pipeline.settings.schema import GAILSettings, NetworkSettings
 
+# Keeps logarithms of 0 finite where the discriminator is certain.
 EPSILON = 1e-7
 ESTIMATE_GAIN = 0.2
 GRADIENT_WEIGHT = 10.0
@@ -145,6 +146,7 @@ class GAIL:
                 "done": tensors([done], device)[0],
             }
         )
+        # From the expert's rows alone, as in ML-Agents.
         self.network.normalizers.update(self.expert.obs)
         self.weights = None
         """[R] of drawing each row; None where all are the same."""
@@ -163,12 +165,14 @@ class GAIL:
     def rewards(self, rows: Rows) -> Tensor:
         """[B] -ln(1 - D), at least 0."""
         estimate = self.network.estimates(self.network.features(self.network.inputs(rows)))
+        # Never negative: ending an episode early cannot be a gain.
         return -torch.log(1.0 - estimate * (1.0 - EPSILON))
 
     def update(self, rows: Rows) -> dict[str, Tensor]:
         """One step of the discriminator on the policy's steps and as many of the expert's."""
         n = len(rows)
         pairs = list(zip(self.network.inputs(rows), self._draw(n), strict=True))
+        # Both halves in one pass through the network.
         features = self.network.features([torch.cat(pair) for pair in pairs])
         noise = None
         if self.use_vail:
@@ -183,6 +187,7 @@ class GAIL:
         if self.use_vail:
             kl = 2.0 * self.network.divergence(features).mean()  # of a policy's and an expert's
             loss = loss + self.beta * (kl - KL_TARGET)
+            # Dual ascent: the weight grows while the code says more than it may.
             self.beta = (self.beta + BETA_STEP * (kl.detach() - KL_TARGET)).clamp_min(0.0)
             stats |= {"Losses/GAIL KL Loss": kl.detach(), "Policy/GAIL Beta": self.beta}
         penalty = self.gradient_penalty(pairs)
@@ -203,8 +208,10 @@ class GAIL:
         """
         mixed = [self._between(own, other).requires_grad_() for own, other in pairs]
         estimates = self.network.estimates(self.network.features(mixed))
+        # The sum, because each row's estimate depends on that row alone.
         gradients = torch.autograd.grad(estimates.sum(), mixed, create_graph=True)
         squared = torch.stack([one.flatten(1).square().sum(1) for one in gradients]).sum(0)
+        # The root has no finite derivative at 0.
         return ((squared + EPSILON).sqrt() - 1.0).square().mean()
 
     def _between(self, own: Tensor, other: Tensor) -> Tensor:

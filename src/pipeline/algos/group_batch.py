@@ -59,6 +59,7 @@ class GroupBatch:
             raise ValueError("this rollout does not say which agents form a group")
         n_rows = rollout.n_rows
         wanted = np.concatenate((rollout.fields["moment"], rollout.at_end["next_moment"]))
+        # Mates share a moment, so each is looked up and encoded once.
         ids, which = np.unique(wanted, return_inverse=True)
         members = rollout.moments.members(ids)
         own = members.ids[members.index[which[:n_rows]]] == rollout.fields["entity"][:, None]
@@ -98,6 +99,7 @@ class GroupBatch:
             size: rows of a minibatch of all processes.
             group: those processes.
         """
+        # Rows of one moment side by side, so that a minibatch of moments is a few runs of rows.
         by_moment = np.argsort(self.moment, kind="stable")
         counts = np.bincount(self.moment)
         starts = np.cumsum(counts) - counts
@@ -105,7 +107,9 @@ class GroupBatch:
         index = by_moment[rows_of(starts[order], counts[order])]
         ends = np.cumsum(counts[order])
         wanted = np.cumsum(group.minibatch_sizes(len(index), size))
+        # Rounded up to whole moments, so minibatches differ a little in size.
         cuts = np.unique(ends[np.searchsorted(ends, wanted)])
+        # All processes make as many steps, because each step waits for the gradients of all.
         cuts = cuts[: group.least(len(cuts))]
         sizes = np.diff(cuts, prepend=0).tolist()
         return rows.in_order(index[: sum(sizes)], sizes, group)

@@ -94,6 +94,7 @@ class POCA(Algorithm):
     def member_fields(self) -> dict[str, Field]:
         """What a group's critic knows of each member."""
         rows = rollout_fields(self.spec)
+        # A critic looks at what mates see and do, not at how likely that was.
         fields = {name: rows[name] for name in rows if name not in ("log_prob", "allowed")}
         if self.memory_size:
             fields["memory"] = Field(shape=(self.memory_size,))
@@ -101,6 +102,7 @@ class POCA(Algorithm):
 
     def ready(self, n_rows: int) -> bool:
         """Whether `n_rows` of closed trajectories are enough for an update."""
+        # More than, not at least: ML-Agents' rule, to which published sizes are tuned.
         return n_rows > self.hyperparameters.buffer_size
 
     def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
@@ -146,6 +148,7 @@ class POCA(Algorithm):
         size = self.hyperparameters.batch_size
         if rows.sequences is None:
             return groups.minibatches(rows, self.minibatch_stream, size, self.processes)
+        # With memory whole sequences, whose rows are of different moments.
         n_sequences = max(size // self.sequence_length, 1)
         return rows.minibatches(self.minibatch_stream, n_sequences, self.processes)
 
@@ -193,6 +196,7 @@ class POCA(Algorithm):
         f = rollout.fields
         branches = self.spec.action_spec.discrete_branches
         groups = GroupBatch.of(rollout, self.policy.normalizers, branches, self.device)
+        # Before any value: the number of members is an input, relative to the largest group.
         self.critic.notice(self.processes.most(groups.largest))
         value, baseline, following, further = self._values(groups)
         terminated = rollout.terminated[:, None]
@@ -261,6 +265,7 @@ class POCA(Algorithm):
                 if not everyone:
                     present = present & ~groups.over[moments]
                 someone = present.any(axis=1)
+                # The critic has no value for a group of nobody; 0 stands there already.
                 if not someone.any():
                     continue
                 valued = moments[someone]
@@ -273,6 +278,7 @@ class POCA(Algorithm):
 
 def _chunks(moments: AnyArray, groups: GroupBatch) -> Iterator[AnyArray]:
     n = groups.index.shape[1]
+    # N members look in 1 + N sets, so memory grows with the square of the group.
     size = min(max(_PLACES // (n * (1 + n)), 1), _CHUNK)
     for first in range(0, len(moments), size):
         yield moments[first : first + size]

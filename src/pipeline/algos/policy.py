@@ -107,8 +107,10 @@ class Policy(nn.Module):
         log_prob = sample.log_prob.cpu().numpy()
         continuous = sample.continuous.cpu().numpy()
         refuse_non_finite_decision(obs=obs, continuous=continuous, log_prob=log_prob)
+        # As they came: learning normalises them again, with the statistics of that time.
         rows: dict[str, AnyArray] = {f"obs_{i}": values for i, values in enumerate(obs)}
         rows["log_prob"] = log_prob
+        # As drawn, before clipping: the log probability is of this number.
         rows["continuous"] = continuous
         rows["discrete"] = sample.discrete.cpu().numpy()
         if self.spec.action_spec.discrete_branches:
@@ -144,6 +146,7 @@ def rollout_fields(spec: BehaviorSpec) -> dict[str, Field]:
 @contextmanager
 def seeded_weights(seed: int, *names: str) -> Iterator[None]:
     """Context in which new layers draw their weights from the stream called `names`."""
+    # Layers draw from torch's global generator; the fork puts it back as it was.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeding.derive(seed, "weights", *names))
         yield

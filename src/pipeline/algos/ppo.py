@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pipeline.protocol.specs import BehaviorSpec
     from pipeline.settings.schema import POCASettings, PPOSettings, TrainerSettings
 
+# As in ML-Agents; it matters only where all advantages are equal.
 ADVANTAGE_EPSILON = 1e-10
 VALUE_WEIGHT = 0.5
 LARGEST_WEIGHT = 2.0
@@ -110,6 +111,7 @@ def decoupled(rows: Rows, now: Tensor) -> Rows:
         rows: with `log_prob` [R, C] of the policy that acted, and `advantage` [R, 1].
         now: [R, C] log probabilities of the same actions under the policy as it is.
     """
+    # Clamped, because a single unlikely action would outweigh the rest of the minibatch.
     weight = (now - rows.log_prob).exp().clamp(max=LARGEST_WEIGHT)
     changed = {"log_prob": now, "advantage": rows.advantage * weight}
     return replace(rows, columns={**rows.columns, **changed})
@@ -197,6 +199,7 @@ class PPO(Algorithm):
 
     def ready(self, n_rows: int) -> bool:
         """Whether `n_rows` of closed trajectories are enough for an update."""
+        # More than, not at least: ML-Agents' rule, to which published sizes are tuned.
         return n_rows > self.hyperparameters.buffer_size
 
     def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
@@ -207,8 +210,10 @@ class PPO(Algorithm):
         rows = with_ratio_range(self._rows(rollout), now.epsilon)
         clip = None
         if h.clip_value:
+            # In units of the returns, whose scale differs between tasks.
             clip = now.epsilon * self.processes.std(rows.returns).clamp_min(1e-6)
         steps: list[StepStats] = []
+        # With memory a unit is a sequence, counted as if it were full.
         size = max(h.batch_size // self.sequence_length, 1)
         for _ in range(h.num_epoch):
             for batch in rows.minibatches(self.minibatch_stream, size, self.processes):
@@ -217,6 +222,8 @@ class PPO(Algorithm):
                     self.intrinsic.learn(batch.index)
         losses = torch.stack([loss for one in steps for loss in one.losses]).view(-1, 2)
         self.processes.average_(losses, len(rows))
+        # Losses stay on the device until here. Absolute values, as ML-Agents charts the
+        # policy's.
         loss_pi, loss_v = losses.abs().mean(0).tolist()
         refuse_divergence(
             "PPO",
@@ -225,7 +232,9 @@ class PPO(Algorithm):
             optimizers=[self.optimizer],
             networks=self.own_networks,
         )
+        # The last epoch's steps have moved furthest; the first ones start at a ratio of 1.
         last_epoch = torch.cat([one.log_ratio for one in steps[-len(steps) // h.num_epoch :]])
+        # KL as the mean of (r - 1) - ln r: never negative and of low variance.
         change = last_epoch.exp() - 1.0
         stats = {
             "Losses/Policy Loss": loss_pi,
@@ -315,7 +324,9 @@ class PPO(Algorithm):
             gamma=self.gamma,
             lambda_=self.hyperparameters.lambd,
         )
+        # [R, 1]: one advantage for all reward signals, by their mean as in ML-Agents.
         mean = advantages.mean(axis=1, keepdims=True)
+        # Over the whole buffer and all processes, so that minibatches are on one scale.
         center, std = self.processes.moments(mean)
         computed = {
             "advantage": (mean - center) / (std + ADVANTAGE_EPSILON),
@@ -333,6 +344,8 @@ class PPO(Algorithm):
         )
         if not self.settings.threaded:
             return rows
+        # Only here has the policy moved since the rows were collected: acting went on during the
+        # last update.
         return decoupled(rows, log_probs(self.policy, rows, self._sequence_states(sequences)[0]))
 
     def _values(self, obs: Sequence[Tensor], chunk: int = CHUNK) -> FloatArray:
@@ -346,6 +359,7 @@ class PPO(Algorithm):
 
     def _value(self, obs: list[Tensor], sequences: SequenceState | None = None) -> Tensor:
         own, critics = self._sequence_states(sequences)
+        # A critic with a body of its own ignores `hidden`, so that nothing is computed for it.
         hidden = self.policy.actor(obs, own) if self.critic.body is None else obs[0]
         value: Tensor = self.critic(obs, hidden, critics)
         return value

@@ -69,6 +69,7 @@ class SingleProcess:
     def minibatch_sizes(self, n: int, size: int) -> list[int]:
         """As many full ones as there are rows for; one of all rows where there are fewer."""
         size = min(size, n)
+        # A rest is left out: a smaller minibatch would weigh its rows more than others.
         return [size] * (n // size)
 
     def weighted(self, sizes: Sequence[int]) -> Iterable[None]:

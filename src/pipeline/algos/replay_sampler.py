@@ -79,8 +79,10 @@ class ReplaySampler:
         if sampled.memory is not None:
             (memory,) = tensors([sampled.memory], self.device)
             sequences = SequenceState(memory=memory, lengths=torch.from_numpy(sampled.lengths))
+        # At the moment of drawing: stored rows would keep the statistics of when they were new.
         seen = observations(self.normalizers(rows.obs))
         seen |= observations(self.normalizers(rows.next_obs), "next_obs")
+        # From observations as they come, since signals normalise for themselves.
         rewards = self.signals.rewards(rows)
         return Rows(columns={**rows.columns, **seen, "rewards": rewards}, sequences=sequences)
 

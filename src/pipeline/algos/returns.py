@@ -41,8 +41,10 @@ def generalized_advantages(
     following = np.empty_like(values)
     following[:-1] = values[1:]
     ends = starts + lengths - 1
+    # Overwrites what belonged to the next trajectory's first row.
     following[ends] = bootstrap
     advantages = rewards + gamma * following - values
+    # Longest first, so that those still going at each step back are the first ones of `carry`.
     order = np.argsort(-lengths, kind="stable")
     last_rows = ends[order]
     carry = np.zeros_like(bootstrap)

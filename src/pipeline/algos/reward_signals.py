@@ -279,6 +279,8 @@ class RolloutRows:
     def take(self, index: Tensor) -> Rows:
         """The steps in int64 [B] rows, as `RewardSignal` describes them."""
         taken = {name: values[index] for name, values in self.columns.items()}
+        # Rollouts store actions as drawn; signals see them in the environment's range, as
+        # demonstrations have them.
         taken["continuous"] = to_environment(taken["continuous"])
         return Rows(columns=taken | observations(self._following(index), "next_obs"))
 
@@ -288,6 +290,7 @@ class RolloutRows:
             return []
         trajectory = self.end_of[index]
         at_end = (trajectory >= 0).nonzero().squeeze(1)
+        # The last row has no next one; it ends a trajectory and is overwritten below.
         following = (index + 1).clamp_max(self.n_rows - 1)
         result = [self.columns[f"obs_{i}"][following] for i in range(len(self.after))]
         for values, after in zip(result, self.after, strict=True):
@@ -355,9 +358,11 @@ class IntrinsicRewards:
 
     def _count(self, rollout: Rollout, rewards: FloatArray) -> None:
         """Add up each episode's rewards over its trajectories."""
+        # In float64: an episode may add up many small rewards.
         totals = np.add.reduceat(rewards, rollout.starts, axis=0, dtype=np.float64).tolist()
         places = zip(rollout.slots.tolist(), rollout.begins.tolist(), rollout.ended.tolist())  # noqa: B905  # all [K], or all empty
         for total, (slot, begins, ended) in zip(totals, places):  # noqa: B905
+            # By slot, since a trajectory may be a part of an episode only.
             before = None if begins else self._open.pop(slot, None)
             so_far = (
                 total if before is None else [a + b for a, b in zip(before, total, strict=True)]

@@ -35,6 +35,7 @@ class RND:
         device: where the networks live.
     """
 
+    # As curiosity: what is new may lie beyond the end.
     ignores_done = True
     needs_next_obs = False
 
@@ -45,6 +46,7 @@ class RND:
         specs = spec.observation_specs
         self.normalizers = Normalizers(specs, enabled=network.normalize).to(device)
         with seeded_weights(seed, "rnd"):
+            # Never trained, but saved: another random target would make everything new again.
             self.target = (
                 ObservationEncoder(specs, network).to(device).requires_grad_(requires_grad=False)
             )

@@ -142,6 +142,7 @@ class Rows:
         at = torch.from_numpy(index).to(next(iter(self.columns.values())).device)
         # one look-up for all minibatches: each of them is then a view
         columns = {name: torch.split(values[at], n_rows) for name, values in self.columns.items()}
+        # On the CPU, where rollouts and groups are looked up.
         columns["index"] = torch.split(torch.from_numpy(index), n_rows)
         pieces = zip(*columns.values(), strict=True)
         for _, sequences, parts in zip(group.weighted(n_rows), states, pieces, strict=True):
@@ -169,6 +170,7 @@ def _sequences(
 def tensors(arrays: Sequence[AnyArray], device: torch.device) -> list[Tensor]:
     """Tensors over the same memory where possible, on `device`."""
     return [
+        # torch warns of arrays that are read-only.
         torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
         for array in arrays
     ]
@@ -233,6 +235,7 @@ def values_in_sequence(
     """
     lengths = sequences.lengths.numpy()
     starts, ends = lengths.cumsum() - lengths, lengths.cumsum()
+    # A trajectory's last sequence is read on by one row, to value what follows with its memory.
     is_last = np.isin(ends, rollout.starts + rollout.lengths)
     values, following = [], []
     n = max(_CHUNK // int(lengths.max()), 1)

@@ -138,6 +138,7 @@ class SAC(Algorithm):
         self.recurrent_critic = self.value
         actions = spec.action_spec
         n_temperatures = (actions.continuous_size > 0) + actions.discrete_size
+        # The logarithm is trained, so that a temperature stays positive.
         start = torch.full((n_temperatures,), math.log(h.init_entcoef))
         self.log_alpha = nn.Parameter(start.to(device))
         self.target_entropy = _target_entropy(actions).to(device)
@@ -184,6 +185,7 @@ class SAC(Algorithm):
     def fields(self) -> dict[str, Field]:
         """What each row of experience holds."""
         fields = super().fields
+        # An off-policy learner has no use for it, and a replay is large.
         del fields["log_prob"]
         return fields
 
@@ -232,6 +234,8 @@ class SAC(Algorithm):
     def _due(self, step: int, n_done: int, steps_per_update: float) -> int:
         """Gradient steps to make now, after `n_done` (counted from 1)."""
         h = self.hyperparameters
+        # The least over processes: all make the same number of steps, or one would wait for
+        # ever.
         if step < h.buffer_init_steps or self.processes.least(len(self.replay)) < h.batch_size:
             return 0
         # the smallest n with (step - init) / n <= steps_per_update
@@ -271,6 +275,8 @@ class SAC(Algorithm):
         )
         taken = taken_value(values, batch.discrete, actions.discrete_branches)
         expected = fresh.expected(again[0])
+        # The first twin's value only, as in ML-Agents; the smaller of both is for the value's
+        # target.
         loss_pi = (fresh.entropy_cost - expected.mean(-1)).mean()
         with torch.no_grad():
             soft = torch.minimum(expected, fresh.expected(again[1])) - fresh.entropy_cost.unsqueeze(
@@ -278,11 +284,14 @@ class SAC(Algorithm):
             )
             entropy_gap = fresh.log_prob.mean(0) + self.target_entropy
         errors = torch.cat((value.unsqueeze(0), taken)) - torch.stack((soft, y, y))
+        # [3]: the value's loss and those of both twins, each by its mean over rows and signals.
         losses = 0.5 * errors.square().mean((1, 2))
         loss_alpha = -(self.log_alpha * entropy_gap * self.alpha_weight).sum()
+        # One backward for all: detached parts keep each loss to its own networks.
         loss = loss_pi + losses.sum() + loss_alpha
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.optimizer.step(max_norm=self.hyperparameters.max_grad_norm)
+        # After the step, so that the target follows the new weights.
         self._soft_update(self._target, self._source, None)
         return torch.cat((loss_pi.view(1), losses, value.mean(0))).detach()
 
@@ -327,6 +336,7 @@ class SAC(Algorithm):
         lengths = critics.lengths
         firsts = (lengths.cumsum(0) - lengths).to(self.device)
         with torch.no_grad():
+            # The next observation's memory is the one after the sequence's first row.
             later = self.value.step([values[firsts] for values in batch.obs], critics.memory)
         return own, critics, SequenceState(memory=later, lengths=lengths)
 

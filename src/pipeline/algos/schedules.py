@@ -20,4 +20,5 @@ def scheduled(kind: str, start: float, floor: float, *, step: int, max_steps: in
     """
     if kind == "constant":
         return start
+    # Clamped at `max_steps`: the last update may come a little after it.
     return (start - floor) * (1.0 - min(step, max_steps) / max_steps) + floor
