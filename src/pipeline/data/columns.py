@@ -39,6 +39,7 @@ class GrowableRows:
     def append(self, n: int, rows: Mapping[str, AnyArray]) -> None:
         """Add `n` rows of every field."""
         if self.used + n > self.capacity:
+            # Doubled, so that appending costs the same on average however many rows there are.
             self.capacity = max(2 * self.capacity, self.used + n)
             for name, old in self.arrays.items():
                 new = np.zeros((self.capacity, *old.shape[1:]), dtype=old.dtype)
@@ -81,6 +82,7 @@ def cut(lengths: AnyArray, sequence_length: int) -> Sequences:
         sequence_length: rows of a sequence; a trajectory's last one may be shorter.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
+    # Division rounded up: the last sequence of a trajectory may be short.
     counts = -(-lengths // sequence_length)
     trajectory = np.repeat(np.arange(len(lengths)), counts)
     number = rows_of(np.zeros_like(counts), counts)
@@ -97,6 +99,7 @@ def rows_of(starts: AnyArray, lengths: AnyArray) -> AnyArray:
     """The rows, int64 [sum of lengths], of pieces [S] that begin at `starts`, piece after piece."""
     lengths = np.asarray(lengths, dtype=np.int64)
     first = np.cumsum(lengths) - lengths
+    # One counter through all pieces, shifted for each to where it begins: no loop over pieces.
     rows: AnyArray = np.arange(int(lengths.sum())) + np.repeat(starts - first, lengths)
     return rows
 

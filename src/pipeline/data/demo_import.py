@@ -68,6 +68,7 @@ def import_table(
         DemonstrationError: Something cannot be right; with file, row, column and remedy.
         UnitySpecificationException: There can be no such behavior.
     """
+    # Everything is checked before the file is opened, so that nothing half written is left.
     check_spec(behavior, spec)
     columns = columns or {}
     _refuse_unknown(table, spec, columns)
@@ -114,6 +115,7 @@ def _pairs(idle: BoolArray, episodes: _Episodes) -> tuple[AnyArray, BoolArray, B
     Where an episode has no row with its last observation, a pair that closes it repeats the one
     before; nothing is learned from it.
     """
+    # Episodes whose last row has an action, and so no observation after it.
     bare = episodes.last[~idle[episodes.last]]
     row = np.insert(np.arange(len(idle)), bare + 1, bare)
     done = np.insert(idle, bare + 1, True)
@@ -166,6 +168,7 @@ def _observation(
     is_bytes = len(shape) == 3 and numbers.values.dtype == np.uint8
     values = numbers.values.astype(np.float32)
     values = values / np.float32(255) if is_bytes else values
+    # After the conversion: a double may be too large for float32.
     _refuse(table, numbers, ~np.isfinite(values), "{} is no finite number; leave out such rows")
     span = _span(values)
     span += ", bytes divided by 255" if is_bytes else ""
@@ -197,6 +200,7 @@ def _actions(
     if idle.all():
         raise DemonstrationError(f"{table.source}: no row has an action to learn from")
     for numbers, none in kinds:
+        # Some actions but not all: half an action cannot be imitated.
         lacking = none & ~idle[:, None]
         _refuse(table, numbers, lacking, "there is no action ({}), but others in this row; add it")
     out, summary = spec.empty_action(len(table)), []
@@ -311,6 +315,7 @@ def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
             message = "has no action, but no episode ends here; add the action, or a flag"
             raise DemonstrationError(f"{table.source}: {table.where(row)}: {message}")
     last = np.flatnonzero(ending)
+    # The table's end closes what is still open.
     last = last if ending[-1] else np.append(last, n - 1)
     first = np.append(0, last[:-1] + 1)
     before = np.maximum(last - idle[last], first)  # where the last action is, and so the flag
@@ -329,6 +334,7 @@ def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
 def _by_number(table: Table, ids: AnyArray, column: str, ending: BoolArray) -> BoolArray:
     """Return which rows are the last of an episode, by the numbers of episodes too."""
     changes: BoolArray = np.append(ids[1:] != ids[:-1], True)
+    # The flag says that the episode is over, its number that it goes on.
     on = ending & ~changes
     if on.any():
         row = int(on.argmax()) + 1

@@ -112,6 +112,7 @@ def _fields(source: str, episode: Any, seen: Observations, space: Any) -> dict[s
         if actions[kind]:
             joined = np.concatenate(actions[kind], axis=1)
             fields[kind] = np.pad(joined, ((0, 1), (0, 0)), constant_values=none)
+    # Minari has one observation more than actions; its row has NaN in place of the rest.
     fields["reward"] = np.append(episode.rewards, np.nan)
     fields["terminated"] = np.append(episode.terminations, False)
     fields["truncated"] = np.append(episode.truncations, False)
@@ -148,6 +149,7 @@ def _range(box: Any) -> tuple[AnyArray, AnyArray, AnyArray]:
     low, high = np.ravel(box.low).astype(np.float64), np.ravel(box.high).astype(np.float64)
     bounded = np.isfinite(low) & np.isfinite(high)
     low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+    # A dimension whose bounds are equal has no width to divide by.
     return (low + high) / 2, np.where(high > low, (high - low) / 2, 1.0), bounded
 
 

@@ -135,6 +135,7 @@ class Table:
         return values, names[0]
 
     def _names(self, name: str, size: int, columns: Columns) -> list[str]:
+        # Columns with numbers win only if one of them is there; a single column may hold lists.
         numbered = [f"{name}.{index}" for index in range(size)]
         names = [name] if {*numbered}.isdisjoint(self.columns) else numbered
         if name not in columns and names == [name] and name not in self.columns:
@@ -258,6 +259,7 @@ def _read_jsonl(path: Path) -> Table:
         lines.append(number)
     columns = {
         name: np.fromiter((row.get(name) for row in rows), dtype=object, count=len(rows))
+        # Of all rows, since a key may be absent in some.
         for name in dict.fromkeys(name for row in rows for name in row)
     }
     return Table(source=str(path), columns=columns, lines=lines)
@@ -328,6 +330,7 @@ def table_of(demo: Demonstration) -> tuple[dict[str, AnyArray], list[str]]:
         fields["continuous"] = np.where(done[:, None], np.float32(np.nan), demo.continuous)
     if actions.discrete_size:
         fields["discrete"] = np.where(done[:, None], np.int32(NO_CHOICE), demo.discrete)
+    # In the file a reward stands with the observation after the action; here with the action.
     gained = np.append(demo.reward[1:], np.float32(0))
     fields["reward"] = np.where(done, np.float32(np.nan), gained)
     fields["terminated"] = (ended & ~cut).astype(np.uint8)

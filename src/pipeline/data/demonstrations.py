@@ -54,6 +54,8 @@ def demonstration_files(path: Path | str) -> list[Path]:
     """
     path = Path(path)
     if path.is_dir():
+        # Sorted, as the order of a folder differs between file systems, and minibatches would
+        # too.
         files = sorted(path.glob("*.demo"))
         if not files:
             raise DemonstrationError(f"{path}: there are no '.demo' files in this directory")
@@ -113,6 +115,7 @@ def _unless_equal(weights: FloatArray) -> FloatArray | None:
 def _ending_rows(demonstration: Demonstration) -> BoolArray:
     """Bool [P] whether the pair after each one closes an episode that was not cut short."""
     ending = np.zeros(len(demonstration), dtype=np.bool_)
+    # The pair before: it has the last action, the closing pair only the observation after it.
     ending[:-1] = (demonstration.done & ~demonstration.interrupted)[1:]
     return ending
 
@@ -159,6 +162,7 @@ def merge_demos(
                     f"{file}: is of the behavior {demo.behavior_name!r}, but {files[0]} is of "
                     f"{first.behavior_name!r}; if they mean the same, name it with --behavior"
                 )
+            # The messages themselves, so that what this reader does not know is kept.
             content = parse_demo(file)
             writer.append_messages(content.infos, content.actions)
             n_ended = int(demo.done.sum())
@@ -240,6 +244,7 @@ def _kept(
     if max_return is not None:
         keep &= returns <= max_return + _SLACK * max(1.0, abs(max_return))
     if best is not None:
+        # Stable, so that of equal returns the earlier episode is kept.
         ranked = np.argsort(np.where(keep, -returns, np.inf), kind="stable")
         keep &= np.isin(numbers, ranked[:best] + 1)
     if not keep.any():

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
 
+# Ids of groups are int32, so that numbers of different sources cannot meet.
 _SOURCE = 1 << 32
 _NO_GROUP = -1
 _PER_SLOT = {
@@ -86,6 +87,8 @@ class Groups:
         """Int64 [N] one number for each group of a source, and for each agent without a group."""
         number = self._sources.setdefault(source, len(self._sources))
         named = number * _SOURCE + group_id.astype(np.int64)
+        # Negative numbers for agents without a group: each is a group of its own, and none meets
+        # a named one.
         return np.where(group_id > 0, named, _NO_GROUP - slots)
 
     def on_message(self, ended: GroupMessage, deciding: GroupMessage, n_slots: int) -> None:
@@ -101,7 +104,10 @@ class Groups:
         acted = s["present"][ended.slots]
         goes_on = s["present"][deciding.slots] & (s["group"][deciding.slots] == deciding.group)
         if len(ended.slots):
+            # Its episode ended in this message: the decision begins another one.
             goes_on &= ~np.isin(deciding.slots, ended.slots)
+        # Before anything changes: rewards belong to the groups as they were when they were
+        # earned.
         self._share(ended, acted, deciding, goes_on)
         ids = self._observe(deciding, np.zeros(len(deciding.slots), dtype=np.bool_))
         s["entity"][deciding.slots[goes_on]] = ids[goes_on]
@@ -161,6 +167,7 @@ class Groups:
         rewards = np.concatenate([one.reward[real] for one, real, _ in parts])
         gains = np.bincount(which, weights=rewards, minlength=len(groups))
         members, of = self._members(groups)
+        # Also to mates that this message says nothing of: they get it with their next one.
         s["owed"][members] += gains[of]
         for one, real, name in parts:
             slots = one.slots[real]
@@ -179,6 +186,7 @@ class Groups:
             s[f"{name}_at_end"][slots] = s[f"{name}_return"][slots]
         keys = s["group"][slots]
         s["end_moment"][slots] = self._moment_of(keys)
+        # After the moment was taken: those that end are a part of what followed.
         s["present"][slots] = False
         groups = np.unique(keys[keys >= 0])
         left = np.isin(groups, s["group"][s["present"]])
@@ -195,6 +203,7 @@ class Groups:
         """Int64 [N] new moments of the groups of N agents, as these are now."""
         groups, which = np.unique(keys, return_inverse=True)
         slots, of = self._members(groups)
+        # Members in the order of their slots, so that equal messages give equal moments.
         order = np.argsort(of, kind="stable")
         entities = self.by_slot["entity"][slots[order]]
         ids = self.moments.add_moments(entities, np.bincount(of, minlength=len(groups)))
@@ -331,6 +340,7 @@ class GroupSnapshots:
             grown.append(len(state[name][key]), state[name])
 
     def _places(self, ids: AnyArray) -> AnyArray:
+        # Numbers only rise and keep their order when others are forgotten, so they are sorted.
         return np.searchsorted(self._entities.filled()["id"], ids)
 
     def _members_of(self, ids: AnyArray) -> tuple[AnyArray, AnyArray]:

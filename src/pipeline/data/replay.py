@@ -100,10 +100,13 @@ class Replay:
         if n_rows == 0:
             return
         trajectory = np.repeat(np.arange(n_ends), lengths)
+        # Each earlier trajectory has taken one place more, for the observation that it ended
+        # with.
         row_places = self._n_places + np.arange(n_rows) + trajectory
         end_places = self._n_places + np.cumsum(lengths + 1) - 1
         done = np.zeros(n_rows, np.bool_)
         done[np.cumsum(lengths) - 1] = rollout.terminated
+        # A rollout larger than the ring would write some places twice.
         kept = slice(max(n_rows - self.capacity, 0), n_rows)
         at = (self.n_added + np.arange(n_rows)[kept]) % self.capacity
         for name, stored in self._rows.items():
@@ -112,6 +115,7 @@ class Replay:
         self._remember(rollout)
         self.n_added += n_rows
         self._n_places += n_rows + n_ends
+        # Before observations are written, since their ring may have to grow.
         self._make_room(n_rows + n_ends)
         size = len(self._obs["obs_0"])
         places = row_places[kept] % size
@@ -177,6 +181,8 @@ class Replay:
         if n_live <= size:
             return
         n_known = self._n_places - n_new
+        # Places are counted from the first that ever came, so each has a new remainder in the
+        # larger ring.
         kept = np.arange(min(oldest, n_known), n_known)
         bigger = max(n_live, size + size // 2)
         for name, stored in self._obs.items():

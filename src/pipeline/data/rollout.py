@@ -93,6 +93,7 @@ class Trajectories:
         """Slots that there is room for."""
         self._cursor = np.zeros(0, dtype=np.intp)
         self._waiting = np.zeros(0, dtype=np.bool_)
+        # In float64: a long episode adds up many small rewards.
         self._episode_return = np.zeros(0, dtype=np.float64)
         self._episode_length = np.zeros(0, dtype=np.int64)
         dense = {name: spec for name, spec in self.fields.items() if not spec.every}
@@ -212,6 +213,7 @@ class Trajectories:
             self._episode_return[slots] = 0.0
             self._episode_length[slots] = 0
             return closed
+        # At the horizon a trajectory closes without an end, and is bootstrapped.
         full = self._cursor[slots] >= self.horizon
         if not full.any():
             return None
@@ -316,6 +318,7 @@ class Trajectories:
     ) -> ClosedTrajectories:
         lengths = self._cursor[slots]
         n_rows = int(lengths.sum())
+        # Row numbers within each trajectory; with the slots they pick all rows in one copy.
         offsets = np.arange(n_rows) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         where = np.repeat(slots, lengths), offsets
         rows = {name: self._open[name][where] for name in self._rows.arrays}
@@ -330,6 +333,7 @@ class Trajectories:
             **at_end,
         }
         ends.update({f"obs_{i}": values for i, values in enumerate(obs)})
+        # Whole, also beyond what a short trajectory has used: `cut` looks at the used ones only.
         ends.update({name: self._open[name][slots] for name in self._sparse})
         self._ends.append(len(slots), ends)
         self._cursor[slots] = 0

@@ -145,6 +145,7 @@ class Slots:
         new = agent_ids
         if len(ids):
             at = np.minimum(np.searchsorted(ids, agent_ids), len(ids) - 1)
+            # `searchsorted` also gives a place to those that are not there.
             is_known = ids[at] == agent_ids
             if is_known.all():
                 return slots[at]
@@ -158,6 +159,8 @@ class Slots:
         ids, slots = self._of(source)
         new, first = np.unique(agent_ids, return_index=True)
         added = np.empty(len(new), dtype=np.intp)
+        # In the order in which they were named, and not of their ids: slots then follow the
+        # message.
         added[np.argsort(first)] = self._take(len(new))
         at = np.searchsorted(ids, new)
         self._known[source] = np.insert(ids, at, new), np.insert(slots, at, added)
