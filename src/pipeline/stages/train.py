@@ -160,6 +160,9 @@ def _train(
                 # them all.
                 record.complete(attempt.run / "progress.csv")
             results = {k: v for k, v in run_metadata.flat(metrics).items() if v is not None}
+            if not attempt.resumed:
+                n_steps = sum(one.steps for one in result.behaviors.values())
+                results |= run_metadata.speed(n_steps, result.seconds["total"])
             record.results(results)
             steps = ", ".join(map(str, result.interrupted))
             told = f"interrupted at steps {steps}, not exact" if steps else "yes"

@@ -172,6 +172,9 @@ def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:
         return
     for key, value in tags.items():
         client.set_model_version_tag(name, versions[0].version, key, value)
+    # The page of the logged model has the score, too; a version knows it as its source alone.
+    mean, model = float(f"{float(tags[SCORE]):.6g}"), versions[0].source.removeprefix("models:/")
+    client.log_metric(run, "evaluate/mean_return", mean, step=0, model_id=model)
     known = {str(one.version): one.tags for one in client.search_model_versions(f"name = '{name}'")}
     experiment = tags[EXPERIMENT]
     of_experiment = {

@@ -296,7 +296,7 @@ class MlflowRun:
         stages[key.stage] = key.fingerprint
         place = {"uri": _address(store), "root": str(key.root)}
         files.write_json(key.remembered, {**place, "run_id": run, "stages": stages})
-        return run
+        return store.watched(run) if key.stage == _BEGINNER else run
 
     def _warn(self, why: str) -> None:
         _log.warning(

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
@@ -85,6 +85,7 @@ class Store:
     """Whether it lies in the checkout, and so belongs to no other."""
     experiment_id: str
     client: Any
+    _monitors: list[Any] = field(default_factory=list)
 
     @classmethod
     def open(cls, root: Path) -> Store:
@@ -154,7 +155,21 @@ class Store:
 
     def end(self, run: str, status: str) -> None:
         """Close the run with `status`: FINISHED, FAILED or KILLED."""
+        while self._monitors:
+            self._monitors.pop().finish()
         self.client.set_terminated(run, status=status)
+
+    def watched(self, run: str) -> str:
+        """Have MLflow sample this machine for `run`, where its own variable asks; return `run`."""
+        if os.environ.get("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "").lower() in {"true", "1"}:
+            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+            monitor: Any = SystemMetricsMonitor(  # type: ignore[no-untyped-call]  # has no types
+                run, resume_logging=True, tracking_uri=self.uri
+            )
+            monitor.start()
+            self._monitors.append(monitor)
+        return run
 
     def of_same(self, tags: Mapping[str, str], *, more: str = "") -> list[Any]:
         """Return the runs of the same experiment, seed, checkout and variant, newest first."""

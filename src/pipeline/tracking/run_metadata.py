@@ -230,3 +230,11 @@ def note(experiment: str, seed: int, *, files: Sequence[str]) -> str:
 def _md5(data: bytes = b"") -> Any:
     # MD5 because DVC uses it; systems in FIPS mode refuse it without this flag.
     return hashlib.md5(data, usedforsecurity=False)
+
+
+def speed(n_steps: float, total_s: float) -> dict[str, float]:
+    """Return the time of a training and its steps per second, as numbers of a row.
+
+    Only of a run that was not resumed: nobody counts what a killed attempt took.
+    """
+    return {"training_s": total_s, "steps_per_second": n_steps / max(total_s, 1e-9)}

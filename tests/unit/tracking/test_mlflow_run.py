@@ -5,6 +5,7 @@ import json
 import logging
 import shutil
 import socket
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -507,3 +508,32 @@ def test_params_are_flattened_to_dotted_names():
         "a.c.d": "[1, 2]",
         "e_f_": "{}",
     }
+
+
+def test_the_page_of_a_logged_model_has_the_score_of_its_evaluation(tmp_path: Path):
+    played(tmp_path, 1, 5.25)
+    version = client(tmp_path).get_model_version(NAME, "1")
+    model = client(tmp_path).get_logged_model(version.source.removeprefix("models:/"))
+    assert [one.value for one in model.metrics if one.key == "evaluate/mean_return"] == [5.25]
+
+
+def test_mlflow_samples_the_machine_where_its_own_variable_asks(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true")
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    run = MlflowRun(key(tmp_path, "train"))
+    deadline = time.monotonic() + 30
+    seen: dict = {}
+    while "system/cpu_utilization_percentage" not in seen and time.monotonic() < deadline:
+        time.sleep(0.05)
+        if run.run_id is not None:
+            seen = client(tmp_path).get_run(run.run_id).data.metrics
+    assert "system/system_memory_usage_megabytes" in seen
+    finished(run)
+    assert not [one for one in threading.enumerate() if one.name == "SystemMetricsMonitor"]
+
+
+def test_the_machine_is_not_sampled_unasked(tmp_path: Path):
+    run = MlflowRun(key(tmp_path, "train"))
+    finished(run)
+    assert not [one for one in threading.enumerate() if one.name == "SystemMetricsMonitor"]

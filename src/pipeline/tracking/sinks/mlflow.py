@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
@@ -41,10 +42,12 @@ class MlflowSink(Sink):
         self._run, self._key, self._row = run, run.key, run.row
         self._record: MlflowRun | None = None
         self._complete = False
+        self._began_s = 0.0
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """Make the row, or take it up; write the settings that the configuration did not list."""
         if self._record is None:
+            self._began_s = time.monotonic()
             self._record = MlflowRun(self._key, prefix=self._run.prefixed)
             self._record.describe(self._row, self._key.root)
         # A behavior of the environment that the configuration does not list has the default
@@ -66,7 +69,11 @@ class MlflowSink(Sink):
         if self._key.resumed:
             # What the killed process had queued is in the CSV file only.
             self._record.complete(folder / "progress.csv")
-        self._record.results(run_metadata.flat(results))
+        numbers = run_metadata.flat(results)
+        if not self._key.resumed:
+            steps = sum(one["steps"] for one in results.values())
+            numbers |= run_metadata.speed(steps, time.monotonic() - self._began_s)
+        self._record.results(numbers)
         for behavior in results:
             of_one = f".{behavior}" if len(results) > 1 else ""
             checkpoint = files.named(folder, behavior) / "checkpoint.pt"
