@@ -255,6 +255,18 @@ def test_groups_of_executables_step_in_turn_whenever_the_run_is_saved(packed, tm
 
 
 @pytest.mark.slow
+def test_run_that_was_told_to_stop_equals_the_uninterrupted_run(packed, tmp_path):
+    """An executable gets one more step, whose actions do not count, so that its state comes."""
+    build = str(packed("balance_ball", tmp_path / "balance_ball", n_agents=6))
+    assert run(tmp_path / "whole", build, updates=8, how="four") == 0
+    for updates in (3, 5, 8):
+        how = "four" if updates == 3 else "four resume"
+        assert run(tmp_path / "stopped", build, updates=updates, how=how) == 0
+    assert_equal_states(final_state(tmp_path / "whole"), final_state(tmp_path / "stopped"))
+    assert_equal_files(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how"), [("Cue", "memory"), ("Level", "memory"), ("Cue", "memory threaded")]
 )
