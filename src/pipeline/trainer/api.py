@@ -114,6 +114,8 @@ def train(
         UnityException: The environment failed; what was learned so far is saved.
         Interrupted: SIGINT or SIGTERM came; the state is saved.
     """
+    # Before anything else: torchrun starts this call in every process, and only the first one
+    # has the settings.
     rank, n_processes = launched()
     if rank > 0:
         with closing(Tracker(sinks)):
@@ -127,6 +129,7 @@ def train(
     run_dir = Path(run_dir)
     with closing(Tracker(sinks)) as tracker, _threads(torch_threads), ExitStack() as stack:
         if not inference:
+            # Two runs in one folder would each resume from the other's checkpoints.
             stack.enter_context(files.sole_writer(run_dir))
         run = read_settings(settings).with_seed(seed)
         refuse_untrainable(run)
@@ -293,6 +296,7 @@ class JobSpec:
         told["settings"] = to_mapping(settings)
         told["from_file"] = settings.from_file
         told["refused"] = settings.refused
+        # Absolute: the other processes may work in another folder.
         told["run_dir"] = str(self.run_dir.resolve())
         told["env"] = str(Path(self.env).resolve()) if isinstance(self.env, str | Path) else None
         told["env_args"] = list(self.env_args)

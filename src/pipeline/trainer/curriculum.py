@@ -137,6 +137,7 @@ class Curriculum:
         moved, must_reset = [], False
         for name in self._curricula:
             criteria = self._criteria(name)
+            # All are looked at before any moves on: lessons that share a measure begin together.
             if criteria is not None and self._is_met(name, criteria):
                 moved.append(name)
                 must_reset = must_reset or criteria.require_reset
@@ -165,6 +166,7 @@ class Curriculum:
         for name in self._numbers.keys() & saved.keys():
             self._numbers[name] = self._clamped(name, saved[name])
         self._begin_anew()
+        # Returns of another lesson say nothing about this one.
         if self._numbers != saved:
             return
         for behavior, returns in state.get("returns", {}).items():
@@ -243,6 +245,7 @@ class Lessons:
         self._send(self.curriculum.numbers)
         self._workers.reset()
         for learner in learners:
+            # A reset ends no episode, so open trajectories have no last observation.
             learner.environment_was_reset()
 
     def on_step(self, learners: Collection[Learner]) -> None:
@@ -261,6 +264,8 @@ class Lessons:
                 max_steps=learner.settings.max_steps,
                 elo=None if learner.past is None else learner.past.rating,
             )
+        # Kept until no step is under way: workers must not get new parameters in the middle of
+        # one.
         self._pending = self.curriculum.advance()
         if self._n_steps == _STEPS_TO_SHOW_UP:
             self._warn_of_missing(returns)

@@ -88,6 +88,8 @@ class CheckpointManager:
                 name: [one for one in both if one.get("run") == moment]
                 for name, both in found.items()
             }
+            # A kill may fall between two behaviors' files: then the older moment is the one that
+            # all have.
             if all(fitting.values()):
                 chosen = {name: of_moment[0] for name, of_moment in fitting.items()}
                 self._stale = {name for name in found if chosen[name] is not newest[name]}
@@ -238,6 +240,7 @@ class CheckpointManager:
             save_checkpoint(path, states[name])
         self._stale.clear()
         for name, path in paths.items():
+            # Only after all are written: until then they are the moment that all have.
             _previous(path).unlink(missing_ok=True)
             delete_older_replays(path.parent, states[name].get("replay"))
 
@@ -299,11 +302,13 @@ def numbered(folder: Path, behavior: str, keep: int, step: int) -> tuple[Path, l
     existing = sorted(
         (
             p
+            # Escaped, because a behavior's name may have brackets.
             for p in folder.glob(f"{glob.escape(behavior)}-*.pt")
             if p.stem.removeprefix(f"{behavior}-").isdigit()
         ),
         key=lambda p: int(p.stem.removeprefix(f"{behavior}-")),
     )
+    # A resumed run may reach the same step again and writes the same file.
     others = [p for p in existing if p != path]
     n_surplus = len(others) + 1 - keep
     return path, others[:n_surplus] if keep > 0 and n_surplus > 0 else []

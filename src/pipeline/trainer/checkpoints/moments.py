@@ -113,6 +113,7 @@ class Moments:
 
     def is_late(self) -> bool:
         """Whether the interval is over, which is longer where saving takes long."""
+        # Saving then takes a bounded share of the run, however large a replay is.
         interval_s = self._interval_s * (1.0 + 2.0 * self._keeper.save_s)
         return time.monotonic() - self._keeper.saved_at >= interval_s
 
@@ -128,9 +129,13 @@ class Moments:
             self._keeper.refresh(learners, run, workers=None)
             return
         states = self._keeper.snapshot(learners, run, with_open=True)
+        # After the snapshot, which is of the same moment: the states come with the next
+        # messages.
         self._workers.request_states()
         self.is_pending = True
         if self._workers.is_split:
+            # Copied, because the step that follows changes tensors in place before the states
+            # are here.
             self._states = {name: _copied(state) for name, state in states.items()}
         else:
             self._states = states

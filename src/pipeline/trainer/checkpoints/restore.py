@@ -92,6 +92,7 @@ def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]])
         states: what the resume files hold, by behavior; of one moment, or they are not used.
     """
     found = list(states.values())
+    # Environments of one moment with learners of another would be a run that never was.
     if not found or any(state.get("run") != found[0].get("run") for state in found):
         return False
     moment = from_saved(found[0].get("environments"))

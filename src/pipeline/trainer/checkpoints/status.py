@@ -67,6 +67,7 @@ class StatusFile:
         }
         final = {"file_path": str(files.named(self.run_dir, behavior, ".onnx"))}
         known = status.get(behavior, {}).get("checkpoints", [])
+        # A resumed run may write the same step again.
         kept = [one for one in known if one["steps"] != step and self._exists(behavior, one)]
         status[behavior] = {
             "checkpoints": [*kept, entry],

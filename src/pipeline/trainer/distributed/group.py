@@ -92,6 +92,8 @@ class DistributedGroup:
         if os.environ.get("MASTER_ADDR", _LOOPBACK[0]) in _LOOPBACK and os.path.exists(  # noqa: PTH110  # no file
             "/sys/class/net/lo"
         ):
+            # gloo would listen on the address that the host's name resolves to, which others may
+            # reach.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self._interruptible(
             lambda: dist.init_process_group(
@@ -116,6 +118,7 @@ class DistributedGroup:
         ends = np.concatenate(([0], np.cumsum(counts)))
         total = int(ends[-1])
         size = min(size, total)
+        # At least one row from each process in each minibatch: all wait for all gradients.
         n_minibatches = min(total // size, int(counts.min()))
         first, last = ends[self.rank : self.rank + 2] * (n_minibatches * size) // total
         own = max(int(last - first), n_minibatches)
@@ -167,6 +170,7 @@ class DistributedGroup:
             dist.all_reduce(values)
         except RuntimeError as error:
             raise self._lost(error) from error
+        # all_reduce adds up; with weights of mean 1 this is the mean over rows.
         values /= self.size
         self.averaged_s += time.perf_counter() - began
 
@@ -231,6 +235,7 @@ class DistributedGroup:
                 failed.append(error)
             done.set()
 
+        # torch waits in C code, where Python's handlers of signals do not run.
         threading.Thread(target=wait, name="ranks", daemon=True).start()
         while not done.wait(_LOOK_S):
             if look is not None:
@@ -252,6 +257,7 @@ class DistributedGroup:
             reasons = self._told(others) or self._ended()
             if not reasons:
                 time.sleep(_LOOK_S)
+        # Asked once more: what a process says of itself tells more than how it ended.
         reasons = self._told(others) or reasons
         if not reasons:
             line = " ".join(str(error).split())[:200]

@@ -325,11 +325,13 @@ class Synchronizer:
             "stop": self._stop_asked(),
             "behaviors": {name: one.local_state() for name, one in members.items()},
         }
+        # One talk for all behaviors and the request to stop, so that all decide from the same.
         notes = group.all_gather_object(note, look=self._pass_on)
         self._agreed.signal_number = next((one["stop"] for one in notes if one["stop"]), None)
         if self._agreed():
             self._pass_on()
         self._tell_missing(members, notes)
+        # Sorted: normalisers are merged by collective calls, which need one order everywhere.
         for name in sorted(members):
             parts = [one["behaviors"].get(name) for one in notes]
             if None not in parts:

@@ -62,6 +62,7 @@ class LocalWorkers:
         self._asked = False
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         log_folder.mkdir(parents=True, exist_ok=True)
+        # They import the code that this process runs, also where another version is installed.
         source = str(Path(__file__).resolve().parents[3])
         kept = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         shared = {
@@ -80,6 +81,7 @@ class LocalWorkers:
                     self._processes[rank] = subprocess.Popen(  # our own module
                         [sys.executable, "-m", "pipeline.trainer.distributed.worker"],
                         env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        # Its end tells a worker that this process is gone, also after kill -9.
                         stdin=subprocess.PIPE,
                         stdout=log,
                         stderr=log,
@@ -136,6 +138,7 @@ def started(
     n_learners: int, *, device: torch.device, threads: int, log_folder: Path
 ) -> Iterator[DistributedGroup]:
     """The first of `n_learners` processes, for the block; the others are started and ended here."""
+    # Bound here and handed over, so that no other program can take the port in between.
     listener = socket.create_server(("127.0.0.1", 0))
     port = int(listener.getsockname()[1])
     store = TCPStore(
