@@ -49,7 +49,7 @@ class Rows:
 
     @property
     def next_obs(self) -> list[Tensor]:
-        """[R, *shape] per observation, what each step led to; empty where nobody asks for it."""
+        """Return [R, *shape] per observation after each step; empty if not kept."""
         return [values for name, values in self.columns.items() if name.startswith("next_obs_")]
 
     @property

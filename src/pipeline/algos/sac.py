@@ -200,7 +200,7 @@ class SAC(Algorithm):
         mask: Sequence[BoolArray] | None,
         memory: FloatArray | None = None,
     ) -> Decision:
-        """Decide for N agents; how likely that was, nobody will ask."""
+        """Decide for N agents, without the log-probabilities, which SAC does not use."""
         decision = super().act(obs, mask, memory)
         rows = {name: values for name, values in decision.rows.items() if name != "log_prob"}
         return replace(decision, rows=rows)

@@ -250,7 +250,7 @@ def _name_of(names: Sequence[str]) -> str:
 
 
 def _learned_in(run: Path) -> float | None:
-    """Return the seconds of training; None while the run goes on, when nobody knows them."""
+    """Return the seconds of training; None while the run goes on."""
     try:
         facts = json.loads((run / "run_logs/seconds.json").read_text(encoding="utf-8"))
         return float(facts["total"])

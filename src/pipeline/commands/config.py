@@ -136,7 +136,7 @@ def _body(present: Present, new: Path) -> str:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Say nothing twice."""
+    """Hold back warnings in the block; they have been given before."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

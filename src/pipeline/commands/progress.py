@@ -130,7 +130,7 @@ class _Running:
     """When it told its last step."""
 
     def left(self, now: float) -> float | None:
-        """Seconds to its last step; None while nobody knows."""
+        """Return the seconds to its last step; None while not known."""
         (at, step), end = self.first, self.of
         if end is None or self.step <= step or now <= at:
             return None
@@ -190,7 +190,7 @@ class Watch:
         return [", ".join([self._head(j), *_at(one), *ending]) for j, one in self.running.items()]
 
     def left(self, now: float) -> float | None:
-        """Return about how many seconds are left; None while nobody knows."""
+        """Return about how many seconds are left; None while not known."""
         jobs: list[float] = []
         for job, one in self.running.items():
             by_step, expected = one.left(now), self._expected(job)

@@ -132,7 +132,7 @@ class RemoteRegistryEntry:
         return UnityEnvironment(str(self.executable()), additional_args=args, **kwargs)
 
     def _trusted(self, url: str, limits: ArchiveLimits) -> str:
-        """Return the digest that was written down, or the one that the archive has now."""
+        """Return the digest of the lock file, else that of the archive."""
         lock = self._lock or lock_of_url("")
         key = hashlib.sha256(str(lock.absolute()).encode()).hexdigest()
         with fetching.locked(f"lock-{key}", str(lock)):

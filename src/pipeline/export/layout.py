@@ -66,7 +66,7 @@ class ModelDescription:
 
 
 def load(source: onnx.ModelProto | Path | str) -> onnx.ModelProto:
-    """The model itself, or the one in a file.
+    """Return the model itself, or read it from a file.
 
     Raises:
         ExportError: The file cannot be read as ONNX.

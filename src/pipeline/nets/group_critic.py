@@ -153,7 +153,7 @@ class GroupCritic(nn.Module):
     def _of_present(
         self, x: Tensor, seen: Tensor, who: Tensor, groups: GroupLayout, present: Tensor
     ) -> Tensor:
-        """The end of `_looks` where groups are not full, without work for those who are absent.
+        """Return the end of `_looks` for groups with absent members.
 
         Args:
             x: [M, kinds N, H] normalised embeddings.

@@ -145,7 +145,7 @@ def _play(
 
 
 def _say_goodbye(exchange: Exchange) -> None:
-    """Tell the trainer that no more will come; it matters to nobody if it is gone already."""
+    """Tell the trainer that this is the end; it may be gone already."""
     try:
         exchange(_STATUS_END, _GOODBYE_S)
     except (ConnectionError, TimeoutError):

@@ -123,7 +123,7 @@ def _plain(behavior: str) -> str:
 
 
 def _seconds(path: Path) -> float | None:
-    """Return how long a stage took; None when nobody knows the whole of it."""
+    """Return how long a stage took; None when a part is not known."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

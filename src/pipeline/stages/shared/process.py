@@ -148,7 +148,7 @@ def signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _raised_until_handled() -> Iterator[None]:
-    """After a signal, raise `Stopped` again and again until somebody handles it.
+    """After a signal, raise `Stopped` repeatedly until it is handled.
 
     Whoever runs at that moment may drop what a handler raises: Python itself in a finalizer and in
     the hooks around a fork, a library in a bare `except`, C code that asks for an attribute. The

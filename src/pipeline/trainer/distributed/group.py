@@ -162,7 +162,7 @@ class DistributedGroup:
             self.average_gradients_(means)
 
     def average_gradients_(self, values: Tensor) -> None:
-        """Replace `values` by the mean of everybody's, weighed as `weighed` says."""
+        """Replace `values` by the mean of everybody's, weighed as `weighted` says."""
         began = time.perf_counter()
         if self._weight != 1.0:
             values *= self._weight
@@ -279,7 +279,7 @@ class DistributedGroup:
 
 
 def report_failure(store: Store, rank: int, message: str) -> None:
-    """Leave word of why this process ends, for those that wait for it."""
+    """Store why this process ends, for the processes that wait for it."""
     with contextlib.suppress(RuntimeError):  # whoever serves the store may be gone
         _ours(store).set(f"failed/{rank}", message)
 

@@ -273,7 +273,7 @@ class Synchronizer:
         return self.group.broadcast(kept)
 
     def listen(self, asked: StopRequest) -> StopRequest:
-        """Take this process's request to stop, and give the one that all have agreed on."""
+        """Take this process's request to stop; return the request all agreed on."""
         self._asked = asked
         if self.group is None:
             return asked

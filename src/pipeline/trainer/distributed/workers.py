@@ -165,7 +165,7 @@ def started(
 
 @contextlib.contextmanager
 def joined(device: torch.device | None = None) -> Iterator[DistributedGroup]:
-    """This process as one of those that `torchrun`, or the first of them, has started.
+    """Give this process its place in a group that others have started.
 
     Args:
         device: of the networks; None takes the kind that the first process names.
