@@ -70,6 +70,7 @@ def concat_steps(
     if all(d.action_mask is None for d in present):
         return obs, None
     masks = [
+        # Nothing is masked for a worker without masks: True would forbid an action.
         d.action_mask or [np.zeros((len(d), size), dtype=np.bool_) for size in branches]
         for d in present
     ]

@@ -83,6 +83,7 @@ def open_workers(
         restarts_rate_limit_period_s=env.restarts_rate_limit_period_s,
     )
 
+    # A function, as every worker needs channels of its own.
     def channels() -> list[SideChannel]:
         configuration = EngineConfigurationChannel()
         configuration.set_configuration_parameters(

@@ -51,6 +51,7 @@ class NoGroups:
         """Rewards [N] to learn from, and what an end of these agents' trajectories keeps."""
         if not self._told and step.group_reward.any():
             self._told = True
+            # ML-Agents' words, with their spelling.
             _log.warning(
                 "An agent recieved a Group Reward, but you are not using a multi-agent trainer. "
                 "Please use the POCA trainer for best results."
@@ -201,6 +202,7 @@ class GroupTracker:
             reward=joined([one.reward for _, one in parts], np.float32),
             group_reward=joined([one.group_reward for _, one in parts], np.float32),
             obs=[
+                # The empty piece gives shape and type where there are no agents.
                 np.concatenate([values[:0], *[one.obs[i] for _, one in parts]])
                 for i, values in enumerate(like)
             ],

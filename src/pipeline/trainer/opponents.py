@@ -247,6 +247,7 @@ class UnfinishedGames:
         if known is None:
             return np.ones(len(terminal), dtype=np.bool_)
         ids, groups = known
+        # Within one message too: the last mates of a group may end together.
         left = ~np.isin(ids, terminal.agent_id)
         self._alive[source] = ids[left], groups[left]
         over: BoolArray = (terminal.group_id == 0) | ~np.isin(terminal.group_id, groups[left])

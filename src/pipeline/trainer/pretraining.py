@@ -77,6 +77,7 @@ def pretrain(
         raise DemonstrationError("no demonstration is named; name '.demo' files or folders of them")
     file = demonstration_files(demos[0])[0]
     first = read_demo(file)
+    # Without `?team=`: the teams of a behavior share one policy.
     name, spec = first.behavior_name.partition("?")[0], first.spec
     try:
         path = files.named(run_dir, name) / RESUME_FILE
@@ -100,11 +101,13 @@ def pretrain(
             policy,
             part,
             batch_size=batch_size,
+            # One pass per `update`, so that there is a loss after each.
             num_epoch=1,
             learning_rate=learning_rate,
             seed=seed,
         )
 
+    # Too few steps to hold some out: then the loss is that on the taught ones.
     cloning, check = on(taught), on(checked if len(checked) else taught)
     cloning.observe()
     loss = held_out = float("nan")

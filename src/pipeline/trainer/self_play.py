@@ -89,6 +89,7 @@ class SelfPlay:
         for worker, (decision, terminal) in enumerate(steps):
             if len(terminal):
                 over = past.games.whole((qualified, worker), terminal)
+                # An interrupted game has no result.
                 self._rate(past, terminal, over & ~terminal.interrupted)
             past.games.plays((qualified, worker), decision)
 
@@ -139,6 +140,7 @@ class SelfPlay:
             change = result - expected_score(past.rating, mean)
             past.ratings[-1] += change
             for other, drawn in others:
+                # Shared out, so that the sum of all ratings stays the same.
                 other.ratings[drawn] -= change / len(others)
 
     def _learners(self) -> list[Learner]:

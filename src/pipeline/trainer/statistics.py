@@ -171,6 +171,7 @@ class Statistics:
             self.returns += other.returns
             self.recent.extend(other.recent)
             self.n_episodes += other.n_episodes
+        # The first process comes last, so that its values stay.
         for other in reversed(others):
             self._latest |= other._latest
 

@@ -41,6 +41,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
     After the first signal the default handlers are back, so that a second one ends the process.
     """
     request = StopRequest()
+    # Python lets only the main thread set handlers.
     if threading.current_thread() is not threading.main_thread():
         yield request
         return

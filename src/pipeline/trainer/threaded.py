@@ -67,6 +67,7 @@ class Threaded:
         if self._thread is None:
             self.algorithm.observe(obs)
         else:
+            # The thread reads the normalisers, so they wait until it is done.
             self._observed.append(obs)
 
     def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
@@ -139,6 +140,7 @@ class Threaded:
 
     def _act_with(self, weights: dict[str, Any]) -> None:
         if self._acting is None:
+            # A copy, because the thread changes the algorithm's weights in place.
             self._acting = self.algorithm.copy_for_acting()
         load_matching(self._acting.own_networks, weights)
 
