@@ -151,7 +151,8 @@ def test_who_is_told_to_stop_does_not_wait_for_a_player_any_longer(ports, play, 
     play(ports)
     play(ports + 1, Leaves)
     workers = attached(ports, timeout_wait=1000, restarts=RestartLimits())
-    workers.should_stop = lambda: True
+    asked = iter([False])  # when the player is lost, but not any more when it is waited for
+    workers.should_stop = lambda: next(asked, True)
     with pytest.raises(UnityException, match="told to stop"):
         played(workers)
 
