@@ -13,7 +13,7 @@ from project import ROOT, copy_project, run
 TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))
 PAGES = [ROOT / "README.md", *TUTORIALS]
 PROGRAM = re.compile(
-    r"(pipeline|python|make|git|dvc|snakemake|pip|source|cd|tensorboard|build/\w+) "
+    r"(pipeline|python|make|git|dvc|snakemake|pip|source|cd|sed|tensorboard|build/\w+) "
 )
 ELSEWHERE = {
     "git clone <this repository> && cd <it>": "every test of tests/workflow works in a copy",
