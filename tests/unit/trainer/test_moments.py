@@ -80,6 +80,16 @@ def test_each_interruption_of_a_run_without_states_is_kept(run, quick, tmp_path,
     assert 100 < first < second < 500
 
 
+@pytest.mark.parametrize("toy", [Corridor, Stateless])
+def test_a_run_that_was_complete_is_not_interrupted_by_being_resumed(run, quick, tmp_path, toy):
+    """As by a stage that is killed before it puts its results in place."""
+    whole = run(toy)
+    kept = (tmp_path / "Toy/checkpoint.pt").read_bytes()
+    assert resumes_exactly(tmp_path, quick())
+    assert run(toy).interrupted == whole.interrupted == ()
+    assert (tmp_path / "Toy/checkpoint.pt").read_bytes() == kept
+
+
 def test_the_policy_of_such_a_run_carries_the_steps(run, tmp_path):
     with pytest.raises(Interrupted):
         run(Stateless, stop=50)

@@ -85,6 +85,8 @@ class Moments:
         Args:
             learners: of the behaviors that have shown up.
         """
+        if all(one.finished for one in learners):  # resumed behind its end: nothing goes on
+            return
         refusal = self._workers.state_refusal
         if self._synchronizer.group is not None:
             refusal = "several learners keep none"

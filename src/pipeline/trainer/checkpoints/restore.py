@@ -122,6 +122,9 @@ def resumes_exactly(run_dir: Path, settings: RunSettings) -> bool:
     runs = [state.get("run") or {} for state in states.values()]
     if any(run != runs[0] or run.get("interrupted") for run in runs):
         return False
+    ends = {name: settings.for_behavior(name).max_steps for name in states}
+    if states and all(state["learner"]["step"] >= ends[name] for name, state in states.items()):
+        return True  # it is complete, and has no use for environments
     return all(
         state.get("environments") is not None
         and getattr(settings.for_behavior(name).hyperparameters, "save_replay_buffer", True)
