@@ -34,7 +34,7 @@ from pipeline.algos.ppo import (
     log_probs,
     policy_loss,
     value_loss,
-    with_ratio_range,
+    with_clip_range,
 )
 from pipeline.algos.returns import generalized_advantages
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
@@ -111,7 +111,7 @@ class POCA(Algorithm):
         now = Schedule.at(step, h, self.settings.max_steps)
         self.optimizer.learning_rate = now.learning_rate
         rows, groups = self._rows(rollout)
-        rows = with_ratio_range(rows, now.epsilon)
+        rows = with_clip_range(rows, now.epsilon)
         losses = []
         for _ in range(h.num_epoch):
             for batch in self._minibatches(rows, groups):

@@ -38,6 +38,7 @@ from pipeline.nets.optimizer import FlatAdam
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pipeline.algos.process_group import ProcessGroup
     from pipeline.arrays import FloatArray
     from pipeline.data.rollout import Rollout
     from pipeline.nets.memory import SequenceState
@@ -60,13 +61,13 @@ def policy_loss(*, log_ratio: Tensor, advantage: Tensor, lowest: Tensor, highest
         log_ratio: [B, C] log probabilities of the taken actions under the policy being trained,
             less those under the policy that took them, C components each.
         advantage: [B, 1], the same for all components of an action.
-        lowest: as `advantage`, where the ratio is clipped; see `with_ratio_range`.
+        lowest: as `advantage`, where the ratio is clipped; see `with_clip_range`.
         highest: the same for the other side.
     """
     return -(log_ratio.exp().clamp(lowest, highest) * advantage).mean()
 
 
-def with_ratio_range(rows: Rows, epsilon: float) -> Rows:
+def with_clip_range(rows: Rows, epsilon: float) -> Rows:
     """The rows with the range `lowest` to `highest` of each ratio, once for all minibatches.
 
     The minimum in the objective clips the ratio only on the side where a further move would raise
@@ -98,6 +99,14 @@ def clipped_value_loss(
     """
     clipped = old_value + torch.clamp(value - old_value, -clip, clip)
     return torch.max((value - returns).square(), (clipped - returns).square()).mean()
+
+
+def value_range(returns: Tensor, epsilon: float, processes: ProcessGroup) -> Tensor:
+    """Return how far a value may usefully move [S]: `epsilon` deviations of the returns [R, S].
+
+    In units of the returns, because their scale differs between tasks and signals.
+    """
+    return epsilon * processes.std(returns).clamp_min(1e-6)
 
 
 def decoupled(rows: Rows, now: Tensor) -> Rows:
@@ -207,11 +216,8 @@ class PPO(Algorithm):
         h = self.hyperparameters
         now = Schedule.at(step, h, self.settings.max_steps)
         self.optimizer.learning_rate = now.learning_rate
-        rows = with_ratio_range(self._rows(rollout), now.epsilon)
-        clip = None
-        if h.clip_value:
-            # In units of the returns, whose scale differs between tasks.
-            clip = now.epsilon * self.processes.std(rows.returns).clamp_min(1e-6)
+        rows = with_clip_range(self._rows(rollout), now.epsilon)
+        clip = value_range(rows.returns, now.epsilon, self.processes) if h.clip_value else None
         steps: list[StepStats] = []
         # With memory a unit is a sequence, counted as if it were full.
         size = max(h.batch_size // self.sequence_length, 1)

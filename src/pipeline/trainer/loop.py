@@ -21,8 +21,8 @@ from pipeline.tracking import names
 from pipeline.tracking.base import Update
 from pipeline.trainer.checkpoints.file import RESUME_FILE, description, warn_of_unused
 from pipeline.trainer.checkpoints.manager import CheckpointManager, NullCheckpointManager
-from pipeline.trainer.checkpoints.moments import Moments
 from pipeline.trainer.checkpoints.restore import begin_with, latest_run, restore, restore_workers
+from pipeline.trainer.checkpoints.resume_points import ResumePoints
 from pipeline.trainer.curriculum import Lessons
 from pipeline.trainer.distributed.sync import Synchronizer
 from pipeline.trainer.learner import Learner
@@ -117,7 +117,9 @@ class TrainingLoop:
         self.keeper = kind(run_dir, settings, exporter=None if inference else exporter)
         self.keeper.on_checkpoint = tracker.saved
         self.synchronizer = Synchronizer(group)
-        self.moments = Moments(self.keeper, workers, resume_interval_s, self.synchronizer)
+        self.resume_points = ResumePoints(
+            self.keeper, workers, resume_interval_s, self.synchronizer
+        )
         self._saved = self.synchronizer.resumed(self.keeper) if resume else {}
         self._exact = False
         self._due: set[str] = set()
@@ -168,7 +170,7 @@ class TrainingLoop:
             self.keeper.give_onnx(list(self.learners.values()))
         elif not self.inference:
             self.keeper.finish(list(self.learners.values()), self._shared_state())
-        return result_of(self.learners, self.run_dir, seconds, self.moments.interrupted)
+        return result_of(self.learners, self.run_dir, seconds, self.resume_points.interrupted)
 
     def _step_until_finished(self, should_stop: StopRequest) -> None:
         while True:
@@ -181,22 +183,27 @@ class TrainingLoop:
             if self._due:
                 self._save_due()
             stopping = should_stop()
-            if stopping and not self.moments.is_exact:
+            if stopping and not self.resume_points.is_exact:
                 raise self._interrupted(should_stop)
-            if stopping or self.moments.is_pending or self.moments.is_due or not self._in_turn:
+            if (
+                stopping
+                or self.resume_points.is_pending
+                or self.resume_points.is_due
+                or not self._in_turn
+            ):
                 self._receive()
-            if self.moments.is_pending:
-                self.moments.complete()
+            if self.resume_points.is_pending:
+                self.resume_points.complete()
             self._apply_lessons()
             if stopping:
                 raise self._interrupted(should_stop)
-            if self.moments.is_due:
-                self.moments.begin(list(self.learners.values()), self._shared_state())
+            if self.resume_points.is_due:
+                self.resume_points.begin(list(self.learners.values()), self._shared_state())
 
     def _begin(self) -> None:
         """Reset the environments, or take them up exactly where the run was when it was saved."""
         self._exact, run = restore_workers(self.workers, self._saved), latest_run(self._saved)
-        self.moments.resumed(run, is_exact=self._exact)
+        self.resume_points.resumed(run, is_exact=self._exact)
         self.lessons.restore(run, exact=self._exact)
         self.self_play.restore(run)
         if not self._exact:
@@ -216,7 +223,7 @@ class TrainingLoop:
         if self._started or not self.learners:
             return
         self._started = True
-        self.moments.note_start(self.learners.values())
+        self.resume_points.note_start(self.learners.values())
         if self._on_start is not None:
             self._on_start()
         self.keeper.list_lessons(self.lessons.curriculum.numbers)
@@ -244,7 +251,7 @@ class TrainingLoop:
         """Wait for the workers of a group, or for all, where a step is under way."""
         self.stopwatch.timed(self.workers.step_wait, group)
         for worker in self.workers.take_restarted():
-            self.moments.interrupt(self.learners.values())
+            self.resume_points.interrupt(self.learners.values())
             for learner in self.learners.values():
                 learner.worker_was_restarted(worker)
 
@@ -314,7 +321,7 @@ class TrainingLoop:
 
     def _save_due(self) -> None:
         """Save, or note, what is due, after a step in which something was learned."""
-        late = self.moments.is_late()
+        late = self.resume_points.is_late()
         for name in sorted(self._due):
             learner, progress = self.learners[name], self._progress[name]
             if learner.step >= progress.next_checkpoint:
@@ -323,7 +330,7 @@ class TrainingLoop:
                 self.keeper.milestone(learner, self._shared_state())
                 late = True
         self._due.clear()
-        self.moments.is_due = late
+        self.resume_points.is_due = late
 
     def _shared_state(self) -> dict[str, Any]:
         """What all behaviors of the run share."""
@@ -334,7 +341,7 @@ class TrainingLoop:
         shared = {"steps": steps, "next_checkpoint": due, "lessons": self.lessons.state_dict()}
         if self.self_play.learning is not None:
             shared["self_play"] = self.self_play.state_dict()
-        return shared | self.moments.state_dict()
+        return shared | self.resume_points.state_dict()
 
     def _summarize(self, learner: Learner) -> None:
         progress = self._progress[learner.name]
@@ -362,14 +369,14 @@ class TrainingLoop:
 
     def _save_stopped(self) -> None:
         """Save a run that was told to stop, and export what it has learned."""
-        self.moments.stop(list(self.learners.values()), self._shared_state())
+        self.resume_points.stop(list(self.learners.values()), self._shared_state())
         if self.keeper.exporter is not None:
             self._export(list(self.learners.values()))
 
     def _save_learned(self, *, is_stopping: bool = False) -> None:
         """After a failure, save those that have learned something since they began."""
         learned = [one for one in self.learners.values() if one.step > 0]
-        if self.inference or not learned or (is_stopping and self.moments.is_kept):
+        if self.inference or not learned or (is_stopping and self.resume_points.is_kept):
             return
         self.keeper.refresh(learned, self._shared_state(), workers=None)
         if self.keeper.exporter is not None:

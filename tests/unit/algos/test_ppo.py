@@ -20,7 +20,7 @@ from pipeline.algos.ppo import (
     decoupled,
     policy_loss,
     value_loss,
-    with_ratio_range,
+    with_clip_range,
 )
 from pipeline.algos.rows import Rows
 from pipeline.data.rollout import Rollout
@@ -71,7 +71,7 @@ def rollout(spec: BehaviorSpec, n_rows: int = 128, *, seed: int = 0) -> Rollout:
 
 def loss_of(*, log_prob, old_log_prob, advantage, epsilon):
     """`policy_loss` with the range that rows get."""
-    ranged = with_ratio_range(Rows(columns={"advantage": advantage}), epsilon)
+    ranged = with_clip_range(Rows(columns={"advantage": advantage}), epsilon)
     return policy_loss(log_ratio=log_prob - old_log_prob, **ranged.columns)
 
 

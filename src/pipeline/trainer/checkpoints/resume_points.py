@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Moments:
+class ResumePoints:
     """Keeps a run's resume point up to date.
 
     Args:
