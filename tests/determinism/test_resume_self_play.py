@@ -137,7 +137,7 @@ def test_self_play_killed_halfway_and_resumed_equals_the_uninterrupted_run(toy, 
     assert len({key.split("/")[4] for key in snapshots}) == SELF_PLAY["window"]
     assert all(rating != 1200.0 for rating in ratings)
     assert complete.get("Duel/run/lessons/curriculum/lessons/length", 1) == 1
-    for at, learning in ((420, 0), (500, 1)):
+    for at, learning in ((380, 0), (500, 1)):
         killed = tmp_path / f"killed while {learning} learned"
         assert run(killed, toy, at=at, number=signal.SIGKILL) == -signal.SIGKILL
         halfway = states(killed)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from toys import Both
 
 import pipeline
-from pipeline.envs import unity
+from pipeline.envs import launch, unity
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.side_channels import (
     EngineConfigurationChannel,
@@ -149,7 +149,7 @@ def _connected(sent: list[bytes]) -> unity.UnityEnvironment:
         EngineConfigurationChannel(),
         EnvironmentParametersChannel(),
     )
-    with mock.patch.object(unity, "open_server", return_value=_Script(sent)):
+    with mock.patch.object(launch, "open_server", return_value=_Script(sent)):
         return unity.UnityEnvironment(side_channels=channels)
 
 

@@ -294,10 +294,9 @@ class WorkerSet:
             UnityActionException: No worker knows the behavior, or a shape is wrong.
         """
         self._spec(behavior_name)
-        for worker in self._all if group is None else group:
-            env = self.envs[worker]
-            if behavior_name in env.behavior_specs:
-                env.set_actions(behavior_name, actions[worker])
+        for worker, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
+            if behavior_name in env.behavior_specs and (group is None or worker in group):
+                env.set_actions(behavior_name, action)
 
     def close(self) -> None:
         """Close every worker, also when closing another fails."""

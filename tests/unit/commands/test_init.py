@@ -62,12 +62,12 @@ def test_a_project_s_graph_is_ours_without_our_folders():
 
 @pytest.mark.parametrize(
     "words",
-    [["--env", "balance_ball"], ["--env", "my_env:make"], ["--pettingzoo", "mpe2.simple_tag_v3"]],
+    [["--env", "balance_ball"], ["--env", "cart_env:make"], ["--pettingzoo", "mpe2.simple_tag_v3"]],
 )
 def test_a_project_is_planned(words: list[str], tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own").mkdir()
-    (tmp_path / "own/my_env.py").write_text(
+    (tmp_path / "own/cart_env.py").write_text(
         "import gymnasium\ndef make(): return gymnasium.make('CartPole-v1')\n"
     )
     (tmp_path / "own/.gitignore").write_text("mine\n")

@@ -146,8 +146,9 @@ def test_every_process_is_told_the_engine_and_has_channels_of_its_own(monkeypatc
     assert (seen["file_name"], seen["n_workers"], seen["seed"]) == ("player", 3, 7)
     assert (seen["additional_args"], seen["base_port"]) == (("--x",), 6000)
     channels = [seen["side_channels"]() for _ in range(3)]
-    assert len({id(channel) for worker in channels for channel in worker}) == 9
-    for parameters, engine, stats in channels:
+    assert [len(worker) for worker in channels] == [4, 4, 4]
+    assert len({id(channel) for worker in channels for channel in worker}) == 12
+    for parameters, engine, stats, _ in channels:
         assert isinstance(parameters, EnvironmentParametersChannel)
         assert isinstance(stats, StatsSideChannel)
         assert len(engine.message_queue) > 0

@@ -243,7 +243,7 @@ def test_the_engine_is_told_its_settings_through_the_channels_of_each_worker(mon
     assert not {id(one) for one in first} & {id(one) for one in second}
     (engine,) = [one for one in first if isinstance(one, EngineConfigurationChannel)]
     assert SideChannelManager([engine]).outgoing() == SideChannelManager([expected]).outgoing()
-    assert len(first) == 3  # environment parameters and statistics, too
+    assert len(first) == 4  # environment parameters, statistics and states, too
 
 
 class OpenedError(Exception):

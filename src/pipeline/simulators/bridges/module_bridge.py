@@ -54,7 +54,10 @@ def simulator(
     """
     make, own = function_of(id), dict(kwargs or {})
     if _makes_simulator(make):
-        return cast("Simulator", called(id, make, seed=seed, n_agents=n_agents, **own))
+        simulator = called(id, make, seed=seed, n_agents=n_agents, **own)
+        if not all(hasattr(simulator, name) for name in ("behavior_specs", "reset", "step")):
+            raise OtherObjectError(id, simulator)
+        return cast("Simulator", simulator)
     if render_mode is not None and "render_mode" in inspect.signature(make).parameters:
         own["render_mode"] = render_mode
     # The first object tells its kind; only then is it known that more copies are to be made.

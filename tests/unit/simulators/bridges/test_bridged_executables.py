@@ -118,6 +118,8 @@ def test_an_executable_needs_nothing_but_python_and_describes_itself(built, tmp_
         "agent?team=0: 1 agents ask for a decision first\n"
         "  observes  observation: vector 14\n"
         "  acts      branches of (5,) choices\n"
+        "\n"
+        "gives no state: PettingZooSimulator does not give its state\n"
     )
 
 

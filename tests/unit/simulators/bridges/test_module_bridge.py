@@ -46,6 +46,9 @@ def number():
 def broken():
     return 1 / 0
 
+def forgets(*, seed, n_agents):
+    squares(seed=seed, n_agents=n_agents)
+
 A_TEXT = "text"
 """
 
@@ -97,6 +100,7 @@ def test_a_simulator_gets_the_seed_and_a_function_its_keywords():
         ("of_module_bridge:pol", r"did you mean 'of_module_bridge:pole'\?$"),
         ("of_module_bridge:A_TEXT", "has no function or class 'A_TEXT'"),
         ("of_module_bridge:number", "gives an object of type int; it must give an environment"),
+        ("of_module_bridge:forgets", "gives an object of type NoneType; it must give"),
         ("of_module_bridge:same", "gives the same object twice"),
         (
             "of_module_bridge:broken",
