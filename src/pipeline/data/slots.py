@@ -29,15 +29,17 @@ class Slots:
 
     Agents may vanish without the end of an episode. So each slot notes when its agent was last
     heard of, and `sweep` gives back those of agents that have been silent for long, which is looked
-    for only when the number of taken slots has doubled since the last time.
+    for only when the number of taken slots has doubled since the last time. The clock counts the
+    messages of whoever sends most, so it does not matter how many workers and teams take turns.
     """
 
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[IntArray, AnyArray]] = {}
         self._free: list[int] = []
         self._last: dict[Hashable, tuple[bytes, AnyArray]] = {}  # ids as bytes compare fastest
+        self._sent: dict[Hashable, int] = {}  # messages with decisions, by source
+        self._clock = 0  # messages of the source that has sent most
         self._heard = np.zeros(0, dtype=np.int64)  # by slot: the clock when its agent last sent
-        self._clock = 0
         self._n_swept = 0  # slots that were taken after the last sweep
         self.n_slots = 0
 
@@ -60,6 +62,8 @@ class Slots:
             slots = self._look_up(source, agent_ids)
             _refuse_twice(source, agent_ids)
             self._last[source] = (ids, slots)
+        sent = self._sent[source] = self._sent.get(source, self._clock - 1) + 1
+        self._clock = max(self._clock, sent)
         self._heard[slots] = self._clock
         return slots
 
@@ -82,13 +86,13 @@ class Slots:
         for source in [source for source in self._known if gone(source)]:
             freed.append(self._keep(source, np.zeros(len(self._of(source)[0]), dtype=np.bool_)))
             del self._known[source]
+            self._sent.pop(source, None)
         self._last = {source: known for source, known in self._last.items() if not gone(source)}
         return _joined(freed)
 
-    def tick(self) -> AnyArray:
-        """Let the clock go on by one message; gives back the slots of silent agents, says which."""
-        self._clock += 1
-        if self.n_slots - len(self._free) < 2 * max(self._n_swept, MIN_SLOTS_TO_SWEEP):
+    def sweep(self) -> AnyArray:
+        """Give back the slots of agents that have been silent for long; says which [K]."""
+        if self.n_taken < 2 * max(self._n_swept, MIN_SLOTS_TO_SWEEP):
             return _NONE
         since = self._clock - STALE_AFTER_MESSAGES
         freed = [
@@ -103,7 +107,12 @@ class Slots:
         """Who has which slot, as plain values and arrays."""
         return {
             "taken": [
-                {"source": source, "ids": ids.copy(), "slots": slots.copy()}
+                {
+                    "source": source,
+                    "ids": ids,  # replaced when agents come or go, never written to
+                    "slots": slots.copy(),
+                    "sent": self._sent.get(source, self._clock),
+                }
                 for source, (ids, slots) in self._known.items()
             ],
             "free": list(self._free),
@@ -120,6 +129,8 @@ class Slots:
         self._last = {}
         self._heard = state["heard"].copy()
         self._clock = int(state["clock"])
+        # Checkpoints written before sources were counted do not have "sent".
+        self._sent = {one["source"]: one.get("sent", self._clock) for one in state["taken"]}
         self._n_swept = int(state["n_swept"])
         self.n_slots = int(state["n_slots"])
 

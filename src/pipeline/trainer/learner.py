@@ -141,7 +141,7 @@ class Learner:
             Slots [N] of the agents that decide next, for `remember`.
         """
         began = time.perf_counter()
-        vanished = self.slots.tick()
+        vanished = self.slots.sweep()
         if len(vanished):
             self._drop_vanished(vanished)
         heard = [(d, first_terminal_per_agent(t) if len(t.agent_id) else t) for d, t in steps]

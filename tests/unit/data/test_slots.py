@@ -70,7 +70,7 @@ def vanishing(slots, n_messages, *, each=4, first=0):
     """Two agents stay, `each` new ones come with every message and are never heard of again."""
     freed, most = [], 0
     for message in range(first, first + n_messages):
-        freed += slots.tick().tolist()
+        freed += slots.sweep().tolist()
         new = np.arange(each) + 100 + message * each
         slots.deciding("w", np.concatenate((ids(1, 2), new)))
         most = max(most, slots.n_taken)
@@ -100,9 +100,9 @@ def test_agents_that_are_heard_of_keep_their_slots_and_silent_ones_begin_anew():
 def test_agents_that_only_pause_keep_their_slots_while_no_others_come():
     slots = Slots()
     before = slots.deciding("w", np.arange(3 * MIN_SLOTS_TO_SWEEP, dtype=np.int32)).tolist()
-    slots.tick()
+    slots.sweep()
     for _ in range(3 * STALE_AFTER_MESSAGES):
-        assert len(slots.tick()) == 0
+        assert len(slots.sweep()) == 0
     assert slots.deciding("w", np.arange(3 * MIN_SLOTS_TO_SWEEP, dtype=np.int32)).tolist() == before
 
 
@@ -151,10 +151,23 @@ def test_two_live_agents_never_have_the_same_slot_after_a_slot_was_given_back(wa
 def test_agents_are_silent_for_long_when_they_miss_so_many_messages(silent, n_gone):
     slots = Slots()
     slots.deciding("quiet", np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32))
-    for _ in range(silent - 1):
-        slots.tick()
     slots.deciding("others", np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32))
-    assert len(slots.tick()) == n_gone
+    for _ in range(silent):
+        slots.deciding("others", np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32))
+    assert len(slots.sweep()) == n_gone
+
+
+@pytest.mark.parametrize(("silent", "n_gone"), [(STALE_AFTER_MESSAGES - 1, 0), (1000, 8)])
+def test_workers_and_teams_that_take_turns_do_not_shorten_the_silence(silent, n_gone):
+    slots = Slots()
+    sources = [(team, worker) for team in "AB" for worker in range(4)]
+    agents = np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32)
+    for source in sources:
+        slots.deciding(source, agents)
+    for _ in range(silent):
+        for source in sources:
+            slots.deciding(source, agents[1:])
+    assert len(slots.sweep()) == n_gone
 
 
 def test_a_saved_state_has_the_slots_in_use_alone():
