@@ -60,7 +60,7 @@ class Learning:
     def follower(self) -> psutil.Process:
         """The process of rank 1."""
         children = psutil.Process(self.process.pid).children()
-        (one,) = (one for one in children if "pipeline.trainer.distributed.worker" in one.cmdline())
+        (one,) = (one for one in children if "pipeline.trainer.worker" in one.cmdline())
         return one
 
     def processes(self) -> list[psutil.Process]:

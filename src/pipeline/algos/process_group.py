@@ -14,11 +14,24 @@ from typing import TYPE_CHECKING, Protocol
 from pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch import Tensor
 
     from pipeline.arrays import FloatArray
+
+
+class LearnerGroup(Protocol):
+    """What a learner asks of the learners of its behavior in the other processes."""
+
+    steps: int
+    """Steps of this process's agents that the others do not know of yet."""
+
+    def should_update(self) -> bool:
+        """Whether all together have enough for an update."""
+
+    def mean(self, stats: Mapping[str, float]) -> dict[str, float]:
+        """Statistics of an update over all processes."""
 
 
 class ProcessGroup(Protocol):

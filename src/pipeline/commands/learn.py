@@ -1,28 +1,22 @@
 """`pipeline learn`: all options that `mlagents-learn` has, and all that it ever had.
 
-One table gives the parser, the help, and the settings that an option changes. The work is in
-`learn_run`, whose imports take seconds, so that a mistake in a command line is told before them.
+`learn_options` has the table that gives the parser, the help, and the settings that an option
+changes. The work is in `learn_run`, whose imports take seconds, so that a mistake in a command line
+is told before them.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pipeline import __version__
+from pipeline.commands.learn_options import GROUPS, OPTIONS
 
 if TYPE_CHECKING:
+    from pipeline.commands.learn_options import Option
     from pipeline.commands.parser import Parser
-
-GROUPS = {
-    "run": "Which run this is, where it is kept, and what it starts from.",
-    "environment": "What to train in. Without --env: the Unity Editor, on port 5004, or --attach.",
-    "engine": "What the game engine is told when the environment has connected.",
-    "networks": "Where networks are computed, and how they act.",
-    "retired": "Options of older releases. They still work, and name the present way when used.",
-}
 
 DESCRIPTION = """\
 Train every behavior of an environment with a trainer configuration in ML-Agents' format.
@@ -56,163 +50,6 @@ Ctrl+C saves first; give the same command with --resume to continue. See docs/re
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Option:
-    """One option, and what becomes of it."""
-
-    flag: str
-    group: str
-    help: str
-    metavar: str | None = None
-    """What the help calls its value; None for a switch."""
-    key: str | None = None
-    """The setting that it changes, dotted."""
-    behavior_key: str | None = None
-    """The setting that it changes in every behavior and in default_settings, dotted."""
-    value: Any = True
-    """What a switch sets the setting to."""
-    note: str | None = None
-    """Of a retired option: the line that names the present way."""
-
-    @property
-    def dest(self) -> str:
-        """The attribute of the parsed arguments."""
-        return self.flag.removeprefix("--").replace("-", "_")
-
-    @property
-    def kind(self) -> Literal["switch", "number", "rest", "list", "text"]:
-        """What it takes, as its metavar says."""
-        if self.flag == "--track":
-            return "list"
-        if self.metavar in (None, "..."):
-            return "switch" if self.metavar is None else "rest"
-        return "number" if self.metavar in ("N", "X", "S", "PORT") else "text"
-
-
-_SECTIONS = {
-    "run": "checkpoint_settings",
-    "environment": "env_settings",
-    "engine": "engine_settings",
-}
-"""The settings of a group."""
-
-_TABLE = {
-    "run": {
-        "--run-id ID": "name of the run, and of its folder (default: ppo)",
-        "--results-dir DIR": "folder of all runs (default: results)",
-        "--resume": "continue the run of this id from its last checkpoint",
-        "--force": "train anew under an id that has been used; the earlier run's folder is kept as "
-        "<run-id>.1, .2, ...",
-        "--initialize-from ID": "begin with the weights of another run in the same results folder, "
-        "at step 0",
-        "--track NAME": "where summaries go beside console and progress.csv: tensorboard, mlflow, "
-        "wandb, jsonl, or a sink of an installed package; several with commas, or the option again "
-        "(default: tensorboard, and what all installed packages bring)",
-        "--inference": "act without learning, until stopped; with --resume or --initialize-from",
-        "--seed N": "from which everything random derives (default: -1, one is drawn and printed)",
-    },
-    "environment": {
-        "--env NAME": "the environment: a path, balance_ball, gymnasium:ID, pettingzoo:ID or "
-        "module:function (default: none, the Unity Editor)",
-        "--num-envs N": "executables that run side by side, in lockstep (default: 1); without "
-        "--env the same as --attach",
-        "--attach N": "wait for N players that are started elsewhere, the first on port 5004 or "
-        "--base-port, the others on the ports after it",
-        "--num-areas N": "training areas that each environment makes, if it replicates them "
-        "(default: 1)",
-        "--listen ADDRESS": "with --attach: an address of this machine, 0.0.0.0 for all, where "
-        "players of other machines may call too, which `pipeline attach` brings there",
-        "--token-file FILE": "the token that they say, in a file, or in the environment variable "
-        "PIPELINE_TOKEN; there is no encryption, so see docs/reference/learn.md",
-        "--base-port PORT": "port of the first environment, the others follow (default: free ports "
-        "that the system chooses); ignored for a single Editor without --attach",
-        "--timeout-wait S": "seconds to wait for an answer of an environment, and for all players "
-        "to connect (default: 60)",
-        "--max-lifetime-restarts N": "restarts of a failed environment in all, -1 for any number "
-        "(default: 10)",
-        "--restarts-rate-limit-n N": "restarts of a failed environment within the period, -1 for "
-        "any number (default: 1)",
-        "--restarts-rate-limit-period-s S": "length of that period in seconds (default: 60)",
-        "--env-args ...": "everything after this goes to the executable, so give it last",
-    },
-    "engine": {
-        "--width N": "pixels of the window (default: 84)",
-        "--height N": "pixels of the window (default: 84)",
-        "--quality-level N": "rendering quality (default: 5)",
-        "--time-scale X": "how many times faster than real time it may run (default: 20)",
-        "--target-frame-rate N": "frames per second, -1 for as many as possible (default: -1)",
-        "--capture-frame-rate N": "frames per second of simulated time (default: 60)",
-        "--no-graphics": "run without rendering",
-        "--no-graphics-monitor": "render the first environment only, the others run without",
-    },
-    "networks": {
-        "--learners N": "processes that learn one run together, each with --num-envs environments "
-        "of its own (default: 1, or as many as torchrun has started)",
-        "--torch-device DEVICE": "cpu, cuda, cuda:0, ... "
-        "(default: cuda where there is one, else cpu)",
-        "--deterministic": "take the mean or the likeliest action, also while training",
-    },
-    "retired": {
-        "--curriculum FILE": "lessons belong under environment_parameters in CONFIG",
-        "--sampler FILE": "samplers belong under environment_parameters in CONFIG",
-        "--lesson N": "every curriculum starts at this lesson; better begin environment_parameters "
-        "in CONFIG with the lesson that you want",
-        "--keep-checkpoints N": "set keep_checkpoints of each behavior in CONFIG",
-        "--save-freq N": "set checkpoint_interval of each behavior in CONFIG",
-        "--load": "use --resume, which it implies",
-        "--train": "no effect: a run trains unless --inference is given",
-        "--slow": "use --time-scale 1, which it means",
-        "--worker-id N": "use --base-port, to which it is added",
-        "--num-runs N": "this many runs, one after another, named <run-id>-<k> with seed + k; "
-        "better use experiments and seeds in params.yaml, which run in parallel",
-        "--docker-target-name NAME": "relative paths lie under /<name>/; better mount the volume "
-        "and give whole paths",
-        "--cpu": "use --torch-device cpu, which it means",
-        "--multi-gpu": "no effect: one device learns, which --torch-device chooses",
-        "--torch": "no effect: networks are always PyTorch's",
-        "--tensorflow": "no effect: networks are always PyTorch's",
-    },
-}
-"""Every option but `--debug`, `--version` and `--help`, by group, as the help shows it: the flag,
-what it takes (nothing makes it a switch), and what it does, or if retired the present way."""
-
-_SETTINGS: dict[str, dict[str, Any]] = {
-    "--seed": {"key": "env_settings.seed"},
-    "--track": {"key": None},
-    "--env": {"key": "env_settings.env_path"},
-    "--attach": {"key": "env_settings.num_envs"},
-    "--listen": {"key": None},
-    "--token-file": {"key": None},
-    "--torch-device": {"key": "torch_settings.device"},
-    "--deterministic": {"behavior_key": "network_settings.deterministic"},
-    "--keep-checkpoints": {"behavior_key": "keep_checkpoints"},
-    "--save-freq": {"behavior_key": "checkpoint_interval"},
-    "--load": {"key": "checkpoint_settings.resume"},
-    "--train": {"key": "checkpoint_settings.train_model"},
-    "--slow": {"key": "engine_settings.time_scale", "value": 1},
-    "--cpu": {"key": "torch_settings.device", "value": "cpu"},
-}
-"""Which settings an option changes, where they are not those of its group with its own name."""
-
-
-def _option(group: str, spec: str, text: str) -> Option:
-    """Return the option of a line of the table."""
-    flag, _, metavar = spec.partition(" ")
-    more = dict(_SETTINGS.get(flag, {}))
-    if group in _SECTIONS:
-        name = flag.removeprefix("--").replace("-", "_")
-        # Most options have the name of their setting, as in ML-Agents.
-        more.setdefault("key", f"{_SECTIONS[group]}.{name}")
-    note = text if group == "retired" else None
-    return Option(flag=flag, group=group, help=text, metavar=metavar or None, note=note, **more)
-
-
-OPTIONS = tuple(
-    _option(group, spec, text) for group, lines in _TABLE.items() for spec, text in lines.items()
-)
-BY_DEST = {option.dest: option for option in OPTIONS}
-
-
 def add_options(parser: Parser) -> None:
     """Make the parser of `pipeline learn`; only what is given becomes an attribute."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
@@ -244,7 +81,7 @@ def run(arguments: argparse.Namespace) -> str:
 
     if launched()[0] > 0:
         # torchrun has started this process to help the first one, which has the settings
-        from pipeline.trainer.distributed.worker import work
+        from pipeline.trainer.worker import work
 
         sys.exit(work())
     from pipeline.commands.learn_settings import plan_of

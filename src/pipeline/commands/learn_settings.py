@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.algos.process_group import launched
-from pipeline.commands.learn import BY_DEST, OPTIONS
+from pipeline.commands.learn_options import BY_DEST, OPTIONS
 from pipeline.errors import SettingsError
 from pipeline.protocol.token import read_token
 from pipeline.settings import TrainerSettings, load_run_settings

@@ -29,7 +29,7 @@ from pipeline.simulators import launcher, registry
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from pipeline.simulators.bridges.needs import Needs
+    from pipeline.simulators.needs import Needs
 
 _BASE = ("numpy", "protobuf")
 _LEAN = frozenset({"mujoco", "mujoco-core", "numpy", "protobuf"})
@@ -84,7 +84,7 @@ def needs_of(simulator_name: str, options: Mapping[str, Any]) -> Needs:
 
     Environments of others are played for a while, to see what they import.
     """
-    from pipeline.simulators.bridges import needs
+    from pipeline.simulators import needs
 
     entry = registry.entry(simulator_name)
     registry.check_options(simulator_name, options)
@@ -103,7 +103,7 @@ def pack_with(needs: Needs, simulator_name: str, target: Path, options: dict[str
     title = str(options["id"]) if entry.bridge else simulator_name
     _write(target, simulator_name, title, options, needs)
     if entry.bridge:
-        from pipeline.simulators.bridges.needs import verify
+        from pipeline.simulators.needs import verify
 
         try:
             verify(target, title)

@@ -17,6 +17,7 @@ from pipeline.stages.shared.attempt import Attempt, Job, attempt_at, read_map
 from pipeline.tracking import names, run_metadata
 from pipeline.tracking.base import Sink
 from pipeline.tracking.sinks import TrackedRun, standard_sinks
+from pipeline.tracking.sinks.curve_csv import read_points
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     # torchrun starts this script once per rank. Only rank 0 is the job that the engine knows: it
     # holds the lock, the scratch folder and the outputs.
     if launched()[0] > 0:
-        from pipeline.trainer.distributed.worker import work
+        from pipeline.trainer.worker import work
 
         return work()
     return run_context.main(argv, __doc__, train)
@@ -118,7 +119,7 @@ def _train(
             settings=settings,
             key=run_context.key_of(run, attempt),
             row=run_context.row_of(run),
-            record=record,
+            record=None if record is None else record.curve(),
         )
         sinks = standard_sinks(tracked, run.params.track)
         if record is not None and started_from is not None:
@@ -158,7 +159,7 @@ def _train(
             if attempt.resumed:
                 # Summaries between the last flush and a kill never reached MLflow; the CSV has
                 # them all.
-                record.complete(attempt.run / "progress.csv")
+                record.complete(read_points(attempt.run / "progress.csv"))
             results = {k: v for k, v in run_metadata.flat(metrics).items() if v is not None}
             if not attempt.resumed:
                 n_steps = sum(one.steps for one in result.behaviors.values())

@@ -25,10 +25,12 @@ from pipeline.errors import PipelineError
 from pipeline.tracking import mlflow_database, mlflow_models, mlflow_store, names, run_metadata
 from pipeline.tracking.base import Sink
 from pipeline.tracking.run_metadata import RunKey  # noqa: TC001  # for those who make a run
-from pipeline.tracking.sinks.curve_csv import read_points
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    Point = tuple[str, str, float, int]
+    """Behavior, tag, value and step of a number, as `curve_csv.read_points` gives them."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,9 +79,9 @@ class MlflowRun:
         """Return a sink for training, which may close it while the run goes on."""
         return _Curve(self)
 
-    def complete(self, curve: Path) -> None:
-        """Queue the points of a finished curve's file that a killed attempt did not write."""
-        self._put(lambda store, run: _fill(store, run, curve, prefix=self._prefix))
+    def complete(self, points: Sequence[Point]) -> None:
+        """Queue the points of a finished curve that a killed attempt did not write."""
+        self._put(lambda store, run: _fill(store, run, points, prefix=self._prefix))
 
     def results(self, values: Mapping[str, float], *, step: int = 0) -> None:
         """Queue a stage's final numbers as `<stage>/<name>`; at step 0 MLflow draws bars."""
@@ -317,8 +319,8 @@ class _Curve(Sink):
         self._run.metrics(behavior, values, step)
 
 
-def _fill(store: mlflow_store.Store, run: str, path: Path, *, prefix: bool) -> None:
-    """Write the points of a curve's file, the record, that the run lacks.
+def _fill(store: mlflow_store.Store, run: str, curve: Sequence[Point], *, prefix: bool) -> None:
+    """Write the points of a curve that the run lacks.
 
     A killed process takes along what it had not sent yet; training resumes after that, and would
     leave a gap. Wall times are in no file, so theirs stays.
@@ -326,7 +328,7 @@ def _fill(store: mlflow_store.Store, run: str, path: Path, *, prefix: bool) -> N
     known: dict[str, set[int]] = {}
     now = int(time.time() * 1000)
     points = []
-    for behavior, tag, value, step in read_points(path):
+    for behavior, tag, value, step in curve:
         name = mlflow_store.clean(f"{behavior}/{tag}" if prefix else tag)
         if name not in known:
             known[name] = {one.step for one in store.client.get_metric_history(run, name)}

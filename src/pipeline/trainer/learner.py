@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
     from pipeline.algos.algorithm import Algorithm
     from pipeline.algos.policy import Decision
+    from pipeline.algos.process_group import LearnerGroup
     from pipeline.arrays import AnyArray, FloatArray
     from pipeline.data.replay import Replay
     from pipeline.data.rollout import ClosedTrajectories
     from pipeline.protocol.specs import ActionTuple, BehaviorSpec
     from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
     from pipeline.settings.schema import TrainerSettings
-    from pipeline.trainer.distributed.sync import LearnerSync
     from pipeline.trainer.opponents import Opponent
 
 _log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class Learner:
             # it hands on what it does not do itself
             self.algorithm = cast("Algorithm", Threaded(name, self.algorithm))
         self.statistics = self.pending_stats = Statistics()
-        self.sync: LearnerSync | None = None
+        self.sync: LearnerGroup | None = None
         """Where other processes learn the same: `pending_stats` is then what is new here alone."""
         self.step = 0
         self.n_updates = 0

@@ -120,7 +120,7 @@ class TrainingLoop:
         self.resume_points = ResumePoints(
             self.keeper, workers, resume_interval_s, self.synchronizer
         )
-        self._saved = self.synchronizer.resumed(self.keeper) if resume else {}
+        self._saved = self.synchronizer.resumed(self.keeper.saved()) if resume else {}
         self._exact = False
         self._due: set[str] = set()
         self._on_start = on_start

@@ -11,7 +11,7 @@ import pytest
 from pipeline.errors import StageError, UnityEnvironmentException
 from pipeline.settings.environments import BuiltinSource, PathSource
 from pipeline.simulators import pack
-from pipeline.simulators.bridges.needs import Needs
+from pipeline.simulators.needs import Needs
 from pipeline.stages.shared import named_env
 from pipeline.stages.shared.named_env import CACHE, environment_of, executable_of
 

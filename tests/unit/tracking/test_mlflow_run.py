@@ -18,7 +18,7 @@ from pipeline.tracking.mlflow_models import BUILD, SCORE, alias_of, best
 from pipeline.tracking.mlflow_run import MlflowRun, RunKey, enabled
 from pipeline.tracking.mlflow_store import Store, flatten
 from pipeline.tracking.run_metadata import InputData, RunMetadata
-from pipeline.tracking.sinks.curve_csv import CsvSink
+from pipeline.tracking.sinks.curve_csv import CsvSink, read_points
 
 pytestmark = pytest.mark.slow
 
@@ -355,7 +355,7 @@ def test_points_that_a_killed_attempt_took_along_are_filled_in_from_the_curve(tm
         curve.metrics("Walker", values, step)
         if step == 2000:
             run.metrics("Walker", values, step)
-    run.complete(curve.path)
+    run.complete(read_points(curve.path))
     made = finished(run)
     for name, wanted in ((names.REWARD, [1.0, 2.0, 3.0]), ("Losses/Q1 Loss", [0.5, 0.5, 0.5])):
         history = client(tmp_path).get_metric_history(made, f"Walker/{name}")

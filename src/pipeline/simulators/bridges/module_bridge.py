@@ -6,13 +6,8 @@ gives an environment of Gymnasium or PettingZoo.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
-import sysconfig
-import traceback
-from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.errors import PipelineError, SettingsError
@@ -52,7 +47,7 @@ def simulator(
     Raises:
         SettingsError: There is no such function, it fails, or it gives something else.
     """
-    make, own = function_of(id), dict(kwargs or {})
+    make, own = naming.function_of(id), dict(kwargs or {})
     if _makes_simulator(make):
         simulator = called(id, make, seed=seed, n_agents=n_agents, **own)
         if not all(hasattr(simulator, name) for name in ("behavior_specs", "reset", "step")):
@@ -110,45 +105,11 @@ def around(
 
 def n_agents_of(id: str, *, copies: int) -> int:
     """Return how many agents a simulator of one's own has, or `copies` of an environment."""
-    make = function_of(id)
+    make = naming.function_of(id)
     default = (
         inspect.signature(make).parameters["n_agents"].default if _makes_simulator(make) else 0
     )
     return default if isinstance(default, int) and default > 0 else copies
-
-
-def function_of(id: str) -> Callable[..., Any]:
-    """Return what `module:function` names; the current folder ends the module path.
-
-    Raises:
-        SettingsError: There is no such module or function, or the module cannot be imported.
-    """
-    naming.quiet()
-    module, _, attribute = id.partition(":")
-    here = str(Path.cwd())
-    # Appended, so that a file beside the user hides no installed package.
-    if here not in sys.path:
-        sys.path.append(here)
-    try:
-        loaded = importlib.import_module(module)
-    except Exception as error:
-        # The user's module itself, or one that it imports: they have different remedies.
-        missing = isinstance(error, ModuleNotFoundError) and error.name
-        if missing and (module == missing or module.startswith(f"{missing}.")):
-            raise SettingsError(
-                f"{id}: there is no {missing.replace('.', '/')}.py in the current folder, and no "
-                f"installed module '{missing}'; write module:function, as in my_env:make for "
-                "my_env.py (`pipeline env list` shows every form)"
-            ) from error
-        raise SettingsError(f"{id}: the module cannot be imported: {where(error)}") from error
-    make = getattr(loaded, attribute, None)
-    if not callable(make):
-        named = [name for name, value in vars(loaded).items() if callable(value)]
-        near = get_close_matches(attribute, named, n=1)
-        hint = f"; did you mean '{module}:{near[0]}'?" if near else ""
-        file = getattr(loaded, "__file__", None) or f"the module {module}"
-        raise SettingsError(f"{id}: {file} has no function or class '{attribute}'{hint}")
-    return cast("Callable[..., Any]", make)
 
 
 def called(id: str, make: Callable[..., Any], **options: Any) -> Any:
@@ -162,20 +123,7 @@ def called(id: str, make: Callable[..., Any], **options: Any) -> Any:
     except PipelineError:
         raise
     except Exception as error:
-        raise SettingsError(f"{id}: fails: {where(error)}") from error
-
-
-def where(error: Exception) -> str:
-    """Return what an error says, and the user's line that raised it, as one line."""
-    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    others = {Path(__file__).resolve().parents[2], Path(sysconfig.get_path("stdlib"))}
-    # The innermost line that is the user's: below it lie libraries, above it this program.
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = Path(frame.filename)
-        own = file.is_absolute() and "site-packages" not in file.parts
-        if own and not others.intersection(file.parents):
-            return f"{text} ({file.name}:{frame.lineno})"
-    return text
+        raise SettingsError(f"{id}: fails: {naming.where(error)}") from error
 
 
 def _makes_simulator(make: Callable[..., Any]) -> bool:

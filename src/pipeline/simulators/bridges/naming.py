@@ -7,9 +7,13 @@ import importlib.util
 import os
 import pkgutil
 import re
+import sys
+import sysconfig
+import traceback
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.errors import SettingsError
 
@@ -49,13 +53,58 @@ def check(source: str, env_id: str) -> None:
         SettingsError: There is none; the message names the nearest ones.
     """
     if source == "module":
-        from pipeline.simulators.bridges.module_bridge import function_of
-
         function_of(env_id)
     elif source == "gymnasium":
         registered(env_id)
     else:
         full_name(env_id)
+
+
+def function_of(id: str) -> Callable[..., Any]:
+    """Return what `module:function` names; the current folder ends the module path.
+
+    Raises:
+        SettingsError: There is no such module or function, or the module cannot be imported.
+    """
+    quiet()
+    module, _, attribute = id.partition(":")
+    here = str(Path.cwd())
+    # Appended, so that a file beside the user hides no installed package.
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        loaded = importlib.import_module(module)
+    except Exception as error:
+        # The user's module itself, or one that it imports: they have different remedies.
+        missing = isinstance(error, ModuleNotFoundError) and error.name
+        if missing and (module == missing or module.startswith(f"{missing}.")):
+            raise SettingsError(
+                f"{id}: there is no {missing.replace('.', '/')}.py in the current folder, and no "
+                f"installed module '{missing}'; write module:function, as in my_env:make for "
+                "my_env.py (`pipeline env list` shows every form)"
+            ) from error
+        raise SettingsError(f"{id}: the module cannot be imported: {where(error)}") from error
+    make = getattr(loaded, attribute, None)
+    if not callable(make):
+        named = [name for name, value in vars(loaded).items() if callable(value)]
+        near = get_close_matches(attribute, named, n=1)
+        hint = f"; did you mean '{module}:{near[0]}'?" if near else ""
+        file = getattr(loaded, "__file__", None) or f"the module {module}"
+        raise SettingsError(f"{id}: {file} has no function or class '{attribute}'{hint}")
+    return cast("Callable[..., Any]", make)
+
+
+def where(error: Exception) -> str:
+    """Return what an error says, and the user's line that raised it, as one line."""
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    others = {Path(__file__).resolve().parents[2], Path(sysconfig.get_path("stdlib"))}
+    # The innermost line that is the user's: below it lie libraries, above it this program.
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        own = file.is_absolute() and "site-packages" not in file.parts
+        if own and not others.intersection(file.parents):
+            return f"{text} ({file.name}:{frame.lineno})"
+    return text
 
 
 def need(package: str, env_id: str, extra: str = "envs") -> None:

@@ -104,7 +104,7 @@ def _built(name: str, simulator: str, options: dict[str, Any]) -> Path:
 
 def _kept(folder: Path, label: str) -> Path | None:
     """Return the present build, unless something that it was made of has changed."""
-    from pipeline.simulators.bridges.needs import Needs
+    from pipeline.simulators.needs import Needs
     from pipeline.simulators.pack import inputs_of
 
     try:

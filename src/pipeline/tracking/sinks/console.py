@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress, TaskID
 
-    from pipeline.tracking.sinks import TrackedRun
+    from pipeline.tracking.tracked_run import TrackedRun
 
 
 def for_run(run: TrackedRun) -> ConsoleSink:

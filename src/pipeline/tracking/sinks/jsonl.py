@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from pipeline.tracking.sinks import TrackedRun
+    from pipeline.tracking.tracked_run import TrackedRun
 
 
 def for_run(run: TrackedRun) -> JsonLinesSink:

@@ -9,18 +9,19 @@ from pipeline import files
 from pipeline.tracking import run_metadata
 from pipeline.tracking.base import Sink
 from pipeline.tracking.mlflow_run import QUICK_S, MlflowRun, enabled
+from pipeline.tracking.sinks.curve_csv import read_points
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pipeline.tracking.sinks import TrackedRun
+    from pipeline.tracking.tracked_run import TrackedRun
 
 
 def for_run(run: TrackedRun) -> Sink | None:
     """Return a sink, unless PIPELINE_MLFLOW says no."""
     if not enabled():
         return None
-    return MlflowSink(run) if run.record is None else run.record.curve()
+    return MlflowSink(run) if run.record is None else run.record
 
 
 class MlflowSink(Sink):
@@ -68,7 +69,7 @@ class MlflowSink(Sink):
         folder, environment = self._run.folder, self._key.tags["pipeline.environment"]
         if self._key.resumed:
             # What the killed process had queued is in the CSV file only.
-            self._record.complete(folder / "progress.csv")
+            self._record.complete(read_points(folder / "progress.csv"))
         numbers = run_metadata.flat(results)
         if not self._key.resumed:
             steps = sum(one["steps"] for one in results.values())

@@ -11,7 +11,7 @@ from pipeline.tracking.base import Sink
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pipeline.tracking.sinks import TrackedRun
+    from pipeline.tracking.tracked_run import TrackedRun
 
 
 def for_run(run: TrackedRun) -> ProgressSink | None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pipeline.settings import RunSettings
     from pipeline.tracking.base import Sample
-    from pipeline.tracking.sinks import TrackedRun
+    from pipeline.tracking.tracked_run import TrackedRun
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from pipeline.tracking.sinks.console import hyperparameters_text
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pipeline.tracking.sinks import TrackedRun
+    from pipeline.tracking.tracked_run import TrackedRun
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pipeline.tracking.base import Update
-    from pipeline.tracking.sinks import TrackedRun
+    from pipeline.tracking.tracked_run import TrackedRun
 
 HEADER = (
     "Brain name",

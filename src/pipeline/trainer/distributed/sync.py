@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pipeline.algos.algorithm import Algorithm
     from pipeline.algos.process_group import ProcessGroup
     from pipeline.settings.schema import TrainerSettings
-    from pipeline.trainer.checkpoints.manager import CheckpointManager
     from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
@@ -256,14 +255,14 @@ class Synchronizer:
         self.group = group if isinstance(group, DistributedGroup) else None
         self._asked = StopRequest()
         self._agreed = StopRequest()
+        self._members: dict[str, LearnerSync] = {}
         self._missed: set[str] = set()
 
-    def resumed(self, manager: CheckpointManager) -> dict[str, dict[str, Any]]:
-        """What the run's resume files hold, by behavior, in all processes as in the first.
+    def resumed(self, states: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """What the first process has read of the run's resume files, by behavior, in all of them.
 
         Experience is not taken up by several: that of the others has not been saved.
         """
-        states = manager.saved()
         if self.group is None:
             return states
         kept = {
@@ -291,12 +290,9 @@ class Synchronizer:
         if self.group is None:
             return
         stop = self._stop_asked()
-        if stop or any(
-            one.sync is not None and one.sync.is_due(next_summary(name))
-            for name, one in learners.items()
-        ):
+        if stop or any(one.is_due(next_summary(name)) for name, one in self._members.items()):
             began = time.perf_counter()
-            self._sync(self.group, learners)
+            self._sync(self.group)
             for one in [*learners.values()][:1]:  # of the run, so counted once
                 seconds = one.seconds.get("meeting", 0.0) + time.perf_counter() - began
                 one.seconds["meeting"] = seconds
@@ -313,29 +309,29 @@ class Synchronizer:
         """
         if self.group is not None:
             learner.sync = LearnerSync(learner, self.group, seed=seed)
+            self._members[learner.name] = learner.sync
 
     def _stop_asked(self) -> int:
         """The signal that asks this process to stop, 0 for none."""
         other = None if self.group is None else self.group.stop.signal_number
         return self._asked.signal_number or other or 0
 
-    def _sync(self, group: DistributedGroup, learners: Mapping[str, Learner]) -> None:
-        members = {name: one.sync for name, one in learners.items() if one.sync is not None}
+    def _sync(self, group: DistributedGroup) -> None:
         note: dict[str, Any] = {
             "stop": self._stop_asked(),
-            "behaviors": {name: one.local_state() for name, one in members.items()},
+            "behaviors": {name: one.local_state() for name, one in self._members.items()},
         }
         # One talk for all behaviors and the request to stop, so that all decide from the same.
         notes = group.all_gather_object(note, look=self._pass_on)
         self._agreed.signal_number = next((one["stop"] for one in notes if one["stop"]), None)
         if self._agreed():
             self._pass_on()
-        self._tell_missing(members, notes)
+        self._tell_missing(notes)
         # Sorted: normalisers are merged by collective calls, which need one order everywhere.
-        for name in sorted(members):
+        for name in sorted(self._members):
             parts = [one["behaviors"].get(name) for one in notes]
             if None not in parts:
-                members[name].apply(parts)
+                self._members[name].apply(parts)
 
     def _pass_on(self) -> None:
         """Tell the processes that this one has started what it has been asked."""
@@ -343,10 +339,8 @@ class Synchronizer:
         if stop and self.group is not None and self.group.others is not None:
             self.group.others.pass_on(stop)
 
-    def _tell_missing(
-        self, learners: Mapping[str, LearnerSync], notes: Sequence[Mapping[str, Any]]
-    ) -> None:
-        for name in learners:
+    def _tell_missing(self, notes: Sequence[Mapping[str, Any]]) -> None:
+        for name in self._members:
             without = [r for r, one in enumerate(notes) if name not in one["behaviors"]]
             if without and name not in self._missed:
                 self._missed.add(name)

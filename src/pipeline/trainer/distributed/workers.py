@@ -79,7 +79,7 @@ class LocalWorkers:
             for rank in range(1, n + 1):
                 with self.log_of(rank).open("wb") as log:
                     self._processes[rank] = subprocess.Popen(  # our own module
-                        [sys.executable, "-m", "pipeline.trainer.distributed.worker"],
+                        [sys.executable, "-m", "pipeline.trainer.worker"],
                         env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                         # Its end tells a worker that this process is gone, also after kill -9.
                         stdin=subprocess.PIPE,

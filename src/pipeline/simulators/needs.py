@@ -2,7 +2,7 @@
 
 The environment is played for a while in a process of its own, where nothing else is imported:
 
-    python -m pipeline.simulators.bridges.needs OUTPUT '{"simulator": NAME, "options": {...}}'
+    python -m pipeline.simulators.needs OUTPUT '{"simulator": NAME, "options": {...}}'
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from pipeline.errors import PipelineError, SettingsError, StageError
 from pipeline.simulators import registry
-from pipeline.simulators.bridges import module_bridge
+from pipeline.simulators.bridges import module_bridge, naming
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -197,7 +197,7 @@ def trace(target: str, described: str) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     except Exception as error:  # noqa: BLE001  # of an environment that others wrote
-        sys.stderr.write(f"{module_bridge.where(error)}\n")
+        sys.stderr.write(f"{naming.where(error)}\n")
         return 1
     modules = {
         name: str(getattr(module, "__file__", None) or "")

@@ -8,7 +8,7 @@ import pytest
 
 import pipeline
 from pipeline.errors import StageError
-from pipeline.simulators.bridges import needs
+from pipeline.simulators import needs
 
 
 def test_modules_of_a_distribution_stand_for_it():

@@ -1,0 +1,151 @@
+"""What a sink may know of the run that it records, in the DAG or outside it."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.envs.launch import find_executable
+from pipeline.errors import UnityEnvironmentException
+from pipeline.settings import RunSettings, to_mapping
+from pipeline.tracking import mlflow_store, run_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.tracking.base import Sink
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackedRun:
+    """What a sink may need to know of the run that it records."""
+
+    folder: Path
+    max_steps: Mapping[str, int]
+    """Last step of each behavior that the settings list."""
+    keep_earlier: bool = True
+    """Whether records of an earlier run in the folder are continued."""
+    debug_folder: Path | None = None
+    """Where records for debugging go; None without debugging."""
+    settings: RunSettings = field(default_factory=RunSettings)
+    """All settings of the run."""
+    key: run_metadata.RunKey | None = None
+    """Its name, group, seed and tags; None where they are unknown."""
+    row: run_metadata.RunMetadata | None = None
+    """Its parameters and whole configuration; None where they are unknown."""
+    record: Sink | None = None
+    """Writes to the row of MLflow that a stage of the DAG has open, and closes."""
+
+    @property
+    def prefixed(self) -> bool:
+        """Whether the behavior's name stands before a tag, where all share one list of them."""
+        return len(self.max_steps) != 1
+
+
+def run_outside_dag(
+    settings: RunSettings,
+    *,
+    env: object,
+    build: Path | None = None,
+    folder: Path,
+    seed: int,
+    source: str,
+    trainer: str = "from Python",
+    num_envs: int | None = None,
+    device: str = "cpu",
+    torch_threads: int = 1,
+    resume: bool = False,
+    debug_folder: Path | None = None,
+) -> TrackedRun:
+    """Describe a run that no stage makes, with the same facts as the stage `train` does.
+
+    Args:
+        settings: of the run.
+        env: what names the environment; None for the Unity Editor.
+        build: its executable, where `env` is not the path of it.
+        folder: of the run; its path below the working folder names the run.
+        seed: of the run.
+        source: what trains, such as `pipeline learn`.
+        trainer: the configuration's file, or what stands for it.
+        num_envs: environments side by side, where it is not what the settings say.
+        device: where networks are computed.
+        torch_threads: threads of torch.
+        resume: whether an earlier run in the folder goes on.
+        debug_folder: see `TrackedRun`.
+    """
+    # `dvc exp run --temp` works in a copy; the store is that of the real repository.
+    root = Path(os.environ.get("DVC_ROOT") or ".").resolve()
+    name = _below(root, folder)
+    name = name if name.startswith("/") else f"./{name}"  # no experiment of params.yaml begins so
+    environment, executable = _named_environment(env)
+    build = build or executable
+    configuration = to_mapping(settings)
+    configuration["env_settings"]["num_envs"] = num_envs or settings.env_settings.num_envs
+    data = run_metadata.InputData(
+        name=environment, path="" if build is None else _below(root, build), context="environment"
+    )
+    row = run_metadata.row(
+        configuration,
+        name=name,
+        seed=seed,
+        runtime={"torch_threads": torch_threads, "device": device},
+        facts={"environment": environment, "trainer": trainer},
+        data=[] if build is None else [data],
+        note=f"`{source}` in the folder `{name}`, seed {seed}.",
+    )
+    key = run_metadata.RunKey(
+        experiment=name,
+        seed=seed,
+        stage="train",
+        fingerprint="",  # a resumed run keeps its row, also with other settings
+        resumed=resume,
+        root=root,
+        record=folder / "run_logs" / "mlflow.json",
+        tags=_tags(settings, name, seed, environment, source) | mlflow_store.source_tags(root),
+    )
+    return TrackedRun(
+        folder=folder,
+        max_steps={behavior: one.max_steps for behavior, one in settings.behaviors.items()},
+        keep_earlier=resume,
+        debug_folder=debug_folder,
+        settings=settings,
+        key=key,
+        row=row,
+    )
+
+
+def _tags(
+    settings: RunSettings, name: str, seed: int, environment: str, source: str
+) -> dict[str, str]:
+    kinds = sorted({str(one.trainer_type) for one in settings.behaviors.values()})
+    return {
+        "pipeline.algorithm": " ".join(kinds),
+        "pipeline.environment": environment,
+        "mlflow.source.name": source,
+        "mlflow.source.type": "LOCAL",
+        # crc32 and not `hash`, which is salted anew in each process.
+        "mlflow.runColor": run_metadata.color(zlib.crc32(name.encode()), seed),
+    }
+
+
+def _named_environment(env: object) -> tuple[str, Path | None]:
+    """Return an environment's name, and its executable if it has one."""
+    one = env[0] if isinstance(env, list | tuple) and env else env
+    if one is None:
+        return "Unity Editor", None
+    if not isinstance(one, str | Path):
+        return type(one).__name__, None
+    try:
+        build = find_executable(one)
+    except UnityEnvironmentException:  # a simulator, or an id of Gymnasium
+        return str(one), None
+    return build.stem, build
+
+
+def _below(root: Path, path: Path) -> str:
+    """Return a path as it is seen from a folder; the whole path where it does not lie in it."""
+    path = path.resolve()
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
