@@ -17,45 +17,34 @@ from pipeline.errors import ExportError
 from pipeline.export.contract import NEWEST_VERSION
 from pipeline.export.layout import describe, load
 from pipeline.export.policy import create_session
+from pipeline.export.recording import CONTINUOUS, DISCRETE, RECURRENT_IN, RECURRENT_OUT, logits_of
 from pipeline.export.rules import publishing_findings
 from pipeline.nets.onnx_graph import OnnxGraph
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     import onnx
-    from torch import Tensor
 
     from pipeline.algos.policy import Policy
     from pipeline.arrays import AnyArray, FloatArray
     from pipeline.export.layout import TensorInfo
+    from pipeline.export.recording import Recording
 
 # Float32 and other orders of addition: torch and ONNX Runtime agree to about this, relative to
-# the value.
+# the value; where the policy's own rounding is coarser, to about `ROUNDINGS` times that.
 TOLERANCE = 1e-5
+ROUNDINGS = 4
 MASK_DRAWS = 1000
 # One agent, as in a game with one; and a size that divides nothing, which shows a batch axis
 # that was fixed.
 _BATCH_SIZES = (1, 7)
 _CHUNK = 125
-CONTINUOUS, DISCRETE = "deterministic_continuous_actions", "deterministic_discrete_actions"
-RECURRENT_IN, RECURRENT_OUT = "recurrent_in", "recurrent_out"
 _FLOATS = {
     CONTINUOUS: "the trained policy's action",
     RECURRENT_OUT: "what the trained policy remembers",
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Recording:
-    """What the trained policy saw and what it would do, deterministically, in N rows."""
-
-    feeds: dict[str, AnyArray]
-    """[N, ...] by the names of the model's inputs. With memory the rows are successive steps of one
-    agent, which remembers nothing at the first."""
-    expected: dict[str, AnyArray]
-    """[N, ...] by the names of the model's deterministic outputs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,80 +104,6 @@ def model_bytes(model: onnx.ModelProto) -> bytes:
     """Return the bytes of a model: the same for equal models."""
     # Protobuf promises no order of map entries otherwise.
     return bytes(model.SerializeToString(deterministic=True))
-
-
-def record(
-    policy: Policy, obs: Sequence[FloatArray], action_masks: FloatArray | None = None
-) -> Recording:
-    """Return what the policy does, deterministically, on given observations.
-
-    Args:
-        policy: on the CPU.
-        obs: [N, *shape] per observation, N at least 1; with memory those of successive steps.
-        action_masks: [N, sum of branch sizes], 1 = allowed; None allows everything.
-
-    Raises:
-        ExportError: The observations or the masks are of another behavior.
-    """
-    import torch
-
-    from pipeline.algos.rows import tensors
-
-    n_rows, actions = _n_rows(policy, obs), policy.spec.action_spec
-    feeds = {f"obs_{i}": np.asarray(values, dtype=np.float32) for i, values in enumerate(obs)}
-    expected: dict[str, AnyArray] = {}
-    allowed = None
-    with torch.no_grad():
-        inputs = policy.normalizers(tensors(list(feeds.values()), torch.device("cpu")))
-        if actions.discrete_size:
-            size = sum(actions.discrete_branches)
-            masks = np.ones((n_rows, size)) if action_masks is None else action_masks
-            if masks.shape != (n_rows, size):
-                raise ExportError(
-                    f"export: recorded action_masks are {list(masks.shape)}, wanted [{n_rows}, "
-                    f"{size}]; record them with this behavior"
-                )
-            feeds["action_masks"] = masks.astype(np.float32)
-            allowed = torch.from_numpy(masks > 0)
-        if policy.memory_size:
-            # [N + 1, 1, M]: what went into each step, and after the last one.
-            hidden, memories = _carried(policy, inputs)
-            feeds[RECURRENT_IN], expected[RECURRENT_OUT] = memories[:-1], memories[1:]
-        else:
-            hidden = policy.actor(inputs)
-        heads = policy.actor.heads
-        # Deterministic, so that the generator is not drawn from.
-        sample = heads.sample(hidden, allowed, torch.Generator(), deterministic=True)
-        if actions.continuous_size:
-            expected[CONTINUOUS] = heads.to_environment(sample.continuous).numpy()
-        if actions.discrete_size:
-            expected[DISCRETE] = sample.discrete.numpy()
-    return Recording(feeds=feeds, expected=expected)
-
-
-def _carried(policy: Policy, obs: Sequence[Tensor]) -> tuple[Tensor, FloatArray]:
-    """Hidden vectors [N, H] and memories [N + 1, 1, M] of one agent's N steps, taken one by one."""
-    import torch
-
-    memory = torch.zeros(1, policy.memory_size)
-    outputs, memories = [], [memory]
-    for row in range(len(obs[0])):
-        hidden, memory = policy.actor.step([values[row : row + 1] for values in obs], memory)
-        outputs.append(hidden)
-        memories.append(memory)
-    return torch.cat(outputs), torch.stack(memories).numpy()
-
-
-def _n_rows(policy: Policy, obs: Sequence[FloatArray]) -> int:
-    expected = [one.shape for one in policy.spec.observation_specs]
-    n_rows = {len(values) for values in obs}
-    if [values.shape[1:] for values in obs] != expected or len(n_rows) != 1 or 0 in n_rows:
-        raise ExportError(
-            f"export: recorded observations have shapes {[list(one.shape) for one in obs]}, wanted "
-            f"[rows, …] of {[list(shape) for shape in expected]} with the same rows, at least one; "
-            "record them with this behavior"
-        )
-    return n_rows.pop()
 
 
 def publish(
@@ -254,9 +169,10 @@ class _Check:
         self._target = target
         self._branches = policy.spec.action_spec.discrete_branches
         self._feeds, self._expected = recording.feeds, recording.expected
+        self._rounding = recording.rounding
         self.n_rows = len(self._feeds["obs_0"])
         # Inside the graph, to tell a real difference from two choices that are equally likely.
-        self._logits = [f"branch.{index}.out" for index in range(len(self._branches))]
+        self._logits = [logits_of(index) for index in range(len(self._branches))]
         self.errors = dict.fromkeys(_FLOATS, 0.0)
         self._session = create_session(load(path), 0, self._logits)
 
@@ -345,7 +261,7 @@ class _Check:
         expected = self._expected[name][rows].reshape(len(rows), -1)
         actual = result[name].reshape(len(rows), -1)
         error = np.abs(actual - expected)
-        limit = TOLERANCE * np.maximum(1.0, np.abs(expected))
+        limit = np.maximum(TOLERANCE * np.abs(expected), self._least(name))
         # Not `error > limit`, which is false of NaN.
         wrong = np.argwhere(~(error <= limit))
         if len(wrong):
@@ -353,6 +269,10 @@ class _Check:
             values = actual[row, column], expected[row, column]
             self._fail(name, int(rows[row]), int(column), *values, what)
         return float(error.max())
+
+    def _least(self, tensor: str) -> float:
+        """The difference that is always allowed: that of two orders of addition."""
+        return max(TOLERANCE, ROUNDINGS * self._rounding[tensor])
 
     def _discrete_ties(self, result: dict[str, AnyArray], rows: AnyArray, masks: FloatArray) -> int:
         """Differences where both choices have the same logit; any other difference fails."""
@@ -363,7 +283,8 @@ class _Check:
             actual, chosen = int(result[DISCRETE][row, branch]), int(expected[row, branch])
             logits = result[self._logits[branch]][row]
             allowed = masks[row, starts[branch] : starts[branch + 1]]
-            limit = TOLERANCE * max(1.0, float(np.abs(logits).max()))
+            largest = float(np.abs(logits).max())
+            limit = max(TOLERANCE * largest, self._least(self._logits[branch]))
             is_tie = 0 <= chosen < len(logits) and allowed[chosen] > 0
             if not is_tie or abs(logits[actual] - logits[chosen]) > limit:
                 what = "the trained policy's choice"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from pipeline import files
 from pipeline.errors import ExportError
 from pipeline.export.policy import OnnxPolicy
-from pipeline.export.publish import Recording, publish, record
+from pipeline.export.publish import publish
+from pipeline.export.recording import Recording, record
 
 from . import reference
 
@@ -170,6 +172,7 @@ def test_recording_that_begins_in_the_middle_of_an_episode_is_refused(tmp_path):
     later = Recording(
         feeds={name: values[5:] for name, values in whole.feeds.items()},
         expected={name: values[5:] for name, values in whole.expected.items()},
+        rounding=whole.rounding,
     )
     with pytest.raises(ExportError, match="row 0, column 0"):
         publish(graph, tmp_path / "p.onnx", recording=later)
@@ -206,6 +209,37 @@ def test_differences_up_to_the_tolerance_are_stated_and_larger_ones_refused(tmp_
     recording.expected[CONTINUOUS][19, 1] = exact[19, 1] - 1.2e-5
     with pytest.raises(ExportError, match="row 19, column 1"):
         publish(graph, tmp_path / "p.onnx", recording=recording)
+
+
+def test_the_rounding_is_the_distance_from_the_policy_in_float64():
+    graph = reference.policy(continuous=3, branches=(2, 4), squash=True, normalize=False)
+    obs = reference.observations(graph, 20)
+    recording = record(graph, obs)
+    exact = reference.evaluate(graph, obs)["continuous"]
+    error = np.abs(recording.expected[CONTINUOUS] - exact).max()
+    assert recording.rounding[CONTINUOUS] == pytest.approx(error, rel=1e-6)
+    assert set(recording.rounding) == {CONTINUOUS, "branch.0.out", "branch.1.out"}
+    assert 0 < max(recording.rounding.values()) < 1e-5
+
+
+def test_a_policy_that_rounds_coarsely_may_differ_by_as_much(tmp_path):
+    """In float32 two orders of addition then give other numbers, and both are right."""
+    graph = reference.policy(continuous=3)
+    recording = recorded(graph)
+    recording.expected[CONTINUOUS][19, 1] += 6e-5
+    for rounding, is_right in ((1e-5, False), (2e-5, True)):
+        recording.rounding[CONTINUOUS] = rounding
+        with nullcontext() if is_right else pytest.raises(ExportError, match="row 19, column 1"):
+            publish(graph, tmp_path / "p.onnx", recording=recording)
+
+
+def test_choices_of_a_policy_that_rounds_coarsely_are_ties_at_as_much(tmp_path):
+    graph = with_equal_logits(3, bias=[1.0, 1.0 - 6e-5, 0.0])
+    recording = choosing(graph, [[0], [1]])
+    for rounding, is_right in ((1e-5, False), (2e-5, True)):
+        recording.rounding["branch.0.out"] = rounding
+        with nullcontext() if is_right else pytest.raises(ExportError, match="row 1, column 0"):
+            publish(graph, tmp_path / "p.onnx", recording=recording)
 
 
 def test_every_row_of_a_long_recording_is_compared_also_doubles(tmp_path):

@@ -24,10 +24,10 @@ from pipeline.envs.side_channels import (
 )
 from pipeline.errors import CheckpointError, Interrupted, PipelineError, SettingsError
 from pipeline.settings import load_run_settings
-from pipeline.trainer import api, environment
+from pipeline.trainer import api, environment, worker
 from pipeline.trainer.api import JobSpec, refuse_alone, unthreaded
 from pipeline.trainer.checkpoints.file import delete_older_replays, load_replay, save_replay
-from pipeline.trainer.distributed import worker, workers
+from pipeline.trainer.distributed import workers
 from pipeline.trainer.statistics import Statistics
 
 CPU = torch.device("cpu")

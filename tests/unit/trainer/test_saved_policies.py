@@ -10,7 +10,7 @@ from toys import Both, Chase, Corridor, Quadrant, Wish
 
 import pipeline
 from pipeline.errors import CheckpointError
-from pipeline.export.publish import record
+from pipeline.export.recording import record
 from pipeline.protocol.specs import (
     ActionSpec,
     BehaviorSpec,
