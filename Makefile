@@ -111,7 +111,6 @@ check: $(STAMP)
 	snakefmt --check Snakefile workflow
 	pipeline plan --check
 	mkdocs build  # not --quiet, which counts no warnings
-	$(PYTEST) $(BY_FILE) -q tests/workflow -m "not slow"
 
 # Strict: a page that is in no menu, and a link that leads to nothing, are errors (mkdocs.yml).
 site: $(STAMP)

@@ -76,6 +76,22 @@ def test_trainer_signal_encoder_simulator_and_sink_take_part_in_a_run(tmp_path: 
         assert found.tolist() == wanted.tolist()
 
 
+def test_the_sink_of_a_resumed_run_drops_what_it_repeats(tmp_path: Path):
+    from example_plugin.sink import JsonLinesSink
+
+    path = tmp_path / "run/summaries.jsonl"
+    for steps, cut in (((1, 2, 3), '{"behavior": "A", "st'), ((2, 3, 4), "")):
+        sink = JsonLinesSink(path)
+        for step in steps:
+            for behavior in "AB":
+                sink.metrics(behavior, {"Loss": 0.5}, step)
+        with path.open("a") as file:
+            file.write(cut)
+    lines = [json.loads(one) for one in path.read_text().splitlines()]
+    for behavior in "AB":
+        assert [one["step"] for one in lines if one["behavior"] == behavior] == [1, 2, 3, 4]
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
