@@ -7,7 +7,7 @@
 
 Each row is a method with a number of environments (executables that the trainer starts), learners,
 and `threaded` or not. Its run goes to its end once without an interruption. Then the same run is
-started again, gets SIGKILL at a moment that is drawn between its first second and its length, is
+started again, gets SIGKILL at a moment that is drawn when there is something to resume from, is
 continued with `--resume`, is killed again, and so on, and goes to its end. Equal must be: every
 checkpoint, replay, ONNX file and progress.csv, by name and by SHA-256. Left out is what holds times
 or options: run_logs/, configuration.yaml, metrics.jsonl.
@@ -98,6 +98,7 @@ class Row:
     def content(self) -> dict[str, Any]:
         """The trainer configuration."""
         one = PPO | self.settings | {"threaded": self.threaded}
+        one["max_steps"] *= 4  # long enough that a draw seldom misses the run
         content: dict[str, Any] = {"behaviors": dict.fromkeys(self.behaviors, one)}
         if self.parameters is not None:
             content["environment_parameters"] = self.parameters
@@ -205,6 +206,7 @@ class Campaign:
     def __init__(self, name: str, folder: Path, seed: int) -> None:
         self.name, self.row = name, ROWS[name]
         self.folder = folder / name
+        self.first_kept_s = float("inf")  # after the start of the uninterrupted run
         self.chance = random.Random(f"{seed} {name}")  # noqa: S311  # no secret
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -238,9 +240,12 @@ class Campaign:
         """Kill a run as often, let it end, and compare its files."""
         work = self.work(f"run{number}")
         moments, steps = [], []
+        left_s = length_s - self.first_kept_s
         for kill in range(n_kills):
-            # what is resumed has less before it
-            moment = self.chance.uniform(1.0, max(2.0, length_s * (1 - kill / (n_kills + 1))))
+            # A kill before anything is kept proves little; a resumed process starts first.
+            first_s = self.first_kept_s if kill == 0 else 1.0
+            moment = first_s + self.chance.uniform(0.0, max(0.2, left_s / (n_kills - kill)) - 0.1)
+            left_s -= moment - first_s
             if self.run(work, moment) != -signal.SIGKILL:
                 break  # it was at its end
             moments.append(f"{moment:.1f} s")
@@ -273,8 +278,11 @@ class Campaign:
         pid = os.fork()
         if pid == 0:
             be_command(work, self.row.command(*more))
-        until = time.monotonic() + (MOST_S if kill_after_s is None else kill_after_s)
+        began = time.monotonic()
+        until = began + (MOST_S if kill_after_s is None else kill_after_s)
         while time.monotonic() < until:
+            if kill_after_s is None and not more and any(run.glob("*/checkpoint.pt")):
+                self.first_kept_s = min(self.first_kept_s, time.monotonic() - began)
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 return os.waitstatus_to_exitcode(status)
