@@ -7,10 +7,10 @@
 
 Each row is a method with a number of environments (executables that the trainer starts), learners,
 and `threaded` or not. Its run goes to its end once without an interruption. Then the same run is
-started again, gets SIGKILL at a moment that is drawn when there is something to resume from, is
-continued with `--resume`, is killed again, and so on, and goes to its end. Equal must be: every
-checkpoint, replay, ONNX file and progress.csv, by name and by SHA-256. Left out is what holds times
-or options: run_logs/, configuration.yaml, metrics.jsonl.
+started again, gets SIGKILL, now and then SIGINT, at a moment that is drawn when there is something
+to resume from, is continued with `--resume`, is killed again, and so on, to its end. Equal must be:
+every checkpoint, replay, ONNX file and progress.csv, by name and by SHA-256. Left out is what holds
+times or options: run_logs/, configuration.yaml, metrics.jsonl.
 
 The last column counts files that differ, are missing, or are there in addition. The exit code is 1
 when there is one in a row whose environments give their state. Moments depend on the machine, so
@@ -46,6 +46,7 @@ from pipeline.simulators.pack import pack
 from pipeline.trainer import api  # noqa: F401
 
 MOST_S = 600.0
+CTRL_C = 0.25  # share of the interruptions that let the run save
 LEFT_OUT = ("run_logs", "configuration.yaml", "metrics.jsonl")
 SMALL = {"network_settings": {"hidden_units": 16, "num_layers": 1}}
 MEMORY = {
@@ -246,9 +247,10 @@ class Campaign:
             first_s = self.first_kept_s if kill == 0 else 1.0
             moment = first_s + self.chance.uniform(0.0, max(0.2, left_s / (n_kills - kill)) - 0.1)
             left_s -= moment - first_s
-            if self.run(work, moment) != -signal.SIGKILL:
+            how = signal.SIGINT if self.chance.random() < CTRL_C else signal.SIGKILL
+            if self.run(work, moment, how) not in (-signal.SIGKILL, 128 + signal.SIGINT):
                 break  # it was at its end
-            moments.append(f"{moment:.1f} s")
+            moments.append(f"{moment:.1f} s" + (" (Ctrl+C)" if how == signal.SIGINT else ""))
             steps.append(max(map(saved_step, work.glob("results/run/*/checkpoint.pt")), default=0))
         code = self.run(work)
         found = digests(work / "results/run")
@@ -271,7 +273,7 @@ class Campaign:
         (work / "config.yaml").write_text(yaml.safe_dump(self.row.content()))
         return work
 
-    def run(self, work: Path, kill_after_s: float | None = None) -> int:
+    def run(self, work: Path, kill_after_s: float | None = None, how: int = signal.SIGKILL) -> int:
         """Begin or continue a run; give its exit code, or the negative signal."""
         run = work / "results/run"
         more = ["--resume"] if run.is_dir() and any(run.iterdir()) else []
@@ -287,7 +289,7 @@ class Campaign:
             if ended:
                 return os.waitstatus_to_exitcode(status)
             time.sleep(0.002)
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, how)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 

@@ -299,7 +299,7 @@ class TrainingLoop:
         if saved is not None:
             path = files.named(self.run_dir, name) / RESUME_FILE
             restore(learner, saved, path, exact=self._exact)
-            self.keeper.restore_best(name, saved)
+            self.keeper.restore(name, saved, exact=self._exact)
             _log.info("Resuming training of %s from step %d.", name, learner.step)
         elif name in self.init_from:
             path, device = self.init_from[name], str(self.device)

@@ -2,6 +2,7 @@ import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -246,7 +247,7 @@ def test_resumed_run_has_to_beat_the_best_that_it_knows(saved, reward, kept, qui
     learner = Learner("Toy", Corridor().spec, settings.behaviors["Toy"], seed=1, device=device)
     learner.statistics.add_episodes([reward] * 20, [5] * 20)
     manager = CheckpointManager(tmp_path, settings, exporter=lambda *_, **__: None)
-    manager.restore_best("Toy", {"best": saved})
+    manager.restore("Toy", {"best": saved}, exact=True)
     manager.consider(learner)
     assert manager.best["Toy"]["reward"] == kept
     manager.milestone(learner, {})
@@ -277,6 +278,31 @@ def test_interrupted_run_is_saved_and_exported(quick, tmp_path, in_process):
     (listed,) = status_of(tmp_path)["Toy"]["checkpoints"][-1:]
     assert listed["steps"] == state["learner"]["step"]
     assert (tmp_path / "Toy.onnx").is_file()
+
+
+def test_a_stopped_run_that_goes_on_has_the_checkpoints_of_one_that_was_not(
+    quick, tmp_path, in_process
+):
+    listed = {}
+    for name, simulators in {
+        "whole": [Corridor(n_agents=4)],
+        "stopped": [StopsAt(130, n_agents=4), Corridor(n_agents=4)],
+    }.items():
+        for simulator in simulators:
+            stops = isinstance(simulator, StopsAt)
+            with pytest.raises(Interrupted) if stops else nullcontext():
+                pipeline.train(
+                    in_process(simulator),
+                    quick(max_steps=1000, checkpoint_interval=300),
+                    seed=1,
+                    run_dir=tmp_path / name,
+                    resume=not stops,
+                    exporter=publish,
+                )
+            steps = [one["steps"] for one in status_of(tmp_path / name)["Toy"]["checkpoints"]]
+            listed[name, stops] = names(tmp_path / name / "Toy", "*.onnx"), steps
+    assert listed["stopped", False] == listed["whole", False]
+    assert not set(listed["stopped", True][1]) < set(listed["whole", False][1])
 
 
 def test_failed_environment_leaves_an_exported_policy(quick, tmp_path, in_process):

@@ -128,10 +128,22 @@ class CheckpointManager:
         if self.exporter is not None and lessons:
             self.status.set_lessons(lessons)
 
-    def restore_best(self, name: str, state: Mapping[str, Any]) -> None:
-        """Take up what a resume file says of the best policy."""
+    def restore(self, name: str, state: Mapping[str, Any], *, exact: bool) -> None:
+        """Take up what a resume file says of a behavior's other files.
+
+        A numbered checkpoint that was written only because the run was stopped goes, where the run
+        goes on exactly: one that was not interrupted has none at that step.
+        """
         if state.get("best") is not None:
             self.best[name] = dict(state["best"])
+        if exact and name in state.get("run", {}).get("added", ()):
+            path = self._file(name, f"{name}-{state['learner']['step']}.pt")
+            path.with_suffix(".onnx").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+
+    def has_numbered(self, learner: Learner) -> bool:
+        """Whether there is a numbered checkpoint of a learner's present step."""
+        return self._file(learner.name, f"{learner.name}-{learner.step}.pt").exists()
 
     def refresh(
         self, learners: Sequence[Learner], run: Mapping[str, Any], *, workers: object | None

@@ -153,13 +153,14 @@ class ResumePoints:
             self.is_kept = True
 
     def stop(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Keep this moment, after which the run ends.
+        """Keep this moment, after which the run ends with numbered checkpoints of its last step.
 
         Args:
             learners: of all behaviors.
             run: the state of what they share.
         """
-        self.begin(learners, run)
+        added = [one.name for one in learners if not self._keeper.has_numbered(one)]
+        self.begin(learners, {**run, "added": added})
         if not self.is_pending:
             return
         try:
