@@ -8,7 +8,8 @@
 Each row is a method with a number of environments (executables that the trainer starts), learners,
 and `threaded` or not. Its run goes to its end once without an interruption. Then the same run is
 started again, gets SIGKILL, now and then SIGINT, at a moment that is drawn when there is something
-to resume from, is continued with `--resume`, is killed again, and so on, to its end. Equal must be:
+to resume from, is continued with `--resume`, is killed again, and so on, to its end. Now and then
+one of its environments is killed alone, which the trainer starts again. Equal must be:
 every checkpoint, replay, ONNX file and progress.csv, by name and by SHA-256. Left out is what holds
 times or options: run_logs/, configuration.yaml, metrics.jsonl.
 
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import yaml
 from kill_scenarios import PPO, SAC, SELF_PLAY
 from left_behind import saved_step
@@ -47,6 +49,7 @@ from pipeline.trainer import api  # noqa: F401
 
 MOST_S = 600.0
 CTRL_C = 0.25  # share of the interruptions that let the run save
+ENVIRONMENT = 0.3  # and before which one of the environments is killed
 LEFT_OUT = ("run_logs", "configuration.yaml", "metrics.jsonl")
 SMALL = {"network_settings": {"hidden_units": 16, "num_layers": 1}}
 MEMORY = {
@@ -195,6 +198,8 @@ class Outcome:
     row: str
     n_runs: int = 0
     n_kills: int = 0
+    n_environments: int = 0
+    """Environments that were killed alone, in addition."""
     n_resumed: int = 0
     """Kills after which a checkpoint was continued from."""
     n_files: int = 0
@@ -207,6 +212,7 @@ class Campaign:
     def __init__(self, name: str, folder: Path, seed: int) -> None:
         self.name, self.row = name, ROWS[name]
         self.folder = folder / name
+        self.n_environments = 0  # that were killed alone
         self.first_kept_s = float("inf")  # after the start of the uninterrupted run
         self.chance = random.Random(f"{seed} {name}")  # noqa: S311  # no secret
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -228,6 +234,7 @@ class Campaign:
         for number in range(n_runs):
             if time.monotonic() < until and not code:
                 self.interrupted(number, n_kills, length_s, expected, outcome)
+        outcome.n_environments = self.n_environments
         return outcome
 
     def interrupted(
@@ -248,9 +255,15 @@ class Campaign:
             moment = first_s + self.chance.uniform(0.0, max(0.2, left_s / (n_kills - kill)) - 0.1)
             left_s -= moment - first_s
             how = signal.SIGINT if self.chance.random() < CTRL_C else signal.SIGKILL
-            if self.run(work, moment, how) not in (-signal.SIGKILL, 128 + signal.SIGINT):
+            killed_s = self.chance.uniform(first_s, moment)
+            if self.chance.random() > ENVIRONMENT:
+                killed_s = None
+            n_killed = self.n_environments
+            if self.run(work, moment, how, killed_s) not in (-signal.SIGKILL, 128 + signal.SIGINT):
                 break  # it was at its end
-            moments.append(f"{moment:.1f} s" + (" (Ctrl+C)" if how == signal.SIGINT else ""))
+            also = ["Ctrl+C"] * (how == signal.SIGINT)
+            also += ["an environment before"] * (self.n_environments > n_killed)
+            moments.append(f"{moment:.1f} s" + (f" ({', '.join(also)})" if also else ""))
             steps.append(max(map(saved_step, work.glob("results/run/*/checkpoint.pt")), default=0))
         code = self.run(work)
         found = digests(work / "results/run")
@@ -273,7 +286,13 @@ class Campaign:
         (work / "config.yaml").write_text(yaml.safe_dump(self.row.content()))
         return work
 
-    def run(self, work: Path, kill_after_s: float | None = None, how: int = signal.SIGKILL) -> int:
+    def run(
+        self,
+        work: Path,
+        kill_after_s: float | None = None,
+        how: int = signal.SIGKILL,
+        environment_after_s: float | None = None,
+    ) -> int:
         """Begin or continue a run; give its exit code, or the negative signal."""
         run = work / "results/run"
         more = ["--resume"] if run.is_dir() and any(run.iterdir()) else []
@@ -285,6 +304,11 @@ class Campaign:
         while time.monotonic() < until:
             if kill_after_s is None and not more and any(run.glob("*/checkpoint.pt")):
                 self.first_kept_s = min(self.first_kept_s, time.monotonic() - began)
+            if environment_after_s is not None and time.monotonic() > began + environment_after_s:
+                environment_after_s = None
+                for one in psutil.Process(pid).children()[-1:]:
+                    self.n_environments += 1
+                    one.kill()
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 return os.waitstatus_to_exitcode(status)
@@ -334,16 +358,24 @@ def write_demo(path: Path) -> None:
 def table(outcomes: list[Outcome]) -> str:
     """The outcome of each row, in Markdown."""
     heads = ["method", "environment", "num_envs", "learners", "threaded", "runs", "kills"]
-    heads += ["resumed from a checkpoint", "files", "differences"]
-    lines = [f"| {' | '.join(['row', *heads])} |", f"| --- | --- | --- {'| ---: ' * 8}|"]
+    heads += ["resumed from a checkpoint", "environments", "files", "differences"]
+    lines = [f"| {' | '.join(['row', *heads])} |", f"| --- | --- | --- {'| ---: ' * 9}|"]
     for one in outcomes:
         row = ROWS[one.row]
         cells = [one.row, row.method, row.env, row.num_envs, row.learners, row.threaded]
-        cells += [one.n_runs, one.n_kills, one.n_resumed, one.n_files, len(one.differing)]
+        cells += [one.n_runs, one.n_kills, one.n_resumed, one.n_environments, one.n_files]
+        cells.append(len(one.differing))
         lines.append(f"| {' | '.join(map(str, cells))} |")
     n_kills = sum(one.n_kills for one in outcomes)
+    n_environments = sum(one.n_environments for one in outcomes)
     differences = sum(len(one.differing) for one in outcomes)
-    return "\n".join([*lines, "", f"{n_kills} kills, {differences} differences"])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{n_kills} kills, {n_environments} of environments, {differences} differences",
+        ]
+    )
 
 
 if __name__ == "__main__":

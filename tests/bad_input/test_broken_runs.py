@@ -115,8 +115,9 @@ def test_an_environment_that_dies_while_it_trains_is_named_with_its_signal(place
     done = place.learn(place.fake("--mode", "die"), config=place.config(CONFIG + hour))
     assert "SIGKILL" in done.error
     assert "exceeded the allowed number of restarts, 1 of 1 in 3600 s" in done.error
-    (warning,) = [line for line in done.err.splitlines() if line.startswith("[WARNING]")]
-    assert "Restarting worker[0] after 'Environment shut down" in warning
+    restart, anew = [line for line in done.err.splitlines() if line.startswith("[WARNING]")]
+    assert "Restarting worker[0] after 'Environment shut down" in restart
+    assert "Worker[0] begins anew (its state is not known)" in anew
 
 
 def test_a_run_is_not_resumed_with_networks_of_another_size(place, trained):

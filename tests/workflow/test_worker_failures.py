@@ -53,6 +53,8 @@ def test_one_of_four_is_killed_and_the_run_goes_on(learn, tmp_path):
     assert re.search(r"Restarting worker\[3\] after '.*(killed|signal|SIGKILL|-9)", warnings[0])
     state = load_checkpoint(tmp_path / "results/ppo/3DBall/checkpoint.pt")
     assert state["learner"]["step"] >= 12000
+    assert "Worker[3] goes on where it was." in told
+    assert "interrupted" not in state["run"], "it is the run that was not disturbed"
     assert nothing_is_left(tmp_path)
 
 

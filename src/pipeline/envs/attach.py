@@ -8,9 +8,9 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from pipeline.envs.launch import EDITOR_PORT_TAKEN
+from pipeline.envs.launch import EDITOR_PORT_TAKEN, PRESS_PLAY
 from pipeline.envs.restarts import RestartBudget
-from pipeline.envs.unity import PRESS_PLAY, UnityEnvironment
+from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import (
     SettingsError,

@@ -122,6 +122,15 @@ class BaseEnv(ABC):
         """
         raise ValueError(f"{type(self).__name__} cannot be restored")
 
+    def go_on_from(self, failed: Any) -> None:
+        """Come to where another environment, which failed at a message, would be now.
+
+        Raises:
+            UnityException: This one has failed too.
+            ValueError: The other's state is not known, or does not lead to the same steps.
+        """
+        raise ValueError(f"{type(failed).__name__} keeps no state")
+
     def __enter__(self) -> Self:
         return self
 

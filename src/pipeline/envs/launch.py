@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from pipeline.errors import UnityEnvironmentException, UnityWorkerInUseException
+from pipeline.protocol.calls import OK
+from pipeline.protocol.generated.messages import UnityMessageProto, UnityRLCapabilitiesProto
 from pipeline.protocol.transport import open_server
 
 if TYPE_CHECKING:
@@ -30,11 +32,21 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 EDITOR_PORT = 5004
+PRESS_PLAY = "Listening on port %d. Start training by pressing the Play button in the Unity Editor."
 EDITOR_PORT_TAKEN = (
     "The Unity Editor calls on this port only: end the other program that waits for it, such as "
     "another training without an executable."
 )
 
+_CAPABILITIES = UnityRLCapabilitiesProto(
+    baseRLCapabilities=True,
+    concatenatedPngObservations=True,
+    compressedChannelMapping=True,
+    hybridActions=True,
+    trainingAnalytics=True,
+    variableLengthObservation=True,
+    multiAgentGroups=True,
+)
 _EXTENSIONS = (".app", ".exe", ".x86_64", ".x86")
 _PR_SET_PDEATHSIG = 1
 _TAIL_LINES, _TAIL_BYTES = 20, 4096
@@ -294,6 +306,16 @@ def check_version(output: UnityRLInitializationOutputProto, ours: str) -> None:
             f"environment has {theirs or 'none'} (package {output.package_version or 'unknown'}). "
             "Use a Unity package from 1.0 on (ML-Agents Release 1)."
         )
+
+
+def greeting(seed: int, num_areas: int, version: str, package: str) -> bytes:
+    """Return the first message to a player: what this side speaks, and the player's seed."""
+    message = UnityMessageProto(header={"status": OK})
+    start = message.unity_input.rl_initialization_input
+    start.seed, start.num_areas = seed, num_areas
+    start.communication_version, start.package_version = version, package
+    start.capabilities.CopyFrom(_CAPABILITIES)
+    return message.SerializeToString()
 
 
 def listening(

@@ -19,6 +19,46 @@ if TYPE_CHECKING:
 _SILENT = "it does not speak the state side channel (docs/explanation/resume.md)"
 
 
+# Bytes of messages that a journal keeps before it gives up: of a run that never asks for states.
+_MOST = 64_000_000
+
+
+class Journal:
+    """An environment's last known state and what it has been sent since: where it is now.
+
+    Attributes:
+        state: as `StateChannel.take` gives it; None where it is not known.
+        messages: sent since then, oldest first; the last may be without an answer.
+    """
+
+    def __init__(self) -> None:
+        self.state: Mapping[str, Any] | None = None
+        self.messages: list[bytes] = []
+        self._n_bytes = 0
+        self._asked_at: int | None = None  # how many messages were sent before
+
+    def ask(self) -> None:
+        """The state is asked for as it is before the next message."""
+        self._asked_at = len(self.messages)
+
+    def sent(self, message: bytes) -> None:
+        """Note what has been sent."""
+        if self.state is None and self._asked_at is None:
+            return
+        self.messages.append(message)
+        self._n_bytes += len(message)
+        if self._n_bytes > _MOST:
+            self.state, self.messages, self._n_bytes, self._asked_at = None, [], 0, None
+
+    def know(self, state: Mapping[str, Any]) -> None:
+        """Take in the state that was asked for, and forget what was sent before."""
+        if self._asked_at is not None:
+            self.state = state
+            del self.messages[: self._asked_at]
+            self._asked_at = None
+            self._n_bytes = sum(map(len, self.messages))
+
+
 class StateChannel(SideChannel):
     """Asks with the first message whether the environment can give its state.
 
@@ -26,14 +66,16 @@ class StateChannel(SideChannel):
 
     Attributes:
         refusal: why the environment does not give its state; None if it does.
+        journal: the last state that came, and what has been sent since.
     """
 
     def __init__(self) -> None:
         super().__init__(STATE)
+        self.journal = Journal()
         # Until an answer comes: an environment without the channel says nothing at all.
         self.refusal: str | None = _SILENT
-        self._kept: Mapping[str, Any] | None = None
-        self._given: bytes | None = None
+        self._kept: Mapping[str, Any] = {}
+        self._given: dict[str, Any] | None = None
         self._is_restored = False
         self._send(Kind.CAN)
 
@@ -44,16 +86,13 @@ class StateChannel(SideChannel):
             kept: what `take` returns with it.
         """
         self._kept, self._given = kept, None
+        self.journal.ask()
         self._send(Kind.STATE)
 
     def take(self) -> dict[str, Any] | None:
         """Return the state that came after the last `ask`, and what was kept; once."""
-        kept, given = self._kept, self._given
-        if kept is None or given is None:
-            return None
-        self._kept = self._given = None
-        # As an array, because checkpoints hold plain values and arrays only.
-        return {"environment": np.frombuffer(given, dtype=np.uint8).copy(), **kept}
+        given, self._given = self._given, None
+        return given
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Give back what `take` returned, with the next reset, which then begins no episodes.
@@ -64,7 +103,7 @@ class StateChannel(SideChannel):
         self._is_restored = False
         self._send(Kind.RESTORE, saved["environment"].tobytes())
 
-    def check_restored(self) -> None:
+    def check_restored(self, saved: Mapping[str, Any]) -> None:
         """Refuse an environment that has not taken the state up.
 
         Raises:
@@ -72,6 +111,8 @@ class StateChannel(SideChannel):
         """
         if not self._is_restored:
             raise ValueError(self.refusal or "the environment has not taken up its state")
+        self.journal.ask()
+        self.journal.know(saved)
 
     def on_message_received(self, msg: IncomingMessage) -> None:
         """Take an answer in.
@@ -83,7 +124,10 @@ class StateChannel(SideChannel):
         if kind == Kind.CAN:
             self.refusal = None
         elif kind == Kind.STATE:
-            self._given = content
+            # As an array, because checkpoints hold plain values and arrays only.
+            given = np.frombuffer(content, dtype=np.uint8).copy()
+            self._given = {"environment": given, **self._kept}
+            self.journal.know(self._given)
         elif kind == Kind.RESTORE:
             self._is_restored = True
         else:

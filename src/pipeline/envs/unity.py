@@ -29,8 +29,9 @@ from pipeline.protocol.generated.messages import (
     UnityRLOutputProto,
 )
 from pipeline.protocol.layout_cache import Decoder
-from pipeline.protocol.side_channels import ENVIRONMENT_PARAMETERS, STATE, STATS
+from pipeline.protocol.side_channels import ENVIRONMENT_PARAMETERS, STATS
 from pipeline.protocol.specs import refuse_other_spec
+from pipeline.protocol.steps import same_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,23 +51,12 @@ _log = logging.getLogger(__name__)
 
 _HANG_UP_S, _HURRY_S = 1.0, 0.2
 _TRIM_EVERY = 256
-PRESS_PLAY = "Listening on port %d. Start training by pressing the Play button in the Unity Editor."
-_CAPABILITIES = UnityRLCapabilitiesProto(
-    baseRLCapabilities=True,
-    concatenatedPngObservations=True,
-    compressedChannelMapping=True,
-    hybridActions=True,
-    trainingAnalytics=True,
-    variableLengthObservation=True,
-    multiAgentGroups=True,
-)
 
 
 class UnityEnvironment(StoredStepsEnv):
     """An environment in another process, or in the Unity Editor.
 
-    `step` and `reset` may be split into `step_send` and `step_wait`, `reset_send` and `reset_wait`,
-    so that several environments work at the same time.
+    `step` and `reset` may be split into two halves, so that several work at the same time.
 
     Attributes:
         academy_capabilities: what the environment's package can do.
@@ -132,6 +122,7 @@ class UnityEnvironment(StoredStepsEnv):
             )
         self.academy_capabilities = UnityRLCapabilitiesProto()
         self._channels = SideChannelManager(side_channels or ())
+        self._state = next((c for c in side_channels or () if isinstance(c, StateChannel)), None)
         self._timeout_s = timeout_wait
         self._seed, self._num_areas = seed, num_areas
         self._process: launch.EnvironmentProcess | None = None
@@ -147,7 +138,7 @@ class UnityEnvironment(StoredStepsEnv):
         atexit.register(self._shut_down, 0.0)  # no orphan, also when nobody closes it
         try:
             if server is None and executable is None:
-                _log.info(PRESS_PLAY, self.port)
+                _log.info(launch.PRESS_PLAY, self.port)
             elif executable is not None:
                 arguments = launch.command_line(
                     executable,
@@ -180,13 +171,8 @@ class UnityEnvironment(StoredStepsEnv):
             # Before the answer, so that an environment of another version is not started.
             launch.check_version(output, self.API_VERSION)
             self.academy_capabilities.CopyFrom(output.capabilities)
-            message = UnityMessageProto(header={"status": OK})
-            start = message.unity_input.rl_initialization_input
-            start.seed, start.num_areas = self._seed, self._num_areas
-            start.communication_version = self.API_VERSION
-            start.package_version = self.PACKAGE_VERSION
-            start.capabilities.CopyFrom(_CAPABILITIES)
-            self._server.reply(message.SerializeToString())
+            versions = self.API_VERSION, self.PACKAGE_VERSION
+            self._server.reply(launch.greeting(self._seed, self._num_areas, *versions))
             self._learn(hello)
             self._learn(self._receive().unity_output)
         except BaseException:
@@ -224,10 +210,6 @@ class UnityEnvironment(StoredStepsEnv):
         self._is_reset = True
         self._reply(message)
 
-    def reset_wait(self) -> None:
-        """Second half of `reset`."""
-        self._wait()
-
     def step_send(self) -> None:
         """First half of `step`."""
         self._check_loaded()
@@ -247,8 +229,18 @@ class UnityEnvironment(StoredStepsEnv):
         self._reply(message)
 
     def step_wait(self) -> None:
-        """Second half of `step`."""
-        self._wait()
+        """Second half of `step`: take in the next message; a failure closes everything."""
+        self._check_loaded()
+        try:
+            message = self._receive()
+            start = time.perf_counter()
+            self._update(message.unity_output)
+            self.codec_seconds += time.perf_counter() - start
+        except Exception:
+            self._fail()
+            raise
+
+    reset_wait = step_wait
 
     def set_parameter(self, name: str, value: float | Sampler) -> bool:
         """Set an environment parameter with the next step or reset.
@@ -270,20 +262,17 @@ class UnityEnvironment(StoredStepsEnv):
     @property
     def state_refusal(self) -> str | None:
         """Why the environment does not give its state; None if it does. To ask after a reset."""
-        channel = self._channels.get(STATE)
-        return channel.refusal if isinstance(channel, StateChannel) else "there is no StateChannel"
+        return "there is no StateChannel" if self._state is None else self._state.refusal
 
     def request_state(self) -> None:
         """Ask for everything that the next decisions depend on, to come with the next step."""
-        channel = self._channels.get(STATE)
-        if isinstance(channel, StateChannel) and channel.refusal is None:
+        if self._state is not None and self._state.refusal is None:
             stats = self._channels.get(STATS)
-            channel.ask(self._kept(stats.stats if isinstance(stats, StatsSideChannel) else {}))
+            self._state.ask(self._kept(stats.stats if isinstance(stats, StatsSideChannel) else {}))
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return what the last `request_state` asked for, once, after the next step."""
-        channel = self._channels.get(STATE)
-        return channel.take() if isinstance(channel, StateChannel) else None
+        return None if self._state is None else self._state.take()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what `state_dict` gave, in place of a reset.
@@ -291,20 +280,38 @@ class UnityEnvironment(StoredStepsEnv):
         Raises:
             ValueError: There is no `StateChannel`, or the environment does not take the state up.
         """
-        channel, stats = self._channels.get(STATE), self._channels.get(STATS)
-        if not isinstance(channel, StateChannel):
+        if self._state is None:
             super().load_state_dict(state)
             return
         # The state goes with a reset, which begins no episodes where it is taken up.
-        channel.restore(state)
+        self._state.restore(state)
         self.reset()
-        channel.check_restored()
+        self._state.check_restored(state)
         waiting = self._restore(state)
         for name in self._specs.keys() - self._decoders.keys():
             self._decoders[name] = Decoder(self._specs[name], name)
         self._decoders = {name: self._decoders[name] for name in self._specs}
+        stats = self._channels.get(STATS)
         if isinstance(stats, StatsSideChannel):
             stats.stats = waiting
+
+    def go_on_from(self, failed: Any) -> None:
+        """Come to where another environment, which failed at a message, would be now."""
+        journal = failed._state and failed._state.journal
+        if journal is None or journal.state is None:
+            raise ValueError("its state is not known")
+        self.load_state_dict(journal.state)
+        *answered, last = journal.messages
+        for message in answered:
+            self._send(message)
+            self.step_wait()
+        if self._steps.keys() != failed._steps.keys() or not all(
+            same_steps(steps, failed._steps[name]) for name, steps in self._steps.items()
+        ):
+            raise ValueError("from the state that it gave, it came to other observations")
+        self._channels, self._state = failed._channels, failed._state
+        self._send(last)
+        self.step_wait()
 
     def close(self) -> None:
         """Tell the environment to stop, wait for it up to the time-out, then kill it.
@@ -323,20 +330,14 @@ class UnityEnvironment(StoredStepsEnv):
         self._shut_down(self._timeout_s if error[0] is None else 0.0)
 
     def _reply(self, message: UnityMessageProto) -> None:
-        try:
-            self._server.reply(message.SerializeToString())
-        except Exception:
-            self._fail()
-            raise
+        content = message.SerializeToString()
+        if self._state is not None:
+            self._state.journal.sent(content)
+        self._send(content)
 
-    def _wait(self) -> None:
-        """Take in the environment's next message; a failure closes everything."""
-        self._check_loaded()
+    def _send(self, content: bytes) -> None:
         try:
-            message = self._receive()
-            start = time.perf_counter()
-            self._update(message.unity_output)
-            self.codec_seconds += time.perf_counter() - start
+            self._server.reply(content)
         except Exception:
             self._fail()
             raise

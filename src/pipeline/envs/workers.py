@@ -11,11 +11,7 @@ from pipeline.envs.base import BaseEnv, ControlledEnv, SplitEnv, worker_groups
 from pipeline.envs.in_process import our_spec, our_steps
 from pipeline.envs.restarts import RESTARTABLE, RestartBudget, RestartLimits
 from pipeline.envs.unity import UnityEnvironment
-from pipeline.errors import (
-    Interrupted,
-    UnityActionException,
-    one_line,
-)
+from pipeline.errors import Interrupted, UnityActionException, one_line
 from pipeline.protocol.specs import refuse_other_spec
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
@@ -33,9 +29,12 @@ if TYPE_CHECKING:
     from pipeline.protocol.specs import ActionTuple, BehaviorSpec
     from pipeline.protocol.steps import Steps
 
-
 _log = logging.getLogger(__name__)
 
+_BEGINS_ANEW = (
+    "Worker[%d] begins anew (%s). Its unfinished episodes are dropped, the other workers go on; "
+    "the run cannot be repeated exactly any more."
+)
 # without a call of a Python function for each worker and step
 _STEP_SEND, _STEP_WAIT = methodcaller("step_send"), methodcaller("step_wait")
 
@@ -44,7 +43,8 @@ class WorkerSet:
     """Environments that step together; those in processes of their own do so at the same time.
 
     One that fails in a step or a reset is started again alone where `relaunch` and the budget allow
-    it; `take_restarted` says which. Its agents begin anew, the other workers' go on.
+    it. It goes on where it was if it gives its state; else its agents begin anew, the other
+    workers' go on, and `take_restarted` says which it was.
 
     Args:
         envs: worker by worker; `close` closes them all. Each is a `BaseEnv`, or an object of
@@ -100,6 +100,8 @@ class WorkerSet:
         self._each(self._whole, lambda env: env.reset())
         self._each(self._split, lambda env: env.reset_wait())
         self._done.clear()
+        if self._relaunch is not None:
+            self.request_states()  # from which one that fails goes on
 
     def step(self) -> None:
         """Send every worker's actions, then wait for every worker."""
@@ -124,7 +126,7 @@ class WorkerSet:
         self._under_way -= here
 
     def take_restarted(self) -> list[int]:
-        """Workers that were started again since the last call, in order; their agents are new."""
+        """Workers that have begun anew since the last call, in order; their agents are new."""
         restarted, self._restarted = sorted(self._restarted), set()
         return restarted
 
@@ -146,36 +148,44 @@ class WorkerSet:
         """Start a worker again until it runs or the budget is spent."""
         self._codec_seconds += self.envs[worker].codec_seconds
         while True:
-            refusal = self._budget.refusal(worker)
-            if refusal is not None:
+            if (refusal := self._budget.refusal(worker)) is not None:
                 raise type(error)(
                     f"Worker {worker} exceeded the allowed number of restarts, {refusal}, after: "
                     f"{error}"
                 ) from error
             number = self._budget.spend(worker)
             _log.warning(
-                "Restarting worker[%d] after '%s' (restart %d). Its unfinished episodes are "
-                "dropped, the other workers go on; the run cannot be repeated exactly any more.",
-                worker,
-                one_line(error),
-                number,
+                "Restarting worker[%d] after '%s' (restart %d).", worker, one_line(error), number
             )
+            why = ""
             try:
-                self._begin(worker, relaunch(worker, number))
+                env = relaunch(worker, number)
+                try:
+                    env.go_on_from(self.envs[worker])
+                except RESTARTABLE as again:
+                    env, why = relaunch(worker, number), f"it failed there again: {one_line(again)}"
+                except ValueError as reason:
+                    why = str(reason)
+                self._put(worker, env, why)
             except RESTARTABLE as again:
                 error = again
             else:
                 return
 
-    def _begin(self, worker: int, env: BaseEnv) -> None:
+    def _put(self, worker: int, env: BaseEnv, why: str) -> None:
+        """Let an environment take a worker's place; it begins anew if there is a reason why."""
         self.envs[worker] = env
         controlled = self._controlled[worker] = _controlled(env)
-        if controlled is not None:
-            for name, value in self._parameters.items():
-                controlled.set_parameter(name, value)
-        env.reset()
         self._n_known = []
-        self._restarted.add(worker)
+        if why:
+            _log.warning(_BEGINS_ANEW, worker, why)
+            if controlled is not None:
+                for name, value in self._parameters.items():
+                    controlled.set_parameter(name, value)
+            env.reset()
+            self._restarted.add(worker)
+        else:
+            _log.info("Worker[%d] goes on where it was.", worker)
         self._done.add(worker)
 
     @property
@@ -353,13 +363,11 @@ def launch_workers(
 ) -> WorkerSet:
     """Start `n_workers` processes at the same time; worker k gets the seed `seed` + k.
 
-    Workers may be numbered from `first` on, where other programs start those before and after.
-
     Args:
         file_name: executable.
         n_workers: number of processes.
         seed: of worker 0; its n-th restart gets `seed` + n * `n_all`, and so on.
-        first: number of the first worker to start.
+        first: number of the first worker to start; other programs start those before and after.
         n_all: how many workers there are in all; None for these alone.
         side_channels: makes the channels of one worker.
         restarts: how often a worker that fails is started again; None for never.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 if TYPE_CHECKING:
-    from pipeline.arrays import BoolArray, FloatArray, IntArray
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
     from pipeline.protocol.specs import BehaviorSpec
 
 
@@ -197,6 +197,20 @@ def steps_to_mapping(steps: Steps) -> dict[str, dict[str, Any]]:
 def steps_from_mapping(values: Mapping[str, Mapping[str, Any]]) -> Steps:
     """Return the steps that `steps_to_mapping` was given."""
     return DecisionSteps(**values["decision"]), TerminalSteps(**values["terminal"])
+
+
+def same_steps(one: Steps, other: Steps) -> bool:
+    """Whether two behaviors' steps are equal, number by number."""
+    arrays, others = list(_arrays(one)), list(_arrays(other))
+    return len(arrays) == len(others) and all(map(np.array_equal, arrays, others))
+
+
+def _arrays(steps: Steps) -> Iterator[AnyArray]:
+    decision, terminal = steps
+    for part in steps:
+        yield from (*part.obs, part.reward, part.agent_id, part.group_id, part.group_reward)
+    yield terminal.interrupted
+    yield from decision.action_mask or ()
 
 
 def _fields(steps: DecisionSteps | TerminalSteps) -> dict[str, Any]:

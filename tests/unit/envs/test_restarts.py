@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 
 import numpy as np
@@ -14,6 +15,9 @@ from toys import Chase
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.launch import EnvironmentProcess
 from pipeline.envs.restarts import RestartBudget, RestartLimits
+from pipeline.envs.side_channels import EnvironmentParametersChannel, StatsSideChannel
+from pipeline.envs.state import Journal, StateChannel
+from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet, launch_workers
 from pipeline.errors import (
     Interrupted,
@@ -21,6 +25,8 @@ from pipeline.errors import (
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
 )
+from pipeline.protocol.specs import ActionTuple
+from pipeline.protocol.steps import steps_to_mapping
 
 NAME = "3DBall?team=0"
 
@@ -109,8 +115,9 @@ def test_only_the_failed_worker_begins_anew_and_has_the_parameters(caplog):
     assert made == [(1, 1)]
     assert workers.envs[0] is first
     assert workers.envs[1]._simulator.parameters == {"wind": 2.5}
-    (line,) = [r.getMessage() for r in caplog.records]
-    assert line.startswith("Restarting worker[1] after 'no answer in 60 s' (restart 1).")
+    restart, anew = [r.getMessage() for r in caplog.records]
+    assert restart == "Restarting worker[1] after 'no answer in 60 s' (restart 1)."
+    assert anew.startswith("Worker[1] begins anew (Fails keeps no state). Its unfinished episodes")
 
 
 def test_beyond_the_budget_the_failure_passes_with_its_reason():
@@ -145,31 +152,149 @@ def test_a_callers_mistake_is_no_reason_to_restart():
     assert made == []
 
 
+def launched(build, n_workers=2):
+    limits = RestartLimits(restarts_rate_limit_n=-1)
+    return launch_workers(
+        build,
+        n_workers,
+        seed=5,
+        timeout_wait=60,
+        restarts=limits,
+        side_channels=lambda: [EnvironmentParametersChannel(), StatsSideChannel(), StateChannel()],
+    )
+
+
+def hurt(workers, how):
+    """Kill or stop the process of worker 1."""
+    workers.envs[1]._timeout_s = 3.0  # not sooner: processes take seconds to start under load
+    pid = workers.envs[1]._process.pid
+    os.kill(pid, how)
+    return pid
+
+
+def played_on(workers, n_steps, *, disturb=lambda _: None):
+    """Play with actions of each step, and a parameter that changes; all that is seen."""
+    seen = []
+    for step in range(n_steps):
+        if step % 7 == 3:
+            workers.set_parameter("gravity", 4.0 + step / 10)
+        if step % 11 == 9:
+            workers.request_states()
+        steps = workers.get_steps(NAME)
+        seen.append(([steps_to_mapping(one) for one in steps], workers.take_stats()))
+        spec = workers.behavior_specs[NAME].action_spec
+        draw = np.random.default_rng(step)
+        actions = [draw.uniform(-1, 1, (len(d), spec.continuous_size)) for d, _ in steps]
+        workers.set_actions(NAME, [ActionTuple(one.astype(np.float32)) for one in actions])
+        disturb(step)
+        workers.step()
+        if step % 11 == 9:
+            seen.append(workers.state_dict())
+    return seen
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_killed_or_hung_process_is_replaced_and_the_others_go_on(how, packed, tmp_path, caplog):
+def test_a_killed_or_hung_process_is_replaced_and_goes_on_where_it_was(
+    how, packed, tmp_path, caplog
+):
     build = packed("balance_ball", tmp_path / "balance_ball", n_agents=2)
-    limits = RestartLimits(restarts_rate_limit_n=-1)
-    with (
-        caplog.at_level(logging.WARNING),
-        launch_workers(build, 3, seed=5, timeout_wait=60, restarts=limits) as workers,
-    ):
+    kills = {2, 9, 10, 20, 31} if how == signal.SIGKILL else {12}
+    gone = []
+
+    def disturb(step):
+        if step in kills:
+            gone.append(hurt(workers, how))
+
+    with launched(build) as workers:
         workers.reset()
-        play(workers, 5)
-        workers.envs[1]._timeout_s = 3.0  # not sooner: processes take seconds to start under load
-        pid = workers.envs[1]._process.pid
-        others = [workers.envs[k]._process.pid for k in (0, 2)]
-        os.kill(pid, how)
+        whole = played_on(workers, 40)
+    with caplog.at_level(logging.INFO), launched(build) as workers:
+        workers.reset()
+        other = workers.envs[0]._process.pid
+        disturbed = played_on(workers, 40, disturb=disturb)
+        assert workers.envs[0]._process.pid == other
+        assert workers.envs[1]._process.pid not in gone
+        assert workers.take_restarted() == []
+    np.testing.assert_equal(disturbed, whole)
+    assert caplog.text.count("Restarting worker[1]") == len(kills)
+    assert caplog.text.count("Worker[1] goes on where it was.") == len(kills)
+    for pid in gone:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lost", "why"),
+    [
+        ("state", "its state is not known"),
+        ("observations", "from the state that it gave, it came to other observations"),
+        ("twice", "it failed there again: .*SIGKILL"),
+    ],
+)
+def test_a_process_whose_place_cannot_be_found_begins_anew(
+    lost, why, packed, tmp_path, caplog, monkeypatch
+):
+    with launched(packed("balance_ball", tmp_path / "balance_ball", n_agents=2)) as workers:
+        workers.reset()
+        if lost != "state":  # which comes with the first step
+            workers.step()
+        if lost == "observations":
+            monkeypatch.setattr("pipeline.envs.unity.same_steps", lambda *_: False)
+        if lost == "twice":
+            load = UnityEnvironment.load_state_dict
+
+            def fails(env, state):
+                load(env, state)
+                os.kill(env._process.pid, signal.SIGKILL)
+
+            monkeypatch.setattr(UnityEnvironment, "load_state_dict", fails)
+        hurt(workers, signal.SIGKILL)
         workers.step()
         assert workers.take_restarted() == [1]
-        assert [workers.envs[k]._process.pid for k in (0, 2)] == others
-        assert workers.envs[1]._process.pid != pid
         play(workers, 5)
-        seen = [decision.obs[0] for decision, _ in workers.get_steps(NAME)]
-        assert all(np.isfinite(obs).all() and len(obs) == 2 for obs in seen)
-    assert "Restarting worker[1]" in caplog.text
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+        for decision, _ in workers.get_steps(NAME):
+            assert np.isfinite(decision.obs[0]).all()
+    assert re.search(rf"Worker\[1\] begins anew \({why}", caplog.text)
+    assert "cannot be repeated exactly" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_worker_of_a_resumed_run_goes_on_from_the_first_step_on(packed, tmp_path):
+    build = packed("balance_ball", tmp_path / "balance_ball", n_agents=2)
+    with launched(build) as workers:
+        workers.reset()
+        play(workers, 3)
+        workers.request_states()
+        states = []
+        whole = played_on(workers, 6, disturb=lambda _: states.append(workers.state_dict()))
+    with launched(build) as workers:
+        workers.load_state_dict(states[1])
+        hurt(workers, signal.SIGKILL)
+        resumed = played_on(workers, 6)
+        assert workers.take_restarted() == []
+    np.testing.assert_equal(resumed, whole)
+
+
+def test_a_journal_gives_up_when_it_is_too_long_and_begins_again_with_the_next_state(monkeypatch):
+    monkeypatch.setattr("pipeline.envs.state._MOST", 10)
+    journal = Journal()
+    journal.sent(b"before anything is known")
+    assert journal.messages == []
+    journal.ask()
+    journal.sent(b"1234")
+    journal.know({"is": 1})
+    journal.sent(b"56")
+    journal.ask()
+    journal.sent(b"78")
+    assert (journal.state, journal.messages) == ({"is": 1}, [b"1234", b"56", b"78"])
+    journal.know({"is": 2})
+    assert (journal.state, journal.messages) == ({"is": 2}, [b"78"])
+    journal.sent(b"123456789")
+    assert (journal.state, journal.messages) == (None, [])
+    journal.know({"is": 3})  # that was asked for before what is lost
+    assert journal.state is None
 
 
 class Waits(InProcessEnvironment):
