@@ -77,6 +77,8 @@ class Outcome:
     """None when the run was not trained, or no episode ended."""
     seconds: float | None = None
     """Wall-clock of training; None when it was not recorded."""
+    exact: bool = True
+    """False when its training was interrupted and went on other than it would have."""
 
     @property
     def task(self) -> tuple[str, str]:
@@ -113,6 +115,8 @@ class Standing:
     """Mean wall-clock of training over the seeds; None when it is not known of all."""
     curves: tuple[Curve, ...]
     """Of the seeds that have one."""
+    not_exact: tuple[int, ...] = ()
+    """Seeds whose training was interrupted and went on other than it would have."""
 
     @property
     def mean(self) -> float:
@@ -249,6 +253,7 @@ def _standing(
         area=float(np.mean([curve.area(*common) for curve in curves])) if curves else None,
         seconds=float(np.mean(seconds)) if len(seconds) == len(outcomes) else None,
         curves=tuple(curves),
+        not_exact=tuple(one.seed for one in outcomes if not one.exact),
     )
 
 

@@ -66,12 +66,18 @@ def notes(task: Task) -> list[str]:
 
 
 def cautions(task: Task) -> list[str]:
-    """Return which experiments have few seeds, and what their numbers do not say."""
+    """Return which experiments have few seeds or are not exact, and what that means."""
     by_caution: dict[str, list[str]] = {}
     for one in task.standings:
         if one.caution:
             by_caution.setdefault(one.caution, []).append(one.experiment)
-    return [f"{', '.join(names)}: {caution}." for caution, names in by_caution.items()]
+    told = [f"{', '.join(names)}: {caution}." for caution, names in by_caution.items()]
+    return told + [
+        f"{one.experiment}, seed {', '.join(map(str, one.not_exact))}: interrupted and not resumed "
+        "exactly, so another run of it gives other numbers."
+        for one in task.standings
+        if one.not_exact
+    ]
 
 
 def standing_records(tasks: Iterable[Task], *, wall_clock: bool = False) -> list[dict[str, Any]]:

@@ -165,9 +165,7 @@ def _train(
                 n_steps = sum(one.steps for one in result.behaviors.values())
                 results |= run_metadata.speed(n_steps, result.seconds["total"])
             record.results(results)
-            steps = ", ".join(map(str, result.interrupted))
-            told = f"interrupted at steps {steps}, not exact" if steps else "yes"
-            record.settings({"exact": told})
+            record.settings({"exact": run_metadata.exactness(result.interrupted)})
             record.made(attempt.out("policy.pt"))
     return metrics
 

@@ -57,8 +57,11 @@ class Sink:
     def ended(self, results: Mapping[str, Mapping[str, float]]) -> None:
         """The run is complete: final numbers by behavior; its last files are written.
 
-        A run that fails or is stopped is only closed.
+        Those of a run that was interrupted and went on other than it would have name the step.
         """
+
+    def failed(self, error: BaseException) -> None:
+        """The run ends with an error, or was told to stop (`Interrupted`)."""
 
     def close(self) -> None:
         """Write what is pending and let go of files and threads; may be called twice."""
@@ -118,7 +121,9 @@ class Tracker:
     def __enter__(self) -> Tracker:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            self._each(lambda sink: sink.failed(error))
         self.close()
 
     def _each(self, give: Callable[[Sink], None]) -> None:

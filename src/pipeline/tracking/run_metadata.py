@@ -20,6 +20,8 @@ _SHADES = 5
 _GOLDEN = 0.618034
 EXACT = "train.exact"
 """Tag: `yes`, or at which steps the training was interrupted and went on other than it would."""
+INTERRUPTED = "interrupted_at_step"
+"""Of a training's numbers: where it was interrupted last and went on other than it would have."""
 VARIANT, BASELINE, WORKSPACE = "pipeline.variant", "pipeline.baseline", "workspace"
 """Tags with the name of DVC's experiment, or `workspace`, and with the commit it starts from."""
 
@@ -95,6 +97,13 @@ class RunMetadata:
     data: Sequence[InputData]
     note: str
     """Markdown that MLflow shows above the run."""
+
+
+def exactness(interrupted: Sequence[int]) -> str:
+    """Return what the tag `train.exact` says of a run that was interrupted at these steps."""
+    if not interrupted:
+        return "yes"
+    return f"interrupted at steps {', '.join(map(str, interrupted))}, not exact"
 
 
 def label(name: str, variant: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,7 +118,7 @@ def train(
     # has the settings.
     rank, n_processes = launched()
     if rank > 0:
-        with closing(Tracker(sinks)):
+        with Tracker(sinks):
             return take_part(None if isinstance(env, str | Path) else env)
     if n_processes > 1 and learners not in (1, n_processes):
         raise SettingsError(
@@ -127,7 +127,7 @@ def train(
         )
     learners = max(learners, n_processes)
     run_dir = Path(run_dir)
-    with closing(Tracker(sinks)) as tracker, _threads(torch_threads), ExitStack() as stack:
+    with Tracker(sinks) as tracker, _threads(torch_threads), ExitStack() as stack:
         if not inference:
             # Two runs in one folder would each resume from the other's checkpoints.
             stack.enter_context(files.sole_writer(run_dir))
@@ -197,7 +197,7 @@ def take_part(env: object = None) -> TrainResult:
     with joined() as group:
         follow_first_process(group)
         job = JobSpec.of(broadcast_job(group, None), env)
-        with closing(Tracker(())) as tracker, _threads(job.torch_threads):
+        with Tracker(()) as tracker, _threads(job.torch_threads):
             return _learned(job, group, group.device, tracker)
 
 

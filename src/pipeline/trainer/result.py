@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
+from pipeline.tracking.run_metadata import INTERRUPTED
 from pipeline.trainer.checkpoints.file import RESUME_FILE
 
 if TYPE_CHECKING:
@@ -28,15 +29,18 @@ class BehaviorResult:
     """Everything needed to continue, evaluate or export."""
     elo: float | None = None
     """Rating of the policy after self-play, None without."""
+    interrupted_at: int | None = None
+    """Step at which the run was interrupted last and went on other than it would have."""
 
     def numbers(self) -> dict[str, Any]:
         """Return what it came to as the stage `train` reports it, without timings."""
+        optional = {"elo": self.elo, INTERRUPTED: self.interrupted_at}
         return {
             "steps": self.steps,
             "updates": self.n_updates,
             "episodes": self.n_episodes,
             "mean_reward": self.mean_reward,
-            **({} if self.elo is None else {"elo": self.elo}),
+            **{name: value for name, value in optional.items() if value is not None},
         }
 
 
@@ -70,6 +74,7 @@ def result_of(
             mean_reward=sum(recent) / len(recent) if recent else None,
             checkpoint=files.named(run_dir, name) / RESUME_FILE,
             elo=None if learner.past is None else learner.past.rating,
+            interrupted_at=interrupted[-1] if interrupted else None,
         )
     return TrainResult(behaviors=behaviors, seconds=seconds, interrupted=tuple(interrupted))
 

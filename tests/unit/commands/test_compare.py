@@ -81,6 +81,15 @@ def test_experiments_of_the_dag_are_compared_by_their_evaluation(tmp_path, capsy
     assert (found["a"]["steps_to_target"], found["b"]["steps_to_target"]) == ("", "2000")
 
 
+def test_what_was_interrupted_and_not_resumed_exactly_is_named(tmp_path, capsys):
+    for seed in range(3):
+        run = dag(tmp_path, "a", seed, [0.0, 1.0, 5.0], evaluated=10.0 + seed)
+        numbers = {"steps": 3000} | ({"interrupted_at_step": 1200} if seed else {})
+        (run / "metrics.json").write_text(json.dumps({"Walker": numbers}))
+    text = compared(capsys, tmp_path / "results/train/a")
+    assert "a, seed 1, 2: interrupted and not resumed exactly, so another run" in text
+
+
 def test_one_seed_of_the_dag_may_be_named_by_any_of_its_stages(tmp_path, capsys):
     run = dag(tmp_path, "a", 1, [0.0, 1.0], evaluated=10.0)
     dag(tmp_path, "a", 2, [0.0, 1.0], evaluated=30.0)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import struct
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
 
+from pipeline.errors import Interrupted, TrainingError
 from pipeline.settings import load_run_settings
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import plan
 from pipeline.stages import export, train
 from pipeline.stages.shared import run_context
+from pipeline.tracking.base import Tracker
 from pipeline.tracking.run_metadata import flat
 from pipeline.tracking.sinks import named_sinks
 from pipeline.tracking.tracked_run import run_outside_dag
@@ -125,6 +128,30 @@ def test_mlflow_gets_a_row_with_results_which_a_resumed_run_continues(folder: Pa
     play(new, 10)
     rows = client.search_runs([experiment.experiment_id])
     assert sorted(one.data.tags["pipeline.current"] for one in rows) == ["no", "yes"]
+
+
+@pytest.mark.slow
+def test_mlflow_tells_failures_from_stops_and_says_what_is_not_exact(folder: Path, monkeypatch):
+    monkeypatch.setattr("pipeline.tracking.sinks.mlflow.QUICK_S", 60.0)  # the machine may be busy
+    from mlflow import MlflowClient
+
+    def status(error: Exception | None, *, resume: bool = True, **numbers: float) -> tuple:
+        sinks = named_sinks(described(folder, resume=resume), ["mlflow"])
+        with nullcontext() if error is None else pytest.raises(type(error)), Tracker(sinks) as all_:
+            all_.began("Walker", {})
+            if error is not None:
+                raise error
+            all_.ended({"Walker": {"steps": 40.0, **numbers}})
+        client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
+        (experiment,) = (one for one in client.search_experiments() if one.name == "pipeline")
+        (row,) = client.search_runs([experiment.experiment_id])
+        return row.info.status, row.data.tags.get("train.exact")
+
+    assert status(TrainingError("diverged"), resume=False) == ("FAILED", None)
+    assert status(Interrupted("told to stop")) == ("KILLED", None)
+    told = "interrupted at steps 30, not exact"
+    assert status(None, interrupted_at_step=30) == ("FINISHED", told)
+    assert status(None) == ("FINISHED", "yes")
 
 
 def records(path: Path) -> list:

@@ -10,6 +10,8 @@ import numpy as np
 
 from pipeline.errors import StageError
 from pipeline.evaluation.comparison import Curve, Outcome
+from pipeline.stages.shared.attempt import read_map
+from pipeline.tracking.run_metadata import INTERRUPTED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -62,6 +64,7 @@ def trials_of(
     progress = results / "train" / run / "progress.csv"
     if "train" in stages and progress.is_file():
         curves = read_curves(progress)
+    trained = read_map(results / "train" / run / "metrics.json") if "train" in stages else {}
     seconds = _seconds(results / ".work/train" / run / "stage.json")
     return [
         Outcome(
@@ -72,6 +75,7 @@ def trials_of(
             evaluated=returns.get(behavior),
             curve=curves.get(behavior),
             seconds=seconds,
+            exact=INTERRUPTED not in trained.get(behavior, {}),
         )
         # Sorted, since the order of a set of texts differs from process to process.
         for behavior in sorted({*returns, *curves})

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
+from pipeline.errors import Interrupted
 from pipeline.tracking import run_metadata
 from pipeline.tracking.base import Sink
 from pipeline.tracking.mlflow_run import QUICK_S, MlflowRun, enabled
@@ -43,6 +44,7 @@ class MlflowSink(Sink):
         self._run, self._key, self._row = run, run.key, run.row
         self._record: MlflowRun | None = None
         self._complete = False
+        self._status = "KILLED"
         self._began_s = 0.0
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
@@ -75,6 +77,12 @@ class MlflowSink(Sink):
             steps = sum(one["steps"] for one in results.values())
             numbers |= run_metadata.speed(steps, time.monotonic() - self._began_s)
         self._record.results(numbers)
+        interrupted = {
+            int(n[run_metadata.INTERRUPTED])
+            for n in results.values()
+            if run_metadata.INTERRUPTED in n
+        }
+        self._record.settings({"exact": run_metadata.exactness(sorted(interrupted))})
         for behavior in results:
             of_one = f".{behavior}" if len(results) > 1 else ""
             checkpoint = files.named(folder, behavior) / "checkpoint.pt"
@@ -85,6 +93,11 @@ class MlflowSink(Sink):
             if model.is_file():
                 self._record.model(model, environment=environment, made=model)
 
+    def failed(self, error: BaseException) -> None:
+        """Note that the row is of a failure, unless somebody stopped the run."""
+        if not isinstance(error, Interrupted | KeyboardInterrupt):
+            self._status = "FAILED"
+
     def close(self) -> None:
         """Wait for what is queued; for an unfinished run only shortly."""
         if self._record is None:
@@ -92,4 +105,4 @@ class MlflowSink(Sink):
         if self._complete:
             self._record.close()
         else:
-            self._record.close(status="KILLED", timeout_s=QUICK_S)
+            self._record.close(status=self._status, timeout_s=QUICK_S)
