@@ -26,6 +26,7 @@ from pipeline.plugins import Group
 from pipeline.settings import RunSettings
 from pipeline.settings.params import Params
 from pipeline.settings.reader import Bounds, setting_hints
+from pipeline.tracking import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -244,10 +245,27 @@ def api_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def statistics_page() -> str:
+    """Return the page of every number of a summary."""
+    lines = [
+        "# Statistics",
+        "",
+        "What the numbers of a summary mean, in console, TensorBoard, MLflow and the other "
+        "[sinks](../how-to/tracking.md#where-numbers-go). Names are ML-Agents' where it has one. "
+        "Averages are over the period since the summary before (`summary_freq`).",
+        "",
+        "| Tag | Meaning |",
+        "| --- | --- |",
+        *(f"| `{tag}` | {_cell(meaning)} |" for tag, meaning in names.MEANING.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "reference/settings.md": settings_page,
     "reference/commands.md": commands_page,
     "reference/api.md": api_page,
+    "reference/statistics.md": statistics_page,
 }
 
 

@@ -79,6 +79,17 @@ def test_defaults_are_written_as_in_yaml(settings: str):
     assert "| `init_path` | text or null | `null` |" in settings
 
 
+def test_every_statistic_that_the_code_names_is_on_the_page():
+    page = reference.statistics_page()
+    explained = [re.escape(tag) for tag in re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)]
+    patterns = [re.sub(r"<[^>]+>", "[^/]+", tag) for tag in explained]
+    tag = re.compile(r'"((?:Losses|Policy|Environment|Self-play)/[\w ]*\w)"')
+    texts = [path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py")]
+    found = {one for text in texts for one in tag.findall(text)}
+    assert len(found) > 20
+    assert [one for one in found if not any(re.fullmatch(p, one) for p in patterns)] == []
+
+
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path):
     done = subprocess.run(  # noqa: S603  # our own site

@@ -53,7 +53,9 @@ class Run:
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline card`."""
     add_run(parser)
-    parser.add_argument("-o", "--output", required=True, type=Path, help="the folder to write")
+    parser.add_argument(
+        "-o", "--output", type=Path, help="the folder to write (default: cards/ and the run's name)"
+    )
 
 
 def add_run(parser: Parser) -> None:
@@ -74,7 +76,7 @@ def run(arguments: argparse.Namespace) -> str:
     Raises:
         PipelineError: There is no such run, it has no policy, or the folder is not empty.
     """
-    folder: Path = arguments.output
+    folder: Path = arguments.output or Path("cards", Path(arguments.run).name)
     write(find(arguments.run), folder, licence=arguments.license)
     return (
         f"Wrote {folder / CARD}. Look at it, then `pipeline sign {folder} --key KEY.pem` and "

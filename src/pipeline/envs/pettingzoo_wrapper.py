@@ -71,7 +71,11 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         self._n_spaces = 0
         self._heard: dict[str, int] = {}
         # PettingZoo's users ask for `possible_agents` before their first reset.
-        self.reset(seed=seed)
+        try:
+            self.reset(seed=seed)
+        except BaseException:
+            self.close()
+            raise
         self.agents: list[str] = []
         # The reset above is our own: a `step` before the caller's is refused.
         self._is_reset = False

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pipeline.errors import ExportError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from pipeline.nets.onnx_graph import OnnxGraph
 
@@ -162,8 +162,3 @@ class RunningNormalizer(nn.Module):
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._scale = None
-
-
-def parameter_count(parameters: Iterable[nn.Parameter]) -> int:
-    """How many numbers are trained."""
-    return sum(parameter.numel() for parameter in parameters)

@@ -59,8 +59,8 @@ def test_a_card_tells_the_run_s_story(trained: Path, tmp_path: Path):
     assert (tmp_path / "card/learning_Echo.png").stat().st_size > 1000
     assert (tmp_path / "card" / POLICY).read_bytes() == (trained / POLICY).read_bytes()
     assert str(tmp_path) not in body
-    assert cli.main(["card", "results/first", "-o", "again", "--license", "cc-by-4.0"]) == 0
-    assert (tmp_path / "again/README.md").read_text() == text
+    assert cli.main(["card", "results/first", "--license", "cc-by-4.0"]) == 0
+    assert (tmp_path / "cards/first/README.md").read_text() == text
 
 
 @pytest.mark.parametrize(

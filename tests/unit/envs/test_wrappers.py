@@ -22,6 +22,7 @@ from pipeline.envs.pettingzoo_wrapper import (
     UnityParallelEnv,
     UnityPettingZooException,
 )
+from pipeline.errors import UnityEnvironmentException
 from pipeline.protocol.specs import ActionSpec
 
 
@@ -250,7 +251,9 @@ class Silent(Chase):
 def test_environment_whose_agents_never_ask_is_refused(monkeypatch):
     monkeypatch.setattr(pettingzoo_wrapper, "MAX_EMPTY_STEPS", 50)
     with pytest.raises(UnityPettingZooException, match="No agent asked for a decision in 50 steps"):
-        UnityParallelEnv(InProcessEnvironment(Silent()))
+        UnityParallelEnv(env := InProcessEnvironment(Silent()))
+    with pytest.raises(UnityEnvironmentException):  # nobody else could close it
+        env.reset()
 
 
 def test_mask_of_hybrid_actions_is_that_of_the_discrete_ones():
