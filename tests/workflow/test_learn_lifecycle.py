@@ -44,6 +44,8 @@ def test_learn_interrupt_resume_initialize_and_inference(learn, tmp_path):
     assert (a / "3DBall.onnx").is_file()
     assert (a / "configuration.yaml").is_file()
     assert json.loads((a / "run_logs" / "timers.json").read_text())["name"] == "root"
+    status = json.loads((a / "run_logs" / "training_status.json").read_text())
+    assert stopped in [one["steps"] for one in status["3DBall"]["checkpoints"]]
 
     code, told = learn("--run-id", "a")
     assert code == 2
@@ -58,7 +60,6 @@ def test_learn_interrupt_resume_initialize_and_inference(learn, tmp_path):
     assert not list(a.glob("*/events.*"))
     steps = [one["steps"] for one in status["3DBall"]["checkpoints"]]
     assert steps == sorted(steps)
-    assert stopped in steps
     assert steps[-1] == status["3DBall"]["final_checkpoint"]["steps"] == step_of(a)
     for one in status["3DBall"]["checkpoints"]:
         for path in (one["file_path"], *one["auxillary_file_paths"]):
