@@ -208,7 +208,7 @@ class UnityEnvironment(StoredStepsEnv):
         rl_input.side_channel = self._channels.outgoing()
         self._actions.clear()
         self._is_reset = True
-        self._reply(message)
+        self._reply(message.SerializeToString())
 
     def step_send(self) -> None:
         """First half of `step`."""
@@ -226,7 +226,7 @@ class UnityEnvironment(StoredStepsEnv):
             data = actions_bytes(actions, self._specs[name].action_spec)
             rl_input.agent_actions[name].MergeFromString(data)
         self.codec_seconds += time.perf_counter() - start
-        self._reply(message)
+        self._reply(message.SerializeToString())
 
     def step_wait(self) -> None:
         """Second half of `step`: take in the next message; a failure closes everything."""
@@ -303,14 +303,14 @@ class UnityEnvironment(StoredStepsEnv):
         self.load_state_dict(journal.state)
         *answered, last = journal.messages
         for message in answered:
-            self._send(message)
+            self._reply(message, again=True)
             self.step_wait()
         if self._steps.keys() != failed._steps.keys() or not all(
             same_steps(steps, failed._steps[name]) for name, steps in self._steps.items()
         ):
             raise ValueError("from the state that it gave, it came to other observations")
         self._channels, self._state = failed._channels, failed._state
-        self._send(last)
+        self._reply(last, again=True)
         self.step_wait()
 
     def close(self) -> None:
@@ -329,13 +329,9 @@ class UnityEnvironment(StoredStepsEnv):
     def __exit__(self, *error: object) -> None:
         self._shut_down(self._timeout_s if error[0] is None else 0.0)
 
-    def _reply(self, message: UnityMessageProto) -> None:
-        content = message.SerializeToString()
-        if self._state is not None:
+    def _reply(self, content: bytes, *, again: bool = False) -> None:
+        if self._state is not None and not again:
             self._state.journal.sent(content)
-        self._send(content)
-
-    def _send(self, content: bytes) -> None:
         try:
             self._server.reply(content)
         except Exception:
