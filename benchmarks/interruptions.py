@@ -9,7 +9,8 @@ Each row is a method with a number of environments (executables that the trainer
 and `threaded` or not. Its run goes to its end once without an interruption. Then the same run is
 started again, gets SIGKILL, now and then SIGINT, at a moment that is drawn when there is something
 to resume from, is continued with `--resume`, is killed again, and so on, to its end. Now and then
-one of its environments is killed alone, which the trainer starts again. Equal must be:
+one of its environments is killed alone, which the trainer starts again, and of several learners
+the further one, which ends all of them. Equal must be:
 every checkpoint, replay, ONNX file and progress.csv, by name and by SHA-256. Left out is what holds
 times or options: run_logs/, configuration.yaml, metrics.jsonl.
 
@@ -21,6 +22,7 @@ that a seed repeats the draws and not the steps; any seed must give no differenc
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import random
@@ -50,6 +52,8 @@ from pipeline.trainer import api  # noqa: F401
 MOST_S = 600.0
 CTRL_C = 0.25  # share of the interruptions that let the run save
 ENVIRONMENT = 0.3  # and before which one of the environments is killed
+LEARNER = 0.4  # where there are several, and one but the first is killed, which ends the run
+INTERRUPTED = (-signal.SIGKILL, 128 + signal.SIGINT, 2)
 LEFT_OUT = ("run_logs", "configuration.yaml", "metrics.jsonl")
 SMALL = {"network_settings": {"hidden_units": 16, "num_layers": 1}}
 MEMORY = {
@@ -149,6 +153,17 @@ ROWS = {
     "images": Row(method="PPO, images", env="grid_world", behaviors=("GridWorld",)),
     "behaviors-4": Row(
         method="PPO, two behaviors", env="tag", behaviors=("Hunter", "Runner"), num_envs=4
+    ),
+    "ppo-learners": Row(method="PPO", learners=2),
+    "ppo-4-learners": Row(method="PPO", num_envs=4, learners=2),
+    "sac-learners": Row(method="SAC", settings=SAC, learners=2),
+    "poca-learners": Row(method="POCA", settings=_POCA, learners=2, **_PUSH),
+    "lessons-learners": Row(method="PPO, lessons", parameters=LESSONS, learners=2),
+    "lstm-learners": Row(method="PPO, LSTM", settings=MEMORY, num_envs=2, learners=2),
+    "gail-bc-learners": Row(method="PPO, GAIL and BC", settings=_GAIL, learners=2),
+    "curiosity-learners": Row(method="PPO, curiosity", settings=_signal("curiosity"), learners=2),
+    "behaviors-learners": Row(
+        method="PPO, two behaviors", env="tag", behaviors=("Hunter", "Runner"), learners=2
     ),
     "gymnasium": Row(method="PPO", env="gymnasium:Hopper-v5", behaviors=("Hopper-v5",)),
 }
@@ -259,9 +274,10 @@ class Campaign:
             if self.chance.random() > ENVIRONMENT:
                 killed_s = None
             n_killed = self.n_environments
-            if self.run(work, moment, how, killed_s) not in (-signal.SIGKILL, 128 + signal.SIGINT):
+            follower = self.row.learners > 1 and self.chance.random() < LEARNER
+            if self.run(work, moment, how, killed_s, follower=follower) not in INTERRUPTED:
                 break  # it was at its end
-            also = ["Ctrl+C"] * (how == signal.SIGINT)
+            also = ["a learner" if follower else "Ctrl+C"] * (follower or how == signal.SIGINT)
             also += ["an environment before"] * (self.n_environments > n_killed)
             moments.append(f"{moment:.1f} s" + (f" ({', '.join(also)})" if also else ""))
             steps.append(max(map(saved_step, work.glob("results/run/*/checkpoint.pt")), default=0))
@@ -292,8 +308,18 @@ class Campaign:
         kill_after_s: float | None = None,
         how: int = signal.SIGKILL,
         environment_after_s: float | None = None,
+        *,
+        follower: bool = False,
     ) -> int:
-        """Begin or continue a run; give its exit code, or the negative signal."""
+        """Begin or continue a run; give its exit code, or the negative signal.
+
+        Args:
+            work: its folder.
+            kill_after_s: when it is interrupted; None lets it end.
+            how: the signal.
+            environment_after_s: when one of its environments is killed; None for never.
+            follower: whether the further learner gets SIGKILL in place of the first one.
+        """
         run = work / "results/run"
         more = ["--resume"] if run.is_dir() and any(run.iterdir()) else []
         pid = os.fork()
@@ -313,7 +339,13 @@ class Campaign:
             if ended:
                 return os.waitstatus_to_exitcode(status)
             time.sleep(0.002)
-        os.kill(pid, how)
+        if follower:
+            for one in psutil.Process(pid).children():
+                with contextlib.suppress(psutil.Error):  # it has just ended
+                    if "pipeline.trainer.worker" in one.cmdline():
+                        one.kill()
+        else:
+            os.kill(pid, how)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 from learn_command import PPO, Learning, checkpoint, gone, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SUFFIXES = (".pt", ".onnx", ".npz")
 
 
 @pytest.fixture
@@ -18,7 +25,7 @@ def learn(started, packed, tmp_path):
 
     def start(*more: str, launcher: tuple[str, ...] = (), seed: int = 3) -> Learning:
         options = ["learn", "config.yaml", "--env", str(build), "--seed", str(seed), *more]
-        options += [] if launcher else ["--learners", "2"]
+        options += [] if launcher or "--learners" in more else ["--learners", "2"]
         return started(*launcher, "pipeline.cli", *options)
 
     return start
@@ -51,23 +58,49 @@ def test_two_learners_give_the_same_bytes_again_and_under_torchrun(learn, tmp_pa
 
 
 @pytest.mark.slow
-def test_two_killed_learners_leave_nothing_and_go_on_when_resumed(learn, tmp_path):
-    write(tmp_path, PPO | {"max_steps": 1_000_000, "checkpoint_interval": 1000})
+@pytest.mark.parametrize("victim", ["first", "second"])
+def test_two_killed_learners_leave_nothing_and_go_on_exactly_when_resumed(learn, tmp_path, victim):
+    write(tmp_path, PPO | {"max_steps": 20_000, "checkpoint_interval": 1000})
+    whole = learn("--run-id", "b")
+    assert whole.end() == 0, whole.told
     one = learn("--run-id", "a")
     one.until(r"Exported .*3DBall-2\d\d\d\.onnx")
     processes = one.processes()
     assert len(processes) == 4  # two learners, an environment each
-    one.process.kill()
+    (one.process if victim == "first" else one.follower).kill()
     assert gone(processes)
     one.end()
-    before = checkpoint(tmp_path, "a")["learner"]
-    write(tmp_path, PPO | {"max_steps": before["step"] + 1000})
+    before = checkpoint(tmp_path, "a")
+    assert len(before["ranks"]) == 1
     again = learn("--run-id", "a", "--resume")
     assert again.end() == 0, again.told
-    assert f"Resuming training of 3DBall from step {before['step']}." in again.told
-    after = checkpoint(tmp_path, "a")["learner"]
-    assert after["step"] >= before["step"] + 1000
-    assert after["n_updates"] > before["n_updates"]
+    assert f"Resuming training of 3DBall from step {before['learner']['step']}." in again.told
+    assert results(tmp_path, "a") == results(tmp_path, "b")
+
+
+@pytest.mark.slow
+def test_another_number_of_learners_goes_on_but_not_exactly(learn, tmp_path):
+    write(tmp_path, PPO | {"max_steps": 1_000_000, "checkpoint_interval": 1000})
+    one = learn("--run-id", "a")
+    one.until(r"Exported .*3DBall-2\d\d\d\.onnx")
+    one.process.kill()
+    one.end()
+    step = checkpoint(tmp_path, "a")["learner"]["step"]
+    write(tmp_path, PPO | {"max_steps": step + 1000})
+    again = learn("--run-id", "a", "--resume", "--learners", "1")
+    assert again.end() == 0, again.told
+    assert checkpoint(tmp_path, "a")["run"]["interrupted"] == [step]
+
+
+def results(folder: Path, run: str) -> dict[str, str]:
+    """Digests of what a run has made, without its name."""
+    files = [path for path in (folder / "results" / run).glob("*/*") if path.suffix in SUFFIXES]
+    contents = {path.name: path.read_bytes() for path in files}
+    assert len(contents) > 5
+    return {
+        name: hashlib.sha256(content.replace(f'"run":"{run}"'.encode(), b"")).hexdigest()
+        for name, content in contents.items()
+    }
 
 
 @pytest.mark.slow

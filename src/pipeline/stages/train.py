@@ -91,7 +91,7 @@ def _begin_anew_if_not_exact(run: run_context.Run, attempt: Attempt, settings: R
     if not attempt.resumed or run.experiment.exact != "required":
         return
     with contextlib.suppress(CheckpointError):
-        if resumes_exactly(attempt.run, settings):
+        if resumes_exactly(attempt.run, settings, n_learners=run.experiment.learners):
             return
     text = "%s: cannot be resumed exactly, as `exact: required` asks for; beginning anew"
     _log.info(text, run.instance)

@@ -17,6 +17,7 @@ from pipeline.errors import SettingsError
 from pipeline.settings import RunSettings, load_run_settings, to_mapping
 from pipeline.tracking.base import Tracker
 from pipeline.trainer.checkpoints.restore import first_weights
+from pipeline.trainer.checkpoints.resume_points import RESUME_INTERVAL_S
 from pipeline.trainer.distributed.sync import refuse_alone_only
 from pipeline.trainer.distributed.workers import (
     broadcast_job,
@@ -26,7 +27,7 @@ from pipeline.trainer.distributed.workers import (
     started,
 )
 from pipeline.trainer.environment import open_workers
-from pipeline.trainer.loop import RESUME_INTERVAL_S, TrainingLoop
+from pipeline.trainer.loop import TrainingLoop
 from pipeline.trainer.stopping import stop_on_signal
 from pipeline.trainer.supported import refuse_untrainable, usable_device
 

@@ -22,7 +22,7 @@ from pipeline.tracking.base import Update
 from pipeline.trainer.checkpoints.file import RESUME_FILE, description, warn_of_unused
 from pipeline.trainer.checkpoints.manager import CheckpointManager, NullCheckpointManager
 from pipeline.trainer.checkpoints.restore import begin_with, latest_run, restore, restore_workers
-from pipeline.trainer.checkpoints.resume_points import ResumePoints
+from pipeline.trainer.checkpoints.resume_points import RESUME_INTERVAL_S, resume_points
 from pipeline.trainer.curriculum import Lessons
 from pipeline.trainer.distributed.sync import Synchronizer
 from pipeline.trainer.learner import Learner
@@ -53,8 +53,6 @@ _log = logging.getLogger(__name__)
 _STATE_IS_BAD = (CheckpointError, TrainingError, UnityPolicyException)
 
 _IS_FINISHED = attrgetter("finished")
-# Seconds between refreshes of the file that a killed run resumes from.
-RESUME_INTERVAL_S = 10.0
 
 
 class TrainingLoop:
@@ -116,11 +114,9 @@ class TrainingLoop:
         kind = CheckpointManager if group.rank == 0 else NullCheckpointManager
         self.keeper = kind(run_dir, settings, exporter=None if inference else exporter)
         self.keeper.on_checkpoint = tracker.saved
-        self.synchronizer = Synchronizer(group)
-        self.resume_points = ResumePoints(
-            self.keeper, workers, resume_interval_s, self.synchronizer
-        )
-        self._saved = self.synchronizer.resumed(self.keeper.saved()) if resume else {}
+        self.synchronizer = sync = Synchronizer(group)
+        self.resume_points = resume_points(self.keeper, workers, resume_interval_s, sync)
+        self._saved = sync.own(self.keeper.saved_of(group.size)) if resume else {}
         self._exact = False
         self._due: set[str] = set()
         self._on_start = on_start
@@ -202,7 +198,8 @@ class TrainingLoop:
 
     def _begin(self) -> None:
         """Reset the environments, or take them up exactly where the run was when it was saved."""
-        self._exact, run = restore_workers(self.workers, self._saved), latest_run(self._saved)
+        self._exact = self.synchronizer.agree(restore_workers(self.workers, self._saved))
+        run = latest_run(self._saved)
         self.resume_points.resumed(run, is_exact=self._exact)
         self.lessons.restore(run, exact=self._exact)
         self.self_play.restore(run)
@@ -304,7 +301,8 @@ class TrainingLoop:
         elif name in self.init_from:
             path, device = self.init_from[name], str(self.device)
             begin_with(learner, path, device=device, whole=self.whole_weights)
-        self.synchronizer.register(learner, seed=seed)
+        held = (saved or {}).get("held", 0) if self._exact else None
+        self.synchronizer.register(learner, seed=seed, held=held)
         self.tracker.began(name, description(name, spec, self.settings)["settings"])
         self._progress[name] = Progress.of(learner, (saved or {}).get("run", {}))
         return learner
@@ -330,7 +328,8 @@ class TrainingLoop:
                 self.keeper.milestone(learner, self._shared_state())
                 late = True
         self._due.clear()
-        self.resume_points.is_due = late
+        if late:
+            self.resume_points.want()
 
     def _shared_state(self) -> dict[str, Any]:
         """What all behaviors of the run share."""

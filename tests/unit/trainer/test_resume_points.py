@@ -134,12 +134,37 @@ def test_files_of_two_moments_are_taken_up_from_the_older_one(quick, tmp_path):
     }
 
 
-@pytest.mark.parametrize(("exact", "begins_anew"), [("required", True), ("preferred", False)])
-def test_exact_required_empties_what_cannot_go_on_exactly(run, quick, tmp_path, exact, begins_anew):
+@pytest.mark.parametrize(
+    ("env", "exact", "n_learners", "begins_anew"),
+    [
+        (Stateless, "required", 1, True),
+        (Stateless, "preferred", 1, False),
+        (Corridor, "required", 1, False),
+        (Corridor, "required", 2, True),
+    ],
+)
+def test_exact_required_empties_what_cannot_go_on_exactly(
+    run, quick, tmp_path, env, exact, n_learners, begins_anew
+):
     with pytest.raises(Interrupted):
-        run(Stateless, stop=50)
+        run(env, stop=50)
     attempt = SimpleNamespace(run=tmp_path, resumed=True)
-    stage = SimpleNamespace(experiment=SimpleNamespace(exact=exact), instance="first/seed1")
+    experiment = SimpleNamespace(exact=exact, learners=n_learners)
+    stage = SimpleNamespace(experiment=experiment, instance="first/seed1")
     train._begin_anew_if_not_exact(stage, attempt, quick())
     assert attempt.resumed is not begins_anew
     assert (not any(tmp_path.iterdir())) is begins_anew
+
+
+def test_numbered_checkpoints_of_later_moments_go_where_a_run_goes_on_exactly(run, tmp_path):
+    often = {"checkpoint_interval": 40}
+    with pytest.raises(Interrupted):
+        run(Corridor, stop=60, **often)
+    kept = load_checkpoint(tmp_path / "Toy/checkpoint.pt")["learner"]["step"]
+    before = {path.name for path in tmp_path.glob("Toy/Toy-*.pt")}
+    later = tmp_path / f"Toy/Toy-{kept + 7}.pt"
+    later.write_bytes(b"of a moment that is not kept")
+    with pytest.raises(Interrupted):
+        run(Corridor, stop=1, **often)
+    assert not later.exists()
+    assert before - {f"Toy-{kept}.pt"} <= {path.name for path in tmp_path.glob("Toy/Toy-*.pt")}

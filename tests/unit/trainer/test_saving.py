@@ -247,7 +247,7 @@ def test_resumed_run_has_to_beat_the_best_that_it_knows(saved, reward, kept, qui
     learner = Learner("Toy", Corridor().spec, settings.behaviors["Toy"], seed=1, device=device)
     learner.statistics.add_episodes([reward] * 20, [5] * 20)
     manager = CheckpointManager(tmp_path, settings, exporter=lambda *_, **__: None)
-    manager.restore("Toy", {"best": saved}, exact=True)
+    manager.restore("Toy", {"best": saved, "learner": {"step": 0}}, exact=True)
     manager.consider(learner)
     assert manager.best["Toy"]["reward"] == kept
     manager.milestone(learner, {})

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# Parts of a resume file with which only as many processes as there were can go on.
+_OF_EACH_PROCESS = ("experience", "environments", "replay", "ranks")
+
 RESUME_FILE = "checkpoint.pt"
 FORMAT = 2
 WITHOUT_DIGEST = 1
@@ -262,6 +265,9 @@ def load_replay(folder: Path, checkpoint: Mapping[str, Any], learner: Learner) -
     replay, name = learner.replay_to_keep, checkpoint.get("replay")
     if replay is None:
         return
+    if "replay_rows" in checkpoint:  # of a process that has no files of its own
+        replay.load_state_dict(from_saved(checkpoint["replay_rows"]))
+        return
     if name is None:
         reason = "the run was not saved with save_replay_buffer: true"
     else:
@@ -276,6 +282,41 @@ def load_replay(folder: Path, checkpoint: Mapping[str, Any], learner: Learner) -
         except Exception as error:  # noqa: BLE001  # whatever NumPy makes of a damaged file
             reason = f"{folder / name}: {reason_of(error)}"
     _log.warning("Replay buffer was unable to load, starting from scratch. (%s)", reason)
+
+
+def n_learners_of(state: Mapping[str, Any]) -> int:
+    """How many processes the run of a resume file had, as far as it holds their states."""
+    return 1 + len(state.get("ranks", ()))
+
+
+def of_each_rank(
+    states: Mapping[str, Mapping[str, Any]], size: int
+) -> list[dict[str, dict[str, Any]]]:
+    """What each of `size` processes goes on from, by behavior.
+
+    Args:
+        states: what the run's resume files hold. Those of another number of processes give no
+            process its experience and environments back.
+        size: how many processes there are now.
+    """
+    if any(n_learners_of(state) != size for state in states.values()):
+        shared = {
+            name: {key: value for key, value in state.items() if key not in _OF_EACH_PROCESS}
+            for name, state in states.items()
+        }
+        return [shared] * size
+    return [{name: _of_rank(one, rank) for name, one in states.items()} for rank in range(size)]
+
+
+def _of_rank(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """What one of the processes goes on from: all have the networks of the first."""
+    own = {key: value for key, value in state.items() if key != "ranks"}
+    if rank == 0:
+        return own
+    part = state["ranks"][rank - 1]
+    algorithm = {**own["learner"]["algorithm"], **part["learner"]["algorithm"]}
+    learner = {**own["learner"], **part["learner"], "algorithm": algorithm}
+    return {**own, "replay": None, **part, "learner": learner}
 
 
 def warn_of_unused(paths: Mapping[str, Path], behaviors: Mapping[str, object]) -> None:

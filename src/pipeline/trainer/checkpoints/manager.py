@@ -22,6 +22,7 @@ from pipeline.trainer.checkpoints.file import (
     description,
     load_checkpoint,
     not_written,
+    of_each_rank,
     save_checkpoint,
     save_replay,
     to_saved,
@@ -96,6 +97,10 @@ class CheckpointManager:
                 return chosen
         return newest
 
+    def saved_of(self, n_ranks: int) -> list[dict[str, dict[str, Any]]]:
+        """What each of the processes of a run goes on from, by behavior."""
+        return of_each_rank(self.saved(), n_ranks)
+
     def consider(self, learner: Learner) -> None:
         """Remember the policy if the mean reward of recent episodes is the best so far.
 
@@ -131,15 +136,19 @@ class CheckpointManager:
     def restore(self, name: str, state: Mapping[str, Any], *, exact: bool) -> None:
         """Take up what a resume file says of a behavior's other files.
 
-        A numbered checkpoint that was written only because the run was stopped goes, where the run
-        goes on exactly: one that was not interrupted has none at that step.
+        Numbered checkpoints that were written later go, where the run goes on exactly: it writes
+        them again, but for the one that was written because it was stopped.
         """
         if state.get("best") is not None:
             self.best[name] = dict(state["best"])
-        if exact and name in state.get("run", {}).get("added", ()):
-            path = self._file(name, f"{name}-{state['learner']['step']}.pt")
-            path.with_suffix(".onnx").unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
+        if not exact:
+            return
+        # Of its own step, too, if there was none yet at that moment.
+        first = state["learner"]["step"] + (name not in state.get("run", {}).get("added", ()))
+        for path in _all_numbered(files.named(self.run_dir, name), name):
+            if _step_of(path, name) >= first:
+                path.with_suffix(".onnx").unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
 
     def has_numbered(self, learner: Learner) -> bool:
         """Whether there is a numbered checkpoint of a learner's present step."""
@@ -283,9 +292,22 @@ class CheckpointManager:
 class NullCheckpointManager(CheckpointManager):
     """Writes nothing: another process of the run does."""
 
-    def saved(self) -> dict[str, dict[str, Any]]:
+    def snapshot(
+        self,
+        learners: Sequence[Learner],
+        run: Mapping[str, Any],  # noqa: ARG002  # the first process has it
+        *,
+        with_open: bool,
+    ) -> dict[str, dict[str, Any]]:
+        """What only this process has of each behavior, for the one that writes."""
+        return {one.name: _part_of(one, with_open=with_open) for one in learners}
+
+    def restore(self, name: str, state: Mapping[str, Any], *, exact: bool) -> None:
+        """Nothing to take up."""
+
+    def saved_of(self, n_ranks: int) -> list[dict[str, dict[str, Any]]]:
         """Nothing: the process that writes also reads."""
-        return {}
+        return [{}] * n_ranks
 
     def list_lessons(self, lessons: Mapping[str, int]) -> None:
         """Nothing to enter."""
@@ -311,19 +333,36 @@ class NullCheckpointManager(CheckpointManager):
 def numbered(folder: Path, behavior: str, keep: int, step: int) -> tuple[Path, list[Path]]:
     """The file for a checkpoint at `step`, and the older ones to delete so that `keep` remain."""
     path = files.named(folder, behavior, f"-{step}.pt")
-    existing = sorted(
-        (
-            p
-            # Escaped, because a behavior's name may have brackets.
-            for p in folder.glob(f"{glob.escape(behavior)}-*.pt")
-            if p.stem.removeprefix(f"{behavior}-").isdigit()
-        ),
-        key=lambda p: int(p.stem.removeprefix(f"{behavior}-")),
-    )
     # A resumed run may reach the same step again and writes the same file.
-    others = [p for p in existing if p != path]
+    others = [p for p in _all_numbered(folder, behavior) if p != path]
     n_surplus = len(others) + 1 - keep
     return path, others[:n_surplus] if keep > 0 and n_surplus > 0 else []
+
+
+def _all_numbered(folder: Path, behavior: str) -> list[Path]:
+    """The numbered checkpoints of a behavior, oldest first."""
+    # Escaped, because a behavior's name may have brackets.
+    found = folder.glob(f"{glob.escape(behavior)}-*.pt")
+    numbered = [path for path in found if path.stem.removeprefix(f"{behavior}-").isdigit()]
+    return sorted(numbered, key=lambda path: _step_of(path, behavior))
+
+
+def _step_of(path: Path, behavior: str) -> int:
+    return int(path.stem.removeprefix(f"{behavior}-"))
+
+
+def _part_of(learner: Learner, *, with_open: bool) -> dict[str, Any]:
+    """The state of a learner without what is the same in all processes."""
+    state = learner.state_dict()
+    shared = {*learner.algorithm.own_networks, "optimizer"}
+    own = {key: value for key, value in state["algorithm"].items() if key not in shared}
+    part = {
+        "learner": {"algorithm": own, "recorded": state["recorded"]},
+        "experience": to_saved(learner.experience(with_open=with_open)),
+    }
+    if learner.replay_to_keep is not None:
+        part["replay_rows"] = to_saved(learner.replay_to_keep.state_dict())
+    return part
 
 
 def _previous(path: Path) -> Path:

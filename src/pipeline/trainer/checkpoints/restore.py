@@ -17,6 +17,7 @@ from pipeline.trainer.checkpoints.file import (
     from_saved,
     load_checkpoint,
     load_replay,
+    n_learners_of,
     reason_of,
 )
 
@@ -106,12 +107,13 @@ def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]])
     return True
 
 
-def resumes_exactly(run_dir: Path, settings: RunSettings) -> bool:
+def resumes_exactly(run_dir: Path, settings: RunSettings, *, n_learners: int = 1) -> bool:
     """Whether what is kept in a run's folder goes on as if it had not been interrupted.
 
     Args:
         run_dir: of the run; one without resume files begins at the beginning, exactly.
         settings: of the run.
+        n_learners: how many processes go on with it.
 
     Raises:
         CheckpointError: A resume file cannot be read.
@@ -127,6 +129,7 @@ def resumes_exactly(run_dir: Path, settings: RunSettings) -> bool:
         return True  # it is complete, and has no use for environments
     return all(
         state.get("environments") is not None
+        and n_learners_of(state) == n_learners
         and getattr(settings.for_behavior(name).hyperparameters, "save_replay_buffer", True)
         for name, state in states.items()
     )

@@ -2,6 +2,11 @@
 
 Environments in processes of their own send their states with their next message, after the step
 that follows. So what the trainer has at the moment is copied, and written when they have come.
+
+Several learners talk at their meetings alone. So what each is after the step of a meeting, and
+before the next meeting, is one moment of the run: the first asks for it at a meeting, each keeps
+what it is after that step, and at the first meeting where all have their environments' states they
+hand them over. The first one writes the file.
 """
 
 from __future__ import annotations
@@ -14,16 +19,23 @@ import numpy as np
 import torch
 
 from pipeline.errors import PipelineError, one_line
+from pipeline.trainer.checkpoints.file import to_saved
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from pipeline.envs.workers import WorkerSet
     from pipeline.trainer.checkpoints.manager import CheckpointManager
+    from pipeline.trainer.distributed.group import DistributedGroup
     from pipeline.trainer.distributed.sync import Synchronizer
     from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
+
+# Seconds between refreshes of the file that a killed run resumes from.
+RESUME_INTERVAL_S = 10.0
+# How far a process is with its part of a moment.
+_NOTHING, _WAITS, _READY, _LOST = "nothing", "waits", "ready", "lost"
 
 
 class ResumePoints:
@@ -33,31 +45,26 @@ class ResumePoints:
         keeper: writes it.
         workers: whose states belong to it.
         interval_s: how often it is written at most.
-        synchronizer: with others that learn the same the states are not kept.
 
     Attributes:
         is_exact: whether a run that is resumed is the one that was not interrupted.
         is_kept: whether the files of the run hold such a moment.
+        gives_states: whether the environments, which have been reset, give their states.
         is_due: whether the next moment between two steps shall be kept.
         is_pending: whether states are on their way for `complete`.
         interrupted: steps at which the run was interrupted and went on other than it would have.
     """
 
-    def __init__(
-        self,
-        keeper: CheckpointManager,
-        workers: WorkerSet,
-        interval_s: float,
-        synchronizer: Synchronizer,
-    ) -> None:
+    def __init__(self, keeper: CheckpointManager, workers: WorkerSet, interval_s: float) -> None:
         self.is_exact = False
+        self.gives_states = False
         self.is_kept = False
         self.is_due = False
         self.is_pending = False
         self.interrupted: list[int] = []
         self._resumed_at: int | None = None
         self._keeper, self._workers = keeper, workers
-        self._interval_s, self._synchronizer = interval_s, synchronizer
+        self._interval_s = interval_s
         self._states: dict[str, dict[str, Any]] = {}
 
     def resumed(self, run: Mapping[str, Any], *, is_exact: bool) -> None:
@@ -88,9 +95,7 @@ class ResumePoints:
         if all(one.finished for one in learners):  # resumed behind its end: nothing goes on
             return
         refusal = self._workers.state_refusal
-        if self._synchronizer.group is not None:
-            refusal = "several learners keep none"
-        self.is_exact = refusal is None
+        self.is_exact = self.gives_states = refusal is None
         lost = [
             one.name
             for one in learners
@@ -119,6 +124,10 @@ class ResumePoints:
         interval_s = self._interval_s * (1.0 + 2.0 * self._keeper.save_s)
         return time.monotonic() - self._keeper.saved_at >= interval_s
 
+    def want(self) -> None:
+        """Ask for the next moment between two steps to be kept."""
+        self.is_due = True
+
     def begin(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
         """Keep this moment; where environments have yet to send their states, `complete` does.
 
@@ -127,10 +136,13 @@ class ResumePoints:
             run: the state of what they share.
         """
         self.is_due = False
+        # One that a run which goes on from here finds was written later: see `restore`.
+        added = [one.name for one in learners if not self._keeper.has_numbered(one)]
+        run = {**run, "added": added}
         if not self.is_exact:
             self._keeper.refresh(learners, run, workers=None)
             return
-        states = self._keeper.snapshot(learners, run, with_open=True)
+        states = self._snapshot(learners, run)
         # After the snapshot, which is of the same moment: the states come with the next
         # messages.
         self._workers.request_states()
@@ -148,7 +160,19 @@ class ResumePoints:
         states, self._states = self._states, {}
         self.is_pending = False
         workers = self._workers.state_dict()
-        if workers is not None:  # else one was started again
+        self._completed(states, workers)
+
+    def _snapshot(
+        self, learners: Sequence[Learner], run: Mapping[str, Any]
+    ) -> dict[str, dict[str, Any]]:
+        """What is kept of each behavior."""
+        return self._keeper.snapshot(learners, run, with_open=True)
+
+    def _completed(
+        self, states: dict[str, dict[str, Any]], workers: list[dict[str, Any]] | None
+    ) -> None:
+        """All of the moment is known, but for workers that were started again meanwhile."""
+        if workers is not None:
             self._keeper.write(states, workers=workers)
             self.is_kept = True
 
@@ -159,8 +183,7 @@ class ResumePoints:
             learners: of all behaviors.
             run: the state of what they share.
         """
-        added = [one.name for one in learners if not self._keeper.has_numbered(one)]
-        self.begin(learners, {**run, "added": added})
+        self.begin(learners, run)
         if not self.is_pending:
             return
         try:
@@ -169,6 +192,110 @@ class ResumePoints:
             _log.warning("The last resume point stays: %s", one_line(error))
             return
         self.complete()
+
+
+class JointResumePoints(ResumePoints):
+    """Those of several learners.
+
+    Args:
+        keeper: writes them, in the first process; it gives what the others send to it.
+        workers: of this process.
+        interval_s: how often they are written at most.
+        synchronizer: calls `meet` at each meeting.
+    """
+
+    def __init__(
+        self,
+        keeper: CheckpointManager,
+        workers: WorkerSet,
+        interval_s: float,
+        synchronizer: Synchronizer,
+    ) -> None:
+        super().__init__(keeper, workers, interval_s)
+        self._synchronizer = synchronizer
+        synchronizer.resume_points = self
+        self._is_wanted = False
+        self._progress = _NOTHING
+        self._own: tuple[dict[str, dict[str, Any]], list[dict[str, Any]]] | None = None
+
+    def want(self) -> None:
+        """Ask for a moment to be kept, at the next meeting; the first process's word counts."""
+        self._is_wanted = True
+
+    def note(self) -> dict[str, Any]:
+        """What the other processes need to know, as plain values."""
+        return {
+            "wanted": self._is_wanted,
+            "gives states": self.gives_states,
+            "progress": self._progress,
+            "interrupted": self.interrupted,
+        }
+
+    def meet(self, notes: Sequence[Mapping[str, Any]], group: DistributedGroup) -> None:
+        """Hand a moment over that all have, and begin one that the first process asks for.
+
+        Args:
+            notes: of all processes, in the order of ranks.
+            group: the processes.
+        """
+        self.is_exact = all(one["gives states"] for one in notes)
+        self.interrupted = sorted({step for one in notes for step in one["interrupted"]})
+        progress = {one["progress"] for one in notes}
+        if _WAITS not in progress:
+            if progress == {_READY}:
+                self._hand_over(group)
+            self._own, self._progress = None, _NOTHING
+            self.is_due = bool(notes[0]["wanted"])
+            self._is_wanted = False
+
+    def begin(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
+        """Keep this moment, of which each process has its part."""
+        if self.is_exact:
+            self._progress = _WAITS
+        super().begin(learners, run)
+
+    def stop(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
+        """Leave the last moment of all, since they do not stop between the same two meetings."""
+        if not self.is_kept:
+            self._keeper.refresh(learners, run, workers=None)
+
+    def _snapshot(
+        self, learners: Sequence[Learner], run: Mapping[str, Any]
+    ) -> dict[str, dict[str, Any]]:
+        states = super()._snapshot(learners, run)
+        for name, held in self._synchronizer.held.items():
+            states[name]["held"] = held
+        return states
+
+    def _completed(
+        self, states: dict[str, dict[str, Any]], workers: list[dict[str, Any]] | None
+    ) -> None:
+        if workers is None:
+            self._progress = _LOST
+        else:
+            self._own, self._progress = (states, workers), _READY
+
+    def _hand_over(self, group: DistributedGroup) -> None:
+        """Bring all parts together in the first process, which writes them."""
+        parts = group.gather_object(self._own)
+        if self._own is not None and group.rank == 0:
+            states, workers = self._own
+            for name, state in states.items():
+                state["ranks"] = [
+                    {**of_rank[name], "environments": to_saved(theirs)}
+                    for of_rank, theirs in filter(None, parts[1:])
+                ]
+            self._keeper.write(states, workers=workers)
+        self.is_kept = True
+
+
+def resume_points(
+    keeper: CheckpointManager, workers: WorkerSet, interval_s: float, synchronizer: Synchronizer
+) -> ResumePoints:
+    """Those of one learner, or of this one of several."""
+    if synchronizer.group is None:
+        return ResumePoints(keeper, workers, interval_s)
+    return JointResumePoints(keeper, workers, interval_s, synchronizer)
 
 
 def _copied(value: Any) -> Any:

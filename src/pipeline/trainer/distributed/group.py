@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -196,6 +196,19 @@ class DistributedGroup:
         result = [value]
         self._interruptible(lambda: dist.broadcast_object_list(result, src=0))
         return result[0]
+
+    def gather_object(self, value: T) -> list[T]:
+        """Everybody's `value`, in the order of ranks, for the first process; others get nothing."""
+        result: list[T] | None = [value] * self.size if self.rank == 0 else None
+        self._interruptible(lambda: dist.gather_object(value, result, dst=0))
+        return result or []
+
+    def scatter_object(self, values: Sequence[T]) -> T:
+        """The one of the first process's `values`, one for each process, that is for this one."""
+        result: list[Any] = [None]
+        self._interruptible(lambda: dist.scatter_object_list(result, list(values) or None, src=0))
+        found: T = result[0]
+        return found
 
     def close(self) -> None:
         """Leave the others."""

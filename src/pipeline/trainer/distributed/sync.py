@@ -17,7 +17,7 @@ import logging
 import time
 import zlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pipeline import seeding
 from pipeline.errors import SettingsError, TrainingError
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Parts of a saved state that only the process that wrote it could go on with.
-_OF_ONE_PROCESS = ("experience", "environments", "replay")
+T = TypeVar("T")
+
 # Most rows by which an update may come late so that there are fewer meetings, of `buffer_size`.
 _LATE = 0.01
 # Updates between two comparisons of the weights, for algorithms that update all the time.
@@ -99,26 +99,32 @@ class LearnerSync:
         learner: with the weights that all begin with, or resume with.
         group: all processes.
         seed: of the learner.
+        held: the attribute in the state that all go on from exactly; None without such a state.
+
+    Attributes:
+        held: rows that were not learned from at the last meeting.
 
     Raises:
         SettingsError: The learner is set to something that cannot be done together.
     """
 
-    def __init__(self, learner: Learner, group: DistributedGroup, *, seed: int) -> None:
+    def __init__(
+        self, learner: Learner, group: DistributedGroup, *, seed: int, held: int | None = None
+    ) -> None:
         refuse_alone_only(learner.name, learner.settings, group.size)
         self.steps = 0
         """Steps of this process's agents since the last meeting."""
         self._learner = learner
         self._group = group
         self._turn = False
-        self._held = 0
+        self.held = held or 0
         self._digest = (-1, 0)
         learner.pending_stats = Statistics()
         algorithm = learner.algorithm
         algorithm.processes = group
         for optimizer in algorithm.optimizers:
             optimizer.average = group.average_gradients_
-        if group.rank > 0:
+        if group.rank > 0 and held is None:
             _draw_differently(algorithm, seed, group.rank, learner.n_updates)
         self._optimizer = algorithm.optimizer
         networks = {"policy": algorithm.policy, **algorithm.signals.modules}
@@ -142,13 +148,13 @@ class LearnerSync:
         if not learner.algorithm.ready(held * self._group.size):
             return False  # not even all rows of all would be enough, were they closed
         late = _LATE * learner.settings.hyperparameters.buffer_size
-        return (held - self._held) * self._group.size >= late
+        return (held - self.held) * self._group.size >= late
 
     def should_update(self) -> bool:
         """Whether all together have enough for an update; once per meeting."""
         turn, self._turn = self._turn, False
         if turn:
-            self._held = 0
+            self.held = 0
         return turn or self._learner.finished
 
     def local_state(self) -> dict[str, Any]:
@@ -180,7 +186,7 @@ class LearnerSync:
         learner.pending_stats = Statistics()
         self.steps = 0
         rows = [one["rows"] for one in notes]
-        self._held = learner.trajectories.n_held
+        self.held = learner.trajectories.n_held
         self._turn = all(rows) and learner.algorithm.ready(sum(rows)) and not learner.finished
         if n_steps:
             self._normalizers.merge(self._group)
@@ -244,6 +250,16 @@ def _draw_differently(algorithm: Algorithm, seed: int, rank: int, n_updates: int
     algorithm.minibatch_stream.bit_generator.state = own.bit_generator.state
 
 
+class JointMoments(Protocol):
+    """What keeps one moment of all processes, between the same two meetings."""
+
+    def note(self) -> dict[str, Any]:
+        """What the others need to know, as plain values."""
+
+    def meet(self, notes: Sequence[Mapping[str, Any]], group: DistributedGroup) -> None:
+        """Hear all notes, in the order of ranks."""
+
+
 class Synchronizer:
     """Decides when the processes meet, and brings the learners of all to one state there.
 
@@ -257,19 +273,21 @@ class Synchronizer:
         self._agreed = StopRequest()
         self._members: dict[str, LearnerSync] = {}
         self._missed: set[str] = set()
+        self.resume_points: JointMoments | None = None
+        """Told of each meeting, where several processes keep one moment together."""
 
-    def resumed(self, states: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """What the first process has read of the run's resume files, by behavior, in all of them.
+    def own(self, parts: Sequence[T]) -> T:
+        """The one that is for this process of the first one's `parts`, in the order of ranks."""
+        return parts[0] if self.group is None else self.group.scatter_object(parts)
 
-        Experience is not taken up by several: that of the others has not been saved.
-        """
-        if self.group is None:
-            return states
-        kept = {
-            name: {key: one for key, one in state.items() if key not in _OF_ONE_PROCESS}
-            for name, state in states.items()
-        }
-        return self.group.broadcast(kept)
+    def agree(self, answer: bool) -> bool:
+        """Whether all processes say yes."""
+        return answer if self.group is None else bool(self.group.least(int(answer)))
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Of each learner that meets others; see `LearnerSync`."""
+        return {name: one.held for name, one in self._members.items()}
 
     def listen(self, asked: StopRequest) -> StopRequest:
         """Take this process's request to stop; return the request all agreed on."""
@@ -301,14 +319,19 @@ class Synchronizer:
         """What this process's learner is set to."""
         return settings if self.group is None else share_of(settings, self.group.size)
 
-    def register(self, learner: Learner, *, seed: int) -> None:
+    def register(self, learner: Learner, *, seed: int, held: int | None = None) -> None:
         """Let a behavior's new or restored learner do as those of the other processes.
+
+        Args:
+            learner: of the behavior.
+            seed: of the learner.
+            held: as `LearnerSync` takes it.
 
         Raises:
             SettingsError: It is set to something that several processes cannot do together.
         """
         if self.group is not None:
-            learner.sync = LearnerSync(learner, self.group, seed=seed)
+            learner.sync = LearnerSync(learner, self.group, seed=seed, held=held)
             self._members[learner.name] = learner.sync
 
     def _stop_asked(self) -> int:
@@ -320,6 +343,7 @@ class Synchronizer:
         note: dict[str, Any] = {
             "stop": self._stop_asked(),
             "behaviors": {name: one.local_state() for name, one in self._members.items()},
+            "resume point": self.resume_points and self.resume_points.note(),
         }
         # One talk for all behaviors and the request to stop, so that all decide from the same.
         notes = group.all_gather_object(note, look=self._pass_on)
@@ -332,6 +356,8 @@ class Synchronizer:
             parts = [one["behaviors"].get(name) for one in notes]
             if None not in parts:
                 self._members[name].apply(parts)
+        if self.resume_points is not None:
+            self.resume_points.meet([one["resume point"] for one in notes], group)
 
     def _pass_on(self) -> None:
         """Tell the processes that this one has started what it has been asked."""
