@@ -18,7 +18,7 @@ from pipeline.algos.rows import tensors
 from pipeline.data.columns import Field
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from torch import Tensor, nn
 
@@ -100,6 +100,30 @@ class Algorithm(ABC):
             TrainingError: A loss, a gradient or a weight is not finite.
         """
 
+    def update_in_parts(
+        self, rollout: Rollout, *, step: int
+    ) -> Generator[int, None, dict[str, float]]:
+        """Learn as `update` does, but pause before each gradient step.
+
+        Between two parts the agents go on acting, with a copy of the policy. An algorithm that does
+        not say otherwise learns in one part.
+
+        Args:
+            rollout: closed trajectories; its arrays stay as they are until the last part.
+            step: agent steps done, for the schedules.
+
+        Yields:
+            About how many gradient steps are left.
+
+        Returns:
+            As `update`.
+
+        Raises:
+            TrainingError: As `update`.
+        """
+        yield 1
+        return self.update(rollout, step=step)
+
     @property
     def memory_size(self) -> int:
         """Numbers that an agent remembers: the policy's, then those of a critic with its own."""
@@ -172,9 +196,6 @@ class Algorithm(ABC):
             (*needed, {name: self.own_networks[name] for name in names})
         )
         return acting
-
-    def close(self) -> None:  # noqa: B027  # most have nothing to close
-        """Leave nothing behind that runs."""
 
     @property
     def networks(self) -> dict[str, nn.Module]:

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from pipeline import seeding
 from pipeline.algos.rows import Rows, forgetful_sequences, observations, tensors
-from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
+from pipeline.algos.schedules import LEARNING_RATE_FLOOR, completed, scheduled
 from pipeline.data.columns import cut, rows_of
 from pipeline.data.demonstrations import ExpertRows, load_expert_rows
 from pipeline.nets.optimizer import FusedAdam
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from pipeline.algos.policy import Policy
     from pipeline.arrays import AnyArray
@@ -115,6 +115,7 @@ class BehavioralCloning:
             self.probabilities = self._by_unit(rows.weights.astype(np.float64))
         units = samples_per_update // sequence_length
         self.units_per_update = max(units, 1) if samples_per_update else self.n_units
+        self._n_batches = max(min(self.n_units, self.units_per_update) // self.batch_size, 1)
         self.learning_rate = learning_rate
         self.steps = steps
         self.stream = seeding.stream(seed, "cloning")
@@ -144,8 +145,17 @@ class BehavioralCloning:
             seed=seed,
         )
 
+    @property
+    def n_parts(self) -> int:
+        """Gradient steps of an update."""
+        return self.num_epoch * self._n_batches
+
     def update(self, *, step: int = 0) -> float:
         """One update; gives the mean loss, 0 when the schedule has ended."""
+        return completed(self.update_in_parts(step=step))
+
+    def update_in_parts(self, *, step: int = 0) -> Generator[int, None, float]:
+        """Learn as `update` does, but pause before each gradient step; see `Algorithm`."""
         rate = self.learning_rate
         if self.steps > 0:
             rate = scheduled("linear", rate, LEARNING_RATE_FLOOR, step=step, max_steps=self.steps)
@@ -153,7 +163,11 @@ class BehavioralCloning:
         if rate <= LEARNING_RATE_FLOOR:
             return 0.0
         self.optimizer.learning_rate = rate
-        losses = [self._learn(batch) for _ in range(self.num_epoch) for batch in self.minibatches()]
+        losses: list[Tensor] = []
+        for _ in range(self.num_epoch):
+            for batch in self.minibatches():
+                yield self.n_parts - len(losses)
+                losses.append(self._learn(batch))
         return float(torch.stack(losses).mean())
 
     @torch.no_grad()
@@ -163,14 +177,15 @@ class BehavioralCloning:
 
     def minibatches(self) -> Iterator[Rows]:
         """Rows of one epoch in a new order, with normalised observations."""
-        n_batches = max(min(self.n_units, self.units_per_update) // self.batch_size, 1)
-        n = n_batches * self.batch_size
+        n = self._n_batches * self.batch_size
         if self.probabilities is None:
             order = self.stream.permutation(self.n_units)[:n]
         else:
             # With replacement, so that a weight says how often a step is drawn.
             order = self.stream.choice(self.n_units, n, p=self.probabilities)
-        yield from map(self._normalized, self.rows.in_order(order, [self.batch_size] * n_batches))
+        yield from map(
+            self._normalized, self.rows.in_order(order, [self.batch_size] * self._n_batches)
+        )
 
     def _by_unit(self, weights: AnyArray) -> AnyArray:
         """Probability of each row, or of each sequence by the weight that its first row has."""

@@ -39,12 +39,13 @@ from pipeline.algos.ppo import (
 from pipeline.algos.returns import generalized_advantages
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
 from pipeline.algos.rows import Rows, columns, observations, stored_sequences, tensors
+from pipeline.algos.schedules import completed
 from pipeline.data.columns import Field
 from pipeline.nets.group_critic import GroupCritic
 from pipeline.nets.optimizer import FlatAdam
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
     from pipeline.data.rollout import Rollout
@@ -107,14 +108,22 @@ class POCA(Algorithm):
 
     def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
         """Learn from a rollout, with the moments of its groups: see `Algorithm.update`."""
+        return completed(self.update_in_parts(rollout, step=step))
+
+    def update_in_parts(
+        self, rollout: Rollout, *, step: int
+    ) -> Generator[int, None, dict[str, float]]:
+        """Learn from a rollout, a minibatch at a time: see `Algorithm.update_in_parts`."""
         h = self.hyperparameters
         now = Schedule.at(step, h, self.settings.max_steps)
         self.optimizer.learning_rate = now.learning_rate
         rows, groups = self._rows(rollout)
         rows = with_clip_range(rows, now.epsilon)
-        losses = []
+        losses: list[Tensor] = []
+        n_left = h.num_epoch * (len(rows) // h.batch_size) + (self.bc.n_parts if self.bc else 0)
         for _ in range(h.num_epoch):
             for batch in self._minibatches(rows, groups):
+                yield n_left - len(losses)
                 losses.append(self._learn(batch, groups, beta=now.beta))
                 if self.intrinsic is not None:
                     self.intrinsic.learn(batch.index)
@@ -141,7 +150,7 @@ class POCA(Algorithm):
         if self.intrinsic is not None:
             stats |= self.intrinsic.end(step=step)
         if self.bc is not None:
-            stats["Losses/Pretraining Loss"] = self.bc.update(step=step)
+            stats["Losses/Pretraining Loss"] = yield from self.bc.update_in_parts(step=step)
         return stats
 
     def _minibatches(self, rows: Rows, groups: GroupBatch) -> Iterator[Rows]:

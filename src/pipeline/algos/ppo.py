@@ -29,14 +29,20 @@ from pipeline.algos.rows import (
     tensors,
     values_in_sequence,
 )
-from pipeline.algos.schedules import BETA_FLOOR, EPSILON_FLOOR, LEARNING_RATE_FLOOR, scheduled
+from pipeline.algos.schedules import (
+    BETA_FLOOR,
+    EPSILON_FLOOR,
+    LEARNING_RATE_FLOOR,
+    completed,
+    scheduled,
+)
 from pipeline.nets.actor_critic import Critic, apply_memory
 from pipeline.nets.encoder import dense_pairs
 from pipeline.nets.layers import DensePair
 from pipeline.nets.optimizer import FlatAdam
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from pipeline.algos.process_group import ProcessGroup
     from pipeline.arrays import FloatArray
@@ -213,6 +219,12 @@ class PPO(Algorithm):
 
     def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
         """Learn from a rollout: see `Algorithm.update`."""
+        return completed(self.update_in_parts(rollout, step=step))
+
+    def update_in_parts(
+        self, rollout: Rollout, *, step: int
+    ) -> Generator[int, None, dict[str, float]]:
+        """Learn from a rollout, a minibatch at a time: see `Algorithm.update_in_parts`."""
         h = self.hyperparameters
         now = Schedule.at(step, h, self.settings.max_steps)
         self.optimizer.learning_rate = now.learning_rate
@@ -221,8 +233,10 @@ class PPO(Algorithm):
         steps: list[StepStats] = []
         # With memory a unit is a sequence, counted as if it were full.
         size = max(h.batch_size // self.sequence_length, 1)
+        n_left = h.num_epoch * (len(rows) // h.batch_size) + (self.bc.n_parts if self.bc else 0)
         for _ in range(h.num_epoch):
             for batch in rows.minibatches(self.minibatch_stream, size, self.processes):
+                yield n_left - len(steps)
                 steps.append(self._learn(batch, beta=now.beta, clip=clip))
                 if self.intrinsic is not None:
                     self.intrinsic.learn(batch.index)
@@ -256,7 +270,7 @@ class PPO(Algorithm):
         if self.intrinsic is not None:
             stats |= self.intrinsic.end(step=step)
         if self.bc is not None:
-            stats["Losses/Pretraining Loss"] = self.bc.update(step=step)
+            stats["Losses/Pretraining Loss"] = yield from self.bc.update_in_parts(step=step)
         return stats
 
     def _learn(self, batch: Rows, *, beta: float, clip: Tensor | None) -> StepStats:

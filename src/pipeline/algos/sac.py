@@ -24,7 +24,7 @@ from pipeline.algos.finite_checks import refuse_divergence
 from pipeline.algos.policy import Policy, generator_for, seeded_weights
 from pipeline.algos.replay_sampler import ReplaySampler
 from pipeline.algos.reward_signals import mean_losses
-from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
+from pipeline.algos.schedules import LEARNING_RATE_FLOOR, completed, scheduled
 from pipeline.data.replay import Replay
 from pipeline.nets.actor_critic import Critic, apply_memory
 from pipeline.nets.encoder import dense_pairs
@@ -35,7 +35,7 @@ from pipeline.nets.q_networks import TwinQNetworks
 from pipeline.nets.squashed import squashed_action
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from pipeline.algos.policy import Decision
     from pipeline.algos.rows import Rows
@@ -211,6 +211,12 @@ class SAC(Algorithm):
 
     def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
         """Take a rollout into the replay, and make the gradient steps that are due."""
+        return completed(self.update_in_parts(rollout, step=step))
+
+    def update_in_parts(
+        self, rollout: Rollout, *, step: int
+    ) -> Generator[int, None, dict[str, float]]:
+        """Learn as `update` does, a minibatch at a time: see `Algorithm.update_in_parts`."""
         h = self.hyperparameters
         self.replay.add(rollout)
         n_due = self._due(step, self.n_updates, h.steps_per_update)
@@ -219,8 +225,10 @@ class SAC(Algorithm):
             now = {"step": step, "max_steps": self.settings.max_steps}
             rate = scheduled(h.learning_rate_schedule, h.learning_rate, LEARNING_RATE_FLOOR, **now)
             self.optimizer.learning_rate = rate
-            learned, cloned = [], []
+            learned: list[Tensor] = []
+            cloned = []
             for batch in self.sampler.minibatches(n_due):
+                yield n_due - len(learned)
                 learned.append(self._learn(batch))
                 if self.bc is not None:
                     cloned.append(self.bc.update(step=step))

@@ -1,6 +1,13 @@
-"""Quantities that change as training goes on."""
+"""Quantities that change as training goes on, and updates that pause on the way."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+_T = TypeVar("_T")
 
 # Where linear schedules end (ML-Agents' constants).
 LEARNING_RATE_FLOOR = 1e-10
@@ -22,3 +29,13 @@ def scheduled(kind: str, start: float, floor: float, *, step: int, max_steps: in
         return start
     # Clamped at `max_steps`: the last update may come a little after it.
     return (start - floor) * (1.0 - min(step, max_steps) / max_steps) + floor
+
+
+def completed(parts: Generator[int, None, _T]) -> _T:
+    """Run what is left of an update that pauses, and return what it gives."""
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            result: _T = end.value
+            return result

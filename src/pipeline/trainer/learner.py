@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,9 +21,9 @@ from pipeline.trainer.batching import (
 )
 from pipeline.trainer.grouping import group_tracker_for
 from pipeline.trainer.opponents import SnapshotPool
+from pipeline.trainer.overlap import Overlap
 from pipeline.trainer.statistics import ENTROPY, Statistics
 from pipeline.trainer.supported import algorithm_for
-from pipeline.trainer.threaded import Threaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -84,16 +84,14 @@ class Learner:
         self.settings = settings
         self.learns = learns
         self.algorithm = algorithm(spec, settings, seed=seed, device=device)
+        self.overlap = Overlap(self.algorithm) if settings.threaded and learns else None
+        """Spreads updates over the steps that follow; None where each is made at once."""
+        self._learning = self.overlap or self.algorithm
         self.past: SnapshotPool | None = None
         if learns and settings.self_play is not None:
             self.past = SnapshotPool(
-                self.algorithm.policy, settings.self_play, seed=seed, device=device
+                lambda: self.acting.policy, settings.self_play, seed=seed, device=device
             )
-            if settings.threaded:
-                _log.warning("%s: threaded is not used with self_play.", name)
-        elif settings.threaded and learns:
-            # it hands on what it does not do itself
-            self.algorithm = cast("Algorithm", Threaded(name, self.algorithm))
         self.statistics = self.pending_stats = Statistics()
         self.sync: LearnerGroup | None = None
         """Where other processes learn the same: `pending_stats` is then what is new here alone."""
@@ -126,6 +124,11 @@ class Learner:
         return self.algorithm.replay if keep else None
 
     @property
+    def acting(self) -> Algorithm:
+        """Who decides for the agents that learn: the algorithm, or its copy during an update."""
+        return self.algorithm if self.overlap is None else self.overlap.acting
+
+    @property
     def finished(self) -> bool:
         """Whether `max_steps` has been reached; one that only acts is never finished."""
         return self.learns and self.step >= self.settings.max_steps
@@ -156,32 +159,48 @@ class Learner:
         return slots
 
     def learn(self) -> bool:
-        """Update if there is enough experience; says whether it did."""
+        """Update if there is enough experience, or go on with an update; whether one is over."""
         sync, n_rows = self.sync, self.trajectories.n_closed
-        if not (self.algorithm.ready(n_rows) if sync is None else sync.should_update()):
+        is_ready = self.algorithm.ready(n_rows) if sync is None else sync.should_update()
+        if self.overlap is None and not is_ready:
             return False
-        if self.finished or not self.learns:
+        if is_ready and (self.finished or not self.learns):
             self._clear_closed()
             return False
         began = time.perf_counter()
-        rollout = self.grouping.completed(self.trajectories.rollout())
         try:
-            refuse_non_finite_rollout(rollout, step=self.step)
             # what overflows is refused by name, and needs no warning of NumPy's before that
             with np.errstate(over="ignore", invalid="ignore"):
-                stats = self.algorithm.update(rollout, step=self.step)
+                stats = self._updated(is_ready=is_ready)
         except TrainingError as error:
             raise TrainingError(f"behavior {self.name}, {error}") from error
-        if not stats and self.algorithm.replay is not None:  # kept for later, nothing learned
-            self._clear_closed()
-            return False
-        obs = [rollout.fields[f"obs_{i}"] for i in range(len(self.spec.observation_specs))]
-        self.recorded = sample_rows(obs, rollout.fields.get("allowed"))
-        self._clear_closed()
-        self.statistics.add_all(stats if sync is None else sync.mean(stats))
-        self.n_updates += 1
+        if stats:
+            self.statistics.add_all(stats if sync is None else sync.mean(stats))
+            self.n_updates += 1
         self.seconds["update"] += time.perf_counter() - began
-        return True
+        return bool(stats)
+
+    def _updated(self, *, is_ready: bool) -> dict[str, float]:
+        """Statistics of an update that is over now; empty if none is."""
+        overlap, stats = self.overlap, {}
+        if overlap is not None:
+            if is_ready and overlap.is_under_way:  # the next rollout was complete first
+                return overlap.finish()
+            stats = overlap.advance()
+        if not is_ready:
+            return stats
+        rollout = self.grouping.completed(self.trajectories.rollout())
+        refuse_non_finite_rollout(rollout, step=self.step)
+        if overlap is None:
+            stats = self.algorithm.update(rollout, step=self.step)
+            is_learned = bool(stats)
+        else:
+            is_learned = overlap.begin(rollout, step=self.step)
+        if is_learned or self.algorithm.replay is None:  # not only kept for later
+            obs = [rollout.fields[f"obs_{i}"] for i in range(len(self.spec.observation_specs))]
+            self.recorded = sample_rows(obs, rollout.fields.get("allowed"))
+        self._clear_closed()
+        return stats
 
     def decide(self, steps: Sequence[Steps], *, team: str = "") -> Decided:
         """Choose for the deciding agents of every worker, in one batch.
@@ -196,7 +215,7 @@ class Learner:
         if sum(counts) == 0:
             return Decided([self.spec.action_spec.empty_action(0) for _ in decisions], None)
         obs, masks = concat_steps(decisions, self.spec.action_spec.discrete_branches)
-        player: Algorithm | Opponent = self.algorithm
+        player: Algorithm | Opponent = self.acting
         if self.past is not None:
             player = self.past.opponents.get(team, player)
         try:
@@ -217,7 +236,6 @@ class Learner:
         if self.memories is not None and memory is not None:
             self.memories[slots, : memory.shape[1]] = memory
         if self.past is not None and team in self.past.opponents:  # who does not learn
-            self.seconds["storage"] += time.perf_counter() - began
             return
         rows = decided.decision.rows
         self.trajectories.begin_transition(slots, self.grouping.rows(slots, rows))
@@ -314,36 +332,28 @@ class Learner:
         """What the deciding agents remember [N, M]: nothing where an episode begins."""
         if self.memories is None:
             return None
-        present = [(decision, ended) for decision, ended in steps if len(decision)]
-        slots = self._slots_of([decision for decision, _ in steps], team)
+        present = [(worker, d, t) for worker, (d, t) in enumerate(steps) if len(d)]
+        slots = concat_slots([self.slots.deciding((team, i), d.agent_id) for i, d, _ in present])
         self._make_room()
         recalled: FloatArray = self.memories[slots]
-        recalled[np.concatenate([np.isin(d.agent_id, ended.agent_id) for d, ended in present])] = 0
+        begins = [np.isin(decision.agent_id, ended.agent_id) for _, decision, ended in present]
+        recalled[np.concatenate(begins)] = 0
         return recalled
 
     def _count(self, closed: ClosedTrajectories) -> None:
         if self.learns and not self.finished:
-            self.algorithm.observe(closed.obs)
+            self._learning.observe(closed.obs)
         if self.sync is None:
             self.step += closed.n_rows
         else:
             self.sync.steps += closed.n_rows
-
-    def _slots_of(self, decisions: Sequence[DecisionSteps], team: str) -> AnyArray:
-        return concat_slots(
-            [
-                self.slots.deciding((team, worker), decision.agent_id)
-                for worker, decision in enumerate(decisions)
-                if len(decision)
-            ]
-        )
 
     def state_dict(self) -> dict[str, Any]:
         """What continues training but for experience; see `experience`."""
         state = {
             "step": self.step,
             "n_updates": self.n_updates,
-            "algorithm": self.algorithm.state_dict(),
+            "algorithm": self._learning.state_dict(),
             "statistics": self.statistics.state_dict(),
             "recorded": self.recorded,
         }
@@ -355,7 +365,7 @@ class Learner:
         """Take up what `state_dict` gave."""
         self.step = int(state["step"])
         self.n_updates = int(state["n_updates"])
-        self.algorithm.load_state_dict(state["algorithm"])
+        self._learning.load_state_dict(state["algorithm"])
         self.statistics.load_state_dict(state["statistics"])
         self.recorded = dict(state["recorded"])
         if self.past is not None and "self_play" in state:  # not if it was begun without
@@ -366,7 +376,7 @@ class Learner:
         return {
             "step": self.step,
             "n_updates": self.n_updates,
-            "algorithm": self.algorithm.weights(),
+            "algorithm": self._learning.weights(),
             "recorded": self.recorded,
         }
 
@@ -394,7 +404,3 @@ class Learner:
             if self.memories is not None:
                 self._make_room()
                 self.memories[: self.slots.n_slots] = state["memories"]
-
-    def close(self) -> None:
-        """Wait for a thread that learns, if there is one."""
-        self.algorithm.close()

@@ -158,9 +158,6 @@ class TrainingLoop:
             if should_stop():  # what stops a whole group ends the environments too
                 raise self._interrupted(should_stop) from error
             raise
-        finally:
-            for learner in self.learners.values():
-                learner.close()
         seconds = self.stopwatch.seconds(self.learners.values())  # of training, not of exporting
         if finished_before:  # nothing has been done, so what is saved stays as it is
             self.keeper.give_onnx(list(self.learners.values()))

@@ -81,7 +81,7 @@ class SnapshotPool:
     """A ring of snapshots of one behavior's policy, their ratings, and who plays them now.
 
     Args:
-        policy: the one that learns.
+        policy: gives the one that acts for the team which learns, now.
         settings: of self-play.
         seed: of the behavior; drawing has a stream of its own, and so has each opponent.
         device: where networks live.
@@ -96,7 +96,12 @@ class SnapshotPool:
     """
 
     def __init__(
-        self, policy: Policy, settings: SelfPlaySettings, *, seed: int, device: torch.device
+        self,
+        policy: Callable[[], Policy],
+        settings: SelfPlaySettings,
+        *,
+        seed: int,
+        device: torch.device,
     ) -> None:
         self.settings = settings
         self.snapshots: list[Weights] = []
@@ -190,19 +195,19 @@ class SnapshotPool:
     def _player(self, team: str) -> Opponent:
         if team not in self._known:
             self._known[team] = Opponent(
-                self._policy, seed=self._seed, device=self._device, team=team
+                self._policy(), seed=self._seed, device=self._device, team=team
             )
         return self._known[team]
 
     def _draw(self, opponent: Opponent) -> None:
         if self._stream.random() < self.settings.play_against_latest_model_ratio:
-            opponent.play(self._policy.state_dict(), LATEST)
+            opponent.play(self._policy().state_dict(), LATEST)
         else:
             drawn = int(self._stream.integers(len(self.snapshots)))
             opponent.play(self.snapshots[drawn], drawn)
 
     def _save(self) -> None:
-        weights = copied(self._policy.state_dict())
+        weights = copied(self._policy().state_dict())
         if len(self.snapshots) < self.settings.window:
             self.snapshots.append(weights)
         else:

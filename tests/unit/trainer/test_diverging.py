@@ -168,14 +168,14 @@ def test_the_tensor_that_is_not_finite_is_named(where, quick, tmp_path, in_proce
 def test_learning_that_diverges_stops_the_run(
     spoil, wanted, threaded, quick, tmp_path, in_process, monkeypatch
 ):
-    update = PPO.update
+    parts = PPO.update_in_parts
 
     def spoiling(self, rollout, *, step):
         if step > 300:
             spoil(self)
-        return update(self, rollout, step=step)
+        return parts(self, rollout, step=step)
 
-    monkeypatch.setattr(PPO, "update", spoiling)
+    monkeypatch.setattr(PPO, "update_in_parts", spoiling)
     once = {"batch_size": 128, "buffer_size": 128, "num_epoch": 1}
     settings = quick(max_steps=5000, hyperparameters=once, threaded=threaded)
     run(in_process(Chase(n_agents=4)), settings, tmp_path, wanted)

@@ -17,7 +17,7 @@ TEAM = "Duel?team=1"
 def made(seed=1, **settings):
     policy = torch.nn.Linear(1, 1, bias=False)
     set_weight(policy, 0.0)
-    past = SnapshotPool(policy, SelfPlaySettings(**settings), seed=seed, device=CPU)
+    past = SnapshotPool(lambda: policy, SelfPlaySettings(**settings), seed=seed, device=CPU)
     return past, policy
 
 

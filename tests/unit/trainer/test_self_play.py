@@ -148,7 +148,7 @@ def test_opponents_act_with_weights_of_the_past(play, monkeypatch):
     def noted(self, teams):
         act(self, teams)
         for opponent in self.opponents.values():
-            expected = [*self.snapshots, self._policy.state_dict()][opponent.drawn]
+            expected = [*self.snapshots, self._policy().state_dict()][opponent.drawn]
             weights = opponent.policy.state_dict()
             seen.append(
                 (opponent.drawn, all(torch.equal(expected[k], weights[k]) for k in weights))
@@ -346,7 +346,7 @@ def learner(name, **settings):
     policy = torch.nn.Linear(1, 1)
     return SimpleNamespace(
         name=name,
-        past=SnapshotPool(policy, settings, seed=1, device=CPU),
+        past=SnapshotPool(lambda: policy, settings, seed=1, device=CPU),
         step=0,
         learns=True,
         finished=False,

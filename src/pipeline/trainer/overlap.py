@@ -1,0 +1,160 @@
+"""`threaded: true`: the networks learn while the environments work on the agents' actions.
+
+When a rollout is complete, the policy as it then is goes on acting, in a copy. The gradient steps
+of the update are spread over the loop's next steps, after what was decided has been sent and before
+the answer is waited for. How many come in a step depends on counts alone: those of the update, and
+of the loop's steps that the rollout took. When the update is over, the policy that it made acts. So
+clocks decide nothing, and a run repeats bit by bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TYPE_CHECKING, Any
+
+from pipeline.algos.algorithm import load_matching
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+
+    from pipeline.algos.algorithm import Algorithm
+    from pipeline.arrays import FloatArray
+    from pipeline.data.rollout import Rollout
+
+
+class Overlap:
+    """Updates of one algorithm, each spread over the steps of the loop that follow its rollout.
+
+    Args:
+        algorithm: it learns; until an update is over, a copy of its policy acts.
+    """
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.algorithm = algorithm
+        self._copy: Algorithm | None = None
+        """What acts during updates."""
+        self._parts: Generator[int, None, dict[str, float]] | None = None
+        """What is left of the update under way; None when all of it has been computed."""
+        self._stats: dict[str, float] = {}
+        """Of an update that has been computed before the policy that it made acts."""
+        self._weights: dict[str, Any] = {}
+        """All networks as they were before the update under way; empty without one."""
+        self._per_step = 1
+        self._n_steps = 0  # of the loop, since the last update began
+        self._n_steps_left = 0  # of an update that has been computed
+        self._observed: list[Sequence[FloatArray]] = []
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether an update has begun whose policy does not act yet."""
+        return bool(self._weights)
+
+    @property
+    def acting(self) -> Algorithm:
+        """Who decides for the agents now."""
+        return self._copy if self._copy is not None and self.is_under_way else self.algorithm
+
+    def observe(self, obs: Sequence[FloatArray]) -> None:
+        """Take observations into the normalisers, after the update that still reads them."""
+        if self._parts is None:
+            self.algorithm.observe(obs)
+        else:
+            self._observed.append(obs)
+
+    def begin(self, rollout: Rollout, *, step: int) -> bool:
+        """Begin to learn from a rollout, when no update is under way; says whether there is one.
+
+        Args:
+            rollout: closed trajectories; copied.
+            step: agent steps done.
+
+        Raises:
+            TrainingError: See `Algorithm.update`.
+        """
+        weights = self.algorithm.weights()  # which the first part may change
+        # its arrays are views of memory that is written again
+        parts = self.algorithm.update_in_parts(copy.deepcopy(rollout), step=step)
+        try:
+            n_parts = next(parts)
+        except StopIteration:  # rows that are kept for later
+            return False
+        if self._copy is None:
+            self._copy = self.algorithm.copy_for_acting()
+        load_matching(self._copy.own_networks, weights)
+        self._parts, self._weights, self._n_steps_left = parts, weights, 0
+        self._per_step = max(math.ceil(n_parts / max(self._n_steps, 1)), 1)
+        self._n_steps = 0
+        return True
+
+    def advance(self) -> dict[str, float]:
+        """Do a step's share of the update under way; its statistics if it is over, else none.
+
+        Raises:
+            TrainingError: See `Algorithm.update`.
+        """
+        self._n_steps += 1
+        if not self.is_under_way:
+            return {}
+        if self._parts is None:
+            self._n_steps_left -= 1
+        else:
+            self._compute(self._per_step)
+        is_over = self._parts is None and self._n_steps_left <= 0
+        return self.finish() if is_over else {}
+
+    def finish(self) -> dict[str, float]:
+        """Compute what is left of the update under way, and let its policy act; its statistics.
+
+        Raises:
+            TrainingError: See `Algorithm.update`.
+        """
+        self._compute()
+        stats, self._stats, self._weights = self._stats, {}, {}
+        return stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """What continues training: the algorithm after the update under way, and what acts now.
+
+        Raises:
+            TrainingError: See `Algorithm.update`.
+        """
+        # The policy acts when it would have without this: steps are counted on.
+        self._n_steps_left += math.ceil(self._compute() / self._per_step)
+        waiting = {
+            "weights": self._weights,
+            "stats": self._stats,
+            "steps_left": self._n_steps_left,
+            "steps": self._n_steps,
+        }
+        return {**self.algorithm.state_dict(), "threaded": waiting}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` gave, or an algorithm's own state."""
+        self.algorithm.load_state_dict(state)
+        waiting: Mapping[str, Any] = state.get("threaded") or {}
+        self._parts, self._observed = None, []
+        self._weights, self._stats = waiting.get("weights", {}), waiting.get("stats", {})
+        # Of files from before updates were spread: their policy acts from the next step on.
+        self._n_steps_left, self._n_steps = waiting.get("steps_left", 1), waiting.get("steps", 0)
+        if self._weights:
+            self._copy = self.algorithm.copy_for_acting()
+            load_matching(self._copy.own_networks, self._weights)
+
+    def weights(self) -> dict[str, Any]:
+        """Copies of the networks of the policy that acts."""
+        return self._weights or self.algorithm.weights()
+
+    def _compute(self, most: int | None = None) -> int:
+        """Compute parts of the update under way, all or at `most` so many; says how many."""
+        n_parts = 0
+        while self._parts is not None and n_parts != most:
+            n_parts += 1
+            try:
+                next(self._parts)
+            except StopIteration as end:
+                self._parts, self._stats = None, end.value
+                observed, self._observed = self._observed, []
+                for obs in observed:
+                    self.algorithm.observe(obs)
+        return n_parts

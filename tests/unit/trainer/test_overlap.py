@@ -1,0 +1,223 @@
+"""`threaded: true`: updates are spread over the steps of the loop that follow."""
+
+from __future__ import annotations
+
+import math
+import signal
+
+import numpy as np
+import pytest
+from toys import Corridor
+
+import pipeline
+from pipeline.algos.ppo import PPO
+from pipeline.algos.sac import SAC
+from pipeline.errors import Interrupted, TrainingError
+from pipeline.trainer.checkpoints.file import load_checkpoint
+from pipeline.trainer.overlap import Overlap
+
+ALGORITHMS = {"ppo": PPO, "sac": SAC}
+
+
+def checkpoint(tmp_path):
+    return load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]
+
+
+class Parts:
+    """An algorithm whose updates are lists of numbers, and who acts by the last one."""
+
+    def __init__(self, n_parts):
+        self.own_networks = {}
+        self.n_parts = n_parts
+        self.done = []
+        self.observed = []
+
+    def update_in_parts(self, rollout, *, step):
+        for left in range(self.n_parts, 0, -1):
+            yield left
+            self.done.append((rollout[0], self.n_parts - left))
+        return {"n": float(self.n_parts), "step": float(step)}
+
+    def weights(self):
+        return {"done": len(self.done)}
+
+    def copy_for_acting(self):
+        return Parts(self.n_parts)
+
+    def observe(self, obs):
+        self.observed.append((len(self.done), obs))
+
+    def state_dict(self):
+        return {"done": list(self.done), "observed": list(self.observed)}
+
+    def load_state_dict(self, state):
+        self.done, self.observed = list(state["done"]), list(state["observed"])
+
+
+def begun(n_parts, *, n_steps):
+    """An update of so many parts, of a rollout that took so many steps."""
+    overlap = Overlap(Parts(n_parts))
+    for _ in range(n_steps):
+        assert overlap.advance() == {}
+    assert overlap.begin([7], step=3)
+    return overlap
+
+
+@pytest.mark.parametrize(("n_parts", "n_steps"), [(1, 9), (9, 10), (10, 5), (11, 5), (24, 3)])
+def test_parts_are_spread_over_as_many_steps_as_the_rollout_took(n_parts, n_steps):
+    overlap = begun(n_parts, n_steps=n_steps)
+    learner, per_step = overlap.algorithm, math.ceil(n_parts / n_steps)
+    counts = []
+    while not (stats := overlap.advance()):
+        counts.append(len(learner.done))
+        assert overlap.acting is not learner
+        assert overlap.weights() == {"done": 0}
+    assert stats == {"n": float(n_parts), "step": 3.0}
+    assert overlap.acting is learner
+    assert len(counts) <= n_steps
+    assert counts == [min(per_step * (i + 1), n_parts) for i in range(len(counts))]
+    assert not overlap.is_under_way
+
+
+def test_rest_is_done_at_once_when_the_next_rollout_is_complete_first():
+    overlap = begun(10, n_steps=20)
+    overlap.advance()
+    assert overlap.finish() == {"n": 10.0, "step": 3.0}
+    assert len(overlap.algorithm.done) == 10
+    assert overlap.acting is overlap.algorithm
+
+
+def test_first_update_is_done_within_a_step_if_nobody_knows_how_long_a_rollout_takes():
+    overlap = begun(10, n_steps=0)
+    assert overlap.advance() == {"n": 10.0, "step": 3.0}
+
+
+def test_observations_wait_for_the_last_part_and_keep_their_order():
+    overlap = begun(3, n_steps=3)
+    overlap.observe("a")
+    overlap.advance()
+    overlap.observe("b")
+    assert overlap.algorithm.observed == []
+    while not overlap.advance():
+        pass
+    overlap.observe("c")
+    assert overlap.algorithm.observed == [(3, "a"), (3, "b"), (3, "c")]
+
+
+@pytest.mark.parametrize("n_advanced", range(6))
+@pytest.mark.parametrize(("n_parts", "n_steps"), [(5, 9), (5, 5), (11, 4)])
+def test_state_of_an_update_under_way_goes_on_as_if_it_had_not_been_asked_for(
+    n_advanced, n_parts, n_steps
+):
+    untouched, asked = (begun(n_parts, n_steps=n_steps) for _ in range(2))
+    for overlap in (untouched, asked):
+        for _ in range(n_advanced):
+            overlap.advance()
+    restored = Overlap(Parts(n_parts))
+    restored.load_state_dict(asked.state_dict())
+    for _ in range(12):
+        came = [one.advance() for one in (untouched, asked, restored)]
+        assert came[0] == came[1] == came[2]
+        acts = [one.acting is one.algorithm for one in (untouched, asked, restored)]
+        assert acts[0] == acts[1] == acts[2]
+    assert untouched.algorithm.done == restored.algorithm.done
+
+
+def test_file_of_before_updates_were_spread_acts_by_what_was_learned_from_the_next_step():
+    overlap = Overlap(Parts(2))
+    earlier = {"weights": {"done": 0}, "stats": {"n": 2.0}}
+    overlap.load_state_dict({"done": [1], "observed": [], "threaded": earlier})
+    assert overlap.acting is not overlap.algorithm
+    assert overlap.advance() == {"n": 2.0}
+    assert overlap.acting is overlap.algorithm
+
+
+def test_threaded_run_learns_and_saves(quick, tmp_path, in_process, recorder):
+    """A policy that has learned nothing gets 0.5 in the corridor at best, and that by chance."""
+    settings = quick(
+        threaded=True,
+        hyperparameters={"batch_size": 64, "buffer_size": 512, "learning_rate": 2e-3},
+        network_settings={"hidden_units": 32, "num_layers": 2},
+        reward_signals={"extrinsic": {"gamma": 0.95}},
+        max_steps=16_000,
+        time_horizon=32,
+    )
+    env = in_process(Corridor())
+    result = pipeline.train(env, settings, seed=1, run_dir=tmp_path, sinks=[recorder])
+    assert result.behaviors["Toy"].mean_reward > 0.9
+    assert result.behaviors["Toy"].n_updates > 20
+    assert any("Losses/Value Loss" in values for _, _, values in recorder.rows)
+    assert checkpoint(tmp_path)["step"] == result.behaviors["Toy"].steps
+
+
+@pytest.mark.parametrize("trainer_type", ["ppo", "sac", "poca"])
+def test_environment_steps_on_during_an_update(
+    trainer_type, quick, tmp_path, in_process, monkeypatch
+):
+    toy = Corridor(n_agents=4)
+    under_way = []
+    advance = Overlap.advance
+
+    def noted(self):
+        under_way.append(self.is_under_way)
+        return advance(self)
+
+    monkeypatch.setattr(Overlap, "advance", noted)
+    hyperparameters = {"batch_size": 16, "buffer_size": 128}
+    settings = quick(threaded=True, trainer_type=trainer_type, hyperparameters=hyperparameters)
+    pipeline.train(in_process(toy), settings, seed=1, run_dir=tmp_path)
+    assert sum(under_way) > 20
+    assert sum(np.diff(under_way)) > 2, "updates begin and end"
+
+
+def test_failure_stops_the_run_by_name_and_spares_the_checkpoint(
+    quick, tmp_path, in_process, monkeypatch
+):
+    learn = PPO._learn
+
+    def fails(self, batch, **more):
+        if fails.n > 10:
+            raise TrainingError("step 7: the PPO loss is not finite")
+        fails.n += 1
+        return learn(self, batch, **more)
+
+    fails.n = 0
+    monkeypatch.setattr(PPO, "_learn", fails)
+    with pytest.raises(TrainingError, match=r"^behavior Toy, step [0-9]+: the PPO loss"):
+        pipeline.train(
+            in_process(Corridor(n_agents=4)),
+            quick(threaded=True, max_steps=5000),
+            seed=1,
+            run_dir=tmp_path,
+            resume_interval_s=0.0,
+        )
+    assert 0 < checkpoint(tmp_path)["step"] < 5000
+
+
+def test_interrupted_run_saves_the_update_under_way_and_goes_on(
+    quick, tmp_path, in_process, monkeypatch
+):
+    settings = quick(threaded=True, max_steps=800)
+    advance = Overlap.advance
+
+    def interrupting(self):
+        if self.is_under_way and not interrupting.done:
+            interrupting.done = True
+            signal.raise_signal(signal.SIGINT)
+        return advance(self)
+
+    interrupting.done = False
+    monkeypatch.setattr(Overlap, "advance", interrupting)
+    with pytest.raises(Interrupted, match="state is saved"):
+        pipeline.train(in_process(Corridor(n_agents=4)), settings, seed=1, run_dir=tmp_path)
+    saved = checkpoint(tmp_path)
+    assert saved["algorithm"]["optimizer"]["state"][0]["step"] == 4  # minibatches of the update
+    env = in_process(Corridor(n_agents=4))
+    resumed = pipeline.train(env, settings, seed=1, run_dir=tmp_path, resume=True)
+    assert resumed.behaviors["Toy"].steps >= 800
+
+
+def test_untouched_by_default(quick, tmp_path, in_process, monkeypatch):
+    monkeypatch.setattr(Overlap, "begin", None)
+    result = pipeline.train(in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path)
+    assert result.behaviors["Toy"].n_updates > 0
