@@ -106,8 +106,7 @@ _TABLE = {
     "networks": {
         "--learners N": "processes that learn one run together, each with --num-envs environments "
         "of its own (default: 1, or as many as torchrun has started)",
-        "--torch-device DEVICE": "cpu, cuda, cuda:0, ... "
-        "(default: cuda where there is one, else cpu)",
+        "--torch-device DEVICE": "cpu, cuda, cuda:0, ... (default: the fastest one, measured)",
         "--deterministic": "take the mean or the likeliest action, also while training",
     },
     "retired": {

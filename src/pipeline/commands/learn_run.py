@@ -203,7 +203,7 @@ def _sinks(
     if _only_watched(settings):
         limits = {name: one.max_steps for name, one in settings.behaviors.items()}
         return [ConsoleSink(max_steps=limits)]
-    from pipeline.trainer.supported import usable_device
+    from pipeline.trainer.device_choice import devices_here
 
     run = run_outside_dag(
         settings,
@@ -213,7 +213,7 @@ def _sinks(
         seed=seed,
         source="pipeline learn",
         trainer=plan.config,
-        device=str(usable_device(settings.torch_settings.device)),
+        device=settings.torch_settings.device or " or ".join(map(str, devices_here())),
         resume=settings.checkpoint_settings.resume,
         debug_folder=run_dir / LOGS if settings.debug else None,
     )

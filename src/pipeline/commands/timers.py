@@ -66,22 +66,29 @@ class Times:
         """How many times as fast the same experience would come; environments and cores permitting.
 
         Environments step side by side while each of their messages is read and stored in turn; one
-        batch of decisions costs about the same for all. The update is either in the loop or beside
-        it, and the slower of both then counts.
+        batch of decisions costs about the same for all. With `threaded` the update takes the time
+        in which the trainer would wait for them, and no more unless it is longer.
 
         Args:
             n_times: so many times as many environments.
-            threaded: whether the update runs beside the loop; None as it is.
+            threaded: whether updates are spread over the steps; None as it is.
         """
-        beside = "update" in self.beside if threaded is None else threaded
         # More environments give more experience, and each of it is learned from as often.
         update = self.parts["update"] * n_times
         per_message = sum(
             self.parts[part] for part in ("wire", "storage", "saving") if part not in self.beside
         )
-        once = self.parts[_WAITS] + self.parts["inference"] + self.other_s
-        loop = once + per_message * n_times
-        return n_times * self.loop_s / (max(loop, update) if beside else loop + update)
+        waiting = self.parts[_WAITS]
+        busy = self.parts["inference"] + self.other_s + per_message * n_times
+        if (
+            threaded is None and "update" in self.beside
+        ):  # ML-Agents' thread, beside all of the loop
+            return n_times * self.loop_s / max(busy + waiting, update)
+        return (
+            n_times
+            * self.loop_s
+            / (busy + (max(waiting, update) if threaded else waiting + update))
+        )
 
 
 def add_options(parser: Parser) -> None:

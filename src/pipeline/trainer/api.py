@@ -94,7 +94,8 @@ def train(
         inference: act until a signal comes, and count, but neither learn nor save.
         exporter: gives each numbered checkpoint its ONNX beside it, and the run its list of both in
             `run_logs/training_status.json`: `pipeline.stages.export.publish`, or None.
-        device: `cpu`, `cuda`, `cuda:0`, ...; None for cuda where there is one.
+        device: `cpu`, `cuda`, `cuda:0`, ...; None for the one on which each behavior's act and
+            minibatch take least time, and with several learners for cuda where there is one.
         torch_threads: threads of torch while training; small networks are slower with more, and
             another number gives other roundings.
         sinks: where summaries go.
@@ -137,7 +138,8 @@ def train(
         run = unthreaded(run) if learners > 1 else run
         if init_from is None:
             init_from = first_weights(run)
-        chosen = usable_device(device)
+        measured = device is None and learners == 1
+        chosen = None if measured else usable_device(device)
         job = JobSpec(
             settings=run,
             seed=seed,
@@ -157,7 +159,7 @@ def train(
         group: ProcessGroup = SINGLE_PROCESS
         if learners > 1:
             refuse_alone(job, learners, inference=inference, started=n_processes > 1)
-            chosen = of_this_process(chosen)
+            chosen = of_this_process(usable_device(device))
             several = (
                 joined(chosen)
                 if n_processes > 1
@@ -203,7 +205,7 @@ def take_part(env: object = None) -> TrainResult:
 
 
 def _learned(
-    job: JobSpec, group: ProcessGroup, device: torch.device, tracker: Tracker, **own: Any
+    job: JobSpec, group: ProcessGroup, device: torch.device | None, tracker: Tracker, **own: Any
 ) -> TrainResult:
     """What training comes to, seen from one of its processes."""
     workers = open_workers(
@@ -320,7 +322,7 @@ class JobSpec:
 
 
 def unthreaded(settings: RunSettings) -> RunSettings:
-    """The same without `threaded`: averages in a thread of their own would come out of order."""
+    """The same without `threaded`: processes would average the parts of an update at other steps."""
 
     def changed(name: str, one: TrainerSettings) -> TrainerSettings:
         if one.threaded:

@@ -24,6 +24,7 @@ from pipeline.trainer.checkpoints.manager import CheckpointManager, NullCheckpoi
 from pipeline.trainer.checkpoints.restore import begin_with, latest_run, restore, restore_workers
 from pipeline.trainer.checkpoints.resume_points import RESUME_INTERVAL_S, resume_points
 from pipeline.trainer.curriculum import Lessons
+from pipeline.trainer.device_choice import fastest_device
 from pipeline.trainer.distributed.sync import Synchronizer
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.result import result_of
@@ -63,7 +64,7 @@ class TrainingLoop:
         settings: of the run.
         seed: of the run.
         run_dir: gets a folder for each behavior.
-        device: where networks live.
+        device: where networks live; None for the fastest one of each behavior.
         tracker: where summaries go.
         init_from: weights to begin with, by behavior; a checkpoint file each.
         whole_weights: refuse weights of which a tensor does not fit.
@@ -84,7 +85,7 @@ class TrainingLoop:
         *,
         seed: int,
         run_dir: Path,
-        device: torch.device,
+        device: torch.device | None,
         tracker: Tracker,
         init_from: Mapping[str, Path] | None = None,
         whole_weights: bool = False,
@@ -107,6 +108,7 @@ class TrainingLoop:
         self.seed = seed
         self.run_dir = run_dir
         self.device = device
+        self._devices: dict[str, str] = {}  # that were chosen here, by behavior
         self.tracker = tracker
         self.init_from = init_from or {}
         self.whole_weights = whole_weights
@@ -288,20 +290,26 @@ class TrainingLoop:
         spec = self.workers.behavior_specs[qualified]
         seed = seeding.of_behavior(self.seed, name, self.settings.behaviors)
         own = self.synchronizer.share_of(settings)
-        learner = Learner(name, spec, own, seed=seed, device=self.device, learns=not self.inference)
         saved = self._saved.pop(name, None)
+        run = (saved or {}).get("run", {})
+        device = self.device
+        if device is None:
+            n_agents = sum(len(one) for one, _ in self.workers.get_steps(qualified))
+            kept = run.get("devices", {}).get(name)
+            device = fastest_device(name, spec, own, n_agents=n_agents, kept=kept)
+            self._devices[name] = str(device)
+        learner = Learner(name, spec, own, seed=seed, device=device, learns=not self.inference)
         if saved is not None:
             path = files.named(self.run_dir, name) / RESUME_FILE
             restore(learner, saved, path, exact=self._exact)
             self.keeper.restore(name, saved, exact=self._exact)
             _log.info("Resuming training of %s from step %d.", name, learner.step)
         elif name in self.init_from:
-            path, device = self.init_from[name], str(self.device)
-            begin_with(learner, path, device=device, whole=self.whole_weights)
+            begin_with(learner, self.init_from[name], device=str(device), whole=self.whole_weights)
         held = (saved or {}).get("held", 0) if self._exact else None
         self.synchronizer.register(learner, seed=seed, held=held)
         self.tracker.began(name, description(name, spec, self.settings)["settings"])
-        self._progress[name] = Progress.of(learner, (saved or {}).get("run", {}))
+        self._progress[name] = Progress.of(learner, run)
         return learner
 
     def _note_update(self, learner: Learner) -> None:
@@ -335,6 +343,8 @@ class TrainingLoop:
         steps |= {name: learner.step for name, learner in self.learners.items()}
         due = {name: progress.next_checkpoint for name, progress in self._progress.items()}
         shared = {"steps": steps, "next_checkpoint": due, "lessons": self.lessons.state_dict()}
+        if self._devices:
+            shared["devices"] = dict(self._devices)
         if self.self_play.learning is not None:
             shared["self_play"] = self.self_play.state_dict()
         return shared | self.resume_points.state_dict()

@@ -59,6 +59,11 @@ class HyperparameterSettings:
     max_grad_norm: Positive | None = field(default=None, metadata={"addition": True})
     """Largest norm of a gradient, longer ones are shortened; null (as ML-Agents) for no limit."""
 
+    @property
+    def minibatches_per_step(self) -> float:
+        """Gradient steps for each agent step."""
+        return 1.0 / self.batch_size
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnPolicySettings(HyperparameterSettings):
@@ -76,6 +81,11 @@ class OnPolicySettings(HyperparameterSettings):
     """How beta falls; like learning_rate_schedule when only that is given."""
     epsilon_schedule: Schedule = field(default="linear", metadata=_LIKE_LEARNING_RATE)
     """How epsilon falls; like learning_rate_schedule when only that is given."""
+
+    @property
+    def minibatches_per_step(self) -> float:
+        """Gradient steps for each agent step."""
+        return self.num_epoch / self.batch_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,6 +133,11 @@ class SACSettings(HyperparameterSettings):
         default=1.0, metadata={"copies": "steps_per_update"}
     )
     """Agent steps for each update of the reward signals; steps_per_update when not given."""
+
+    @property
+    def minibatches_per_step(self) -> float:
+        """Gradient steps for each agent step."""
+        return 1.0 / self.steps_per_update
 
 
 HYPERPARAMETERS: Group[type[HyperparameterSettings]] = Group(

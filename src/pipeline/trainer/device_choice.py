@@ -1,0 +1,117 @@
+"""`device: null`: which of this machine's devices a behavior learns fastest on."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pipeline.algos.policy import generator_for
+from pipeline.algos.rows import forgetful_sequences, tensors
+from pipeline.trainer.supported import algorithm_of, usable_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pipeline.protocol.specs import BehaviorSpec
+    from pipeline.settings.schema import TrainerSettings
+
+_log = logging.getLogger(__name__)
+
+_N_TIMED = 7
+
+
+def devices_here() -> list[torch.device]:
+    """The CPU, and cuda where there is one."""
+    names = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    return [torch.device(name) for name in names]
+
+
+def fastest_device(
+    name: str,
+    spec: BehaviorSpec,
+    settings: TrainerSettings,
+    *,
+    n_agents: int,
+    kept: str | None = None,
+) -> torch.device:
+    """The device on which an agent step of a behavior costs least, acting and learning together.
+
+    Args:
+        name: of the behavior.
+        spec: what it observes and does.
+        settings: its trainer settings.
+        n_agents: how many agents decide at once.
+        kept: what an earlier part of this run has chosen, which stays.
+
+    Raises:
+        SettingsError: `kept` is no device of this machine.
+    """
+    if kept is not None:
+        return usable_device(kept)
+    devices = devices_here()
+    if len(devices) == 1:
+        return devices[0]
+    costs = {d: step_seconds(spec, settings, d, n_agents=n_agents) for d in devices}
+    fastest = min(costs, key=lambda device: costs[device])
+    others = ", ".join(f"{costs[d] * 1e6:.0f} on {d}" for d in devices if d != fastest)
+    _log.info(
+        "%s learns on %s, where a step takes %.0f microseconds (%s); --torch-device or "
+        "torch_settings.device chooses another.",
+        name,
+        fastest,
+        costs[fastest] * 1e6,
+        others,
+    )
+    return fastest
+
+
+def step_seconds(
+    spec: BehaviorSpec, settings: TrainerSettings, device: torch.device, *, n_agents: int
+) -> float:
+    """Seconds that an agent step costs: its part of an act, and of the policy's minibatches.
+
+    A critic costs about what the policy does on each device, so it is left out.
+    """
+    network, hyperparameters = settings.network_settings, settings.hyperparameters
+    with torch.random.fork_rng(devices=[]):  # the run's own weights stay as they are
+        policy = algorithm_of(settings).policy_for(spec, network).to(device)
+    stream = generator_for(0, device, "device choice")
+    n_rows = hyperparameters.batch_size
+    few, many = (
+        [np.zeros((n, *obs.shape), np.float32) for obs in spec.observation_specs]
+        for n in (max(n_agents, 1), n_rows)
+    )
+    memory, sequences = None, None
+    if network.memory is not None:
+        memory = np.zeros((len(few[0]), policy.memory_size), np.float32)
+        length = network.memory.sequence_length
+        lengths = np.full(-(-n_rows // length), length)
+        lengths[-1] -= lengths.sum() - n_rows
+        sequences = forgetful_sequences(lengths, length, policy.memory_size, device)
+
+    def act() -> None:
+        policy.act(few, None, stream, memory)
+
+    def minibatch() -> None:
+        policy.zero_grad()
+        loss = policy.actor(policy.normalizers(tensors(many, device)), sequences).sum()
+        loss.backward()
+        # read, since a GPU only then has worked it off
+        [one.grad.cpu() for one in policy.parameters() if one.grad is not None]
+
+    return _seconds(act) / len(few[0]) + _seconds(minibatch) * hyperparameters.minibatches_per_step
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    """Median of a few times, after two that warm up."""
+    found = []
+    for _ in range(_N_TIMED + 2):
+        began = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - began)
+    return statistics.median(found[2:])

@@ -1,0 +1,107 @@
+"""`device: null` chooses by measurement. `cpu:0` stands in for a second device: torch takes it."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+import torch
+from toys import Chase, Corridor
+
+import pipeline
+from pipeline.algos.policy import Policy
+from pipeline.errors import SettingsError
+from pipeline.settings import load_run_settings
+from pipeline.trainer import device_choice
+from pipeline.trainer.checkpoints.file import load_checkpoint
+from pipeline.trainer.device_choice import fastest_device, step_seconds
+
+CPU, SECOND = torch.device("cpu"), torch.device("cpu:0")
+
+
+@pytest.fixture
+def two_devices(monkeypatch):
+    monkeypatch.setattr(device_choice, "devices_here", lambda: [CPU, SECOND])
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Makes acting slow on one device."""
+
+    def choose(device):
+        act = Policy.act
+
+        def slowly(self, obs, mask, stream, memory=None):
+            if stream.device == device:
+                time.sleep(0.1)
+            return act(self, obs, mask, stream, memory)
+
+        monkeypatch.setattr(Policy, "act", slowly)
+
+    return choose
+
+
+def settings_of(**changes):
+    return load_run_settings(None, overrides={"behaviors": {"Toy": changes}}).behaviors["Toy"]
+
+
+@pytest.mark.parametrize(("slower", "wanted"), [(CPU, SECOND), (SECOND, CPU)])
+def test_faster_device_is_taken_and_named(slower, wanted, two_devices, slow, caplog):
+    slow(slower)
+    caplog.set_level(logging.INFO)
+    spec = next(iter(Chase(n_agents=4).behavior_specs.values()))
+    found = fastest_device("Toy", spec, settings_of(trainer_type="ppo"), n_agents=4)
+    assert found == wanted
+    (line,) = [one.getMessage() for one in caplog.records if "learns on" in one.getMessage()]
+    assert line.startswith(f"Toy learns on {wanted}, where a step takes ")
+    assert f" on {slower}" in line
+    assert "\n" not in line
+
+
+def test_one_device_alone_is_not_timed(monkeypatch):
+    monkeypatch.setattr(device_choice, "devices_here", lambda: [CPU])
+    monkeypatch.setattr(device_choice, "step_seconds", None)
+    spec = next(iter(Chase(n_agents=1).behavior_specs.values()))
+    assert fastest_device("Toy", spec, settings_of(trainer_type="sac"), n_agents=1) == CPU
+
+
+def test_kept_device_that_is_not_here_is_refused():
+    spec = next(iter(Chase(n_agents=1).behavior_specs.values()))
+    settings = settings_of(trainer_type="ppo")
+    with pytest.raises(SettingsError, match="'cuda:99' cannot be used here"):
+        fastest_device("Toy", spec, settings, n_agents=1, kept="cuda:99")
+
+
+@pytest.mark.parametrize("trainer_type", ["ppo", "sac", "poca"])
+@pytest.mark.parametrize("memory", [None, {"sequence_length": 6, "memory_size": 8}])
+def test_measuring_draws_nothing_from_the_global_stream(trainer_type, memory):
+    spec = next(iter(Corridor(n_agents=2).behavior_specs.values()))
+    settings = settings_of(
+        trainer_type=trainer_type,
+        hyperparameters={"batch_size": 16},
+        network_settings={"hidden_units": 8, "num_layers": 1, "memory": memory},
+    )
+    before = torch.random.get_rng_state()
+    assert step_seconds(spec, settings, CPU, n_agents=2) > 0
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_minibatches_per_step_are_what_the_trainer_makes():
+    ppo = settings_of(trainer_type="ppo", hyperparameters={"batch_size": 64, "num_epoch": 3})
+    sac = settings_of(trainer_type="sac", hyperparameters={"steps_per_update": 10})
+    assert ppo.hyperparameters.minibatches_per_step == 3 / 64
+    assert sac.hyperparameters.minibatches_per_step == 0.1
+
+
+def test_resumed_run_keeps_its_device(two_devices, quick, tmp_path, in_process, monkeypatch):
+    monkeypatch.setattr(device_choice, "step_seconds", lambda *_, **__: next(times))
+    times = iter([2.0, 1.0, 1.0, 2.0])
+    train = {"seed": 1, "run_dir": tmp_path, "device": None}
+    pipeline.train(in_process(Chase(n_agents=4)), quick(max_steps=300), **train)
+    saved = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
+    assert saved["run"]["devices"] == {"Toy": "cpu:0"}
+    pipeline.train(in_process(Chase(n_agents=4)), quick(max_steps=600), resume=True, **train)
+    saved = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
+    assert saved["run"]["devices"] == {"Toy": "cpu:0"}
+    assert saved["learner"]["step"] >= 600
