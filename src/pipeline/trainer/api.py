@@ -322,7 +322,7 @@ class JobSpec:
 
 
 def unthreaded(settings: RunSettings) -> RunSettings:
-    """The same without `threaded`: processes would average the parts of an update at other steps."""
+    """The same without `threaded`: each process would make its parts at other steps."""
 
     def changed(name: str, one: TrainerSettings) -> TrainerSettings:
         if one.threaded:

@@ -215,7 +215,8 @@ class Learner:
         if sum(counts) == 0:
             return Decided([self.spec.action_spec.empty_action(0) for _ in decisions], None)
         obs, masks = concat_steps(decisions, self.spec.action_spec.discrete_branches)
-        player: Algorithm | Opponent = self.acting
+        player: Algorithm | Opponent
+        player = self.algorithm if self.overlap is None else self.overlap.acting
         if self.past is not None:
             player = self.past.opponents.get(team, player)
         try:

@@ -27,16 +27,22 @@ def two_devices(monkeypatch):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Makes acting slow on one device."""
+    """Makes acting slow on one device. Tensors on `cpu:0` say that they are on `cpu`."""
 
-    def choose(device):
-        act = Policy.act
+    def choose(slower):
+        measured = []
+        stream_for, act = device_choice.generator_for, Policy.act
 
-        def slowly(self, obs, mask, stream, memory=None):
-            if stream.device == device:
+        def noted(seed, device, *names):
+            measured.append(device)
+            return stream_for(seed, device, *names)
+
+        def slowly(*arguments):
+            if measured[-1] == slower:
                 time.sleep(0.1)
-            return act(self, obs, mask, stream, memory)
+            return act(*arguments)
 
+        monkeypatch.setattr(device_choice, "generator_for", noted)
         monkeypatch.setattr(Policy, "act", slowly)
 
     return choose
