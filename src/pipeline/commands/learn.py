@@ -11,7 +11,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pipeline import __version__
+from pipeline import __version__, machine
 from pipeline.commands.learn_options import GROUPS, OPTIONS
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ def run(arguments: argparse.Namespace) -> str:
         PipelineError: The configuration or the environment cannot be used, or a signal stopped
             the run after its state was saved.
     """
+    if hasattr(arguments, "portable"):
+        machine.begin_again_portably()
     from pipeline.algos.process_group import launched
 
     if launched()[0] > 0:

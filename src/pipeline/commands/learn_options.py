@@ -107,6 +107,8 @@ _TABLE = {
         "--learners N": "processes that learn one run together, each with --num-envs environments "
         "of its own (default: 1, or as many as torchrun has started)",
         "--torch-device DEVICE": "cpu, cuda, cuda:0, ... (default: the fastest one, measured)",
+        "--portable": "choose the same kernels on every x86-64, so that another one gives the same "
+        "bytes; slower, and on the CPU only",
         "--deterministic": "take the mean or the likeliest action, also while training",
     },
     "retired": {
@@ -141,6 +143,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "--listen": {"key": None},
     "--token-file": {"key": None},
     "--torch-device": {"key": "torch_settings.device"},
+    "--portable": {"key": None},
     "--deterministic": {"behavior_key": "network_settings.deterministic"},
     "--keep-checkpoints": {"behavior_key": "keep_checkpoints"},
     "--save-freq": {"behavior_key": "checkpoint_interval"},

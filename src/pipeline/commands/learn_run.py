@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import __version__, files
+from pipeline import __version__, files, machine
 from pipeline.commands.learn_settings import flags_named
 from pipeline.errors import Interrupted, SettingsError
 from pipeline.settings import dump_yaml, load_run_settings, to_mapping
@@ -78,6 +78,7 @@ def _run(plan: Plan, settings: RunSettings) -> str:
         result = _train(plan, settings, seed, folder, weights, timers)
         if not _only_watched(settings):
             files.write_json(run_dir / LOGS / "seconds.json", dict(result.seconds))
+            files.write_json(run_dir / LOGS / "machine.json", machine.facts())
             n_updates = sum(one.n_updates for one in result.behaviors.values())
             timers.finish(result.seconds, n_updates=n_updates)
     return _told(settings, seed, run_dir, result)

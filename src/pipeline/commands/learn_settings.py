@@ -93,6 +93,9 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         overrides["debug"] = True
     if "attach" in given:
         overrides["env_settings.env_path"] = None  # of the file, where there is one
+    if "portable" in given and overrides.setdefault("torch_settings.device", "cpu") != "cpu":
+        device = overrides["torch_settings.device"]
+        raise SettingsError(f"--portable: {device!r} chooses kernels of its own; use the CPU")
     older: dict[str, Any] = {
         dest: _inside(given, given[dest]) for dest in ("curriculum", "sampler") if dest in given
     }

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline import files
+from pipeline import files, machine
 from pipeline.commands.engines import MOST_COMMITS, git
 from pipeline.errors import ExportError, PipelineError
 from pipeline.stages.shared import provenance, run_context, sources
-from pipeline.stages.shared.attempt import digest_of
+from pipeline.stages.shared.attempt import WORK, digest_of, read_map
 from pipeline.stages.shared.project import checkout, code_of
 
 if TYPE_CHECKING:
@@ -83,12 +83,12 @@ def _compared(one: Path, two: Path) -> str:
     head = [f"{path}\n  sha256 {digest}" for path, digest in zip((one, two), digests, strict=True)]
     if digests[0] == digests[1]:
         return "\n".join([*head, "They are the same bytes."])
-    causes = list(_causes(*histories))
+    causes = [*_causes(*histories), *_machines((one, two), *histories)]
     if not causes:
         told = (
             "Nothing that is recorded differs. What is left is the machine: its kind of processor, "
-            "which decides which kernels of torch and OpenBLAS run, and the number of threads; "
-            "`machine` in results/.work/<stage>/<run>/stage.json names it."
+            "which decides which kernels run. `machine` in results/.work/<stage>/<run>/stage.json, "
+            "or run_logs/machine.json, names it, and is compared where both files lie below it."
         )
         return "\n".join([*head, told])
     lines = [*head, f"The first cause by which they may differ: {causes[0].what}"]
@@ -120,6 +120,38 @@ def _causes(one: Sequence[provenance.Record], two: Sequence[provenance.Record]) 
             details = tuple(f"{key}: {_shown(mine, key)}, {_shown(other, key)}" for key in keys)
             if details:
                 yield Check(what=f"{what} of {left['stage']}", verdict="differs", details=details)
+
+
+def _machines(
+    paths: tuple[Path, Path], one: Sequence[provenance.Record], two: Sequence[provenance.Record]
+) -> Iterator[Check]:
+    """Compare the machines on which two files were made, where the run's folder tells them."""
+    for left, right in zip(one, two, strict=False):
+        mine, other = _machine_of(paths[0], left), _machine_of(paths[1], right)
+        if not mine or not other:
+            continue
+        keys = [key for key in sorted({**mine, **other}) if mine.get(key) != other.get(key)]
+        details = tuple(f"{key}: {_shown(mine, key)}, {_shown(other, key)}" for key in keys)
+        if details:
+            yield Check(what=f"machine of {left['stage']}", verdict="differs", details=details)
+
+
+def _machine_of(path: Path, record: provenance.Record) -> dict[str, Any]:
+    """Return what was noted of the machine while a record was made; nothing if it is not there."""
+    stage, run = record["stage"], Path(record["run"])
+    for folder in path.resolve().parents:
+        told: Any
+        if stage == "learn":
+            told = read_map(folder / "run_logs/machine.json")
+        elif run.is_absolute() or ".." in run.parts:  # the file may come from anywhere
+            return {}
+        else:
+            facts = read_map(folder / WORK / stage / run / "stage.json")
+            of_it = facts.get("fingerprint") == record.get("fingerprint")
+            told = facts.get("machine", {}) if of_it else {}
+        if isinstance(told, dict) and isinstance(told.get("variables"), dict):
+            return machine.decisive(told)
+    return {}
 
 
 def _digests(record: provenance.Record) -> dict[str, str]:

@@ -22,6 +22,14 @@ class RuntimeParams:
     """Threads of each process; a part of the result, since sums round differently."""
     device: str = "cpu"
     """`cpu`, `cuda`, `cuda:0`, ..."""
+    deterministic: Literal["machine", "portable"] = "machine"
+    """Whether a run repeats bit for bit on one kind of machine, or slower on every x86-64."""
+
+    def __post_init__(self) -> None:
+        """Refuse to promise what no setting of a GPU gives."""
+        if self.deterministic == "portable" and self.device != "cpu":
+            text = f"'portable' needs device: cpu, got {self.device!r}; GPUs choose kernels too"
+            raise ContradictionError("deterministic", text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,7 +25,7 @@ VIDEOS = {"median": "median.gif", "best": "best.gif"}
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
-    return run_context.main(argv, __doc__, evaluate, short=True)
+    return run_context.main(argv, __doc__, evaluate, short=True, has_runtime=False)
 
 
 def job_of(run: run_context.Run) -> Job:

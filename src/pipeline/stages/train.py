@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import files
+from pipeline import files, machine
 from pipeline.algos.process_group import launched
 from pipeline.errors import CheckpointError
 from pipeline.stages.shared import executable, policies, provenance, run_context
@@ -34,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
     # torchrun starts this script once per rank. Only rank 0 is the job that the engine knows: it
     # holds the lock, the scratch folder and the outputs.
     if launched()[0] > 0:
+        run_context.same_kernels(argv)
         from pipeline.trainer.worker import work
 
         return work()
@@ -165,7 +166,8 @@ def _train(
                 n_steps = sum(one.steps for one in result.behaviors.values())
                 results |= run_metadata.speed(n_steps, result.seconds["total"])
             record.results(results)
-            record.settings({"exact": run_metadata.exactness(result.interrupted)})
+            exact = run_metadata.exactness(result.interrupted)
+            record.settings({"exact": exact, "machine": machine.summary(machine.facts())})
             record.made(attempt.out("policy.pt"))
     return metrics
 

@@ -72,7 +72,7 @@ RETIRED: dict[str, tuple[list[str], str | None, Any]] = {
     "--sampler": (["sampler.yaml"], None, None),
 }
 """What each gets, the setting that it changes, and what that is then."""
-OURS = {"--attach", "--learners", "--listen", "--token-file", "--track"}
+OURS = {"--attach", "--learners", "--listen", "--portable", "--token-file", "--track"}
 
 
 @pytest.fixture

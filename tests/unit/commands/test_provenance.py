@@ -166,6 +166,37 @@ def test_files_with_equal_records_are_the_same_or_of_other_machines(tree, tmp_pa
     assert "What is left is the machine" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("kernels", "portable", "cause"),
+    [
+        ({"torch": "AVX512"}, False, 'machine of train\n  torch: "AVX2", "AVX512"'),
+        ({"processor": "other"}, False, 'machine of train\n  processor: "one", "other"'),
+        ({"variables": {"MKL_CBWR": "AVX2"}}, False, "machine of train\n  MKL_CBWR: absent, "),
+        ({"processor": "other"}, True, None),
+    ],
+)
+def test_kernels_are_a_cause_where_both_runs_have_noted_them(
+    kernels, portable, cause, tree, tmp_path, capsys
+):
+    made_by = record(tree, stage="train", run="e/seed1", experiment="e", fingerprint="f")
+    here = {"portable": portable, "processor": "one", "variables": {}, "torch": "AVX2"}
+    files = []
+    for name, machine in (("one", here), ("two", {**here, **kernels})):
+        noted = tmp_path / name / "results/.work/train/e/seed1/stage.json"
+        noted.parent.mkdir(parents=True)
+        noted.write_text(json.dumps({"fingerprint": "f", "machine": machine}))
+        files.append(model(tmp_path / name / "m.onnx", made_by))
+    other = onnx.load(files[1])
+    other.graph.name = "other"
+    files[1].write_bytes(other.SerializeToString())
+    assert main(["provenance", str(files[1]), "--diff", str(files[0])]) == 0
+    out = capsys.readouterr().out
+    if cause is None:
+        assert "Nothing that is recorded differs" in out
+    else:
+        assert f"The first cause by which they may differ: {cause}" in out
+
+
 def test_an_edited_source_and_environment_are_named(tree, tmp_path, capsys):
     file = model(tmp_path / "m.onnx", record(tree))
     (tree / "src/pipeline/a.py").write_text("a = 2\n")

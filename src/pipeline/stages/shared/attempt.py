@@ -31,7 +31,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import files, progress
+from pipeline import files, machine, progress
 from pipeline.errors import PipelineError, StageError
 from pipeline.stages.shared import process, sources
 from pipeline.stages.shared.project import code_of
@@ -343,7 +343,7 @@ def _write_facts(current: Attempt, started: float) -> None:
         "started_unix_s": started,
         "duration_s": time.time() - started,
         "versions": versions,
-        "machine": platform.platform(),
+        "machine": {"system": platform.platform(), **machine.facts()},
         **current.facts,
     }
     text = json.dumps(facts, indent=2, sort_keys=True, default=str) + "\n"

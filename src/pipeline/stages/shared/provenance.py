@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import files
+from pipeline import files, machine
 from pipeline.settings import to_mapping
 from pipeline.stages.shared import sources
 
@@ -116,6 +116,8 @@ def of_learn(
     used = [file for name in _LEARN_FOLDERS for file in (package / name).rglob("*.py")]
     ids = sources.ids(package.parent, [*used, *package.glob("*.py")])
     plain = json.loads(json.dumps(content, default=str))
+    if machine.is_portable():
+        plain["runtime"] = {"deterministic": "portable"}
     return {
         "stage": "learn",
         "run": settings.checkpoint_settings.run_id,

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline import machine
+from pipeline.errors import PipelineError
 from pipeline.settings import to_mapping
 from pipeline.settings.params import load_params
 from pipeline.stages.shared import process
@@ -57,7 +59,10 @@ class Run:
         """Return the section of that name, with the threads that the experiment asks for."""
         runtime = self.params.runtime
         threads = self.experiment.resources.threads or runtime.torch_threads
-        return {"torch_threads": threads, "device": runtime.device}
+        told = {"torch_threads": threads, "device": runtime.device}
+        # Absent where it is the default: a new key would change the fingerprint of every older run.
+        portable = runtime.deterministic == "portable"
+        return told | ({"deterministic": runtime.deterministic} if portable else {})
 
     def learners(self) -> dict[str, int]:
         """Return how many processes train together, where that is a part of the result."""
@@ -78,15 +83,45 @@ def main(
     work: Callable[[Run], None],
     *,
     short: bool = False,
+    has_runtime: bool = True,
 ) -> int:
-    """Command line of a stage of an experiment and a seed; `short` as in `process.run`."""
+    """Command line of a stage of an experiment and a seed.
+
+    Args:
+        argv: words of the command line.
+        description: for its help.
+        work: what the stage does.
+        short: as in `process.run`.
+        has_runtime: whether its result depends on the section `runtime`.
+    """
+    arguments = _parsed(argv, description)
+
+    def begin() -> None:
+        run = find(project(), arguments.experiment, arguments.seed)
+        if has_runtime:
+            _same_kernels(run.params)
+        work(run)
+
+    return process.run(begin, short=short)
+
+
+def same_kernels(argv: Sequence[str]) -> None:
+    """In a process that `torchrun` has started beside the first: choose kernels as that does."""
+    _parsed(argv, None)
+    with contextlib.suppress(PipelineError):  # which the first process tells
+        _same_kernels(load_params(project() / "params.yaml"))
+
+
+def _same_kernels(params: Params) -> None:
+    if params.runtime.deterministic == "portable":
+        machine.begin_again_portably()
+
+
+def _parsed(argv: Sequence[str], description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("experiment", help="a name under `experiments` in params.yaml")
     parser.add_argument("--seed", type=int, required=True, help="one of the experiment's seeds")
-    arguments = parser.parse_args(argv)
-    return process.run(
-        lambda: work(find(project(), arguments.experiment, arguments.seed)), short=short
-    )
+    return parser.parse_args(argv)
 
 
 def find(root: Path, name: str, seed: int) -> Run:

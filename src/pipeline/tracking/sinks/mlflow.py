@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from pipeline import files
+from pipeline import files, machine
 from pipeline.errors import Interrupted
 from pipeline.tracking import run_metadata
 from pipeline.tracking.base import Sink
@@ -82,7 +82,8 @@ class MlflowSink(Sink):
             for n in results.values()
             if run_metadata.INTERRUPTED in n
         }
-        self._record.settings({"exact": run_metadata.exactness(sorted(interrupted))})
+        exact = run_metadata.exactness(sorted(interrupted))
+        self._record.settings({"exact": exact, "machine": machine.summary(machine.facts())})
         for behavior in results:
             of_one = f".{behavior}" if len(results) > 1 else ""
             checkpoint = files.named(folder, behavior) / "checkpoint.pt"

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pipeline import machine
+
+BEGIN = """
+import json, os
+from pipeline import machine
+machine.begin_again_portably()
+import numpy, torch
+print(json.dumps([os.getpid(), machine.facts()]))
+"""
+
+
+def test_a_process_begins_again_with_kernels_that_every_processor_has(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(BEGIN)
+    command = [sys.executable, script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  # ours
+        pid, facts = json.loads(process.communicate()[0])
+    assert process.returncode == 0
+    assert pid == process.pid, "who started it waits for this process"
+    assert facts["portable"]
+    assert facts["torch"] == "DEFAULT"
+    assert facts["variables"].items() >= machine.PORTABLE.items()
+    assert facts["OpenBLAS threads"] == 1
+
+
+def test_a_process_with_these_kernels_goes_on(monkeypatch):
+    for name, value in machine.PORTABLE.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("began again"))
+    machine.begin_again_portably()
+    assert machine.summary(machine.facts()).startswith("portable")
+
+
+def test_the_processor_decides_only_where_kernels_are_not_fixed():
+    facts = {"portable": False, "processor": "one", "variables": {"A": "1"}, "torch": "AVX2"}
+    assert machine.decisive(facts) == {"processor": "one", "torch": "AVX2", "A": "1"}
+    assert machine.decisive(facts | {"portable": True}) == {"torch": "AVX2", "A": "1"}
+    assert machine.summary(facts) == "one: torch AVX2"
