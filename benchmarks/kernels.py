@@ -1,7 +1,7 @@
 """Do other kernels give other files, does `--portable` end that, and what does it cost?
 
-    python benchmarks/kernels.py                          settings of kernel dispatch on this machine
-    python benchmarks/kernels.py --emulate Haswell SandyBridge    another processor, by qemu-x86_64
+    python benchmarks/kernels.py                   settings of kernel dispatch
+    python benchmarks/kernels.py --emulate Haswell SandyBridge    other processors, by qemu-x86_64
     python benchmarks/kernels.py --cost 5                 CPU seconds, so many pairs in turn
 
 A row is a short training by `pipeline learn`, and the same with environment variables that make
@@ -134,8 +134,9 @@ def compare(methods: list[str], cpus: list[str], folder: Path) -> None:
             found = [n_differences(runs[portable], others[portable]) for portable in runs]
             rows.append((method, what, *found, cause(runs[False], others[False])))
             say(str(rows[-1]))
-    print(
-        table(("method", "setting", "files that differ", "with --portable", "--diff names"), rows)
+    say(
+        table(("method", "setting", "files that differ", "with --portable", "--diff names"), rows),
+        sys.stdout,
     )
 
 

@@ -83,6 +83,9 @@ class Replay:
         self.n_added = 0
         self._n_places = 0
         self._n_sequences = self._first_sequence = 0
+        self.kept: list[tuple[str, str, int]] = []
+        """Files that hold its rows up to a point, the oldest first: name, digest, rows."""
+        self._kept_up_to = (0, 0)  # rows and sequences that are in them
 
     def __len__(self) -> int:
         """Rows that can be sampled from."""
@@ -160,17 +163,33 @@ class Replay:
         if self._memory is None or rollout.memory is None:
             return
         new = cut(rollout.lengths, self.sequence_length)
-        oldest = self.n_added + rollout.n_rows - self.capacity
+        memory = rollout.memory[new.trajectory, new.number]
+        self._note_sequences(new.starts, new.lengths, memory, rollout.n_rows)
+
+    def _note_sequences(
+        self, starts: AnyArray, lengths: AnyArray, memory: AnyArray, n_rows: int
+    ) -> None:
+        """Note sequences of rows that are about to be counted; starts are from the first of these.
+
+        Args:
+            starts: [S] first row of each.
+            lengths: [S] rows of each.
+            memory: [S, M] what was remembered at its first row.
+            n_rows: how many rows come.
+        """
+        if self._memory is None:
+            return
+        oldest = self.n_added + n_rows - self.capacity
         n_known = self._n_sequences - self._first_sequence
         # each that goes has a row at least, so that no more than these can go
-        n_looked = min(n_known, rollout.n_rows + self.sequence_length)
+        n_looked = min(n_known, n_rows + self.sequence_length)
         looked = (self._first_sequence + np.arange(n_looked)) % self.capacity
         self._first_sequence += int(np.searchsorted(self._start[looked], oldest))
-        fits = self.n_added + new.starts >= oldest
+        fits = self.n_added + starts >= oldest
         at = (self._n_sequences + np.arange(int(fits.sum()))) % self.capacity
-        self._start[at] = self.n_added + new.starts[fits]
-        self._length[at] = new.lengths[fits]
-        self._memory[at] = rollout.memory[new.trajectory[fits], new.number[fits]]
+        self._start[at] = self.n_added + starts[fits]
+        self._length[at] = lengths[fits]
+        self._memory[at] = memory[fits]
         self._n_sequences += len(at)
 
     def _make_room(self, n_new: int) -> None:
@@ -192,7 +211,25 @@ class Replay:
 
     def state_dict(self) -> dict[str, AnyArray]:
         """Copies of what is in it, the oldest row first."""
-        oldest = self.n_added - len(self)
+        return self._state(0, 0)
+
+    def new_rows(self) -> dict[str, AnyArray]:
+        """Copies of the rows that are in no file, the oldest first, in the form of `state_dict`."""
+        return self._state(*self._kept_up_to)
+
+    def note_kept(self, name: str, digest: str, n_rows: int) -> None:
+        """Note that a file holds the newest rows, and forget files whose rows are all gone."""
+        self.kept.append((name, digest, n_rows))
+        self._kept_up_to = (self.n_added, self._n_sequences)
+        n_newer = 0
+        for at in reversed(range(len(self.kept))):
+            if n_newer >= self.capacity:
+                del self.kept[: at + 1]
+                break
+            n_newer += self.kept[at][2]
+
+    def _state(self, first_row: int, first_sequence: int) -> dict[str, AnyArray]:
+        oldest = max(self.n_added - len(self), first_row)
         at = np.arange(oldest, self.n_added) % self.capacity
         first = int(self._place[at[0]]) if len(at) else self._n_places
         places = np.arange(first, self._n_places) % len(self._obs["obs_0"])
@@ -202,7 +239,8 @@ class Replay:
             **{name: stored[places] for name, stored in self._obs.items()},
         }
         if self._memory is not None:
-            known = np.arange(self._first_sequence, self._n_sequences) % self.capacity
+            first = max(self._first_sequence, first_sequence)
+            known = np.arange(first, self._n_sequences) % self.capacity
             state["sequence_start"] = self._start[known] - oldest
             state["sequence_length"] = self._length[known]
             state["sequence_memory"] = self._memory[known]
@@ -214,21 +252,33 @@ class Replay:
         Raises:
             KeyError, ValueError: It is of other rows, or of more than there is room for.
         """
+        self.clear()
+        self.extend(state)
+
+    def clear(self) -> None:
+        """Forget all rows, and the files that hold them."""
+        self.n_added = self._n_places = self._n_sequences = self._first_sequence = 0
+        self.kept, self._kept_up_to = [], (0, 0)
+
+    def extend(self, state: Mapping[str, AnyArray]) -> None:
+        """Add rows that `state_dict` or `new_rows` returned, as the newest.
+
+        Raises:
+            KeyError, ValueError: They are other rows, or more than there is room for.
+        """
         n_rows, n_places = len(state["place"]), len(state["obs_0"])
         if n_rows > self.capacity:
             raise ValueError(f"it holds {n_rows} rows, and buffer_size is {self.capacity}")
-        self._place[:n_rows] = state["place"]
+        at = (self.n_added + np.arange(n_rows)) % self.capacity
         for name, stored in self._rows.items():
-            stored[:n_rows] = state[name]
-        size = max(len(self._obs["obs_0"]), n_places)
-        for name, stored in self._obs.items():
-            if size > len(stored):
-                self._obs[name] = np.zeros((size, *stored.shape[1:]), stored.dtype)
-            self._obs[name][:n_places] = state[name]
+            stored[at] = state[name]
+        self._place[at] = self._n_places + state["place"]
         if self._memory is not None:
-            n = len(state["sequence_start"])
-            self._start[:n] = state["sequence_start"]
-            self._length[:n] = state["sequence_length"]
-            self._memory[:n] = state["sequence_memory"]
-            self._first_sequence, self._n_sequences = 0, n
-        self.n_added, self._n_places = n_rows, n_places  # last: nothing counts if a part is missing
+            sequences = (state[f"sequence_{part}"] for part in ("start", "length", "memory"))
+            self._note_sequences(*sequences, n_rows)
+        self.n_added += n_rows
+        self._n_places += n_places
+        self._make_room(n_places)
+        places = np.arange(self._n_places - n_places, self._n_places)
+        for name, stored in self._obs.items():
+            stored[places % len(stored)] = state[name]

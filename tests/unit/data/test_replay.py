@@ -182,6 +182,29 @@ def test_a_replay_taken_up_again_draws_and_grows_as_the_one_that_went_on(memory,
         np.testing.assert_array_equal(values, two.state_dict()[name])
 
 
+@pytest.mark.parametrize("memory", [False, True])
+def test_files_of_new_rows_together_are_the_replay(memory):
+    """Rows that are overwritten meanwhile, a part that is larger than the replay, and no rows."""
+    fields = {**FIELDS, "memory": Field(shape=(4,), every=L)} if memory else FIELDS
+    rng = np.random.default_rng(3)
+    one = Replay(fields, n_obs=2, capacity=20, sequence_length=L if memory else 1)
+    parts = {}
+    for number, lengths in enumerate([[4], [1, 1, 1, 1, 1], [], [9], [7, 3], [30, 2], [5, 1], [6]]):
+        one.add(rollout(lengths, rng, memory=memory)) if lengths else None
+        if new := one.new_rows():
+            parts[str(number)] = new
+            one.note_kept(str(number), "digest", len(new["place"]))
+        two = Replay(fields, n_obs=2, capacity=20, sequence_length=L if memory else 1)
+        for name, _, n_rows in one.kept:
+            assert len(parts[name]["place"]) == n_rows
+            two.extend(parts[name])
+        assert sum(n for _, _, n in one.kept[1:]) < 20, "what is overwritten needs no file"
+        for name, values in one.state_dict().items():
+            np.testing.assert_array_equal(values, two.state_dict()[name])
+        drawn = [as_rows(each.sample(np.random.default_rng(5), 90)) for each in (one, two)]
+        assert [key(row) for row in drawn[0]] == [key(row) for row in drawn[1]]
+
+
 def test_a_saved_replay_with_more_rows_than_there_is_room_for_is_refused():
     big, small = (Replay(FIELDS, n_obs=2, capacity=n) for n in (20, 10))
     big.add(rollout([15], np.random.default_rng(1)))

@@ -26,7 +26,11 @@ from pipeline.errors import CheckpointError, Interrupted, PipelineError, Setting
 from pipeline.settings import load_run_settings
 from pipeline.trainer import api, environment, worker
 from pipeline.trainer.api import JobSpec, refuse_alone, unthreaded
-from pipeline.trainer.checkpoints.file import delete_older_replays, load_replay, save_replay
+from pipeline.trainer.checkpoints.replay_files import (
+    delete_older_replays,
+    load_replay,
+    save_replay,
+)
 from pipeline.trainer.distributed import workers
 from pipeline.trainer.statistics import Statistics
 
@@ -152,9 +156,9 @@ def test_a_replay_is_kept_beside_the_checkpoint_and_older_ones_go(tmp_path, capl
         saved = save_replay(tmp_path, learner(step=step))
         assert saved["replay"] == f"replay-{step}.npz"
     (tmp_path / "resume.pt").touch()
-    delete_older_replays(tmp_path, None)
+    delete_older_replays(tmp_path, {})
     assert len(list(tmp_path.glob("*.npz"))) == 3
-    delete_older_replays(tmp_path, "replay-30.npz")
+    delete_older_replays(tmp_path, {"replay": "replay-30.npz"})
     assert {path.name for path in tmp_path.iterdir()} == {"replay-30.npz", "resume.pt"}
     load_replay(tmp_path, saved, learner())
     load_replay(tmp_path, {"replay": "replay-30.npz"}, learner())  # of a version without digests

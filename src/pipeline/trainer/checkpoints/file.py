@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
 
@@ -226,62 +225,6 @@ def description(name: str, spec: BehaviorSpec, settings: RunSettings) -> dict[st
         "settings": to_mapping(only)["behaviors"][name],
         "spec": spec_to_mapping(spec),
     }
-
-
-# A replay is kept in a file of its own for each state, `replay-<step>.npz`, which the checkpoint
-# names: a run that is killed between writing the two continues from the older of both.
-
-
-def save_replay(folder: Path, learner: Learner) -> dict[str, str]:
-    """Write the replay, if it is to be kept, and give what the checkpoint says of it.
-
-    Raises:
-        CheckpointError: The file cannot be written.
-    """
-    if learner.replay_to_keep is None:
-        return {}
-    state = learner.replay_to_keep.state_dict()
-    path = folder / f"replay-{learner.step}.npz"
-    try:
-        with files.whole(path) as temporary, temporary.open("wb") as file:
-            # numpy puts no time stamps into it: equal replays give equal bytes
-            np.savez(file, **state)  # type: ignore[arg-type]  # stubs take names for its options
-    except OSError as error:
-        raise not_written(path, "the replay buffer", error) from error
-    return {"replay": path.name, "replay_digest": digest(state)}
-
-
-def delete_older_replays(folder: Path, name: str | None) -> None:
-    """Delete those that the checkpoint, which names `name`, does not need."""
-    if name is None:
-        return
-    for path in folder.glob("replay-*.npz"):
-        if path.name != name:
-            path.unlink(missing_ok=True)
-
-
-def load_replay(folder: Path, checkpoint: Mapping[str, Any], learner: Learner) -> None:
-    """Fill the replay of a learner that keeps it; begin with an empty one where that fails."""
-    replay, name = learner.replay_to_keep, checkpoint.get("replay")
-    if replay is None:
-        return
-    if "replay_rows" in checkpoint:  # of a process that has no files of its own
-        replay.load_state_dict(from_saved(checkpoint["replay_rows"]))
-        return
-    if name is None:
-        reason = "the run was not saved with save_replay_buffer: true"
-    else:
-        reason = f"{folder / name}: its values are not those that were saved"
-        try:
-            # numpy leaves a file open that it cannot read
-            with (folder / name).open("rb") as file, np.load(file, allow_pickle=False) as saved:
-                state = dict(saved)
-            if checkpoint.get("replay_digest") in (None, digest(state)):
-                replay.load_state_dict(state)
-                return
-        except Exception as error:  # noqa: BLE001  # whatever NumPy makes of a damaged file
-            reason = f"{folder / name}: {reason_of(error)}"
-    _log.warning("Replay buffer was unable to load, starting from scratch. (%s)", reason)
 
 
 def n_learners_of(state: Mapping[str, Any]) -> int:

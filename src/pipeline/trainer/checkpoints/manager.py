@@ -1,7 +1,7 @@
 """What a run keeps: checkpoints, the best of them, their ONNX files, and the list of them all.
 
 In `<run>/<Behavior>/` stand `checkpoint.pt`, which continues the run, and with
-`save_replay_buffer: true` the replay that it names; the newest
+`save_replay_buffer: true` the files of the replay that it names; the newest
 `keep_checkpoints` as `<Behavior>-<step>.pt`; and the best so far as `best.pt`. With an exporter
 each has its ONNX beside it, the newest also as `<run>/<Behavior>.onnx`, and
 `run_logs/training_status.json` lists them.
@@ -18,14 +18,17 @@ from typing import TYPE_CHECKING, Any
 from pipeline import files
 from pipeline.trainer.checkpoints.file import (
     RESUME_FILE,
-    delete_older_replays,
     description,
     load_checkpoint,
     not_written,
     of_each_rank,
     save_checkpoint,
-    save_replay,
     to_saved,
+)
+from pipeline.trainer.checkpoints.replay_files import (
+    delete_older_replays,
+    save_new_rows,
+    save_replay,
 )
 from pipeline.trainer.checkpoints.status import StatusFile
 
@@ -69,6 +72,8 @@ class CheckpointManager:
         self._stale: set[str] = set()
         """Behaviors whose newest file is not of the moment that the run continued from."""
         self.saved_at = time.monotonic()
+        self.is_last = False
+        """Whether the next moment is the last before the run ends, and gets a whole replay."""
         self.save_s = 0.0
         """Seconds that the last refresh took."""
 
@@ -183,7 +188,8 @@ class CheckpointManager:
         for learner in learners:
             state = self._state(learner, run)
             state["experience"] = to_saved(learner.experience(with_open=with_open))
-            state |= save_replay(files.named(self.run_dir, learner.name), learner)
+            save = save_replay if self.is_last else save_new_rows
+            state |= save(files.named(self.run_dir, learner.name), learner)
             states[learner.name] = state
         self.save_s = time.monotonic() - began
         return states
@@ -263,7 +269,7 @@ class CheckpointManager:
         for name, path in paths.items():
             # Only after all are written: until then they are the moment that all have.
             _previous(path).unlink(missing_ok=True)
-            delete_older_replays(path.parent, states[name].get("replay"))
+            delete_older_replays(path.parent, states[name])
 
     def _file(self, behavior: str, name: str) -> Path:
         return files.named(self.run_dir, behavior) / name

@@ -16,10 +16,10 @@ from pipeline.trainer.checkpoints.file import (
     RESUME_FILE,
     from_saved,
     load_checkpoint,
-    load_replay,
     n_learners_of,
     reason_of,
 )
+from pipeline.trainer.checkpoints.replay_files import load_replay
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -183,6 +183,8 @@ class ResumePoints:
             learners: of all behaviors.
             run: the state of what they share.
         """
+        # How often a run has saved must not show in its files when it ends.
+        self._keeper.is_last = True
         self.begin(learners, run)
         if not self.is_pending:
             return

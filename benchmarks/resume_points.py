@@ -1,0 +1,159 @@
+"""What do resume points cost? The share of training time that goes into them, and the bytes.
+
+    python benchmarks/resume_points.py                  balance_ball_ppo of params.yaml, and SAC
+    python benchmarks/resume_points.py --seconds 120    how long each trains at least
+
+SAC trains with a replay of 500,000 rows that is full from the start, once as it is and once with
+the whole replay in each resume point, as it was written before. Its first resume point has all rows
+in both, and is left out: in a run the replay fills while points are written. CPU seconds are those
+of the trainer, whose environment is in the same process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from kills import say
+from tables import table
+
+from pipeline import trainer
+from pipeline.data.replay import Replay
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.settings import load_run_settings
+from pipeline.settings.params import load_params
+from pipeline.simulators import registry
+from pipeline.trainer.checkpoints import manager
+from pipeline.trainer.checkpoints.replay_files import save_new_rows, save_replay
+from pipeline.trainer.checkpoints.resume_points import ResumePoints
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pipeline.settings import RunSettings
+
+ROOT = Path(__file__).resolve().parents[1]
+ROWS = 500_000
+
+
+@dataclass
+class Meter:
+    """Times what resume points take, and when each of them began."""
+
+    seconds: list[tuple[float, float]] = field(default_factory=list)
+    """CPU and clock, of each resume point."""
+    began: tuple[float, float] = (0.0, 0.0)
+    bytes: list[int] = field(default_factory=list)
+    measured: tuple[float, float] = (0.0, 0.0)
+    """Of the training since the first resume point, with the others."""
+
+    def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the call with its time added."""
+
+        def wrapped(*arguments: Any, **named: Any) -> Any:
+            start = clocks()
+            try:
+                return call(*arguments, **named)
+            finally:
+                self.seconds.append(since(start))
+                if len(self.seconds) == 1:
+                    self.began = clocks()
+                self.measured = since(self.began)
+
+        return wrapped
+
+
+def clocks() -> tuple[float, float]:
+    """Return CPU seconds of this process, and the clock."""
+    return time.process_time(), time.monotonic()
+
+
+def since(start: tuple[float, float]) -> tuple[float, float]:
+    """Return what has passed on both."""
+    now = clocks()
+    return now[0] - start[0], now[1] - start[1]
+
+
+def fill(replay: Replay, rng: np.random.Generator) -> None:
+    """Fill a replay with rows that are as large as real ones."""
+    n = replay.capacity
+    state = replay.state_dict()
+    rows = {
+        name: rng.random((n, *values.shape[1:])).astype(values.dtype)
+        for name, values in state.items()
+    }
+    replay.extend(rows | {"place": np.arange(n)})
+
+
+def measured(settings: RunSettings, seconds: float, *, full: bool = False) -> tuple[Meter, float]:
+    """Train for so long, and return what the resume points took, and the seconds of them all."""
+    meter, filled = Meter(), Replay.__init__
+
+    def init(self: Replay, *arguments: Any, **named: Any) -> None:
+        filled(self, *arguments, **named)
+        fill(self, np.random.default_rng(1))
+
+    begin, end = ResumePoints.begin, time.monotonic() + seconds
+    ResumePoints.begin = meter.timed(begin)  # type: ignore[method-assign]
+    Replay.__init__ = init if full else filled  # type: ignore[method-assign]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            trainer.train(
+                InProcessEnvironment(registry.make("balance_ball", seed=3)),
+                settings,
+                seed=1,
+                run_dir=Path(folder),
+                end_early=lambda: time.monotonic() > end,
+            )
+    finally:
+        ResumePoints.begin, Replay.__init__ = begin, filled  # type: ignore[method-assign]
+    return meter, seconds
+
+
+def row(name: str, meter: Meter) -> tuple[str, ...]:
+    """Return the cells of a row: all resume points but the first."""
+    later = meter.seconds[1:]
+    spent = [sum(column) for column in zip(*later, strict=True)] if later else [0.0, 0.0]
+    share = [part / max(whole, 1e-9) for part, whole in zip(spent, meter.measured, strict=True)]
+    cells = (f"{1000 * one / max(len(later), 1):.0f} ms" for one in spent)
+    return (name, str(len(later)), *cells, *(f"{100 * one:.2f} %" for one in share))
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=120.0)
+    seconds = parser.parse_args().seconds
+    # the names of the behavior's settings, for as long as this takes
+    endless = {"behaviors.3DBall.max_steps": 100_000_000}
+    params = load_params(ROOT / "params.yaml").experiment("balance_ball_ppo")
+    ppo = load_run_settings(
+        ROOT / params.trainer, overrides={**params.overrides, "behaviors.3DBall.summary_freq": 3000}
+    )
+    at = "behaviors.3DBall.hyperparameters"
+    kept = {f"{at}.save_replay_buffer": True, f"{at}.buffer_size": ROWS}
+    sac = load_run_settings(ROOT / "config/sac/3DBall.yaml", overrides={**endless, **kept})
+    rows = []
+    for name, settings, save in (
+        ("balance_ball_ppo", ppo, save_new_rows),
+        ("SAC, new rows", sac, save_new_rows),
+        ("SAC, whole replay", sac, save_replay),
+    ):
+        manager.save_new_rows = save
+        meter, _ = measured(settings, seconds, full="SAC" in name)
+        rows.append(row(name, meter))
+        say(str(rows[-1]))
+    say(
+        table(("training", "points", "CPU each", "clock each", "of CPU", "of clock"), rows),
+        sys.stdout,
+    )
+
+
+if __name__ == "__main__":
+    main()
