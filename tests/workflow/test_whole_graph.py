@@ -399,6 +399,25 @@ def test_no_orphan_survives_a_killed_engine(trainable: Path, command: tuple[str,
     assert stage in gone
 
 
+def test_what_finished_without_its_killed_snakemake_is_not_trained_again(trainable: Path):
+    """As a scheduler's job does whose Snakemake is gone: the next call deletes its outputs."""
+    made = trainable / "results/train/plain/seed1/policy.pt"
+    attempt = trainable / "results/.work/train/plain/seed1/attempt.json"
+    log = trainable / "logs/train/plain/seed1.log"
+    command = ("python", "workflow/scripts/train.py", "plain", "--seed", "1")
+    run(trainable, *command, PIPELINE_CALL="killed")
+    before = made.read_bytes()
+    made.unlink()
+    engine = ("snakemake", "--cores", "1", str(made.relative_to(trainable)))
+    run(trainable, *engine)
+    assert "an attempt before has finished; taking what it made" in log.read_text()
+    assert made.read_bytes() == before
+    assert "call" not in json.loads(attempt.read_text()), "this call has ended, and knows of it"
+    run(trainable, *engine, "--force")
+    assert "taking what it made" not in log.read_text()
+    assert made.read_bytes() == before
+
+
 def wait_for_stage(engine, timeout_s: float = 120):
     """The training process below `engine`, once it has started an environment."""
     import psutil

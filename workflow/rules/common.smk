@@ -3,6 +3,7 @@ import os
 import shlex
 import signal
 import sys
+import uuid
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -18,6 +19,7 @@ from pipeline.settings.nodes import to_plain
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import check_plan, key_of, plan
 from pipeline.stages.check import check_params
+from pipeline.stages.shared.attempt import CALL, note_finished
 from pipeline.stages.shared.project import PROJECT, pinned
 from pipeline.stages.shared.sources import CODE as NOTES, note, stages
 from pipeline.stages.shared.sources import watched as watched_sources
@@ -58,6 +60,21 @@ if workflow.remote_exec and hasattr(signal, "SIGUSR1"):
 if "--attempt" in sys.argv and sys.argv[sys.argv.index("--attempt") + 1] != "1":
     # A scheduler's job is tried again; `workflow.attempt` says so only when the rules are read.
     os.environ.update(PIPELINE_RETRY="yes")  # stages/shared/attempt.py says what for
+
+# What finishes in a call that is killed is not made again: see stages/shared/attempt.py. A
+# scheduler's jobs have the call from the engine that has submitted them.
+os.environ.setdefault(CALL, uuid.uuid4().hex)
+
+
+onsuccess:
+    if not workflow.remote_exec:
+        note_finished(Path.cwd(), os.environ[CALL])
+
+
+onerror:
+    if not workflow.remote_exec:
+        note_finished(Path.cwd(), os.environ[CALL])
+
 
 # The stage takes the place of the shell, which would outlive a Snakemake that was killed.
 if CODE == Path():

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.errors import SettingsError, StageError
 from pipeline.stages.shared import process
-from pipeline.stages.shared.attempt import Attempt, Job, attempt_at
+from pipeline.stages.shared.attempt import Attempt, Job, attempt_at, note_finished
 
 
 def job(**changes) -> Job:
@@ -230,6 +230,21 @@ def test_a_retry_with_other_inputs_makes_everything_again(
         make(attempt)
     with attempt_at(again, root) as attempt:
         assert attempt.done
+
+
+def test_what_finished_in_a_call_that_was_killed_is_taken(root: Path, monkeypatch):
+    monkeypatch.setenv("PIPELINE_CALL", "killed")
+    lost(root)
+    monkeypatch.setenv("PIPELINE_CALL", "next")
+    note_finished(root, "another")
+    with attempt_at(job(takes_long=True), root) as attempt:
+        assert attempt.done
+    assert (root / "results/a/model.bin").read_text() == "weights"
+    note_finished(root, "next")
+    monkeypatch.setenv("PIPELINE_CALL", "forced")
+    with attempt_at(job(takes_long=True), root) as attempt:
+        assert not attempt.done
+        make(attempt)
 
 
 def test_what_is_asked_for_anew_is_made_again(root: Path):

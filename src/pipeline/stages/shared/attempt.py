@@ -12,7 +12,8 @@ Both engines delete a stage's declared outputs before they rerun it, so work in 
     kept/          a copy of what a finished attempt made, where that takes long
 
 A job that is ended between its stage's success and its engine's note of that has its outputs
-deleted. Its retry, which workflow/rules/common.smk marks by PIPELINE_RETRY, takes the copy; what is
+deleted. Its retry, which workflow/rules/common.smk marks by PIPELINE_RETRY, takes the copy, and so
+does the next call of a Snakemake that was killed, whose jobs may have finished without it; what is
 asked for anew, by force for example, does not.
 """
 
@@ -42,8 +43,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 WORK = Path("results/.work")
-_RETRY, _DVC = "PIPELINE_RETRY", "DVC_STAGE"
-"""Environment variables that say that the engine tries a job again, and that the engine is DVC."""
+_RETRY, _DVC, CALL = "PIPELINE_RETRY", "DVC_STAGE", "PIPELINE_CALL"
+"""Environment variables that say that the engine tries a job again, that the engine is DVC, and in
+which call of Snakemake the job runs."""
 _VERSIONS = ("numpy", "torch", "onnx", "onnxruntime", "mlflow", "dvc", "snakemake")
 
 
@@ -170,9 +172,10 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     same, finished = before.get("fingerprint") == fingerprint, before.get("finished", True)
     resumed = same and not finished
     kept = folder / "kept"
-    # Only in a retry: a user who forces a stage wants it done again, although nothing has
-    # changed.
-    done = same and finished and _RETRY in os.environ and kept.is_dir()
+    # Only where the engine has lost it: a user who forces a stage wants it done again, although
+    # nothing has changed.
+    is_lost = _RETRY in os.environ or before.get("call", "") not in ("", os.environ.get(CALL))
+    done = same and finished and is_lost and kept.is_dir()
     if done:
         _log.info("%s: an attempt before has finished; taking what it made", job.name)
     elif resumed:
@@ -324,8 +327,22 @@ def _mark(current: Attempt, *, finished: bool) -> None:
     files.write_json(
         current.folder / "attempt.json",
         # The pid is for the message that another process gives when it meets the lock.
-        {"fingerprint": current.fingerprint, "finished": finished, "pid": os.getpid()},
+        {
+            "fingerprint": current.fingerprint,
+            "finished": finished,
+            "pid": os.getpid(),
+            **({"call": os.environ[CALL]} if CALL in os.environ else {}),
+        },
     )
+
+
+def note_finished(root: Path, call: str) -> None:
+    """Note that a call of Snakemake has ended, which knows of what has finished in it."""
+    for path in (root / WORK).rglob("attempt.json"):
+        attempt = read_map(path)
+        if attempt.get("call") == call and attempt.get("finished"):
+            del attempt["call"]
+            files.write_json(path, attempt)
 
 
 def _write_facts(current: Attempt, started: float) -> None:
