@@ -27,6 +27,7 @@ from pipeline import trainer
 from pipeline.data.replay import Replay
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.settings import load_run_settings
+from pipeline.settings.nodes import merge, to_plain, undotted
 from pipeline.settings.params import load_params
 from pipeline.simulators import registry
 from pipeline.trainer.checkpoints import manager
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = 500_000
+PPO = "balance_ball_ppo"
 
 
 @dataclass
@@ -130,18 +132,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=120.0)
     seconds = parser.parse_args().seconds
-    # the names of the behavior's settings, for as long as this takes
     endless = {"behaviors.3DBall.max_steps": 100_000_000}
-    params = load_params(ROOT / "params.yaml").experiment("balance_ball_ppo")
-    ppo = load_run_settings(
-        ROOT / params.trainer, overrides={**params.overrides, "behaviors.3DBall.summary_freq": 3000}
-    )
+    params = load_params(ROOT / "params.yaml")
+    overrides = to_plain(merge(undotted(params.overrides(PPO), ""), undotted(endless, "")))
+    ppo = load_run_settings(ROOT / params.experiment(PPO).trainer, overrides=overrides)
     at = "behaviors.3DBall.hyperparameters"
     kept = {f"{at}.save_replay_buffer": True, f"{at}.buffer_size": ROWS}
     sac = load_run_settings(ROOT / "config/sac/3DBall.yaml", overrides={**endless, **kept})
     rows = []
     for name, settings, save in (
-        ("balance_ball_ppo", ppo, save_new_rows),
+        (PPO, ppo, save_new_rows),
         ("SAC, new rows", sac, save_new_rows),
         ("SAC, whole replay", sac, save_replay),
     ):

@@ -274,8 +274,8 @@ class Replay:
             stored[at] = state[name]
         self._place[at] = self._n_places + state["place"]
         if self._memory is not None:
-            sequences = (state[f"sequence_{part}"] for part in ("start", "length", "memory"))
-            self._note_sequences(*sequences, n_rows)
+            starts, lengths = state["sequence_start"], state["sequence_length"]
+            self._note_sequences(starts, lengths, state["sequence_memory"], n_rows)
         self.n_added += n_rows
         self._n_places += n_places
         self._make_room(n_places)
