@@ -3,13 +3,15 @@
     apt-get install slurm-wlm munge
     pip install -e '.[slurm]'
     python benchmarks/slurm.py
+    python benchmarks/slurm.py --trained-s 280      longer, to meet the limit twice
 
 Starts munged, slurmctld and slurmd on the loopback interface with a configuration, keys, ports and
 logs of their own below a temporary folder, as the user that calls it. Then `snakemake --profile
 profiles/slurm` makes a small experiment, and another one with so many steps that its training takes
 longer than the scheduler lets it: SLURM sends SIGUSR1 two minutes before the limit, the stage saves
-and ends with 138, and its retry continues from the step that was saved. Ends what it has started,
-and nothing else.
+and ends with 138, and its retry continues from the step that was saved. Without SLURM and its limit
+the second experiment is then made once more: every file of its results must be the same. Ends what
+it has started, and nothing else.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worktrees import change_params, copy_project, environment, processes_in
+
+from pipeline.files import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,11 +105,13 @@ STARTUP_S = 60.0
 
 def main() -> int:
     """Run, print what was found as JSON, and give 1 if anything is not as it should be."""
-    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--trained-s", type=float, default=TRAINED_S)
+    trained_s = parser.parse_args().trained_s
     if missing := [name for name in DAEMONS if find(name) is None]:
         sys.exit(f"not installed: {', '.join(missing)}; `apt-get install slurm-wlm munge`")
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder))
+        found = measure(Path(folder), trained_s)
     print(json.dumps(found, indent=2))  # noqa: T201  # the result
     return 0 if whole(found) else 1
 
@@ -122,19 +128,22 @@ def whole(found: dict[str, Any]) -> bool:
         and found["evaluated"] == ["late", "quick"]
         and found["stopped"] > 0
         and found["resumed_from_step"]
+        and found["files"]
+        and not found["differences"]
         and not found["left_over"]
     )
 
 
-def measure(folder: Path) -> dict[str, Any]:
+def measure(folder: Path, trained_s: float = TRAINED_S) -> dict[str, Any]:
     """Run the experiments through a SLURM in `folder`, and say what came of them."""
     root = copy_project(folder / "project", PARAMS.replace("STEPS", "100000"))
     started = time.monotonic()
     with slurm(folder) as configuration:
         done = snakemake(root, configuration, "results/quick")
-        steps = int(TRAINED_S * pace((root / "logs/train/quick/seed1.log").read_text()))
+        steps = int(trained_s * pace((root / "logs/train/quick/seed1.log").read_text()))
         change_params(root, PARAMS.replace("STEPS", str(steps)))
         second = snakemake(root, configuration, "results/late")
+    mine, other = digests(root), digests(undisturbed(folder / "undisturbed", root))
     told = done.stdout + done.stderr + second.stdout + second.stderr
     if done.returncode or second.returncode:
         sys.stderr.write(told[-6000:])
@@ -152,8 +161,28 @@ def measure(folder: Path) -> dict[str, Any]:
         "evaluated": sorted(
             path.parents[1].name for path in root.glob("results/evaluate/*/seed1/metrics.json")
         ),
+        "files": len(mine),
+        "differences": sorted(n for n in {**mine, **other} if mine.get(n) != other.get(n)),
         "left_over": [" ".join(one.cmdline()) for one in processes_in(folder)],
     }
+
+
+def undisturbed(folder: Path, project: Path) -> Path:
+    """A copy of the project, where the second experiment has as much time as it needs."""
+    root = copy_project(folder, (project / "params.yaml").read_text())
+    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--", "results/late"]
+    done = subprocess.run(  # noqa: S603  # fixed command
+        command, cwd=root, env=environment(root), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.stderr.write(done.stderr[-6000:])
+    return root
+
+
+def digests(root: Path) -> dict[str, str]:
+    """SHA-256 of each file of the second experiment's results."""
+    paths = (path for path in root.glob("results/*/late/**/*") if path.is_file())
+    return {str(path.relative_to(root)): sha256_of(path) for path in sorted(paths)}
 
 
 def pace(log: str) -> float:

@@ -12,6 +12,8 @@ FOUND = {
     "stopped": 1,
     "resumed_from_step": [30000],
     "evaluated": ["late", "quick"],
+    "files": 6,
+    "differences": [],
     "left_over": [],
 }
 
@@ -35,6 +37,8 @@ def test_a_job_that_meets_its_time_limit_continues_and_the_dag_ends_whole(tmp_pa
         {"resumed_from_step": []},
         {"evaluated": ["quick"]},
         {"evaluated": ["late"]},
+        {"files": 0},
+        {"differences": ["results/train/late/seed1/policy.pt"]},
         {"left_over": ["python workflow/scripts/train.py"]},
     ],
 )
