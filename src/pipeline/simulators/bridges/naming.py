@@ -289,7 +289,21 @@ def _near(name: str, known: Iterable[str]) -> str:
     ]
     if not near:
         return "."
+    # A family that nobody asked for is noise where the name is right without it, and so is another
+    # version where that of the name is there.
+    for part in (_family, _version):
+        near = [one for one in near if part(one) == part(name)] or near
     return f"; did you mean {' or '.join(repr(one) for one in near[-3:])}?"
+
+
+def _family(name: str) -> str:
+    """Return what stands before the last slash or dot."""
+    return name[: max(name.rfind("/"), name.rfind(".")) + 1]
+
+
+def _version(name: str) -> str:
+    """Return the digits at the end."""
+    return name[len(name.rstrip("0123456789")) :]
 
 
 def _stem(name: str) -> str:

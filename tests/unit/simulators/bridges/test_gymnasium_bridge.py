@@ -166,7 +166,7 @@ def test_an_action_for_each_copy_is_needed():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"id": "CartPol-v1"}, r"no environment 'CartPol-v1'; did you mean .*'CartPole-v1'"),
+        ({"id": "CartPol-v1"}, r"no environment 'CartPol-v1'; did you mean 'CartPole-v1'\? "),
         ({"id": "CartPole"}, r"no environment 'CartPole'; did you mean .*'CartPole-v1'"),
         ({"id": "CartPole-v7"}, "'CartPole-v1'"),
         ({"id": "no_such_module:CartPole-v1"}, "there is no module 'no_such_module'; install it"),
