@@ -115,6 +115,8 @@ class Standing:
     """Mean wall-clock of training over the seeds; None when it is not known of all."""
     curves: tuple[Curve, ...]
     """Of the seeds that have one."""
+    trained: tuple[int, ...] = ()
+    """Those seeds, in the same order."""
     not_exact: tuple[int, ...] = ()
     """Seeds whose training was interrupted and went on other than it would have."""
 
@@ -122,6 +124,11 @@ class Standing:
     def mean(self) -> float:
         """Arithmetic mean of the scores."""
         return float(np.mean(self.scores))
+
+    @property
+    def tolerance(self) -> tuple[float, float] | None:
+        """The range that holds a new seed's score with 90 % probability; None: too few seeds."""
+        return statistics.tolerance_interval(np.array(self.scores))
 
     @property
     def caution(self) -> str:
@@ -253,6 +260,7 @@ def _standing(
         area=float(np.mean([curve.area(*common) for curve in curves])) if curves else None,
         seconds=float(np.mean(seconds)) if len(seconds) == len(outcomes) else None,
         curves=tuple(curves),
+        trained=tuple(one.seed for one in outcomes if one.curve is not None),
         not_exact=tuple(one.seed for one in outcomes if not one.exact),
     )
 

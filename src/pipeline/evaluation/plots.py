@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SIZE = (7.0, 3.9)
 _DPI = 150
 INK, MUTED, GRID = "#22272e", "#6b7280", "#e5e7eb"
-_COLORS = ("#2563eb", "#d97706", "#059669", "#be185d", "#7c3aed", "#0891b2", "#65a30d", "#57534e")
+COLORS = ("#2563eb", "#d97706", "#059669", "#be185d", "#7c3aed", "#0891b2", "#65a30d", "#57534e")
 _LINES = ("-", "--", "-.", ":")
 # DejaVu Sans comes with matplotlib, so figures look the same on every machine.
 _STYLE: dict[str, Any] = {
@@ -143,7 +143,8 @@ def plot_learning_curves(
             axes.axhline(target, color=MUTED, linewidth=1.0, linestyle=":", label="target")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 1.5M
         axes.margins(x=0.01)
-        _fit_to_values(axes, [group.values for group in curves.values()])
+        # Every seed's values; a band may reach far beyond and is cut.
+        axes.set_ylim(*value_range([group.values for group in curves.values()]))
         _legend(axes)
         _save(axes, path)
 
@@ -239,12 +240,12 @@ def _styled() -> Iterator[None]:
 
 def _color(index: int) -> str:
     """Return the color of the series with this number."""
-    return _COLORS[index % len(_COLORS)]
+    return COLORS[index % len(COLORS)]
 
 
 def _line(index: int) -> str:
     """Return the line style of a series; another style when the colors begin again."""
-    return _LINES[index // len(_COLORS) % len(_LINES)]
+    return _LINES[index // len(COLORS) % len(_LINES)]
 
 
 def _axes(
@@ -271,13 +272,14 @@ def _axes(
     return axes
 
 
-def _fit_to_values(axes: Any, values: Sequence[NDArray[np.float64]]) -> None:
-    """Set the range of y to every seed's values; a band may reach far beyond and is cut."""
+def value_range(values: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
+    """Return a range that holds all finite values with a margin; (0, 1) without any."""
     present = np.concatenate([group[np.isfinite(group)] for group in values] or [np.zeros(0)])
-    if len(present):
-        low, high = float(present.min()), float(present.max())
-        margin = 0.06 * (high - low) or max(0.5, 0.05 * abs(high))
-        axes.set_ylim(low - margin, high + margin)
+    if not len(present):
+        return 0.0, 1.0
+    low, high = float(present.min()), float(present.max())
+    margin = 0.06 * (high - low) or max(0.5, 0.05 * abs(high))
+    return low - margin, high + margin
 
 
 def _legend(axes: Any) -> None:

@@ -28,6 +28,8 @@ FEWEST_SEEDS = 3
 """With fewer, no interval is given."""
 ENOUGH_SEEDS = 5
 """With fewer, an interval is given with a warning."""
+HELD = 0.9
+"""Probability with which a tolerance interval holds the score of one more seed."""
 _ENDS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
 
 
@@ -118,6 +120,37 @@ def probability_of_improvement(x: FloatArray, y: FloatArray) -> float:
 def iqm_interval(scores: FloatArray, rng: np.random.Generator) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the interquartile mean of [n] scores."""
     return _ends(interquartile_means(_drawn(scores, rng)))
+
+
+def tolerance_interval(scores: FloatArray) -> tuple[float, float] | None:
+    """Return the range that holds the score of one more seed with a probability of 90 %.
+
+    A tolerance interval in expectation, also called a prediction interval. From 19 scores on its
+    ends are two of the scores, whatever their distribution (Wilks 1941, Annals of Mathematical
+    Statistics 12:91); with fewer they are those of a normal distribution (Hahn and Meeker 1991,
+    "Statistical Intervals", chapter 4).
+
+    Args:
+        scores: [n] of seeds.
+
+    Returns:
+        Both ends in units of the scores, None with fewer than 5 seeds.
+    """
+    from scipy.special import stdtrit
+
+    n = len(scores)
+    if n < ENOUGH_SEEDS:
+        return None
+    # Of n + 1 exchangeable scores the last is as likely in each of the n + 1 gaps between the
+    # others; so many gaps at each end may be left out.
+    left_out = int((n + 1) * (1 - HELD) / 2 + 1e-9)
+    if left_out:
+        ordered = np.sort(scores)
+        return float(ordered[left_out - 1]), float(ordered[n - left_out])
+    mean = float(scores.mean())
+    # The new seed varies as those do, and their mean is not known exactly: 1 + 1 / n variances.
+    half = float(stdtrit(n - 1, (1 + HELD) / 2) * scores.std(ddof=1) * math.sqrt(1 + 1 / n))
+    return mean - half, mean + half
 
 
 def improvement_interval(

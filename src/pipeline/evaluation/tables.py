@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
     from pipeline.evaluation.comparison import Standing, Task
 
-HEADER = ("Experiment", "Seeds", "IQM", "95 % interval", "Mean", "Steps to target", "Mean height")
+TOLERANCE = "90 % tolerance"
+HEADER = (
+    *("Experiment", "Seeds", "IQM", "95 % interval", TOLERANCE),
+    *("Mean", "Steps to target", "Mean height"),
+)
 WALL_CLOCK = "Training time"
 PAIRS_HEADER = ("More probably better", "Than", "Probability", "95 % interval")
 
@@ -28,6 +32,7 @@ def rows(task: Task, *, wall_clock: bool = False) -> list[tuple[str, ...]]:
             str(len(one.seeds)),
             number(one.iqm),
             ends(one.low, one.high),
+            ends(*(one.tolerance or (None, None))),
             number(one.mean),
             _steps(one),
             "-" if one.area is None else number(one.area),
@@ -87,7 +92,7 @@ def standing_records(tasks: Iterable[Task], *, wall_clock: bool = False) -> list
         for one in task.standings:
             values = (
                 *(task.environment, task.behavior, one.experiment, len(one.seeds), task.score),
-                *(one.iqm, one.low, one.high, one.mean),
+                *(one.iqm, one.low, one.high, *(one.tolerance or (None, None)), one.mean),
                 *(task.target, one.reached, one.steps_to_target, one.area),
             )
             record: dict[str, Any] = dict(zip(STANDING_COLUMNS, values, strict=True))
@@ -125,6 +130,8 @@ STANDING_COLUMNS = (
     "iqm",
     "iqm_low",
     "iqm_high",
+    "tolerance_low",
+    "tolerance_high",
     "mean",
     "target",
     "seeds_at_target",

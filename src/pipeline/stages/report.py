@@ -77,7 +77,7 @@ def report(root: Path) -> None:
             "improvement.csv": tables.csv_text(tables.pair_records(tasks), tables.PAIR_COLUMNS),
             "learning.csv": tables.csv_text(_points(tasks, curves), _CURVE_COLUMNS),
             "report.md": render.markdown(tasks, drawn, swept),
-            "report.html": render.html(tasks, drawn, folder, parts, swept),
+            "report.html": render.html(tasks, curves, drawn, folder, parts, swept),
         }
         for name, text in texts.items():
             files.write_whole(attempt.out(name), text)

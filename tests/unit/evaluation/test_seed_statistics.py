@@ -101,3 +101,41 @@ def test_a_detectable_difference_needs_two_groups_that_spread():
     many = statistics.detectable_difference([np.arange(20.0), np.arange(20.0)])
     few = statistics.detectable_difference([np.arange(0.0, 20, 5), np.arange(0.0, 20, 5)])
     assert many < few
+
+
+def held(n_seeds: int, draw) -> float:
+    """Share of repetitions in which the interval of n seeds holds one more."""
+    rng = np.random.default_rng(7)
+    found = []
+    for _ in range(2000):
+        low, high = statistics.tolerance_interval(draw(rng, n_seeds))
+        found.append(low <= draw(rng, 1)[0] <= high)
+    return float(np.mean(found))
+
+
+def test_a_tolerance_interval_holds_a_new_seed_in_nine_of_ten_cases():
+    def normal(rng, n):
+        return rng.normal(3.0, 2.0, n)
+
+    def skewed(rng, n):
+        return rng.exponential(1.0, n) ** 2
+
+    assert held(5, normal) == pytest.approx(0.9, abs=0.02)
+    assert held(10, normal) == pytest.approx(0.9, abs=0.02)
+    # of any distribution once the scores themselves are the ends
+    assert held(19, skewed) == pytest.approx(0.9, abs=0.02)
+    assert held(39, skewed) == pytest.approx(0.9, abs=0.02)
+
+
+def test_a_tolerance_interval_is_that_of_the_tables():
+    # t(0.95, 4) = 2.1318; the standard deviation of 1 to 5 is the root of 2.5
+    half = 2.131847 * np.sqrt(2.5) * np.sqrt(1 + 1 / 5)
+    found = statistics.tolerance_interval(np.array([3.0, 1, 5, 2, 4]))
+    assert found == pytest.approx((3 - half, 3 + half), abs=1e-5)
+    assert statistics.tolerance_interval(np.arange(19.0)) == (0.0, 18.0)
+    assert statistics.tolerance_interval(np.arange(39.0)) == (1.0, 37.0)
+
+
+def test_a_tolerance_interval_needs_five_seeds():
+    assert statistics.tolerance_interval(np.arange(4.0)) is None
+    assert statistics.tolerance_interval(np.arange(5.0)) is not None

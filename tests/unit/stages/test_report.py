@@ -1,8 +1,17 @@
 from __future__ import annotations
 
+import re
+from html.parser import HTMLParser
+
+import numpy as np
 import pytest
 
+from pipeline.evaluation.comparison import Curve, Outcome, compare
+from pipeline.evaluation.plots import align_curves
 from pipeline.stages import report
+from pipeline.stages.reporting import charts, render
+
+STEPS = np.array([1000.0, 2000.0, 3000.0])
 
 
 @pytest.mark.parametrize("text", ["pong-Pong", "CartPole-v1-CartPole-v1", "a.b_c-D"])
@@ -15,3 +24,98 @@ def test_no_two_names_have_the_same_figures():
     names = [report._file_name(text) for text in texts]
     assert len(set(names)) == len(texts)
     assert not any(set(name) & set("/\\%#? ") for name in names)
+
+
+def page(tmp_path, n_seeds=3, names=("ppo", "<b>cloned</b>")):
+    outcomes = [
+        Outcome(
+            experiment=name,
+            environment="ball",
+            behavior="Ball",
+            seed=seed,
+            evaluated=10.0 * level + seed,
+            curve=Curve(steps=STEPS, returns=STEPS / 1000 * level + seed / 8),
+        )
+        for level, name in enumerate(names, start=1)
+        for seed in range(7, 7 + n_seeds)
+    ]
+    [task] = compare(outcomes)
+    curves = {
+        one.experiment: align_curves([(curve.steps, curve.returns) for curve in one.curves])
+        for one in task.standings
+    }
+    figures = render.Figures(learning=None, returns="none.png", improvements=None)
+    return task, curves, render.html([task], [curves], [figures], tmp_path, {})
+
+
+def test_the_page_needs_no_other_file_and_no_script_to_be_read(tmp_path):
+    _, _, text = page(tmp_path)
+    assert not re.search(r"""(src|href)=["']?https?:|@import|url\((?!#)""", text)
+    without = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    # what is told on a point is there as text, for browsers to show and for people to search
+    assert "<title>ppo, seed 7: 17</title>" in without
+    assert "<title>&lt;b&gt;cloned&lt;/b&gt;, IQM</title>" in without
+    assert "<b>cloned" not in text
+    assert without.count('<input type="checkbox" checked class="s') == 2
+    assert "figure:has(input.s1:not(:checked)) g.s1" in without
+
+
+def test_every_point_of_a_curve_has_its_step_and_value(tmp_path):
+    class Lines(HTMLParser):
+        found: list[tuple[int, int, int]] = []  # noqa: RUF012  # of one test
+        steps = 0
+
+        def handle_starttag(self, tag, attrs):
+            here = dict(attrs)
+            if tag == "g" and "data-steps" in here:
+                self.steps = len(here["data-steps"].split())
+            if tag == "polyline":
+                counts = (
+                    self.steps,
+                    *(len(here[key].split()) for key in ("data-values", "points")),
+                )
+                self.found.append(counts)
+
+    parser = Lines()
+    parser.feed(page(tmp_path)[2])
+    # two experiments of three seeds and their middle
+    assert parser.found == [(3, 3, 3)] * 8
+
+
+def test_a_curve_lies_where_the_axes_say(tmp_path):
+    task, curves, _ = page(tmp_path)
+    chart = charts.of(task, curves).learning
+    line = chart.series[1].lines[2]
+    assert line.name == "<b>cloned</b>, seed 9"
+    assert line.values == "3.125 5.125 7.125"
+    places = [tuple(map(float, point.split(","))) for point in line.points.split()]
+    expected = zip(chart.x.at(STEPS), chart.y.at(STEPS / 500 + 9 / 8), strict=True)
+    np.testing.assert_allclose(places, [*expected], atol=0.05)
+    # up is more
+    assert places[0][1] > places[2][1]
+
+
+def test_with_too_few_seeds_each_is_drawn_alone(tmp_path):
+    task, curves, text = page(tmp_path, n_seeds=1, names=("ppo",))
+    drawn = charts.of(task, curves)
+    assert [line.name for line in drawn.learning.series[0].lines] == ["ppo, seed 7"]
+    assert not drawn.learning.series[0].band
+    assert drawn.scores.rows[0].interval is drawn.scores.rows[0].wider is None
+    assert drawn.improvements is None
+    assert "nan" not in text
+
+
+def test_equal_results_give_an_equal_page(tmp_path):
+    assert page(tmp_path)[2] == page(tmp_path)[2]
+
+
+def test_the_seed_of_a_curve_is_known_where_another_has_none(tmp_path):
+    curve = Curve(steps=STEPS, returns=STEPS)
+    common = {"experiment": "ppo", "environment": "ball", "behavior": "Ball"}
+    outcomes = [
+        Outcome(**common, seed=seed, evaluated=1.0, curve=curve if seed == 2 else None)
+        for seed in (1, 2)
+    ]
+    [task] = compare(outcomes)
+    chart = charts.of(task, {"ppo": align_curves([(STEPS, STEPS)])}).learning
+    assert [line.name for line in chart.series[0].lines] == ["ppo, seed 2"]

@@ -9,12 +9,15 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.evaluation import tables
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from markupsafe import Markup
 
     from pipeline.evaluation.comparison import Task
+    from pipeline.evaluation.plots import Curves
 
 TITLE = "Experiments compared"
 INTRODUCTION = (
@@ -26,6 +29,10 @@ TERMS = {
     "95 % interval": "of the IQM, or of the probability: a bootstrap over seeds (Agarwal et al. "
     "2021, arXiv 2108.13264). Another set of as many seeds would give another IQM; values outside "
     "the interval would be a surprise. It needs at least three seeds, better five",
+    tables.TOLERANCE: "the range that holds the score of one more seed with a probability of 90 %, "
+    "of normal scores, or of any from 19 seeds on (Wilks 1941; Hahn and Meeker 1991). It does not "
+    "shrink with more seeds as the interval of the IQM does, and needs at least five. Where it "
+    "reaches beyond what a score can be, the scores are not normal",
     "Steps to target": "median over seeds of the environment steps at which training first reached "
     "the target",
     "Mean height": "area under the learning curve divided by its width, over the steps that all "
@@ -37,6 +44,19 @@ CLOSING = (
     "Wall-clock is not in this file, which is the same for the same results: "
     "`pipeline compare results/train/*` prints it. `pipeline ui` shows each run in MLflow as "
     "`<experiment>-seed<k>`."
+)
+SCORES = (
+    "Scores. A dot is a seed, the upright line the interquartile mean over seeds, the wide bar its "
+    "95 % interval where there are seeds enough for one."
+)
+LEARNING = (
+    "Learning curves. Mean return of the episodes that ended in each summary period, over "
+    "environment steps: the interquartile mean over seeds with its 95 % interval as a band, or "
+    "each seed by itself where they are too few."
+)
+IMPROVEMENTS = (
+    "Probability that a run of the first experiment does better than one of the second; at the "
+    "dotted line neither is better."
 )
 _LINKS = (
     ("train", "train", "progress.csv", "learning curve"),
@@ -78,8 +98,6 @@ class Search:
 
 def markdown(tasks: Sequence[Task], drawn: Sequence[Figures], swept: Sequence[Search] = ()) -> str:
     """Return the report as Markdown, with links to the figures beside the file."""
-    from pipeline.evaluation import tables
-
     lines = [f"# {TITLE}", "", INTRODUCTION, ""]
     lines += [*(f"- **{term}**: {meaning}." for term, meaning in TERMS.items()), "", CLOSING, ""]
     for task, figures in zip(tasks, drawn, strict=True):
@@ -101,6 +119,7 @@ def markdown(tasks: Sequence[Task], drawn: Sequence[Figures], swept: Sequence[Se
 
 def html(
     tasks: Sequence[Task],
+    curves: Sequence[Mapping[str, Curves]],
     drawn: Sequence[Figures],
     folder: Path,
     parts: Mapping[str, Collection[str]],
@@ -110,14 +129,15 @@ def html(
 
     Args:
         tasks: what was compared.
-        drawn: the figures of each.
+        curves: the learning curves of each, by experiment.
+        drawn: the figures of each; the videos among them are shown.
         folder: where they lie.
         parts: stages of each experiment, and `video` where it has some; they say what files it has.
         swept: what the sweeps found.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    from pipeline.evaluation import tables
+    from pipeline.stages.reporting import charts
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -138,35 +158,29 @@ def html(
         links=_LINKS,
         parts=parts,
         tables=tables,
+        width=charts.WIDTH,
+        captions={"scores": SCORES, "learning": LEARNING, "improvements": IMPROVEMENTS},
+        most=max((len(lines) for lines in curves), default=0),
         titles=[*(task.name for task in tasks), *(one.title for one in swept)],
-        tasks=[(task, [*_shown(task, one)]) for task, one in zip(tasks, drawn, strict=True)],
+        tasks=[
+            (task, charts.of(task, lines), [*_films(figures)])
+            for task, lines, figures in zip(tasks, curves, drawn, strict=True)
+        ],
         swept=swept,
     )
 
 
 def _shown(task: Task, figures: Figures) -> Iterator[tuple[str, str, str]]:
     """Return what each figure shows, its file, and how to read it."""
-    yield (
-        f"Returns on {task.name}",
-        figures.returns,
-        "Scores. A dot is a seed, the upright line the interquartile mean over seeds, the wide "
-        "bar its 95 % interval where there are seeds enough for one.",
-    )
+    yield f"Returns on {task.name}", figures.returns, SCORES
     if figures.learning:
-        yield (
-            f"Learning curves on {task.name}",
-            figures.learning,
-            "Learning curves. Mean return of the episodes that ended in each summary period, over "
-            "environment steps: the interquartile mean over seeds with its 95 % interval as a "
-            "band, or each seed by itself where they are too few.",
-        )
+        yield f"Learning curves on {task.name}", figures.learning, LEARNING
     if figures.improvements:
-        yield (
-            f"Probability of improvement on {task.name}",
-            figures.improvements,
-            "Probability that a run of the first experiment does better than one of the second; at "
-            "the dotted line neither is better.",
-        )
+        yield f"Probability of improvement on {task.name}", figures.improvements, IMPROVEMENTS
+    yield from _films(figures)
+
+
+def _films(figures: Figures) -> Iterator[tuple[str, str, str]]:
     for whose, file in figures.films:
         yield (
             f"An episode of {whose}",

@@ -1,0 +1,286 @@
+"""Charts of the report's page: what `charts.html.j2` draws as SVG, and where.
+
+Inline SVG and not a plotting library in JavaScript, which would be megabytes: any browser shows the
+page, also from a file, without network and with scripts switched off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.evaluation.plots import COLORS, Curves, band, value_range
+from pipeline.evaluation.statistics import interquartile_means
+from pipeline.evaluation.tables import ends, number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from pipeline.evaluation.comparison import Improvement, Standing, Task
+
+WIDTH = 640
+_HEIGHT = 340
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 26, 44
+_ROW = 46
+_TICKS = 5
+_DASHES = ("", "7 4", "2 4", "8 3 2 3")
+"""Of the lines, another one when the colors begin again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Axis:
+    """Values along one side, and the pixels at which they lie."""
+
+    low: float
+    high: float
+    first: float
+    """Pixel of `low`."""
+    last: float
+    """Pixel of `high`."""
+
+    def at(self, values: NDArray[np.float64] | float) -> NDArray[np.float64]:
+        """Return the pixels of values."""
+        share = (np.asarray(values, dtype=np.float64) - self.low) / (self.high - self.low)
+        return self.first + share * (self.last - self.first)
+
+    def place(self, value: float) -> str:
+        """Return the pixel of one value as text."""
+        return f"{float(self.at(value)):.1f}"
+
+    def ticks(self, *, steps: bool = False) -> list[tuple[str, str]]:
+        """Return pixel and text of round values between the ends."""
+        from matplotlib.ticker import EngFormatter, MaxNLocator
+
+        text = EngFormatter(sep="") if steps else number  # 1.5M
+        found = MaxNLocator(_TICKS).tick_values(self.low, self.high)
+        return [
+            (self.place(value), text(float(value)))
+            for value in found
+            if self.low - 1e-9 <= value <= self.high + 1e-9
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """A learning curve of one seed, or the middle of several."""
+
+    name: str
+    points: str
+    """Of an SVG polyline."""
+    values: str
+    """Returns at these points, parted by spaces."""
+    is_middle: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """An experiment in a chart of learning curves."""
+
+    label: str
+    color: str
+    dash: str
+    steps: str
+    """Of the points of its lines, parted by spaces."""
+    lines: tuple[Line, ...]
+    band: str
+    """Outline of the 95 % interval; empty with too few seeds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CurveChart:
+    """Learning curves over environment steps."""
+
+    x: Axis
+    y: Axis
+    series: tuple[Series, ...]
+    target: float | None
+    height: int = _HEIGHT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """An estimate with its interval, over single values."""
+
+    name: str
+    color: str
+    y: int
+    """Pixel of its bar."""
+    told: str
+    """The estimate in words."""
+    value: float
+    interval: tuple[float, float] | None
+    wider: tuple[float, float] | None = None
+    """The tolerance interval."""
+    dots: tuple[tuple[float, str], ...] = ()
+    """Each value, and what it is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowChart:
+    """Estimates below each other."""
+
+    x: Axis
+    rows: tuple[Row, ...]
+    label: str
+    """What lies along x."""
+    mark: float | None = None
+    """A value to compare with."""
+
+    @property
+    def height(self) -> int:
+        """In pixels."""
+        return _ROW * len(self.rows) + _BOTTOM
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Charts:
+    """All of a task."""
+
+    scores: RowChart
+    learning: CurveChart | None
+    """None without curves."""
+    improvements: RowChart | None
+    """None with one experiment."""
+
+
+def of(task: Task, curves: Mapping[str, Curves]) -> Charts:
+    """Return the charts of a task, given the learning curves of its experiments."""
+    return Charts(
+        scores=_scores(task), learning=_learning(task, curves), improvements=_improvements(task)
+    )
+
+
+def _learning(task: Task, curves: Mapping[str, Curves]) -> CurveChart | None:
+    """Return the learning curves of a task; None without any."""
+    if not curves:
+        return None
+    steps = [one.steps for one in curves.values()]
+    low, high = value_range([one.values for one in curves.values()])
+    chart = CurveChart(
+        x=_axis(min(s[0] for s in steps), max(s[-1] for s in steps)),
+        y=Axis(low=low, high=high, first=_HEIGHT - _BOTTOM, last=_TOP),
+        series=(),
+        target=task.target if task.target is not None and low <= task.target <= high else None,
+    )
+    seeds = {one.experiment: one.trained for one in task.standings}
+    series = (
+        _series(index, name, seeds[name], one.thinned(), chart)
+        for index, (name, one) in enumerate(curves.items())
+    )
+    return CurveChart(x=chart.x, y=chart.y, series=tuple(series), target=chart.target)
+
+
+def _scores(task: Task) -> RowChart:
+    """Return each seed's score, with interquartile means and both intervals."""
+    rows = tuple(_standing(index, one) for index, one in enumerate(task.standings))
+    return RowChart(x=_around(rows), rows=rows, label="Return")
+
+
+def _improvements(task: Task) -> RowChart | None:
+    """Return how probably one experiment is better than another; None with a single one."""
+    if not task.improvements:
+        return None
+    rows = tuple(_improvement(index, one) for index, one in enumerate(task.improvements))
+    label = "Probability that a run of the first does better"
+    return RowChart(x=_axis(0.0, 1.0), rows=rows, label=label, mark=0.5)
+
+
+def _series(
+    index: int, name: str, seeds: Sequence[int], curves: Curves, chart: CurveChart
+) -> Series:
+    """Place an experiment's curves; `seeds` are those of its rows."""
+    x = chart.x.at(curves.steps)
+    lines = [
+        _line(f"{name}, seed {seed}", x, values, chart.y)
+        for seed, values in zip(seeds, curves.values, strict=True)
+    ]
+    outline, drawn = "", band(curves)
+    if drawn is not None:
+        middle = interquartile_means(curves.values.T)
+        lines.append(_line(f"{name}, IQM", x, middle, chart.y, is_middle=True))
+        there, back = _points(x, chart.y.at(drawn[1])), _points(x[::-1], chart.y.at(drawn[2][::-1]))
+        outline = f"{there} {back}"
+    return Series(
+        label=f"{name} ({len(seeds)} seed{'s' if len(seeds) > 1 else ''})",
+        color=_color(index),
+        dash=_DASHES[index // len(COLORS) % len(_DASHES)],
+        steps=" ".join(f"{step:.0f}" for step in curves.steps),
+        lines=tuple(lines),
+        band=outline,
+    )
+
+
+def _line(
+    name: str,
+    x: NDArray[np.float64],
+    values: NDArray[np.float64],
+    y: Axis,
+    *,
+    is_middle: bool = False,
+) -> Line:
+    told = " ".join(number(float(value)) for value in values)
+    return Line(name=name, points=_points(x, y.at(values)), values=told, is_middle=is_middle)
+
+
+def _points(x: NDArray[np.float64], y: NDArray[np.float64]) -> str:
+    return " ".join(f"{one:.1f},{other:.1f}" for one, other in zip(x, y, strict=True))
+
+
+def _standing(index: int, one: Standing) -> Row:
+    told = f"{one.experiment}: IQM {number(one.iqm)}, 95 % interval {ends(one.low, one.high)}"
+    wider = one.tolerance
+    return Row(
+        name=one.experiment,
+        color=_color(index),
+        y=_ROW * index + 30,
+        told=told if wider is None else f"{told}, 90 % tolerance {ends(*wider)}",
+        value=one.iqm,
+        interval=_both(one.low, one.high),
+        wider=wider,
+        dots=tuple(
+            (score, f"{one.experiment}, seed {seed}: {number(score)}")
+            for seed, score in zip(one.seeds, one.scores, strict=True)
+        ),
+    )
+
+
+def _improvement(index: int, one: Improvement) -> Row:
+    told = f"{one.probability:.2f}, 95 % interval {ends(one.low, one.high)}"
+    return Row(
+        name=f"{one.better}  >  {one.than}",
+        color=_color(0),
+        y=_ROW * index + 30,
+        told=f"{one.better} better than {one.than}: {told}",
+        value=one.probability,
+        interval=_both(one.low, one.high),
+    )
+
+
+def _both(low: float | None, high: float | None) -> tuple[float, float] | None:
+    return None if low is None or high is None else (low, high)
+
+
+def _around(rows: Sequence[Row]) -> Axis:
+    """Return an axis that holds everything in the rows."""
+    values = [[row.value, *(one for one, _ in row.dots)] for row in rows]
+    values += [list(two) for row in rows for two in (row.interval, row.wider) if two]
+    low, high = value_range([np.array(some) for some in values])
+    return _axis(low, high)
+
+
+def _axis(low: float, high: float) -> Axis:
+    # A curve of one point has no width.
+    return Axis(
+        low=float(low),
+        high=float(high if high > low else low + 1.0),
+        first=_LEFT,
+        last=WIDTH - _RIGHT,
+    )
+
+
+def _color(index: int) -> str:
+    return COLORS[index % len(COLORS)]
