@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _CONFIGURATION, _PROGRESS = "configuration.yaml", "progress.csv"
 _STAGES = ("pretrain", "train", "export", "evaluate")
 _COLUMNS = (*tables.HEADER, tables.WALL_CLOCK)
-_NARROW = set(_COLUMNS) - {"Mean", "Mean height"}
+_NARROW = set(_COLUMNS) - {tables.TOLERANCE, "Mean", "Mean height"}
 
 
 def add_options(parser: Parser) -> None:

@@ -84,7 +84,7 @@ def _ready(server: subprocess.Popen[bytes], health: str) -> bool:
 def _say_where(store: mlflow_store.Store, address: str) -> None:
     for what, view in (("All runs by experiment", "table"), ("Learning curves", "curves")):
         _log.info("%-23s %s%s", what, address, mlflow_view.address(store.experiment_id, view))
-    _log.info("%-23s %s/#/models", "Models", address)
+    _log.info("%-23s %s%s", "Models", address, mlflow_view.MODELS)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 TABLE, CURVES = "table", "curves"
 """Keys of the views."""
+_MODE = "workflowType=machine_learning"
+"""Without it MLflow's pages have the menu of their other mode, GenAI."""
+MODELS = f"/#/models?{_MODE}"
+"""Address of the registered models, below the server's own."""
 SCORE = "evaluate/mean_return"
 """The metric that rows are ordered by."""
 _SHARED = "mlflow.sharedViewState."
@@ -24,6 +28,7 @@ _COLUMNS = {
     "metrics.`evaluate/ci_high`": 130,
     "metrics.`train/mean_reward`": 160,
     "metrics.`train/steps`": 100,
+    "metrics.`train/training_s`": 130,
     "params.`trainer_type`": 105,
     "params.`learning_rate`": 110,
     "params.`environment`": 120,
@@ -31,17 +36,17 @@ _COLUMNS = {
     "attributes.`Dataset`": 200,
 }
 """The columns that are shown, with their widths in pixels: MLflow's own cut the names."""
+# Without MLflow's duration: it goes from the first stage's start to the last one's end, with the
+# time between them, in which other runs had their turn. `train/training_s` is that of training.
 _FIRST = {"1": 73, "attributes.`Run Name`": 270, "runDateAndNestInfo": 130}
 """MLflow's names for the ticks, the name and the age of a run."""
-_LAST = {"duration": 80}
 
 
 def address(identifier: str, view: str) -> str:
     """Return the address of a view, below the server's own."""
     # The address is the one that MLflow's pages make when somebody shares a view.
     mode = "&compareRunsMode=CHART" if view == CURVES else ""
-    training = "workflowType=machine_learning"  # the pages start in their other mode, GenAI
-    return f"/#/experiments/{identifier}/runs?{training}&viewStateShareKey={view}{mode}"
+    return f"/#/experiments/{identifier}/runs?{_MODE}&viewStateShareKey={view}{mode}"
 
 
 def tags(identifier: str) -> dict[str, str]:
@@ -70,7 +75,7 @@ def _state(*, grouped: bool) -> dict[str, Any]:
         "aggregateFunction": "average",
         "groupByKeys": [{"mode": "tag", "groupByData": "pipeline.experiment"}],
     }
-    widths = _FIRST | _COLUMNS | _LAST
+    widths = _FIRST | _COLUMNS
     return {
         # Rows that later runs have replaced stay in the store, and would be averaged with the
         # others.

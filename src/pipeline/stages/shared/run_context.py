@@ -190,7 +190,8 @@ def key_of(run: Run, attempt: Attempt) -> run_metadata.RunKey:
         tags={
             "pipeline.algorithm": algorithm_of(run),
             "pipeline.environment": run.experiment.environment,
-            "mlflow.source.name": f"workflow/scripts/{stage}.py",
+            # What makes all of the row; a stage's script would be that of the last part only.
+            "mlflow.source.name": f"pipeline run {run.name}-{run.seed}",
             "mlflow.source.type": "LOCAL",
             "mlflow.runColor": run_metadata.color(_position(run), run.seed),
             **mlflow_store.source_tags(run.root),
