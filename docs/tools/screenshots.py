@@ -77,7 +77,7 @@ def mlflow_shots(project: Path, address: str) -> dict[str, dict[str, Any]]:
     one = f"{base}/{cloned.info.run_id}"
     spread = max(runs, key=lambda run: run.data.metrics["evaluate/std_return"])
     model = client.search_registered_models()[0].name
-    alike = [run for run in runs if run.data.params["environment"] == "balance_ball"]
+    alike = [run for run in runs if run.data.params["environment"] == "collector"]
     compared = urlencode(
         {
             "runs": json.dumps([run.info.run_id for run in alike]),
@@ -115,7 +115,7 @@ def files(project: Path) -> dict[str, dict[str, Any]]:
         "report-wide": {"url": report, "whole": True, "width": 1100, "settle": 500},
         "report-narrow": {
             "url": report,
-            "clicks": ["balance_ball: 3DBall"],
+            "clicks": ["collector: FoodCollector"],
             "width": 420,
             "settle": 500,
             "scheme": "dark",
@@ -127,7 +127,7 @@ def files(project: Path) -> dict[str, dict[str, Any]]:
         },
         "snakemake-evaluation": {
             "url": snakemake,
-            "clicks": ["Evaluation", "balance_ball_ppo", f"{_EYE} >> nth=0"],
+            "clicks": ["Evaluation", "collector_ppo", f"{_EYE} >> nth=0"],
             "settle": 3_000,
         },
     }

@@ -68,23 +68,23 @@ one thing at a time
   pipeline env fetch URL --sha256 DIGEST
   pipeline env build gymnasium:CartPole-v1 -o build/cartpole --copies 8
   pipeline learn config/ppo/3DBall.yaml --env balance_ball --run-id first
-  pipeline evaluate results/export/balance_ball_ppo/seed1/3DBall.onnx --env balance_ball
+  pipeline evaluate results/export/collector_ppo/seed1/FoodCollector.onnx --env collector
   pipeline timers results/first
-  pipeline compare results/train/balance_ball_ppo results/train/balance_ball_bc_ppo
+  pipeline compare results/train/collector_ppo results/train/collector_bc_ppo
   pipeline config check old/trainer_config.yaml
   pipeline config upgrade old/trainer_config.yaml old/curricula -o config/new.yaml
   pipeline demo record balance_ball -o data/demos/mine.demo --episodes 20
   pipeline demo info data/demos/mine.demo
   pipeline demo import play.csv --spec gymnasium:CartPole-v1 -o play.demo
-  pipeline onnx check results/export/balance_ball_ppo/seed1/3DBall.onnx
-  pipeline runs balance_ball_ppo-1
-  pipeline provenance results/export/balance_ball_ppo/seed1/3DBall.onnx
+  pipeline onnx check results/export/collector_ppo/seed1/FoodCollector.onnx
+  pipeline runs collector_ppo-1
+  pipeline provenance results/export/collector_ppo/seed1/FoodCollector.onnx
 
 show it to others
-  pipeline card balance_ball_ppo-1 -o ball --license apache-2.0
-  pipeline sign ball --key me.pem --new-key
-  pipeline push ball --repo-id me/ball
-  pipeline pull me/ball -o theirs && pipeline verify theirs --key me.pem.pub
+  pipeline card collector_ppo-1 -o food --license apache-2.0
+  pipeline sign food --key me.pem --new-key
+  pipeline push food --repo-id me/food
+  pipeline pull me/food -o theirs && pipeline verify theirs --key me.pem.pub
 
 `pipeline COMMAND --help` says more about each.
 """

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_both_engines_describe_the_same_dag():
     dvc = dvc_nodes(ROOT)
-    assert "train@balance_ball_ppo-1" in {node.name for node in dvc}
+    assert "train@collector_ppo-1" in {node.name for node in dvc}
     assert differences(dvc, snakemake_nodes(ROOT), ROOT) == []
 
 

@@ -1,5 +1,5 @@
 # One target for each subset, experiment and sweep, and for each of their stages:
-# `snakemake results/smoke`, `snakemake results/balance_ball_ppo/train`.
+# `snakemake results/smoke`, `snakemake results/collector_ppo/train`.
 for NAME in [*PARAMS.subsets, *PARAMS.experiments, *PARAMS.sweeps]:
 
     rule:

@@ -49,7 +49,7 @@ class Job(NamedTuple):
 
     @property
     def title(self) -> str:
-        """For people: `train balance_ball_ppo seed 2`."""
+        """For people: `train collector_ppo seed 2`."""
         name = self.instance.replace("/seed", " seed ")
         return self.stage if name == "all" else f"{self.stage} {name}"
 

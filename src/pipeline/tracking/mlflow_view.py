@@ -106,7 +106,7 @@ One row is one experiment of `params.yaml` with one seed; all its stages write t
 for each run. `best` is the best evaluated one, each experiment's name an alias of its own best.
 
 Search with what a row holds: ``metrics.`{SCORE}` > 90``, `params.learning_rate = '0.0003'` \
-(MLflow compares parameters as text), ``tags.`pipeline.experiment` = 'balance_ball_ppo'``. \
+(MLflow compares parameters as text), ``tags.`pipeline.experiment` = 'collector_ppo'``. \
 ``tags.`pipeline.current` = 'yes'`` leaves out what later runs have replaced; without it such rows \
 lie folded below the one that replaced them.
 

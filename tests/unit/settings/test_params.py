@@ -296,7 +296,7 @@ def test_more_stages_than_dvc_can_bear_are_warned_about(
 def test_the_repositorys_parameters_load_and_its_plan_is_current() -> None:
     params = load_params(ROOT / "params.yaml")
     check_plan(params, ROOT / "workflow/runs.yaml")
-    assert set(params.experiments) >= {"balance_ball_ppo", "balance_ball_bc_ppo", "grid_world_ppo"}
+    assert set(params.experiments) >= {"collector_ppo", "collector_bc_ppo", "grid_world_ppo"}
     for name in params.experiments:
         assert params.run_settings(name).behaviors
 
@@ -341,6 +341,6 @@ def test_the_example_of_the_documentation_is_what_params_yaml_says():
     changes = {
         name: (one["overrides"], one.get("pretrain")) for name, one in small["experiments"].items()
     }
-    for name in ("balance_ball_ppo", "balance_ball_bc_ppo"):
+    for name in ("collector_ppo", "collector_bc_ppo"):
         one = real["experiments"][name]
         assert changes[name] == (one["overrides"], one.get("pretrain"))

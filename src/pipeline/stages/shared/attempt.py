@@ -56,7 +56,7 @@ class Job:
     stage: str
     """Family, for example `train`."""
     instance: str
-    """Which one, for example `balance_ball_ppo/seed1`; `all` for a stage without instances."""
+    """Which one, for example `collector_ppo/seed1`; `all` for a stage without instances."""
     params: Mapping[str, Any]
     """Everything from parameter and trainer files that the result depends on."""
     inputs: tuple[Path, ...] = ()
