@@ -1,7 +1,8 @@
 """Python programs in processes of their own that need not import the libraries again.
 
 A process that has imported them, and runs no thread, forks for every program. What a program is
-given (arguments, folder, variables, streams) and how it ends is as with `subprocess.run`.
+given (arguments, folder, variables, streams) and how it ends is as with `subprocess.run`; its
+parent is a fork, so a test of what happens when the parent dies starts the program itself.
 """
 
 from __future__ import annotations
@@ -9,17 +10,32 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
 import runpy
+import select
+import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+
+from forked_command import request, status
+
+_COMMAND = """\
+#!{python} -IS
+import sys
+sys.path.insert(0, {folder!r})
+from forked_command import main
+sys.exit(main({address!r}, [*{first!r}, *sys.argv[1:]]))
+"""
 
 
 class ForkingInterpreter:
@@ -31,20 +47,23 @@ class ForkingInterpreter:
     """
 
     def __init__(self, *modules: str, hash_seed: str = "random") -> None:
-        own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._folder = Path(tempfile.mkdtemp())
+        self._address = str(self._folder / "socket")
         variables = {
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             "PYTHONHASHSEED": hash_seed,
         }
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(self._address)
+        listener.listen()
         self._process = subprocess.Popen(  # noqa: S603  # this file
-            [sys.executable, __file__, str(other.fileno()), *modules],
+            [sys.executable, __file__, str(listener.fileno()), *modules],
             env=os.environ | variables,
-            pass_fds=[other.fileno()],
-            stdin=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.PIPE,
         )
-        other.close()
-        self._socket = own
+        listener.close()
 
     def run(
         self,
@@ -54,34 +73,54 @@ class ForkingInterpreter:
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """`python *arguments`, which begin with -c, -m or a file, and what it printed."""
-        task = {"arguments": arguments, "cwd": str(cwd or Path.cwd())}
-        task["env"] = dict(os.environ if env is None else env)
         with (
             Path(os.devnull).open() as nothing,
             tempfile.TemporaryFile("w+") as out,
             tempfile.TemporaryFile("w+") as err,
         ):
             streams = [nothing.fileno(), out.fileno(), err.fileno()]
-            socket.send_fds(self._socket, [json.dumps(task).encode()], streams)
-            self._socket.settimeout(60 + timeout)  # before the first the libraries are imported
-            pid = int(self._socket.recv(100))
-            self._socket.settimeout(timeout)
-            try:
-                status = int(self._socket.recv(100))
-            except TimeoutError:
-                os.kill(pid, 9)
-                self._socket.settimeout(None)
-                self._socket.recv(100)
-                raise
+            variables = dict(os.environ if env is None else env)
+            folder = str(cwd or Path.cwd())
+            # before the first program the libraries are imported
+            limit = 60 + timeout
+            program, pid = request(self._address, arguments, folder, variables, streams, limit)
+            with program:
+                program.settimeout(timeout)
+                try:
+                    code = status(program)
+                except TimeoutError:
+                    os.kill(pid, signal.SIGKILL)
+                    raise
             texts = []
             for stream in (out, err):
                 stream.seek(0)
                 texts.append(stream.read())
-        return subprocess.CompletedProcess(arguments, status, *texts)
+        return subprocess.CompletedProcess(arguments, code, *texts)
+
+    def commands(self, **first: tuple[str, ...]) -> Path:
+        """A folder for PATH with commands that this interpreter runs.
+
+        Args:
+            first: arguments before those of each command, by its name: `dvc=("-m", "dvc")`.
+        """
+        folder = self._folder / "bin"
+        folder.mkdir(exist_ok=True)
+        for name, arguments in first.items():
+            text = _COMMAND.format(
+                python=sys.executable,
+                folder=str(Path(__file__).parent),
+                address=self._address,
+                first=arguments,
+            )
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
+        return folder
 
     def close(self) -> None:
-        self._socket.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         self._process.wait()
+        shutil.rmtree(self._folder)
 
 
 @functools.cache
@@ -92,29 +131,39 @@ def forking(*modules: str, hash_seed: str = "random") -> ForkingInterpreter:
     return interpreter
 
 
-def _next_task(tasks: socket.socket) -> list[str] | None:
+def _program(listener: socket.socket, lifeline: int) -> list[str] | None:
     """The arguments of a program, in the process that is to run it; None at the end."""
-    while True:
-        data, streams, _, _ = socket.recv_fds(tasks, 1 << 20, 3)
-        if not data:
-            return None
-        task = json.loads(data)
-        pid = os.fork()
-        if pid == 0:
-            tasks.close()
-            for number, stream in enumerate(streams):
-                os.dup2(stream, number)
-                os.close(stream)
-            os.chdir(task["cwd"])
-            os.environ.clear()
-            os.environ.update(task["env"])
-            return task["arguments"]
-        for stream in streams:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for programs
+    while listener in select.select([listener, lifeline], [], [])[0]:
+        asked, _ = listener.accept()
+        with asked:
+            if os.fork() == 0:
+                listener.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                return _forked(asked)
+    return None
+
+
+def _forked(asked: socket.socket) -> list[str]:
+    """Fork again, so that several programs run at once: this process tells of the other's end."""
+    data, streams, _, _ = socket.recv_fds(asked, 1 << 20, 3)
+    task = json.loads(data)
+    pid = os.fork()
+    if pid == 0:
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
             os.close(stream)
-        with contextlib.suppress(BrokenPipeError):
-            tasks.send(str(pid).encode())
-            _, status = os.waitpid(pid, 0)
-            tasks.send(str(os.waitstatus_to_exitcode(status)).encode())
+        os.chdir(task["cwd"])
+        os.environ.clear()
+        os.environ.update(task["env"])
+        return task["arguments"]
+    for stream in streams:
+        os.close(stream)
+    with contextlib.suppress(BrokenPipeError):
+        asked.send(str(pid).encode())
+        _, status = os.waitpid(pid, 0)
+        asked.send(str(os.waitstatus_to_exitcode(status)).encode())
+    os._exit(0)
 
 
 def _run(arguments: list[str]) -> None:
@@ -133,12 +182,37 @@ def _run(arguments: list[str]) -> None:
         runpy.run_path(kind, run_name="__main__")
 
 
+def _run_to_its_end(arguments: list[str]) -> None:
+    """Run the program and end this process, without taking the libraries down in it.
+
+    That would touch all of their memory, which is the other processes' as long as nobody does: it
+    takes longer than most programs.
+    """
+    code: object = None
+    try:
+        _run(arguments)
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:  # noqa: BLE001  # as Python does at the end of a program
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    if code is not None and not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    threading._shutdown()  # waits for threads, as the end of a program does
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
+
+
 if __name__ == "__main__":
     for _name in sys.argv[2:]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             importlib.import_module(_name)
-    with socket.socket(fileno=int(sys.argv[1])) as _tasks:
-        _arguments = _next_task(_tasks)
+    gc.freeze()  # the collector of a program would touch them all
+    with socket.socket(fileno=int(sys.argv[1])) as _listener:
+        _arguments = _program(_listener, sys.stdin.fileno())
     if _arguments is not None:
-        _run(_arguments)
+        _run_to_its_end(_arguments)

@@ -9,11 +9,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import forking
 from repositories import commit, git
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = ("Snakefile", "dvc.yaml", "params.yaml", "constraints.txt", ".dvcignore", ".gitignore")
 FOLDERS = ("src", "workflow", "config", "profiles", ".dvc")
+# Engines and stages take longer to import these than for all that tests have them do.
+LIBRARIES = (
+    *("torch", "onnx", "grpc", "matplotlib.figure", "scipy.stats", "pandas"),
+    *("mlflow.onnx", "mlflow.pyfunc", "mlflow.tracing.client", "mlflow.store.tracking"),
+    *("mlflow.store.model_registry.sqlalchemy_store", "mlflow.store.tracking.sqlalchemy_store"),
+    *("snakemake.cli", "dvc.repo", "dvc.cli.parser", "dvc.repo.experiments"),
+)
 
 
 def copy_project(target: Path) -> Path:
@@ -40,13 +48,21 @@ def environment(root: Path) -> dict[str, str]:
 
 
 def run(
-    root: Path, *command: str, check: bool = True, **extra: str
+    root: Path, *command: str, check: bool = True, hash_seed: str = "1", **extra: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in a copy of the project; a failure shows what it printed."""
+    """Run a command in a copy of the project; a failure shows what it printed.
+
+    The engines, and the stages that they start, have the libraries imported already.
+    """
+    variables = environment(root)
+    commands = forking(*LIBRARIES, hash_seed=hash_seed).commands(
+        python=(), dvc=("-m", "dvc"), snakemake=("-m", "snakemake"), pipeline=("-m", "pipeline")
+    )
+    variables["PATH"] = f"{commands}{os.pathsep}{variables['PATH']}"
     done = subprocess.run(  # noqa: S603  # the tests' own commands
         command,
         cwd=root,
-        env=environment(root) | extra,
+        env=variables | extra,
         capture_output=True,
         text=True,
         check=False,
