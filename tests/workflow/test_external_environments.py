@@ -9,9 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from dags import differences, dvc_nodes, snakemake_nodes
 from made_archives import digest
-from project import commit, run
+from project import run
 
 pytestmark = pytest.mark.usefixtures("private_cache")
 
@@ -115,67 +114,6 @@ def test_a_project_is_built_by_an_editor(project, player, tmp_path, monkeypatch)
     ball = described(project, "ball")
     assert ball["file"] == "player/ball.x86_64"
     assert ball["sha256"] == digest(player.read_bytes()), "that of the simulator that trains above"
-
-
-SOURCES = """\
-environments:
-  fetched:
-    source: fetch
-    url: https://example.org/game.zip
-    sha256: {digest}
-  folder:
-    source: path
-    path: builds/folder
-  file:
-    source: path
-    path: builds/file
-  game:
-    source: unity
-    project: game
-  cart: gymnasium:CartPole-v1
-  own: my_env:make
-  packed:
-    source: module
-    id: my_games.rooms:Rooms
-    copies: 4
-"""
-
-
-def with_every_source(project: Path) -> Path:
-    unity_project(project / "game")
-    (project / "builds/folder/data").mkdir(parents=True)
-    for name in ("folder/Game.x86_64", "folder/data/level", "file.x86_64"):
-        (project / "builds" / name).write_text("#!/bin/sh\n")
-    (project / "my_games").mkdir()
-    shutil.copy(ROOMS, project / "my_games")
-    (project / "my_env.py").write_text("def make(seed, n_agents): pass\n")
-    (project / "params.yaml").write_text(SOURCES.format(digest="0" * 64) + "experiments: {}\n")
-    run(project, sys.executable, "-m", "pipeline.cli", "plan")
-    commit(project, "every source")
-    return project
-
-
-@pytest.mark.slow
-def test_both_engines_describe_every_source_alike(project):
-    root = with_every_source(project)
-    dvc, snakemake = (
-        [node for node in nodes if node.name.startswith("env")]
-        for nodes in (dvc_nodes(root), snakemake_nodes(root))
-    )
-    names = {"env@fetched", "env_path@folder", "env_path@file", "env_unity@game"}
-    names |= {"env@cart", "env_path@own", "env_path@packed"}
-    assert names == {node.name for node in dvc}
-    assert differences(dvc, snakemake, root) == []
-    watched = {
-        node.name: {dep for dep in node.deps if dep.startswith(("builds/", "game/", "my_"))}
-        for node in snakemake
-    }
-    assert watched["env_path@folder"] == {"builds/folder/Game.x86_64", "builds/folder/data/level"}
-    assert watched["env_path@file"] == {"builds/file.x86_64"}
-    assert watched["env_path@own"] == {"my_env.py"}
-    assert watched["env_path@packed"] == {"my_games/rooms.py"}
-    assert len(watched["env_unity@game"]) == 4
-    assert not any("Library" in dep for dep in watched["env_unity@game"])
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from dags import differences, dvc_nodes, snakemake_nodes
 
 from pipeline.commands.demo import record
 from pipeline.errors import PipelineError
@@ -55,12 +54,3 @@ def test_a_file_that_is_no_demonstration_is_refused_and_nothing_is_made(given: P
 def test_a_file_that_is_missing_is_told(given: Path):
     with pytest.raises(PipelineError, match=r"data/people/ball\.demo"):
         record_named("balance_ball_expert", given)
-
-
-@pytest.mark.slow
-def test_both_engines_know_the_file(given: Path):
-    (given / "data/people/ball.demo").write_bytes(b"1")
-    nodes = dvc_nodes(given)
-    (taken,) = [node for node in nodes if node.name == "demos_file@balance_ball_expert"]
-    assert "data/people/ball.demo" in taken.deps
-    assert differences(nodes, snakemake_nodes(given), given) == []

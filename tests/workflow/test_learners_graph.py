@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from dags import differences, dvc_nodes, snakemake_nodes
 from project import commit, run
 
 from pipeline.settings.params import load_params
@@ -29,15 +28,6 @@ def shared(project: Path) -> Path:
     write_plan(load_params(project / "params.yaml"), project / "workflow/runs.yaml")
     commit(project, "with two learners")
     return project
-
-
-def test_both_engines_know_of_learners_and_reserve_for_each(shared: Path):
-    nodes, theirs = dvc_nodes(shared), snakemake_nodes(shared)
-    assert differences(nodes, theirs, shared) == []
-    (train,) = (node for node in nodes if node.name == "train@plain-1")
-    assert train.params["runs.train_from_scratch.plain-1"]["learners"] == 2
-    asked = {node.name: node.asked for node in theirs}
-    assert asked["train@plain-1"] == {"mem_mb": 1400, "runtime": 720, "gpu": 2}
 
 
 def test_the_stage_trains_with_two_learners(shared: Path):

@@ -7,7 +7,6 @@ import pytest
 from dags import (
     CHECK,
     Node,
-    counted_before,
     differences,
     dvc_before,
     dvc_nodes,
@@ -15,9 +14,6 @@ from dags import (
     snakemake_nodes,
 )
 from project import copy_project
-
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import write_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,12 +31,6 @@ def test_dvc_checks_before_it_runs_any_other_stage():
     assert [name for name, needed in before.items() if CHECK not in needed] == []
     rules = (ROOT / "workflow/rules/common.smk").read_text()
     assert "\n        check_params(PARAMS)" in rules
-
-
-def test_the_stages_are_counted_as_dvc_runs_them():
-    before = dvc_before(ROOT)
-    del before[CHECK]  # which tells nothing, and is counted by nobody
-    assert counted_before(ROOT) == {name: needed - {CHECK} for name, needed in before.items()}
 
 
 def test_a_folder_dependency_stands_for_what_others_write_into_it(tmp_path: Path):
@@ -163,21 +153,6 @@ def found(tmp_path_factory) -> str:
 @pytest.mark.parametrize("drift", DRIFTS)
 def test_a_drift_between_the_engines_is_caught(drift: str, found: str):
     assert re.search(f"^{DRIFTS[drift][-1]}", found, re.MULTILINE)
-
-
-@pytest.mark.slow
-def test_both_engines_describe_the_same_dag_with_videos(project: Path):
-    change(
-        project,
-        "params.yaml",
-        r"(grid_world_ppo:\n(?:.*\n)*?      seed: 10000\n)",
-        r"\1      video: true\n",
-    )
-    write_plan(load_params(project / "params.yaml"), project / "workflow/runs.yaml")
-    nodes = dvc_nodes(project)
-    (evaluate,) = (node for node in nodes if node.name == "evaluate_video@grid_world_ppo-1")
-    assert {"median.gif", "best.gif"} <= {Path(out).name for out in evaluate.outs}
-    assert differences(nodes, snakemake_nodes(project), project) == []
 
 
 @pytest.mark.slow

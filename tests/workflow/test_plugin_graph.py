@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from dags import differences, dvc_nodes, snakemake_nodes
 from example_plugin_site import EXAMPLE, install
 from project import ROOT, commit, copy_project, run
 
@@ -63,8 +62,7 @@ def test_another_version_reruns_the_stages_that_use_it_and_no_others(plugged: Pa
     assert ran(plugged, engine) == sorted(expected)
 
 
-def test_both_engines_describe_it_alike_and_a_real_run_names_its_version(plugged: Path):
-    assert differences(dvc_nodes(plugged), snakemake_nodes(plugged), plugged) == []
+def test_a_real_run_names_its_version(plugged: Path):
     run(plugged, "dvc", "repro", "evaluate@plugged-1")
     place = plugged / "results"
     assert json.loads((place / "train/plugged/seed1/metrics.json").read_text())["Corridor"]
