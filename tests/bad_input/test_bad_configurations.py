@@ -96,13 +96,9 @@ def test_results_that_cannot_be_written(place):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ("--num-envs 0", "--num-envs: must be at least 1, got 0"),
         ("--seed often", "--seed: needs a whole number, got 'often'"),
         ("--resume --force", "--resume and --force contradict each other"),
-        ("--inference --force", "--inference and --force contradict each other"),
         ("--initialize-from gone", "Could not initialize from results/gone."),
-        ("--attach 2", "--attach and --env contradict each other"),
-        ("--num-envs 3 --base-port 65534", "--base-port: 3 environments from port 65534 on"),
         ("--no-grafics", "unrecognized arguments: --no-grafics"),
         ("--width", "argument --width: expected one argument"),
         ("--re", "ambiguous option: --re could match"),

@@ -145,18 +145,6 @@ def test_what_is_no_model_is_refused(tmp_path, capsys, command):
     assert "a.onnx" in line
 
 
-def test_learn_refuses_a_used_run_id_and_a_missing_one(tmp_path, capsys):
-    results = tmp_path / "results"
-    (results / "old").mkdir(parents=True)
-    (results / "old/file").touch()
-    config = str(ROOT / "config/ppo/3DBall.yaml")
-    start = ["learn", config, "--env", "nowhere", "--results-dir", str(results)]
-    assert cli.main([*start, "--run-id", "old"]) == 2
-    assert "Previous data from this run ID was found." in capsys.readouterr().err
-    assert cli.main([*start, "--run-id", "new", "--resume"]) == 2
-    assert "was not found" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("package", "extra"), [("torch", "train"), ("gymnasium", "envs"), ("minari", "minari")]
 )

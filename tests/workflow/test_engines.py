@@ -188,7 +188,6 @@ def made_by_stages(root: Path) -> dict[str, bytes]:
 MISTAKES = [
     ("params.yaml", "seeds:\n      - 1\n", "seeds:\n      - 7\n"),
     ("params.yaml", "episodes: 12", "episoden: 12"),
-    ("params.yaml", "          max_steps: ", "          max_stpes: "),
     ("params.yaml", "runtime:\n", "runtime: [\n"),
     ("config/ppo/GridWorld.yaml", "learning_rate:", "learning_rat:"),
 ]
