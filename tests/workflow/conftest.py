@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import shutil
+import sys
+import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from learn_command import Learning
-from project import copy_project
+from project import ROOT, copy_project, run
 
 
 @pytest.fixture
@@ -28,3 +31,26 @@ def started(tmp_path: Path) -> Iterator[Callable[..., Learning]]:
         if one.process.poll() is None:
             one.process.kill()
             one.end()
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with sdist and wheel of these sources, the wheel built from the sdist."""
+    tree = tmp_path_factory.mktemp("tree") / "project"
+    shutil.copytree(
+        ROOT,
+        tree,
+        ignore=shutil.ignore_patterns(
+            *("__pycache__", "*.egg-info", ".venv*", ".git", ".*_cache", "build", "results"),
+            *("logs", "tests", "mlruns", "mlartifacts", "mlflow.db", ".snakemake", "cache", "tmp"),
+        ),
+    )
+    target = tree.parent / "dist"
+    build = "import sys; from setuptools import build_meta as b; b.build_{0}(sys.argv[1])"
+    run(tree, sys.executable, "-c", build.format("sdist"), str(target))
+    (sdist,) = target.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tree.parent / "unpacked", filter="data")
+    (unpacked,) = (tree.parent / "unpacked").iterdir()
+    run(unpacked, sys.executable, "-c", build.format("wheel"), str(target))
+    return target

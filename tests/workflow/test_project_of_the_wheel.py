@@ -6,15 +6,12 @@ import json
 import os
 import re
 import shutil
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 from project import ROOT, run
 
-SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "src", "workflow")
-MORE = ("constraints.txt", "dvc.yaml", ".dvcignore", ".gitignore", ".dvc", "profiles")
 SMALL = """overrides:
       behaviors:
         CartPole-v1:
@@ -26,19 +23,10 @@ SMALL = """overrides:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an installation from the wheel of these sources."""
-    tree = tmp_path_factory.mktemp("tree")
-    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info", "tmp", "cache", "code")
-    for name in (*SOURCES, *MORE):
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, tree / name, ignore=ignore)
-        else:
-            shutil.copy(ROOT / name, tree / name)
-    build = "from setuptools.build_meta import build_wheel; build_wheel('wheel')"
-    run(tree, sys.executable, "-c", build)
-    site = tree / "site"
-    (wheel,) = (tree / "wheel").glob("*.whl")
+    site = tmp_path_factory.mktemp("site")
+    (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     return site
@@ -56,7 +44,7 @@ def test_a_project_from_the_wheel_runs_with_both_engines(installed: Path, tmp_pa
         return called(installed, own, *command)
 
     own = tmp_path / "my own"
-    ours = (sys.executable, "-m", "pipeline")
+    ours = ("python", "-m", "pipeline")
     called(installed, tmp_path, *ours, "init", own.name, "--gymnasium", "CartPole-v1")
     assert str(ROOT) not in "".join(
         path.read_text() for path in own.rglob("*") if path.is_file() and ".git/" not in str(path)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
-import tarfile
 import tomllib
 import venv
 import zipfile
@@ -50,29 +48,6 @@ def test_the_citation_has_what_its_format_asks_for():
     assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", CITATION["date-released"])
     assert all({"name"} == set(one) for one in CITATION["authors"])
     assert len(set(CITATION["keywords"])) == len(CITATION["keywords"])
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with sdist and wheel of these sources, the wheel built from the sdist."""
-    tree = tmp_path_factory.mktemp("tree") / "project"
-    shutil.copytree(
-        ROOT,
-        tree,
-        ignore=shutil.ignore_patterns(
-            *("__pycache__", "*.egg-info", ".venv*", ".git", ".*_cache", "build", "results"),
-            *("logs", "tests", "mlruns", "mlartifacts", "mlflow.db", ".snakemake", "cache", "tmp"),
-        ),
-    )
-    target = tree.parent / "dist"
-    build = "import sys; from setuptools import build_meta as b; b.build_{0}(sys.argv[1])"
-    run(tree, sys.executable, "-c", build.format("sdist"), str(target))
-    (sdist,) = target.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tree.parent / "unpacked", filter="data")
-    (unpacked,) = (tree.parent / "unpacked").iterdir()
-    run(unpacked, sys.executable, "-c", build.format("wheel"), str(target))
-    return target
 
 
 @pytest.mark.slow
