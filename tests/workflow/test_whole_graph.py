@@ -57,7 +57,7 @@ def by_snakemake(tmp_path_factory) -> Path:
     """With the environment run from a copy on another disk, as on a cluster's node."""
     folder = tmp_path_factory.mktemp("snakemake")
     root = tiny_project(folder / "project")
-    run(root, "snakemake", "--cores", "2", PIPELINE_SCRATCH=str(folder / "disk"))
+    run(root, "snakemake", "--cores", "2", hash_seed="2", PIPELINE_SCRATCH=str(folder / "disk"))
     assert [path.name[:13] for path in folder.glob("disk/rl-pipeline/*.lock")] == ["balance_ball-"]
     return root
 
