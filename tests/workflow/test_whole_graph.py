@@ -264,7 +264,6 @@ def test_experiments_of_dvc_have_rows_of_their_own(by_dvc: Path, tmp_path: Path)
     ], "what differs: an interquartile mean, and the parameter that was set"
     git(root, "checkout", "-q", "--", ".")
     run(root, "dvc", "checkout")
-    tried("beside", 6, "--temp")
     tried("queued", 7, "--queue")
     run(root, "dvc", "exp", "run", "--run-all", PIPELINE_MLFLOW="on")
     after = rows_of(root)
@@ -272,7 +271,6 @@ def test_experiments_of_dvc_have_rows_of_their_own(by_dvc: Path, tmp_path: Path)
     new = {name: after[name]["data"] for name in after.keys() - before.keys()}
     assert {name: row["metrics"]["evaluate/episodes"] for name, row in new.items()} == {
         "plain-seed1 (here)": 5,
-        "plain-seed1 (beside)": 6,
         "plain-seed1 (queued)": 7,
     }
     groups = [row["data"]["tags"]["pipeline.experiment"] for row in after.values()]
