@@ -1,12 +1,13 @@
 """What do resume points cost? The share of training time that goes into them, and the bytes.
 
-    python benchmarks/resume_points.py                  balance_ball_ppo of params.yaml, and SAC
+    python benchmarks/resume_points.py                  collector_ppo of params.yaml, and SAC
     python benchmarks/resume_points.py --seconds 120    how long each trains at least
 
-SAC trains with a replay of 500,000 rows that is full from the start, once as it is and once with
-the whole replay in each resume point, as it was written before. Its first resume point has all rows
-in both, and is left out: in a run the replay fills while points are written. CPU seconds are those
-of the trainer, whose environment is in the same process.
+Environments are executables. SAC trains with a replay of 500,000 rows that is full from the start,
+once as it is and once with the whole replay in each resume point, as it was written before. Its
+first resume point has all rows in both, and is left out: in a run the replay fills while points are
+written. CPU seconds are those of the trainer. Counted is the moment at which all is copied and the
+one at which it is written, when the environments' states have come.
 """
 
 from __future__ import annotations
@@ -25,11 +26,10 @@ from tables import table
 
 from pipeline import trainer
 from pipeline.data.replay import Replay
-from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.settings import load_run_settings
 from pipeline.settings.nodes import merge, to_plain, undotted
 from pipeline.settings.params import load_params
-from pipeline.simulators import registry
+from pipeline.simulators.pack import pack
 from pipeline.trainer.checkpoints import manager
 from pipeline.trainer.checkpoints.replay_files import save_new_rows, save_replay
 from pipeline.trainer.checkpoints.resume_points import ResumePoints
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = 500_000
-PPO = "balance_ball_ppo"
+ENDLESS = 100_000_000
+PPO = "collector_ppo"
 
 
 @dataclass
@@ -51,22 +52,27 @@ class Meter:
     seconds: list[tuple[float, float]] = field(default_factory=list)
     """CPU and clock, of each resume point."""
     began: tuple[float, float] = (0.0, 0.0)
-    bytes: list[int] = field(default_factory=list)
     measured: tuple[float, float] = (0.0, 0.0)
     """Of the training since the first resume point, with the others."""
 
-    def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the call with its time added."""
+    is_inside: bool = False
+
+    def timed(self, call: Callable[..., Any], *, begins: bool) -> Callable[..., Any]:
+        """Return the call with its time added, to a resume point that it begins or to the last."""
 
         def wrapped(*arguments: Any, **named: Any) -> Any:
-            start = clocks()
+            if self.is_inside:
+                return call(*arguments, **named)
+            self.is_inside, start = True, clocks()
             try:
                 return call(*arguments, **named)
             finally:
-                self.seconds.append(since(start))
+                spent, before = since(start), (0.0, 0.0) if begins else self.seconds.pop()
+                self.seconds.append((before[0] + spent[0], before[1] + spent[1]))
                 if len(self.seconds) == 1:
                     self.began = clocks()
                 self.measured = since(self.began)
+                self.is_inside = False
 
         return wrapped
 
@@ -93,29 +99,31 @@ def fill(replay: Replay, rng: np.random.Generator) -> None:
     replay.extend(rows | {"place": np.arange(n)})
 
 
-def measured(settings: RunSettings, seconds: float, *, full: bool = False) -> tuple[Meter, float]:
-    """Train for so long, and return what the resume points took, and the seconds of them all."""
+def measured(build: Path, settings: RunSettings, seconds: float, *, full: bool = False) -> Meter:
+    """Train in an executable for so long, and return what the resume points took."""
     meter, filled = Meter(), Replay.__init__
 
     def init(self: Replay, *arguments: Any, **named: Any) -> None:
         filled(self, *arguments, **named)
         fill(self, np.random.default_rng(1))
 
-    begin, end = ResumePoints.begin, time.monotonic() + seconds
-    ResumePoints.begin = meter.timed(begin)  # type: ignore[method-assign]
+    begin, complete, end = ResumePoints.begin, ResumePoints.complete, time.monotonic() + seconds
+    ResumePoints.begin = meter.timed(begin, begins=True)  # type: ignore[method-assign]
+    ResumePoints.complete = meter.timed(complete, begins=False)  # type: ignore[method-assign]
     Replay.__init__ = init if full else filled  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder:
             trainer.train(
-                InProcessEnvironment(registry.make("balance_ball", seed=3)),
+                build,
                 settings,
                 seed=1,
                 run_dir=Path(folder),
                 end_early=lambda: time.monotonic() > end,
             )
     finally:
-        ResumePoints.begin, Replay.__init__ = begin, filled  # type: ignore[method-assign]
-    return meter, seconds
+        ResumePoints.begin, ResumePoints.complete = begin, complete  # type: ignore[method-assign]
+        Replay.__init__ = filled  # type: ignore[method-assign]
+    return meter
 
 
 def row(name: str, meter: Meter) -> tuple[str, ...]:
@@ -132,23 +140,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=120.0)
     seconds = parser.parse_args().seconds
-    endless = {"behaviors.3DBall.max_steps": 100_000_000}
     params = load_params(ROOT / "params.yaml")
-    overrides = to_plain(merge(undotted(params.overrides(PPO), ""), undotted(endless, "")))
+    longer = undotted({"behaviors.FoodCollector.max_steps": ENDLESS}, "")
+    overrides = to_plain(merge(undotted(params.overrides(PPO), ""), longer))
     ppo = load_run_settings(ROOT / params.experiment(PPO).trainer, overrides=overrides)
     at = "behaviors.3DBall.hyperparameters"
     kept = {f"{at}.save_replay_buffer": True, f"{at}.buffer_size": ROWS}
-    sac = load_run_settings(ROOT / "config/sac/3DBall.yaml", overrides={**endless, **kept})
+    of_sac = {**kept, "behaviors.3DBall.max_steps": ENDLESS}
+    sac = load_run_settings(ROOT / "config/sac/3DBall.yaml", overrides=of_sac)
     rows = []
-    for name, settings, save in (
-        (PPO, ppo, save_new_rows),
-        ("SAC, new rows", sac, save_new_rows),
-        ("SAC, whole replay", sac, save_replay),
-    ):
-        manager.save_new_rows = save
-        meter, _ = measured(settings, seconds, full="SAC" in name)
-        rows.append(row(name, meter))
-        say(str(rows[-1]))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, simulator, settings, save in (
+            (PPO, "collector", ppo, save_new_rows),
+            ("SAC, new rows", "balance_ball", sac, save_new_rows),
+            ("SAC, whole replay", "balance_ball", sac, save_replay),
+        ):
+            manager.save_new_rows = save
+            build = pack(simulator, Path(folder) / simulator)
+            rows.append(row(name, measured(build, settings, seconds, full="SAC" in name)))
+            say(str(rows[-1]))
     say(
         table(("training", "points", "CPU each", "clock each", "of CPU", "of clock"), rows),
         sys.stdout,

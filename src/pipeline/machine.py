@@ -24,7 +24,7 @@ PORTABLE: Mapping[str, str] = {
     "OPENBLAS_NUM_THREADS": "1",  # otherwise one for each core
     "NPY_DISABLE_CPU_FEATURES": "X86_V3",  # NumPy's loops; the groups above it need this one
 }
-"""Environment variables with which the libraries choose the same kernels on every x86-64."""
+"""Environment variables that choose the same kernels on every x86-64 with AVX."""
 _OTHERS = ("MKL_ENABLE_INSTRUCTIONS", "GLIBC_TUNABLES", "NPY_ENABLE_CPU_FEATURES")
 _FLAGS = ("avx", "fma", "avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 

@@ -107,8 +107,8 @@ _TABLE = {
         "--learners N": "processes that learn one run together, each with --num-envs environments "
         "of its own (default: 1, or as many as torchrun has started)",
         "--torch-device DEVICE": "cpu, cuda, cuda:0, ... (default: the fastest one, measured)",
-        "--portable": "choose the same kernels on every x86-64, so that another one gives the same "
-        "bytes; slower, and on the CPU only",
+        "--portable": "choose the same kernels on every x86-64 with AVX, so that another one gives "
+        "the same bytes; slower, and on the CPU only",
         "--deterministic": "take the mean or the likeliest action, also while training",
     },
     "retired": {

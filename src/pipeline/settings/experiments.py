@@ -23,7 +23,7 @@ class RuntimeParams:
     device: str = "cpu"
     """`cpu`, `cuda`, `cuda:0`, ..."""
     deterministic: Literal["machine", "portable"] = "machine"
-    """Whether a run repeats bit for bit on one kind of machine, or slower on every x86-64."""
+    """Whether a run repeats on one kind of machine, or, slower, on every x86-64 with AVX."""
 
     def __post_init__(self) -> None:
         """Refuse to promise what no setting of a GPU gives."""
