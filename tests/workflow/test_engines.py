@@ -45,8 +45,9 @@ def built(request, tmp_path_factory) -> tuple[Path, str, list[str]]:
         shutil.copy(HERE / "fake_stage.py", root / f"workflow/scripts/{stage}.py")
     ignored = root / ".gitignore"
     ignored.write_text(ignored.read_text() + "ran.log\n")
-    text, three = (root / "params.yaml").read_text(), "      - 1\n      - 2\n      - 3\n"
-    fewer = text.replace(three, "      - 1\n", 3).replace(three, "      - 1\n      - 2\n")
+    text = (root / "params.yaml").read_text()
+    five, three = ("".join(f"      - {seed}\n" for seed in range(1, n + 1)) for n in (5, 3))
+    fewer = text.replace(five, "      - 1\n").replace(three, "      - 1\n      - 2\n")
     (root / "params.yaml").write_text(fewer)
     run(root, "python", "-m", "pipeline.cli", "plan")
     run(root, "dvc", "init", "--force", "--quiet")
@@ -90,11 +91,11 @@ def test_changed_values_rerun_exactly_what_they_touch(toy):
     root, engine = toy
     params = root / "params.yaml"
     text = f"# a remark\n{params.read_text()}"
-    head, tail = text.split("  balance_ball_bc_ppo:\n")
-    rate = "    overrides:\n      behaviors.3DBall.hyperparameters.learning_rate: 1e-05\n"
-    tail = tail.replace("    overrides:\n", rate, 1)
-    head = head.replace("      episodes: 100\n", "      episodes: 101\n", 1)
-    params.write_text(f"{head}  balance_ball_bc_ppo:\n{tail}")
+    head, tail = text.split("  collector_bc_ppo:\n")
+    size = "            batch_size: 256\n"
+    tail = tail.replace(size, f"{size}            learning_rate: 1e-05\n", 1)
+    head = head.replace("      episodes: 64\n", "      episodes: 65\n", 1)
+    params.write_text(f"{head}  collector_bc_ppo:\n{tail}")
     trainer = root / "config/ppo/GridWorld.yaml"
     text = trainer.read_text()
     assert "learning_rate:" in text
@@ -102,8 +103,8 @@ def test_changed_values_rerun_exactly_what_they_touch(toy):
     learned = ("train", "export", "evaluate")  # the pretraining has a learning rate of its own
     assert repro(root, engine) == sorted(
         [
-            *of_experiment("balance_ball_ppo", "evaluate", seeds=(1,)),
-            *of_experiment("balance_ball_bc_ppo", *learned, seeds=(1,)),
+            *of_experiment("collector_ppo", "evaluate", seeds=(1,)),
+            *of_experiment("collector_bc_ppo", *learned, seeds=(1,)),
             *of_experiment("grid_world_ppo", *learned),
             "report",
         ]
@@ -121,7 +122,7 @@ def test_an_edited_algorithm_reruns_learning_but_no_environment(toy):
 
 def test_a_seed_more_and_a_wider_network_are_refused_until_they_are_planned(toy):
     root, engine = toy
-    replace(root / "config/ppo/3DBall.yaml", "hidden_units: 128", "hidden_units: 64")
+    replace(root / "config/ppo/FoodCollector.yaml", "hidden_units: 256", "hidden_units: 64")
     with pytest.raises(StageError, match="pipeline plan"):
         sync(root, engine)
     replace(root / "params.yaml", "      - 2\n", "      - 2\n      - 3\n")
@@ -131,7 +132,7 @@ def test_a_seed_more_and_a_wider_network_are_refused_until_they_are_planned(toy)
         assert "pipeline plan" in done.stdout + done.stderr
     run(root, "python", "-m", "pipeline.cli", "plan")
     ran = repro(root, engine)
-    assert "pretrain balance_ball_bc_ppo --seed 1" in ran
+    assert "pretrain collector_bc_ppo --seed 1" in ran
     wanted = of_experiment("grid_world_ppo", "train", "export", "evaluate", seeds=(3,))
     assert [job for job in ran if "grid_world" in job] == sorted(wanted)
 
@@ -149,13 +150,13 @@ def test_sync_makes_the_other_engine_agree_which_still_sees_changes(toy):
     assert repro(root, other) == []
     assert sync(root, None) == "DVC and Snakemake agree already."
     replace(root / "params.yaml", "    seed: 100\n", "    seed: 101\n")
-    assert "demos@balance_ball_expert" in state_of(root, other).pending
+    assert "demos@collector_expert" in state_of(root, other).pending
 
 
 def test_sync_refuses_to_bless_what_is_not_up_to_date(toy):
     root, engine = toy
     replace(root / "params.yaml", "    seed: 100\n", "    seed: 101\n")
-    with pytest.raises(StageError, match="demos@balance_ball_expert"):
+    with pytest.raises(StageError, match="demos@collector_expert"):
         sync(root, engine)
     with pytest.raises(StageError, match="neither engine is up to date"):
         sync(root, None)
@@ -187,7 +188,7 @@ def made_by_stages(root: Path) -> dict[str, bytes]:
 # A seed that is not planned, unknown keys, no YAML, and a mistake in a trainer file.
 MISTAKES = [
     ("params.yaml", "seeds:\n      - 1\n", "seeds:\n      - 7\n"),
-    ("params.yaml", "episodes: 12", "episoden: 12"),
+    ("params.yaml", "episodes: 48", "episoden: 48"),
     ("params.yaml", "runtime:\n", "runtime: [\n"),
     ("config/ppo/GridWorld.yaml", "learning_rate:", "learning_rat:"),
 ]
@@ -212,17 +213,17 @@ def test_a_mistake_is_refused_before_any_result_is_deleted(toy):
 
 def test_a_run_that_fails_shows_the_end_of_the_failed_stages_log(toy):
     root, engine = toy
-    replace(root / "params.yaml", "    episodes: 12\n", "    episodes: 13\n")
+    replace(root / "params.yaml", "    episodes: 48\n", "    episodes: 49\n")
     (root / "workflow/scripts/demos.py").write_text(
         "from pathlib import Path\n"
         "from pipeline.progress import reporting\n"
-        "with reporting('demos', 'balance_ball_expert', Path.cwd()):\n"
+        "with reporting('demos', 'collector_expert', Path.cwd()):\n"
         "    raise SystemExit('no luck')\n"
     )
     done = run(root, *COMMAND, "run", "--engine", engine, check=False)
     assert done.returncode == 2
-    log = "logs/demos/balance_ball_expert.log"
-    said = f"demos balance_ball_expert failed; the end of {log}:\n  no luck\n"
+    log = "logs/demos/collector_expert.log"
+    said = f"demos collector_expert failed; the end of {log}:\n  no luck\n"
     assert said in done.stderr
     assert f"logs/{engine}.log" in done.stderr.splitlines()[-1]
     # the build is there, and of the learning that needs the demonstrations not all is known to run
