@@ -10,7 +10,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import SettingsError
@@ -655,7 +655,8 @@ def trainers() -> st.SearchStrategy[TrainerSettings]:
     )
 
 
-@settings(max_examples=50)
+# Limits leave few of all numbers, and one example has many.
+@settings(max_examples=50, suppress_health_check=[HealthCheck.filter_too_much])
 @given(
     st.builds(
         RunSettings,
