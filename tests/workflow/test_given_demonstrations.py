@@ -14,12 +14,12 @@ from pipeline.settings.plan import write_plan
 from pipeline.stages.demos import record_named
 
 RECORDED = """\
-    environment: balance_ball
+    environment: collector
     policy: expert
-    episodes: 12
+    episodes: 48
     seed: 100
 """
-GIVEN = "    file: data/people/ball.demo\n"
+GIVEN = "    file: data/people/food.demo\n"
 
 
 @pytest.fixture
@@ -34,23 +34,23 @@ def given(project: Path) -> Path:
 
 
 def test_a_file_is_taken_as_it_is_with_the_numbers_of_a_recording(given: Path):
-    file = given / "data/people/ball.demo"
-    said = record("balance_ball", file, episodes=2, seed=1)
-    record_named("balance_ball_expert", given)
-    assert (given / "data/demos/balance_ball_expert.demo").read_bytes() == file.read_bytes()
-    numbers = json.loads((given / "results/demos/balance_ball_expert.json").read_text())
+    file = given / "data/people/food.demo"
+    said = record("collector", file, episodes=2, seed=1)
+    record_named("collector_expert", given)
+    assert (given / "data/demos/collector_expert.demo").read_bytes() == file.read_bytes()
+    numbers = json.loads((given / "results/demos/collector_expert.json").read_text())
     assert numbers["episodes"] == 2
     assert f"mean return {numbers['mean_return']:.3f}" in said
     assert numbers["min_return"] <= numbers["mean_return"] <= numbers["max_return"]
 
 
 def test_a_file_that_is_no_demonstration_is_refused_and_nothing_is_made(given: Path):
-    (given / "data/people/ball.demo").write_bytes(b"not a demonstration")
-    with pytest.raises(PipelineError, match=r"ball\.demo"):
-        record_named("balance_ball_expert", given)
-    assert not (given / "data/demos/balance_ball_expert.demo").exists()
+    (given / "data/people/food.demo").write_bytes(b"not a demonstration")
+    with pytest.raises(PipelineError, match=r"food\.demo"):
+        record_named("collector_expert", given)
+    assert not (given / "data/demos/collector_expert.demo").exists()
 
 
 def test_a_file_that_is_missing_is_told(given: Path):
-    with pytest.raises(PipelineError, match=r"data/people/ball\.demo"):
-        record_named("balance_ball_expert", given)
+    with pytest.raises(PipelineError, match=r"data/people/food\.demo"):
+        record_named("collector_expert", given)
