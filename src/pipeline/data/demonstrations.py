@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from pipeline.errors import DemonstrationError
 from pipeline.protocol.demo import Demonstration, DemoWriter, read_demo
 from pipeline.protocol.demo_file import parse_demo
 from pipeline.protocol.generated.messages import AgentActionProto
+from pipeline.protocol.specs import other_names, other_order
 from pipeline.settings.schema import DemoSource
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
     from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
     from pipeline.protocol.specs import BehaviorSpec
+
+_log = logging.getLogger(__name__)
 
 
 _SLACK = 1e-6
@@ -273,5 +277,19 @@ def _check_fits(file: Path, demonstration: Demonstration, spec: BehaviorSpec) ->
         if tuple(has.shape) != tuple(needs.shape):
             raise DemonstrationError(
                 f"{file}: observation {index} has shape {tuple(has.shape)}, the behavior's has "
-                f"{tuple(needs.shape)}; record demonstrations of this behavior"
+                f"{tuple(needs.shape)}; record demonstrations of this behavior (Unity orders "
+                "sensors by their names, so one with another name may have changed places)"
             )
+    names = other_names(theirs, ours)
+    if names is not None and other_order(*names):
+        raise DemonstrationError(
+            f"{file}: its observations come in the order {names[0]}, the behavior's in the order "
+            f"{names[1]}; record demonstrations of this behavior"
+        )
+    if names is not None:
+        _log.warning(
+            "%s: its observations are called %s, the behavior's %s. They are taken to mean the "
+            "same, because their shapes agree; check it.",
+            file,
+            *names,
+        )

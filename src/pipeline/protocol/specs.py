@@ -339,6 +339,12 @@ def other_order(names: Sequence[str], other: Sequence[str]) -> bool:
     return list(names) != list(other) and sorted(names) == sorted(other)
 
 
+def other_names(one: BehaviorSpec, two: BehaviorSpec) -> tuple[list[str], list[str]] | None:
+    """Names of two specifications' observations where they differ; None where one has no names."""
+    names, other = ([obs.name for obs in each.observation_specs] for each in (one, two))
+    return (names, other) if all(names) and all(other) and names != other else None
+
+
 @lru_cache(maxsize=256)
 def note_other_names(behavior: str, names: str, other: str) -> None:
     """Warn, once for each, that agents of a behavior have the same sensors under other names."""

@@ -27,6 +27,9 @@ from pipeline.simulators.bridges import module_bridge, naming
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pipeline.protocol.specs import BehaviorSpec
+    from pipeline.protocol.steps import Steps
+
 _LIMIT_S = 300
 _N_STEPS = 300
 """Enough for most episodes to end and begin anew, where modules may be imported late."""
@@ -215,6 +218,8 @@ def _play(name: str, options: dict[str, Any]) -> None:
     specs = simulator.behavior_specs
     steps = simulator.reset()
     for _ in range(_N_STEPS):
+        for behavior, sent in steps.items():
+            _refuse_other_shapes(options["id"], behavior, sent, specs[behavior])
         steps = simulator.step(
             {
                 behavior: specs[behavior].action_spec.random_action(len(decisions), rng)
@@ -222,6 +227,22 @@ def _play(name: str, options: dict[str, Any]) -> None:
             }
         )
     simulator.close()
+
+
+def _refuse_other_shapes(env_id: str, behavior: str, sent: Steps, spec: BehaviorSpec) -> None:
+    """Compare what a simulator sends with what it has announced.
+
+    Raises:
+        SettingsError: They differ.
+    """
+    announced = [tuple(obs.shape) for obs in spec.observation_specs]
+    for steps in sent:
+        shapes = [tuple(values.shape[1:]) for values in steps.obs]
+        if len(steps) and shapes != announced:
+            raise SettingsError(
+                f"{env_id}: an agent of {behavior} observes the shapes {shapes}, and the "
+                f"specification says {announced}; let the simulator send what it announces"
+            )
 
 
 if __name__ == "__main__":

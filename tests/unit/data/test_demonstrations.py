@@ -216,3 +216,29 @@ def test_trimming_to_nothing_is_refused(tmp_path, conditions, told):
     with pytest.raises(DemonstrationError, match=rf"a\.demo: {told}"):
         trim_demo(path, tmp_path / "b.demo", **conditions)
     assert not (tmp_path / "b.demo").exists()
+
+
+def named(*names):
+    vectors = [ObservationSpec.vector(2, name) for name in names]
+    return BehaviorSpec(vectors, ActionSpec(1, ()))
+
+
+def test_sensors_in_another_order_are_refused_by_their_names(tmp_path):
+    """Their shapes are the same, so nothing else would tell."""
+    write(tmp_path / "a.demo", [False, True], spec=named("ball", "paddle"))
+    sources = [DemoSource(path=str(tmp_path / "a.demo"))]
+    with pytest.raises(DemonstrationError, match=r"a\.demo: its observations come in the order"):
+        load_expert_rows(sources, named("paddle", "ball"))
+
+
+def test_sensors_of_other_names_are_taken_with_a_warning(tmp_path, caplog):
+    write(tmp_path / "a.demo", [False, True], spec=named("ball", "paddle"))
+    sources = [DemoSource(path=str(tmp_path / "a.demo"))]
+    load_expert_rows(sources, named("apddle", "ball"))
+    (line,) = [one.getMessage() for one in caplog.records]
+    assert "['ball', 'paddle']" in line
+    assert "['apddle', 'ball']" in line
+    caplog.clear()
+    load_expert_rows(sources, named("ball", "paddle"))
+    load_expert_rows(sources, named("", ""))  # of before sensors had names
+    assert not caplog.records

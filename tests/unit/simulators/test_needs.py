@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline.errors import StageError
+from pipeline.errors import SettingsError, StageError
 from pipeline.simulators import needs
 
 
@@ -50,3 +50,22 @@ def test_a_packed_environment_that_cannot_begin_is_refused(tmp_path):
         StageError, match=r"toy-v0: .* does not run by itself \(No module named x\)"
     ):
         needs.verify(program, "toy-v0")
+
+
+def test_a_simulator_that_sends_other_shapes_than_it_announces_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "narrow.py").write_text(
+        "import numpy as np\n"
+        "from pipeline.simulators.games.sorter import Sorter\n"
+        "class Narrow(Sorter):\n"
+        "    def reset(self):\n"
+        "        return self._cut(super().reset())\n"
+        "    def step(self, actions):\n"
+        "        return self._cut(super().step(actions))\n"
+        "    def _cut(self, steps):\n"
+        "        for each in (one for pair in steps.values() for one in pair):\n"
+        "            each.obs[-1] = each.obs[-1][..., :-1]\n"
+        "        return steps\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SettingsError, match=r"narrow:Narrow: an agent of .* observes the shapes"):
+        needs.needs_of("module", {"id": "narrow:Narrow"})

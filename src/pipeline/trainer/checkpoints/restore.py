@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.errors import CheckpointError, SettingsError
-from pipeline.protocol.specs import spec_from_mapping
+from pipeline.protocol.specs import other_names, other_order, spec_from_mapping
 from pipeline.settings import load_run_settings
 from pipeline.trainer.checkpoints.file import (
     MISFITS,
@@ -46,6 +46,7 @@ def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bo
     Raises:
         CheckpointError: The state is of another behavior, or of other networks.
     """
+    _compare_sensors(path, learner, state, refuse=True)
     try:
         learner.load_state_dict(state["learner"])
         if state.get("experience") is not None:
@@ -68,6 +69,7 @@ def begin_with(learner: Learner, path: Path, *, device: str, whole: bool = False
         CheckpointError: The file cannot be read, or does not hold what fits.
     """
     state = load_checkpoint(path, device=device)
+    _compare_sensors(path, learner, state, refuse=False)
     try:
         algorithm = state["learner"]["algorithm"]
         left, n_loaded = learner.algorithm.load_weights(algorithm)
@@ -83,6 +85,35 @@ def begin_with(learner: Learner, path: Path, *, device: str, whole: bool = False
     if left:
         text = "%s: %d tensors were not loaded; %s keeps its own values for: %s."
         _log.warning(text, path, len(left), learner.name, "; ".join(left))
+
+
+def _compare_sensors(
+    path: Path, learner: Learner, state: Mapping[str, Any], *, refuse: bool
+) -> None:
+    """Look whether a checkpoint's observations are the environment's: tensors fit by size alone.
+
+    Raises:
+        CheckpointError: They are not, and a run cannot go on so.
+    """
+    try:
+        spec = spec_from_mapping(state["spec"])
+    except MISFITS:  # of an earlier version, or not of a behavior: looked at where it is loaded
+        return
+    shapes, ours = (
+        [tuple(obs.shape) for obs in one.observation_specs] for one in (spec, learner.spec)
+    )
+    names = other_names(spec, learner.spec)
+    is_other = shapes != ours or (names is not None and other_order(*names))
+    if not is_other and names is None:
+        return
+    theirs, here = names or ("without names", "without names")
+    text = (
+        f"{path}: it was trained on the observations {theirs} of shapes {shapes}, and "
+        f"{learner.name} has {here} of shapes {ours}"
+    )
+    if is_other and refuse:
+        raise CheckpointError(f"{text}; begin a new run, or go back to the sensors of then")
+    _log.warning("%s. Check that they mean the same in this order.", text)
 
 
 def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]]) -> bool:
