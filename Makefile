@@ -57,7 +57,7 @@ help:
 install: $(STAMP)
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	@echo "making .venv: two to five minutes, most of them for downloads, and about 3 GB"
+	@echo "making .venv: two to seven minutes, most of them for downloads, and about 3 GB"
 	@echo "1 of 3: the virtual environment, of $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "2 of 3: $(TORCH)"
