@@ -28,8 +28,8 @@ time.sleep(100)
 @pytest.mark.slow
 def test_a_warning_for_the_whole_job_lets_the_stage_save_and_the_job_end(project: Path):
     (project / "workflow/scripts/env.py").write_text(STAGE)
-    log = project / "logs/env/balance_ball.log"
-    command = ["snakemake", "--mode", "remote", "--cores", "1", "--", "build/env/balance_ball"]
+    log = project / "logs/env/collector.log"
+    command = ["snakemake", "--mode", "remote", "--cores", "1", "--", "build/env/collector"]
     with subprocess.Popen(  # noqa: S603  # as a scheduler's job calls it
         [sys.executable, "-m", *command],
         cwd=project,
