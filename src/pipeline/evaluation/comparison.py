@@ -116,7 +116,7 @@ class Standing:
     curves: tuple[Curve, ...]
     """Of the seeds that have one."""
     trained: tuple[int, ...] = ()
-    """Those seeds, in the same order."""
+    """The same seeds, in the same order."""
     not_exact: tuple[int, ...] = ()
     """Seeds whose training was interrupted and went on other than it would have."""
 

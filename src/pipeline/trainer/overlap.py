@@ -130,7 +130,7 @@ class Overlap:
         return {**self.algorithm.state_dict(), "threaded": waiting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` gave, or an algorithm's own state."""
+        """Restore what `state_dict` gave, or an algorithm's own state."""
         self.algorithm.load_state_dict(state)
         waiting: Mapping[str, Any] = state.get("threaded") or {}
         self._parts, self._observed = None, []
