@@ -15,6 +15,7 @@ from pipeline.algos.policy import Policy, generator_for, rollout_fields
 from pipeline.algos.process_group import SINGLE_PROCESS
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
 from pipeline.algos.rows import tensors
+from pipeline.algos.schedules import completed
 from pipeline.data.columns import Field
 
 if TYPE_CHECKING:
@@ -85,9 +86,8 @@ class Algorithm(ABC):
     def ready(self, n_rows: int) -> bool:
         """Whether `update` has a use for `n_rows` of closed trajectories."""
 
-    @abstractmethod
     def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
-        """Learn from a rollout.
+        """Learn from a rollout. An algorithm writes this, or `update_in_parts`, or both.
 
         Args:
             rollout: closed trajectories.
@@ -99,6 +99,7 @@ class Algorithm(ABC):
         Raises:
             TrainingError: A loss, a gradient or a weight is not finite.
         """
+        return completed(self.update_in_parts(rollout, step=step))
 
     def update_in_parts(
         self, rollout: Rollout, *, step: int

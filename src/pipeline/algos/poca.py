@@ -39,7 +39,6 @@ from pipeline.algos.ppo import (
 from pipeline.algos.returns import generalized_advantages
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
 from pipeline.algos.rows import Rows, columns, observations, stored_sequences, tensors
-from pipeline.algos.schedules import completed
 from pipeline.data.columns import Field
 from pipeline.nets.group_critic import GroupCritic
 from pipeline.nets.optimizer import FlatAdam
@@ -105,10 +104,6 @@ class POCA(Algorithm):
         """Whether `n_rows` of closed trajectories are enough for an update."""
         # More than, not at least: ML-Agents' rule, to which published sizes are tuned.
         return n_rows > self.hyperparameters.buffer_size
-
-    def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
-        """Learn from a rollout, with the moments of its groups: see `Algorithm.update`."""
-        return completed(self.update_in_parts(rollout, step=step))
 
     def update_in_parts(
         self, rollout: Rollout, *, step: int

@@ -29,13 +29,7 @@ from pipeline.algos.rows import (
     tensors,
     values_in_sequence,
 )
-from pipeline.algos.schedules import (
-    BETA_FLOOR,
-    EPSILON_FLOOR,
-    LEARNING_RATE_FLOOR,
-    completed,
-    scheduled,
-)
+from pipeline.algos.schedules import BETA_FLOOR, EPSILON_FLOOR, LEARNING_RATE_FLOOR, scheduled
 from pipeline.nets.actor_critic import Critic, apply_memory
 from pipeline.nets.encoder import dense_pairs
 from pipeline.nets.layers import DensePair
@@ -216,10 +210,6 @@ class PPO(Algorithm):
         """Whether `n_rows` of closed trajectories are enough for an update."""
         # More than, not at least: ML-Agents' rule, to which published sizes are tuned.
         return n_rows > self.hyperparameters.buffer_size
-
-    def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
-        """Learn from a rollout: see `Algorithm.update`."""
-        return completed(self.update_in_parts(rollout, step=step))
 
     def update_in_parts(
         self, rollout: Rollout, *, step: int

@@ -24,7 +24,7 @@ from pipeline.algos.finite_checks import refuse_divergence
 from pipeline.algos.policy import Policy, generator_for, seeded_weights
 from pipeline.algos.replay_sampler import ReplaySampler
 from pipeline.algos.reward_signals import mean_losses
-from pipeline.algos.schedules import LEARNING_RATE_FLOOR, completed, scheduled
+from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
 from pipeline.data.replay import Replay
 from pipeline.nets.actor_critic import Critic, apply_memory
 from pipeline.nets.encoder import dense_pairs
@@ -209,14 +209,10 @@ class SAC(Algorithm):
         """Whether there are closed rows to take in; `update` sees whether it is time to learn."""
         return n_rows > 0
 
-    def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
-        """Take a rollout into the replay, and make the gradient steps that are due."""
-        return completed(self.update_in_parts(rollout, step=step))
-
     def update_in_parts(
         self, rollout: Rollout, *, step: int
     ) -> Generator[int, None, dict[str, float]]:
-        """Learn as `update` does, a minibatch at a time: see `Algorithm.update_in_parts`."""
+        """Take a rollout into the replay, and make the gradient steps that are due in parts."""
         h = self.hyperparameters
         self.replay.add(rollout)
         n_due = self._due(step, self.n_updates, h.steps_per_update)
@@ -242,8 +238,7 @@ class SAC(Algorithm):
     def _due(self, step: int, n_done: int, steps_per_update: float) -> int:
         """Gradient steps to make now, after `n_done` (counted from 1)."""
         h = self.hyperparameters
-        # The least over processes: all make the same number of steps, or one would wait for
-        # ever.
+        # The least over processes: all make as many steps, or one would wait for ever.
         if step < h.buffer_init_steps or self.processes.least(len(self.replay)) < h.batch_size:
             return 0
         # the smallest n with (step - init) / n <= steps_per_update
@@ -283,13 +278,11 @@ class SAC(Algorithm):
         )
         taken = taken_value(values, batch.discrete, actions.discrete_branches)
         expected = fresh.expected(again[0])
-        # The first twin's value only, as in ML-Agents; the smaller of both is for the value's
-        # target.
+        # The first twin's value only, as in ML-Agents; the value's target takes the smaller one.
         loss_pi = (fresh.entropy_cost - expected.mean(-1)).mean()
         with torch.no_grad():
-            soft = torch.minimum(expected, fresh.expected(again[1])) - fresh.entropy_cost.unsqueeze(
-                1
-            )
+            least = torch.minimum(expected, fresh.expected(again[1]))
+            soft = least - fresh.entropy_cost.unsqueeze(1)
             entropy_gap = fresh.log_prob.mean(0) + self.target_entropy
         errors = torch.cat((value.unsqueeze(0), taken)) - torch.stack((soft, y, y))
         # [3]: the value's loss and those of both twins, each by its mean over rows and signals.

@@ -194,9 +194,9 @@ class MlflowRun:
             }
             for behavior, value in values.items():
                 name = mlflow_models.model_name(environment, behavior)
-                told_of_it = {**shared, mlflow_models.SCORE: repr(value)}
+                scored = {**shared, mlflow_models.SCORE: repr(value)}
                 with mlflow_database.locked(store.uri):
-                    mlflow_models.score(store.client, run, name, told_of_it)
+                    mlflow_models.score(store.client, run, name, scored)
 
         self._put(write)
 
@@ -288,16 +288,16 @@ class MlflowRun:
                 store.set_tags(run, {name: tags[name] for name in mlflow_store.IDENTITY})
             stages = {}
             policy = {} if key.policy is None else {"dvc.train": key.policy}
-            new_tags = {**tags, **policy, mlflow_store.CURRENT: "yes"}
-            new_run = store.client.create_run(store.experiment_id, run_name=key.name, tags=new_tags)
-            run = str(new_run.info.run_id)
+            tags = {**tags, **policy, mlflow_store.CURRENT: "yes"}
+            new = store.client.create_run(store.experiment_id, run_name=key.name, tags=tags)
+            run = str(new.info.run_id)
             store.supersede(run, tags)
         else:
             store.client.update_run(run, status="RUNNING")
             store.set_tags(run, tags)
         stages[key.stage] = key.fingerprint
-        place = {"uri": _address(store), "root": str(key.root)}
-        files.write_json(key.remembered, {**place, "run_id": run, "stages": stages})
+        record = {"uri": _address(store), "root": str(key.root), "run_id": run, "stages": stages}
+        files.write_json(key.remembered, record)
         return store.watched(run) if key.stage == _BEGINNER else run
 
     def _warn(self, why: str) -> None:
@@ -358,10 +358,8 @@ def _begins_anew(key: RunKey, stages: Mapping[str, str]) -> bool:
 
     A row holds one training, so a second one from the start, or on other inputs, has its own.
     """
-    before = stages.get(key.stage)
-    if key.stage != _BEGINNER or before is None:
-        return False
-    return before != key.fingerprint or not key.resumed
+    before = stages.get(_BEGINNER) if key.stage == _BEGINNER else None
+    return before is not None and (before != key.fingerprint or not key.resumed)
 
 
 def _same_policy(store: mlflow_store.Store, run: str, key: RunKey) -> bool:

@@ -21,7 +21,6 @@ from pipeline.trainer.checkpoints.resume_points import RESUME_INTERVAL_S
 from pipeline.trainer.distributed.sync import refuse_alone_only
 from pipeline.trainer.distributed.workers import (
     broadcast_job,
-    follow_first_process,
     joined,
     of_this_process,
     started,
@@ -198,7 +197,6 @@ def take_part(env: object = None) -> TrainResult:
         Interrupted: All were asked to stop.
     """
     with joined() as group:
-        follow_first_process(group)
         job = JobSpec.of(broadcast_job(group, None), env)
         with Tracker(()) as tracker, _threads(job.torch_threads):
             return _learned(job, group, group.device, tracker)

@@ -246,7 +246,7 @@ class Lessons:
         self._workers.reset()
         for learner in learners:
             # A reset ends no episode, so open trajectories have no last observation.
-            learner.environment_was_reset()
+            learner.drop_unfinished()
 
     def on_step(self, learners: Collection[Learner]) -> None:
         """Measure what the last step of the environments came to."""

@@ -26,7 +26,7 @@ from pipeline.trainer.statistics import ENTROPY, Statistics
 from pipeline.trainer.supported import algorithm_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     import torch
 
@@ -103,7 +103,7 @@ class Learner:
         self.seconds = {"inference": 0.0, "update": 0.0, "storage": 0.0}
         self.slots = Slots()
         self.grouping = group_tracker_for(self.algorithm)
-        self._told_of_vanished = False
+        self._warned_of_vanished = False
         self.memories: FloatArray | None = None
         """[n_slots, M] what the agent in each slot remembers; None without memory."""
         if self.algorithm.memory_size:
@@ -197,8 +197,7 @@ class Learner:
         else:
             is_learned = overlap.begin(rollout, step=self.step)
         if is_learned or self.algorithm.replay is None:  # not only kept for later
-            obs = [rollout.fields[f"obs_{i}"] for i in range(len(self.spec.observation_specs))]
-            self.recorded = sample_rows(obs, rollout.fields.get("allowed"))
+            self._record(rollout.fields)
         self._clear_closed()
         return stats
 
@@ -242,30 +241,27 @@ class Learner:
         self.trajectories.begin_transition(slots, self.grouping.rows(slots, rows))
         self.pending_stats.add(ENTROPY, decided.decision.entropy)
         if not len(self.recorded["obs"][0]):
-            n_obs = len(self.spec.observation_specs)
-            allowed = rows.get("allowed")
-            # one True says it of all rows
-            masks = allowed if isinstance(allowed, np.ndarray) else None
-            self.recorded = sample_rows([rows[f"obs_{i}"] for i in range(n_obs)], masks)
+            self._record(rows)
         self.seconds["storage"] += time.perf_counter() - began
 
-    def environment_was_reset(self) -> None:
-        """Drop unfinished trajectories: their agents begin anew, or are others."""
-        self._forget(lambda _: True)
+    def _record(self, rows: Mapping[str, Any]) -> None:
+        obs = [rows[f"obs_{i}"] for i in range(len(self.spec.observation_specs))]
+        allowed = rows.get("allowed")  # one True says it of all rows
+        self.recorded = sample_rows(obs, allowed if isinstance(allowed, np.ndarray) else None)
 
-    def worker_was_restarted(self, worker: int) -> None:
-        """Drop the unfinished trajectories of one worker: its agents are others now."""
-        self._forget(lambda source: source[1] == worker)
+    def drop_unfinished(self, worker: int | None = None) -> None:
+        """Drop the open trajectories of a worker, or of all: their agents begin anew."""
 
-    def _forget(self, gone: Callable[[Any], bool]) -> None:
-        """Drop what agents of the sources (team, worker) that are `gone` have not finished."""
+        def gone(source: Any) -> bool:  # a source is (team, worker)
+            return worker is None or bool(source[1] == worker)
+
         self._drop(self.slots.forget(gone))
         if self.past is not None:
             self.past.games.forget(gone)
 
     def _drop_vanished(self, slots: AnyArray) -> None:
-        if not self._told_of_vanished:
-            self._told_of_vanished = True
+        if not self._warned_of_vanished:
+            self._warned_of_vanished = True
             _log.warning(
                 "%d agents of %s have vanished without the end of an episode: nothing was heard of "
                 "them for %d messages. What they had not finished is not learned from; let the "
@@ -292,12 +288,7 @@ class Learner:
             self.memories[slots] = 0.0
         reward, at_end = self.grouping.outcome(terminal, slots)
         closed = self.trajectories.complete_transition(
-            slots,
-            reward,
-            terminal.obs,
-            ended=True,
-            interrupted=terminal.interrupted,
-            at_end=at_end,
+            slots, reward, terminal.obs, ended=True, interrupted=terminal.interrupted, at_end=at_end
         )
         if closed is not None:
             self._count(closed)

@@ -52,7 +52,6 @@ _log = logging.getLogger(__name__)
 
 # After these the networks, or the disk, are not fit to be saved: the last good checkpoint stays.
 _STATE_IS_BAD = (CheckpointError, TrainingError, UnityPolicyException)
-
 _IS_FINISHED = attrgetter("finished")
 
 
@@ -177,23 +176,18 @@ class TrainingLoop:
                 return
             if self._due:
                 self._save_due()
-            stopping = should_stop()
-            if stopping and not self.resume_points.is_exact:
+            stopping, points = should_stop(), self.resume_points
+            if stopping and not points.is_exact:
                 raise self._interrupted(should_stop)
-            if (
-                stopping
-                or self.resume_points.is_pending
-                or self.resume_points.is_due
-                or not self._in_turn
-            ):
+            if stopping or points.is_pending or points.is_due or not self._in_turn:
                 self._receive()
-            if self.resume_points.is_pending:
-                self.resume_points.complete()
+            if points.is_pending:
+                points.complete()
             self._apply_lessons()
             if stopping:
                 raise self._interrupted(should_stop)
-            if self.resume_points.is_due:
-                self.resume_points.begin(list(self.learners.values()), self._shared_state())
+            if points.is_due:
+                points.begin(list(self.learners.values()), self._shared_state())
 
     def _begin(self) -> None:
         """Reset the environments, or take them up exactly where the run was when it was saved."""
@@ -249,7 +243,7 @@ class TrainingLoop:
         for worker in self.workers.take_restarted():
             self.resume_points.interrupt(self.learners.values())
             for learner in self.learners.values():
-                learner.worker_was_restarted(worker)
+                learner.drop_unfinished(worker)
 
     def _turn(self, group: Sequence[int]) -> list[tuple[str, Learner, list[Steps]]]:
         """Let the workers of a group step on, and store what they had sent."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -113,15 +116,16 @@ def test_a_further_process_joins_with_the_device_of_the_first(made, monkeypatch,
 
     monkeypatch.setattr(workers, "rendezvous", found)
     monkeypatch.setattr(workers, "_end_with_parent", lambda: ends.append("with parent"))
+    monkeypatch.setattr(workers, "_follow_first_process", ends.append)
     launched(2, 3)
     monkeypatch.setenv("PIPELINE_LEARNER", "" if by == "torchrun" else "1")
     with workers.joined() as ranks:
         assert not ranks.closed
+        assert ends == (["with parent"] if by == "torchrun" else [ranks.stop])
     (member,) = made
     assert (member.rank, member.size, member.device, member.closed) == (2, 3, CPU, True)
     assert member.others is None
     assert asked == [("env://", 2, 3, group_module.PATIENCE_S)]
-    assert ends == (["with parent"] if by == "torchrun" else [])
 
 
 @pytest.mark.parametrize("at", ["device", "group", "work"])
@@ -132,6 +136,7 @@ def test_whatever_ends_a_further_process_is_told_to_those_that_wait(
     store.set("device", "cuda" if at == "device" else "cpu")
     monkeypatch.setattr(workers, "rendezvous", lambda *_, **__: iter([(store, 2, 3)]))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(workers, "_follow_first_process", lambda _: None)
 
     def refuses(*_, **__):
         raise PipelineError("no luck")
@@ -338,3 +343,18 @@ def test_learners_of_one_machine_talk_over_its_loopback(monkeypatch, address, na
     monkeypatch.setattr(group_module.dist, "init_process_group", lambda *_, **__: None)
     DistributedGroup(HashStore(), rank=0, size=1, device=CPU)
     assert os.environ.get("GLOO_SOCKET_IFNAME") == name
+
+
+def test_a_further_process_ends_also_where_the_first_is_gone_before_they_met(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the first process never answers
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(silent.getsockname()[1])}
+        place |= {"RANK": "1", "WORLD_SIZE": "2", "PIPELINE_LEARNER": "1"}
+        command = "from pipeline.trainer.distributed import workers; workers._GRACE_S = 0.1;"
+        command += "from pipeline.trainer.worker import work; work()"
+        with subprocess.Popen(  # noqa: S603  # our own module
+            [sys.executable, "-c", command], env=os.environ | place, stdin=subprocess.PIPE
+        ) as process:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(1.0)
+            process.stdin.close()  # as the system does for a process that is killed
+            assert process.wait(60.0) == PipelineError.exit_code

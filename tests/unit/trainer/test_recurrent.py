@@ -135,7 +135,7 @@ def test_reset_of_the_environment_drops_all_memories(quick):
     learner = learner_of(quick)
     play(learner, [steps_of([1, 2], time=0)])
     assert learner.memories.any()
-    learner.environment_was_reset()
+    learner.drop_unfinished()
     assert not learner.memories.any()
 
 

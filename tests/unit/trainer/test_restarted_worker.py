@@ -62,7 +62,7 @@ def test_only_the_restarted_workers_open_trajectories_are_dropped(quick, memory)
             workers.step()
             for worker in workers.take_restarted():
                 assert worker == 1
-                learner.worker_was_restarted(worker)
+                learner.drop_unfinished(worker)
                 begun = again.observe()[0].astype(np.float32)
                 if learner.memories is not None:
                     taken = learner.slots.state_dict()["taken"]

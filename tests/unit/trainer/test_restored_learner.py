@@ -126,7 +126,7 @@ def test_without_its_agents_a_learner_keeps_what_has_ended_alone(quick, trainer)
     assert one.experience(with_open=False)["memories"] is None
     begun = messages(8, seed=4, grouped=True)
     play(two, begun)
-    two.environment_was_reset()
+    two.drop_unfinished()
     assert not two.memories.any()
     play(two, begun)
     assert two.step > one.step
@@ -173,9 +173,9 @@ def test_games_of_a_worker_that_is_begun_anew_are_forgotten(quick, is_reset):
     for worker in (0, 1):
         learner.past.games.plays((TEAMS[0], worker), steps[worker][0])
     if is_reset:
-        learner.environment_was_reset()
+        learner.drop_unfinished()
     else:
-        learner.worker_was_restarted(1)
+        learner.drop_unfinished(1)
     over = [learner.past.games.whole((TEAMS[0], worker), ended).item() for worker in (0, 1)]
     assert over == [is_reset, True]
 

@@ -28,6 +28,7 @@ from torch.distributed.rendezvous import rendezvous
 from pipeline.algos.process_group import launched
 from pipeline.errors import Interrupted, LearnerLostError, PipelineError, SettingsError, one_line
 from pipeline.trainer.distributed.group import PATIENCE_S, DistributedGroup, report_failure
+from pipeline.trainer.stopping import StopRequest
 from pipeline.trainer.supported import usable_device
 from pipeline.version import __version__
 
@@ -171,11 +172,15 @@ def joined(device: torch.device | None = None) -> Iterator[DistributedGroup]:
         device: of the networks; None takes the kind that the first process names.
     """
     rank, size = launched()
-    if not started_here():
+    stop = StopRequest()
+    if started_here():
+        _follow_first_process(stop)  # also while this one still waits for its place
+    else:
         _end_with_parent()
     patience = timedelta(seconds=PATIENCE_S)
     store, _, _ = next(rendezvous("env://", rank, size, timeout=patience))
     with _member(store, rank=rank, size=size, device=device) as ranks:
+        ranks.stop = stop
         yield ranks
 
 
@@ -255,15 +260,13 @@ def started_here() -> bool:
     return bool(os.environ.get(_STARTED_HERE))
 
 
-def follow_first_process(ranks: DistributedGroup) -> None:
-    """In a process that was started here: stop when told to, end when the first process is gone."""
-    if not started_here():
-        return
+def _follow_first_process(stop: StopRequest) -> None:
+    """Stop when told to, and end when the first process, which has started this one, is gone."""
 
     def read() -> None:
         with contextlib.suppress(OSError, ValueError):
             while content := os.read(0, 64):  # sys.stdin would be locked when the process ends
-                ranks.stop.signal_number = int(content.split()[0])
+                stop.signal_number = int(content.split()[0])
         time.sleep(_GRACE_S)
         os._exit(PipelineError.exit_code)  # whatever it waits for; its environments hear of it
 
