@@ -84,14 +84,16 @@ def attach_workers(
             for player, server in enumerate(servers, 1)
         ]
 
-        def connect(worker: int, restart: int) -> UnityEnvironment:
-            if restart > 0:
-                _wait_again(servers, worker, names[worker], timeout_wait, workers.should_stop)
+        def connect_again(worker: int, number: int) -> UnityEnvironment:
+            _wait_again(servers, worker, names[worker], timeout_wait, workers.should_stop)
+            return connect(worker, number)
+
+        def connect(worker: int, number: int) -> UnityEnvironment:
             return UnityEnvironment(
                 None,
                 server=servers[worker],
                 # No restart of any worker gets a seed that another worker or restart has had.
-                seed=seed + worker + n_players * restart,
+                seed=seed + worker + n_players * number,
                 side_channels=side_channels() if side_channels else (),
                 timeout_wait=timeout_wait,
                 num_areas=num_areas,
@@ -120,7 +122,7 @@ def attach_workers(
                 _log.info("Connected: %s, from %s.", names[worker], servers[worker].peer)
         workers = WorkerSet(
             [envs[worker] for worker in range(n_players)],
-            relaunch=None if restarts is None else connect,
+            relaunch=None if restarts is None else connect_again,
             budget=None if restarts is None else RestartBudget(restarts),
             servers=servers,
         )

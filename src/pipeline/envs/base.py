@@ -122,6 +122,11 @@ class BaseEnv(ABC):
         """
         raise ValueError(f"{type(self).__name__} cannot be restored")
 
+    @property
+    def is_known_from_start(self) -> bool:
+        """Whether another one with the same seed can be sent all that this one was sent."""
+        return False
+
     def go_on_from(self, failed: Any) -> None:
         """Come to where another environment, which failed at a message, would be now.
 

@@ -28,11 +28,13 @@ class Journal:
 
     Attributes:
         state: as `StateChannel.take` gives it; None where it is not known.
+        from_start: whether the messages begin with the first one that it was sent.
         messages: sent since then, oldest first; the last may be without an answer.
     """
 
     def __init__(self) -> None:
         self.state: Mapping[str, Any] | None = None
+        self.from_start = True
         self.messages: list[bytes] = []
         self._n_bytes = 0
         self._asked_at: int | None = None  # how many messages were sent before
@@ -43,17 +45,22 @@ class Journal:
 
     def sent(self, message: bytes) -> None:
         """Note what has been sent."""
-        if self.state is None and self._asked_at is None:
+        if self.state is None and self._asked_at is None and not self.from_start:
             return
         self.messages.append(message)
         self._n_bytes += len(message)
         if self._n_bytes > _MOST:
-            self.state, self.messages, self._n_bytes, self._asked_at = None, [], 0, None
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Forget everything, until a state is asked for."""
+        self.state, self._asked_at, self.from_start = None, None, False
+        self.messages, self._n_bytes = [], 0
 
     def know(self, state: Mapping[str, Any]) -> None:
         """Take in the state that was asked for, and forget what was sent before."""
         if self._asked_at is not None:
-            self.state = state
+            self.state, self.from_start = state, False
             del self.messages[: self._asked_at]
             self._asked_at = None
             self._n_bytes = sum(map(len, self.messages))
@@ -80,11 +87,14 @@ class StateChannel(SideChannel):
         self._send(Kind.CAN)
 
     def ask(self, kept: Mapping[str, Any]) -> None:
-        """Ask for the state as it is before the next step.
+        """Ask for the state as it is before the next step, if the environment gives it.
 
         Args:
             kept: what `take` returns with it.
         """
+        if self.refusal is not None:
+            self.journal.give_up()
+            return
         self._kept, self._given = kept, None
         self.journal.ask()
         self._send(Kind.STATE)

@@ -64,8 +64,7 @@ class UnityEnvironment(StoredStepsEnv):
     """
 
     API_VERSION = "1.5.0"
-    PACKAGE_VERSION = "1.1.0"
-    """The `mlagents_envs` whose behavior this follows; environments may log it."""
+    PACKAGE_VERSION = "1.1.0"  # of the `mlagents_envs` whose behavior this follows
     DEFAULT_EDITOR_PORT = launch.EDITOR_PORT
     BASE_ENVIRONMENT_PORT = 5005
 
@@ -164,8 +163,7 @@ class UnityEnvironment(StoredStepsEnv):
             UnityEnvironmentException: It ended, or has another version.
         """
         try:
-            # The environment speaks first: its hello has versions and capabilities, the second
-            # message the behaviors.
+            # It speaks first: a hello with versions and capabilities, then the behaviors.
             hello = self._receive().unity_output
             output = hello.rl_initialization_output
             # Before the answer, so that an environment of another version is not started.
@@ -266,7 +264,7 @@ class UnityEnvironment(StoredStepsEnv):
 
     def request_state(self) -> None:
         """Ask for everything that the next decisions depend on, to come with the next step."""
-        if self._state is not None and self._state.refusal is None:
+        if self._state is not None:
             stats = self._channels.get(STATS)
             self._state.ask(self._kept(stats.stats if isinstance(stats, StatsSideChannel) else {}))
 
@@ -295,12 +293,19 @@ class UnityEnvironment(StoredStepsEnv):
         if isinstance(stats, StatsSideChannel):
             stats.stats = waiting
 
+    @property
+    def is_known_from_start(self) -> bool:
+        """Whether another one with the same seed can be sent all that this one was sent."""
+        return self._state is not None and self._state.journal.from_start
+
     def go_on_from(self, failed: Any) -> None:
         """Come to where another environment, which failed at a message, would be now."""
         journal = failed._state and failed._state.journal
-        if journal is None or journal.state is None:
+        if journal is None or not (journal.state or journal.from_start):
             raise ValueError("its state is not known")
-        self.load_state_dict(journal.state)
+        if journal.state is not None:
+            self.load_state_dict(journal.state)
+        self._is_reset = True
         *answered, last = journal.messages
         for message in answered:
             self._reply(message, again=True)
@@ -350,7 +355,6 @@ class UnityEnvironment(StoredStepsEnv):
 
     def _learn(self, output: ReceivedOutputProto) -> None:
         """Take announcements in; a behavior's specification is complete with its first agent."""
-        # Shapes come with the first agent only, possibly in a later message.
         for brain in output.rl_initialization_output.brain_parameters:
             self._announced[brain.brain_name] = kept = BrainParametersProto()
             kept.CopyFrom(brain)

@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_BEGINS_ANEW = (
-    "Worker[%d] begins anew (%s). Its unfinished episodes are dropped, the other workers go on; "
-    "the run cannot be repeated exactly any more."
-)
+_BEGINS_ANEW = "Worker[%d] begins anew (%s). Its unfinished episodes are dropped, the other \
+workers go on; the run cannot be repeated exactly any more."
 # without a call of a Python function for each worker and step
 _STEP_SEND, _STEP_WAIT = methodcaller("step_send"), methodcaller("step_wait")
 
@@ -49,8 +47,8 @@ class WorkerSet:
     Args:
         envs: worker by worker; `close` closes them all. Each is a `BaseEnv`, or an object of
             another class with the members of ML-Agents' `BaseEnv`.
-        relaunch: makes a worker's environment again, given the numbers of the worker and of the
-            restart, from 1; None to let failures pass.
+        relaunch: makes a worker's environment again, given the numbers of the worker and of its
+            seed, which is that of the restart, from 1, or the old one; None to let failures pass.
         budget: how often.
         servers: what the environments are connected to; closed after them.
 
@@ -58,6 +56,7 @@ class WorkerSet:
         should_stop: asked while a player is waited for that is started elsewhere.
         groups: of workers that may step in turn, always the same: while one group works, another
             is waited for and acted on. Those in this process are one group.
+        is_split: whether some of them work between the halves of a step.
     """
 
     def __init__(
@@ -73,6 +72,7 @@ class WorkerSet:
         self.envs: list[Any] = list(envs)
         self._all = range(len(self.envs))
         self._split = [k for k, env in enumerate(envs) if isinstance(env, SplitEnv)]
+        self.is_split = bool(self._split)
         self._whole = [k for k, env in enumerate(envs) if not isinstance(env, SplitEnv)]
         self._controlled = [_controlled(env) for env in envs]
         self._relaunch = relaunch
@@ -83,6 +83,7 @@ class WorkerSet:
         self._under_way: set[int] = set()
         self._empty: dict[str, Steps] = {}
         self._restarted: set[int] = set()
+        self._seed_numbers = dict.fromkeys(self._all, 0)
         self._done: set[int] = set()
         self._parameters: dict[str, float | Sampler] = {}
         self._codec_seconds = 0.0
@@ -157,13 +158,17 @@ class WorkerSet:
             _log.warning(
                 "Restarting worker[%d] after '%s' (restart %d).", worker, one_line(error), number
             )
-            why = ""
+            failed, why = self.envs[worker], ""
+            if not (isinstance(failed, BaseEnv) and failed.is_known_from_start):
+                self._seed_numbers[worker] = number
             try:
-                env = relaunch(worker, number)
+                env = relaunch(worker, self._seed_numbers[worker])
                 try:
-                    env.go_on_from(self.envs[worker])
+                    env.go_on_from(failed)
                 except RESTARTABLE as again:
-                    env, why = relaunch(worker, number), f"it failed there again: {one_line(again)}"
+                    why = f"it failed there again: {one_line(again)}"
+                    self._seed_numbers[worker] = number
+                    env = relaunch(worker, number)
                 except ValueError as reason:
                     why = str(reason)
                 self._put(worker, env, why)
@@ -206,16 +211,11 @@ class WorkerSet:
     def state_dict(self) -> list[dict[str, Any]] | None:
         """Return what `request_states` asked for, once; None when a worker's is missing.
 
-        Of workers in processes of their own they come with the next step: see `is_split`.
+        Of workers in processes of their own they come with the next step.
         """
         states = [env.state_dict() if isinstance(env, BaseEnv) else None for env in self.envs]
         known = [state for state in states if state is not None]
         return known if len(known) == len(states) else None
-
-    @property
-    def is_split(self) -> bool:
-        """Whether some of the workers work between the halves of a step."""
-        return bool(self._split)
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Take up what `state_dict` gave, in place of a reset.
@@ -377,18 +377,18 @@ def launch_workers(
         UnityException: A worker could not be started; then all are closed.
     """
 
-    def make(worker: int, restart: int) -> UnityEnvironment:
+    def make(worker: int, number: int, *, connect: bool = True) -> UnityEnvironment:
         return UnityEnvironment(
             file_name,
             worker_id=first + worker,
-            seed=seed + first + worker + (n_all or n_workers) * restart,
+            seed=seed + first + worker + (n_all or n_workers) * number,
             side_channels=side_channels() if side_channels else (),
-            connect=restart > 0,
+            connect=connect,
             **options,
         )
 
     with ExitStack() as stack:
-        envs = [stack.enter_context(make(worker, 0)) for worker in range(n_workers)]
+        envs = [stack.enter_context(make(k, 0, connect=False)) for k in range(n_workers)]
         for env in envs:
             env.connect()
         workers = WorkerSet(
