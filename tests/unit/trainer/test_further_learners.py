@@ -358,3 +358,35 @@ def test_a_further_process_ends_also_where_the_first_is_gone_before_they_met(tmp
                 process.wait(1.0)
             process.stdin.close()  # as the system does for a process that is killed
             assert process.wait(60.0) == PipelineError.exit_code
+
+
+LOST = """
+from datetime import timedelta
+import os
+import torch
+from torch.distributed import TCPStore
+from pipeline.errors import LearnerLostError
+from pipeline.trainer.distributed.group import DistributedGroup
+
+class Others:
+    def ended(self):
+        return {1: "was ended by SIGKILL"}
+
+patience = timedelta(seconds=600)
+store = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)
+try:
+    DistributedGroup(store, rank=0, size=2, device=torch.device("cpu"), others=Others())
+except LearnerLostError as error:
+    print(error, flush=True)
+    os._exit(7)
+"""
+
+
+def test_a_process_that_ends_before_it_has_its_place_is_missed_at_once():
+    done = subprocess.run(  # noqa: S603  # our own module
+        [sys.executable, "-c", LOST], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (
+        7,
+        "the learner of rank 1 (of 2) was ended by SIGKILL\n",
+    ), done.stderr

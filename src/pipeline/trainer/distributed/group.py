@@ -87,7 +87,8 @@ class DistributedGroup:
         self.averaged_s = 0.0
         """Seconds spent on averages."""
         self._weight = 1.0
-        self._store = _ours(store)
+        # With a connection of its own: one that waits for a process lets nobody else ask.
+        self._store = _ours(store.clone())  # type: ignore[attr-defined]  # public, but not in the stubs
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if os.environ.get("MASTER_ADDR", _LOOPBACK[0]) in _LOOPBACK and os.path.exists(  # noqa: PTH110  # no file
             "/sys/class/net/lo"
