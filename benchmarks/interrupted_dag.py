@@ -3,6 +3,7 @@
     python benchmarks/interrupted_dag.py                  10 kills under each engine
     python benchmarks/interrupted_dag.py --kills 20 --seed 7
     python benchmarks/interrupted_dag.py --quick          short trainings, 4 kills
+    python benchmarks/interrupted_dag.py --params benchmarks/search.yaml     a search of 20 trials
 
 In copies of the project the DAG of params.yaml runs to its end under DVC and under Snakemake, and
 again under both while processes of it get SIGKILL at moments that are drawn: the engine, a stage
@@ -43,10 +44,11 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=10, help="of each engine's DAG (default: 10)")
     parser.add_argument("--seed", type=int, default=0, help="of all moments (default: 0)")
     parser.add_argument("--quick", action="store_true", help="short trainings, 4 kills")
+    parser.add_argument("--params", type=Path, default=ROOT / "params.yaml", help="what is run")
     parser.add_argument("--folder", type=Path, help="where to work (default: a temporary one)")
     given = parser.parse_args()
     folder = (given.folder or Path(tempfile.mkdtemp(prefix="interrupted-"))).resolve()
-    params = shortened(6000) if given.quick else (ROOT / "params.yaml").read_text()
+    params = shortened(6000) if given.quick else given.params.read_text()
     n_kills = 4 if given.quick else given.kills
 
     def work(job: tuple[str, int]) -> Dag:
