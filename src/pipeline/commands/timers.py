@@ -80,15 +80,13 @@ class Times:
         )
         waiting = self.parts[_WAITS]
         busy = self.parts["inference"] + self.other_s + per_message * n_times
-        if (
-            threaded is None and "update" in self.beside
-        ):  # ML-Agents' thread, beside all of the loop
-            return n_times * self.loop_s / max(busy + waiting, update)
-        return (
-            n_times
-            * self.loop_s
-            / (busy + (max(waiting, update) if threaded else waiting + update))
-        )
+        if threaded is None and "update" in self.beside:  # ML-Agents' thread, beside all of this
+            spent = max(busy + waiting, update)
+        elif threaded:
+            spent = busy + max(waiting, update)
+        else:
+            spent = busy + waiting + update
+        return n_times * self.loop_s / spent
 
 
 def add_options(parser: Parser) -> None:
