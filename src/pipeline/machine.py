@@ -53,30 +53,32 @@ def facts() -> dict[str, Any]:
     # Not imported: a stage without networks does without torch.
     torch = sys.modules.get("torch")
     variables = {name: os.environ[name] for name in (*PORTABLE, *_OTHERS) if name in os.environ}
-    told: dict[str, Any] = {
+    recorded: dict[str, Any] = {
         "portable": is_portable(),
         "processor": _processor(),
         "variables": variables,
     }
     if torch is not None:
-        told["torch"] = torch.backends.cpu.get_cpu_capability()
+        recorded["torch"] = torch.backends.cpu.get_cpu_capability()
     if "numpy" in sys.modules:
-        told |= _openblas()
-    return told
+        recorded |= _openblas()
+    return recorded
 
 
-def decisive(told: Mapping[str, Any]) -> dict[str, Any]:
+def decisive(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts that decide roundings: where kernels are fixed, no processor does."""
-    kept = {key: value for key, value in told.items() if key not in _NOT_DECISIVE}
-    if told.get("portable"):
+    kept = {key: value for key, value in recorded.items() if key not in _NOT_DECISIVE}
+    if recorded.get("portable"):
         kept.pop("processor", None)
-    return kept | dict(told.get("variables", {}))
+    return kept | dict(recorded.get("variables", {}))
 
 
-def summary(told: Mapping[str, Any]) -> str:
+def summary(recorded: Mapping[str, Any]) -> str:
     """Return the facts in one line."""
-    kernels = ", ".join(f"{key} {told[key]}" for key in sorted(told) if key not in _IN_FRONT)
-    start = "portable" if told["portable"] else told["processor"]
+    kernels = ", ".join(
+        f"{key} {recorded[key]}" for key in sorted(recorded) if key not in _IN_FRONT
+    )
+    start = "portable" if recorded["portable"] else recorded["processor"]
     return f"{start}: {kernels}" if kernels else str(start)
 
 
@@ -89,11 +91,11 @@ def _openblas() -> dict[str, Any]:
         from threadpoolctl import threadpool_info  # type: ignore[import-untyped]  # has no stubs
     except ModuleNotFoundError:  # a part of `train`
         return {}
-    found = [one for one in threadpool_info() if one["internal_api"] == "openblas"]
+    libraries = [one for one in threadpool_info() if one["internal_api"] == "openblas"]
     # SciPy may have loaded one of its own; the kernel is the same.
     return {
-        "OpenBLAS": ", ".join(sorted({str(one.get("architecture")) for one in found})),
-        "OpenBLAS threads": max((one["num_threads"] for one in found), default=0),
+        "OpenBLAS": ", ".join(sorted({str(one.get("architecture")) for one in libraries})),
+        "OpenBLAS threads": max((one["num_threads"] for one in libraries), default=0),
     }
 
 

@@ -140,17 +140,17 @@ def _machine_of(path: Path, record: provenance.Record) -> dict[str, Any]:
     """Return what was noted of the machine while a record was made; nothing if it is not there."""
     stage, run = record["stage"], Path(record["run"])
     for folder in path.resolve().parents:
-        told: Any
+        recorded: Any
         if stage == "learn":
-            told = read_map(folder / "run_logs/machine.json")
+            recorded = read_map(folder / "run_logs/machine.json")
         elif run.is_absolute() or ".." in run.parts:  # the file may come from anywhere
             return {}
         else:
             facts = read_map(folder / WORK / stage / run / "stage.json")
             of_it = facts.get("fingerprint") == record.get("fingerprint")
-            told = facts.get("machine", {}) if of_it else {}
-        if isinstance(told, dict) and isinstance(told.get("variables"), dict):
-            return machine.decisive(told)
+            recorded = facts.get("machine", {}) if of_it else {}
+        if isinstance(recorded, dict) and isinstance(recorded.get("variables"), dict):
+            return machine.decisive(recorded)
     return {}
 
 

@@ -94,11 +94,11 @@ def _load(replay: Replay, path: Path, expected: str | None) -> str:
         # numpy leaves a file open that it cannot read
         with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
             state = dict(saved)
-        found = digest(state)
-        if expected not in (None, found):
+        actual = digest(state)
+        if expected not in (None, actual):
             return f"{path}: its values are not those that were saved"
         replay.extend(state)
-        replay.note_kept(path.name, found, len(state["place"]))
+        replay.note_kept(path.name, actual, len(state["place"]))
     except Exception as error:  # noqa: BLE001  # whatever NumPy makes of a damaged file
         return f"{path}: {reason_of(error)}"
     return ""
@@ -109,10 +109,10 @@ def _named(checkpoint: Mapping[str, Any]) -> list[tuple[str, str | None]]:
 
     Earlier versions name one file, and the earliest of them no digest.
     """
-    told = checkpoint.get("replay") or []
-    if isinstance(told, str):
-        return [(told, checkpoint.get("replay_digest"))]
-    return [(name, expected) for name, expected, _ in told]
+    named = checkpoint.get("replay") or []
+    if isinstance(named, str):
+        return [(named, checkpoint.get("replay_digest"))]
+    return [(name, expected) for name, expected, _ in named]
 
 
 def _number(name: str) -> int:
