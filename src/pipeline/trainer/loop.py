@@ -155,9 +155,10 @@ class TrainingLoop:
             self._save_stopped()
             raise
         except PipelineError as error:
-            self._save_learned(is_stopping=should_stop())
-            if should_stop():  # what stops a whole group ends the environments too
-                raise self._interrupted(should_stop) from error
+            request = self.synchronizer.request
+            self._save_learned(is_stopping=request())
+            if request():  # what stops a whole group ends the environments too
+                raise self._interrupted(request) from error
             raise
         seconds = self.stopwatch.seconds(self.learners.values())  # of training, not of exporting
         if finished_before:  # nothing has been done, so what is saved stays as it is
@@ -352,7 +353,7 @@ class TrainingLoop:
         progress.next_summary = at + frequency
         spread = learner.statistics.reward_spread()
         distributions = {REWARD: list(learner.statistics.returns)}
-        distributions.update(learner.statistics.distributions())
+        distributions |= learner.statistics.distributions()
         self.tracker.samples(learner.name, learner.statistics.samples())
         values = learner.statistics.period()
         values[names.IS_TRAINING] = float(learner.learns and at <= learner.settings.max_steps)
@@ -389,10 +390,11 @@ class TrainingLoop:
             self.keeper.milestone(learner, self._shared_state())
         self.keeper.give_onnx(met)
 
-    def _interrupted(self, should_stop: StopRequest) -> Interrupted:
+    def _interrupted(self, request: StopRequest) -> Interrupted:
         saved = f"the state is saved in {self.run_dir}" if self.learners else "nothing to save yet"
-        message = f"stopped by a signal {self._at()}; {saved}"
-        return Interrupted(message, exit_code=should_stop.exit_code)
+        return Interrupted(
+            f"stopped by a signal {self._at()}; {saved}", exit_code=request.exit_code
+        )
 
     def _at(self) -> str:
         """At which step of each behavior training is, for messages."""

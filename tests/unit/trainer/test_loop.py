@@ -421,8 +421,9 @@ def test_request_to_stop_before_any_agent_has_decided_is_no_failure(quick, tmp_p
     assert not list(tmp_path.rglob("*.onnx"))
 
 
+@pytest.mark.parametrize("is_agreed", [True, False])
 def test_a_failing_environment_that_a_signal_has_ended_is_an_interruption(
-    quick, tmp_path, in_process
+    is_agreed, quick, tmp_path, in_process
 ):
     stop = StopRequest()
 
@@ -437,6 +438,9 @@ def test_a_failing_environment_that_a_signal_has_ended_is_an_interruption(
         loop = TrainingLoop(
             workers, quick(), seed=1, run_dir=tmp_path, device=CPU, tracker=Tracker([])
         )
+        if not is_agreed:  # several processes stop when all have heard of it
+            loop.synchronizer.listen(stop)
+            loop.synchronizer.listen = lambda _: StopRequest()
         with pytest.raises(Interrupted, match="the state is saved") as caught:
             loop.run(stop)
     assert caught.value.exit_code == 143

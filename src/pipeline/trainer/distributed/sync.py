@@ -296,6 +296,11 @@ class Synchronizer:
             return asked
         return self._agreed
 
+    @property
+    def request(self) -> StopRequest:
+        """What this process has been asked, also where not all have agreed on it yet."""
+        return StopRequest(self._agreed.signal_number or self._stop_asked() or None)
+
     def sync_if_due(
         self, learners: Mapping[str, Learner], next_summary: Callable[[str], int]
     ) -> None:
