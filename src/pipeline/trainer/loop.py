@@ -120,8 +120,7 @@ class TrainingLoop:
         self._saved = sync.own(self.keeper.saved_of(group.size)) if resume else {}
         self._exact = False
         self._due: set[str] = set()
-        self._on_start = on_start
-        self._end_early = end_early
+        self._on_start, self._end_early = on_start, end_early
         self._started = False
         self.learners: dict[str, Learner] = {}
         self._learner_of: dict[str, Learner] = {}
@@ -352,8 +351,8 @@ class TrainingLoop:
         at = learner.step // frequency * frequency
         progress.next_summary = at + frequency
         spread = learner.statistics.reward_spread()
-        distributions = {REWARD: list(learner.statistics.returns)}
-        distributions |= learner.statistics.distributions()
+        returns = {REWARD: list(learner.statistics.returns)}
+        distributions = returns | learner.statistics.distributions()
         self.tracker.samples(learner.name, learner.statistics.samples())
         values = learner.statistics.period()
         values[names.IS_TRAINING] = float(learner.learns and at <= learner.settings.max_steps)
@@ -392,9 +391,8 @@ class TrainingLoop:
 
     def _interrupted(self, request: StopRequest) -> Interrupted:
         saved = f"the state is saved in {self.run_dir}" if self.learners else "nothing to save yet"
-        return Interrupted(
-            f"stopped by a signal {self._at()}; {saved}", exit_code=request.exit_code
-        )
+        reason = f"stopped by a signal {self._at()}; {saved}"
+        return Interrupted(reason, exit_code=request.exit_code)
 
     def _at(self) -> str:
         """At which step of each behavior training is, for messages."""
