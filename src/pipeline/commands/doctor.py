@@ -127,12 +127,13 @@ def _version(package: str) -> str:
 
 
 def _project(root: Path) -> str:
-    from pipeline.settings.plan import check_plan, check_settings
+    from pipeline.settings.plan import check_files, check_plan, check_settings
 
     params = _params(root)
     if params is None:
         return "no params.yaml here; `pipeline init DIR` writes a project"
     check_settings(params)
+    check_files(params)
     if (root / "dvc.yaml").is_file():
         check_plan(params, root / "workflow/runs.yaml")
     return f"{len(params.experiments)} experiments, planned"
