@@ -17,6 +17,26 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+def missing_demonstrations(
+    settings: RunSettings, *, folder: Path = Path(), made: Collection[str] = ()
+) -> dict[str, str]:
+    """Return the first mistake of each behavior whose demonstrations are not there.
+
+    Args:
+        settings: of a run; `default_settings` count where no behavior is listed.
+        folder: from which paths are meant.
+        made: paths of which a stage makes the file.
+    """
+    missing: dict[str, str] = {}
+    for section, trainer in _listed(settings).items():
+        for key, path in _demonstrations(trainer, section):
+            if section not in missing and path not in made and (wrong := _wrong(path, folder)):
+                at = key if settings.place_of(key) else key.partition("[")[0]
+                place = settings.place_of(at)
+                missing[section] = f"{place}: {at}: {wrong}" if place else f"{at}: {wrong}"
+    return missing
+
+
 def refuse_missing_demonstrations(
     settings: RunSettings, *, folder: Path = Path(), made: Collection[str] = ()
 ) -> None:
@@ -26,25 +46,15 @@ def refuse_missing_demonstrations(
     of old releases, which list the behaviors of many environments.
 
     Args:
-        settings: of a run; `default_settings` count where no behavior is listed.
-        folder: from which paths are meant.
-        made: paths of which a stage makes the file.
+        settings: as for `missing_demonstrations`.
+        folder: as for `missing_demonstrations`.
+        made: as for `missing_demonstrations`.
 
     Raises:
         SettingsError: No behavior has them.
     """
-    listed = {f"behaviors.{name}": one for name, one in settings.behaviors.items()}
-    if not listed and settings.default_settings is not None:
-        listed = {"default_settings": settings.default_settings}
-    missing: list[str] = []
-    for section, trainer in listed.items():
-        for key, path in _demonstrations(trainer, section):
-            if path not in made and (wrong := _wrong(path, folder)):
-                at = key if settings.place_of(key) else key.partition("[")[0]
-                place = settings.place_of(at)
-                missing.append(f"{place}: {at}: {wrong}" if place else f"{at}: {wrong}")
-                break
-    if missing and len(missing) == len(listed):
+    missing = list(missing_demonstrations(settings, folder=folder, made=made).values())
+    if missing and len(missing) == len(_listed(settings)):
         raise SettingsError(missing[0])
     for text in missing:
         _log.warning("%s", text)
@@ -64,6 +74,13 @@ def refuse_missing_weights(settings: RunSettings, *, folder: Path) -> None:
             key = f"behaviors.{name}.init_path"
             hint = similar(folder / path) or "; name a checkpoint, or leave it out"
             raise SettingsError(f"{settings.place_of(key)}: {key}: {path} is not there{hint}")
+
+
+def _listed(settings: RunSettings) -> dict[str, TrainerSettings]:
+    """Return the settings of behaviors by section; the defaults where none is listed."""
+    if not settings.behaviors and settings.default_settings is not None:
+        return {"default_settings": settings.default_settings}
+    return {f"behaviors.{name}": one for name, one in settings.behaviors.items()}
 
 
 def _demonstrations(trainer: TrainerSettings, section: str) -> Iterator[tuple[str, str]]:
