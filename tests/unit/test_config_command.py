@@ -57,8 +57,8 @@ def test_check_is_a_short_verdict_unless_all_is_asked_for(here, capsys):
         "  format: ML-Agents 0.3 to 0.16 (a section with all keys for each behavior)",
         "  behaviors: Walker (ppo, 50,000 steps), any other (ppo, 50,000 steps)",
         "  environment parameters, with their lessons: gap (2), mass (1)",
-        "  brought to today's format: 12 keys have another place; 3 warnings tell what is no longer "
-        "the same (`pipeline config upgrade` lists each)",
+        "  brought to today's format: 12 keys have another place; 3 warnings tell what is no "
+        "longer the same (`pipeline config upgrade` lists each)",
         "`--full` prints every setting.",
     ]
 
