@@ -139,7 +139,7 @@ def test_a_shell_completes_commands_options_and_files(capsys, tmp_path: Path):
         return done.split()
 
     assert completed("pipeline", "eval") == ["evaluate"]
-    assert completed("pipeline", "learn", "--num") == ["--num-envs", "--num-areas", "--num-runs"]
+    assert completed("pipeline", "learn", "--num") == ["--num-runs", "--num-envs", "--num-areas"]
     assert "some.onnx" in completed("pipeline", "evaluate", "some")
 
 
