@@ -9,6 +9,7 @@ import os
 import re
 import tempfile
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 LONGEST_NAME = 200
 """Bytes of a name that leave room for what is added to it, of the 255 that systems allow."""
 _WINDOWS_DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
+_MOST_FILES, _DEEPEST = 2000, 3
+"""How far `similar` looks: it is for a message, and a home folder may be large."""
 _RANDOM = "[a-z0-9_]" * 8
 """What `tempfile` puts into a name, as a pattern."""
 
@@ -136,6 +139,34 @@ def _why_no_file_name(name: str) -> str | None:
     ):
         return "Windows does not allow it"
     return None
+
+
+def similar(path: Path | str) -> str:
+    """Return `; did you mean 'x'?` for the file that a missing path is most like, or nothing.
+
+    Files of the same kind count, in the nearest folder that is there and a few levels below.
+    """
+    path = Path(path)
+    folder = next((one for one in path.parents if one.is_dir()), None)
+    found: dict[str, Path] = {}
+    for file in [] if folder is None else _below(folder):
+        if path.suffix in ("", file.suffix) or {path.suffix, file.suffix} == {".yml", ".yaml"}:
+            found.setdefault(file.stem, file)  # the first is the one that lies highest
+    near = get_close_matches(path.stem, found, n=1)
+    return f"; did you mean '{found[near[0]]}'?" if near else ""
+
+
+def _below(folder: Path) -> list[Path]:
+    """Return some files of a folder and of those below, without hidden ones."""
+    levels, found = [folder], list[Path]()
+    for _ in range(_DEEPEST):
+        entries: list[Path] = []
+        for level in levels:
+            with suppress(OSError):  # it may not be read
+                entries += sorted(one for one in level.iterdir() if one.name[0] != ".")
+        found += [one for one in entries[:_MOST_FILES] if one.is_file()]
+        levels = [one for one in entries[:_MOST_FILES] if one.is_dir() and not one.is_symlink()]
+    return found
 
 
 def refuse_shared_folder(folder: Path | str, name: str, others: Iterable[str]) -> None:

@@ -36,7 +36,8 @@ def test_a_missing_demonstration_is_refused_before_the_environment_starts(place,
     config = place.config(f"{CONFIG}    {first}: {f'{{{second}: {value}}}' if second else value}\n")
     env = place.program(TOUCHES)
     before = place.files()
-    expected = f"behaviors.Echo.{key}.demo_path: no/such.demo: this demonstration file"
+    line = config.read_text().count("\n")
+    expected = f"{config}:{line}: behaviors.Echo.{key}.demo_path: no/such.demo is not there; "
     assert place.learn(env, config=config).error.startswith(expected)
     assert place.files() == before
 
@@ -99,7 +100,7 @@ def test_results_that_cannot_be_written(place):
         ("--seed often", "--seed: needs a whole number, got 'often'"),
         ("--resume --force", "--resume and --force contradict each other"),
         ("--initialize-from gone", "Could not initialize from results/gone."),
-        ("--no-grafics", "unrecognized arguments: --no-grafics"),
+        ("--no-grafics", "unrecognized arguments: --no-grafics; did you mean --no-graphics?"),
         ("--width", "argument --width: expected one argument"),
         ("--re", "ambiguous option: --re could match"),
     ],

@@ -50,7 +50,7 @@ def test_a_short_demonstration_of_a_very_large_branch(place):
     [
         ("other", "bad.demo: its actions are"),
         ("truncated", "bad.demo"),
-        ("missing", "bad.demo: this demonstration file or directory does not exist"),
+        ("missing", "behaviors.Echo.behavioral_cloning.demo_path: bad.demo is not there; "),
     ],
 )
 def test_a_demonstration_that_cannot_be_imitated(place, other_demo, kind, expected):

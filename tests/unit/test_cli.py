@@ -69,6 +69,47 @@ def test_a_mistake_is_one_line_and_exit_code_two(tmp_path, monkeypatch, capsys):
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "proposal", "command"),
+    [
+        ("learn --nun-envs 2", "--num-envs", "pipeline learn"),
+        ("learn --nun-envs=2", "--num-envs", "pipeline learn"),
+        ("learn x.yaml --sed 2 --env-args --level 7", "--seed", "pipeline learn"),
+        ("demo record balance_ball --ouput a.demo", "--output", "pipeline demo record"),
+        ("compare a --fracton 0.5", "--fraction", "pipeline compare"),
+        ("--vresion", "--version", "pipeline"),
+        ("lern", "'learn'", "pipeline learn"),
+        ("lern --num-envs 2", "'learn'", "pipeline learn"),
+        ("demo recrod", "'record'", "pipeline demo record"),
+        ("completion fihs", "'fish'", "pipeline completion"),
+    ],
+)
+def test_a_mistyped_word_is_answered_with_the_nearest(capsys, words, proposal, command):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words.split())
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"did you mean {proposal}? `{command} --help` lists" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("learn --zzz", "pipeline learn"),
+        ("learn a.yaml b.yaml", "pipeline learn"),
+        ("zzz", "pipeline"),
+        ("demo zzz", "pipeline demo"),
+    ],
+)
+def test_a_word_like_no_other_is_answered_with_the_help_of_its_command(capsys, words, command):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words.split())
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"; `{command} --help` lists what is possible")
+    assert "did you mean" not in line
+
+
 def test_too_little_memory_is_one_line_and_exit_code_two(monkeypatch, capsys):
     def read(path):
         raise MemoryError("Unable to allocate 12.5 GiB")

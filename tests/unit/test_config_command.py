@@ -43,29 +43,60 @@ def run(capsys, *arguments: str) -> str:
 
 
 def test_check_shows_the_whole_configuration(here, capsys):
-    shown = to_plain(parse_yaml(run(capsys, "check", "old.yaml"), source="shown"))
+    shown = to_plain(parse_yaml(run(capsys, "check", "old.yaml", "--full"), source="shown"))
     assert shown["behaviors"]["Walker"]["hyperparameters"]["batch_size"] == 128
     assert shown["behaviors"]["Walker"]["hyperparameters"]["num_epoch"] == 3
     assert shown["engine_settings"]["time_scale"] == 20
     assert shown["environment_parameters"] is None
 
 
+def test_check_is_a_short_verdict_unless_all_is_asked_for(here, capsys):
+    files = ["--curriculum", "Walker.json", "--sampler", "sampler.yaml"]
+    assert run(capsys, "check", "old.yaml", *files).splitlines() == [
+        "old.yaml: can be used.",
+        "  format: ML-Agents 0.3 to 0.16 (a section with all keys for each behavior)",
+        "  behaviors: Walker (ppo, 50,000 steps), any other (ppo, 50,000 steps)",
+        "  environment parameters, with their lessons: gap (2), mass (1)",
+        "  brought to today's format: 12 keys have another place; 3 warnings tell what is no "
+        "longer the same (`pipeline config upgrade` lists each)",
+        "`--full` prints every setting.",
+    ]
+
+
+def test_check_of_a_present_file_names_its_behaviors_and_what_is_not_here(here, capsys):
+    (here / "new.yaml").write_text(
+        "behaviors:\n  Walker:\n    behavioral_cloning: {demo_path: no.demo}\n  Ball: {}\n"
+    )
+    lines = run(capsys, "check", "new.yaml").splitlines()
+    assert lines[2] == "  behaviors: Walker (ppo, 500,000 steps), Ball (ppo, 500,000 steps)"
+    place = "new.yaml:3: behaviors.Walker.behavioral_cloning.demo_path"
+    assert lines[3].startswith(f"  not here: {place}: no.demo is not there; ")
+
+
+def test_check_of_a_curriculum_alone_tells_its_parameters(here, capsys):
+    lines = run(capsys, "check", "Walker.json").splitlines()
+    assert lines[:2] == [
+        "Walker.json: can be used.",
+        "  environment parameters, with their lessons: gap (2)",
+    ]
+
+
 def test_check_adds_a_curriculum_and_a_sampler_file(here, capsys):
-    arguments = ["check", "old.yaml", "--curriculum", "Walker.json", "--sampler", "sampler.yaml"]
-    shown = to_plain(parse_yaml(run(capsys, *arguments), source="shown"))
+    arguments = ["--curriculum", "Walker.json", "--sampler", "sampler.yaml", "--full"]
+    shown = to_plain(parse_yaml(run(capsys, "check", "old.yaml", *arguments), source="shown"))
     assert list(shown["environment_parameters"]) == ["gap", "mass"]
 
 
 @pytest.mark.parametrize(("file", "name"), [("Walker.json", "gap"), ("sampler.yaml", "mass")])
 def test_check_shows_what_a_curriculum_or_a_sampler_file_becomes(here, capsys, file, name):
-    shown = to_plain(parse_yaml(run(capsys, "check", file), source="shown"))
+    shown = to_plain(parse_yaml(run(capsys, "check", file, "--full"), source="shown"))
     assert list(shown) == ["environment_parameters"]
     assert list(shown["environment_parameters"]) == [name]
 
 
 def test_check_lets_the_command_line_name_the_executable(here, capsys):
     (here / "many.yaml").write_text("behaviors: {A: {}}\nenv_settings: {num_envs: 4}\n")
-    assert "num_envs: 4" in run(capsys, "check", "many.yaml")
+    assert "num_envs: 4" in run(capsys, "check", "many.yaml", "--full")
 
 
 @pytest.mark.parametrize("turned", [False, True])

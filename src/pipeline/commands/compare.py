@@ -17,7 +17,7 @@ from pipeline.stages.reporting.results import read_curves, trials_of
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from pipeline.commands.parser import Parser
 
@@ -81,7 +81,9 @@ def run(arguments: argparse.Namespace) -> str:
         }
         # NaN is no JSON; an error here is better than a file that other programs refuse.
         return json.dumps(value, indent=2, allow_nan=False)
-    return "\n\n".join(map(_text, tasks)) if runs else _answer(tasks)
+    if not runs:
+        return _answer(tasks)
+    return "\n\n".join([*map(_text, tasks), *_seeds(_learned(runs))])
 
 
 def answer(root: Path) -> str:
@@ -110,9 +112,27 @@ def _of_params(root: Path) -> list[Outcome]:
 def outcomes_of(runs: Sequence[Path]) -> list[Outcome]:
     """Return the outcomes of folders, those of `pipeline learn` last."""
     # A run folder of `learn` says itself what it is; the DAG's folders are known by their place.
-    learned = [run for run in runs if (run / _CONFIGURATION).is_file()]
-    trials = [trial for run in runs if run not in learned for trial in _of_dag(run)]
-    return [*_once(trials), *_of_learn(learned)]
+    learned = _learned(runs)
+    trials = _apart([(run, _of_dag(run)) for run in runs if run not in learned])
+    return [*_once(trials), *_of_learn(learned, {one.experiment for one in trials})]
+
+
+def _learned(runs: Sequence[Path]) -> list[Path]:
+    return [run for run in runs if (run / _CONFIGURATION).is_file()]
+
+
+def _apart(found: Sequence[tuple[Path, Sequence[Outcome]]]) -> list[Outcome]:
+    """Return outcomes of the DAG; an experiment of another project gets its path in the name."""
+    results: dict[str, Path] = {}
+    outcomes: list[Outcome] = []
+    for run, trials in found:
+        stage = next(one for one in (run.resolve(), *run.resolve().parents) if one.name in _STAGES)
+        for trial in trials:
+            folder, name = stage.parent, trial.experiment
+            if results.setdefault(name, folder) != folder:
+                name = str(folder / name)
+            outcomes.append(replace(trial, experiment=name))
+    return outcomes
 
 
 def _of_dag(run: Path) -> list[Outcome]:
@@ -190,19 +210,10 @@ def _environment_of(results: Path, experiment: str) -> str:
     return "" if setup is None else setup.environment
 
 
-def _of_learn(runs: Sequence[Path]) -> list[Outcome]:
-    """Runs of `pipeline learn`, those that differ only in the seed as one experiment."""
-    groups: dict[str, list[tuple[Path, int, str]]] = {}
-    for run in runs:
-        key, seed, environment = _identity(run / _CONFIGURATION)
-        groups.setdefault(key, []).append((run, seed, environment))
+def _of_learn(runs: Sequence[Path], taken: Collection[str]) -> list[Outcome]:
+    """Return the outcomes of runs of `pipeline learn`, under other names than those `taken`."""
     outcomes: list[Outcome] = []
-    names: set[str] = set()
-    for members in groups.values():
-        _refuse_repetitions(members)
-        name = _name_of([run.resolve().name for run, _, _ in members])
-        name = name if name not in names else members[0][0].resolve().name
-        names.add(name)
+    for name, members in _experiments(runs, taken).items():
         for run, seed, environment in members:
             seconds = _learned_in(run)
             for behavior, curve in read_curves(run / _PROGRESS).items():
@@ -213,11 +224,35 @@ def _of_learn(runs: Sequence[Path]) -> list[Outcome]:
     return outcomes
 
 
+def _experiments(
+    runs: Sequence[Path], taken: Collection[str] = ()
+) -> dict[str, list[tuple[Path, int, str]]]:
+    """Return runs, seeds and environments by experiment: runs that differ only in the seed.
+
+    Settings alone decide what belongs together. A name is only a label, so one that is taken
+    already is replaced by the path of a run, which belongs to no other experiment.
+    """
+    groups: dict[str, list[tuple[Path, int, str]]] = {}
+    for run in runs:
+        key, seed, environment = _identity(run / _CONFIGURATION)
+        groups.setdefault(key, []).append((run, seed, environment))
+    experiments: dict[str, list[tuple[Path, int, str]]] = {}
+    for members in groups.values():
+        _refuse_repetitions(members)
+        first = members[0][0].resolve()
+        names = (_name_of([run.resolve().name for run, _, _ in members]), first.name, str(first))
+        unused = (one for one in names if one not in experiments and one not in taken)
+        experiments[next(unused)] = members
+    return experiments
+
+
 def _identity(configuration: Path) -> tuple[str, int, str]:
     """Return a digest equal for runs of one experiment, the seed, and the environment's name."""
     settings = load_run_settings(configuration)
     content: dict[str, Any] = to_mapping(settings)
-    content.pop("checkpoint_settings", None)
+    # Not its name and folder; but first weights and acting without learning give other results.
+    checkpoints = content.pop("checkpoint_settings", {})
+    content["begins"] = {key: checkpoints.get(key) for key in ("initialize_from", "inference")}
     environment = content.get("env_settings", {})
     # What differs between the seeds of one experiment must not be a part of its identity.
     for key in ("seed", "base_port"):
@@ -225,6 +260,14 @@ def _identity(configuration: Path) -> tuple[str, int, str]:
     path = settings.env_settings.env_path
     name = "Unity Editor" if path is None else Path(path).name
     return files.fingerprint(content), settings.env_settings.seed, name
+
+
+def _seeds(learned: Sequence[Path]) -> Iterator[str]:
+    """Yield which runs of `pipeline learn` were taken as seeds of one experiment."""
+    groups = [members for members in _experiments(learned).values() if len(members) > 1]
+    lines = [", ".join(str(run) for run, _, _ in members) for members in groups]
+    if lines:
+        yield "\n".join(["One experiment each, since only their seeds differ:", *lines])
 
 
 def _refuse_repetitions(members: Sequence[tuple[Path, int, str]]) -> None:

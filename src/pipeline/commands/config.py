@@ -12,6 +12,7 @@ from pipeline import files
 from pipeline.errors import SettingsError
 from pipeline.settings import dump_yaml, load_run_settings, parse_yaml, to_mapping
 from pipeline.settings.legacy.formats import Family, kind_of, read_document
+from pipeline.settings.named_files import missing_demonstrations
 from pipeline.settings.reader import entries_of
 from pipeline.settings.run_file import as_written, read_present, structure
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pipeline.commands.parser import Parser
+    from pipeline.settings import RunSettings, TrainerSettings
     from pipeline.settings.legacy.convert import Present
     from pipeline.settings.legacy.formats import FormatChange, Kind
 
@@ -28,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 def add_options(parser: Parser) -> None:
     """Add `check` and `upgrade`."""
-    text = "say what a configuration of any ML-Agents generation means, as YAML"
+    text = "say whether a configuration of any ML-Agents generation can be used, and what it means"
     command = parser.add_command("check", text, check)
     command.add_argument(
         "file", type=Path, help="trainer configuration, or a curriculum or sampler"
@@ -37,6 +39,9 @@ def add_options(parser: Parser) -> None:
         "--curriculum", type=Path, help="YAML, JSON, or a folder of <Behavior>.json"
     )
     command.add_argument("--sampler", type=Path, help="sampler file")
+    command.add_argument(
+        "--full", action="store_true", help="print every setting, defaults included, as YAML"
+    )
     text = "write an old configuration in today's format"
     command = parser.add_command("upgrade", text, upgrade)
     command.add_argument(
@@ -47,7 +52,7 @@ def add_options(parser: Parser) -> None:
 
 
 def check(arguments: argparse.Namespace) -> str:
-    """Return the configuration that a file describes, complete, as YAML.
+    """Return a short verdict on a file, or with `--full` all that it describes, as YAML.
 
     The file is a trainer configuration of any age, or a curriculum or sampler file on its own.
 
@@ -65,16 +70,45 @@ def check(arguments: argparse.Namespace) -> str:
             raise SettingsError(f"{path}: {file} is a {kind} file already. Give one of each kind.")
         if path is not None:
             parts[kind] = path
-    mapping = to_mapping(
-        load_run_settings(
-            parts.get("trainer"),
-            curriculum=parts.get("curriculum"),
-            sampler=parts.get("sampler"),
-        )
-    )
-    if "trainer" not in parts:
+    trainer = parts.get("trainer")
+    curriculum, sampler = parts.get("curriculum"), parts.get("sampler")
+    settings = load_run_settings(trainer, curriculum=curriculum, sampler=sampler)
+    if not arguments.full:
+        present = read_present(trainer, curriculum=curriculum, sampler=sampler)
+        return _verdict(file, settings, present)
+    mapping = to_mapping(settings)
+    if trainer is None:
         mapping = {"environment_parameters": mapping["environment_parameters"]}
     return dump_yaml(mapping).rstrip("\n")
+
+
+def _verdict(file: Path, settings: RunSettings, present: Present) -> str:
+    """Return what was read, in a few lines; warnings have been logged."""
+    lines = [f"{file}: can be used."]
+    if settings.from_file:
+        lines.append(f"  format: {present.family.value}")
+        trained = [f"{name} ({_trained(one)})" for name, one in settings.behaviors.items()]
+        if settings.default_settings is not None:
+            trained.append(f"any other ({_trained(settings.default_settings)})")
+        lines.append(f"  behaviors: {', '.join(trained) or 'any, with the built-in settings'}")
+    parameters = settings.environment_parameters or {}
+    if parameters:
+        lessons = [f"{name} ({len(one.curriculum)})" for name, one in parameters.items()]
+        lines.append(f"  environment parameters, with their lessons: {', '.join(lessons)}")
+    moved = sum(change.kind == "moved" for change in present.changes.entries)
+    warned = sum(change.warns for change in present.changes.entries)
+    if moved or warned:
+        lines.append(
+            f"  brought to today's format: {moved} keys have another place; {warned} warnings tell "
+            "what is no longer the same (`pipeline config upgrade` lists each)"
+        )
+    lines += [f"  not here: {text}" for text in missing_demonstrations(settings).values()]
+    lines.append("`--full` prints every setting.")
+    return "\n".join(lines)
+
+
+def _trained(settings: TrainerSettings) -> str:
+    return f"{settings.trainer_type}, {settings.max_steps:,} steps"
 
 
 def upgrade(arguments: argparse.Namespace) -> str:

@@ -54,6 +54,7 @@ _IMAGE = 3
 _NATURE_CNN_PIXELS, _SIMPLE_PIXELS = 36, 20
 """Least sides of the images that these encoders take."""
 
+WAYS = "--env NAME, --unity BUILD, --gymnasium ID or --pettingzoo ID"
 SNAKEFILE = """\
 # Runs the workflow that comes with the package rl-pipeline: `snakemake --cores 2`.
 from pipeline.stages.shared.project import checkout
@@ -154,7 +155,7 @@ def add_options(parser: Parser) -> None:
     parser.description = "Write a project that trains agents in an environment, without a checkout."
     parser.add_argument("folder", type=Path, metavar="DIR", help="the project; may be there")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--env", metavar="NAME", help="any name of an environment")
+    which.add_argument("--env", metavar="NAME", help="any name (default: the example balance_ball)")
     which.add_argument("--unity", metavar="BUILD", help="a Unity player, or its folder")
     which.add_argument("--gymnasium", metavar="ID", help="an environment of Gymnasium")
     which.add_argument("--pettingzoo", metavar="ID", help="an environment of PettingZoo")
@@ -193,10 +194,11 @@ def run(arguments: argparse.Namespace) -> str:
         params = load_params("params.yaml")
         check_ids(params)
         write_plan(params)
-    return (
-        f"Wrote {folder}: {'; '.join(_described(behaviors))}.\n"
-        f"cd {folder} && pipeline run --engine dvc   (or `dvc repro`, or `snakemake --cores 2`)"
-    )
+    lines = [f"Wrote {folder}: {'; '.join(_described(behaviors))}."]
+    if not (arguments.env or arguments.unity or arguments.gymnasium or arguments.pettingzoo):
+        lines.append(f"balance_ball is an example; name your own environment by {WAYS}.")
+    run_it = "pipeline run --engine dvc   (or `dvc repro`, or `snakemake --cores 2`)"
+    return "\n".join([*lines, f"cd {folder} && {run_it}"])
 
 
 def _refuse_what_is_there(folder: Path, trainer: str) -> None:
@@ -241,11 +243,8 @@ def source_of(environment: EnvironmentParams) -> str:
         path = environment.path
         return path if "/" in path else f"./{path}"
     if isinstance(environment, BridgeSource):
-        return (
-            environment.id
-            if environment.source == "module"
-            else f"{environment.source}:{environment.id}"
-        )
+        kind = "" if environment.source == "module" else f"{environment.source}:"
+        return f"{kind}{environment.id}"
     return getattr(environment, "name", None) or ""
 
 

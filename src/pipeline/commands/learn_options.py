@@ -67,6 +67,8 @@ _TABLE = {
         "wandb, jsonl, or a sink of an installed package; several with commas, or the option again "
         "(default: tensorboard, and what all installed packages bring)",
         "--inference": "act without learning, until stopped; with --resume or --initialize-from",
+        "--num-runs N": "this many runs, one after another: <run-id>-0 with the seed, <run-id>-1 "
+        "with the seed after it, ...; experiments in params.yaml run side by side (default: 1)",
         "--seed N": "from which everything random derives (default: -1, one is drawn and printed)",
     },
     "environment": {
@@ -122,8 +124,6 @@ _TABLE = {
         "--train": "no effect: a run trains unless --inference is given",
         "--slow": "use --time-scale 1, which it means",
         "--worker-id N": "use --base-port, to which it is added",
-        "--num-runs N": "this many runs, one after another, named <run-id>-<k> with seed + k; "
-        "better use experiments and seeds in params.yaml, which run in parallel",
         "--docker-target-name NAME": "relative paths lie under /<name>/; better mount the volume "
         "and give whole paths",
         "--cpu": "use --torch-device cpu, which it means",
@@ -137,6 +137,7 @@ what it takes (nothing makes it a switch), and what it does, or if retired the p
 
 _SETTINGS: dict[str, dict[str, Any]] = {
     "--seed": {"key": "env_settings.seed"},
+    "--num-runs": {"key": None},
     "--track": {"key": None},
     "--env": {"key": "env_settings.env_path"},
     "--attach": {"key": "env_settings.num_envs"},

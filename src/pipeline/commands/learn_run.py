@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pipeline.settings import RunSettings
     from pipeline.tracking.base import Sink
     from pipeline.trainer import TrainResult
+    from pipeline.trainer.result import BehaviorResult
 
 _log = logging.getLogger(__name__)
 
@@ -96,9 +97,8 @@ def _told(settings: RunSettings, seed: int, run_dir: Path, result: TrainResult) 
     verb = "Played" if inference else "Trained"
     lines = [f"{verb} with seed {seed}; everything is in {run_dir}."]
     for name, one in result.behaviors.items():
-        mean = "no episode ended" if one.mean_reward is None else f"{one.mean_reward:.3f}"
         rating = "" if one.elo is None else f", ELO {one.elo:.1f}"
-        lines.append(f"  {name}: {one.steps} steps, mean reward {mean}{rating}")
+        lines.append(f"  {name}: {one.steps} steps, {_mean_of(one)}{rating}")
         if not inference:
             lines.append(f"    policy for Unity: {files.named(run_dir, name, '.onnx')}")
             lines.append(f"    checkpoint:       {one.checkpoint}")
@@ -107,6 +107,13 @@ def _told(settings: RunSettings, seed: int, run_dir: Path, result: TrainResult) 
         first = files.named(run_dir, next(iter(result.behaviors)), ".onnx")
         lines.append(f"Play it: pipeline evaluate {first} --env {env}")
     return "\n".join(lines)
+
+
+def _mean_of(result: BehaviorResult) -> str:
+    if result.mean_reward is None:
+        return "no episode has ended"
+    episodes = f"last {result.n_recent} episodes" if result.n_recent > 1 else "only episode"
+    return f"mean reward {result.mean_reward:.3f} over the {episodes}"
 
 
 def _seed(settings: RunSettings, run_dir: Path) -> int:

@@ -14,6 +14,7 @@ from pipeline.commands.learn_options import BY_DEST, OPTIONS
 from pipeline.errors import SettingsError
 from pipeline.protocol.token import read_token
 from pipeline.settings import TrainerSettings, load_run_settings
+from pipeline.settings.named_files import refuse_missing_demonstrations
 from pipeline.settings.nodes import from_plain
 from pipeline.settings.reader import ContradictionError, Count, CountOrZero, read, setting_hints
 from pipeline.settings.schema.run import EnvironmentSettings
@@ -109,6 +110,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
             **older,
         )
         settings = _moved(_for_every_behavior(settings, given), given)
+    refuse_missing_demonstrations(settings)
     # After reading: what contradicts itself may stand partly in the file, partly on the command
     # line.
     settings = _decided(settings, given)
@@ -243,7 +245,8 @@ def _decided(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
 
 
 def _has_weights(settings: RunSettings) -> bool:
-    return any(one.init_path is not None for one in settings.behaviors.values())
+    every = [*settings.behaviors.values(), settings.default_settings]
+    return any(one is not None and one.init_path is not None for one in every)
 
 
 def _fixed_port(settings: RunSettings, given: Mapping[str, Any], worker: int) -> int | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,14 +46,66 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong with the command line, and where its help is."""
-        sys.stderr.write(f"error: {message}; `{self.prog} --help` lists what is possible\n")
+        mark = "" if message.endswith("?") else ";"
+        sys.stderr.write(f"error: {message}{mark} `{self.prog} --help` lists what is possible\n")
         sys.exit(2)
+
+    def parse_known_args(  # type: ignore[override]  # no caller of ours gives only a namespace
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Read the words of a command line, and refuse words that the command does not take."""
+        words = sys.argv[1:] if args is None else list(args)
+        # Before argparse misses a required option, which may be the one that is misspelt.
+        self._refuse_unknown_options(words)
+        arguments, others = super().parse_known_args(words, namespace)
+        # argparse would leave them to the parser of all commands, whose help is another.
+        if others and self._subcommands is None:
+            self.error(f"unrecognized arguments: {' '.join(others)}")
+        return arguments, others
+
+    def _refuse_unknown_options(self, words: Sequence[str]) -> None:
+        for word in words:
+            name = word.partition("=")[0]
+            if word == "--" or (self._subcommands is not None and not word.startswith("-")):
+                return  # the rest is read elsewhere
+            if not word.startswith("--") or " " in name:
+                continue
+            exact = self._option_string_actions.get(name)
+            options = [exact] if exact else [one[0] for one in self._get_option_tuples(word)]
+            if not options:
+                self.error(f"unrecognized arguments: {name}{self._proposed_option(name)}")
+            if options[0].nargs == argparse.REMAINDER:
+                return
+
+    def _proposed_option(self, name: str) -> str:
+        options = self._option_string_actions.items()
+        present = [flag for flag, action in options if action.dest not in self.retired]
+        near = _nearest(name, present) or _nearest(name, self._option_string_actions)
+        return f"; did you mean {near}?" if near else ""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a word that is no choice, and propose the nearest; argparse does so from 3.14."""
+        choices = action.choices
+        near = None if choices is None or value in choices else _nearest(str(value), choices)
+        if near is None:
+            super()._check_value(action, value)
+        elif self._subcommands is not None and action is self._subcommands:
+            # The help of the command that was meant.
+            self._subcommands.choices[near].error(f"no command {value!r}; did you mean {near!r}?")
+        else:
+            message = f"invalid choice: {value!r}; did you mean {near!r}?"
+            raise argparse.ArgumentError(action, message)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """Return what an abbreviation may mean; argparse has no public way to rank candidates."""
         options: list[Any] = super()._get_option_tuples(option_string)
         present = [one for one in options if one[0].dest not in self.retired]
         return present or options
+
+
+def _nearest(word: str, known: Iterable[Any]) -> str | None:
+    """Return the text of `known` that `word` is most like; None where none is near."""
+    return next(iter(get_close_matches(word, [str(one) for one in known], n=1)), None)
 
 
 def aligned(rows: Sequence[Sequence[str]], *, first_number: int | None = None) -> list[str]:

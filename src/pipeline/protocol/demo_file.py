@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from google.protobuf.message import DecodeError
 
 from pipeline.errors import DemonstrationError
+from pipeline.files import similar
 from pipeline.protocol import wire
 from pipeline.protocol.generated.messages import (
     PNG,
@@ -132,8 +133,12 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
+        remedy = (
+            f"`pipeline demo record ENV -o {path}` makes one, or Unity's Demonstration Recorder"
+        )
+        hint = similar(path) or f". {remedy}"
         raise DemonstrationError(
-            f"The demonstration file or directory {path} does not exist."
+            f"The demonstration file or directory {path} does not exist{hint}"
         ) from error
     except OSError as error:
         raise DemonstrationError(f"{path}: {error.strerror}") from error

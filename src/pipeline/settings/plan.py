@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import SettingsError, StageError
-from pipeline.files import fingerprint, write_whole
+from pipeline.files import fingerprint, similar, write_whole
 from pipeline.plugins import Group
 from pipeline.settings.environments import BuiltinSource, ModuleSource, PathSource, UnitySource
+from pipeline.settings.named_files import refuse_missing_demonstrations, refuse_missing_weights
+from pipeline.settings.nodes import fail_at
 from pipeline.settings.run_file import to_mapping
-from pipeline.settings.yaml_file import dump_yaml
+from pipeline.settings.yaml_file import dump_yaml, read_yaml
 
 if TYPE_CHECKING:
     from pipeline.settings.environments import EnvironmentParams
@@ -249,6 +251,29 @@ def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> N
                     f"'demonstrations: {read}' and add the stage pretrain, so that training waits "
                     "for it"
                 )
+
+
+def check_files(params: Params) -> None:
+    """Make sure that files which params.yaml and its trainer files name are there.
+
+    What a stage makes, or DVC keeps elsewhere, need not be there yet.
+
+    Raises:
+        SettingsError: A demonstration or a checkpoint is not there.
+    """
+    folder = params.path.parent
+    for name, demonstration in params.demonstrations.items():
+        file = demonstration.file
+        if file and not (folder / file).exists() and not (folder / f"{file}.dvc").exists():
+            hint = similar(folder / file) or "; name a `.demo` file, or record one by `environment`"
+            at = f"demonstrations.{name}.file"
+            raise fail_at(read_yaml(params.path), at, f"{file} is not there{hint}")
+    made = {f"data/demos/{name}.demo" for name in params.demonstrations}
+    for name, experiment in params.experiments.items():
+        if experiment.chosen is None and "train" in experiment.stages:
+            settings = params.run_settings(name)
+            refuse_missing_demonstrations(settings, folder=folder, made=made)
+            refuse_missing_weights(settings, folder=folder)
 
 
 def check_plan(params: Params, path: Path | str = RUNS_FILE) -> None:

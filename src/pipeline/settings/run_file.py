@@ -25,12 +25,14 @@ from pipeline.settings.reader import (
 from pipeline.settings.schema import RunSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from pipeline.settings.legacy.convert import Present
     from pipeline.settings.schema import CompletionCriteria
 
 _log = logging.getLogger(__name__)
+
+_FILE_KEYS = (".demo_path", ".init_path")
 
 
 def load_run_settings(
@@ -70,7 +72,12 @@ def load_run_settings(
     # Typed only now, so that an override may correct what the file has wrong.
     settings = structure(document)
     _tell(present, path)  # last, since a file with a mistake should give one message and no more
-    return replace(settings, from_file=path is not None, refused=present.refused)
+    return replace(
+        settings,
+        from_file=path is not None,
+        refused=present.refused,
+        places=dict(_places(document, "")),
+    )
 
 
 def read_present(
@@ -176,6 +183,17 @@ def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
         else:
             written[key] = _values(node, resolved[key])
     return written
+
+
+def _places(node: Node, path: str) -> Iterator[tuple[str, str]]:
+    """Yield where each path to a file is written, with its dotted key."""
+    if path.endswith(_FILE_KEYS):
+        yield path, node.where
+        for index, item in enumerate(node.value if isinstance(node.value, list) else ()):
+            yield join(path, index), item.where
+    elif isinstance(node.value, dict):
+        for key, item in node.value.items():
+            yield from _places(item, join(path, key))
 
 
 def _refuse_unusable(document: Node) -> None:

@@ -13,8 +13,12 @@ from typing import Any, NamedTuple
 import yaml
 
 from pipeline.errors import SettingsError
+from pipeline.files import similar
 from pipeline.settings.nodes import Node
 
+_PROJECT = " `pipeline init DIR` writes a project with one."
+_REMEDIES = {"Config file": _PROJECT, "Parameter file": _PROJECT}
+"""What makes a file that is not there, by how errors call it."""
 _MOST_VALUES = 200_000
 """Aliases can make a short file describe more values than memory holds; no real one does."""
 _MOST_CHARACTERS = 4_000_000
@@ -127,7 +131,9 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise SettingsError(f"{what} could not be found at {path.absolute()}.") from error
+        missing = f"{what} could not be found at {path.absolute()}"
+        hint = similar(path) or f".{_REMEDIES.get(what, '')}"
+        raise SettingsError(f"{missing}{hint}") from error
     except OSError as error:
         raise SettingsError(f"{path}: {what} cannot be read: {error.strerror}.") from error
     try:

@@ -16,7 +16,7 @@ from pipeline.errors import SettingsError
 from pipeline.settings.environments import BridgeSource, BuiltinSource
 from pipeline.settings.nodes import fail_at, find
 from pipeline.settings.params import load_params
-from pipeline.settings.plan import RUNS_FILE, check_plan, check_settings
+from pipeline.settings.plan import RUNS_FILE, check_files, check_plan, check_settings
 from pipeline.settings.yaml_file import read_yaml
 from pipeline.stages.shared import process, sources
 from pipeline.stages.shared.project import code_of, project
@@ -54,6 +54,7 @@ def check_params(params: Params) -> None:
         PipelineError: There is a mistake.
     """
     check_settings(params)
+    check_files(params)
     check_ids(params)
 
 

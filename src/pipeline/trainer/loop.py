@@ -19,7 +19,7 @@ from pipeline.protocol.decoding import NonFiniteError
 from pipeline.protocol.specs import refuse_other_spec
 from pipeline.tracking import names
 from pipeline.tracking.base import Update
-from pipeline.trainer.checkpoints.file import RESUME_FILE, description, warn_of_unused
+from pipeline.trainer.checkpoints.file import RESUME_FILE, description, warn_of_unused, weights_of
 from pipeline.trainer.checkpoints.manager import CheckpointManager, NullCheckpointManager
 from pipeline.trainer.checkpoints.restore import begin_with, latest_run, restore, restore_workers
 from pipeline.trainer.checkpoints.resume_points import RESUME_INTERVAL_S, resume_points
@@ -217,7 +217,7 @@ class TrainingLoop:
         if self._on_start is not None:
             self._on_start()
         self.keeper.list_lessons(self.lessons.curriculum.numbers)
-        warn_of_unused(self.init_from, self.learners)
+        warn_of_unused(self.init_from, self.learners, self.settings)
 
     def _step(self) -> None:
         """Act on what the workers sent; while they work on that, store it and learn from it."""
@@ -298,8 +298,8 @@ class TrainingLoop:
             restore(learner, saved, path, exact=self._exact)
             self.keeper.restore(name, saved, exact=self._exact)
             _log.info("Resuming training of %s from step %d.", name, learner.step)
-        elif name in self.init_from:
-            begin_with(learner, self.init_from[name], device=str(device), whole=self.whole_weights)
+        elif (first := weights_of(name, self.init_from, self.settings)) is not None:
+            begin_with(learner, first, device=str(device), whole=self.whole_weights)
         held = (saved or {}).get("held", 0) if self._exact else None
         self.synchronizer.register(learner, seed=seed, held=held)
         self.tracker.began(name, description(name, spec, self.settings)["settings"])

@@ -25,6 +25,8 @@ class BehaviorResult:
     n_episodes: int
     mean_reward: float | None
     """Mean return of the last episodes (100 at most), None when no episode ended."""
+    n_recent: int = 0
+    """Episodes that `mean_reward` is the mean of."""
     checkpoint: Path
     """Everything needed to continue, evaluate or export."""
     elo: float | None = None
@@ -72,6 +74,7 @@ def result_of(
             n_updates=learner.n_updates,
             n_episodes=learner.statistics.n_episodes,
             mean_reward=sum(recent) / len(recent) if recent else None,
+            n_recent=len(recent),
             checkpoint=files.named(run_dir, name) / RESUME_FILE,
             elo=None if learner.past is None else learner.past.rating,
             interrupted_at=interrupted[-1] if interrupted else None,

@@ -124,6 +124,43 @@ def test_learned_runs_that_differ_only_in_the_seed_are_one_experiment(tmp_path, 
     assert "walk: 2 seeds are too few for an interval." in compared(capsys, *runs)
 
 
+def test_names_never_make_one_experiment_of_runs_with_other_settings(tmp_path, capsys):
+    runs = [learned(tmp_path, name, seed) for name, seed in (("walk-1", 1), ("walk-2", 2))]
+    # Each is called as the two before are: by its own name, in another folder, and by the DAG.
+    runs += [learned(tmp_path, "walk", 1, rate=1e-3)]
+    runs += [learned(tmp_path / "other", "walk", 1, rate=1e-4)]
+    found = rows(compared(capsys, *runs, "--csv"))
+    assert sorted((name, row["seeds"]) for name, row in found.items()) == [
+        (str(tmp_path / "other/results/walk"), "1"),
+        (str(tmp_path / "results/walk"), "1"),
+        ("walk", "2"),
+    ]
+    text = compared(capsys, *runs)
+    assert text.endswith(f"only their seeds differ:\n{runs[0]}, {runs[1]}\n")
+    trial = dag(tmp_path, "walk", 1, [0.0, 1.0], evaluated=10.0)
+    found = rows(compared(capsys, trial, *runs, "--csv"))
+    assert len(found) == 4
+
+
+def test_runs_that_begin_with_other_weights_are_another_experiment(tmp_path, capsys):
+    runs = [learned(tmp_path, f"walk-{seed}", seed) for seed in (1, 2, 3)]
+    written = runs[2] / "configuration.yaml"
+    written.write_text(written.read_text().replace("{run_id: ", "{initialize_from: old, run_id: "))
+    found = rows(compared(capsys, *runs, "--csv"))
+    assert {name: row["seeds"] for name, row in found.items()} == {"walk": "2", "walk-3": "1"}
+
+
+def test_experiments_of_two_projects_stay_apart_under_one_name(tmp_path, capsys):
+    here, there = tmp_path / "here", tmp_path / "there"
+    runs = [dag(here, "a", 1, [0.0, 1.0], evaluated=10.0)]
+    runs += [dag(there, "a", seed, [0.0, 1.0], evaluated=20.0) for seed in (1, 2)]
+    found = rows(compared(capsys, *runs, "--csv"))
+    assert {name: row["mean"] for name, row in found.items()} == {
+        "a": "10",
+        str(there / "results/a"): "20",
+    }
+
+
 def test_the_fraction_moves_the_target(tmp_path, capsys):
     run = learned(tmp_path, "one", 1)
     found = rows(compared(capsys, run, "--csv", "--fraction", "0.3"))

@@ -44,6 +44,17 @@ def test_all_is_well_here(told):
     assert all(line.startswith("OK ") for line in lines.values())
 
 
+def test_one_mistake_is_told_once(told, tmp_path):
+    (tmp_path / "params.yaml").write_text("x: 1\n")
+    code, lines = told()
+    assert code == 1
+    assert [name for name, line in lines.items() if line.startswith("TO DO")] == ["project"]
+    assert [name for name, line in lines.items() if "mend project first" in line] == [
+        "Unity",
+        "builds",
+    ]
+
+
 @pytest.mark.parametrize(
     ("line", "prepare", "said"),
     [
@@ -128,7 +139,7 @@ def test_a_shell_completes_commands_options_and_files(capsys, tmp_path: Path):
         return done.split()
 
     assert completed("pipeline", "eval") == ["evaluate"]
-    assert completed("pipeline", "learn", "--num") == ["--num-envs", "--num-areas", "--num-runs"]
+    assert completed("pipeline", "learn", "--num") == ["--num-runs", "--num-envs", "--num-areas"]
     assert "some.onnx" in completed("pipeline", "evaluate", "some")
 
 

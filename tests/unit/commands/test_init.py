@@ -84,6 +84,16 @@ def test_a_project_is_planned(words: list[str], tmp_path: Path, monkeypatch, cap
     assert (tmp_path / "own/.git").is_dir()
 
 
+def test_the_example_is_called_one_unless_it_was_asked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["init", "example"]) == 0
+    assert (
+        "balance_ball is an example; name your own environment by --env" in capsys.readouterr().out
+    )
+    assert cli.main(["init", "asked", "--env", "balance_ball"]) == 0
+    assert "example" not in capsys.readouterr().out
+
+
 def test_a_build_is_named_from_the_project(tmp_path: Path, monkeypatch, fake, capsys):
     program = fake()
     monkeypatch.chdir(tmp_path)

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from pipeline import files
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.protocol import side_channels as wire
 from pipeline.protocol.generated.messages import UnityRLInitializationInputProto
+from pipeline.trainer import result
 from pipeline.trainer.stopping import StopRequest
 
 FAKE = Path(__file__).parents[1] / "envs/fake_environment.py"
@@ -224,6 +226,31 @@ def test_a_run_to_begin_with_that_is_not_there_leaves_nothing(learn, fake, capsy
     assert learn("--env", fake(), "--initialize-from", "old") == 2
     assert "Could not initialize from results/old." in capsys.readouterr().err
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("returns", "said"),
+    [
+        ([], "no episode has ended"),
+        ([2.0], "mean reward 2.000 over the only episode"),
+        ([1.0, 2.0, 4.5], "mean reward 2.500 over the last 3 episodes"),
+    ],
+)
+def test_the_last_lines_say_over_which_episodes_the_mean_is_taken(
+    learn, fake, capsys, monkeypatch, returns, said
+):
+    made = result.result_of
+
+    def with_returns(learners, *more):
+        for learner in learners.values():
+            learner.statistics.recent = deque(returns)
+        return made(learners, *more)
+
+    monkeypatch.setattr("pipeline.trainer.loop.result_of", with_returns)
+    assert learn("--env", fake()) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[1].startswith("  Echo: 12")
+    assert told[1].endswith(said)
 
 
 def test_several_runs_follow_each_other(learn, fake, capsys, tmp_path):

@@ -163,7 +163,16 @@ def test_deep_nesting_is_refused() -> None:
 def test_a_missing_file_is_named_in_full(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as caught:
         read_yaml(tmp_path / "none.yaml")
-    assert str(caught.value) == f"Config file could not be found at {tmp_path / 'none.yaml'}."
+    path = tmp_path / "none.yaml"
+    remedy = "`pipeline init DIR` writes a project with one."
+    assert str(caught.value) == f"Config file could not be found at {path}. {remedy}"
+
+
+def test_the_nearest_file_is_proposed_for_a_missing_one(tmp_path: Path) -> None:
+    (tmp_path / "ppo").mkdir()
+    (tmp_path / "ppo/3DBall.yaml").touch()
+    with pytest.raises(SettingsError, match=r"3DBal\.yaml; did you mean '\S+/ppo/3DBall\.yaml'\?$"):
+        read_yaml(tmp_path / "3DBal.yaml")
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import SettingsError
-from pipeline.settings import load_run_settings
+from pipeline.settings import TrainerSettings, load_run_settings
+from pipeline.trainer.checkpoints.file import warn_of_unused, weights_of
 from pipeline.trainer.checkpoints.restore import first_weights
 
 
@@ -78,6 +80,59 @@ def test_a_checkpoint_that_is_not_there_or_is_none_is_named(results, file):
         first_weights(asked)
 
 
-def test_a_run_without_listed_behaviors_is_told_that_none_begins_with_weights(results, caplog):
-    assert first_weights(settings(results, {}, initialize_from="old")) == {}
-    assert "No behavior begins with the weights" in caplog.text
+@pytest.mark.parametrize("default", [{}, {"default_settings": {"max_steps": 9}}])
+def test_behaviors_that_may_appear_begin_with_what_the_run_holds_under_their_name(results, default):
+    asked = settings(results, {}, initialize_from="old")
+    asked = replace(asked, default_settings=TrainerSettings() if default else None)
+    weights = first_weights(asked)
+    assert weights == {
+        "A": results / "old/A/checkpoint.pt",
+        "B": results / "old/B/checkpoint.pt",
+    }
+    assert weights_of("A", weights, asked) == results / "old/A/checkpoint.pt"
+
+
+def test_a_behavior_that_appears_and_that_the_run_does_not_hold_is_refused(results):
+    asked = settings(results, {}, initialize_from="old")
+    weights = first_weights(asked)
+    with pytest.raises(SettingsError, match=r"initialize C from the run 'old', which has .* A, B;"):
+        weights_of("C", weights, asked)
+    resumed = settings(results, {}, initialize_from="old", resume=True)
+    assert weights_of("C", first_weights(resumed), resumed) is None
+
+
+def test_a_file_that_lists_all_behaviors_takes_weights_for_no_other(results):
+    asked = replace(settings(results, {"A": {}}, initialize_from="old"), from_file=True)
+    assert first_weights(asked) == {"A": results / "old/A/checkpoint.pt"}
+
+
+def test_defaults_choose_the_weights_of_behaviors_that_are_not_listed(results):
+    mine = str(results / "mine.pt")
+    asked = settings(results, {"A": {}})
+    asked = replace(asked, default_settings=TrainerSettings(init_path=mine))
+    assert weights_of("C", first_weights(asked), asked) == results / "mine.pt"
+    gone = replace(asked, default_settings=TrainerSettings(init_path="gone.pt"))
+    with pytest.raises(SettingsError, match=r"gone\.pt.*default_settings\.init_path"):
+        first_weights(gone)
+
+
+def test_a_checkpoint_that_is_not_there_is_told_with_its_place_and_the_nearest_file(results):
+    config = results / "config.yaml"
+    config.write_text(f"behaviors:\n  A:\n    init_path: {results}/mien.pt\n")
+    with pytest.raises(SettingsError, match=r"^\S+config\.yaml:3: .*; did you mean '\S+mine\.pt'"):
+        first_weights(load_run_settings(config))
+
+
+def test_settings_of_a_behavior_that_is_not_shown_are_told_once_with_the_nearest(caplog, results):
+    asked = replace(settings(results, {"Walkr": {}}), default_settings=TrainerSettings())
+    warn_of_unused({}, {"Walker": None, "Ball": None}, asked)
+    (line,) = caplog.messages
+    assert "lists Walkr under behaviors, but the environment shows Walker, Ball so far" in line
+    assert line.endswith("; did you mean 'Walker'?")
+
+
+def test_settings_that_are_used_are_no_reason_for_a_warning(caplog, results):
+    asked = replace(settings(results, {"A": {}}), default_settings=TrainerSettings())
+    warn_of_unused({}, {"A": None, "Other": None}, asked)
+    warn_of_unused({}, {"A": None}, replace(settings(results, {"A": {}, "B": {}})))
+    assert not caplog.messages

@@ -125,6 +125,16 @@ class RunSettings:
         default_factory=dict, compare=False, repr=False, metadata={"internal": True}
     )
     """Behaviors that an old file lists, but which cannot be trained any more, and why."""
+    places: dict[str, str] = field(
+        default_factory=dict, compare=False, repr=False, metadata={"internal": True}
+    )
+    """Where each path to a file is written, as `file:line` by dotted key."""
+
+    def place_of(self, key: str) -> str | None:
+        """Return where the path under a dotted key is written; a behavior may inherit it."""
+        section, _, rest = key.partition(".")
+        inherited = rest.partition(".")[2] if section == "behaviors" else ""
+        return self.places.get(key, self.places.get(f"default_settings.{inherited}"))
 
     def for_behavior(self, name: str) -> TrainerSettings:
         """The settings of a behavior that the environment has.

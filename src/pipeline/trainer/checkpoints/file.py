@@ -8,18 +8,19 @@ import logging
 import zipfile
 import zlib
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipeline import files
-from pipeline.errors import CheckpointError, TrainingError
+from pipeline.errors import CheckpointError, SettingsError, TrainingError
 from pipeline.protocol.specs import spec_to_mapping
 from pipeline.settings import RunSettings, to_mapping
+from pipeline.settings.reader import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from pipeline.protocol.specs import BehaviorSpec
 
@@ -32,6 +33,8 @@ RESUME_FILE = "checkpoint.pt"
 FORMAT = 2
 WITHOUT_DIGEST = 1
 """The format of earlier versions, which is read as it is."""
+_LISTED = 5
+"""Names in a message."""
 MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What Python, NumPy and torch raise for a state that does not fit where it is loaded."""
 
@@ -262,13 +265,97 @@ def _of_rank(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
     return {**own, "replay": None, **part, "learner": learner}
 
 
-def warn_of_unused(paths: Mapping[str, Path], behaviors: Mapping[str, object]) -> None:
-    """Say which files with weights to begin with are of no behavior that the environment shows."""
+def file_of(folder: Path | None, init_path: str | None) -> Path | None:
+    """Return the checkpoint that an `init_path` means.
+
+    Args:
+        folder: of the behavior, in the run whose weights are taken; None without such a run.
+        init_path: a bare name in `folder`, else a path; None for the newest file in `folder`.
+    """
+    if init_path is None:
+        return None if folder is None else folder / RESUME_FILE
+    if folder is not None and Path(init_path).name == init_path:
+        return folder / init_path
+    path = Path(init_path)
+    return path / RESUME_FILE if path.is_dir() else path
+
+
+def refuse_missing(file: Path | None, key: str, settings: RunSettings) -> None:
+    """Refuse a checkpoint to begin with that is not there.
+
+    Args:
+        file: the checkpoint.
+        key: the setting that chooses it.
+        settings: of the run; they know the place of the setting.
+
+    Raises:
+        SettingsError: It is not there, or is no checkpoint.
+    """
+    if file is None or (file.suffix == ".pt" and file.is_file()):
+        return
+    place = settings.place_of(key)
+    where = f"{place}: " if place else ""
+    raise SettingsError(
+        f"{where}Could not initialize from {file}. It does not exist or is not a `.pt` file"
+        f"{files.similar(file) or ';'} {key} chooses another one."
+    )
+
+
+def weights_of(name: str, weights: Mapping[str, Path], settings: RunSettings) -> Path | None:
+    """Return the checkpoint that a behavior begins with when it appears; None for none.
+
+    Args:
+        name: of the behavior.
+        weights: what `first_weights` gives, or a caller of `train`.
+        settings: of the run.
+
+    Raises:
+        SettingsError: The settings name a run whose weights all behaviors take, and it has none
+            for this one.
+    """
+    asked, default = settings.checkpoint_settings, settings.default_settings
+    if name in weights or name in settings.behaviors or asked.resume:
+        return weights.get(name)
+    init_path = None if default is None else default.init_path
+    if asked.initialize_from is None or (init_path and Path(init_path).name != init_path):
+        return file_of(None, init_path)
+    raise SettingsError(
+        f"Could not initialize {name} from the run {asked.initialize_from!r}, which has weights of "
+        f"{', '.join(weights) or 'no behavior'}; list {name} under behaviors with an init_path of "
+        "another run, or leave initialize_from out"
+    )
+
+
+def warn_of_unused(
+    paths: Mapping[str, Path], behaviors: Mapping[str, object], settings: RunSettings
+) -> None:
+    """Say which weights and settings are of no behavior that the environment shows.
+
+    Args:
+        paths: weights to begin with, by behavior.
+        behaviors: those that the environment shows.
+        settings: of the run.
+    """
+    shown = ", ".join(behaviors)
     unused = sorted(paths.keys() - behaviors.keys())
     if unused:
         _log.warning(
             "There are weights to begin with for %s, but the environment shows %s; only "
             "behaviors of the same name begin with them.",
             ", ".join(unused),
-            ", ".join(behaviors),
+            shown,
+        )
+    unseen = sorted(settings.behaviors.keys() - behaviors.keys())
+    # Without default_settings a behavior under another name would have been refused.
+    if unseen and settings.default_settings is not None:
+        others = [name for name in behaviors if name not in settings.behaviors]
+        more = f" and {len(unseen) - _LISTED} more" if len(unseen) > _LISTED else ""
+        near = [one for name in unseen if (one := suggestion(name, others)) != "."]
+        _log.warning(
+            "The configuration lists %s%s under behaviors, but the environment shows %s so far; "
+            "behaviors that are not listed take default_settings%s",
+            ", ".join(unseen[:_LISTED]),
+            more,
+            shown,
+            near[0] if near else ".",
         )

@@ -13,11 +13,12 @@ from pipeline.protocol.specs import other_names, other_order, spec_from_mapping
 from pipeline.settings import load_run_settings
 from pipeline.trainer.checkpoints.file import (
     MISFITS,
-    RESUME_FILE,
+    file_of,
     from_saved,
     load_checkpoint,
     n_learners_of,
     reason_of,
+    refuse_missing,
 )
 from pipeline.trainer.checkpoints.replay_files import load_replay
 
@@ -227,11 +228,12 @@ def load_policy(path: Path) -> SavedPolicy:
 
 
 def first_weights(settings: RunSettings) -> dict[str, Path]:
-    """The checkpoint that each listed behavior begins with, for those that have one.
+    """The checkpoint that each behavior begins with, for those that have one.
 
     `initialize_from` names a run in the same results folder. A behavior's `init_path` is another
-    file of that run's behavior when it is a bare name, and else a path of its own. A resumed run
-    goes on with its own weights.
+    file of that run's behavior when it is a bare name, and else a path of its own. Where behaviors
+    may appear that are not listed, each that the run holds is here too; `weights_of` looks for the
+    others when they appear. A resumed run goes on with its own weights.
 
     Raises:
         SettingsError: The run or a checkpoint is not there.
@@ -250,33 +252,27 @@ def first_weights(settings: RunSettings) -> dict[str, Path]:
                 f"Could not initialize from {run}. Make sure models have already been saved with "
                 "that run ID."
             )
-        if not settings.behaviors:
-            _log.warning(
-                "No behavior begins with the weights of %s: only those begin with them that the "
-                "configuration file lists under behaviors.",
-                run,
-            )
     found = {
         name: file
         for name, one in settings.behaviors.items()
-        if (file := _file(run and files.named(run, name), one.init_path)) is not None
+        if (file := file_of(run and files.named(run, name), one.init_path)) is not None
     }
     for name, file in found.items():
-        if file.suffix != ".pt" or not file.is_file():
-            raise SettingsError(
-                f"Could not initialize from {file}. It does not exist or is not a `.pt` file; "
-                f"behaviors.{name}.init_path chooses another one."
-            )
-    return found
+        refuse_missing(file, f"behaviors.{name}.init_path", settings)
+    return {**_of_behaviors_that_may_appear(settings, run), **found}
 
 
-def _file(folder: Path | None, init_path: str | None) -> Path | None:
-    if init_path is None:
-        return None if folder is None else folder / RESUME_FILE
-    if folder is not None and Path(init_path).name == init_path:
-        return folder / init_path
-    path = Path(init_path)
-    return path / RESUME_FILE if path.is_dir() else path
+def _of_behaviors_that_may_appear(settings: RunSettings, run: Path | None) -> dict[str, Path]:
+    """The checkpoints of a run for behaviors that the configuration need not list."""
+    default = settings.default_settings
+    init_path = None if default is None else default.init_path
+    if run is None:
+        refuse_missing(file_of(None, init_path), "default_settings.init_path", settings)
+        return {}
+    if default is None and settings.from_file:
+        return {}
+    files_of = {one.name: file_of(one, init_path) for one in sorted(run.iterdir()) if one.is_dir()}
+    return {name: file for name, file in files_of.items() if file is not None and file.is_file()}
 
 
 def _misfit(path: Path, behavior: str, error: Exception) -> CheckpointError:

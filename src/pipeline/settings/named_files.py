@@ -1,0 +1,103 @@
+"""Files that settings name: looked for before anything is built or started."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.errors import SettingsError
+from pipeline.files import similar
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from pipeline.settings.schema import RunSettings, TrainerSettings
+
+_log = logging.getLogger(__name__)
+
+
+def missing_demonstrations(
+    settings: RunSettings, *, folder: Path = Path(), made: Collection[str] = ()
+) -> dict[str, str]:
+    """Return the first mistake of each behavior whose demonstrations are not there.
+
+    Args:
+        settings: of a run; `default_settings` count where no behavior is listed.
+        folder: from which paths are meant.
+        made: paths of which a stage makes the file.
+    """
+    missing: dict[str, str] = {}
+    for section, trainer in _listed(settings).items():
+        for key, path in _demonstrations(trainer, section):
+            if section not in missing and path not in made and (wrong := _wrong(path, folder)):
+                at = key if settings.place_of(key) else key.partition("[")[0]
+                place = settings.place_of(at)
+                missing[section] = f"{place}: {at}: {wrong}" if place else f"{at}: {wrong}"
+    return missing
+
+
+def refuse_missing_demonstrations(
+    settings: RunSettings, *, folder: Path = Path(), made: Collection[str] = ()
+) -> None:
+    """Refuse a run of which no behavior has its demonstrations; warn of single behaviors.
+
+    One behavior that has them is enough: the environment may show that one only, as with the files
+    of old releases, which list the behaviors of many environments.
+
+    Args:
+        settings: as for `missing_demonstrations`.
+        folder: as for `missing_demonstrations`.
+        made: as for `missing_demonstrations`.
+
+    Raises:
+        SettingsError: No behavior has them.
+    """
+    missing = list(missing_demonstrations(settings, folder=folder, made=made).values())
+    if missing and len(missing) == len(_listed(settings)):
+        raise SettingsError(missing[0])
+    for text in missing:
+        _log.warning("%s", text)
+
+
+def refuse_missing_weights(settings: RunSettings, *, folder: Path) -> None:
+    """Refuse an `init_path` that is not there, unless it names what another run makes.
+
+    Raises:
+        SettingsError: There is such a path.
+    """
+    if settings.checkpoint_settings.initialize_from is not None:
+        return  # a bare name is a file of that run
+    for name, one in settings.behaviors.items():
+        path = one.init_path
+        if path and Path(path).parts[:1] != ("results",) and not (folder / path).exists():
+            key = f"behaviors.{name}.init_path"
+            hint = similar(folder / path) or "; name a checkpoint, or leave it out"
+            raise SettingsError(f"{settings.place_of(key)}: {key}: {path} is not there{hint}")
+
+
+def _listed(settings: RunSettings) -> dict[str, TrainerSettings]:
+    """Return the settings of behaviors by section; the defaults where none is listed."""
+    if not settings.behaviors and settings.default_settings is not None:
+        return {"default_settings": settings.default_settings}
+    return {f"behaviors.{name}": one for name, one in settings.behaviors.items()}
+
+
+def _demonstrations(trainer: TrainerSettings, section: str) -> Iterator[tuple[str, str]]:
+    """Yield each path to demonstrations, with the dotted key of the path."""
+    users = {f"reward_signals.{name}": one for name, one in trainer.reward_signals.items()}
+    for key, user in {**users, "behavioral_cloning": trainer.behavioral_cloning}.items():
+        demo_path = getattr(user, "demo_path", None)
+        for index, path in enumerate(demo_path.paths if demo_path else ()):
+            yield f"{section}.{key}.demo_path[{index}]", path
+
+
+def _wrong(path: str, folder: Path) -> str | None:
+    """Return what is wrong with a path to demonstrations; None when they are there."""
+    whole = folder / path
+    if whole.is_dir():
+        return None if any(whole.glob("*.demo")) else f"{path} is a folder without '.demo' files"
+    if whole.exists():
+        return None
+    remedy = f"; `pipeline demo record ENV -o {path}` makes one, or Unity's Demonstration Recorder"
+    return f"{path} is not there{similar(whole) or remedy}"

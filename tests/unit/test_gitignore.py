@@ -1,0 +1,78 @@
+"""What git keeps of results: small files of stages, and nothing of single runs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("repository")
+    subprocess.run(["git", "init", "-q", str(root)], check=True)  # noqa: S603, S607  # git
+    shutil.copy(ROOT / ".gitignore", root)
+    return root
+
+
+def is_ignored(root: Path, path: str) -> bool:
+    command = ["git", "-C", str(root), "check-ignore", "-q", path]
+    return subprocess.run(command, check=False).returncode == 0  # noqa: S603  # git
+
+
+def outputs() -> dict[str, bool]:
+    """The files below results that stages of dvc.yaml make, and whether git is to keep each."""
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    kept: dict[str, bool] = {}
+    for stage in stages.values():
+        one = stage.get("do", stage)
+        for group in ("outs", "metrics", "plots"):
+            for entry in one.get(group, ()):
+                path, options = (
+                    next(iter(entry.items())) if isinstance(entry, dict) else (entry, {})
+                )
+                path = re.sub(r"\$\{[^}]*\}", "1", path)
+                if path.startswith("results/"):
+                    kept[path] = (options or {}).get("cache") is False
+    return kept
+
+
+def test_outputs_that_dvc_does_not_keep_are_left_to_git(repository):
+    small = [path for path, by_git in outputs().items() if by_git]
+    assert len(small) > 8
+    assert [path for path in small if is_ignored(repository, path)] == []
+
+
+def test_outputs_that_dvc_keeps_are_ignored_but_for_tables_and_metrics(repository):
+    others = [path for path, by_git in outputs().items() if not by_git]
+    large = [path for path in others if not path.endswith((".json", ".csv"))]
+    assert len(large) > 5
+    assert [path for path in large if not is_ignored(repository, path)] == []
+    assert is_ignored(repository, "results/report/figures/a.json")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "results/cart/progress.csv",
+        "results/cart/run_logs/timers.json",
+        "results/cart/configuration.yaml",
+        "results/cart-0/CartPole.onnx",
+        "results/.work/train/a/seed1/stage.json",
+        "results/export/a/seed1/contract.json",
+        "results/.cart.lock",
+    ],
+)
+def test_runs_of_learn_and_work_under_way_are_ignored(repository, path):
+    assert is_ignored(repository, path)
+
+
+def test_a_trial_of_a_sweep_is_kept(repository):
+    assert not is_ignored(repository, "results/train/rates/001/seed1/metrics.json")
+    assert is_ignored(repository, "results/train/rates/001/seed1/policy.pt")
