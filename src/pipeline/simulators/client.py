@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pipeline.errors import UnityCommunicationException, UnityTimeOutException
@@ -28,7 +30,7 @@ from pipeline.protocol.simulator import no_state, restore, state_of
 from pipeline.protocol.state import Kind, decode, encode, message, read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from uuid import UUID
 
     from pipeline.protocol.generated.messages import ReceivedRLInputProto
@@ -94,7 +96,7 @@ def converse(
         several = start.capabilities.concatenatedPngObservations
         channels = (_ANY_NUMBER if several else 3) if compress else 0
         # Trainers before num_areas leave it at 0.
-        _play(make, start.seed, max(1, start.num_areas), exchange, channels)
+        _play(partial(make, start.seed, max(1, start.num_areas)), exchange, channels)
     except TimeoutError as error:
         raise UnityTimeOutException(
             f"what listens on localhost:{port} did not answer within {_HELLO_S:g} s; check that "
@@ -123,21 +125,11 @@ def _connect(port: int, timeout_s: float) -> Channel:
         time.sleep(_RETRY_S)
 
 
-def _play(
-    make: Callable[[int, int], Simulator],
-    seed: int,
-    num_areas: int,
-    exchange: Exchange,
-    compressed_channels: int,
-) -> None:
+def _play(make: Callable[[], Simulator], exchange: Exchange, compressed_channels: int) -> None:
     try:
-        simulator = make(seed, num_areas)
-        try:
+        with closing(make()) as simulator:
             Session(simulator, compressed_channels).run(exchange)
-        finally:
-            simulator.close()
-    # No goodbye to a trainer that is gone.
-    except ConnectionError:
+    except ConnectionError:  # no goodbye to a trainer that is gone
         raise
     except Exception:
         _say_goodbye(exchange)
@@ -177,9 +169,9 @@ class SimulatorState:
 
     def before_command(self) -> None:
         """Do what is asked; whether there is a state is said when there are episodes."""
-        now = [one for one in self._asked if one[0] != Kind.CAN]
-        self._answers += [self._answer(*one) for one in now]
-        self._asked = [one for one in self._asked if one[0] == Kind.CAN]
+        later = [one for one in self._asked if one[0] == Kind.CAN]
+        self._answers += [self._answer(*one) for one in self._asked if one[0] != Kind.CAN]
+        self._asked = later
 
     def take_restored(self) -> bool:
         """Whether a state has been taken up since the last call."""
@@ -188,10 +180,8 @@ class SimulatorState:
 
     def take_answers(self) -> list[tuple[UUID, bytes]]:
         """Frames of the answers for the next message."""
-        if self._asked:
-            self._answers += [self._answer(*one) for one in self._asked]
-            self._asked.clear()
-        answers, self._answers = self._answers, []
+        answers = self._answers + [self._answer(*one) for one in self._asked]
+        self._asked, self._answers = [], []
         return [(side_channels.STATE, one) for one in answers]
 
     def _answer(self, kind: Kind, content: bytes) -> bytes:
@@ -296,7 +286,14 @@ class Session:
             # Lengths come before contents in protobuf, so parts are collected and joined once at
             # the end.
             entries += _nested(2, [wire.delimited(1, name.encode()), _head(2, len(body)), body])
-        frames = _stats_frames(self._controls.take_stats()) + self._state.take_answers()
+        frames: list[tuple[UUID, bytes]] = []
+        for stat, value, aggregation in self._controls.take_stats():
+            frame = side_channels.OutgoingMessage()
+            frame.write_string(stat)
+            frame.write_float32(value)
+            frame.write_int32(aggregation)
+            frames.append((side_channels.STATS, bytes(frame.buffer)))
+        frames += self._state.take_answers()
         if frames:
             entries.append(wire.delimited(3, side_channels.pack(frames)))
         output = _nested(1, entries)
@@ -353,17 +350,6 @@ def _hello() -> bytes:
         # All of them: a trainer may do without a feature that an environment does not claim.
         setattr(output.capabilities, capability.name, True)
     return bytes(message.SerializeToString())
-
-
-def _stats_frames(stats: Iterable[tuple[str, float, int]]) -> list[tuple[UUID, bytes]]:
-    frames = []
-    for name, value, aggregation in stats:
-        message = side_channels.OutgoingMessage()
-        message.write_string(name)
-        message.write_float32(value)
-        message.write_int32(aggregation)
-        frames.append((side_channels.STATS, bytes(message.buffer)))
-    return frames
 
 
 def _head(number: int, length: int) -> bytes:
