@@ -7,12 +7,16 @@ from typing import Any
 
 from pipeline.errors import SettingsError
 from pipeline.settings.environments import EnvironmentParams, UnitySource
-from pipeline.settings.experiments import DemonstrationParams, ExperimentParams, RuntimeParams
+from pipeline.settings.experiments import (
+    DemonstrationParams,
+    ExperimentParams,
+    RuntimeParams,
+    SinkNames,
+)
 from pipeline.settings.nodes import Node, fail, fail_at, find, join, merge, to_plain, undotted
 from pipeline.settings.reader import choice, display, entries_of, read_dataclass, suggestion
 from pipeline.settings.run_file import load_run_settings, to_mapping
 from pipeline.settings.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS, RunSettings
-from pipeline.settings.sinks import SinkNames
 from pipeline.settings.sweeps import SweepParams, best_file, best_name, proposal_file
 from pipeline.settings.yaml_file import read_yaml
 

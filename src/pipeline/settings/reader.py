@@ -196,16 +196,12 @@ def choice(node: Node, path: str, allowed: Collection[str]) -> str:
     return node.value
 
 
-def chosen(node: Node, path: str, group: Group[T]) -> T:
-    """Return the part of a group that the text of a node names."""
-    return _loaded(node, path, choice(node, path, group), group)
-
-
-def keyed(node: Node, path: str, key: str, group: Group[T]) -> T:
-    """Return the part of a group that `key` names; its value in the map at `path` is `node`."""
-    if key not in group:
-        raise unknown_key(node, path, key, group)
-    return _loaded(node, join(path, key), key, group)
+def part(group: Group[T], name: str, node: Node, path: str) -> T:
+    """Return the part of a group that `node` names, which errors are about."""
+    try:
+        return group[name]
+    except SettingsError as error:
+        raise fail(node, path, str(error)) from error
 
 
 def unknown_key(node: Node, path: str, key: str, known: Mapping[str, Any]) -> Exception:
@@ -232,13 +228,6 @@ def display(node: Node) -> str:
         return "nothing (null)"
     text = repr(to_plain(node))
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _loaded(node: Node, path: str, name: str, group: Group[T]) -> T:
-    try:
-        return group[name]
-    except SettingsError as error:
-        raise fail(node, path, str(error)) from error
 
 
 def _unwritten(item: Field[Any], value: Any) -> bool:
