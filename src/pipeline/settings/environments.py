@@ -122,8 +122,8 @@ class BridgeSource(EnvironmentParams):
             raise ContradictionError("kwargs.render_mode", "cannot be set: nothing is drawn")
         _check_finite(self.kwargs, "kwargs")
 
-    def options(self) -> dict[str, Any]:
-        """Return the keywords of the bridge that are not at their defaults."""
+    def packed(self) -> tuple[str, dict[str, Any]]:
+        """Return the bridge, and its keywords that are not at their defaults."""
         given: dict[str, Any] = {"id": self.id}
         if self.copies is not None:
             given["n_agents"] = self.copies
@@ -132,11 +132,7 @@ class BridgeSource(EnvironmentParams):
             default = {} if item.name == "kwargs" else item.default
             if item.name not in ("source", "args", "id", "copies") and value != default:
                 given[item.name] = value
-        return given
-
-    def packed(self) -> tuple[str, dict[str, Any]]:
-        """Return the bridge, told what it takes."""
-        return self.source, self.options()
+        return self.source, given
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

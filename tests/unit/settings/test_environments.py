@@ -77,13 +77,13 @@ def test_a_word_is_the_file_that_lies_under_it_where_files_are_asked_for() -> No
 def test_a_bridge_is_told_what_was_written_and_no_defaults() -> None:
     plain = read("{source: gymnasium, id: Hopper-v5}")
     assert isinstance(plain, BridgeSource)
-    assert plain.options() == {"id": "Hopper-v5", "n_agents": 16}
+    assert plain.packed()[1] == {"id": "Hopper-v5", "n_agents": 16}
     full = read(
         "{source: pettingzoo, id: a.b_v1, copies: 2, kwargs: {n: 3, deep: {x: [1.5, true]}},"
         " api: aec, teams: index, groups: all, visual: never, action_scale: 2, args: [--x]}"
     )
     assert isinstance(full, BridgeSource)
-    assert full.options() == {
+    assert full.packed()[1] == {
         "id": "a.b_v1",
         "n_agents": 2,
         "kwargs": {"n": 3, "deep": {"x": [1.5, True]}},
