@@ -97,19 +97,14 @@ class Params:
         return dict(to_plain(laid))
 
     def run_settings(self, name: str, *, env_path: str | None = None) -> RunSettings:
-        """Return the trainer configuration of an experiment, with its overrides.
-
-        Args:
-            name: the experiment.
-            env_path: the environment's executable, put into `env_settings`.
+        """Return the trainer configuration of an experiment, with its overrides and `env_path`.
 
         Raises:
             SettingsError: There is no such experiment, or its configuration has a mistake.
         """
         overrides = dict(self.overrides(name))
         if env_path is not None:
-            # Last, so that an override in params.yaml cannot name another executable than the
-            # DAG's.
+            # Last: an override in params.yaml cannot name another executable than the DAG's.
             overrides["env_settings.env_path"] = env_path
         return self._trainer_file(name, overrides)
 
@@ -156,14 +151,10 @@ class Params:
         return replace(settings, from_file=True)
 
     def runs_of(self, name: str) -> list[tuple[str, int]]:
-        """Return the experiments and seeds that a name stands for.
+        """Return experiment and seed of each run that a name stands for, if there is any.
 
-        Args:
-            name: a subset, an experiment, a sweep (with its best), or a run as
-                `<experiment>-<seed>`.
-
-        Returns:
-            Pairs of experiment and seed, each once; empty when nothing has this name.
+        The name is of a subset, an experiment, a sweep (with its best), or a run:
+        `<experiment>-<seed>`.
         """
         if name in self.subsets:
             return list(dict.fromkeys(run for one in self.subsets[name] for run in self._runs(one)))
@@ -217,8 +208,7 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
             raise fail_at(root, f"{at}.evaluation.video", text)
         if not (path.parent / experiment.trainer).is_file():
             raise fail_at(root, f"{at}.trainer", f"there is no file {experiment.trainer!r}")
-    # The best of a sweep becomes an experiment like others, so that every stage knows it
-    # already.
+    # The best of a sweep becomes an experiment like others, which every stage knows already.
     best = {
         best_name(name): replace(
             read.experiments[sweep.experiment],

@@ -132,8 +132,7 @@ def _add_runs(
             # An entry has what its stage depends on and no more, or edits would run it again.
             entry = learning if stage in ("pretrain", "train") else run
             if stage == "pretrain":
-                # The networks' digest stands for them: another learning rate then leaves the
-                # entry as it is.
+                # A digest of the networks alone: another learning rate leaves the entry as it is.
                 network = to_mapping(params.network_settings(name))
                 entry = entry | {"network": fingerprint(network)[:16]}
             elif stage == "train" and experiment.learners > 1:

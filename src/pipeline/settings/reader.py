@@ -114,16 +114,11 @@ def read(hint: Any, node: Node, path: str) -> Any:
 def read_dataclass(
     cls: Any, node: Node, path: str, *, hints: Mapping[str, Any] | None = None
 ) -> Any:
-    """Return an instance of the settings class `cls`, read from a map.
+    """Return an instance of the settings class `cls`, read from the map at the key path `path`.
 
     A field's metadata may hold `copies`: the sibling that gives the value when only that is
     written, and `times`: the factor to it. Fields with `internal` metadata are no settings.
-
-    Args:
-        cls: the dataclass.
-        node: the map.
-        path: key path of the map.
-        hints: types that replace the class's own, for a field whose type depends on another.
+    `hints` replace the class's own, for a field whose type depends on another.
     """
     entries = entries_of(node, path)
     known = {**setting_hints(cls), **(hints or {})}

@@ -82,8 +82,7 @@ def converse(
         def exchange(request: bytes, timeout_s: float | None = None) -> ReceivedMessageProto:
             return ReceivedMessageProto.FromString(channel.call(request, timeout_s))
 
-        # The environment speaks first; the answer has the seed, without which no simulator can
-        # be made.
+        # The environment speaks first; the answer has the seed of the simulator.
         hello = exchange(_hello(), _HELLO_S)
         if hello.header.status != OK:
             return
@@ -278,13 +277,11 @@ class Session:
         new = UnityRLInitializationOutputProto()
         for name, (decisions, terminals) in steps.items():
             body = self._body(decisions, terminals, self._specs[name])
-            # With its first agents, as a Unity player does: a behavior without agents is not
-            # announced.
+            # With its first agents, as a Unity player does.
             if body and name not in self._announced:
                 self._announced.add(name)
                 new.brain_parameters.append(brain_parameters(name, self._specs[name]))
-            # Lengths come before contents in protobuf, so parts are collected and joined once at
-            # the end.
+            # Lengths come before contents in protobuf, so parts are joined once, at the end.
             entries += _nested(2, [wire.delimited(1, name.encode()), _head(2, len(body)), body])
         frames: list[tuple[UUID, bytes]] = []
         for stat, value, aggregation in self._controls.take_stats():

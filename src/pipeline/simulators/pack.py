@@ -162,13 +162,11 @@ def _write(target: Path, simulator: str, title: str, options: dict[str, Any], ne
     described = {"options": options, "simulator": simulator}
     content["executable.json"] = json.dumps(described, sort_keys=True).encode()
     content["__main__.py"] = Path(launcher.__file__).read_bytes()
-    # Before DIGEST itself is added; the digest names the folder in the cache where this is
-    # unpacked.
+    # Before DIGEST itself is added; it names the folder in the cache where this is unpacked.
     digest = _digest(content)
     content["DIGEST"] = digest.encode()
     with whole(target) as temporary:
-        # A shell script with a zip after it: zip archives are read from their end, scripts from
-        # their start.
+        # Scripts are read from their start, zip archives from their end.
         temporary.write_bytes(_script(title, digest) + _archive(content))
     target.chmod(0o755)
     _remember_python(digest)
@@ -200,8 +198,7 @@ def _archive(content: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in sorted(content):
-            # The earliest time that zip can say, so that the bytes do not depend on when it was
-            # packed.
+            # The earliest time that zip can say: the bytes must not depend on today's.
             info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
             # Unix, on every system: zipfile writes the present one.
             info.create_system = 3

@@ -205,12 +205,8 @@ class Changes:
 def read_document(path: Path, *, what: str = "Config file", changes: Changes | None = None) -> Node:
     """Return the content of a file, read as JSON when its name ends so, else as YAML.
 
-    A key that is written twice in a file of an older format counts as it did then: the last value.
-
-    Args:
-        path: the file.
-        what: how errors call the file.
-        changes: where such keys are noted; None for nowhere.
+    A key that is written twice in a file of an older format counts as it did then, with its last
+    value; this is noted in `changes`.
 
     Raises:
         SettingsError: It cannot be read, or has a key twice and is of today's format.
@@ -255,12 +251,7 @@ def _refuse_constant(constant: str) -> Any:
 
 
 def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[str, Node]:
-    """Return the curricula of a file, or of a folder with a JSON file for each behavior.
-
-    Args:
-        path: the file or folder.
-        behaviors: the names that the trainer configuration lists.
-        changes: where is noted what a user should know.
+    """Return the curricula of a file, or of a folder with a JSON file for each behavior, by name.
 
     Raises:
         SettingsError: It cannot be read, or it is something else.

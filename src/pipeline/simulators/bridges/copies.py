@@ -66,8 +66,7 @@ class Copy:
 
     def _begin(self) -> Any:
         self._playing.clear()
-        # A seed for each episode: what a reset without one continues differs between
-        # environments.
+        # A seed for each episode: what a reset without one continues is not the same everywhere.
         seed = int(self._rng.integers(2**31))
         # None without parameters: many environments do not take an empty map.
         begun = self.env.reset(seed=seed, options=self._parameters.values() or None)
@@ -138,8 +137,7 @@ class ParallelCopy(Copy):
         gained = self._gained(rewards)
         for agent, observation in observations.items():
             own, common = gained.pop(agent, (0.0, 0.0))
-            # Agents may be missing from dictionaries of environments that leave out what did not
-            # happen.
+            # Environments may leave out agents of which it is not so.
             terminated = terminations.get(agent, False)
             if terminated or truncations.get(agent, False):
                 self._end(agent, observation, not terminated, own, common)
@@ -168,8 +166,7 @@ class ParallelCopy(Copy):
         for agent, reward in rewards.items():
             own, common = gained.get(agent, (0.0, 0.0))
             part = shared.get(agent, 0.0)
-            # The group's share is taken out of its own reward: the sum of both stays what the
-            # environment gave.
+            # Taken out of its own: the sum of both stays what the environment gave.
             gained[agent] = (own + float(reward) - part, common + part)
         return gained
 

@@ -279,8 +279,7 @@ def _exists(module: str) -> bool:
 
 def _near(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x' or 'y'?`, or a full stop."""
-    # Versions and families are left out: the common mistakes are an old version and a missing
-    # family.
+    # The common mistakes are an old version and a missing family.
     by_stem: dict[str, list[str]] = {}
     for one in known:
         by_stem.setdefault(_parts(one)[0], []).append(one)

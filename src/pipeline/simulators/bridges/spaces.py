@@ -244,8 +244,7 @@ class Actions:
             UnityEnvironmentException: The mask does not fit, or forbids a whole branch.
         """
         parts = mask if isinstance(mask, tuple | list) else [mask]
-        # Gymnasium's masks are 1 where an action is allowed; ML-Agents' are True where it is
-        # forbidden.
+        # Gymnasium's masks are 1 where allowed, ML-Agents' are True where forbidden.
         flat = np.concatenate([np.ravel(part) for part in parts]) == 0
         if len(flat) != sum(self._branches):
             raise UnityEnvironmentException(

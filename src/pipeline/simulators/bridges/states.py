@@ -35,8 +35,7 @@ def copy_state(env: Any) -> dict[str, Any] | None:
                 return None
             layers.append({"given": given, **_stream(layer)})
             return {"layers": layers}
-        # Only of these is it known that their attributes are the whole state; a guess would
-        # resume another course.
+        # Only of these it is known; with a guess, a resumed run would take another course.
         if not type(layer).__module__.startswith(_KNOWN):
             return None
         layers.append({"attributes": _attributes(layer), **_stream(layer), **_physics(layer)})
