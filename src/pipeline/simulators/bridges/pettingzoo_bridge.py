@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gymnasium import spaces
@@ -13,10 +12,10 @@ from pipeline.protocol.parameters import Parameters
 from pipeline.seeding import stream
 from pipeline.simulators.bridges import naming
 from pipeline.simulators.bridges.batches import Batch, Codec, Row
-from pipeline.simulators.bridges.copies import ParallelCopy, TurnCopy
+from pipeline.simulators.bridges.copies import Event, ParallelCopy, TurnCopy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pipeline.arrays import AnyArray
     from pipeline.protocol.specs import ActionTuple, BehaviorSpec
@@ -106,20 +105,17 @@ class PettingZooSimulator:
             for group in sorted(set(self._group) - {0})
         ]
         self._copies: list[ParallelCopy | TurnCopy] = []
-        for copy, env in enumerate(envs):
+        for number, env in enumerate(envs):
             shared: dict[str, Any] = {
-                "rng": stream(seed, "pettingzoo", copy),
+                "rng": stream(seed, "pettingzoo", number),
                 "where": id,
                 "parameters": self.parameters,
-                "decide": partial(self._decide, copy),
-                "end": partial(self._end, copy),
             }
             self._copies.append(
                 ParallelCopy(env, groups=sharing, **shared)
                 if kind == "parallel"
                 else TurnCopy(env, **shared)
             )
-        self._batches: dict[str, Batch] = {}
         self._asked: dict[str, list[int]] = {}  # ids of the last decision steps
 
     @property
@@ -129,10 +125,7 @@ class PettingZooSimulator:
 
     def reset(self) -> Mapping[str, Steps]:
         """Begin a new episode in every copy."""
-        self._begin_batches()
-        for copy in self._copies:
-            copy.reset()
-        return self._steps()
+        return self._collected([copy.reset() for copy in self._copies])
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
         """Apply one action per agent that asked, in each copy.
@@ -150,10 +143,8 @@ class PettingZooSimulator:
             for agent_id, action in zip(asked, native, strict=True):
                 copy, agent = divmod(agent_id, len(self._behaviors))
                 by_copy[copy][agent] = action
-        self._begin_batches()
-        for one, acting in zip(self._copies, by_copy, strict=True):
-            one.step(acting)
-        return self._steps()
+        pairs = zip(self._copies, by_copy, strict=True)
+        return self._collected([copy.step(acting) for copy, acting in pairs])
 
     def set_parameter(self, name: str, value: float) -> None:
         """Set one of the `options` of the resets from now on."""
@@ -191,38 +182,35 @@ class PettingZooSimulator:
         for copy in self._copies:
             copy.env.close()
 
-    def _begin_batches(self) -> None:
-        self._batches = {
+    def _collected(self, events: Sequence[Iterator[Event]]) -> dict[str, Steps]:
+        """Return what happens in each copy as the steps of each behavior."""
+        batches = {
             name: Batch(codec, len(self._copies) * self._behaviors.count(name))
             for name, codec in self._codecs.items()
         }
-
-    def _steps(self) -> dict[str, Steps]:
-        steps = {name: batch.steps() for name, batch in self._batches.items()}
+        for copy, happening in enumerate(events):
+            for event in happening:
+                self._add(event, copy, batches[self._behaviors[event.agent]])
+        steps = {name: batch.steps() for name, batch in batches.items()}
         self._asked = {name: decisions.agent_id.tolist() for name, (decisions, _) in steps.items()}
         return steps
 
-    def _decide(
-        self, copy: int, agent: int, obs: Any, info: Mapping[str, Any], own: float, common: float
-    ) -> None:
-        """Add an agent that asks for a decision to its behavior's batch."""
-        behavior, mask = self._behaviors[agent], info.get("action_mask")
-        if behavior in self._masked:
-            obs, mask = obs["observation"], obs["action_mask"]
-        self._batches[behavior].decide(obs, mask, self._row(copy, agent, own, common))
-
-    def _end(self, copy: int, agent: int, obs: Any, cut: bool, own: float, common: float) -> None:
-        """Add an agent whose episode has ended to its behavior's batch."""
-        behavior = self._behaviors[agent]
-        if behavior in self._masked:
-            obs = obs["observation"]
-        self._batches[behavior].end(obs, cut, self._row(copy, agent, own, common))
-
-    def _row(self, copy: int, agent: int, own: float, common: float) -> Row:
-        group = self._group[agent]
-        # 0 means no group on the wire, so groups are counted from 1, through all copies.
-        group_id = copy * max(self._group) + group if group else 0
-        return Row(own, copy * len(self._behaviors) + agent, group_id, common)
+    def _add(self, event: Event, copy: int, batch: Batch) -> None:
+        group = self._group[event.agent]
+        row = Row(
+            reward=event.reward,
+            agent_id=copy * len(self._behaviors) + event.agent,
+            # 0 means no group on the wire, so groups are counted from 1, through all copies.
+            group_id=copy * max(self._group) + group if group else 0,
+            group_reward=event.group_reward,
+        )
+        is_masked = self._behaviors[event.agent] in self._masked
+        obs = event.obs["observation"] if is_masked else event.obs
+        if event.interrupted is not None:
+            batch.end(obs, event.interrupted, row)
+            return
+        mask = event.obs["action_mask"] if is_masked else event.info.get("action_mask")
+        batch.decide(obs, mask, row)
 
 
 def _made(create: Any, env_id: str, kwargs: Mapping[str, Any]) -> Any:
