@@ -43,7 +43,6 @@ class RuntimeParams:
     """Whether a run repeats on one kind of machine, or, slower, on every x86-64 with AVX."""
 
     def __post_init__(self) -> None:
-        """Refuse to promise what no setting of a GPU gives."""
         if self.deterministic == "portable" and self.device != "cpu":
             text = f"'portable' needs device: cpu, got {self.device!r}; GPUs choose kernels too"
             raise ContradictionError("deterministic", text)
@@ -65,7 +64,6 @@ class DemonstrationParams:
     """A `.demo` file, for example one that a person has played in Unity, instead of recording."""
 
     def __post_init__(self) -> None:
-        """Refuse what says neither, or both."""
         for key in ("environment", "episodes", "seed"):
             value = getattr(self, key)
             if self.file is not None and value is not None:
@@ -161,7 +159,6 @@ class ExperimentParams:
         return self.evaluation is not None and self.evaluation.video
 
     def __post_init__(self) -> None:
-        """Refuse seeds twice, stages out of order, and stages without what they need."""
         check_seeds(self.seeds, "seeds")
         if not self.stages or list(self.stages) != [one for one in STAGES if one in self.stages]:
             expected = f"some of {list(STAGES)}, each once, in this order"

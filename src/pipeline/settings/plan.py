@@ -83,7 +83,10 @@ def plan(params: Params) -> dict[str, Any]:
         else:
             tables["file_demonstrations"][name] = {"file": demonstration.file}
     for name, sweep in params.sweeps.items():
-        tables["sweeps"][name] = _sweep(sweep)
+        # What its ranking depends on, beside the results of its trials.
+        ranked = {"experiment": sweep.experiment, "metric": sweep.metric, "goal": sweep.goal}
+        ranked |= {} if sweep.behavior is None else {"behavior": sweep.behavior}
+        tables["sweeps"][name] = ranked | {"seeds": list(sweep.seeds), "trials": sweep.trials()}
         tables["proposals"] |= _proposals(name, sweep, params)
         for number, values in sweep.trials().items():
             _add_runs(tables, params, f"{name}/{number}", {"values": values} if values else {})
@@ -168,14 +171,6 @@ def _proposals(name: str, sweep: SweepParams, params: Params) -> dict[str, Any]:
         }
         for (number, told), earlier in zip(proposed.items(), before, strict=False)
     }
-
-
-def _sweep(sweep: SweepParams) -> dict[str, Any]:
-    """Return what the ranking of a sweep depends on, beside the results of its trials."""
-    ranked = {"experiment": sweep.experiment, "metric": sweep.metric, "goal": sweep.goal}
-    if sweep.behavior is not None:
-        ranked["behavior"] = sweep.behavior
-    return ranked | {"seeds": list(sweep.seeds), "trials": sweep.trials()}
 
 
 def plan_text(params: Params) -> str:

@@ -10,7 +10,7 @@ key path, its value and what would be allowed instead.
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from decimal import Decimal, InvalidOperation
 from difflib import get_close_matches
 from functools import cache
@@ -167,7 +167,8 @@ def to_map(value: Any) -> Any:
         return {
             item.name: to_map(getattr(value, item.name))
             for item in fields(value)
-            if not _unwritten(item, getattr(value, item.name))
+            if "internal" not in item.metadata
+            and not ("addition" in item.metadata and getattr(value, item.name) == item.default)
         }
     if isinstance(value, dict):
         return {key: to_map(item) for key, item in value.items()}
@@ -223,11 +224,6 @@ def display(node: Node) -> str:
         return "nothing (null)"
     text = repr(to_plain(node))
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _unwritten(item: Field[Any], value: Any) -> bool:
-    """Whether `to_map` leaves a field out: it is no setting, or an addition at its default."""
-    return "internal" in item.metadata or ("addition" in item.metadata and value == item.default)
 
 
 def _keys_below(hint: Any) -> set[str]:

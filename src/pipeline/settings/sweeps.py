@@ -45,7 +45,6 @@ class Interval:
     """Draw whole numbers."""
 
     def __post_init__(self) -> None:
-        """Refuse an empty interval, and logarithms of what has none."""
         if self.min >= self.max:
             raise ContradictionError("max", f"must be above min ({self.min}), got {self.max}")
         if self.scale == "log" and self.min <= 0:
@@ -155,7 +154,6 @@ class SweepParams:
     """Run the best once more; without it the sweep ends with the ranking."""
 
     def __post_init__(self) -> None:
-        """Refuse keys of another method, too many trials, and seeds that are not fresh."""
         _check_method(self)
         check_seeds(self.seeds, "seeds")
         if self.best is None:

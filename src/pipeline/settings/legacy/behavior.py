@@ -224,13 +224,11 @@ def _put_updates(section: Section) -> None:
 
 
 def _put_memory(section: Section) -> None:
-    recurrent = section.left.pop("use_recurrent", None)
     used = False
-    if recurrent is not None:
-        used = read(bool, truth(recurrent), join(section.old, "use_recurrent"))
-        value = replace(recurrent, value={} if used else None, text=None)
-        text = "" if used else "null"
-        section.put(value, "network_settings", "memory", old="use_recurrent", text=text)
+    for key, node in section.take("use_recurrent").items():
+        used = read(bool, truth(node), join(section.old, key))
+        value = replace(node, value={} if used else None, text=None)
+        section.put(value, "network_settings", "memory", old=key, text="" if used else "null")
     if used:  # in place of the node, to be filled in
         section.behavior["network_settings"]["memory"] = {}
     for key, node in section.take("sequence_length", "memory_size").items():
@@ -299,9 +297,8 @@ def _put_early_signals(section: Section, early: dict[str, Node]) -> None:
     gamma, use_curiosity = early.pop("gamma", None), early.pop("use_curiosity", None)
     if gamma is not None:
         section.put(gamma, "reward_signals", "extrinsic", "gamma", old="gamma")
-    if use_curiosity is None or not read(
-        bool, truth(use_curiosity), join(section.old, "use_curiosity")
-    ):
+    path = join(section.old, "use_curiosity")
+    if use_curiosity is None or not read(bool, truth(use_curiosity), path):
         if use_curiosity is not None:
             text = "needs no equal: there is no curiosity"
             section.gone(use_curiosity, "use_curiosity", text, warns=False)

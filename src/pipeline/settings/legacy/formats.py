@@ -136,7 +136,10 @@ def family_of(document: Node) -> Family:
     # From here on nothing stands at the top but names of behaviors, or slips of the pen.
     has_default = "default" in entries and isinstance(entries["default"].value, dict)
     # A section without its trainer is a mistake in a flat file, and not an unknown key.
-    flat = any(is_flat(item) or _looks_flat(item) for item in entries.values())
+    flat = any(
+        is_flat(item) or (len(_map(item).keys() & FLAT_KEYS) >= 2 and not has_present_keys(item))
+        for item in entries.values()
+    )
     return Family.FLAT if has_default or flat else Family.PRESENT
 
 
@@ -148,10 +151,6 @@ def is_flat(node: Node) -> bool:
 def has_present_keys(node: Node) -> bool:
     """Whether this is a behavior with keys that flat sections never had."""
     return bool(_map(node).keys() & _NEW_IN_A_BEHAVIOR)
-
-
-def _looks_flat(node: Node) -> bool:
-    return len(_map(node).keys() & FLAT_KEYS) >= 2 and not has_present_keys(node)
 
 
 def _map(node: Node) -> dict[str, Node]:

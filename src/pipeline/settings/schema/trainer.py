@@ -223,7 +223,6 @@ class TrainerSettings:
     """Supervised steps on demonstrations, or null."""
 
     def __post_init__(self) -> None:
-        """Refuse what does not fit together, and apply even_checkpoints."""
         expected = HYPERPARAMETERS.get(self.trainer_type)
         # The exact class: a plug-in's may extend that of another trainer.
         if expected is None or type(self.hyperparameters) is not expected:

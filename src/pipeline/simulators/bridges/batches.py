@@ -1,4 +1,4 @@
-"""The steps of one behavior of a bridge, collected agent by agent."""
+"""What both bridges share: the copies, and steps that are collected agent by agent."""
 
 from __future__ import annotations
 
@@ -6,13 +6,45 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from pipeline.protocol.parameters import Parameters
 from pipeline.protocol.specs import BehaviorSpec
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.simulators.bridges.spaces import Actions, Observations
 
 if TYPE_CHECKING:
-    from pipeline.arrays import BoolArray
+    from collections.abc import Sequence
+
+    from pipeline.arrays import AnyArray, BoolArray
     from pipeline.protocol.steps import Steps
+
+
+class Bridge:
+    """A simulator of several copies of one environment.
+
+    Args:
+        envs: the copies.
+        where: what to call the environment in errors.
+        per_copy: agents of one copy.
+    """
+
+    def __init__(self, envs: Sequence[Any], where: str, per_copy: int = 1) -> None:
+        self.parameters = Parameters()
+        self._envs, self._where, self._per_copy = envs, where, per_copy
+
+    def set_parameter(self, name: str, value: float) -> None:
+        """Set one of the `options` of the resets from now on."""
+        self.parameters.set_value(name, value)
+
+    def render(self, agent: int) -> AnyArray:
+        """Return a picture of an agent's copy."""
+        from pipeline.simulators.bridges.pictures import picture
+
+        return picture(self._envs[agent // self._per_copy], self._where)
+
+    def close(self) -> None:
+        """Close every copy."""
+        for env in self._envs:
+            env.close()
 
 
 class Codec:

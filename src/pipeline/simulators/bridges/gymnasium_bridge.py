@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipeline.protocol.parameters import Parameters
 from pipeline.seeding import derive
 from pipeline.simulators.bridges import naming
-from pipeline.simulators.bridges.batches import Batch, Codec, Row
+from pipeline.simulators.bridges.batches import Batch, Bridge, Codec, Row
 from pipeline.simulators.bridges.states import copy_state, restore_copy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pipeline.arrays import AnyArray
     from pipeline.protocol.specs import ActionTuple, BehaviorSpec
     from pipeline.protocol.steps import Steps
 
 
-class GymnasiumSimulator:
+class GymnasiumSimulator(Bridge):
     """Copies of one environment, stepped together; each begins anew when its episode has ended.
 
     An episode that `terminated` ends with a terminal step, one that was `truncated` with an
@@ -50,19 +48,17 @@ class GymnasiumSimulator:
         action_scale: float | None = None,
         render_mode: str | None = None,
     ) -> None:
-        self.parameters = Parameters()
         if isinstance(id, str):
-            self._envs = [make_environment(id, kwargs or {}, render_mode) for _ in range(n_agents)]
+            envs = [make_environment(id, kwargs or {}, render_mode) for _ in range(n_agents)]
         else:
-            self._envs, n_agents = list(id), len(id)
-            spec = self._envs[0].spec
-            id = type(self._envs[0].unwrapped).__name__ if spec is None else str(spec.id)
-        first = self._envs[0]
-        spaces = (first.observation_space, first.action_space)
+            envs = list(id)
+            spec = envs[0].spec
+            id = type(envs[0].unwrapped).__name__ if spec is None else str(spec.id)
+        super().__init__(envs, id)
+        spaces = (envs[0].observation_space, envs[0].action_space)
         self._codec = Codec(*spaces, where=id, visual=visual, scale=action_scale)
-        self._where = id
         self._behavior = f"{naming.behavior_name(id)}?team=0"
-        self._seeds: list[int | None] = [derive(seed, "gymnasium", row) for row in range(n_agents)]
+        self._seeds: list[int | None] = [derive(seed, "gymnasium", row) for row in range(len(envs))]
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
@@ -95,16 +91,6 @@ class GymnasiumSimulator:
                 batch.decide(obs, info.get("action_mask"), Row(float(reward), row))
         return {self._behavior: batch.steps()}
 
-    def set_parameter(self, name: str, value: float) -> None:
-        """Set one of the `options` of the resets from now on."""
-        self.parameters.set_value(name, value)
-
-    def render(self, agent: int) -> AnyArray:
-        """Return a picture of an agent's copy."""
-        from pipeline.simulators.bridges.pictures import picture
-
-        return picture(self._envs[agent], self._where)
-
     def state_dict(self) -> dict[str, Any] | None:
         """Return everything that later steps depend on; None where a copy does not give it."""
         copies = list(map(copy_state, self._envs))
@@ -122,11 +108,6 @@ class GymnasiumSimulator:
             # A copy that had begun must not be seeded again.
             if state["begun"][row]:
                 self._seeds[row] = None
-
-    def close(self) -> None:
-        """Close every copy."""
-        for env in self._envs:
-            env.close()
 
     def _begin(self, row: int, batch: Batch) -> None:
         # Gymnasium's rule: seeded once, later episodes continue the environment's own generator.

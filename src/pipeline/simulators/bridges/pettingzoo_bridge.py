@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Any
 from gymnasium import spaces
 
 from pipeline.errors import SettingsError
-from pipeline.protocol.parameters import Parameters
 from pipeline.seeding import stream
 from pipeline.simulators.bridges import naming
-from pipeline.simulators.bridges.batches import Batch, Codec, Row
+from pipeline.simulators.bridges.batches import Batch, Bridge, Codec, Row
 from pipeline.simulators.bridges.copies import Event, ParallelCopy, TurnCopy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from pipeline.arrays import AnyArray
     from pipeline.protocol.specs import ActionTuple, BehaviorSpec
     from pipeline.protocol.steps import Steps
 
@@ -25,7 +23,7 @@ GROUPS = ("none", "all", "behavior")
 """Who shares a group and its reward: nobody, all agents of a copy, those of the same behavior."""
 
 
-class PettingZooSimulator:
+class PettingZooSimulator(Bridge):
     """Copies of one environment, stepped together; each begins anew when no agent is left.
 
     Agents whose names differ by their number only, and whose spaces are the same, share a behavior:
@@ -65,7 +63,6 @@ class PettingZooSimulator:
         action_scale: float | None = None,
         render_mode: str | None = None,
     ) -> None:
-        self.parameters = Parameters()
         if isinstance(id, str):
             create, kind = naming.creator(id, api)
             given = naming.keywords(id, kwargs or {}, render_mode)
@@ -73,7 +70,6 @@ class PettingZooSimulator:
         else:
             envs, id = list(id), str(id[0])
             kind = "aec" if hasattr(envs[0], "agent_iter") else "parallel"
-        self._where = id
         _check_groups(id, groups, kind)
         if not getattr(envs[0], "possible_agents", None):
             raise SettingsError(
@@ -82,6 +78,7 @@ class PettingZooSimulator:
             )
         # `possible_agents` is fixed, unlike `agents`; places in it serve as numbers.
         agents = list(envs[0].possible_agents)
+        super().__init__(envs, id, per_copy=len(agents))
         self._behaviors = _behaviors(envs[0], agents, id, teams)
         self._codecs: dict[str, Codec] = {}
         self._masked: set[str] = set()  # behaviors whose observation has an action mask beside it
@@ -141,20 +138,10 @@ class PettingZooSimulator:
                 continue
             native = self._codecs[name].actions.native(actions[name])
             for agent_id, action in zip(asked, native, strict=True):
-                copy, agent = divmod(agent_id, len(self._behaviors))
+                copy, agent = divmod(agent_id, self._per_copy)
                 by_copy[copy][agent] = action
         pairs = zip(self._copies, by_copy, strict=True)
         return self._collected([copy.step(acting) for copy, acting in pairs])
-
-    def set_parameter(self, name: str, value: float) -> None:
-        """Set one of the `options` of the resets from now on."""
-        self.parameters.set_value(name, value)
-
-    def render(self, agent: int) -> AnyArray:
-        """Return a picture of an agent's copy."""
-        from pipeline.simulators.bridges.pictures import picture
-
-        return picture(self._copies[agent // len(self._behaviors)].env, self._where)
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return everything that later steps depend on; None where a copy does not give it."""
@@ -162,7 +149,7 @@ class PettingZooSimulator:
         if None in copies:
             return None
         asked = {
-            name: [list(divmod(agent_id, len(self._behaviors))) for agent_id in ids]
+            name: [list(divmod(agent_id, self._per_copy)) for agent_id in ids]
             for name, ids in self._asked.items()
         }
         return {"copies": copies, "asked": asked, "parameters": self.parameters.state_dict()}
@@ -173,14 +160,9 @@ class PettingZooSimulator:
         for copy, saved in zip(self._copies, state["copies"], strict=True):
             copy.load_state_dict(saved)
         self._asked = {
-            name: [copy * len(self._behaviors) + agent for copy, agent in asked]
+            name: [copy * self._per_copy + agent for copy, agent in asked]
             for name, asked in state["asked"].items()
         }
-
-    def close(self) -> None:
-        """Close every copy."""
-        for copy in self._copies:
-            copy.env.close()
 
     def _collected(self, events: Sequence[Iterator[Event]]) -> dict[str, Steps]:
         """Return what happens in each copy as the steps of each behavior."""
@@ -199,7 +181,7 @@ class PettingZooSimulator:
         group = self._group[event.agent]
         row = Row(
             reward=event.reward,
-            agent_id=copy * len(self._behaviors) + event.agent,
+            agent_id=copy * self._per_copy + event.agent,
             # 0 means no group on the wire, so groups are counted from 1, through all copies.
             group_id=copy * max(self._group) + group if group else 0,
             group_reward=event.group_reward,

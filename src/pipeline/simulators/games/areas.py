@@ -168,10 +168,8 @@ class SoloAreas(Areas, ABC):
         """Advance every area by one decision; those whose episode ends begin their next."""
         action, spec = actions[self._behavior], self._specs[self._behavior]
         n_continuous, n_discrete = spec.action_spec.continuous_size, spec.action_spec.discrete_size
-        if n_continuous:
-            checked(action.continuous, (self._n_areas, n_continuous), self._behavior)
-        if n_discrete:
-            checked(action.discrete, (self._n_areas, n_discrete), self._behavior)
+        checked(action.continuous, (self._n_areas, n_continuous), self._behavior)
+        checked(action.discrete, (self._n_areas, n_discrete), self._behavior)
         self._n_steps += self._decision_period
         reward, terminated = self._advance(action)
         ended = terminated | (self._n_steps >= self._max_step)
