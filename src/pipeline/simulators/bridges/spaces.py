@@ -14,8 +14,7 @@ and MultiBinary become branches; Dict and Tuple of these become both, in the ord
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -40,14 +39,12 @@ LEAST_SIDE = 20
 CARRIED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Leaf:
+class Leaf(NamedTuple):
     """One observation of a behavior."""
 
     path: Path
     """Keys and indices that lead to it in the environment's observation."""
     spec: ObservationSpec
-    """Its shape and name."""
     put: Put
     """Writes a value of the space into one agent's row, which holds zeros."""
 
@@ -119,7 +116,7 @@ def _leaves(space: Any, path: Path, where: str, visual: str) -> Iterator[Leaf]:
             f"{where}: the observation '{name}' is {space}, which has no numbers in it; wrap the "
             "environment so that it leaves this observation out."
         )
-    yield Leaf(path=path, spec=spec, put=put)
+    yield Leaf(path, spec, put)
 
 
 def _leaf(space: Any, name: str, where: str, visual: str) -> tuple[ObservationSpec, Put]:
