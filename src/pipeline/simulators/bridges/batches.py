@@ -50,6 +50,9 @@ class Bridge:
 class Codec:
     """What the agents of one behavior observe and do; arguments as for its two parts."""
 
+    masked = False
+    """Whether observations are maps of `observation` and `action_mask`."""
+
     def __init__(
         self, obs_space: Any, action_space: Any, *, where: str, visual: str, scale: float | None
     ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gymnasium import spaces
@@ -81,38 +82,19 @@ class PettingZooSimulator(Bridge):
         super().__init__(envs, id, per_copy=len(agents))
         self._behaviors = _behaviors(envs[0], agents, id, teams)
         self._codecs: dict[str, Codec] = {}
-        self._masked: set[str] = set()  # behaviors whose observation has an action mask beside it
         for agent, behavior in zip(agents, self._behaviors, strict=True):
             if behavior not in self._codecs:
-                obs_space, action_space = _spaces(envs[0], agent)
-                keys = {"observation", "action_mask"}
-                if isinstance(obs_space, spaces.Dict) and set(obs_space.spaces) == keys:
-                    obs_space = obs_space["observation"]
-                    self._masked.add(behavior)
-                self._codecs[behavior] = Codec(
-                    obs_space,
-                    action_space,
-                    where=f"{id}, agent {agent}",
-                    visual=visual,
-                    scale=action_scale,
-                )
+                self._codecs[behavior] = _codec(envs[0], agent, id, visual, action_scale)
         self._group = _group_numbers(self._behaviors, groups)
         sharing = [
             [name for name, number in zip(agents, self._group, strict=True) if number == group]
             for group in sorted(set(self._group) - {0})
         ]
-        self._copies: list[ParallelCopy | TurnCopy] = []
-        for number, env in enumerate(envs):
-            shared: dict[str, Any] = {
-                "rng": stream(seed, "pettingzoo", number),
-                "where": id,
-                "parameters": self.parameters,
-            }
-            self._copies.append(
-                ParallelCopy(env, groups=sharing, **shared)
-                if kind == "parallel"
-                else TurnCopy(env, **shared)
-            )
+        make = partial(ParallelCopy, groups=sharing) if kind == "parallel" else TurnCopy
+        self._copies: list[ParallelCopy | TurnCopy] = [
+            make(env, rng=stream(seed, "pettingzoo", k), where=id, parameters=self.parameters)
+            for k, env in enumerate(envs)
+        ]
         self._asked: dict[str, list[int]] = {}  # ids of the last decision steps
 
     @property
@@ -186,7 +168,7 @@ class PettingZooSimulator(Bridge):
             group_id=copy * max(self._group) + group if group else 0,
             group_reward=event.group_reward,
         )
-        is_masked = self._behaviors[event.agent] in self._masked
+        is_masked = self._codecs[self._behaviors[event.agent]].masked
         obs = event.obs["observation"] if is_masked else event.obs
         if event.interrupted is not None:
             batch.end(obs, event.interrupted, row)
@@ -231,6 +213,18 @@ def _behaviors(
             spaces_of[name] = own
         behaviors.append(f"{name}?team={team_of[agent]}")
     return behaviors
+
+
+def _codec(env: Any, agent: str, env_id: str, visual: str, scale: float | None) -> Codec:
+    obs_space, action_space = _spaces(env, agent)
+    keys = {"observation", "action_mask"}
+    masked = isinstance(obs_space, spaces.Dict) and set(obs_space.spaces) == keys
+    if masked:
+        obs_space = obs_space["observation"]
+    where = f"{env_id}, agent {agent}"
+    codec = Codec(obs_space, action_space, where=where, visual=visual, scale=scale)
+    codec.masked = masked
+    return codec
 
 
 def _spaces(env: Any, agent: str) -> tuple[Any, Any]:
