@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from pipeline.arrays import AnyArray, BoolArray
     from pipeline.protocol.steps import Steps
+
+    Row = tuple[float, int, int, float]
+    """Reward, agent id, group id (0 for none) and group reward of an agent in a step."""
 
 
 class Bridge:
@@ -61,15 +64,6 @@ class Codec:
         self.spec = BehaviorSpec(self.observations.specs, self.actions.spec)
 
 
-class Row(NamedTuple):
-    """What a step says of an agent beside what it observes."""
-
-    reward: float
-    agent_id: int
-    group_id: int = 0
-    group_reward: float = 0.0
-
-
 class StepRows:
     """The agents of one behavior in one kind of steps; there are at most `size`."""
 
@@ -88,7 +82,7 @@ class StepRows:
 
     def fields(self) -> dict[str, Any]:
         """Return what decision and terminal steps have in common."""
-        columns = np.array(self._rows, dtype=np.float64).reshape(-1, len(Row._fields)).T
+        columns = np.array(self._rows, dtype=np.float64).reshape(-1, 4).T
         return {
             "obs": [values[: len(self._rows)] for values in self._obs],
             "reward": columns[0].astype(np.float32),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.seeding import derive
 from pipeline.simulators.bridges import naming
-from pipeline.simulators.bridges.batches import Batch, Bridge, Codec, Row
+from pipeline.simulators.bridges.batches import Batch, Bridge, Codec
 from pipeline.simulators.bridges.states import copy_state, restore_copy
 
 if TYPE_CHECKING:
@@ -85,10 +85,10 @@ class GymnasiumSimulator(Bridge):
             obs, reward, terminated, truncated, info = env.step(action)
             if terminated or truncated:
                 # An episode that ended in both ways has ended: there is nothing to bootstrap from.
-                batch.end(obs, not terminated, Row(float(reward), row))
+                batch.end(obs, not terminated, (float(reward), row, 0, 0.0))
                 self._begin(row, batch)
             else:
-                batch.decide(obs, info.get("action_mask"), Row(float(reward), row))
+                batch.decide(obs, info.get("action_mask"), (float(reward), row, 0, 0.0))
         return {self._behavior: batch.steps()}
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -114,7 +114,7 @@ class GymnasiumSimulator(Bridge):
         seed, self._seeds[row] = self._seeds[row], None
         options = self.parameters.values() or None
         obs, info = self._envs[row].reset(seed=seed, options=options)
-        batch.decide(obs, info.get("action_mask"), Row(0.0, row))
+        batch.decide(obs, info.get("action_mask"), (0.0, row, 0, 0.0))
 
 
 def make_environment(env_id: str, kwargs: Mapping[str, Any], render_mode: str | None = None) -> Any:

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from pipeline.errors import SettingsError
 from pipeline.seeding import stream
 from pipeline.simulators.bridges import naming
-from pipeline.simulators.bridges.batches import Batch, Bridge, Codec, Row
+from pipeline.simulators.bridges.batches import Batch, Bridge, Codec
 from pipeline.simulators.bridges.copies import Event, ParallelCopy, TurnCopy
 
 if TYPE_CHECKING:
@@ -161,13 +161,10 @@ class PettingZooSimulator(Bridge):
 
     def _add(self, event: Event, copy: int, batch: Batch) -> None:
         group = self._group[event.agent]
-        row = Row(
-            reward=event.reward,
-            agent_id=copy * self._per_copy + event.agent,
-            # 0 means no group on the wire, so groups are counted from 1, through all copies.
-            group_id=copy * max(self._group) + group if group else 0,
-            group_reward=event.group_reward,
-        )
+        # 0 means no group on the wire, so groups are counted from 1, through all copies.
+        group_id = copy * max(self._group) + group if group else 0
+        agent_id = copy * self._per_copy + event.agent
+        row = (event.reward, agent_id, group_id, event.group_reward)
         is_masked = self._codecs[self._behaviors[event.agent]].masked
         obs = event.obs["observation"] if is_masked else event.obs
         if event.interrupted is not None:
