@@ -14,11 +14,11 @@ from pipeline.commands.learn_options import BY_DEST, OPTIONS
 from pipeline.errors import SettingsError
 from pipeline.protocol.token import read_token
 from pipeline.settings import TrainerSettings, load_run_settings
+from pipeline.settings.experiments import SinkNames
 from pipeline.settings.named_files import refuse_missing_demonstrations
 from pipeline.settings.nodes import from_plain
 from pipeline.settings.reader import ContradictionError, Count, CountOrZero, read, setting_hints
 from pipeline.settings.schema.run import EnvironmentSettings
-from pipeline.settings.sinks import SinkNames
 
 if TYPE_CHECKING:
     import argparse

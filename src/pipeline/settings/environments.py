@@ -117,13 +117,12 @@ class BridgeSource(EnvironmentParams):
     """What an action of 1 means where the action space has no bounds; null refuses such spaces."""
 
     def __post_init__(self) -> None:
-        """Refuse keyword arguments that mean something else here, or cannot be written down."""
         if "render_mode" in self.kwargs:
             raise ContradictionError("kwargs.render_mode", "cannot be set: nothing is drawn")
         _check_finite(self.kwargs, "kwargs")
 
-    def options(self) -> dict[str, Any]:
-        """Return the keywords of the bridge that are not at their defaults."""
+    def packed(self) -> tuple[str, dict[str, Any]]:
+        """Return the bridge, and its keywords that are not at their defaults."""
         given: dict[str, Any] = {"id": self.id}
         if self.copies is not None:
             given["n_agents"] = self.copies
@@ -132,11 +131,7 @@ class BridgeSource(EnvironmentParams):
             default = {} if item.name == "kwargs" else item.default
             if item.name not in ("source", "args", "id", "copies") and value != default:
                 given[item.name] = value
-        return given
-
-    def packed(self) -> tuple[str, dict[str, Any]]:
-        """Return the bridge, told what it takes."""
-        return self.source, self.options()
+        return self.source, given
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +153,6 @@ class PettingzooSource(BridgeSource):
     """Which agents of a copy share a group and its reward."""
 
     def __post_init__(self) -> None:
-        """Refuse teams that are no numbers, and what all bridges refuse."""
         BridgeSource.__post_init__(self)
         is_map = isinstance(self.teams, dict) and all(
             isinstance(team, int) and not isinstance(team, bool) and team >= 0
@@ -177,7 +171,6 @@ class ModuleSource(PettingzooSource):
     """Agents of a simulator, or environments in one process; null for its own number, or 16."""
 
     def __post_init__(self) -> None:
-        """Refuse an id of another form, and what all bridges refuse."""
         PettingzooSource.__post_init__(self)
         if not _FUNCTION.match(self.id):
             raise ContradictionError("id", f"needs the form module:function, got {self.id!r}")
@@ -226,7 +219,6 @@ class PathSource(EnvironmentParams):
     """The program, its folder, or its name without suffix; relative to params.yaml."""
 
     def __post_init__(self) -> None:
-        """Refuse a source without its key."""
         _need("path", "path", self.path, "where the build is")
 
     def found(self, root: Path) -> str:
@@ -258,7 +250,6 @@ class FetchSource(EnvironmentParams):
     """Refuse an archive that unpacks to more than this many times its size."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be fetched, or could not be checked."""
         _need("url", "fetch", self.url.values, "where the archive is")
         for url in self.url.values.values():
             if _scheme(url) not in URL_SCHEMES:
@@ -312,7 +303,6 @@ class UnitySource(EnvironmentParams):
     """Seconds that the build may take."""
 
     def __post_init__(self) -> None:
-        """Refuse a source without its key, and what is no method."""
         _need("project", "unity", self.project, "where the Unity project is")
         if not _METHOD.match(self.method):
             text = f"needs 'Class.Method' of a script in Assets/Editor, got {self.method!r}"

@@ -1,10 +1,20 @@
 """`experiments.<name>` of `params.yaml`, and what an experiment is made of."""
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
-from pipeline.settings.reader import ContradictionError, Count, CountOrZero, Positive
+from pipeline.plugins import Group
+from pipeline.settings.nodes import Node, fail
+from pipeline.settings.reader import (
+    ContradictionError,
+    Count,
+    CountOrZero,
+    Positive,
+    choice,
+    display,
+)
 
 Stage = Literal["pretrain", "train", "export", "evaluate"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -12,6 +22,13 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 
 # Each of them takes a file that the stage before it makes.
 _NEEDS = {"export": "train", "evaluate": "export"}
+
+_SINKS = ("jsonl", "mlflow", "stats_writers", "tensorboard", "wandb")
+SINKS: Group[Any] = Group("pipeline.sinks", {name: f".{name}:for_run" for name in _SINKS})
+"""Functions of a `TrackedRun` by name; ours lie in `pipeline.tracking.sinks`."""
+
+_EXTRAS = {"mlflow": "train", "tensorboard": "train", "wandb": "wandb"}
+"""Our sinks that need a package, which is called as they are, and the extra that installs it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +43,6 @@ class RuntimeParams:
     """Whether a run repeats on one kind of machine, or, slower, on every x86-64 with AVX."""
 
     def __post_init__(self) -> None:
-        """Refuse to promise what no setting of a GPU gives."""
         if self.deterministic == "portable" and self.device != "cpu":
             text = f"'portable' needs device: cpu, got {self.device!r}; GPUs choose kernels too"
             raise ContradictionError("deterministic", text)
@@ -48,7 +64,6 @@ class DemonstrationParams:
     """A `.demo` file, for example one that a person has played in Unity, instead of recording."""
 
     def __post_init__(self) -> None:
-        """Refuse what says neither, or both."""
         for key in ("environment", "episodes", "seed"):
             value = getattr(self, key)
             if self.file is not None and value is not None:
@@ -144,7 +159,6 @@ class ExperimentParams:
         return self.evaluation is not None and self.evaluation.video
 
     def __post_init__(self) -> None:
-        """Refuse seeds twice, stages out of order, and stages without what they need."""
         check_seeds(self.seeds, "seeds")
         if not self.stages or list(self.stages) != [one for one in STAGES if one in self.stages]:
             expected = f"some of {list(STAGES)}, each once, in this order"
@@ -163,6 +177,29 @@ class ExperimentParams:
             raise ContradictionError("stages", "pretrain needs the section 'pretrain'")
         if "evaluate" in self.stages and self.evaluation is None:
             raise ContradictionError("stages", "evaluate needs the section 'evaluation'")
+
+
+class SinkNames(tuple[str, ...]):
+    """Names of sinks that are installed, each once."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_node(cls, node: Node, path: str) -> Self:
+        """Read a list of names.
+
+        Raises:
+            SettingsError: Nothing is called so, or it needs a package that is not installed.
+        """
+        if not isinstance(node.value, list):
+            raise fail(node, path, f"needs a list of sinks, got {display(node)}")
+        names = [choice(item, path, SINKS) for item in node.value]
+        for name, item in zip(names, node.value, strict=True):
+            # Looked for and not imported: these packages take seconds.
+            if name in _EXTRAS and find_spec(name) is None:
+                remedy = f"pip install 'rl-pipeline[{_EXTRAS[name]}]', or leave {name} out"
+                raise fail(item, path, f"the package {name!r} is not installed; {remedy}")
+        return cls(dict.fromkeys(names))
 
 
 def check_seeds(seeds: tuple[int, ...], key: str, named: str = "") -> None:

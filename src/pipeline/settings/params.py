@@ -7,12 +7,16 @@ from typing import Any
 
 from pipeline.errors import SettingsError
 from pipeline.settings.environments import EnvironmentParams, UnitySource
-from pipeline.settings.experiments import DemonstrationParams, ExperimentParams, RuntimeParams
+from pipeline.settings.experiments import (
+    DemonstrationParams,
+    ExperimentParams,
+    RuntimeParams,
+    SinkNames,
+)
 from pipeline.settings.nodes import Node, fail, fail_at, find, join, merge, to_plain, undotted
 from pipeline.settings.reader import choice, display, entries_of, read_dataclass, suggestion
 from pipeline.settings.run_file import load_run_settings, to_mapping
 from pipeline.settings.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS, RunSettings
-from pipeline.settings.sinks import SinkNames
 from pipeline.settings.sweeps import SweepParams, best_file, best_name, proposal_file
 from pipeline.settings.yaml_file import read_yaml
 
@@ -60,7 +64,7 @@ class Params:
             base,
             # A sweep films nothing: hundreds of trials would be drawn that no one looks at.
             evaluation=None if played is None else replace(played, video=False),
-            overrides=self._changed(base, trials[number], f"sweeps.{sweep}"),
+            overrides=self._laid_over(base, trials[number], f"sweeps.{sweep}"),
             chosen=proposal_file(name) if number in self.sweeps[sweep].proposed() else None,
             seeds=self.sweeps[sweep].seeds,
             base=self.sweeps[sweep].experiment,
@@ -82,39 +86,35 @@ class Params:
                 f"`dvc repro {experiment.chosen_by}` or `snakemake --cores 1`."
             )
         chosen = to_plain(read_yaml(path, what="Choice of the sweep"))["values"]
-        return self._changed(experiment, chosen, str(path))
+        return self._laid_over(experiment, chosen, str(path))
 
-    def _changed(
+    def _laid_over(
         self, base: ExperimentParams, values: dict[str, Any], source: str
     ) -> dict[str, Any]:
-        """Return the overrides of an experiment with a sweep's values laid on them."""
+        """Return the overrides of an experiment with a sweep's values laid over them."""
         # Undotted first: `a.b` and `{a: {b: ...}}` are the same key, and merged as such.
         laid = merge(undotted(base.overrides, str(self.path)), undotted(values, source))
-        plain: dict[str, Any] = to_plain(laid)
-        return plain
+        return dict(to_plain(laid))
 
     def run_settings(self, name: str, *, env_path: str | None = None) -> RunSettings:
-        """Return the trainer configuration of an experiment, with its overrides.
-
-        Args:
-            name: the experiment.
-            env_path: the environment's executable, put into `env_settings`.
+        """Return the trainer configuration of an experiment, with its overrides and `env_path`.
 
         Raises:
             SettingsError: There is no such experiment, or its configuration has a mistake.
         """
-        experiment = self.experiment(name)
-        section = "experiments" if experiment.base is None else "sweeps"
-        source = f"{self.path}: {section}.{name}.overrides"
         overrides = dict(self.overrides(name))
         if env_path is not None:
-            # Last, so that an override in params.yaml cannot name another executable than the
-            # DAG's.
+            # Last: an override in params.yaml cannot name another executable than the DAG's.
             overrides["env_settings.env_path"] = env_path
+        return self._trainer_file(name, overrides)
+
+    def _trainer_file(self, name: str, overrides: dict[str, Any]) -> RunSettings:
+        experiment = self.experiment(name)
+        section = "experiments" if experiment.base is None else "sweeps"
         return load_run_settings(
             self.path.parent / experiment.trainer,
             overrides=overrides,
-            overrides_from=source,
+            overrides_from=f"{self.path}: {section}.{name}.overrides",
         )
 
     def plugins(self, name: str) -> dict[str, str]:
@@ -125,14 +125,8 @@ class Params:
         """
         if not any(group.brought for group in (HYPERPARAMETERS, REWARD_SIGNALS, ENCODERS)):
             return {}  # reading the trainer files of all experiments takes a while
-        experiment = self.experiment(name)
         # without what a sweep has chosen: that is not known yet when runs are planned
-        settings = load_run_settings(
-            self.path.parent / experiment.trainer,
-            overrides=experiment.overrides,
-            overrides_from=f"{self.path}: experiments.{name}.overrides",
-        )
-        return settings.plugins()
+        return self._trainer_file(name, self.experiment(name).overrides).plugins()
 
     def network_settings(self, name: str) -> RunSettings:
         """Return the trainer configuration of an experiment, reduced to its networks.
@@ -157,34 +151,28 @@ class Params:
         return replace(settings, from_file=True)
 
     def runs_of(self, name: str) -> list[tuple[str, int]]:
-        """Return the experiments and seeds that a name stands for.
+        """Return experiment and seed of each run that a name stands for, if there is any.
 
-        Args:
-            name: a subset, an experiment, a sweep (with its best), or a run as
-                `<experiment>-<seed>`.
-
-        Returns:
-            Pairs of experiment and seed, each once; empty when nothing has this name.
+        The name is of a subset, an experiment, a sweep (with its best), or a run:
+        `<experiment>-<seed>`.
         """
         if name in self.subsets:
-            parts = [run for part in self.subsets[name] for run in self._runs_of_one(part)]
-            return list(dict.fromkeys(parts))
-        return self._runs_of_one(name)
+            return list(dict.fromkeys(run for one in self.subsets[name] for run in self._runs(one)))
+        return self._runs(name)
 
-    def _runs_of_one(self, name: str) -> list[tuple[str, int]]:
+    def _runs(self, name: str) -> list[tuple[str, int]]:
+        """Return the runs of what is no subset."""
         if name in self.experiments:
             return [(name, seed) for seed in self.experiments[name].seeds]
         if name in self.sweeps:
             sweep = self.sweeps[name]
             trials = [(f"{name}/{one}", seed) for one in sweep.trials() for seed in sweep.seeds]
-            best = [] if sweep.best is None else self._runs_of_one(best_name(name))
-            return trials + best
+            return trials + ([] if sweep.best is None else self._runs(best_name(name)))
         # From the right: an experiment's name may have hyphens.
         experiment, _, seed = name.rpartition("-")
         known = self.experiments.get(experiment)
-        if known is None or seed not in map(str, known.seeds):
-            return []
-        return [(experiment, int(seed))]
+        is_run = known is not None and seed in map(str, known.seeds)
+        return [(experiment, int(seed))] if is_run else []
 
 
 def load_params(path: Path | str = Path("params.yaml")) -> Params:
@@ -220,8 +208,7 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
             raise fail_at(root, f"{at}.evaluation.video", text)
         if not (path.parent / experiment.trainer).is_file():
             raise fail_at(root, f"{at}.trainer", f"there is no file {experiment.trainer!r}")
-    # The best of a sweep becomes an experiment like others, so that every stage knows it
-    # already.
+    # The best of a sweep becomes an experiment like others, which every stage knows already.
     best = {
         best_name(name): replace(
             read.experiments[sweep.experiment],
@@ -281,6 +268,6 @@ def _check_subsets(root: Node, params: Params) -> None:
         if not parts:
             raise fail_at(root, at, f"names nothing; list some of {', '.join(known)}")
         for part in parts:
-            if not params._runs_of_one(part):
+            if not params._runs(part):
                 text = f"there is no experiment, run or sweep {part!r}{suggestion(part, known)}"
                 raise fail_at(root, at, f"{text} A run is written `<experiment>-<seed>`")

@@ -18,6 +18,7 @@ from pipeline.settings.environments import BuiltinSource, ModuleSource, PathSour
 from pipeline.settings.named_files import refuse_missing_demonstrations, refuse_missing_weights
 from pipeline.settings.nodes import fail_at
 from pipeline.settings.run_file import to_mapping
+from pipeline.settings.sweeps import proposal_file
 from pipeline.settings.yaml_file import dump_yaml, read_yaml
 
 if TYPE_CHECKING:
@@ -31,6 +32,12 @@ _log = logging.getLogger(__name__)
 
 RUNS_FILE = Path("workflow/runs.yaml")
 _MOST_STAGES = 100
+_TABLES = (
+    *("environments", "path_environments", "unity_environments"),
+    *("demonstrations", "file_demonstrations", "pretrain", "train_from_scratch"),
+    *("train_pretrained", "proposals", "sweeps", "train_chosen", "export"),
+    *("evaluate", "evaluate_video"),
+)
 _OTHER_SIMULATORS: Group[Any] = Group("pipeline.simulators", {})  # ours lie above this package
 _HEADER = """\
 # Made by `pipeline plan` from params.yaml: change that, and run the command again.
@@ -58,22 +65,7 @@ def plan(params: Params) -> dict[str, Any]:
             or two runs would have the same name.
     """
     # All tables, empty ones too: `foreach` over a key that is not there is an error in DVC.
-    tables: dict[str, dict[str, Any]] = {
-        "environments": {},
-        "path_environments": {},
-        "unity_environments": {},
-        "demonstrations": {},
-        "file_demonstrations": {},
-        "pretrain": {},
-        "train_from_scratch": {},
-        "train_pretrained": {},
-        "proposals": {},
-        "sweeps": {},
-        "train_chosen": {},
-        "export": {},
-        "evaluate": {},
-        "evaluate_video": {},
-    }
+    tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
     for name, environment in params.environments.items():
         entry: dict[str, Any] = {"source": environment.source}
         path = None
@@ -93,7 +85,10 @@ def plan(params: Params) -> dict[str, Any]:
         else:
             tables["file_demonstrations"][name] = {"file": demonstration.file}
     for name, sweep in params.sweeps.items():
-        tables["sweeps"][name] = _sweep(sweep)
+        # What its ranking depends on, beside the results of its trials.
+        ranked = {"experiment": sweep.experiment, "metric": sweep.metric, "goal": sweep.goal}
+        ranked |= {} if sweep.behavior is None else {"behavior": sweep.behavior}
+        tables["sweeps"][name] = ranked | {"seeds": list(sweep.seeds), "trials": sweep.trials()}
         tables["proposals"] |= _proposals(name, sweep, params)
         for number, values in sweep.trials().items():
             _add_runs(tables, params, f"{name}/{number}", {"values": values} if values else {})
@@ -140,15 +135,13 @@ def _add_runs(
             learning["chosen"] = experiment.chosen.as_posix()
         for stage in experiment.stages:
             # An entry has what its stage depends on and no more, or edits would run it again.
-            entry = run
+            entry = learning if stage in ("pretrain", "train") else run
             if stage == "pretrain":
+                # A digest of the networks alone: another learning rate leaves the entry as it is.
                 network = to_mapping(params.network_settings(name))
-                # The networks' digest stands for them: another learning rate then leaves the
-                # entry as it is.
-                entry = learning | {"network": fingerprint(network)[:16]}
-            elif stage == "train":
-                several = {} if experiment.learners == 1 else {"learners": experiment.learners}
-                entry = learning | several
+                entry = entry | {"network": fingerprint(network)[:16]}
+            elif stage == "train" and experiment.learners > 1:
+                entry = entry | {"learners": experiment.learners}
             # The trial `a/001` and an experiment called `a-001` would have one name.
             table, key = tables[table_of(stage, experiment)], key_of(name, seed)
             if key in table:
@@ -166,28 +159,20 @@ def _proposals(name: str, sweep: SweepParams, params: Params) -> dict[str, Any]:
     last trial that it waits for. DVC needs as many dependencies of each: for the first, the
     environment stands in the place of the proposal before.
     """
-    entries: dict[str, Any] = {}
     proposed = sweep.proposed()
-    for number, told in proposed.items():
-        earlier = f"{int(number) - 1:03}"
-        environment = params.experiments[sweep.experiment].environment
-        first = f"build/env/{environment}"
-        entries[f"{name}-{number}"] = {
+    environment = params.experiments[sweep.experiment].environment
+    before = [f"build/env/{environment}"]
+    before += [proposal_file(f"{name}/{number}").as_posix() for number in proposed]
+    return {
+        f"{name}-{number}": {
             "trial": f"{name}/{number}",
             "told": f"{name}/{told}",
-            "before": f"results/propose/{name}/{earlier}.json" if earlier in proposed else first,
+            "before": earlier,
             "seeds": list(sweep.seeds),
             "search": fingerprint(sweep.search())[:16],
         }
-    return entries
-
-
-def _sweep(sweep: SweepParams) -> dict[str, Any]:
-    """Return what the ranking of a sweep depends on, beside the results of its trials."""
-    ranked = {"experiment": sweep.experiment, "metric": sweep.metric, "goal": sweep.goal}
-    if sweep.behavior is not None:
-        ranked["behavior"] = sweep.behavior
-    return ranked | {"seeds": list(sweep.seeds), "trials": sweep.trials()}
+        for (number, told), earlier in zip(proposed.items(), before, strict=False)
+    }
 
 
 def plan_text(params: Params) -> str:
@@ -282,9 +267,9 @@ def check_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
     Raises:
         StageError: It is missing or out of date.
     """
-    path = Path(path)
-    state = "is missing" if not path.is_file() else "is out of date"
-    if state == "is missing" or path.read_text(encoding="utf-8") != plan_text(params):
+    path, text = Path(path), plan_text(params)
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        state = "is out of date" if path.is_file() else "is missing"
         raise StageError(f"{path} {state}: run `pipeline plan` to make it from {params.path}.")
 
 

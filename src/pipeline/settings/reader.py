@@ -10,7 +10,7 @@ key path, its value and what would be allowed instead.
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from decimal import Decimal, InvalidOperation
 from difflib import get_close_matches
 from functools import cache
@@ -114,16 +114,11 @@ def read(hint: Any, node: Node, path: str) -> Any:
 def read_dataclass(
     cls: Any, node: Node, path: str, *, hints: Mapping[str, Any] | None = None
 ) -> Any:
-    """Return an instance of the settings class `cls`, read from a map.
+    """Return an instance of the settings class `cls`, read from the map at the key path `path`.
 
     A field's metadata may hold `copies`: the sibling that gives the value when only that is
     written, and `times`: the factor to it. Fields with `internal` metadata are no settings.
-
-    Args:
-        cls: the dataclass.
-        node: the map.
-        path: key path of the map.
-        hints: types that replace the class's own, for a field whose type depends on another.
+    `hints` replace the class's own, for a field whose type depends on another.
     """
     entries = entries_of(node, path)
     known = {**setting_hints(cls), **(hints or {})}
@@ -172,7 +167,8 @@ def to_map(value: Any) -> Any:
         return {
             item.name: to_map(getattr(value, item.name))
             for item in fields(value)
-            if not _unwritten(item, getattr(value, item.name))
+            if "internal" not in item.metadata
+            and not ("addition" in item.metadata and getattr(value, item.name) == item.default)
         }
     if isinstance(value, dict):
         return {key: to_map(item) for key, item in value.items()}
@@ -196,16 +192,12 @@ def choice(node: Node, path: str, allowed: Collection[str]) -> str:
     return node.value
 
 
-def chosen(node: Node, path: str, group: Group[T]) -> T:
-    """Return the part of a group that the text of a node names."""
-    return _loaded(node, path, choice(node, path, group), group)
-
-
-def keyed(node: Node, path: str, key: str, group: Group[T]) -> T:
-    """Return the part of a group that `key` names; its value in the map at `path` is `node`."""
-    if key not in group:
-        raise unknown_key(node, path, key, group)
-    return _loaded(node, join(path, key), key, group)
+def part(group: Group[T], name: str, node: Node, path: str) -> T:
+    """Return the part of a group that `node` names, which errors are about."""
+    try:
+        return group[name]
+    except SettingsError as error:
+        raise fail(node, path, str(error)) from error
 
 
 def unknown_key(node: Node, path: str, key: str, known: Mapping[str, Any]) -> Exception:
@@ -232,18 +224,6 @@ def display(node: Node) -> str:
         return "nothing (null)"
     text = repr(to_plain(node))
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _loaded(node: Node, path: str, name: str, group: Group[T]) -> T:
-    try:
-        return group[name]
-    except SettingsError as error:
-        raise fail(node, path, str(error)) from error
-
-
-def _unwritten(item: Field[Any], value: Any) -> bool:
-    """Whether `to_map` leaves a field out: it is no setting, or an addition at its default."""
-    return "internal" in item.metadata or ("addition" in item.metadata and value == item.default)
 
 
 def _keys_below(hint: Any) -> set[str]:

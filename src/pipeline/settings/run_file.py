@@ -86,12 +86,7 @@ def read_present(
     curriculum: Path | str | None = None,
     sampler: Path | str | None = None,
 ) -> Present:
-    """Return the document that describes a run, in the present format, not typed yet.
-
-    Args:
-        path: as for `load_run_settings`.
-        curriculum: as for `load_run_settings`.
-        sampler: as for `load_run_settings`.
+    """Return what `load_run_settings` reads, in the present format, not typed yet.
 
     Raises:
         SettingsError: A file cannot be read, holds nothing, or cannot be brought to the present
@@ -154,13 +149,9 @@ def to_mapping(settings: RunSettings) -> dict[str, Any]:
 
 
 def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that a present document has, with their values as they were understood.
+    """Return the keys that a document of the present format has, with the values of `to_mapping`.
 
     This is the configuration as a person would write it, under the names of today.
-
-    Args:
-        document: a document of the present format.
-        resolved: what `to_mapping` gives for it.
     """
     written: dict[str, Any] = {}
     has_defaults = "default_settings" in document.value

@@ -45,7 +45,6 @@ class Interval:
     """Draw whole numbers."""
 
     def __post_init__(self) -> None:
-        """Refuse an empty interval, and logarithms of what has none."""
         if self.min >= self.max:
             raise ContradictionError("max", f"must be above min ({self.min}), got {self.max}")
         if self.scale == "log" and self.min <= 0:
@@ -155,7 +154,6 @@ class SweepParams:
     """Run the best once more; without it the sweep ends with the ranking."""
 
     def __post_init__(self) -> None:
-        """Refuse keys of another method, too many trials, and seeds that are not fresh."""
         _check_method(self)
         check_seeds(self.seeds, "seeds")
         if self.best is None:
@@ -177,16 +175,12 @@ class SweepParams:
             changes = [dict(one) for one in self.configurations]
         elif self.method == "grid":
             axes = [axis.values for axis in self.parameters.values()]
-            changes = [
-                dict(zip(self.parameters, values, strict=True))
-                for values in itertools.product(*axes)
-            ]
+            every = itertools.product(*axes)
+            changes = [dict(zip(self.parameters, values, strict=True)) for values in every]
         else:
             proposed = self.proposed()
-            changes = [
-                {} if _numbered(run + 1) in proposed else self.drawn(run)
-                for run in range(self.runs or 0)
-            ]
+            runs = range(self.runs or 0)
+            changes = [{} if _numbered(k + 1) in proposed else self.drawn(k) for k in runs]
         return {_numbered(number): one for number, one in enumerate(changes, start=1)}
 
     def drawn(self, run: int) -> dict[str, Any]:
@@ -240,17 +234,15 @@ class SweepParams:
         )
         study = optuna.create_study(direction=self.goal, sampler=sampler)
         state = optuna.trial.TrialState
-        known = [
-            (values, state.FAIL if math.isnan(score) else state.COMPLETE, score)
+        known: list[tuple[Mapping[str, Any], Any, float | None]] = [
+            (values, state.FAIL, None) if math.isnan(score) else (values, state.COMPLETE, score)
             for values, score in told.values()
         ]
-        for values, how, score in [*known, *((one, state.RUNNING, None) for one in waiting)]:
+        for values, how, value in [*known, *((one, state.RUNNING, None) for one in waiting)]:
+            params = {key: axis.index(values[key]) for key, axis in self.parameters.items()}
             study.add_trial(
                 optuna.trial.create_trial(
-                    params={key: axis.index(values[key]) for key, axis in self.parameters.items()},
-                    distributions=space,
-                    state=how,
-                    value=score if how is state.COMPLETE else None,
+                    params=params, distributions=space, state=how, value=value
                 )
             )
         asked = study.ask(space).params
@@ -280,58 +272,42 @@ def _numbered(number: int) -> str:
     return f"{number:03}"
 
 
-def _check_pruning(sweep: SweepParams) -> None:
-    if sweep.prune_after is None:
-        return
-    if sweep.goal == "minimize" or sweep.metric == "mean_length":
-        raise ContradictionError(
-            "prune_after",
-            "compares rewards, of which more is better, but the sweep looks for "
-            f"{'the least' if sweep.goal == 'minimize' else 'the greatest'} {sweep.metric}; "
-            "leave it out",
-        )
+_NEEDED = {
+    "grid": ("parameters",),
+    "list": ("configurations",),
+    "random": ("parameters", "runs", "seed"),
+    "optuna": ("parameters", "runs", "seed"),
+}
 
 
 def _check_method(sweep: SweepParams) -> None:
-    _check_pruning(sweep)
-    used = {
-        "parameters": bool(sweep.parameters),
-        "configurations": bool(sweep.configurations),
-        "runs": sweep.runs is not None,
-        "seed": sweep.seed is not None,
-    }
-    needed = {
-        "grid": ("parameters",),
-        "list": ("configurations",),
-        "random": ("parameters", "runs", "seed"),
-        "optuna": ("parameters", "runs", "seed"),
-    }[sweep.method]
+    """Refuse keys that do not belong to the sweep's method, and too many trials."""
+    method = sweep.method
+    if sweep.prune_after is not None and (
+        sweep.goal == "minimize" or sweep.metric == "mean_length"
+    ):
+        least = "the least" if sweep.goal == "minimize" else "the greatest"
+        text = "compares rewards, of which more is better, but the sweep looks for"
+        raise ContradictionError("prune_after", f"{text} {least} {sweep.metric}; leave it out")
     for key in ("startup", "parallel", "prune_after"):
-        if getattr(sweep, key) is not None and sweep.method != "optuna":
-            text = f"belongs to the method optuna, not to {sweep.method}; remove it"
+        if getattr(sweep, key) is not None and method != "optuna":
+            text = f"belongs to the method optuna, not to {method}; remove it"
             raise ContradictionError(key, text)
-    for key, given in used.items():
-        if given != (key in needed):
-            what = "needs the key" if key in needed else "does not use the key"
-            remedy = "add it" if key in needed else "remove it"
-            raise ContradictionError(
-                key if given else "method", f"the method {sweep.method} {what} {key!r}; {remedy}"
-            )
+    for key in ("parameters", "configurations", "runs", "seed"):
+        is_given = getattr(sweep, key) not in (None, {}, ())
+        if is_given and key not in _NEEDED[method]:
+            text = f"the method {method} does not use the key {key!r}; remove it"
+            raise ContradictionError(key, text)
+        if key in _NEEDED[method] and not is_given:
+            text = f"the method {method} needs the key {key!r}; add it"
+            raise ContradictionError("method", text)
     for key, axis in sweep.parameters.items():
-        if sweep.method == "grid" and axis.interval is not None:
-            raise ContradictionError(
-                "parameters",
-                f"the method grid needs a list of values for {key!r}, not an interval; "
-                "list them, or choose the method random",
-            )
-    n_trials = _count(sweep)  # a grid is counted, since it may be too large to be written out
+        if method == "grid" and axis.interval is not None:
+            text = f"the method grid needs a list of values for {key!r}, not an interval; list"
+            raise ContradictionError("parameters", f"{text} them, or choose the method random")
+    # A grid is counted, since it may be too large to be written out.
+    grid = math.prod(len(axis.values) for axis in sweep.parameters.values())
+    n_trials = grid if method == "grid" else sweep.runs or len(sweep.configurations)
     if n_trials > MOST_TRIALS:
-        raise ContradictionError(
-            "method", f"makes {n_trials} trials, more than {MOST_TRIALS}; sweep fewer values"
-        )
-
-
-def _count(sweep: SweepParams) -> int:
-    if sweep.method == "grid":
-        return math.prod(len(axis.values) for axis in sweep.parameters.values())
-    return len(sweep.configurations) if sweep.method == "list" else sweep.runs or 0
+        text = f"makes {n_trials} trials, more than {MOST_TRIALS}; sweep fewer values"
+        raise ContradictionError("method", text)

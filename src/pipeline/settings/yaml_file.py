@@ -107,12 +107,7 @@ class Repeat(NamedTuple):
 def read_yaml(
     path: Path | str, *, what: str = "Config file", repeats: list[Repeat] | None = None
 ) -> Node:
-    """Return the content of a YAML file; a file without values is an empty map.
-
-    Args:
-        path: the file; errors name it as given here.
-        what: how errors call the file.
-        repeats: as for `parse_yaml`.
+    """Return the content of a YAML file, which errors call `what`; see `parse_yaml`.
 
     Raises:
         SettingsError: The file is missing, unreadable, not UTF-8 or not YAML, has a key twice, or
@@ -150,11 +145,8 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
 def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -> Node:
     """Return the value that YAML text describes, with the line of every key and value.
 
-    Args:
-        text: one YAML document.
-        source: how errors and nodes name where the text comes from.
-        repeats: gets every key that is written twice, of which the last value is taken then;
-            None refuses such a key.
+    A text without values is an empty map. `repeats` gets every key that is written twice, of which
+    the last value is taken then; None refuses such a key.
 
     Raises:
         SettingsError: The text is not one YAML document, has a key twice, or uses a tag.

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pipeline.errors import UnityCommunicationException, UnityTimeOutException
@@ -28,7 +30,7 @@ from pipeline.protocol.simulator import no_state, restore, state_of
 from pipeline.protocol.state import Kind, decode, encode, message, read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from uuid import UUID
 
     from pipeline.protocol.generated.messages import ReceivedRLInputProto
@@ -80,8 +82,7 @@ def converse(
         def exchange(request: bytes, timeout_s: float | None = None) -> ReceivedMessageProto:
             return ReceivedMessageProto.FromString(channel.call(request, timeout_s))
 
-        # The environment speaks first; the answer has the seed, without which no simulator can
-        # be made.
+        # The environment speaks first; the answer has the seed of the simulator.
         hello = exchange(_hello(), _HELLO_S)
         if hello.header.status != OK:
             return
@@ -94,7 +95,7 @@ def converse(
         several = start.capabilities.concatenatedPngObservations
         channels = (_ANY_NUMBER if several else 3) if compress else 0
         # Trainers before num_areas leave it at 0.
-        _play(make, start.seed, max(1, start.num_areas), exchange, channels)
+        _play(partial(make, start.seed, max(1, start.num_areas)), exchange, channels)
     except TimeoutError as error:
         raise UnityTimeOutException(
             f"what listens on localhost:{port} did not answer within {_HELLO_S:g} s; check that "
@@ -123,21 +124,11 @@ def _connect(port: int, timeout_s: float) -> Channel:
         time.sleep(_RETRY_S)
 
 
-def _play(
-    make: Callable[[int, int], Simulator],
-    seed: int,
-    num_areas: int,
-    exchange: Exchange,
-    compressed_channels: int,
-) -> None:
+def _play(make: Callable[[], Simulator], exchange: Exchange, compressed_channels: int) -> None:
     try:
-        simulator = make(seed, num_areas)
-        try:
+        with closing(make()) as simulator:
             Session(simulator, compressed_channels).run(exchange)
-        finally:
-            simulator.close()
-    # No goodbye to a trainer that is gone.
-    except ConnectionError:
+    except ConnectionError:  # no goodbye to a trainer that is gone
         raise
     except Exception:
         _say_goodbye(exchange)
@@ -150,75 +141,6 @@ def _say_goodbye(exchange: Exchange) -> None:
         exchange(_STATUS_END, _GOODBYE_S)
     except (ConnectionError, TimeoutError):
         _log.debug("The trainer did not hear the goodbye.")
-
-
-class SimulatorState:
-    """The environment's end of the state side channel.
-
-    Args:
-        simulator: of which the state is.
-        controls: the trainer's hold on it, which is a part of the state.
-
-    Attributes:
-        asking: how many agents of each behavior have asked for a decision; None before a reset.
-    """
-
-    def __init__(self, simulator: Simulator, controls: Controls) -> None:
-        self.asking: dict[str, int] | None = None
-        self._simulator, self._controls = simulator, controls
-        self._asked: list[tuple[Kind, bytes]] = []
-        self._answers: list[bytes] = []
-        self._is_restored = False
-
-    def on_message(self, payload: bytes) -> None:
-        """Keep what is asked until all that came with it has been heard."""
-        # Not at once: a parameter that stands later in the same message belongs to the state.
-        self._asked.append(read(payload))
-
-    def before_command(self) -> None:
-        """Do what is asked; whether there is a state is said when there are episodes."""
-        now = [one for one in self._asked if one[0] != Kind.CAN]
-        self._answers += [self._answer(*one) for one in now]
-        self._asked = [one for one in self._asked if one[0] == Kind.CAN]
-
-    def take_restored(self) -> bool:
-        """Whether a state has been taken up since the last call."""
-        restored, self._is_restored = self._is_restored, False
-        return restored
-
-    def take_answers(self) -> list[tuple[UUID, bytes]]:
-        """Frames of the answers for the next message."""
-        if self._asked:
-            self._answers += [self._answer(*one) for one in self._asked]
-            self._asked.clear()
-        answers, self._answers = self._answers, []
-        return [(side_channels.STATE, one) for one in answers]
-
-    def _answer(self, kind: Kind, content: bytes) -> bytes:
-        try:
-            if kind == Kind.RESTORE:
-                self._restore(content)
-                return message(Kind.RESTORE)
-            given = state_of(self._simulator)
-            if given is None or kind == Kind.CANNOT:
-                raise ValueError(no_state(self._simulator))
-            state = {
-                "simulator": given,
-                "controls": self._controls.state_dict(),
-                "asking": self.asking or {},
-            }
-            whole = message(Kind.STATE, encode(state))
-            return whole if kind == Kind.STATE else message(Kind.CAN)
-        except _MISFITS as error:
-            reason = f"{type(error).__name__}: {error}" if kind == Kind.RESTORE else str(error)
-            return message(Kind.CANNOT, reason.encode())
-
-    def _restore(self, content: bytes) -> None:
-        state = decode(content)
-        restore(self._simulator, state["simulator"])
-        self._controls.load_state_dict(state["controls"])
-        self.asking = {name: int(n) for name, n in state["asking"].items()}
-        self._is_restored = True
 
 
 class Session:
@@ -235,7 +157,11 @@ class Session:
         self._compressed_channels = compressed_channels
         self._announced: set[str] = set()
         self._controls = Controls(simulator)
-        self._state = SimulatorState(simulator, self._controls)
+        # How many agents of each behavior have asked for a decision; None before a reset.
+        self._asking: dict[str, int] | None = None
+        self._questions: list[tuple[Kind, bytes]] = []
+        self._answers: list[tuple[UUID, bytes]] = []
+        self._is_restored = False
 
     def run(self, exchange: Exchange) -> None:
         """Answer commands until the trainer ends the conversation."""
@@ -251,16 +177,16 @@ class Session:
             reply = exchange(self._advance(command))
 
     def _advance(self, command: ReceivedRLInputProto) -> bytes:
-        state = self._state
-        if state.take_restored() and command.command == RESET:
+        restored, self._is_restored = self._is_restored, False
+        if restored and command.command == RESET:
             return self._message({})  # the trainer knows what the agents saw
         # Before the simulator reads: a sampler draws anew for each message.
         self._controls.draw()
-        if command.command == RESET or state.asking is None:
+        if command.command == RESET or self._asking is None:
             steps = self._simulator.reset()
         else:
-            steps = self._simulator.step(self._actions(command, state.asking))
-        state.asking = {name: len(decisions.agent_id) for name, (decisions, _) in steps.items()}
+            steps = self._simulator.step(self._actions(command, self._asking))
+        self._asking = {name: len(decisions.agent_id) for name, (decisions, _) in steps.items()}
         return self._message(steps)
 
     def _actions(
@@ -288,15 +214,23 @@ class Session:
         new = UnityRLInitializationOutputProto()
         for name, (decisions, terminals) in steps.items():
             body = self._body(decisions, terminals, self._specs[name])
-            # With its first agents, as a Unity player does: a behavior without agents is not
-            # announced.
+            # With its first agents, as a Unity player does.
             if body and name not in self._announced:
                 self._announced.add(name)
                 new.brain_parameters.append(brain_parameters(name, self._specs[name]))
-            # Lengths come before contents in protobuf, so parts are collected and joined once at
-            # the end.
+            # Lengths come before contents in protobuf, so parts are joined once, at the end.
             entries += _nested(2, [wire.delimited(1, name.encode()), _head(2, len(body)), body])
-        frames = _stats_frames(self._controls.take_stats()) + self._state.take_answers()
+        frames: list[tuple[UUID, bytes]] = []
+        for stat, value, aggregation in self._controls.take_stats():
+            frame = side_channels.OutgoingMessage()
+            frame.write_string(stat)
+            frame.write_float32(value)
+            frame.write_int32(aggregation)
+            frames.append((side_channels.STATS, bytes(frame.buffer)))
+        # Whether there is a state is said now, when there are episodes.
+        self._answer(Kind.CAN)
+        frames += self._answers
+        self._answers = []
         if frames:
             entries.append(wire.delimited(3, side_channels.pack(frames)))
         output = _nested(1, entries)
@@ -320,10 +254,43 @@ class Session:
             elif channel_id == side_channels.ENGINE_CONFIGURATION:
                 _log.debug("An engine setting is ignored: there is no engine.")
             elif channel_id == side_channels.STATE:
-                self._state.on_message(payload)
+                self._questions.append(read(payload))
             else:
                 _log.debug("A message on side channel %s is ignored.", channel_id)
-        self._state.before_command()
+        # Not at once: a parameter that stands later in the same message belongs to the state.
+        self._answer(Kind.STATE, Kind.RESTORE, Kind.CANNOT)
+
+    def _answer(self, *kinds: Kind) -> None:
+        """Answer what was asked on the state side channel, of these kinds."""
+        now = [one for one in self._questions if one[0] in kinds]
+        self._questions = [one for one in self._questions if one[0] not in kinds]
+        for kind, content in now:
+            try:
+                answer = self._state(kind, content)
+            except _MISFITS as error:
+                reason = f"{type(error).__name__}: {error}" if kind == Kind.RESTORE else str(error)
+                answer = message(Kind.CANNOT, reason.encode())
+            self._answers.append((side_channels.STATE, answer))
+
+    def _state(self, kind: Kind, content: bytes) -> bytes:
+        """Give the state, say that there is one, or take up `content`."""
+        if kind == Kind.RESTORE:
+            state = decode(content)
+            restore(self._simulator, state["simulator"])
+            self._controls.load_state_dict(state["controls"])
+            self._asking = {name: int(n) for name, n in state["asking"].items()}
+            self._is_restored = True
+            return message(Kind.RESTORE)
+        given = state_of(self._simulator)
+        if given is None or kind == Kind.CANNOT:
+            raise ValueError(no_state(self._simulator))
+        state = {
+            "simulator": given,
+            "controls": self._controls.state_dict(),
+            "asking": self._asking or {},
+        }
+        whole = message(Kind.STATE, encode(state))
+        return whole if kind == Kind.STATE else message(Kind.CAN)
 
     def _hear_parameter(self, message: side_channels.IncomingMessage) -> None:
         name = message.read_string()
@@ -353,17 +320,6 @@ def _hello() -> bytes:
         # All of them: a trainer may do without a feature that an environment does not claim.
         setattr(output.capabilities, capability.name, True)
     return bytes(message.SerializeToString())
-
-
-def _stats_frames(stats: Iterable[tuple[str, float, int]]) -> list[tuple[UUID, bytes]]:
-    frames = []
-    for name, value, aggregation in stats:
-        message = side_channels.OutgoingMessage()
-        message.write_string(name)
-        message.write_float32(value)
-        message.write_int32(aggregation)
-        frames.append((side_channels.STATS, bytes(message.buffer)))
-    return frames
 
 
 def _head(number: int, length: int) -> bytes:

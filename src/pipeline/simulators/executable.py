@@ -136,10 +136,9 @@ def parse(argv: Sequence[str]) -> PlayerArguments:
             values[name] = rest.pop(0)
         else:
             raise SettingsError(f"{word}: a value must follow.")
-    n_agents = _whole(values, "num-agents", 1, 1_000_000)
     return PlayerArguments(
         port=_whole(values, "mlagents-port", 1, 65535),
-        n_agents=n_agents,
+        n_agents=_whole(values, "num-agents", 1, 1_000_000),
         connect_timeout_s=_seconds(values.get("connect-timeout", "30")),
         compress="compress" in values,
         log_file=values.get("logfile"),

@@ -1,42 +1,12 @@
-"""What runs in an executable before the package does: it is `SHELL`, filled in, and an archive.
+"""The `__main__` of every executable: unpacks it if that has not been done, and runs it.
 
-The shell script finds an interpreter that fits and replaces itself with it, so the process that was
-launched is the Python process. `MAIN` is the archive's `__main__.py`. It runs twice in the life of
-an executable's cache: from the archive, where it unpacks, and from the unpacked folder, at every
-later start.
+It runs twice in the life of an executable's cache: from the archive, where it unpacks, and from the
+unpacked folder, at every later start. Before that it has the standard library alone.
 """
 
-SHELL = """\
-#!/bin/sh
-# {name}: an environment executable. This script finds a Python; a zip archive follows it.
-check='import os, sys
-if (sys.implementation.cache_tag + sys.abiflags, sys.platform, os.uname().machine) == {tag}:
-    print(sys.executable)'
-cache=${{PIPELINE_CACHE:-${{XDG_CACHE_HOME:-${{HOME:-/nonexistent}}/.cache}}/rl-pipeline}}
-own=$cache/executables/{digest}
-for candidate in "${{PIPELINE_PYTHON:-}}" "$(cat "$own.python" 2>/dev/null)" {python} \\
-  /usr/local/bin/{python} /usr/bin/{python} python3 python
-do
-  [ -n "$candidate" ] || continue
-  python=$("$candidate" -I -S -c "$check" 2>/dev/null)
-  [ -z "$python" ] || break
-done
-if [ -z "$python" ]; then
-  echo "{name}: needs C{version_text}, which was not found;" \\
-    "put {python} on PATH, or set PIPELINE_PYTHON to its path." >&2
-  exit 3
-fi
-main=$own/__main__.py
-[ -f "$main" ] || main=$0
-exec "$python" -I -S "$main" "$@"
-exit 3
-"""
-
-MAIN = '''\
-"""Unpacks this executable if that has not been done, and runs it."""
+from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -44,33 +14,41 @@ import sys
 import tempfile
 import time
 import zipfile
+from pathlib import Path
 
 
-def cache_folder():
-    own = os.environ.get("PIPELINE_CACHE")
-    shared = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.abspath(os.path.join(own or os.path.join(shared, "rl-pipeline"), "executables"))
+def cache_folder() -> Path:
+    """Return the folder of unpacked executables, which the shell script before them names too."""
+    # Unlike pathlib's, this does not fail where there is no home.
+    shared = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    return Path(os.environ.get("PIPELINE_CACHE") or f"{shared}/rl-pipeline").absolute() / (
+        "executables"
+    )
 
 
-def unpacked(archive):
-    """The folder with the archive's files, unpacked now if it is not there."""
+def unpacked(archive: Path) -> Path:
+    """Return the folder with the archive's files, unpacked now if it is not there.
+
+    Raises:
+        OSError: It cannot be unpacked.
+    """
     with zipfile.ZipFile(archive) as source:
         digest = source.read("DIGEST").decode()
         parent = cache_folder()
-        folder = os.path.join(parent, digest)
-        if os.path.exists(folder):
+        folder = parent / digest
+        if folder.exists():
             return folder
-        os.makedirs(parent, exist_ok=True)
-        remove_abandoned(parent, "." + digest)
-        temporary = tempfile.mkdtemp(dir=parent, prefix="." + digest + ".")
+        parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(parent, digest)
+        temporary = Path(tempfile.mkdtemp(dir=parent, prefix=f".{digest}."))
         descriptor = None
         try:
             with contextlib.suppress(OSError):  # a file system without locks
-                descriptor = lock(temporary)
-            source.extractall(temporary)
-            os.rename(temporary, folder)
+                descriptor = _lock(temporary)
+            source.extractall(temporary)  # what `pack` has written
+            temporary.rename(folder)
         except OSError:
-            if not os.path.exists(folder):  # otherwise another start was faster
+            if not folder.exists():  # otherwise another start was faster
                 raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -79,8 +57,14 @@ def unpacked(archive):
     return folder
 
 
-def lock(folder):
-    """A descriptor that holds the system's lock of a folder; raises OSError if another has it."""
+def _lock(folder: Path) -> int:
+    """Return a descriptor that holds the system's lock of a folder.
+
+    Raises:
+        OSError: Another process has it.
+    """
+    import fcntl  # which Windows lacks, where this file is only read
+
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -90,34 +74,31 @@ def lock(folder):
     return descriptor
 
 
-def remove_abandoned(parent, prefix):
+def _remove_abandoned(parent: Path, digest: str) -> None:
     """Remove what starts that were killed while they unpacked have left; nobody holds its lock."""
-    for name in os.listdir(parent):
-        path = os.path.join(parent, name)
-        try:
-            if name.startswith(prefix) and os.path.getmtime(path) < time.time() - 1:
-                descriptor = lock(path)
+    for path in parent.glob(f".{digest}*"):
+        with contextlib.suppress(OSError):  # it is being unpacked, or another start removed it
+            if path.stat().st_mtime < time.time() - 1:
+                descriptor = _lock(path)
                 shutil.rmtree(path, ignore_errors=True)
                 os.close(descriptor)
-        except OSError:
-            pass  # it is being unpacked, or another start removed it
 
 
-def run():
-    folder = os.path.dirname(os.path.abspath(__file__))
-    if os.path.isfile(folder):
+def run() -> int:
+    """Run the simulator that is described beside this file; gives an exit code."""
+    folder = Path(__file__).absolute().parent
+    if folder.is_file():
         try:
             folder = unpacked(folder)
         except OSError as error:
             sys.stderr.write(
-                "cannot unpack into %s: %s; set PIPELINE_CACHE to a folder that can be written\\n"
-                % (cache_folder(), error)
+                f"cannot unpack into {cache_folder()}: {error}; set PIPELINE_CACHE to a folder "
+                "that can be written\n"
             )
             return 3
-    sys.path[:] = [os.path.join(folder, "lib")] + [p for p in sys.path if p != sys.path[0]]
+    sys.path[:] = [str(folder / "lib"), *(one for one in sys.path if one != sys.path[0])]
     os.environ["MUJOCO_GL"] = "disable"
-    with open(os.path.join(folder, "executable.json"), encoding="utf-8") as file:
-        described = json.load(file)
+    described = json.loads((folder / "executable.json").read_text(encoding="utf-8"))
     from pipeline.simulators.executable import main
 
     return main(described["simulator"], sys.argv[1:], described["options"])
@@ -125,4 +106,3 @@ def run():
 
 if __name__ == "__main__":
     sys.exit(run())
-'''

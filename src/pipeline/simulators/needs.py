@@ -8,13 +8,14 @@ The environment is played for a while in a process of its own, where nothing els
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,16 +50,32 @@ class Needs:
 
 
 def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
-    """Play the environment in a process of its own and see what it imports.
+    """Return what goes into an executable of a simulator; see `pack.pack`.
 
-    Args:
-        name: one of `registry.BRIDGES`.
-        options: the bridge's keywords, JSON values.
+    Environments of others are played for a while in a process of their own, to see what they
+    import.
 
     Raises:
-        SettingsError: The environment cannot be made, or cannot be carried.
+        SettingsError: There is no such simulator, it lacks an option, or it cannot be made.
         StageError: It fails while it is played, or takes too long.
     """
+    entry = registry.entry(name)
+    registry.check_options(name, options)
+    if entry.bridge:
+        found = needs_from(_imported_by(name, options))
+        return replace(found, distributions=(*entry.distributions, *found.distributions))
+    if entry.package is None:
+        return Needs(distributions=entry.distributions, files={})
+    spec = importlib.util.find_spec(entry.package)
+    if spec is None or not spec.submodule_search_locations:
+        raise StageError(f"{entry.package}: a simulator from outside must lie in a package.")
+    # Where it lies, which for an editable package no list of files names.
+    files = _package_files(Path(spec.submodule_search_locations[0]))
+    return Needs(distributions=entry.distributions, files=files)
+
+
+def _imported_by(name: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """Play a bridge's environment; return the file of each module that it imports by its name."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "modules.json"
         described = json.dumps({"simulator": name, "options": dict(options)})
@@ -69,8 +86,8 @@ def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
             raise SettingsError(output.splitlines()[-1] if output else f"{name}: cannot be made")
         if code != 0:
             raise StageError(f"{options.get('id')}: fails while it is played: {_end(output)}")
-        modules = json.loads(target.read_text(encoding="utf-8"))
-    return needs_from(modules)
+        imported: dict[str, str] = json.loads(target.read_text(encoding="utf-8"))
+    return imported
 
 
 def run(command: list[str], folder: str, **extra: str) -> tuple[int, str]:
@@ -145,7 +162,9 @@ def needs_from(imported: Mapping[str, str]) -> Needs:
                 files[relative.as_posix()] = Path(file)
                 break
         else:
-            files.update(_loose(root, relative))
+            # It belongs to no distribution: take its file, or the whole folder of its package.
+            top = root / relative.parts[0]
+            files |= {top.name: top} if top.is_file() else _package_files(top)
     return Needs(distributions=tuple(sorted(distributions)), files=files)
 
 
@@ -173,20 +192,15 @@ def _content(name: str) -> set[str]:
     return {os.path.realpath(str(file.locate())) for file in distribution.files or ()}
 
 
-def _loose(root: Path, relative: Path) -> dict[str, Path]:
-    """A module that belongs to no distribution: its file, or the whole folder of its package."""
-    if len(relative.parts) == 1:
-        return {relative.as_posix(): root / relative}
-    folder = root / relative.parts[0]
-    return {
-        file.relative_to(root).as_posix(): file
-        for file in sorted(folder.rglob("*"))
-        if file.is_file() and not _is_hidden(file.relative_to(folder)) and file.suffix != ".pyc"
-    }
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
+def _package_files(folder: Path) -> dict[str, Path]:
+    """Return all files of a package by their path beside it, but bytecode and hidden ones."""
+    files = {}
+    for file in sorted(folder.rglob("*")):
+        inside = file.relative_to(folder)
+        is_hidden = any(part.startswith(".") or part == "__pycache__" for part in inside.parts)
+        if file.is_file() and not is_hidden and file.suffix != ".pyc":
+            files[f"{folder.name}/{inside.as_posix()}"] = file
+    return files
 
 
 def trace(target: str, described: str) -> int:

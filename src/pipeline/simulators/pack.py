@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
-import importlib.util
 import io
 import json
-import os
 import platform
 import re
 import sys
@@ -27,7 +25,7 @@ from pipeline.files import whole, write_whole
 from pipeline.simulators import launcher, registry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from pipeline.simulators.needs import Needs
 
@@ -57,6 +55,32 @@ _SKIPPED_PARTS = ("_simulate.*", "_render_filament.*", "_batch.*")
 _KEPT_METADATA = ("METADATA", "entry_points.txt", "LICEN[CS]E*", "NOTICE*", "COPYING*")
 _COMPRESSION = 6
 """Of 71 MB of libraries: level 1 27 MB in 1 s, 6 24 MB in 2.3 s, 9 24 MB in 6 s."""
+_SHELL = """\
+#!/bin/sh
+# {name}: an environment executable. This script finds a Python; a zip archive follows it.
+check='import os, sys
+if (sys.implementation.cache_tag + sys.abiflags, sys.platform, os.uname().machine) == {tag}:
+    print(sys.executable)'
+cache=${{PIPELINE_CACHE:-${{XDG_CACHE_HOME:-${{HOME:-/nonexistent}}/.cache}}/rl-pipeline}}
+own=$cache/executables/{digest}
+for candidate in "${{PIPELINE_PYTHON:-}}" "$(cat "$own.python" 2>/dev/null)" {python} \\
+  /usr/local/bin/{python} /usr/bin/{python} python3 python
+do
+  [ -n "$candidate" ] || continue
+  python=$("$candidate" -I -S -c "$check" 2>/dev/null)
+  [ -z "$python" ] || break
+done
+if [ -z "$python" ]; then
+  echo "{name}: needs C{version_text}, which was not found;" \\
+    "put {python} on PATH, or set PIPELINE_PYTHON to its path." >&2
+  exit 3
+fi
+main=$own/__main__.py
+[ -f "$main" ] || main=$0
+exec "$python" -I -S "$main" "$@"
+exit 3
+"""
+"""The start of an executable: it becomes the Python process that runs what follows."""
 
 
 def pack(simulator_name: str, target: Path | str, **options: Any) -> Path:
@@ -75,34 +99,17 @@ def pack(simulator_name: str, target: Path | str, **options: Any) -> Path:
         SettingsError: There is no simulator of that name, or it lacks an option.
         StageError: A distribution that it needs is not installed, or what is packed does not run.
     """
-    needs = needs_of(simulator_name, options)
-    return pack_with(needs, simulator_name, Path(target), options)
+    from pipeline.simulators.needs import needs_of
 
-
-def needs_of(simulator_name: str, options: Mapping[str, Any]) -> Needs:
-    """Return what goes into an executable beside this package; see `pack`.
-
-    Environments of others are played for a while, to see what they import.
-    """
-    from pipeline.simulators import needs
-
-    entry = registry.entry(simulator_name)
-    registry.check_options(simulator_name, options)
-    if not entry.bridge:
-        files = {} if entry.package is None else _files_of(entry.package)
-        return needs.Needs(distributions=entry.distributions, files=files)
-    found = needs.needs_of(simulator_name, options)
-    return needs.Needs(
-        distributions=(*entry.distributions, *found.distributions), files=found.files
-    )
+    return pack_with(needs_of(simulator_name, options), simulator_name, Path(target), options)
 
 
 def pack_with(needs: Needs, simulator_name: str, target: Path, options: dict[str, Any]) -> Path:
     """Do what `pack` does, with needs that are known."""
-    entry = registry.entry(simulator_name)
-    title = str(options["id"]) if entry.bridge else simulator_name
+    is_bridge = registry.entry(simulator_name).bridge
+    title = str(options["id"]) if is_bridge else simulator_name
     _write(target, simulator_name, title, options, needs)
-    if entry.bridge:
+    if is_bridge:
         from pipeline.simulators.needs import verify
 
         try:
@@ -130,7 +137,7 @@ def inputs_of(needs: Needs) -> dict[str, Any]:
     return {
         "python": f"{sys.implementation.cache_tag} {sys.platform} {platform.machine()}",
         "pipeline": _digest(dict(_package_files())),
-        "distributions": {name: _distribution(name).version for name in sorted(required)},
+        "distributions": {name: required[name].version for name in sorted(required)},
         "files": {str(top): _tree(top) for top in sorted(tops)},
     }
 
@@ -149,19 +156,17 @@ def _tree(top: Path) -> str:
 
 def _write(target: Path, simulator: str, title: str, options: dict[str, Any], needs: Needs) -> None:
     content = dict(_package_files())
-    for name in sorted(_closure((*_BASE, *needs.distributions))):
-        content.update(_distribution_files(name))
+    for name, distribution in sorted(_closure((*_BASE, *needs.distributions)).items()):
+        content.update(_distribution_files(name, distribution))
     content |= {f"lib/{name}": file.read_bytes() for name, file in needs.files.items()}
     described = {"options": options, "simulator": simulator}
     content["executable.json"] = json.dumps(described, sort_keys=True).encode()
-    content["__main__.py"] = launcher.MAIN.encode()
-    # Before DIGEST itself is added; the digest names the folder in the cache where this is
-    # unpacked.
+    content["__main__.py"] = Path(launcher.__file__).read_bytes()
+    # Before DIGEST itself is added; it names the folder in the cache where this is unpacked.
     digest = _digest(content)
     content["DIGEST"] = digest.encode()
     with whole(target) as temporary:
-        # A shell script with a zip after it: zip archives are read from their end, scripts from
-        # their start.
+        # Scripts are read from their start, zip archives from their end.
         temporary.write_bytes(_script(title, digest) + _archive(content))
     target.chmod(0o755)
     _remember_python(digest)
@@ -172,17 +177,14 @@ def _remember_python(digest: str) -> None:
 
     It starts with that one, which need not be on PATH; without a cache it looks for another.
     """
-    with contextlib.suppress(OSError, RuntimeError):  # there may be no home
-        # the folder that the launcher's shell and Python lines name too
-        shared = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        cache = Path(os.environ.get("PIPELINE_CACHE") or Path(shared) / "rl-pipeline")
-        write_whole(cache / "executables" / f"{digest}.python", f"{sys.executable}\n")
+    with contextlib.suppress(OSError):
+        write_whole(launcher.cache_folder() / f"{digest}.python", f"{sys.executable}\n")
 
 
 def _script(name: str, digest: str) -> bytes:
     major, minor = sys.version_info[:2]
     machine = platform.machine()
-    text = launcher.SHELL.format(
+    text = _SHELL.format(
         name=re.sub(r"[^\w.:/-]", "-", name),
         digest=digest,
         python=f"python{major}.{minor}",
@@ -196,8 +198,7 @@ def _archive(content: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in sorted(content):
-            # The earliest time that zip can say, so that the bytes do not depend on when it was
-            # packed.
+            # The earliest time that zip can say: the bytes must not depend on today's.
             info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
             # Unix, on every system: zipfile writes the present one.
             info.create_system = 3
@@ -225,53 +226,31 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
         yield f"lib/pipeline/{file.relative_to(root).as_posix()}", file.read_bytes()
 
 
-def _files_of(package: str) -> dict[str, Path]:
-    """Return the files of a package where it lies, which for an editable one no list names."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise StageError(f"{package}: a simulator from outside must lie in a package.")
-    folder = Path(spec.submodule_search_locations[0])
-    return {
-        file.relative_to(folder.parent).as_posix(): file
-        for file in folder.rglob("*")
-        if file.is_file() and not _SKIPPED_ANYWHERE.intersection(file.relative_to(folder).parts)
-    }
-
-
-def _closure(names: Iterable[str]) -> set[str]:
-    """`names` and what they require, without extras and without what is only for pictures.
+def _closure(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]:
+    """Distributions by name: `names` and what they require, but extras and those for pictures.
 
     Raises:
         StageError: One of `names` is not installed. What they require may be missing, as it may be
             installed under another name.
     """
-    found = {_normal(name) for name in names}
-    for name in found:
-        _distribution(name)
+    found = {_normal(name): _distribution(name) for name in names}
     waiting = sorted(found)
     while waiting:
-        for requirement in _distribution(waiting.pop()).requires or ():
+        for requirement in found[waiting.pop()].requires or ():
             required = re.match(r"[\w.-]+", requirement)
             # Extras and other systems' requirements have a marker after a semicolon.
             if not required or ";" in requirement:
                 continue
             name = _normal(required[0])
-            if name not in found | _UNNEEDED and _installed(name):
-                found.add(name)
-                waiting.append(name)
+            if name not in found and name not in _UNNEEDED:
+                with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                    found[name] = importlib.metadata.distribution(name)
+                    waiting.append(name)
     return found
 
 
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _installed(name: str) -> bool:
-    try:
-        importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _distribution(name: str) -> importlib.metadata.Distribution:
@@ -284,9 +263,10 @@ def _distribution(name: str) -> importlib.metadata.Distribution:
         ) from None
 
 
-def _distribution_files(name: str) -> Iterator[tuple[str, bytes]]:
+def _distribution_files(
+    name: str, distribution: importlib.metadata.Distribution
+) -> Iterator[tuple[str, bytes]]:
     """Return the files of an installed distribution that running it takes, and its licences."""
-    distribution = _distribution(name)
     if distribution.files is None:
         raise StageError(f"the distribution '{name}' has no list of its files; reinstall it.")
     for file in distribution.files:

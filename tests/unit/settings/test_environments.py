@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from pipeline.errors import SettingsError
@@ -30,6 +28,14 @@ DIGEST = "ab" * 32
 def read(text: str) -> EnvironmentParams:
     node = parse_yaml(f"cart: {text}", source="params.yaml").value["cart"]
     return EnvironmentParams.from_node(node, "environments.cart")
+
+
+def _fetch(**changed: str) -> str:
+    keys = {"source": "fetch", "url": "'https://x/g.zip'", "sha256": DIGEST} | changed
+    return "{" + ", ".join(f"{key}: {value}" for key, value in keys.items()) + "}"
+
+
+FETCH = _fetch()[:-1] + ", "
 
 
 def test_each_source_has_keys_of_its_own() -> None:
@@ -77,13 +83,13 @@ def test_a_word_is_the_file_that_lies_under_it_where_files_are_asked_for() -> No
 def test_a_bridge_is_told_what_was_written_and_no_defaults() -> None:
     plain = read("{source: gymnasium, id: Hopper-v5}")
     assert isinstance(plain, BridgeSource)
-    assert plain.options() == {"id": "Hopper-v5", "n_agents": 16}
+    assert plain.packed()[1] == {"id": "Hopper-v5", "n_agents": 16}
     full = read(
         "{source: pettingzoo, id: a.b_v1, copies: 2, kwargs: {n: 3, deep: {x: [1.5, true]}},"
         " api: aec, teams: index, groups: all, visual: never, action_scale: 2, args: [--x]}"
     )
     assert isinstance(full, BridgeSource)
-    assert full.options() == {
+    assert full.packed()[1] == {
         "id": "a.b_v1",
         "n_agents": 2,
         "kwargs": {"n": 3, "deep": {"x": [1.5, True]}},
@@ -132,6 +138,41 @@ def test_a_bridge_is_told_what_was_written_and_no_defaults() -> None:
         ("https://x.org/game.zip", "`pipeline env fetch` downloads the archive"),
         ("gym:CartPole-v1", "cart: 'gym:CartPole-v1' names no environment; did you mean 'gymnas"),
         ("my-env:make", "'my-env:make' names no environment. Give a path (./Game), a simulator"),
+        (
+            "{source: fetch, url: 'https://x/g.zip'}",
+            "cart.sha256: the source 'fetch' needs the archive's digest; `pipeline env fetch https:"
+            "//x/g.zip` finds it out",
+        ),
+        (f"{{source: fetch, sha256: {DIGEST}}}", "url: the source 'fetch' needs to know where"),
+        (_fetch(url="'http://['"), "url: must start with one of https, http, file, got"),
+        (_fetch(url="'ftp://x/g.zip'"), "url: must start with one of https, http, file, got"),
+        (_fetch(sha256="abc"), "cart.sha256: needs 64 hex digits, got 'abc'"),
+        (_fetch(url="{linus: x}"), "cart.url: 'linus' is not allowed; did you mean 'linux'?"),
+        (_fetch(url="{linux: 'https://x'}"), "cart.sha256: needs the same platforms as 'url' (l"),
+        (_fetch(url="[a]"), "cart.url: needs text, got ['a']"),
+        (_fetch(url="{linux: []}"), "cart.url.linux: needs text, got []"),
+        (FETCH + "platform: amiga}", "cart.platform: 'amiga' is not allowed. Allowed: linux, da"),
+        (
+            _fetch(url="{linux: 'file:///x'}", sha256=f"{{linux: {DIGEST}}}", platform="linux"),
+            "cart.platform: is said by the keys of 'url' already",
+        ),
+        (FETCH + "executable: ../x}", "executable: must lie inside the archive, got '../x'"),
+        (FETCH + "max_ratio: 0}", "cart.max_ratio: must be greater than 0"),
+        (FETCH + "path: x}", "cart.path: belongs to the source 'path', but the source is 'fetch'"),
+        (FETCH + "name: x}", "cart.name: belongs to the source 'builtin', but the source is 'fe"),
+        (FETCH + "urls: x}", "cart: unknown key 'urls' (value 'x'); did you mean 'url'?"),
+        ("{source: builtin, project: x}", "cart.project: belongs to the source 'unity', but"),
+        ("{source: unity}", "project: the source 'unity' needs to know where the Unity project is"),
+        (
+            "{source: unity, project: p, method: Build}",
+            "cart.method: needs 'Class.Method' of a script in Assets/Editor, got 'Build'",
+        ),
+        ("{source: path}", "cart.path: the source 'path' needs to know where the build is"),
+        (
+            "{source: editor}",
+            "cart.source: 'editor' waits until someone presses Play, so nothing that came of it "
+            "could be made again; train with `pipeline learn` without --env",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_its_place(text: str, said: str) -> None:
@@ -144,20 +185,8 @@ def test_a_mistake_is_named_with_its_place(text: str, said: str) -> None:
 # --- environments from outside ---------------------------------------------------------------
 
 
-def environment(tmp_path: Path, text: str):
-    file = tmp_path / "params.yaml"
-    file.write_text(f"environments:\n  game:\n{text}")
-    return load_params(file).environments["game"]
-
-
-def lines(**keys: str) -> str:
-    return "".join(f"    {key}: {value}\n" for key, value in keys.items())
-
-
-def test_one_archive_for_all_platforms_is_read(tmp_path):
-    game = environment(
-        tmp_path, lines(source="fetch", url="https://x/g.zip", sha256=DIGEST.upper(), args="[--a]")
-    )
+def test_one_archive_for_all_platforms_is_read() -> None:
+    game = read(f"{{source: fetch, url: 'https://x/g.zip', sha256: {DIGEST.upper()}, args: [--a]}}")
     assert game.source == "fetch"
     assert game.args == ("--a",)
     assert isinstance(game, FetchSource)
@@ -166,102 +195,28 @@ def test_one_archive_for_all_platforms_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("number", ["1" * 64, "12e" + "3" * 61, "0" * 64])
-def test_a_digest_that_looks_like_a_number_is_text(tmp_path, number):
-    game = environment(tmp_path, lines(source="fetch", url="https://x/g.zip", sha256=number))
+def test_a_digest_that_looks_like_a_number_is_text(number: str) -> None:
+    game = read(f"{{source: fetch, url: 'https://x/g.zip', sha256: {number}}}")
     assert isinstance(game, FetchSource)
     assert game.archive("linux") == ("https://x/g.zip", number)
 
 
-def test_an_archive_for_one_platform_is_for_no_other(tmp_path):
-    game = environment(
-        tmp_path,
-        lines(source="fetch", url="https://x/g.zip", sha256=DIGEST, platform="linux"),
-    )
+def test_an_archive_for_one_platform_is_for_no_other() -> None:
+    game = read(FETCH + "platform: linux}")
     assert isinstance(game, FetchSource)
     assert game.archive("linux")
     assert game.archive("darwin") is None
     assert game.platforms() == ("linux",)
 
 
-def test_archives_for_several_platforms_are_read(tmp_path):
-    game = environment(
-        tmp_path,
-        lines(
-            source="fetch",
-            url="{linux: https://x/l.zip, windows: https://x/w.zip}",
-            sha256=f"{{linux: {DIGEST}, windows: {'cd' * 32}}}",
-            executable="game/Game.x86_64",
-        ),
+def test_archives_for_several_platforms_are_read() -> None:
+    game = read(
+        "{source: fetch, url: {linux: 'https://x/l.zip', windows: 'https://x/w.zip'},"
+        f" sha256: {{linux: {DIGEST}, windows: {'cd' * 32}}}, executable: game/Game.x86_64}}"
     )
     assert isinstance(game, FetchSource)
     assert game.archive("windows") == ("https://x/w.zip", "cd" * 32)
     assert game.archive("darwin") is None
-
-
-FETCH = {"source": "fetch", "url": "https://x/g.zip", "sha256": DIGEST}
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        (
-            {"source": "fetch", "url": "https://x/g.zip"},
-            "game.sha256: the source 'fetch' needs the archive's digest; `pipeline env fetch https:"
-            "//x/g.zip` finds it out",
-        ),
-        ({"source": "fetch", "sha256": DIGEST}, "game.url: the source 'fetch' needs to know where"),
-        (FETCH | {"url": "http://["}, "game.url: must start with one of https, http, file, got"),
-        (FETCH | {"url": "ftp://x/g.zip"}, "game.url: must start with one of https, http, file, g"),
-        (FETCH | {"sha256": "abc"}, "game.sha256: needs 64 hex digits, got 'abc'"),
-        (
-            FETCH | {"url": "{linus: https://x}"},
-            "game.url: 'linus' is not allowed; did you mean 'l",
-        ),
-        (
-            FETCH | {"url": "{linux: https://x}"},
-            "game.sha256: needs the same platforms as 'url' (l",
-        ),
-        (FETCH | {"url": "[a]"}, "game.url: needs text, got ['a']"),
-        (FETCH | {"url": "{linux: []}"}, "game.url.linux: needs text, got []"),
-        (
-            FETCH | {"platform": "amiga"},
-            "game.platform: 'amiga' is not allowed. Allowed: linux, da",
-        ),
-        (
-            {
-                "source": "fetch",
-                "url": "{linux: 'file:///x'}",
-                "sha256": f"{{linux: {DIGEST}}}",
-                "platform": "linux",
-            },
-            "game.platform: is said by the keys of 'url' already",
-        ),
-        (
-            FETCH | {"executable": "../x"},
-            "game.executable: must lie inside the archive, got '../x'",
-        ),
-        (FETCH | {"max_ratio": "0"}, "game.max_ratio: must be greater than 0"),
-        (FETCH | {"path": "x"}, "game.path: belongs to the source 'path', but the source is 'fetc"),
-        (FETCH | {"name": "x"}, "game.name: belongs to the source 'builtin', but the source is 'f"),
-        (FETCH | {"urls": "x"}, "game: unknown key 'urls' (value 'x'); did you mean 'url'?"),
-        ({"source": "builtin", "project": "x"}, "game.project: belongs to the source 'unity', but"),
-        ({"source": "unity"}, "game.project: the source 'unity' needs to know where the Unity pro"),
-        (
-            {"source": "unity", "project": "p", "method": "Build"},
-            "game.method: needs 'Class.Method' of a script in Assets/Editor, got 'Build'",
-        ),
-        ({"source": "path"}, "game.path: the source 'path' needs to know where the build is"),
-        (
-            {"source": "editor"},
-            "game.source: 'editor' waits until someone presses Play, so nothing that came of it "
-            "could be made again; train with `pipeline learn` without --env",
-        ),
-    ],
-)
-def test_a_mistake_is_told_with_its_key(tmp_path, keys, message):
-    with pytest.raises(SettingsError) as caught:
-        environment(tmp_path, lines(**keys))
-    assert f"environments.{message}" in str(caught.value)
 
 
 def test_a_path_without_suffix_means_the_build_that_is_there(tmp_path):

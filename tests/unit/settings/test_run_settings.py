@@ -300,31 +300,40 @@ def test_widths_that_the_heads_of_poca_cannot_share_are_refused(hidden: int) -> 
     assert behavior(f"{{trainer_type: ppo, {network}}}").network_settings.hidden_units == hidden
 
 
-def test_encoding_size_becomes_hidden_units_with_a_warning(
-    caplog: pytest.LogCaptureFixture,
+NARROW = CuriositySettings(network_settings=NetworkSettings(hidden_units=32))
+
+
+@pytest.mark.parametrize(
+    ("text", "meant", "told"),
+    [
+        (
+            "{reward_signals: {curiosity: {encoding_size: 32}}}",
+            TrainerSettings(reward_signals={"curiosity": NARROW}),
+            ".reward_signals.curiosity.encoding_size: 'encoding_size' was deprecated for "
+            "RewardSignals. Please use network_settings",
+        ),
+        (
+            "{network_settings: {conditioning_type: none}}",
+            TrainerSettings(),
+            ".network_settings.conditioning_type: is ignored; the key is called 'goal_condition",
+        ),
+        (
+            "{framework: tensorflow}",
+            TrainerSettings(),
+            ": Framework option was deprecated but was specified",
+        ),
+    ],
+)
+def test_keys_of_the_past_are_read_with_a_warning(
+    text: str, meant: TrainerSettings, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    signals = behavior("{reward_signals: {curiosity: {encoding_size: 32}}}").reward_signals
-    assert signals["curiosity"].network_settings.hidden_units == 32
-    assert "'encoding_size' was deprecated for RewardSignals. Please use network_settings" in (
-        caplog.text
-    )
-    assert "config.yaml:1: behaviors.Walker.reward_signals.curiosity.encoding_size" in caplog.text
+    assert behavior(text) == meant
+    assert f"config.yaml:1: behaviors.Walker{told}" in caplog.text
 
 
 def test_encoding_size_is_ignored_beside_network_settings() -> None:
     text = "{reward_signals: {gail: {encoding_size: 32, demo_path: d, network_settings: {}}}}"
     assert behavior(text).reward_signals["gail"].network_settings.hidden_units == 128
-
-
-def test_conditioning_type_is_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    settings = behavior("{network_settings: {conditioning_type: none}}")
-    assert settings.network_settings.goal_conditioning_type == "hyper"
-    assert "the key is called 'goal_conditioning_type'" in caplog.text
-
-
-def test_framework_is_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    assert behavior("{framework: tensorflow}") == TrainerSettings()
-    assert "Framework option was deprecated but was specified" in caplog.text
 
 
 def test_given_reward_signals_replace_the_default_one() -> None:

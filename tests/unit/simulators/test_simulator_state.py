@@ -44,7 +44,7 @@ class Player:
 
     def step(self, rng, channel=b""):
         actions = {}
-        for name, n in self.session._state.asking.items():
+        for name, n in self.session._asking.items():
             spec = self.specs[name].action_spec
             drawn = [rng.integers(size, size=n) for size in spec.discrete_branches]
             action = ActionTuple(

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.errors import StageError, UnityEnvironmentException
 from pipeline.settings.environments import BuiltinSource, PathSource
-from pipeline.simulators import pack
+from pipeline.simulators import needs, pack
 from pipeline.simulators.needs import Needs
 from pipeline.stages.shared import named_env
 from pipeline.stages.shared.named_env import CACHE, environment_of, executable_of
@@ -33,14 +33,14 @@ def packed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     source.write_text("1")
     built: list[str] = []
 
-    def pack_with(needs: Needs, simulator: str, target: Path, options: dict) -> Path:
+    def pack_with(_needs: Needs, simulator: str, target: Path, options: dict) -> Path:
         built.append(source.read_text())
         target.parent.mkdir(parents=True)
         target.write_text(built[-1])
         return target
 
-    needs = Needs(distributions=("numpy",), files={"my_env.py": source})
-    monkeypatch.setattr(pack, "needs_of", lambda *_: needs)
+    known = Needs(distributions=("numpy",), files={"my_env.py": source})
+    monkeypatch.setattr(needs, "needs_of", lambda *_: known)
     monkeypatch.setattr(pack, "pack_with", pack_with)
     return built
 

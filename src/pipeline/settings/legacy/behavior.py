@@ -77,8 +77,7 @@ class Section:
     def put(self, node: Node, *place: str, old: str, text: str = "", warns: bool = False) -> None:
         """Give the behavior a value at `place`, which stood at the section's key `old`."""
         self._set(node, place)
-        # Recorded where the key is written, once, and not again for each behavior that inherits
-        # it.
+        # Once, where the key is written, and not again for each behavior that inherits it.
         if self.is_own(node):
             new = join(self.new, ".".join(place))
             self.changes.moved(node, join(self.old, old), new, text, warns=warns)
@@ -90,6 +89,11 @@ class Section:
             new = join(self.new, ".".join(place))
             text = f"{new} is {value}, which was the value of then"
             self.changes.note(at, self.old, text, warns=False)
+
+    def put_ratio(self, node: Node, ratio: float, key: str, *, old: str, text: str) -> None:
+        """Give the behavior a number of steps per update, in place of how often SAC updated."""
+        value = replace(node, value=ratio, text=str(ratio))
+        self.put(value, "hyperparameters", key, old=old, text=text, warns=True)
 
     def gone(self, node: Node, old: str, text: str, *, warns: bool = True) -> None:
         """Record that a key has no equal any more, where the section itself has it."""
@@ -205,36 +209,26 @@ def _put_updates(section: Section) -> None:
     """Convert SAC's `num_update` and `train_interval`, which counted environment steps."""
     # Taken in any case: left over, they would be reported as unknown.
     given = section.take("train_interval", "num_update")
-    why = ""
-    if section.kind != "sac":
-        why = f"the trainer {section.kind}"
-    elif "steps_per_update" in section.behavior.get("hyperparameters", {}):
-        why = "SAC beside steps_per_update"
-    if why:
+    is_sac = section.kind == "sac"
+    is_given = is_sac and "steps_per_update" in section.behavior.get("hyperparameters", {})
+    if not is_sac or is_given:
+        by = "SAC beside steps_per_update" if is_given else f"the trainer {section.kind}"
         for key, node in given.items():
-            section.gone(node, key, f"is not used by {why}", warns=False)
+            section.gone(node, key, f"is not used by {by}", warns=False)
         return
     numbers = {key: read(Positive, node, join(section.old, key)) for key, node in given.items()}
     ratio = numbers.get("train_interval", 1.0) / numbers.get("num_update", 1.0)
+    text = "train_interval / num_update; it counts the steps of every agent, so multiply it by the"
     for key, node in given.items():
-        section.put(
-            replace(node, value=ratio, text=str(ratio)),
-            *("hyperparameters", "steps_per_update"),
-            old=key,
-            text="train_interval / num_update; it counts the steps of every agent, so multiply it "
-            "by the number of agents",
-            warns=True,
-        )
+        section.put_ratio(node, ratio, "steps_per_update", old=key, text=f"{text} number of agents")
 
 
 def _put_memory(section: Section) -> None:
-    recurrent = section.left.pop("use_recurrent", None)
     used = False
-    if recurrent is not None:
-        used = read(bool, truth(recurrent), join(section.old, "use_recurrent"))
-        value = replace(recurrent, value={} if used else None, text=None)
-        text = "" if used else "null"
-        section.put(value, "network_settings", "memory", old="use_recurrent", text=text)
+    for key, node in section.take("use_recurrent").items():
+        used = read(bool, truth(node), join(section.old, key))
+        value = replace(node, value={} if used else None, text=None)
+        section.put(value, "network_settings", "memory", old=key, text="" if used else "null")
     if used:  # in place of the node, to be filled in
         section.behavior["network_settings"]["memory"] = {}
     for key, node in section.take("sequence_length", "memory_size").items():
@@ -303,9 +297,8 @@ def _put_early_signals(section: Section, early: dict[str, Node]) -> None:
     gamma, use_curiosity = early.pop("gamma", None), early.pop("use_curiosity", None)
     if gamma is not None:
         section.put(gamma, "reward_signals", "extrinsic", "gamma", old="gamma")
-    if use_curiosity is None or not read(
-        bool, truth(use_curiosity), join(section.old, "use_curiosity")
-    ):
+    path = join(section.old, "use_curiosity")
+    if use_curiosity is None or not read(bool, truth(use_curiosity), path):
         if use_curiosity is not None:
             text = "needs no equal: there is no curiosity"
             section.gone(use_curiosity, "use_curiosity", text, warns=False)
@@ -329,26 +322,19 @@ def _put_signal_updates(section: Section, signals: dict[str, Node]) -> None:
     key_of_today = "reward_signal_steps_per_update"
     keys = ("reward_signal_num_update", key_of_today)
     updates = {key: signals.pop(key) for key in keys if key in signals}
-    place = ("hyperparameters", key_of_today)
     for key, node in updates.items():
         old = f"reward_signals.{key}"
         if section.kind != "sac":
             section.gone(node, old, f"is not used by the trainer {section.kind}", warns=False)
         elif key == key_of_today:
-            section.put(node, *place, old=old)
+            section.put(node, "hyperparameters", key_of_today, old=old)
         elif key_of_today not in updates:
             # From `entries`, since it has been taken out of what is left.
             interval = section.entries.get("train_interval")
             steps = 1.0 if interval is None else read(Positive, interval, section.old)
             ratio = float(steps / read(Positive, node, join(section.old, old)))
-            section.put(
-                replace(node, value=ratio, text=str(ratio)),
-                *place,
-                old=old,
-                text="train_interval / reward_signal_num_update; multiply it by the number of "
-                "agents",
-                warns=True,
-            )
+            text = "train_interval / reward_signal_num_update; multiply it by the number of agents"
+            section.put_ratio(node, ratio, key_of_today, old=old, text=text)
 
 
 def _put_signal(section: Section, name: str, node: Node) -> None:

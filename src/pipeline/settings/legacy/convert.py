@@ -69,13 +69,9 @@ def to_present(
     sampler: Path | None = None,
     changes: Changes | None = None,
 ) -> Present:
-    """Bring a document of any age to the present format.
+    """Bring a trainer configuration of any age to the present format.
 
-    Args:
-        document: a trainer configuration.
-        curriculum: a curriculum file or folder of before 0.17.
-        sampler: a sampler file of before 0.17.
-        changes: what was noted about the document while it was read.
+    `changes` has what was noted about the document while it was read.
 
     Raises:
         SettingsError: A file cannot be read, or something in it has no meaning.
@@ -185,12 +181,9 @@ def _with_parameters(document: Node, parameters: Node | None) -> Node:
 
 
 def _convert_curricula(curricula: dict[str, Node], place: str, changes: Changes) -> dict[str, Node]:
-    """Return `environment_parameters` with the lessons of every curriculum.
+    """Return `environment_parameters` with the lessons of every curriculum, by behavior.
 
-    Args:
-        curricula: the old maps, by the behavior that they measure.
-        place: key path of a curriculum in its file, with `{}` for the behavior.
-        changes: where changes are recorded.
+    `place` is the key path of a curriculum in its file, with `{}` for the behavior.
     """
     parameters: dict[str, Node] = {}
     for behavior, node in curricula.items():
@@ -264,13 +257,7 @@ def _numbers(node: Node, at: str) -> list[Node]:
 
 
 def _convert_samplers(document: Node, below: str, changes: Changes) -> dict[str, Node]:
-    """Return `environment_parameters` with every sampler of a file or section.
-
-    Args:
-        document: the map of samplers, with `resampling-interval`.
-        below: key path of the samplers in their file.
-        changes: where changes are recorded.
-    """
+    """Return `environment_parameters` with every sampler of a map that stands at `below`."""
     entries = dict(entries_of(document, below))
     # It stands among the samplers, and would be taken for one.
     interval = entries.pop(INTERVAL, None)

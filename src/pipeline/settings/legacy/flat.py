@@ -166,13 +166,8 @@ def _over_default(full: Node, default: Node, path: str, *, is_own: Callable[[Nod
 
     In a flat file a section replaces whole values of the default section; in the present format it
     is laid over them at every depth. What would come in between is therefore written out, and a
-    reward signal that only the default has becomes null.
-
-    Args:
-        full: a behavior with everything that it takes from the default section.
-        default: `default_settings`.
-        path: key path of the behavior, for errors.
-        is_own: whether a value stands in the behavior's own section.
+    reward signal that only the default has becomes null. `is_own` says whether a value stands in
+    the behavior's own section.
     """
     target = to_map(read(TrainerSettings, full, path))
     kind = {"trainer_type": full.value["trainer_type"]}

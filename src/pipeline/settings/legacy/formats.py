@@ -136,7 +136,10 @@ def family_of(document: Node) -> Family:
     # From here on nothing stands at the top but names of behaviors, or slips of the pen.
     has_default = "default" in entries and isinstance(entries["default"].value, dict)
     # A section without its trainer is a mistake in a flat file, and not an unknown key.
-    flat = any(is_flat(item) or _looks_flat(item) for item in entries.values())
+    flat = any(
+        is_flat(item) or (len(_map(item).keys() & FLAT_KEYS) >= 2 and not has_present_keys(item))
+        for item in entries.values()
+    )
     return Family.FLAT if has_default or flat else Family.PRESENT
 
 
@@ -148,10 +151,6 @@ def is_flat(node: Node) -> bool:
 def has_present_keys(node: Node) -> bool:
     """Whether this is a behavior with keys that flat sections never had."""
     return bool(_map(node).keys() & _NEW_IN_A_BEHAVIOR)
-
-
-def _looks_flat(node: Node) -> bool:
-    return len(_map(node).keys() & FLAT_KEYS) >= 2 and not has_present_keys(node)
 
 
 def _map(node: Node) -> dict[str, Node]:
@@ -205,12 +204,8 @@ class Changes:
 def read_document(path: Path, *, what: str = "Config file", changes: Changes | None = None) -> Node:
     """Return the content of a file, read as JSON when its name ends so, else as YAML.
 
-    A key that is written twice in a file of an older format counts as it did then: the last value.
-
-    Args:
-        path: the file.
-        what: how errors call the file.
-        changes: where such keys are noted; None for nowhere.
+    A key that is written twice in a file of an older format counts as it did then, with its last
+    value; this is noted in `changes`.
 
     Raises:
         SettingsError: It cannot be read, or has a key twice and is of today's format.
@@ -255,12 +250,7 @@ def _refuse_constant(constant: str) -> Any:
 
 
 def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[str, Node]:
-    """Return the curricula of a file, or of a folder with a JSON file for each behavior.
-
-    Args:
-        path: the file or folder.
-        behaviors: the names that the trainer configuration lists.
-        changes: where is noted what a user should know.
+    """Return the curricula of a file, or of a folder with a JSON file for each behavior, by name.
 
     Raises:
         SettingsError: It cannot be read, or it is something else.

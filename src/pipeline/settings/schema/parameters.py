@@ -81,7 +81,6 @@ class UniformSampler(SamplerSettings):
     """Upper end, at least min_value."""
 
     def __post_init__(self) -> None:
-        """Refuse an interval that ends before it begins."""
         if self.min_value > self.max_value:
             text = f"must not exceed max_value ({self.max_value}), got {self.min_value}"
             raise ContradictionError("min_value", text)
@@ -107,7 +106,6 @@ class MultiRangeUniformSampler(SamplerSettings):
     """The intervals, each with its lower and its upper end."""
 
     def __post_init__(self) -> None:
-        """Refuse no interval at all, and one that ends before it begins."""
         if not self.intervals:
             raise ContradictionError("intervals", "needs at least one interval [min, max]")
         for low, high in self.intervals:
@@ -153,7 +151,6 @@ class CompletionCriteria:
     """Whether the environment is reset for the next lesson."""
 
     def __post_init__(self) -> None:
-        """Take `Elo` for `elo`, and refuse a progress that is never reached or always was."""
         if self.measure == "Elo":
             # The class is frozen; this is the one place before it is handed out.
             object.__setattr__(self, "measure", "elo")

@@ -184,11 +184,7 @@ class RunSettings:
         return dict(sorted(versions.items()))
 
     def with_seed(self, seed: int) -> "RunSettings":
-        """The same run with its seed decided, and with a seed for every sampler.
-
-        Args:
-            seed: from 0.
-        """
+        """The same run with its seed, from 0, decided, and with a seed for every sampler."""
         parameters = self.environment_parameters
         return replace(
             self,

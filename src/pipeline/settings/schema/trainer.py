@@ -12,11 +12,12 @@ from pipeline.settings.reader import (
     Fraction,
     NonNegative,
     Positive,
-    chosen,
+    choice,
     entries_of,
-    keyed,
+    part,
     read,
     read_dataclass,
+    unknown_key,
 )
 from pipeline.settings.schema.reward_signals import (
     DEFAULT_NETWORK,
@@ -222,7 +223,6 @@ class TrainerSettings:
     """Supervised steps on demonstrations, or null."""
 
     def __post_init__(self) -> None:
-        """Refuse what does not fit together, and apply even_checkpoints."""
         expected = HYPERPARAMETERS.get(self.trainer_type)
         # The exact class: a plug-in's may extend that of another trainer.
         if expected is None or type(self.hyperparameters) is not expected:
@@ -257,7 +257,8 @@ class TrainerSettings:
         hyperparameters: type[HyperparameterSettings] = PPOSettings
         if "trainer_type" in entries:
             at = join(path, "trainer_type")
-            hyperparameters = chosen(entries["trainer_type"], at, HYPERPARAMETERS)
+            name = choice(entries["trainer_type"], at, HYPERPARAMETERS)
+            hyperparameters = part(HYPERPARAMETERS, name, entries["trainer_type"], at)
         elif "hyperparameters" in entries:
             text = "Hyperparameters were specified but no trainer_type was given."
             add = f"Add one of: {', '.join(HYPERPARAMETERS)}"
@@ -278,5 +279,11 @@ class _RewardSignals:
         entries = entries_of(node, path)
         if not entries:
             raise fail(node, path, "needs at least one reward signal, or leave the key out")
-        kinds = {name: keyed(item, path, name, REWARD_SIGNALS) for name, item in entries.items()}
-        return {name: read(kinds[name], item, join(path, name)) for name, item in entries.items()}
+        # All names first: a misspelt signal explains more than what is wrong in another.
+        for name, item in entries.items():
+            if name not in REWARD_SIGNALS:
+                raise unknown_key(item, path, name, REWARD_SIGNALS)
+        return {
+            name: read(part(REWARD_SIGNALS, name, item, join(path, name)), item, join(path, name))
+            for name, item in entries.items()
+        }

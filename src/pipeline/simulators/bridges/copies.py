@@ -1,22 +1,38 @@
 """One copy of a PettingZoo environment, driven through either of its two interfaces.
 
-It tells what its agents observe at once, because an environment may reuse its arrays. Agents go by
-their index in `possible_agents`.
+Agents go by their index in `possible_agents`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.errors import UnityEnvironmentException
 from pipeline.simulators.bridges.states import copy_state, restore_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy as np
 
     from pipeline.protocol.parameters import Parameters
+
+
+class Event(NamedTuple):
+    """An agent that asks for a decision, or whose episode has ended.
+
+    To be used at once, because an environment may reuse its arrays.
+    """
+
+    agent: int
+    obs: Any
+    reward: float
+    """What it gained by itself since its last decision."""
+    group_reward: float = 0.0
+    """What it gained as a member of its group."""
+    info: Mapping[str, Any] = {}
+    interrupted: bool | None = None
+    """Whether its episode was cut short; None when it goes on."""
 
 
 class Copy:
@@ -27,25 +43,13 @@ class Copy:
         rng: gives each episode its seed.
         where: what to call the environment in errors.
         parameters: the `options` of each reset when there are any.
-        decide: takes agent, observation, info, own and group reward of an agent that asks for a
-            decision; rewards are what it gained since its last one.
-        end: takes agent, observation, whether it was cut short, own and group reward of an agent
-            whose episode has ended.
     """
 
     def __init__(
-        self,
-        env: Any,
-        *,
-        rng: np.random.Generator,
-        where: str,
-        parameters: Parameters,
-        decide: Callable[[int, Any, Mapping[str, Any], float, float], None],
-        end: Callable[[int, Any, bool, float, float], None],
+        self, env: Any, *, rng: np.random.Generator, where: str, parameters: Parameters
     ) -> None:
         self.env = env
         self._rng, self._where, self._parameters = rng, where, parameters
-        self._on_decide, self._on_end = decide, end
         self._index = {name: k for k, name in enumerate(env.possible_agents)}
         self._playing: set[str] = set()
 
@@ -66,8 +70,7 @@ class Copy:
 
     def _begin(self) -> Any:
         self._playing.clear()
-        # A seed for each episode: what a reset without one continues differs between
-        # environments.
+        # A seed for each episode: what a reset without one continues is not the same everywhere.
         seed = int(self._rng.integers(2**31))
         # None without parameters: many environments do not take an empty map.
         begun = self.env.reset(seed=seed, options=self._parameters.values() or None)
@@ -87,17 +90,17 @@ class Copy:
 
     def _decide(
         self, agent: str, obs: Any, info: Any, reward: float, group_reward: float = 0.0
-    ) -> None:
+    ) -> Event:
         self._playing.add(agent)
-        self._on_decide(self._number(agent), obs, info, reward, group_reward)
+        return Event(self._number(agent), obs, reward, group_reward, info=info)
 
     def _end(
         self, agent: str, obs: Any, cut: bool, reward: float, group_reward: float = 0.0
-    ) -> None:
+    ) -> Iterator[Event]:
         """End an agent's episode; one that never decided in it has none."""
         if agent in self._playing:
             self._playing.discard(agent)
-            self._on_end(self._number(agent), obs, cut, reward, group_reward)
+            yield Event(self._number(agent), obs, reward, group_reward, interrupted=cut)
 
 
 class ParallelCopy(Copy):
@@ -123,14 +126,14 @@ class ParallelCopy(Copy):
         super().load_state_dict(state)
         self._pending = {agent: (own, common) for agent, (own, common) in state["pending"].items()}
 
-    def reset(self) -> None:
+    def reset(self) -> Iterator[Event]:
         """Begin a new episode."""
         self._pending.clear()
         observations, infos = self._begin()
         for agent in self.env.agents:
-            self._decide(agent, observations[agent], infos.get(agent, {}), 0.0)
+            yield self._decide(agent, observations[agent], infos.get(agent, {}), 0.0)
 
-    def step(self, actions: Mapping[int, Any]) -> None:
+    def step(self, actions: Mapping[int, Any]) -> Iterator[Event]:
         """Apply the living agents' actions; begin a new episode when none is left."""
         env = self.env
         named = {env.possible_agents[agent]: action for agent, action in actions.items()}
@@ -138,20 +141,20 @@ class ParallelCopy(Copy):
         gained = self._gained(rewards)
         for agent, observation in observations.items():
             own, common = gained.pop(agent, (0.0, 0.0))
-            # Agents may be missing from dictionaries of environments that leave out what did not
-            # happen.
+            # Environments may leave out agents of which it is not so.
             terminated = terminations.get(agent, False)
             if terminated or truncations.get(agent, False):
-                self._end(agent, observation, not terminated, own, common)
+                yield from self._end(agent, observation, not terminated, own, common)
             # Observed but no longer alive: it has had its end already.
             elif agent in env.agents:
-                self._decide(agent, observation, infos.get(agent, {}), own, common)
+                info = infos.get(agent, {})
+                yield self._decide(agent, observation, info, own, common)
         # of agents that observe nothing now: it comes with what they observe next
         self._pending = gained
         self._check_ends()
         # At once, so that new first decisions come in the same message as the ends.
         if not env.agents:
-            self.reset()
+            yield from self.reset()
 
     def _check_ends(self) -> None:
         lost = self._playing.difference(self.env.agents)
@@ -168,8 +171,7 @@ class ParallelCopy(Copy):
         for agent, reward in rewards.items():
             own, common = gained.get(agent, (0.0, 0.0))
             part = shared.get(agent, 0.0)
-            # The group's share is taken out of its own reward: the sum of both stays what the
-            # environment gave.
+            # Taken out of its own: the sum of both stays what the environment gave.
             gained[agent] = (own + float(reward) - part, common + part)
         return gained
 
@@ -186,18 +188,18 @@ class TurnCopy(Copy):
     Its reward is what it has gained since its own last action, whoever acted meanwhile.
     """
 
-    def reset(self) -> None:
+    def reset(self) -> Iterator[Event]:
         """Begin a new episode."""
         self._begin()
-        self._advance()
+        yield from self._advance()
 
-    def step(self, actions: Mapping[int, Any]) -> None:
+    def step(self, actions: Mapping[int, Any]) -> Iterator[Event]:
         """Apply the one agent's action, and go on to the next turn of a living agent."""
         ((_, action),) = actions.items()
         self.env.step(action)
-        self._advance()
+        yield from self._advance()
 
-    def _advance(self) -> None:
+    def _advance(self) -> Iterator[Event]:
         env = self.env
         begun = False
         while True:
@@ -213,8 +215,8 @@ class TurnCopy(Copy):
             agent = env.agent_selection
             observation, reward, terminated, truncated, info = env.last()
             if not (terminated or truncated):
-                self._decide(agent, observation, info, float(reward))
+                yield self._decide(agent, observation, info, float(reward))
                 return
-            self._end(agent, observation, not terminated, float(reward))
+            yield from self._end(agent, observation, not terminated, float(reward))
             # PettingZoo's rule: a dead agent takes its turn with None, and only then is removed.
             env.step(None)

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from pipeline.protocol.parameters import Parameters
-from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.seeding import derive
 from pipeline.simulators.bridges import naming
-from pipeline.simulators.bridges.spaces import Actions, Observations
+from pipeline.simulators.bridges.batches import Batch, Bridge, Codec
 from pipeline.simulators.bridges.states import copy_state, restore_copy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
+    from pipeline.protocol.specs import ActionTuple, BehaviorSpec
     from pipeline.protocol.steps import Steps
 
 
-class GymnasiumSimulator:
+class GymnasiumSimulator(Bridge):
     """Copies of one environment, stepped together; each begins anew when its episode has ended.
 
     An episode that `terminated` ends with a terminal step, one that was `truncated` with an
@@ -53,39 +48,29 @@ class GymnasiumSimulator:
         action_scale: float | None = None,
         render_mode: str | None = None,
     ) -> None:
-        self.parameters = Parameters()
         if isinstance(id, str):
-            self._envs = [make_environment(id, kwargs or {}, render_mode) for _ in range(n_agents)]
+            envs = [make_environment(id, kwargs or {}, render_mode) for _ in range(n_agents)]
         else:
-            self._envs, n_agents = list(id), len(id)
-            spec = self._envs[0].spec
-            id = type(self._envs[0].unwrapped).__name__ if spec is None else str(spec.id)
-        first = self._envs[0]
-        self._observations = Observations(first.observation_space, where=id, visual=visual)
-        self._actions = Actions(first.action_space, where=id, scale=action_scale)
-        self._where = id
+            envs = list(id)
+            spec = envs[0].spec
+            id = type(envs[0].unwrapped).__name__ if spec is None else str(spec.id)
+        super().__init__(envs, id)
+        spaces = (envs[0].observation_space, envs[0].action_space)
+        self._codec = Codec(*spaces, where=id, visual=visual, scale=action_scale)
         self._behavior = f"{naming.behavior_name(id)}?team=0"
-        self._specs = {
-            self._behavior: BehaviorSpec(self._observations.specs, self._actions.spec),
-        }
-        self._seeds: list[int | None] = [derive(seed, "gymnasium", row) for row in range(n_agents)]
-        self._agent_id = np.arange(n_agents, dtype=np.int32)
-        self._no_group = np.zeros(n_agents, dtype=np.int32)
-        self._no_reward = np.zeros(n_agents, dtype=np.float32)
+        self._seeds: list[int | None] = [derive(seed, "gymnasium", row) for row in range(len(envs))]
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
         """The one behavior, named after the id."""
-        return self._specs
+        return {self._behavior: self._codec.spec}
 
     def reset(self) -> Mapping[str, Steps]:
         """Begin a new episode in every copy."""
-        n_agents = len(self._envs)
-        obs, forbidden = self._observations.empty(n_agents), None
-        for row in range(n_agents):
-            forbidden = self._begin(row, obs, forbidden)
-        decisions = self._decisions(obs, self._no_reward.copy(), forbidden)
-        return {self._behavior: (decisions, TerminalSteps.empty(self._specs[self._behavior]))}
+        batch = Batch(self._codec, len(self._envs))
+        for row in range(len(self._envs)):
+            self._begin(row, batch)
+        return {self._behavior: batch.steps()}
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
         """Step every copy once.
@@ -94,51 +79,23 @@ class GymnasiumSimulator:
             ValueError: The number of actions is not that of copies.
             UnityObservationException: An observation does not fit its space.
         """
-        n_agents = len(self._envs)
-        native = self._actions.native(actions[self._behavior])
-        obs, forbidden = self._observations.empty(n_agents), None
-        reward = np.zeros(n_agents, dtype=np.float32)
-        rows: list[int] = []
-        interrupted: list[bool] = []
-        last: list[list[FloatArray]] = []
+        native = self._codec.actions.native(actions[self._behavior])
+        batch = Batch(self._codec, len(self._envs))
         for row, (env, action) in enumerate(zip(self._envs, native, strict=True)):
-            observation, reward[row], terminated, truncated, info = env.step(action)
+            obs, reward, terminated, truncated, info = env.step(action)
             if terminated or truncated:
-                rows.append(row)
-                # An episode that ended in both ways has ended: there is nothing left to
-                # bootstrap from.
-                interrupted.append(not terminated)
-                # Written before the copy begins anew, because environments may reuse their
-                # arrays.
-                last.append(self._observations.empty(1))
-                self._observations.put(last[-1], 0, observation)
-                forbidden = self._begin(row, obs, forbidden)
+                # An episode that ended in both ways has ended: there is nothing to bootstrap from.
+                batch.end(obs, not terminated, (float(reward), row, 0, 0.0))
+                self._begin(row, batch)
             else:
-                self._observations.put(obs, row, observation)
-                forbidden = self._forbid(row, info, forbidden)
-        terminals = self._terminals(np.array(rows, dtype=np.int64), reward, interrupted, last)
-        # The reward belonged to the last step of the old episode; the new one begins without
-        # any.
-        reward[rows] = 0.0
-        return {self._behavior: (self._decisions(obs, reward, forbidden), terminals)}
-
-    def set_parameter(self, name: str, value: float) -> None:
-        """Set one of the `options` of the resets from now on."""
-        self.parameters.set_value(name, value)
-
-    def render(self, agent: int) -> AnyArray:
-        """Return a picture of an agent's copy."""
-        from pipeline.simulators.bridges.pictures import picture
-
-        return picture(self._envs[agent], self._where)
+                batch.decide(obs, info.get("action_mask"), (float(reward), row, 0, 0.0))
+        return {self._behavior: batch.steps()}
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return everything that later steps depend on; None where a copy does not give it."""
-        copies = []
-        for env in self._envs:
-            copies.append(copy_state(env))
-            if copies[-1] is None:
-                return None
+        copies = list(map(copy_state, self._envs))
+        if None in copies:
+            return None
         begun = [seed is None for seed in self._seeds]
         return {"copies": copies, "begun": begun, "parameters": self.parameters.state_dict()}
 
@@ -152,58 +109,12 @@ class GymnasiumSimulator:
             if state["begun"][row]:
                 self._seeds[row] = None
 
-    def close(self) -> None:
-        """Close every copy."""
-        for env in self._envs:
-            env.close()
-
-    def _begin(
-        self, row: int, obs: list[FloatArray], forbidden: BoolArray | None
-    ) -> BoolArray | None:
+    def _begin(self, row: int, batch: Batch) -> None:
         # Gymnasium's rule: seeded once, later episodes continue the environment's own generator.
         seed, self._seeds[row] = self._seeds[row], None
         options = self.parameters.values() or None
-        observation, info = self._envs[row].reset(seed=seed, options=options)
-        self._observations.put(obs, row, observation)
-        return self._forbid(row, info, forbidden)
-
-    def _forbid(
-        self, row: int, info: Mapping[str, Any], forbidden: BoolArray | None
-    ) -> BoolArray | None:
-        """`forbidden` [N, choices] with this copy's mask, made when the first copy has one."""
-        mask = info.get("action_mask")
-        branches = self._actions.spec.discrete_branches
-        if mask is None or not branches:
-            return forbidden
-        # Made late: environments without masks send none, and the policy then skips masking.
-        if forbidden is None:
-            forbidden = np.zeros((len(self._envs), sum(branches)), dtype=np.bool_)
-        forbidden[row] = self._actions.forbidden(mask)
-        return forbidden
-
-    def _decisions(
-        self, obs: list[FloatArray], reward: FloatArray, forbidden: BoolArray | None
-    ) -> DecisionSteps:
-        masks = None if forbidden is None else self._actions.masks(forbidden)
-        return DecisionSteps(obs, reward, self._agent_id, masks, self._no_group, self._no_reward)
-
-    def _terminals(
-        self,
-        rows: AnyArray,
-        reward: FloatArray,
-        interrupted: list[bool],
-        last: list[list[FloatArray]],
-    ) -> TerminalSteps:
-        if not len(rows):
-            return TerminalSteps.empty(self._specs[self._behavior])
-        return TerminalSteps(
-            obs=[np.concatenate(leaf) for leaf in zip(*last, strict=True)],
-            reward=reward[rows],
-            interrupted=np.array(interrupted),
-            agent_id=self._agent_id[rows],
-            group_id=self._no_group[rows],
-            group_reward=self._no_reward[rows],
-        )
+        obs, info = self._envs[row].reset(seed=seed, options=options)
+        batch.decide(obs, info.get("action_mask"), (0.0, row, 0, 0.0))
 
 
 def make_environment(env_id: str, kwargs: Mapping[str, Any], render_mode: str | None = None) -> Any:

@@ -31,18 +31,11 @@ def simulator(
     groups: str = "none",
     render_mode: str | None = None,
 ) -> Simulator:
-    """Return what `module:function` makes, as a simulator.
+    """Return what `module:function` or `module:Class` makes, as a simulator.
 
-    Args:
-        id: `module:function`, or `module:Class`; the module may lie in the current folder.
-        kwargs: further keywords of the function.
-        seed: of everything random.
-        n_agents: agents of a simulator, else copies of the environment.
-        visual: as in `GymnasiumSimulator`, like `action_scale`.
-        action_scale: see there.
-        teams: as in `PettingZooSimulator`, like `groups`.
-        groups: see there.
-        render_mode: given to a function that takes it.
+    The module may lie in the current folder. `kwargs` are further keywords of the function, which
+    gets `render_mode` too if it takes it; `n_agents` counts agents of a simulator, else copies of
+    the environment. All other arguments are as in `PettingZooSimulator`.
 
     Raises:
         SettingsError: There is no such function, it fails, or it gives something else.

@@ -182,7 +182,14 @@ def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
     if api not in APIS:
         raise SettingsError(f"{env_id}: api is '{api}'; choose one of {', '.join(APIS)}.")
     name = full_name(env_id)
-    makers = _makers(name.rpartition(":")[2]) or _makers_in(_import(name, env_id))
+    makers = _makers(name.rpartition(":")[2])
+    if not makers:
+        module = _import(name, env_id)
+        found = {
+            "parallel": getattr(module, "parallel_env", None),
+            "aec": getattr(module, "env", None),
+        }
+        makers = {kind: make for kind, make in found.items() if callable(make)}
     for kind in ("parallel", "aec") if api == "auto" else (api,):
         if kind in makers:
             return makers[kind], kind
@@ -225,12 +232,6 @@ def _makers(name: str) -> dict[str, Callable[..., Any]]:
         if key in getattr(pettingzoo, f"{kind}_registry", ()):  # PettingZoo 1.27 and later
             found[kind] = partial(pettingzoo.make, kind, key)
     return found
-
-
-def _makers_in(module: Any) -> dict[str, Callable[..., Any]]:
-    named = {"parallel": "parallel_env", "aec": "env"}
-    found = {kind: getattr(module, attribute, None) for kind, attribute in named.items()}
-    return {kind: make for kind, make in found.items() if callable(make)}
 
 
 def pettingzoo_ids() -> list[str]:
@@ -278,34 +279,23 @@ def _exists(module: str) -> bool:
 
 def _near(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x' or 'y'?`, or a full stop."""
-    # Versions and families are left out: the common mistakes are an old version and a missing
-    # family.
-    stem = _stem(name)
+    # The common mistakes are an old version and a missing family.
     by_stem: dict[str, list[str]] = {}
     for one in known:
-        by_stem.setdefault(_stem(one), []).append(one)
-    near = [
-        one for key in get_close_matches(stem, by_stem, n=2, cutoff=0.7) for one in by_stem[key]
-    ]
+        by_stem.setdefault(_parts(one)[0], []).append(one)
+    stems = get_close_matches(_parts(name)[0], by_stem, n=2, cutoff=0.7)
+    near = [one for stem in stems for one in by_stem[stem]]
     if not near:
         return "."
     # A family that nobody asked for is noise where the name is right without it, and so is another
     # version where that of the name is there.
-    for part in (_family, _version):
-        near = [one for one in near if part(one) == part(name)] or near
+    for part in (1, 2):
+        near = [one for one in near if _parts(one)[part] == _parts(name)[part]] or near
     return f"; did you mean {' or '.join(repr(one) for one in near[-3:])}?"
 
 
-def _family(name: str) -> str:
-    """Return what stands before the last slash or dot."""
-    return name[: max(name.rfind("/"), name.rfind(".")) + 1]
-
-
-def _version(name: str) -> str:
-    """Return the digits at the end."""
-    return name[len(name.rstrip("0123456789")) :]
-
-
-def _stem(name: str) -> str:
-    """Return what a name is without its version, family and case."""
-    return re.sub(r"[-_]v\d+\Z", "", re.split(r"[/.]", name)[-1]).lower()
+def _parts(name: str) -> tuple[str, str, str]:
+    """`pong`, `ALE/` and `-v5` of `ALE/Pong-v5`: stem in lower case, family and version."""
+    last = re.split(r"[/.]", name)[-1]
+    stem = re.sub(r"[-_]v\d+\Z", "", last)
+    return stem.lower(), name.removesuffix(last), last[len(stem) :]

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gymnasium import spaces
+
 from pipeline.errors import SettingsError
-from pipeline.protocol.parameters import Parameters
 from pipeline.seeding import stream
 from pipeline.simulators.bridges import naming
-from pipeline.simulators.bridges.copies import ParallelCopy, TurnCopy
-from pipeline.simulators.bridges.roles import Batch, check_groups, group_numbers, roles_of
+from pipeline.simulators.bridges.batches import Batch, Bridge, Codec
+from pipeline.simulators.bridges.copies import Event, ParallelCopy, TurnCopy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from pipeline.arrays import AnyArray
     from pipeline.protocol.specs import ActionTuple, BehaviorSpec
     from pipeline.protocol.steps import Steps
 
+GROUPS = ("none", "all", "behavior")
+"""Who shares a group and its reward: nobody, all agents of a copy, those of the same behavior."""
 
-class PettingZooSimulator:
+
+class PettingZooSimulator(Bridge):
     """Copies of one environment, stepped together; each begins anew when no agent is left.
 
     Agents whose names differ by their number only, and whose spaces are the same, share a behavior:
@@ -36,7 +40,7 @@ class PettingZooSimulator:
         api: one of `naming.APIS`.
         teams: `none` for one team; `index` for a team of its own for each agent; or the team of
             each agent, by name or by name without number.
-        groups: one of `roles.GROUPS`; other than `none` it takes the parallel interface.
+        groups: one of `GROUPS`; other than `none` it takes the parallel interface.
         visual: one of `spaces.VISUAL`.
         action_scale: what an action of 1 means where a Box has no finite bounds.
         render_mode: `rgb_array` for copies that can be drawn; None draws nothing.
@@ -60,16 +64,14 @@ class PettingZooSimulator:
         action_scale: float | None = None,
         render_mode: str | None = None,
     ) -> None:
-        self.parameters = Parameters()
         if isinstance(id, str):
             create, kind = naming.creator(id, api)
             given = naming.keywords(id, kwargs or {}, render_mode)
             envs = [_made(create, id, given) for _ in range(n_agents)]
         else:
-            envs, n_agents, id = list(id), len(id), str(id[0])
+            envs, id = list(id), str(id[0])
             kind = "aec" if hasattr(envs[0], "agent_iter") else "parallel"
-        self._where = id
-        check_groups(id, groups, kind)
+        _check_groups(id, groups, kind)
         if not getattr(envs[0], "possible_agents", None):
             raise SettingsError(
                 f"{id}: it has no possible_agents, so its behaviors cannot be known before it "
@@ -77,44 +79,32 @@ class PettingZooSimulator:
             )
         # `possible_agents` is fixed, unlike `agents`; places in it serve as numbers.
         agents = list(envs[0].possible_agents)
-        self._roles = roles_of(envs[0], agents, id, teams, visual, action_scale)
-        self._specs = {role.behavior: role.spec for role in self._roles}
-        self._group = group_numbers(self._roles, groups)
+        super().__init__(envs, id, per_copy=len(agents))
+        self._behaviors = _behaviors(envs[0], agents, id, teams)
+        self._codecs: dict[str, Codec] = {}
+        for agent, behavior in zip(agents, self._behaviors, strict=True):
+            if behavior not in self._codecs:
+                self._codecs[behavior] = _codec(envs[0], agent, id, visual, action_scale)
+        self._group = _group_numbers(self._behaviors, groups)
         sharing = [
             [name for name, number in zip(agents, self._group, strict=True) if number == group]
             for group in sorted(set(self._group) - {0})
         ]
-        self._copies: list[ParallelCopy | TurnCopy] = []
-        for copy, env in enumerate(envs):
-            shared: dict[str, Any] = {
-                "rng": stream(seed, "pettingzoo", copy),
-                "where": id,
-                "parameters": self.parameters,
-                "decide": partial(self._decide, copy),
-                "end": partial(self._end, copy),
-            }
-            self._copies.append(
-                ParallelCopy(env, groups=sharing, **shared)
-                if kind == "parallel"
-                else TurnCopy(env, **shared)
-            )
-        self._sizes = {
-            name: n_agents * sum(role.behavior == name for role in self._roles)
-            for name in self._specs
-        }
-        self._batches: dict[str, Batch] = {}
+        make = partial(ParallelCopy, groups=sharing) if kind == "parallel" else TurnCopy
+        self._copies: list[ParallelCopy | TurnCopy] = [
+            make(env, rng=stream(seed, "pettingzoo", k), where=id, parameters=self.parameters)
+            for k, env in enumerate(envs)
+        ]
+        self._asked: dict[str, list[int]] = {}  # ids of the last decision steps
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
         """One behavior for each kind of agent and team."""
-        return self._specs
+        return {name: codec.spec for name, codec in self._codecs.items()}
 
     def reset(self) -> Mapping[str, Steps]:
         """Begin a new episode in every copy."""
-        self._new_batches()
-        for copy in self._copies:
-            copy.reset()
-        return self._steps()
+        return self._collected([copy.reset() for copy in self._copies])
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
         """Apply one action per agent that asked, in each copy.
@@ -125,96 +115,63 @@ class PettingZooSimulator:
             UnityEnvironmentException: The environment breaks PettingZoo's rules.
         """
         by_copy: list[dict[int, Any]] = [{} for _ in self._copies]
-        for name, batch in self._batches.items():
-            if not batch.asked:
+        for name, asked in self._asked.items():
+            if not asked:
                 continue
-            native = batch.role.actions.native(actions[name])
-            for (copy, agent), action in zip(batch.asked, native, strict=True):
+            native = self._codecs[name].actions.native(actions[name])
+            for agent_id, action in zip(asked, native, strict=True):
+                copy, agent = divmod(agent_id, self._per_copy)
                 by_copy[copy][agent] = action
-        # After the actions were read: they belong to those who asked last time.
-        self._new_batches()
-        for one, acting in zip(self._copies, by_copy, strict=True):
-            one.step(acting)
-        return self._steps()
-
-    def set_parameter(self, name: str, value: float) -> None:
-        """Set one of the `options` of the resets from now on."""
-        self.parameters.set_value(name, value)
-
-    def render(self, agent: int) -> AnyArray:
-        """Return a picture of an agent's copy."""
-        from pipeline.simulators.bridges.pictures import picture
-
-        return picture(self._copies[agent // len(self._roles)].env, self._where)
+        pairs = zip(self._copies, by_copy, strict=True)
+        return self._collected([copy.step(acting) for copy, acting in pairs])
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return everything that later steps depend on; None where a copy does not give it."""
-        copies = []
-        for one in self._copies:
-            copies.append(one.state_dict())
-            if copies[-1] is None:
-                return None
-        asked = {name: [list(one) for one in batch.asked] for name, batch in self._batches.items()}
+        copies = [copy.state_dict() for copy in self._copies]
+        if None in copies:
+            return None
+        asked = {
+            name: [list(divmod(agent_id, self._per_copy)) for agent_id in ids]
+            for name, ids in self._asked.items()
+        }
         return {"copies": copies, "asked": asked, "parameters": self.parameters.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what `state_dict` gave."""
         self.parameters.load_state_dict(state["parameters"])
-        for one, saved in zip(self._copies, state["copies"], strict=True):
-            one.load_state_dict(saved)
-        self._new_batches()
-        for name, asked in state["asked"].items():
-            self._batches[name].asked.extend((copy, agent) for copy, agent in asked)
-
-    def close(self) -> None:
-        """Close every copy."""
-        for copy in self._copies:
-            copy.env.close()
-
-    def _new_batches(self) -> None:
-        roles = {role.behavior: role for role in self._roles}
-        self._batches = {name: Batch(roles[name], self._sizes[name]) for name in self._specs}
-
-    def _steps(self) -> dict[str, Steps]:
-        return {name: batch.steps() for name, batch in self._batches.items()}
-
-    def _decide(
-        self,
-        copy: int,
-        agent: int,
-        obs: Any,
-        info: Mapping[str, Any],
-        reward: float,
-        group_reward: float,
-    ) -> None:
-        """Add an agent that asks for a decision to its behavior's batch."""
-        batch = self._batches[self._roles[agent].behavior]
-        mask = info.get("action_mask")
-        if batch.role.masked:
-            obs, mask = obs["observation"], obs["action_mask"]
-        if mask is not None and batch.role.actions.spec.discrete_branches:
-            # Before the row is added, so that `n` is its number.
-            batch.forbid(batch.decisions.n, mask)
-        batch.asked.append((copy, agent))
-        batch.decisions.add(obs, reward, group_reward, **self._identity(copy, agent))
-
-    def _end(
-        self, copy: int, agent: int, obs: Any, cut: bool, reward: float, group_reward: float
-    ) -> None:
-        """Add an agent whose episode has ended to its behavior's batch."""
-        batch = self._batches[self._roles[agent].behavior]
-        batch.interrupted.append(cut)
-        if batch.role.masked:
-            obs = obs["observation"]
-        batch.terminals.add(obs, reward, group_reward, **self._identity(copy, agent))
-
-    def _identity(self, copy: int, agent: int) -> dict[str, int]:
-        group, n_groups = self._group[agent], max(self._group)
-        return {
-            "agent_id": copy * len(self._roles) + agent,
-            # 0 means no group on the wire, so groups are counted from 1, through all copies.
-            "group_id": copy * n_groups + group if group else 0,
+        for copy, saved in zip(self._copies, state["copies"], strict=True):
+            copy.load_state_dict(saved)
+        self._asked = {
+            name: [copy * self._per_copy + agent for copy, agent in asked]
+            for name, asked in state["asked"].items()
         }
+
+    def _collected(self, events: Sequence[Iterator[Event]]) -> dict[str, Steps]:
+        """Return what happens in each copy as the steps of each behavior."""
+        batches = {
+            name: Batch(codec, len(self._copies) * self._behaviors.count(name))
+            for name, codec in self._codecs.items()
+        }
+        for copy, happening in enumerate(events):
+            for event in happening:
+                self._add(event, copy, batches[self._behaviors[event.agent]])
+        steps = {name: batch.steps() for name, batch in batches.items()}
+        self._asked = {name: decisions.agent_id.tolist() for name, (decisions, _) in steps.items()}
+        return steps
+
+    def _add(self, event: Event, copy: int, batch: Batch) -> None:
+        group = self._group[event.agent]
+        # 0 means no group on the wire, so groups are counted from 1, through all copies.
+        group_id = copy * max(self._group) + group if group else 0
+        agent_id = copy * self._per_copy + event.agent
+        row = (event.reward, agent_id, group_id, event.group_reward)
+        is_masked = self._codecs[self._behaviors[event.agent]].masked
+        obs = event.obs["observation"] if is_masked else event.obs
+        if event.interrupted is not None:
+            batch.end(obs, event.interrupted, row)
+            return
+        mask = event.obs["action_mask"] if is_masked else event.info.get("action_mask")
+        batch.decide(obs, mask, row)
 
 
 def _made(create: Any, env_id: str, kwargs: Mapping[str, Any]) -> Any:
@@ -226,3 +183,78 @@ def _made(create: Any, env_id: str, kwargs: Mapping[str, Any]) -> Any:
         # PettingZoo wraps what an import raises; the cause says which package is missing.
         cause = error.__cause__
         raise naming.unfit(env_id, cause if isinstance(cause, Exception) else error) from error
+
+
+def _check_groups(env_id: str, groups: str, kind: str) -> None:
+    """Refuse groups that there are not, and groups of agents that act in turns (`kind` aec)."""
+    if groups not in GROUPS:
+        raise SettingsError(f"{env_id}: groups is '{groups}'; choose one of {', '.join(GROUPS)}.")
+    if groups != "none" and kind != "parallel":
+        raise SettingsError(
+            f"{env_id}: groups is '{groups}', but its agents act in turns, so that there is no "
+            "common step to share a reward of; leave groups out."
+        )
+
+
+def _behaviors(
+    env: Any, agents: Sequence[str], env_id: str, teams: str | Mapping[str, Any]
+) -> list[str]:
+    """Return the behavior of each agent, with its team."""
+    team_of = _teams(agents, env_id, teams)
+    spaces_of: dict[str, tuple[Any, Any]] = {}
+    behaviors = []
+    for agent in agents:
+        name, own = _stem(agent), _spaces(env, agent)
+        if spaces_of.setdefault(name, own) != own:
+            name = naming.behavior_name(agent)  # as its kind, but it observes or does other things
+            spaces_of[name] = own
+        behaviors.append(f"{name}?team={team_of[agent]}")
+    return behaviors
+
+
+def _codec(env: Any, agent: str, env_id: str, visual: str, scale: float | None) -> Codec:
+    obs_space, action_space = _spaces(env, agent)
+    keys = {"observation", "action_mask"}
+    masked = isinstance(obs_space, spaces.Dict) and set(obs_space.spaces) == keys
+    if masked:
+        obs_space = obs_space["observation"]
+    where = f"{env_id}, agent {agent}"
+    codec = Codec(obs_space, action_space, where=where, visual=visual, scale=scale)
+    codec.masked = masked
+    return codec
+
+
+def _spaces(env: Any, agent: str) -> tuple[Any, Any]:
+    return env.observation_space(agent), env.action_space(agent)
+
+
+def _stem(agent: str) -> str:
+    """`adversary` of `adversary_0`."""
+    without: str = re.sub(r"[_-]?\d+\Z", "", str(agent))
+    return naming.behavior_name(without or "agent")
+
+
+def _teams(agents: Sequence[str], env_id: str, teams: str | Mapping[str, Any]) -> dict[str, int]:
+    if teams in ("none", "index"):
+        return {agent: number if teams == "index" else 0 for number, agent in enumerate(agents)}
+    known = {*agents, *map(_stem, agents)}
+    if isinstance(teams, str) or not set(teams) <= known:
+        raise SettingsError(
+            f"{env_id}: teams is {teams!r}; give none, index, or a whole number for each of "
+            f"{', '.join(agents)}."
+        )
+    given = {agent: teams.get(agent, teams.get(_stem(agent), 0)) for agent in agents}
+    for agent, team in given.items():
+        if isinstance(team, bool) or not isinstance(team, int) or team < 0:
+            raise SettingsError(
+                f"{env_id}: teams.{agent} is {team!r}; give a whole number, 0 or up."
+            )
+    return given
+
+
+def _group_numbers(behaviors: Sequence[str], groups: str) -> list[int]:
+    """Return the group of each agent within its copy, counted from 1; 0 for none."""
+    if groups != "behavior":
+        return [int(groups == "all")] * len(behaviors)
+    order = list(dict.fromkeys(behaviors))
+    return [order.index(behavior) + 1 for behavior in behaviors]

@@ -14,8 +14,7 @@ and MultiBinary become branches; Dict and Tuple of these become both, in the ord
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -40,14 +39,12 @@ LEAST_SIDE = 20
 CARRIED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Leaf:
+class Leaf(NamedTuple):
     """One observation of a behavior."""
 
     path: Path
     """Keys and indices that lead to it in the environment's observation."""
     spec: ObservationSpec
-    """Its shape and name."""
     put: Put
     """Writes a value of the space into one agent's row, which holds zeros."""
 
@@ -119,7 +116,7 @@ def _leaves(space: Any, path: Path, where: str, visual: str) -> Iterator[Leaf]:
             f"{where}: the observation '{name}' is {space}, which has no numbers in it; wrap the "
             "environment so that it leaves this observation out."
         )
-    yield Leaf(path=path, spec=spec, put=put)
+    yield Leaf(path, spec, put)
 
 
 def _leaf(space: Any, name: str, where: str, visual: str) -> tuple[ObservationSpec, Put]:
@@ -183,7 +180,10 @@ def _put_numbers(row: FloatArray, value: Any) -> None:
 
 def _one_hot(start: int) -> Put:
     def put(row: FloatArray, value: Any) -> None:
-        row[_within(int(value) - start, len(row))] = 1.0
+        index = int(value) - start
+        if not 0 <= index < len(row):
+            raise IndexError(f"the value is number {index} of {len(row)}")
+        row[index] = 1.0
 
     return put
 
@@ -193,12 +193,6 @@ def _one_hots(first: Any) -> Put:
         row[np.ravel(value) + first] = 1.0
 
     return put
-
-
-def _within(index: int, size: int) -> int:
-    if not 0 <= index < size:
-        raise IndexError(f"the value is number {index} of {size}")
-    return index
 
 
 class Actions:
@@ -217,18 +211,12 @@ class Actions:
     def __init__(self, space: Any, *, where: str, scale: float | None = None) -> None:
         self._where = where
         self._scale = scale
-        self._low: list[AnyArray] = []
-        self._span: list[AnyArray] = []
-        self._limits: list[tuple[AnyArray, AnyArray]] = []
+        self._boxes = np.zeros((4, 0))  # value at -1, width, least and greatest of each number
         self._branches: list[int] = []
         self._build = self._builder(space, ())
-        n_continuous = sum(map(len, self._low))
-        self.spec = ActionSpec(n_continuous, tuple(self._branches))
-        if not n_continuous and not self._branches:
+        self.spec = ActionSpec(self._boxes.shape[1], tuple(self._branches))
+        if not self.spec.continuous_size and not self._branches:
             raise SettingsError(f"{where}: the action space {space} has no action.")
-        self._offset, self._width = _joined(self._low), _joined(self._span)
-        self._least = _joined([low for low, _ in self._limits])
-        self._most = _joined([high for _, high in self._limits])
         self._start = int(space.start) if isinstance(space, spaces.Discrete) else None
 
     def native(self, actions: ActionTuple) -> list[Any]:
@@ -237,9 +225,10 @@ class Actions:
             return (actions.discrete[:, 0] + self._start).tolist()  # type: ignore[no-any-return]  # ints
         # In float64: bounds may be float64, and rounding must not lead beyond them.
         continuous: AnyArray = np.clip(actions.continuous.astype(np.float64), -1.0, 1.0)
-        continuous = self._offset + (continuous + 1.0) / 2.0 * self._width
+        offset, width, least, most = self._boxes
+        continuous = offset + (continuous + 1.0) / 2.0 * width
         # Again, as the scaling itself rounds; and one side of a Box may be bounded alone.
-        continuous = np.clip(continuous, self._least, self._most)
+        continuous = np.clip(continuous, least, most)
         return [
             self._build(numbers, choices)
             for numbers, choices in zip(continuous, actions.discrete, strict=True)
@@ -252,8 +241,7 @@ class Actions:
             UnityEnvironmentException: The mask does not fit, or forbids a whole branch.
         """
         parts = mask if isinstance(mask, tuple | list) else [mask]
-        # Gymnasium's masks are 1 where an action is allowed; ML-Agents' are True where it is
-        # forbidden.
+        # Gymnasium's masks are 1 where allowed, ML-Agents' are True where forbidden.
         flat = np.concatenate([np.ravel(part) for part in parts]) == 0
         if len(flat) != sum(self._branches):
             raise UnityEnvironmentException(
@@ -317,12 +305,11 @@ class Actions:
                 "that an action of 1 shall have there."
             )
         scale = self._scale or 0.0
-        first = sum(map(len, self._low))
-        self._low.append(np.where(bounded, low, -scale))
-        self._span.append(np.where(bounded, high, scale) - self._low[-1])
-        self._limits.append((low, high))
+        offset = np.where(bounded, low, -scale)
+        width = np.where(bounded, high, scale) - offset
+        first, last = self._boxes.shape[1], self._boxes.shape[1] + len(low)
+        self._boxes = np.concatenate([self._boxes, [offset, width, low, high]], axis=1)
         shape, dtype, whole = space.shape, space.dtype, np.issubdtype(space.dtype, np.integer)
-        last = first + len(low)
 
         def build(c: AnyArray, _: AnyArray) -> AnyArray:
             # Rounded, since a conversion to integers would cut towards 0.
@@ -330,10 +317,6 @@ class Actions:
             return numbers.reshape(shape).astype(dtype)
 
         return build
-
-
-def _joined(parts: list[AnyArray]) -> AnyArray:
-    return np.concatenate(parts) if parts else np.zeros(0)
 
 
 def _name(path: Path, whole: str = "action") -> str:

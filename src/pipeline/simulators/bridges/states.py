@@ -35,11 +35,11 @@ def copy_state(env: Any) -> dict[str, Any] | None:
                 return None
             layers.append({"given": given, **_stream(layer)})
             return {"layers": layers}
-        # Only of these is it known that their attributes are the whole state; a guess would
-        # resume another course.
+        # Only of these it is known; with a guess, a resumed run would take another course.
         if not type(layer).__module__.startswith(_KNOWN):
             return None
-        layers.append({"attributes": _attributes(layer), **_stream(layer), **_physics(layer)})
+        attributes = {name: value for name, value in vars(layer).items() if _is_plain(value)}
+        layers.append({"attributes": attributes, **_stream(layer), **_physics(layer)})
     return {"layers": layers}
 
 
@@ -68,10 +68,6 @@ def _layers(env: Any) -> Iterator[Any]:
     while "env" in vars(env):
         env = env.env
         yield env
-
-
-def _attributes(layer: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(layer).items() if _is_plain(value)}
 
 
 def _is_plain(value: Any) -> bool:

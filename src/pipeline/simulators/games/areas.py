@@ -168,18 +168,16 @@ class SoloAreas(Areas, ABC):
         """Advance every area by one decision; those whose episode ends begin their next."""
         action, spec = actions[self._behavior], self._specs[self._behavior]
         n_continuous, n_discrete = spec.action_spec.continuous_size, spec.action_spec.discrete_size
-        if n_continuous:
-            checked(action.continuous, (self._n_areas, n_continuous), self._behavior)
-        if n_discrete:
-            checked(action.discrete, (self._n_areas, n_discrete), self._behavior)
+        checked(action.continuous, (self._n_areas, n_continuous), self._behavior)
+        checked(action.discrete, (self._n_areas, n_discrete), self._behavior)
         self._n_steps += self._decision_period
         reward, terminated = self._advance(action)
         ended = terminated | (self._n_steps >= self._max_step)
         terminals = TerminalSteps.empty(spec)
         if ended.any():
             rows = np.flatnonzero(ended)
-            last = self._last_observation(rows)
-            terminals = terminal_steps(last, reward[rows], self._agent_id[rows], ~terminated[rows])
+            last = agent_fields(self._last_observation(rows), reward[rows], self._agent_id[rows])
+            terminals = TerminalSteps(**last, interrupted=~terminated[rows])
             self._begin(rows)
             # It stands in the terminal steps; the decision steps are those of the next episode.
             reward[rows] = 0.0
@@ -198,45 +196,27 @@ class SoloAreas(Areas, ABC):
         return uniform
 
     def _steps(self, reward: FloatArray, terminals: TerminalSteps) -> dict[str, Steps]:
-        obs, masks = self._observe(ALL), self._masks()
-        return {self._behavior: (decision_steps(obs, reward, self._agent_id, masks), terminals)}
+        fields = agent_fields(self._observe(ALL), reward, self._agent_id)
+        return {self._behavior: (DecisionSteps(**fields, action_mask=self._masks()), terminals)}
 
 
-def decision_steps(
+def agent_fields(
     obs: list[FloatArray],
     reward: FloatArray,
     agent_id: IntArray,
-    masks: list[BoolArray] | None = None,
     *,
     group_id: IntArray | None = None,
     group_reward: FloatArray | None = None,
-) -> DecisionSteps:
-    """Decision steps of agents that have no group unless one is given."""
-    groups = _groups(len(agent_id), group_id, group_reward)
-    return DecisionSteps(obs, reward, agent_id, masks, *groups)
-
-
-def terminal_steps(
-    obs: list[FloatArray],
-    reward: FloatArray,
-    agent_id: IntArray,
-    interrupted: BoolArray,
-    *,
-    group_id: IntArray | None = None,
-    group_reward: FloatArray | None = None,
-) -> TerminalSteps:
-    """Terminal steps of agents that have no group unless one is given."""
-    groups = _groups(len(agent_id), group_id, group_reward)
-    return TerminalSteps(obs, reward, interrupted, agent_id, *groups)
-
-
-def _groups(
-    n_agents: int, group_id: IntArray | None, reward: FloatArray | None
-) -> tuple[IntArray, FloatArray]:
-    return (
-        np.zeros(n_agents, dtype=np.int32) if group_id is None else group_id,
-        np.zeros(n_agents, dtype=np.float32) if reward is None else reward,
-    )
+) -> dict[str, Any]:
+    """Return what decision and terminal steps share, of agents without a group unless given."""
+    none = np.zeros(len(agent_id), dtype=np.int32)
+    return {
+        "obs": obs,
+        "reward": reward,
+        "agent_id": agent_id,
+        "group_id": none if group_id is None else group_id,
+        "group_reward": none.astype(np.float32) if group_reward is None else group_reward,
+    }
 
 
 def checked(action: AnyArray, shape: tuple[int, int], behavior: str) -> AnyArray:

@@ -7,27 +7,21 @@ one shift and is gone; later another one, with a new id, takes its seat.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipeline.errors import SettingsError
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import TerminalSteps
-from pipeline.simulators.games.areas import (
-    Areas,
-    checked,
-    decision_steps,
-    terminal_steps,
-    vector,
-)
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.simulators.games.areas import Areas, agent_fields, checked, vector
 from pipeline.simulators.games.drawing import AMBER, BLUE, FLOOR, GRAY, Canvas
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
-    from pipeline.protocol.steps import DecisionSteps, Steps
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray
+    from pipeline.protocol.steps import Steps
 
 BEHAVIOR = "Couriers?team=0"
 ROADS = np.array(
@@ -93,8 +87,8 @@ class Couriers(Areas):
         if not over.any():
             return {BEHAVIOR: (self._decisions(reward), TerminalSteps.empty(_SPEC))}
         rows = np.flatnonzero(over)
-        finished = np.zeros(len(rows), dtype=np.bool_)
-        terminals = terminal_steps([self._observe(rows)], reward[rows], self._ids(rows), finished)
+        fields = self._fields(rows, reward)
+        terminals = TerminalSteps(**fields, interrupted=np.zeros(len(rows), dtype=np.bool_))
         self._leave(rows)
         return {BEHAVIOR: (self._decisions(reward), terminals)}
 
@@ -154,12 +148,12 @@ class Couriers(Areas):
     def _decisions(self, reward: FloatArray) -> DecisionSteps:
         rows = np.flatnonzero(self._asks())
         masks = [ROADS[self._at[rows]] == 0]
-        return decision_steps([self._observe(rows)], reward[rows], self._ids(rows), masks)
+        return DecisionSteps(**self._fields(rows, reward), action_mask=masks)
 
-    def _ids(self, rows: AnyArray) -> IntArray:
-        """Int32 [n] ids: every courier has its own."""
+    def _fields(self, rows: AnyArray, reward: FloatArray) -> dict[str, Any]:
         # Each life moves the id on by the number of seats, so that no two couriers share one.
-        return np.asarray(rows + self._n_areas * self._life[rows], dtype=np.int32)
+        ids = np.asarray(rows + self._n_areas * self._life[rows], dtype=np.int32)
+        return agent_fields([self._observe(rows)], reward[rows], ids)
 
     def _observe(self, rows: AnyArray) -> FloatArray:
         """Float32 [n, 13]: place and address one-hot, and the time left."""

@@ -11,21 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import TerminalSteps
-from pipeline.simulators.games.areas import (
-    Areas,
-    checked,
-    decision_steps,
-    terminal_steps,
-    vector,
-)
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.simulators.games.areas import Areas, agent_fields, checked, vector
 from pipeline.simulators.games.drawing import AMBER, BLUE, FLOOR, RED, Canvas
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.protocol.steps import DecisionSteps, Steps
+    from pipeline.protocol.steps import Steps
 
 BEHAVIORS = ("Pong?team=0", "Pong?team=1")
 """Of the left and of the right paddle."""
@@ -82,10 +76,10 @@ class Pong(Areas):
             return self._steps([TerminalSteps.empty(_SPEC)] * 2)
         rows = np.flatnonzero(ended)
         won = missed[rows, 1].astype(np.float32) - missed[rows, 0]
-        terminals = [
-            terminal_steps([self._observe(team)[rows]], reward, ids[rows], ~lost[rows])
-            for team, (reward, ids) in enumerate(zip((won, -won), self._agent_id, strict=True))
-        ]
+        terminals = []
+        for team, (reward, ids) in enumerate(zip((won, -won), self._agent_id, strict=True)):
+            fields = agent_fields([self._observe(team)[rows]], reward, ids[rows])
+            terminals.append(TerminalSteps(**fields, interrupted=~lost[rows]))
         self._begin(rows)
         return self._steps(terminals)
 
@@ -118,17 +112,13 @@ class Pong(Areas):
         self._n_steps[rows] = 0
 
     def _steps(self, terminals: list[TerminalSteps]) -> dict[str, Steps]:
-        return {
-            name: (self._decisions(team), terminals[team]) for team, name in enumerate(BEHAVIORS)
-        }
-
-    def _decisions(self, team: int) -> DecisionSteps:
-        return decision_steps(
-            [self._observe(team)],
-            np.zeros(self._n_areas, dtype=np.float32),
-            self._agent_id[team],
-            [np.zeros((self._n_areas, len(_DIRECTIONS)), dtype=np.bool_)],
-        )
+        steps = {}
+        for team, name in enumerate(BEHAVIORS):
+            reward = np.zeros(self._n_areas, dtype=np.float32)
+            fields = agent_fields([self._observe(team)], reward, self._agent_id[team])
+            mask = np.zeros((self._n_areas, len(_DIRECTIONS)), dtype=np.bool_)
+            steps[name] = (DecisionSteps(**fields, action_mask=[mask]), terminals[team])
+        return steps
 
     def _observe(self, team: int) -> FloatArray:
         """Float32 [areas, 6]: own and other paddle, ball x and y, its speed; own side at x = -1."""

@@ -8,26 +8,20 @@ learns to fill the pit.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import TerminalSteps
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.simulators.games import drawing
-from pipeline.simulators.games.areas import (
-    Areas,
-    checked,
-    decision_steps,
-    terminal_steps,
-    vector,
-)
+from pipeline.simulators.games.areas import Areas, agent_fields, checked, vector
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
-    from pipeline.protocol.steps import DecisionSteps, Steps
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray
+    from pipeline.protocol.steps import Steps
 
 BEHAVIOR = "PushTogether?team=0"
 TEAM = 3
@@ -103,14 +97,8 @@ class PushTogether(Areas):
             none = TerminalSteps.empty(_SPEC)
             return {BEHAVIOR: (self._decisions(reward, group_reward), none)}
         interrupted = late[:, None] & ~fell
-        terminals = terminal_steps(
-            [self._observe(ended)],
-            reward[ended],
-            self._ids(ended),
-            interrupted[ended],
-            group_id=_groups(ended),
-            group_reward=group_reward[ended],
-        )
+        fields = self._fields(ended, reward, group_reward)
+        terminals = TerminalSteps(**fields, interrupted=interrupted[ended])
         self._begin(np.flatnonzero(over))
         # It stands in the terminal steps; the decision steps are those of the next episode.
         reward[over] = 0.0
@@ -158,20 +146,24 @@ class PushTogether(Areas):
         self._n_steps[areas] = 0
 
     def _decisions(self, reward: FloatArray, group_reward: FloatArray) -> DecisionSteps:
-        who = self._present
-        return decision_steps(
+        mask = np.zeros((int(self._present.sum()), len(MOVES)), dtype=np.bool_)
+        fields = self._fields(self._present, reward, group_reward)
+        return DecisionSteps(**fields, action_mask=[mask])
+
+    def _fields(
+        self, who: BoolArray, reward: FloatArray, group_reward: FloatArray
+    ) -> dict[str, Any]:
+        """Return what both kinds of steps say of the agents in `who` [areas, 3]."""
+        # A seat whose agent was out has a new id in the next episode.
+        seat = np.arange(who.size).reshape(who.shape)
+        ids = np.asarray((seat + who.size * self._life)[who], dtype=np.int32)
+        return agent_fields(
             [self._observe(who)],
             reward[who],
-            self._ids(who),
-            [np.zeros((int(who.sum()), len(MOVES)), dtype=np.bool_)],
-            group_id=_groups(who),
+            ids,
+            group_id=(np.nonzero(who)[0] + 1).astype(np.int32),  # one per area
             group_reward=group_reward[who],
         )
-
-    def _ids(self, who: BoolArray) -> IntArray:
-        """Int32 [n] ids; a seat whose agent was out has a new one in the next episode."""
-        seat = np.arange(who.size).reshape(who.shape)
-        return np.asarray((seat + who.size * self._life)[who], dtype=np.int32)
 
     def _observe(self, who: BoolArray) -> FloatArray:
         """Float32 [n, 12] of the agents in `who` [areas, 3]."""
@@ -211,11 +203,6 @@ def _upwards(cell: AnyArray) -> AnyArray:
 
 def _on_rail(row: AnyArray) -> BoolArray:
     return np.asarray((row >= FIRST_ROW) & (row <= LAST_ROW))
-
-
-def _groups(who: BoolArray) -> IntArray:
-    """Int32 [n] group id of the agents in `who`: 1 and up, one per area."""
-    return (np.nonzero(who)[0] + 1).astype(np.int32)
 
 
 _FREE = [

@@ -11,21 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import TerminalSteps
-from pipeline.simulators.games.areas import (
-    Areas,
-    checked,
-    decision_steps,
-    terminal_steps,
-    vector,
-)
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.simulators.games.areas import Areas, agent_fields, checked, vector
 from pipeline.simulators.games.drawing import BLUE, FLOOR, RED, Canvas
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pipeline.arrays import AnyArray, FloatArray
-    from pipeline.protocol.steps import DecisionSteps, Steps
+    from pipeline.protocol.steps import Steps
 
 HUNTER, RUNNER = "Hunter?team=0", "Runner?team=1"
 N_HUNTERS = 2
@@ -90,17 +84,16 @@ class Tag(Areas):
         obs, agent_id, group_id = self._seen(name, areas)
         none = np.zeros(len(agent_id), dtype=np.float32)
         own, shared = (none, result) if name == HUNTER else (result, none)
-        finished = np.zeros(len(agent_id), dtype=np.bool_)
-        return terminal_steps(
-            [obs], own, agent_id, finished, group_id=group_id, group_reward=shared
-        )
+        fields = agent_fields([obs], own, agent_id, group_id=group_id, group_reward=shared)
+        return TerminalSteps(**fields, interrupted=np.zeros(len(agent_id), dtype=np.bool_))
 
     def _steps(self, terminals: Mapping[str, TerminalSteps]) -> dict[str, Steps]:
         steps = {}
         for name, spec in self._specs.items():
             obs, agent_id, group_id = self._seen(name, self._areas)
             none = np.zeros(len(agent_id), dtype=np.float32)
-            decisions = decision_steps([obs], none, agent_id, group_id=group_id)
+            fields = agent_fields([obs], none, agent_id, group_id=group_id)
+            decisions = DecisionSteps(**fields, action_mask=None)
             steps[name] = (decisions, terminals.get(name) or TerminalSteps.empty(spec))
         return steps
 

@@ -119,7 +119,8 @@ def _kept(folder: Path, label: str) -> Path | None:
 
 
 def _build(name: str, folder: Path, label: str, simulator: str, options: dict[str, Any]) -> Path:
-    from pipeline.simulators.pack import inputs_of, needs_of, pack_with
+    from pipeline.simulators.needs import needs_of
+    from pipeline.simulators.pack import inputs_of, pack_with
 
     needs = needs_of(simulator, options)  # first: here mistakes in a name come out
     _log.info("%s: building it into %s, where it stays until it changes.", name, folder)

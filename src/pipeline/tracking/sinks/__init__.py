@@ -6,8 +6,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import SettingsError
+from pipeline.settings.experiments import SINKS, SinkNames
 from pipeline.settings.nodes import from_plain
-from pipeline.settings.sinks import SINKS, SinkNames
 from pipeline.tracking.tracked_run import TrackedRun
 
 if TYPE_CHECKING:

@@ -56,6 +56,13 @@ def returns(name, *scripted, episodes, seed=0):
         steps = simulator.step(acted(steps, by))
 
 
+def sights(obs, n_tags, length):
+    """Tag of each ray of one agent, -1 for none, and its distance."""
+    values = obs.reshape(-1, n_tags + 2)
+    tag = np.where(values[:, n_tags] == 1, -1, values[:, :n_tags].argmax(axis=1))
+    return tag.tolist(), values[:, -1] * length
+
+
 def rows_of(steps):
     """Everything that a step says, one array per agent and kind of step."""
     rows = []

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from playing import sights
 
 from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators.games.collector import BAD, BEHAVIOR, GOOD, N_GOOD, WALL, Collector
@@ -32,9 +33,9 @@ def step(simulator, **action):
     return decisions
 
 
-def sights(decisions):
-    values = decisions.obs[0].reshape(-1, 5)
-    return np.where(values[:, 3] == 1, -1, values[:, :3].argmax(axis=1)), values[:, 4] * 12.0
+def seen(decisions):
+    tag, distance = sights(decisions.obs[0], 3, 12.0)
+    return np.array(tag), distance
 
 
 def test_actions_are_hybrid_and_observations_vectors():
@@ -140,7 +141,7 @@ def test_a_shot_halves_the_speed_asked_for():
 
 def test_rays_tell_good_from_bad_and_from_walls():
     decisions = step(placed(good=[(0.0, 3.0)], bad=[(3.0, 0.6)], position=(0.0, 0.0)))
-    tag, distance = sights(decisions)
+    tag, distance = seen(decisions)
     assert (tag[0], distance[0]) == (GOOD, pytest.approx(2.5, abs=1e-4))
     assert BAD in tag[[5, 7]]  # 60 and 80 degrees to the right
     assert tag[8] == WALL

@@ -12,6 +12,7 @@ from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import SettingsError
 from pipeline.protocol.parameters import Sampler
 from pipeline.protocol.simulator import Restorable
+from pipeline.protocol.specs import ActionTuple
 from pipeline.settings import load_run_settings
 from pipeline.simulators import registry
 
@@ -23,7 +24,8 @@ CONFIGURATIONS = {
 }
 SHARED = tuple(CONFIGURATIONS)
 """Games with several agents in an area, or agents that come and go."""
-SOLO = ("balance_ball", "grid_world", "hallway", "pyramids", "sorter", "collector")
+MAX_STEP = {"grid_world": 100, "hallway": 150, "pyramids": 500, "sorter": 500, "collector": 300}
+SOLO = ("balance_ball", *MAX_STEP)
 CONFIG = Path(__file__).parents[4] / "config"
 SCRIPT = """\
 #!{python}
@@ -96,6 +98,49 @@ def test_an_area_does_the_same_whatever_the_number_of_areas(name):
     few, many = episodes_of_first_area(6), episodes_of_first_area(12)
     assert few == many
     assert sum(map(len, few.values())) > 10
+
+
+@pytest.mark.parametrize("name", SOLO)
+def test_an_area_with_one_agent_does_the_same_whatever_the_number_of_areas(name):
+    few, many = made(name, n_agents=2), made(name, n_agents=7)
+    few.reset()
+    many.reset()
+    ((behavior, spec),) = few.behavior_specs.items()
+    rng = np.random.default_rng(3)
+    for _ in range(320):
+        action = spec.action_spec.random_action(7, rng)
+        first = ActionTuple(action.continuous[:2], action.discrete[:2])
+        (less, _), (more, _) = (
+            few.step({behavior: first})[behavior],
+            many.step({behavior: action})[behavior],
+        )
+        for one, two in zip(less.obs, more.obs, strict=True):
+            assert np.array_equal(one, two[:2])
+        assert np.array_equal(less.reward, more.reward[:2])
+
+
+def test_observations_are_ordered_by_name_as_unity_orders_them(name):
+    for spec in made(name).behavior_specs.values():
+        names = [obs.name for obs in spec.observation_specs]
+        assert names == sorted(names)
+
+
+@pytest.mark.parametrize("name", MAX_STEP)
+def test_doing_nothing_is_interrupted_after_the_stated_number_of_decisions(name):
+    simulator = made(name, n_agents=3)
+    simulator.reset()
+    ((behavior, spec),) = simulator.behavior_specs.items()
+    nothing = {behavior: spec.action_spec.empty_action(3)}
+    for _ in range(MAX_STEP[name] - 1):
+        decisions, terminals = simulator.step(nothing)[behavior]
+        assert len(terminals) == 0
+    last = decisions.obs[-1]
+    decisions, terminals = simulator.step(nothing)[behavior]
+    assert terminals.interrupted.tolist() == [True] * 3
+    assert terminals.agent_id.tolist() == decisions.agent_id.tolist() == [0, 1, 2]
+    assert decisions.reward.tolist() == [0.0] * 3
+    assert np.array_equal(terminals.obs[-1], last)
+    assert len(simulator.step(nothing)[behavior][1]) == 0
 
 
 def test_ids_are_unique_and_arrays_have_the_types_of_the_wire(name):

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from playing import sights
 
 from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators.games import hallway
@@ -39,11 +40,8 @@ def walk(simulator, *choices):
     return decisions, terminals
 
 
-def sights(obs):
-    """Tag of each ray of one agent, -1 for none, and its distance."""
-    values = obs.reshape(7, 7)
-    tag = np.where(values[:, 5] == 1, -1, values[:, :5].argmax(axis=1))
-    return tag.tolist(), values[:, 6] * hallway.RAY_LENGTH
+def seen(simulator):
+    return sights(simulator._observe(slice(None))[0], 5, hallway.RAY_LENGTH)
 
 
 def test_an_agent_sees_by_seven_rays_and_a_compass():
@@ -89,7 +87,7 @@ def test_walls_stop_the_agent():
 
 @pytest.mark.parametrize(("cue", "symbol"), [(0, SYMBOL_O), (1, SYMBOL_X)])
 def test_the_room_shows_the_symbol_of_the_cue(cue, symbol):
-    tag, distance = sights(placed(cue=cue)._observe(slice(None))[0])
+    tag, distance = seen(placed(cue=cue))
     assert tag.count(symbol) > 0
     assert (SYMBOL_O + SYMBOL_X - symbol) not in tag
     assert distance[tag.index(symbol)] < 2.6
@@ -103,7 +101,7 @@ def test_whoever_leaves_the_room_is_on_the_first_spot_of_the_corridor_and_the_do
     walk(simulator, BACK, BACK)
     assert simulator._position[0].tolist() == pytest.approx([0.0, 0.5], abs=1e-5)
     simulator._heading[:] = 9
-    tag, distance = sights(simulator._observe(slice(None))[0])
+    tag, distance = seen(simulator)
     assert tag == [WALL] * 7
     assert distance[0] == pytest.approx(0.5)
 
@@ -134,7 +132,7 @@ def test_beyond_the_door_nothing_that_is_seen_depends_on_the_cue_or_on_how_one_c
 def test_either_goal_ends_the_episode_and_only_that_of_the_cue_pays(cue, side, reward):
     simulator = placed(position=(2.5 * side, 9.0), cue=cue, o_side=side)
     simulator._is_past[:] = True
-    tag, _ = sights(simulator._observe(slice(None))[0])
+    tag, _ = seen(simulator)
     assert tag[0] == GOAL_O
     decisions, terminals = walk(simulator, FORWARD)
     assert terminals.reward == pytest.approx([reward + PENALTY])
@@ -149,7 +147,7 @@ def test_the_cue_can_hang_at_the_end_as_well_for_policies_without_memory():
     simulator._is_past[:] = True
     simulator._things[:, :2], simulator._things[:, 4:] = hallway.rays.HIDDEN, hallway.rays.HIDDEN
     simulator._things[:, 5] = (0.0, 12.0)
-    tag, distance = sights(simulator._observe(slice(None))[0])
+    tag, distance = seen(simulator)
     assert tag[0] == SYMBOL_X
     assert distance[0] == pytest.approx(10.6, abs=1e-3)
     fresh = Hallway(n_agents=300, cue_at_end=True)

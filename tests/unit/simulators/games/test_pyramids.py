@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from playing import sights
 
 from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators.games import pyramids
@@ -46,10 +47,8 @@ def walk(simulator, *choices):
     return decisions, terminals
 
 
-def sights(simulator):
-    values = simulator._observe(slice(None))[0].reshape(-1, 7)
-    tag = np.where(values[:, 5] == 1, -1, values[:, :5].argmax(axis=1))
-    return tag.tolist(), values[:, 6] * pyramids.RAY_LENGTH
+def seen(simulator):
+    return sights(simulator._observe(slice(None))[0], 5, pyramids.RAY_LENGTH)
 
 
 def test_an_agent_sees_by_eleven_rays_and_knows_where_it_is():
@@ -124,18 +123,18 @@ def test_no_way_leads_out_of_the_rooms_or_into_pyramids():
 
 
 def test_rays_end_at_walls_and_go_through_doors():
-    tag, distance = sights(placed((4.0, 4.0), heading=0, switch=(4, 0)))
+    tag, distance = seen(placed((4.0, 4.0), heading=0, switch=(4, 0)))
     assert (tag[0], distance[0]) == (WALL, pytest.approx(20.0, abs=1e-3))  # two doors, outer wall
     assert distance[1] == pytest.approx(4 / np.cos(np.radians(15)), rel=1e-4) or distance[1] > 8
-    tag, distance = sights(placed((2.0, 4.0), heading=0, switch=(4, 0)))
+    tag, distance = seen(placed((2.0, 4.0), heading=0, switch=(4, 0)))
     assert (tag[0], distance[0]) == (WALL, pytest.approx(4.0, abs=1e-3))
-    tag, distance = sights(placed((12.0, 4.0), heading=0, switch=(4, 0)))
+    tag, distance = seen(placed((12.0, 4.0), heading=0, switch=(4, 0)))
     assert (tag[0], distance[0]) == (WALL, pytest.approx(4.0, abs=1e-3))  # the middle block
 
 
 def test_the_switch_makes_the_goal_appear_and_the_goal_ends_the_episode():
     simulator = placed(SPOTS[2, 1] - (0.0, 2.0), switch=(2, 1), goal=(5, 1))
-    tag, distance = sights(simulator)
+    tag, distance = seen(simulator)
     assert (tag[0], distance[0]) == (SWITCH_OFF, pytest.approx(1.2, abs=1e-4))
     simulator._position[:] = SPOTS[5, 1]
     decisions, terminals = walk(simulator, NOTHING)
@@ -145,9 +144,9 @@ def test_the_switch_makes_the_goal_appear_and_the_goal_ends_the_episode():
     assert decisions.obs[1][0, 4] == 1.0
     assert decisions.reward == pytest.approx([PENALTY])
     simulator._position[:] = SPOTS[2, 1] - (0.0, 2.0)
-    assert sights(simulator)[0][0] == SWITCH_ON
+    assert seen(simulator)[0][0] == SWITCH_ON
     simulator._position[:] = SPOTS[5, 1] - (0.0, 2.0)
-    assert sights(simulator)[0][0] == GOAL
+    assert seen(simulator)[0][0] == GOAL
     decisions, terminals = walk(simulator, FORWARD)
     assert terminals.reward == pytest.approx([2.0 + PENALTY])
     assert terminals.interrupted.tolist() == [False]
@@ -181,5 +180,5 @@ def test_things_begin_in_rooms_that_are_far_from_each_other():
 def test_a_pyramid_is_seen():
     simulator = placed((4.0, 4.0), heading=0)
     simulator._things[:, 5] = (4.0, 7.0)
-    tag, distance = sights(simulator)
+    tag, distance = seen(simulator)
     assert (tag[0], distance[0]) == (PYRAMID, pytest.approx(2.2, abs=1e-4))

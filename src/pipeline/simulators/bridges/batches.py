@@ -1,0 +1,135 @@
+"""What both bridges share: the copies, and steps that are collected agent by agent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.protocol.parameters import Parameters
+from pipeline.protocol.specs import BehaviorSpec
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.simulators.bridges.spaces import Actions, Observations
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.arrays import AnyArray, BoolArray
+    from pipeline.protocol.steps import Steps
+
+    Row = tuple[float, int, int, float]
+    """Reward, agent id, group id (0 for none) and group reward of an agent in a step."""
+
+
+class Bridge:
+    """A simulator of several copies of one environment.
+
+    Args:
+        envs: the copies.
+        where: what to call the environment in errors.
+        per_copy: agents of one copy.
+    """
+
+    def __init__(self, envs: Sequence[Any], where: str, per_copy: int = 1) -> None:
+        self.parameters = Parameters()
+        self._envs, self._where, self._per_copy = envs, where, per_copy
+
+    def set_parameter(self, name: str, value: float) -> None:
+        """Set one of the `options` of the resets from now on."""
+        self.parameters.set_value(name, value)
+
+    def render(self, agent: int) -> AnyArray:
+        """Return a picture of an agent's copy."""
+        from pipeline.simulators.bridges.pictures import picture
+
+        return picture(self._envs[agent // self._per_copy], self._where)
+
+    def close(self) -> None:
+        """Close every copy."""
+        for env in self._envs:
+            env.close()
+
+
+class Codec:
+    """What the agents of one behavior observe and do; arguments as for its two parts."""
+
+    masked = False
+    """Whether observations are maps of `observation` and `action_mask`."""
+
+    def __init__(
+        self, obs_space: Any, action_space: Any, *, where: str, visual: str, scale: float | None
+    ) -> None:
+        self.observations = Observations(obs_space, where=where, visual=visual)
+        self.actions = Actions(action_space, where=where, scale=scale)
+        self.spec = BehaviorSpec(self.observations.specs, self.actions.spec)
+
+
+class StepRows:
+    """The agents of one behavior in one kind of steps; there are at most `size`."""
+
+    def __init__(self, observations: Observations, size: int) -> None:
+        self._observations = observations
+        self._obs = observations.empty(size)
+        self._rows: list[Row] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, obs: Any, row: Row) -> None:
+        """Add an agent; its observation is copied, because environments may reuse their arrays."""
+        self._observations.put(self._obs, len(self._rows), obs)
+        self._rows.append(row)
+
+    def fields(self) -> dict[str, Any]:
+        """Return what decision and terminal steps have in common."""
+        columns = np.array(self._rows, dtype=np.float64).reshape(-1, 4).T
+        return {
+            "obs": [values[: len(self._rows)] for values in self._obs],
+            "reward": columns[0].astype(np.float32),
+            "agent_id": columns[1].astype(np.int32),
+            "group_id": columns[2].astype(np.int32),
+            "group_reward": columns[3].astype(np.float32),
+        }
+
+
+class Batch:
+    """What the agents of one behavior observe in one step; there are at most `size`."""
+
+    def __init__(self, codec: Codec, size: int) -> None:
+        self._codec, self._size = codec, size
+        self._decisions = StepRows(codec.observations, size)
+        self._terminals = StepRows(codec.observations, size)
+        self._interrupted: list[bool] = []
+        self._forbidden: BoolArray | None = None
+
+    def decide(self, obs: Any, mask: Any, row: Row) -> None:
+        """Add an agent that asks for a decision; in its mask 1 means allowed, None allows all."""
+        if mask is not None:
+            self._forbid(mask)
+        self._decisions.add(obs, row)
+
+    def end(self, obs: Any, interrupted: bool, row: Row) -> None:
+        """Add an agent whose episode has ended."""
+        self._interrupted.append(interrupted)
+        self._terminals.add(obs, row)
+
+    def _forbid(self, mask: Any) -> None:
+        """Keep the mask of the agent that comes next."""
+        branches = self._codec.actions.spec.discrete_branches
+        if not branches:
+            return
+        # Made late: environments without masks send none, and the policy then skips masking.
+        if self._forbidden is None:
+            self._forbidden = np.zeros((self._size, sum(branches)), dtype=np.bool_)
+        self._forbidden[len(self._decisions)] = self._codec.actions.forbidden(mask)
+
+    def steps(self) -> Steps:
+        """Return all that was collected."""
+        masks = None
+        if self._forbidden is not None:
+            masks = self._codec.actions.masks(self._forbidden[: len(self._decisions)])
+        decisions = DecisionSteps(**self._decisions.fields(), action_mask=masks)
+        if not self._interrupted:
+            return decisions, TerminalSteps.empty(self._codec.spec)
+        interrupted = np.array(self._interrupted, dtype=np.bool_)
+        return decisions, TerminalSteps(**self._terminals.fields(), interrupted=interrupted)
