@@ -136,12 +136,6 @@ def find(root: Path, name: str, seed: int) -> Run:
     return run
 
 
-def algorithm_of(run: Run) -> str:
-    """Return the trainer types of the experiment's behaviors."""
-    settings = run.params.run_settings(run.name)
-    return " ".join(sorted({str(one.trainer_type) for one in settings.behaviors.values()}))
-
-
 @contextlib.contextmanager
 def recorded(
     run: Run, attempt: Attempt, *, prefix: bool = False
@@ -155,20 +149,15 @@ def recorded(
     # same.
     tracking = mlflow_run.MlflowRun(key_of(run, attempt), prefix=prefix)
     tracking.describe(row_of(run), run.root)
+    status = "FAILED"  # also after SystemExit: MLflow would leave the run RUNNING for ever
     try:
         yield tracking
+        status = "FINISHED"
     except KeyboardInterrupt:
-        # A scheduler kills some seconds after its signal, so closing may not wait for a slow
-        # store.
-        tracking.close(status="KILLED", timeout_s=mlflow_run.QUICK_S)
+        status = "KILLED"
         raise
-    # Also SystemExit: MLflow would leave the run RUNNING for ever.
-    except BaseException:
-        tracking.close(status="FAILED", timeout_s=mlflow_run.QUICK_S)
-        raise
-    else:
-        tracking.close()
     finally:
+        tracking.end(status)
         attempt.facts["mlflow_run_id"] = tracking.run_id
         attempt.facts["mlflow_lost"] = tracking.lost
 
@@ -187,15 +176,14 @@ def key_of(run: Run, attempt: Attempt) -> run_metadata.RunKey:
         # used.
         root=Path(os.environ.get("DVC_ROOT") or run.root).resolve(),
         record=run.root / WORK / "mlflow" / f"{run.name}-seed{run.seed}.json",
-        tags={
-            "pipeline.algorithm": algorithm_of(run),
-            "pipeline.environment": run.experiment.environment,
-            # What makes all of the row; a stage's script would be that of the last part only.
-            "mlflow.source.name": f"pipeline run {run.name}-{run.seed}",
-            "mlflow.source.type": "LOCAL",
-            "mlflow.runColor": run_metadata.color(_position(run), run.seed),
-            **mlflow_store.source_tags(run.root),
-        },
+        tags=run_metadata.tags(
+            run.params.run_settings(run.name),
+            environment=run.experiment.environment,
+            source=f"pipeline run {run.name}-{run.seed}",
+            position=_position(run),
+            seed=run.seed,
+        )
+        | mlflow_store.source_tags(run.root),
     )
 
 
