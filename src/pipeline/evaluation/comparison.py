@@ -101,10 +101,8 @@ class Standing:
     """Of each seed, in the same order."""
     iqm: float
     """Interquartile mean of the scores."""
-    low: float | None
-    """Lower end of its 95 % interval; None with too few seeds."""
-    high: float | None
-    """Upper end of the same."""
+    interval: tuple[float, float] | None
+    """Its 95 % interval; None with too few seeds."""
     reached: int
     """Seeds that reached the task's target."""
     steps_to_target: float | None
@@ -143,10 +141,8 @@ class Improvement:
     better: str
     than: str
     probability: float
-    low: float | None
-    """Lower end of its 95 % interval; None when one of the two has too few seeds."""
-    high: float | None
-    """Upper end of the same."""
+    interval: tuple[float, float] | None
+    """Its 95 % interval; None when one of the two has too few seeds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -242,9 +238,7 @@ def _standing(
 ) -> Standing:
     """Return how one experiment did, given its outcomes by seed: all evaluated, or all curves."""
     scores = np.array([one.evaluated if evaluated else one.final for one in outcomes], np.float64)
-    low = high = None
-    if len(scores) >= statistics.FEWEST_SEEDS:
-        low, high = statistics.iqm_interval(scores, rng)
+    enough = len(scores) >= statistics.FEWEST_SEEDS
     curves = _curves_of(outcomes)
     steps = [] if target is None else [curve.steps_to(target) for curve in curves]
     seconds = [one.seconds for one in outcomes if one.seconds is not None]
@@ -253,8 +247,7 @@ def _standing(
         seeds=tuple(one.seed for one in outcomes),
         scores=tuple(float(score) for score in scores),
         iqm=float(statistics.interquartile_means(scores)),
-        low=low,
-        high=high,
+        interval=statistics.iqm_interval(scores, rng) if enough else None,
         reached=sum(step is not None for step in steps),
         steps_to_target=median_steps(steps) if steps else None,
         area=float(np.mean([curve.area(*common) for curve in curves])) if curves else None,
@@ -270,16 +263,13 @@ def _improvement(one: Standing, other: Standing, rng: np.random.Generator) -> Im
     forward = statistics.probability_of_improvement(np.array(one.scores), np.array(other.scores))
     better, than = (one, other) if forward >= 0.5 else (other, one)
     x, y = np.array(better.scores), np.array(than.scores)
-    low = high = None
-    if min(len(x), len(y)) >= statistics.FEWEST_SEEDS:
-        low, high = statistics.improvement_interval(x, y, rng)
+    enough = min(len(x), len(y)) >= statistics.FEWEST_SEEDS
     return Improvement(
         better=better.experiment,
         than=than.experiment,
         # Ties count half, so both directions add up to 1.
         probability=max(forward, 1.0 - forward),
-        low=low,
-        high=high,
+        interval=statistics.improvement_interval(x, y, rng) if enough else None,
     )
 
 

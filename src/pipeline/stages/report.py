@@ -130,12 +130,7 @@ def _draw(task: Task, curves: Mapping[str, Curves], folder: Path) -> render.Figu
         plots.plot_learning_curves(
             folder / drawn.learning, curves, title=task.name, target=task.target
         )
-    plots.plot_standings(
-        folder / drawn.returns,
-        task.standings,
-        title=task.name,
-        x_label="Return: seeds (dots), interquartile mean and its 95 % interval (bar)",
-    )
+    plots.plot_standings(folder / drawn.returns, task.standings, title=task.name)
     if drawn.improvements:
         plots.plot_improvements(folder / drawn.improvements, task.improvements, title=task.name)
     return drawn
@@ -210,8 +205,8 @@ def _summary(tasks: Sequence[Task]) -> dict[str, Any]:
                 "seeds": len(one.seeds),
                 "mean_return": one.mean,
                 "iqm": one.iqm,
-                "iqm_low": one.low,
-                "iqm_high": one.high,
+                "iqm_low": None if one.interval is None else one.interval[0],
+                "iqm_high": None if one.interval is None else one.interval[1],
                 "steps_to_target": one.steps_to_target,
                 "mean_height": one.area,
             }
