@@ -10,9 +10,9 @@ import numpy as np
 
 from pipeline import files
 from pipeline.errors import StageError
-from pipeline.stages.shared import executable
+from pipeline.stages.shared import executable, project
 from pipeline.stages.shared.attempt import Job, attempt_at
-from pipeline.stages.shared.project import main_of_named, named, planned
+from pipeline.stages.shared.project import named, planned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
-    return main_of_named(argv, __doc__, "demonstrations", record_named)
+    name = "a name under `demonstrations` in params.yaml"
+    return project.main(argv, __doc__, record_named, name=name)
 
 
 def record_named(name: str, root: Path) -> None:

@@ -18,8 +18,9 @@ from pipeline.settings.environments import (
     UnitySource,
 )
 from pipeline.settings.reader import to_map
+from pipeline.stages.shared import project
 from pipeline.stages.shared.attempt import Job, attempt_at
-from pipeline.stages.shared.project import main_of_named, named, pinned, planned
+from pipeline.stages.shared.project import named, pinned, planned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +32,8 @@ _PLAYER = "player"
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
-    return main_of_named(argv, __doc__, "environments", build, short=True)
+    name = "a name under `environments` in params.yaml"
+    return project.main(argv, __doc__, build, name=name, short=True)
 
 
 def build(name: str, root: Path) -> None:

@@ -7,7 +7,6 @@ Optuna's own journal has time stamps, and one file that all trials write is no o
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from pathlib import Path
@@ -17,9 +16,9 @@ from pipeline import files
 from pipeline.errors import StageError
 from pipeline.settings.sweeps import proposal_file
 from pipeline.stages.reporting.results import read_curves
-from pipeline.stages.shared import executable, process
+from pipeline.stages.shared import executable, project
 from pipeline.stages.shared.attempt import Job, attempt_at
-from pipeline.stages.shared.project import named, planned, project
+from pipeline.stages.shared.project import named
 from pipeline.stages.sweep import metrics_file, score_of
 
 if TYPE_CHECKING:
@@ -34,10 +33,8 @@ _FEWEST_CURVES = 3
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("trial", help="<sweep>/<number>, of a sweep with the method optuna")
-    trial = parser.parse_args(argv).trial
-    return process.run(lambda: propose(trial, project()))
+    trial = "<sweep>/<number>, of a sweep with the method optuna"
+    return project.main(argv, __doc__, propose, name=trial)
 
 
 def propose(trial: str, root: Path) -> None:
@@ -46,7 +43,7 @@ def propose(trial: str, root: Path) -> None:
     Raises:
         StageError: No sweep has such a trial, or a trial before it was not evaluated.
     """
-    params = planned(root)
+    params = project.planned(root)
     name, _, number = trial.partition("/")
     sweep = named(params.sweeps, name, "sweeps")
     told = named(sweep.proposed(), number, f"sweeps.{name}: proposed trials:")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 from dataclasses import replace
@@ -12,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline import files
 from pipeline.settings.sweeps import best_name
 from pipeline.stages.reporting import render, results
-from pipeline.stages.shared import process
+from pipeline.stages.shared import project
 from pipeline.stages.shared.attempt import Job, attempt_at
-from pipeline.stages.shared.project import planned, project
 from pipeline.stages.sweep import Trial, metrics_files, rank, scores_of, trials_of
 
 if TYPE_CHECKING:
@@ -34,15 +32,14 @@ _CURVE_COLUMNS = ("environment", "behavior", "experiment", "seeds", "step", "iqm
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
-    argparse.ArgumentParser(description=__doc__).parse_args(argv)
-    return process.run(lambda: report(project()))
+    return project.main(argv, __doc__, report)
 
 
 def report(root: Path) -> None:
     """Make the report of all experiments in params.yaml."""
     from pipeline.evaluation import comparison, tables
 
-    params = planned(root)
+    params = project.planned(root)
     job = Job(
         stage="report",
         instance="all",

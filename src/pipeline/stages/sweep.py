@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from pipeline import files
 from pipeline.errors import StageError
 from pipeline.settings.sweeps import best_file, proposal_file
+from pipeline.stages.shared import project
 from pipeline.stages.shared.attempt import Job, attempt_at
-from pipeline.stages.shared.project import main_of_named, named, planned
+from pipeline.stages.shared.project import named, planned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +44,8 @@ class Trial:
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
-    return main_of_named(argv, __doc__, "sweeps", rank_named)
+    name = "a name under `sweeps` in params.yaml"
+    return project.main(argv, __doc__, rank_named, name=name)
 
 
 def rank_named(name: str, root: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -128,12 +127,6 @@ def _plain(behavior: str) -> str:
 
 def _seconds(path: Path) -> float | None:
     """Return how long a stage took; None when a part is not known."""
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    facts = read_map(path)
     # A resumed attempt only knows the time since it was resumed.
-    if not isinstance(facts, dict) or facts.get("resumed", True):
-        return None
-    duration = facts.get("duration_s")
-    return float(duration) if isinstance(duration, int | float) else None
+    return None if facts.get("resumed", True) else facts.get("duration_s")
