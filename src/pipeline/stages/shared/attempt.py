@@ -265,11 +265,13 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
                 "result for one of the new ones. Run it again: with the parameters that it began "
                 "with it goes on where it is, with others afresh."
             )
-    noted = [(name, one, current.root / name, digest_of) for name, one in current.digests.items()]
+    noted: list[tuple[str, str, Path, Callable[[Path], str]]] = [
+        (name, one, current.root / name, digest_of) for name, one in current.digests.items()
+    ]
     if not is_dvc:
         src = sources.src_of(code_of(current.root))
-        sources_noted = current.sources.items()
-        noted += [(f"src/{name}", one, src / name, sources.git_id) for name, one in sources_noted]
+        for name, one in current.sources.items():
+            noted.append((f"src/{name}", one, src / name, sources.git_id))
     changed = [
         name for name, before, path, now_of in noted if not path.exists() or now_of(path) != before
     ]
