@@ -85,11 +85,6 @@ class Outcome:
         """What must be the same for returns to be comparable."""
         return self.environment, self.behavior
 
-    @property
-    def final(self) -> float | None:
-        """Mean return at the end of training."""
-        return None if self.curve is None else self.curve.final
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Standing:
@@ -237,9 +232,10 @@ def _standing(
     evaluated: bool,
 ) -> Standing:
     """Return how one experiment did, given its outcomes by seed: all evaluated, or all curves."""
-    scores = np.array([one.evaluated if evaluated else one.final for one in outcomes], np.float64)
-    enough = len(scores) >= statistics.FEWEST_SEEDS
     curves = _curves_of(outcomes)
+    ends = [one.evaluated for one in outcomes] if evaluated else [curve.final for curve in curves]
+    scores = np.array(ends, np.float64)
+    enough = len(scores) >= statistics.FEWEST_SEEDS
     steps = [] if target is None else [curve.steps_to(target) for curve in curves]
     seconds = [one.seconds for one in outcomes if one.seconds is not None]
     return Standing(
