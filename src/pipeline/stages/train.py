@@ -110,12 +110,10 @@ def _train(
     from pipeline import trainer
 
     runtime = run.runtime()
-    several = len(settings.behaviors) > 1
-    with run_context.recorded(run, attempt, prefix=several) as record:
-        limits = {name: one.max_steps for name, one in settings.behaviors.items()}
+    with run_context.recorded(run, attempt, prefix=len(settings.behaviors) > 1) as record:
         tracked = TrackedRun(
             folder=attempt.run,
-            max_steps=limits,
+            max_steps={name: one.max_steps for name, one in settings.behaviors.items()},
             settings=settings,
             key=run_context.key_of(run, attempt),
             row=run_context.row_of(run),
@@ -206,7 +204,7 @@ def _history(
     read = (environment, executable.folder_of(environment))
     parameters = provenance.train_parameters(run)
     made_by = provenance.of_stage(run, attempt, parameters, environment=read)
-    made_by = provenance.interrupted(made_by, interrupted)
-    if "pretrain" not in run.experiment.stages:
-        return [made_by]
-    return [*policies.history(run.root / run.folder("pretrain") / "policy.pt"), made_by]
+    before = []
+    if "pretrain" in run.experiment.stages:
+        before = policies.history(run.root / run.folder("pretrain") / "policy.pt")
+    return [*before, provenance.interrupted(made_by, interrupted)]

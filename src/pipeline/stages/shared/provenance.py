@@ -29,15 +29,7 @@ KEY = "pipeline.provenance"
 PACKAGES = ("numpy", "torch", "onnx")
 FORMAT = 1
 _LEARN_FOLDERS = (
-    "algos",
-    "data",
-    "envs",
-    "export",
-    "nets",
-    "protocol",
-    "settings",
-    "simulators",
-    "trainer",
+    *("algos", "data", "envs", "export", "nets", "protocol", "settings", "simulators", "trainer"),
 )
 
 Record = dict[str, Any]
@@ -101,12 +93,10 @@ def of_learn(
     # Paths and ports differ between machines; the environment itself is recorded by its digest.
     content.pop("checkpoint_settings", None)
     env = content.get("env_settings", {})
-    inputs: dict[str, Any] = {}
+    env.pop("base_port", None)
     named = env.pop("env_path", None)
     path = program or named
-    env.pop("base_port", None)
-    if path is not None:
-        inputs["environment"] = _read(Path(path))
+    inputs: dict[str, Any] = {} if path is None else {"environment": _read(Path(path))}
     for behavior, one in content.get("behaviors", {}).items():
         for kind, at in _demonstrations(one):
             inputs[f"demonstrations of {behavior} ({kind})"] = _read(Path(at))
