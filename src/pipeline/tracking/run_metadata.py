@@ -35,7 +35,6 @@ class RunKey:
     experiment: str
     """Name in params.yaml."""
     seed: int
-    """Seed of the run."""
     stage: str
     """Stage of the DAG; `train` may begin a new run, the others continue the one there is."""
     fingerprint: str
@@ -215,8 +214,8 @@ def tags(
     Args:
         settings: of the run.
         environment: its name.
-        source: what makes all of the row.
-        position: of the experiment among all, for its color.
+        source: what makes all of the row, not only the stage that begins it.
+        position: of the experiment among all, which decides the color with the seed.
         seed: of the run.
     """
     kinds = sorted({str(one.trainer_type) for one in settings.behaviors.values()})
