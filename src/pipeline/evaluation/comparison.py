@@ -123,11 +123,6 @@ class Standing:
         """The range that holds a new seed's score with 90 % probability; None: too few seeds."""
         return statistics.tolerance_interval(np.array(self.scores))
 
-    @property
-    def caution(self) -> str:
-        """What the number of seeds means; empty when there are enough."""
-        return statistics.caution(len(self.seeds))
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Improvement:

@@ -6,6 +6,7 @@ import csv
 import io
 from typing import TYPE_CHECKING, Any
 
+from pipeline.evaluation import statistics
 from pipeline.evaluation.comparison import EVALUATED
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ def cautions(task: Task) -> list[str]:
     """Return which experiments have few seeds or are not exact, and what that means."""
     by_caution: dict[str, list[str]] = {}
     for one in task.standings:
-        if one.caution:
-            by_caution.setdefault(one.caution, []).append(one.experiment)
+        if caution := statistics.caution(len(one.seeds)):
+            by_caution.setdefault(caution, []).append(one.experiment)
     told = [f"{', '.join(names)}: {caution}." for caution, names in by_caution.items()]
     return told + [
         f"{one.experiment}, seed {', '.join(map(str, one.not_exact))}: interrupted and not resumed "

@@ -46,11 +46,7 @@ def check(root: Path) -> None:
 
 
 def check_params(params: Params) -> None:
-    """Refuse what some stage would refuse later.
-
-    Raises:
-        PipelineError: There is a mistake.
-    """
+    """Refuse what some stage would refuse later: raise PipelineError."""
     check_settings(params)
     check_ids(params)
 

@@ -109,7 +109,6 @@ class Row:
     y: int
     """Pixel of its bar."""
     told: str
-    """The estimate in words."""
     value: float
     interval: tuple[float, float] | None
     wider: tuple[float, float] | None = None
@@ -125,7 +124,6 @@ class RowChart:
     x: Axis
     rows: tuple[Row, ...]
     label: str
-    """What lies along x."""
     mark: float | None = None
     """A value to compare with."""
 

@@ -19,7 +19,7 @@ from pipeline.settings import to_mapping
 from pipeline.stages.shared import sources
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pipeline.settings import RunSettings
     from pipeline.stages.shared import run_context
@@ -155,9 +155,8 @@ def text(history: Sequence[Record]) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def _demonstrations(behavior: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _demonstrations(behavior: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Take the paths out of a behavior's settings: kind of use and path."""
-    demonstrations = []
     sections = {"behavioral_cloning": behavior.get("behavioral_cloning")}
     sections |= behavior.get("reward_signals") or {}
     for kind, section in sections.items():
@@ -165,12 +164,8 @@ def _demonstrations(behavior: Mapping[str, Any]) -> list[tuple[str, str]]:
             named = section.pop("demo_path")
             several = named if isinstance(named, list) else [named]
             paths = [one["path"] if isinstance(one, dict) else str(one) for one in several]
-            numbers = range(1, len(paths) + 1) if len(paths) > 1 else [None]
-            demonstrations += [
-                (kind if number is None else f"{kind}, {number}", path)
-                for number, path in zip(numbers, paths, strict=True)
-            ]
-    return demonstrations
+            for number, path in enumerate(paths, start=1):
+                yield (f"{kind}, {number}" if len(paths) > 1 else kind), path
 
 
 def _read(path: Path) -> dict[str, str]:
