@@ -81,20 +81,15 @@ def report(root: Path) -> None:
 
 def inputs(params: Params) -> tuple[Path, ...]:
     """Return what the runs of experiments and trials came to, relative to the project."""
-    files_of = {"train": ("metrics.json", "progress.csv"), "evaluate": ("metrics.json",)}
-    files_of["evaluate"] += ("episodes.csv",)
+    evaluated: tuple[str, ...] = ("metrics.json", "episodes.csv")
+    files_of = {"train": ("metrics.json", "progress.csv"), "evaluate": evaluated}
+    filmed = files_of | {"evaluate": (*evaluated, MEDIAN)}
     runs = [
         Path(f"results/{stage}/{name}/seed{seed}/{file}")
         for name, experiment in params.experiments.items()
         for stage in experiment.stages
         for seed in experiment.seeds
-        for file in files_of.get(stage, ())
-    ]
-    runs += [
-        Path(f"results/evaluate/{name}/seed{seed}/{MEDIAN}")
-        for name, experiment in params.experiments.items()
-        if experiment.filmed
-        for seed in experiment.seeds
+        for file in (filmed if experiment.filmed else files_of).get(stage, ())
     ]
     trials = [path for name, sweep in params.sweeps.items() for path in metrics_files(name, sweep)]
     return (*runs, *trials)

@@ -53,6 +53,6 @@ class JsonLinesSink(Sink):
         earlier = self._known or self._keep_earlier
         text = self._path.read_text("utf-8") if earlier and self._path.exists() else ""
         whole = text[: text.rfind("\n") + 1].splitlines(keepends=True)  # a kill may cut the last
-        read = [(text, json.loads(text)) for text in whole]
-        kept = [text for text, one in read if one["behavior"] != behavior or one["step"] < step]
+        read = [(line, json.loads(line)) for line in whole]
+        kept = [line for line, one in read if one["behavior"] != behavior or one["step"] < step]
         files.write_whole(self._path, "".join(kept))
