@@ -17,6 +17,7 @@ from pipeline.stages.shared.attempt import Attempt, Job, attempt_at, read_map
 from pipeline.tracking import names
 from pipeline.tracking.base import Sink
 from pipeline.tracking.sinks import TrackedRun, standard_sinks
+from pipeline.tracking.sinks.curve_csv import read_points
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -156,7 +157,7 @@ def _train(
         if record is not None:
             record.trained(
                 metrics,
-                curve=attempt.run / "progress.csv",
+                curve=read_points(attempt.run / "progress.csv"),
                 seconds=result.seconds["total"],
                 interrupted=result.interrupted,
             )

@@ -24,12 +24,14 @@ from pipeline import files, machine
 from pipeline.errors import PipelineError
 from pipeline.tracking import mlflow_database, mlflow_models, mlflow_store, names, run_metadata
 from pipeline.tracking.base import Sink
-from pipeline.tracking.sinks.curve_csv import read_points
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pipeline.tracking.run_metadata import RunKey, RunMetadata
+
+    Point = tuple[str, str, float, int]
+    """Behavior, tag, value and step of a number, as `curve_csv.read_points` gives them."""
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +83,7 @@ class MlflowRun(Sink):
         self,
         numbers: Mapping[str, Mapping[str, Any]],
         *,
-        curve: Path,
+        curve: Sequence[Point],
         seconds: float,
         interrupted: Sequence[int],
     ) -> None:
@@ -89,15 +91,14 @@ class MlflowRun(Sink):
 
         Args:
             numbers: final ones, by behavior; None for one that is not known.
-            curve: the CSV file of its summaries, of which a killed attempt may not have sent all.
+            curve: all its summaries, of which a killed attempt may not have sent some.
             seconds: that it took, as far as this attempt knows.
             interrupted: steps at which it went on other than it would have.
         """
         flat = run_metadata.flat(numbers)
         results = {name: value for name, value in flat.items() if value is not None}
         if self._key.resumed:  # nobody counts what a killed attempt took
-            points = read_points(curve)
-            self._put(lambda store, run: self._fill(store, run, points))
+            self._put(lambda store, run: self._fill(store, run, curve))
         else:
             n_steps = sum(one["steps"] for one in numbers.values())
             results |= {"training_s": seconds, "steps_per_second": n_steps / max(seconds, 1e-9)}
@@ -296,9 +297,7 @@ class MlflowRun(Sink):
                 break
         self._taken += 1
 
-    def _fill(
-        self, store: mlflow_store.Store, run: str, curve: Sequence[tuple[str, str, float, int]]
-    ) -> None:
+    def _fill(self, store: mlflow_store.Store, run: str, curve: Sequence[Point]) -> None:
         """Write the points of a curve that the run lacks.
 
         A killed process takes along what it had not sent yet; training resumes after that, and

@@ -18,7 +18,7 @@ from pipeline.tracking.mlflow_models import BUILD, SCORE, alias_of, best
 from pipeline.tracking.mlflow_run import MlflowRun, enabled
 from pipeline.tracking.mlflow_store import Store, flatten
 from pipeline.tracking.run_metadata import InputData, RunKey, RunMetadata
-from pipeline.tracking.sinks.curve_csv import CsvSink
+from pipeline.tracking.sinks.curve_csv import CsvSink, read_points
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +66,10 @@ def key(
     )
 
 
+def monitors() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "SystemMetricsMonitor"]
+
+
 def client(root: Path):
     from mlflow import MlflowClient
 
@@ -96,6 +100,7 @@ def test_stages_of_one_seed_share_a_row_that_says_everything(tmp_path: Path):
         train.metrics("Walker", {"Environment/Cumulative Reward": step / 10}, step)
     train.points({"loss": [(1, 0.5), (2, 0.25)]}, stage="pretrain")
     first = finished(train)
+    assert not monitors(), "the machine is not sampled unasked"
 
     evaluate = MlflowRun(key(tmp_path, "evaluate"))
     evaluate.describe(row, tmp_path)
@@ -355,7 +360,8 @@ def test_points_that_a_killed_attempt_took_along_are_filled_in_from_the_curve(tm
         curve.metrics("Walker", values, step)
         if step == 2000:
             run.metrics("Walker", values, step)
-    run.trained({"Walker": {"steps": 3000}}, curve=curve.path, seconds=9.0, interrupted=[])
+    points = read_points(curve.path)
+    run.trained({"Walker": {"steps": 3000}}, curve=points, seconds=9.0, interrupted=[])
     made = finished(run)
     assert client(tmp_path).get_run(made).data.metrics.get("train/training_s") is None
     for name, wanted in ((names.REWARD, [1.0, 2.0, 3.0]), ("Losses/Q1 Loss", [0.5, 0.5, 0.5])):
@@ -423,6 +429,8 @@ def test_the_best_evaluated_policy_has_the_alias_and_only_a_better_one_takes_it(
     assert version.tags["run"] == "walk-seed1"
     assert version.tags["evaluate.episodes"] == "4"
     assert version.tags["dvc.export"].endswith(".dir")
+    model = store.get_logged_model(version.source.removeprefix("models:/"))
+    assert [one.value for one in model.metrics if one.key == "evaluate/mean_return"] == [5.0]
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
     signature = mlflow.models.get_model_info(f"models:/{NAME}@best").signature
     assert signature.inputs.to_dict()[0]["tensor-spec"]["shape"] == (-1, 8)
@@ -511,13 +519,6 @@ def test_params_are_flattened_to_dotted_names():
     }
 
 
-def test_the_page_of_a_logged_model_has_the_score_of_its_evaluation(tmp_path: Path):
-    played(tmp_path, 1, 5.25)
-    version = client(tmp_path).get_model_version(NAME, "1")
-    model = client(tmp_path).get_logged_model(version.source.removeprefix("models:/"))
-    assert [one.value for one in model.metrics if one.key == "evaluate/mean_return"] == [5.25]
-
-
 def test_mlflow_samples_the_machine_where_its_own_variable_asks(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true")
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
@@ -531,10 +532,4 @@ def test_mlflow_samples_the_machine_where_its_own_variable_asks(tmp_path: Path, 
             seen = client(tmp_path).get_run(run.run_id).data.metrics
     assert "system/system_memory_usage_megabytes" in seen
     finished(run)
-    assert not [one for one in threading.enumerate() if one.name == "SystemMetricsMonitor"]
-
-
-def test_the_machine_is_not_sampled_unasked(tmp_path: Path):
-    run = MlflowRun(key(tmp_path, "train"))
-    finished(run)
-    assert not [one for one in threading.enumerate() if one.name == "SystemMetricsMonitor"]
+    assert not monitors()

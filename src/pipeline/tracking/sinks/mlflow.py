@@ -10,6 +10,7 @@ from pipeline.errors import Interrupted
 from pipeline.tracking import run_metadata
 from pipeline.tracking.base import Sink
 from pipeline.tracking.mlflow_run import MlflowRun, enabled
+from pipeline.tracking.sinks.curve_csv import read_points
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,7 +75,7 @@ class MlflowSink(Sink):
         }
         self._record.trained(
             results,
-            curve=folder / "progress.csv",
+            curve=read_points(folder / "progress.csv"),
             seconds=time.monotonic() - self._began_s,
             interrupted=sorted(interrupted),
         )
