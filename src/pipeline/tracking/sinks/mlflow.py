@@ -91,7 +91,8 @@ class MlflowSink(Sink):
 
     def failed(self, error: BaseException) -> None:
         """Note that the row is of a failure, unless somebody stopped the run."""
-        if not isinstance(error, Interrupted | KeyboardInterrupt):
+        stopped = isinstance(error, Interrupted | KeyboardInterrupt)
+        if self._status != "FINISHED" and not stopped:
             self._status = "FAILED"
 
     def close(self) -> None:
