@@ -20,7 +20,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
-from pipeline.tracking.mlflow_run import MlflowRun, RunKey
+from pipeline.tracking.mlflow_run import MlflowRun
+from pipeline.tracking.run_metadata import RunKey
 
 
 def main() -> int:
@@ -90,7 +91,7 @@ def work(root: Path, number: int, n_summaries: int, n_metrics: int) -> int:
     for step in range(n_summaries):
         track.metrics("Walker", values_at(number, step, n_metrics), step)
     called = time.perf_counter() - start
-    track.close(timeout_s=600)
+    track.end(timeout_s=600)
     ended = time.perf_counter() - start
     sys.stdout.write(json.dumps({"called_s": called, "ended_s": ended}))
     return int(track.lost > 0 or track.run_id is None)

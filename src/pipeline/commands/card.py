@@ -282,7 +282,7 @@ def _scores(run: Run, tasks: Sequence[Task]) -> Iterator[str]:
     for task in tasks:
         how = "on evaluation episodes" if task.score == "evaluated" else "at the end of training"
         for held in task.standings:
-            numbers = f"{held.iqm:.4g} | {_interval(held.low, held.high)}"
+            numbers = f"{held.iqm:.4g} | {_interval(*(held.interval or (None, None)))}"
             yield f"| {task.behavior} | {len(held.seeds)} | {numbers} | {how} |"
     yield ""
 

@@ -72,11 +72,11 @@ def run(arguments: argparse.Namespace) -> str:
         names = ", ".join(map(str, runs)) or "the experiments of params.yaml"
         raise SettingsError(f"{names}: no episode has ended here yet; train longer")
     if form == "csv":
-        columns = (*tables.STANDING_COLUMNS, "training_s")
-        return tables.csv_text(tables.standing_records(tasks, wall_clock=True), columns).rstrip()
+        columns = (*tables.STANDING_COLUMNS, tables.WALL_CLOCK_COLUMN)
+        return tables.csv_text(tables.standing_records(tasks), columns).rstrip()
     if form == "json":
         value = {
-            "experiments": tables.standing_records(tasks, wall_clock=True),
+            "experiments": tables.standing_records(tasks),
             "improvements": tables.pair_records(tasks),
         }
         # NaN is no JSON; an error here is better than a file that other programs refuse.

@@ -85,11 +85,6 @@ class Outcome:
         """What must be the same for returns to be comparable."""
         return self.environment, self.behavior
 
-    @property
-    def final(self) -> float | None:
-        """Mean return at the end of training."""
-        return None if self.curve is None else self.curve.final
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Standing:
@@ -101,10 +96,8 @@ class Standing:
     """Of each seed, in the same order."""
     iqm: float
     """Interquartile mean of the scores."""
-    low: float | None
-    """Lower end of its 95 % interval; None with too few seeds."""
-    high: float | None
-    """Upper end of the same."""
+    interval: tuple[float, float] | None
+    """Its 95 % interval; None with too few seeds."""
     reached: int
     """Seeds that reached the task's target."""
     steps_to_target: float | None
@@ -130,11 +123,6 @@ class Standing:
         """The range that holds a new seed's score with 90 % probability; None: too few seeds."""
         return statistics.tolerance_interval(np.array(self.scores))
 
-    @property
-    def caution(self) -> str:
-        """What the number of seeds means; empty when there are enough."""
-        return statistics.caution(len(self.seeds))
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Improvement:
@@ -143,10 +131,8 @@ class Improvement:
     better: str
     than: str
     probability: float
-    low: float | None
-    """Lower end of its 95 % interval; None when one of the two has too few seeds."""
-    high: float | None
-    """Upper end of the same."""
+    interval: tuple[float, float] | None
+    """Its 95 % interval; None when one of the two has too few seeds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -241,11 +227,10 @@ def _standing(
     evaluated: bool,
 ) -> Standing:
     """Return how one experiment did, given its outcomes by seed: all evaluated, or all curves."""
-    scores = np.array([one.evaluated if evaluated else one.final for one in outcomes], np.float64)
-    low = high = None
-    if len(scores) >= statistics.FEWEST_SEEDS:
-        low, high = statistics.iqm_interval(scores, rng)
     curves = _curves_of(outcomes)
+    ends = [one.evaluated for one in outcomes] if evaluated else [curve.final for curve in curves]
+    scores = np.array(ends, np.float64)
+    enough = len(scores) >= statistics.FEWEST_SEEDS
     steps = [] if target is None else [curve.steps_to(target) for curve in curves]
     seconds = [one.seconds for one in outcomes if one.seconds is not None]
     return Standing(
@@ -253,8 +238,7 @@ def _standing(
         seeds=tuple(one.seed for one in outcomes),
         scores=tuple(float(score) for score in scores),
         iqm=float(statistics.interquartile_means(scores)),
-        low=low,
-        high=high,
+        interval=statistics.iqm_interval(scores, rng) if enough else None,
         reached=sum(step is not None for step in steps),
         steps_to_target=median_steps(steps) if steps else None,
         area=float(np.mean([curve.area(*common) for curve in curves])) if curves else None,
@@ -270,16 +254,13 @@ def _improvement(one: Standing, other: Standing, rng: np.random.Generator) -> Im
     forward = statistics.probability_of_improvement(np.array(one.scores), np.array(other.scores))
     better, than = (one, other) if forward >= 0.5 else (other, one)
     x, y = np.array(better.scores), np.array(than.scores)
-    low = high = None
-    if min(len(x), len(y)) >= statistics.FEWEST_SEEDS:
-        low, high = statistics.improvement_interval(x, y, rng)
+    enough = min(len(x), len(y)) >= statistics.FEWEST_SEEDS
     return Improvement(
         better=better.experiment,
         than=than.experiment,
         # Ties count half, so both directions add up to 1.
         probability=max(forward, 1.0 - forward),
-        low=low,
-        high=high,
+        interval=statistics.improvement_interval(x, y, rng) if enough else None,
     )
 
 

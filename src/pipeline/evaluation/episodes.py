@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 STEP_LIMIT = 1_000_000
+"""Steps without the end of a counted episode after which an evaluation gives up."""
 
 
 class ActingPolicy(Protocol):
@@ -70,9 +71,7 @@ def evaluate(
     episodes: int,
     seed: int,
     deterministic: bool = True,
-    on_progress: Callable[[int, int], None] | None = None,
     on_running: Callable[[Mapping[str, Mapping[int, int]]], None] | None = None,
-    step_limit: int = STEP_LIMIT,
 ) -> list[Episode]:
     """Play until the first `episodes` episodes of each behavior have ended.
 
@@ -83,10 +82,8 @@ def evaluate(
         episodes: per behavior, at least 1.
         seed: of sampled actions; the environment was seeded when it was made.
         deterministic: most probable actions instead of sampled ones.
-        on_progress: called with (episodes ended, episodes wanted) after each change.
         on_running: called before each step with the counted episodes that run: for each behavior,
             the index of an agent's episode by the agent's id.
-        step_limit: gives up after so many steps without the end of a counted episode.
 
     Returns:
         The episodes by behavior name, then by start.
@@ -105,17 +102,16 @@ def evaluate(
     while True:
         decisions = _observe(env, policies, counters, episodes)
         before, ended = ended, sum(counter.n_ended for counter in counters.values())
+        wanted = episodes * len(counters)
+        if counters and ended == wanted:
+            break
         # Of counted episodes alone: agents beside them may end again and again.
         idle_steps = idle_steps + 1 if ended == before else 0
-        if ended > before and on_progress is not None:
-            on_progress(ended, episodes * len(counters))
-        if counters and ended == episodes * len(counters):
-            break
-        if idle_steps > step_limit:
+        if idle_steps > STEP_LIMIT:
             raise StageError(
-                f"evaluate: no counted episode ended within {step_limit} steps of the environment "
-                f"({ended} of {episodes * len(counters)} ended, behaviors {sorted(counters)}); "
-                "give the environment a step limit, or raise evaluate.step_limit"
+                f"evaluate: no counted episode ended within {STEP_LIMIT} steps of the environment "
+                f"({ended} of {wanted} ended, behaviors {sorted(counters)}); give the environment "
+                "a step limit"
             )
         for name, steps in decisions.items():
             if len(steps):

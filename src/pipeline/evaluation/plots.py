@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pipeline import files, seeding
-from pipeline.evaluation.statistics import (
-    FEWEST_SEEDS,
-    interquartile_means,
-    iqm_band,
-    summarize,
-)
+from pipeline.evaluation.statistics import FEWEST_SEEDS, interquartile_means, iqm_band, summarize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -95,19 +90,15 @@ def align_curves(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> Curves:
 def plot_returns(path: Path, returns: Sequence[float], *, title: str) -> None:
     """Draw a histogram of episode returns with their mean and its 95 % interval, as PNG."""
     summary = summarize(returns)
-    with _styled():
-        axes = _axes(title, "Episode return", "Episodes")
+    with _axes(path, title, "Episode return", "Episodes") as axes:
         bins = _bins(np.asarray(returns, dtype=np.float64))
-        axes.hist(returns, bins=bins, color=_color(0), alpha=0.55, edgecolor="white")
+        axes.hist(returns, bins=bins, color=color(0), alpha=0.55, edgecolor="white")
         label = f"mean {_number(summary.mean)}"
-        mark = _color(1)
         if summary.ci_low is not None and summary.ci_high is not None:
-            axes.axvspan(summary.ci_low, summary.ci_high, color=mark, alpha=0.35, linewidth=0)
+            axes.axvspan(summary.ci_low, summary.ci_high, color=color(1), alpha=0.35, linewidth=0)
             label += f" (95 % interval {_number(summary.ci_low)} to {_number(summary.ci_high)})"
-        axes.axvline(summary.mean, color=mark, linewidth=2.0, label=label)
+        axes.axvline(summary.mean, color=color(1), linewidth=2.0, label=label)
         axes.yaxis.get_major_locator().set_params(integer=True)
-        _legend(axes)
-        _save(axes, path)
 
 
 def band(curves: Curves) -> tuple[NDArray[np.float64], ...] | None:
@@ -120,12 +111,7 @@ def band(curves: Curves) -> tuple[NDArray[np.float64], ...] | None:
 
 
 def plot_learning_curves(
-    path: Path,
-    curves: Mapping[str, Curves],
-    *,
-    title: str,
-    target: float | None = None,
-    y_label: str = "Mean episode return",
+    path: Path, curves: Mapping[str, Curves], *, title: str, target: float | None = None
 ) -> None:
     """Draw interquartile means over seeds with 95 % intervals, a line per configuration, as PNG.
 
@@ -133,10 +119,9 @@ def plot_learning_curves(
     """
     from matplotlib.ticker import EngFormatter
 
-    with _styled():
-        has_bands = any(len(group.values) >= FEWEST_SEEDS for group in curves.values())
-        note = " (bands: 95 % interval over seeds)" if has_bands else ""
-        axes = _axes(title, f"Environment steps{note}", y_label)
+    has_bands = any(len(group.values) >= FEWEST_SEEDS for group in curves.values())
+    note = " (bands: 95 % interval over seeds)" if has_bands else ""
+    with _axes(path, title, f"Environment steps{note}", "Mean episode return") as axes:
         for index, (name, group) in enumerate(curves.items()):
             _draw_curves(axes, index, name, group)
         if target is not None:
@@ -145,14 +130,12 @@ def plot_learning_curves(
         axes.margins(x=0.01)
         # Every seed's values; a band may reach far beyond and is cut.
         axes.set_ylim(*value_range([group.values for group in curves.values()]))
-        _legend(axes)
-        _save(axes, path)
 
 
 def _draw_curves(axes: Any, index: int, name: str, group: Curves) -> None:
-    look = {"color": _color(index), "linestyle": _line(index)}
-    n_seeds = len(group.values)
-    label = f"{name} ({n_seeds} seed{'s' if n_seeds > 1 else ''})"
+    # Another style when the colors begin again.
+    look = {"color": color(index), "linestyle": _LINES[index // len(COLORS) % len(_LINES)]}
+    label = f"{name} ({seed_count(len(group.values))})"
     group = group.thinned()  # the eye sees no more points, and each takes a bootstrap
     drawn = band(group)
     if drawn is None:  # too few seeds for an interval, so each is shown
@@ -166,49 +149,46 @@ def _draw_curves(axes: Any, index: int, name: str, group: Curves) -> None:
     axes.plot(group.steps, middle, linewidth=1.8, label=label, **look)
 
 
-def plot_standings(path: Path, standings: Sequence[Standing], *, title: str, x_label: str) -> None:
+def plot_standings(path: Path, standings: Sequence[Standing], *, title: str) -> None:
     """Draw each seed's score as a dot, with interquartile mean and interval, as PNG."""
-    with _styled():
-        axes = _rows(title, x_label, [one.experiment for one in standings])
+    label = "Return: seeds (dots), interquartile mean and its 95 % interval (bar)"
+    with _rows(path, title, label, [one.experiment for one in standings]) as axes:
         for row, one in enumerate(standings):
-            color = _color(row)
-            _draw_estimate(axes, row, one.iqm, one.low, one.high, color)
+            _draw_estimate(axes, row, one.iqm, one.interval, color(row))
             dot = {"markersize": 4.5, "alpha": 0.8, "mec": "white", "mew": 0.6}
-            axes.plot(one.scores, [row] * len(one.scores), "o", color=color, **dot)
-        _save(axes, path)
+            axes.plot(one.scores, [row] * len(one.scores), "o", color=color(row), **dot)
 
 
 def plot_improvements(path: Path, improvements: Sequence[Improvement], *, title: str) -> None:
     """Draw the probability that one experiment is better than another, with its interval."""
     names = [f"{one.better}  >  {one.than}" for one in improvements]
-    color = _color(0)
-    with _styled():
-        axes = _rows(title, "Probability that a run of the first does better", names)
+    label = "Probability that a run of the first does better"
+    with _rows(path, title, label, names) as axes:
         for row, one in enumerate(improvements):
-            _draw_estimate(axes, row, one.probability, one.low, one.high, color)
+            _draw_estimate(axes, row, one.probability, one.interval, color(0))
         axes.axvline(0.5, color=MUTED, linewidth=1.0, linestyle=":")  # no difference
         axes.set_xlim(-0.02, 1.02)
-        _save(axes, path)
 
 
 def _draw_estimate(
-    axes: Any, row: int, value: float, low: float | None, high: float | None, color: str
+    axes: Any, row: int, value: float, interval: tuple[float, float] | None, shade: str
 ) -> None:
     """Draw a value as a stroke, and its interval, where there is one, as a bar behind it."""
-    if low is not None and high is not None:
+    if interval is not None:
         bar = {"alpha": 0.35, "linewidth": 9.0, "solid_capstyle": "butt"}
-        axes.plot([low, high], [row, row], color=color, **bar)
-    axes.plot([value], [row], color=color, marker="|", markersize=16, markeredgewidth=2.5)
+        axes.plot(interval, [row, row], color=shade, **bar)
+    axes.plot([value], [row], color=shade, marker="|", markersize=16, markeredgewidth=2.5)
 
 
-def _rows(title: str, x_label: str, names: Sequence[str]) -> Any:
-    """Return axes with a row for each name, the first at the top."""
+@contextlib.contextmanager
+def _rows(path: Path, title: str, x_label: str, names: Sequence[str]) -> Iterator[Any]:
+    """Give axes with a row for each name, the first at the top, and write them as PNG."""
     height = 1.15 + _ROW * max(len(names), 1)
-    axes = _axes(title, x_label, "", height=height, grid="x")
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0, labelcolor=INK)
-    return axes
+    with _axes(path, title, x_label, "", height=height, grid="x") as axes:
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        axes.tick_params(axis="y", length=0, labelcolor=INK)
+        yield axes
 
 
 def _bins(returns: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -229,47 +209,50 @@ def _number(value: float) -> str:
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
 
 
-@contextlib.contextmanager
-def _styled() -> Iterator[None]:
-    """Draw with our style, whatever the user's own is."""
-    from matplotlib import style
-
-    with style.context(["default", _STYLE]):
-        yield
-
-
-def _color(index: int) -> str:
+def color(index: int) -> str:
     """Return the color of the series with this number."""
     return COLORS[index % len(COLORS)]
 
 
-def _line(index: int) -> str:
-    """Return the line style of a series; another style when the colors begin again."""
-    return _LINES[index // len(COLORS) % len(_LINES)]
+def seed_count(n: int) -> str:
+    """Return how many seeds there are, in words for a label."""
+    return f"{n} seed{'s' if n > 1 else ''}"
 
 
+@contextlib.contextmanager
 def _axes(
+    path: Path,
     title: str,
     x_label: str,
     y_label: str,
     *,
     height: float = SIZE[1],
     grid: Literal["x", "y"] = "y",
-) -> Any:
-    """Return empty axes in a new figure, with grid lines for one of them."""
+) -> Iterator[Any]:
+    """Give empty axes in our style, whatever the user's own is, and write them as PNG."""
+    from matplotlib import style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(SIZE[0], height), dpi=_DPI, layout="constrained")
-    # Without pyplot, which would look for a display and keep every figure in memory.
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_title(title, loc="left")
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    axes.set_axisbelow(True)
-    axes.grid(axis=grid)
-    return axes
+    with style.context(["default", _STYLE]):
+        figure = Figure(figsize=(SIZE[0], height), dpi=_DPI, layout="constrained")
+        # Without pyplot, which would look for a display and keep every figure in memory.
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        axes.set_title(title, loc="left")
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
+        axes.set_axisbelow(True)
+        axes.grid(axis=grid)
+        yield axes
+        handles, _ = axes.get_legend_handles_labels()
+        if handles:  # below the axes, where a legend covers no data
+            n_columns = min(3 if len(handles) > 4 else 2, len(handles))
+            figure.legend(loc="outside lower left", ncols=n_columns, frameon=False)
+        content = io.BytesIO()
+        # The default metadata names matplotlib's version, which would change the bytes.
+        figure.savefig(content, format="png", metadata={"Software": None})
+        files.write_whole(path, content.getvalue())
 
 
 def value_range(values: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
@@ -280,23 +263,3 @@ def value_range(values: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
     low, high = float(present.min()), float(present.max())
     margin = 0.06 * (high - low) or max(0.5, 0.05 * abs(high))
     return low - margin, high + margin
-
-
-def _legend(axes: Any) -> None:
-    """Put the legend below the axes, where it covers no data."""
-    handles, _ = axes.get_legend_handles_labels()
-    if not handles:
-        return
-    axes.figure.legend(
-        loc="outside lower left",
-        ncols=min(3 if len(handles) > 4 else 2, len(handles)),
-        frameon=False,
-    )
-
-
-def _save(axes: Any, path: Path) -> None:
-    """Write the figure as PNG."""
-    content = io.BytesIO()
-    # The default metadata names matplotlib's version, which would change the bytes.
-    axes.figure.savefig(content, format="png", metadata={"Software": None})
-    files.write_whole(path, content.getvalue())

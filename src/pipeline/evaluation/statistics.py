@@ -38,9 +38,7 @@ class Summary:
     """Location and spread of a sample."""
 
     n: int
-    """Values in the sample."""
     mean: float
-    """Arithmetic mean."""
     std: float | None
     """Standard deviation with n - 1 in the denominator; None for one value."""
     ci_low: float | None
@@ -48,11 +46,8 @@ class Summary:
     ci_high: float | None
     """Upper end of the same."""
     median: float
-    """Middle value."""
     minimum: float
-    """Smallest value."""
     maximum: float
-    """Largest value."""
 
 
 def summarize(values: Sequence[float] | NDArray[np.floating[Any]]) -> Summary:
@@ -174,7 +169,7 @@ def iqm_band(curves: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, 
     ends = np.empty((2, n_points))
     # Point by point: all points at once would take draws * seeds * points numbers.
     for point in range(n_points):
-        ends[:, point] = np.quantile(interquartile_means(curves[:, point][drawn]), _ENDS)
+        ends[:, point] = _ends(interquartile_means(curves[:, point][drawn]))
     return ends[0], ends[1]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pipeline.evaluation import statistics
 from pipeline.evaluation.comparison import EVALUATED
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ HEADER = (
     *("Mean", "Steps to target", "Mean height"),
 )
 WALL_CLOCK = "Training time"
+_UNKNOWN = (None, None)
 PAIRS_HEADER = ("More probably better", "Than", "Probability", "95 % interval")
 
 
@@ -31,8 +32,8 @@ def rows(task: Task, *, wall_clock: bool = False) -> list[tuple[str, ...]]:
             one.experiment,
             str(len(one.seeds)),
             number(one.iqm),
-            ends(one.low, one.high),
-            ends(*(one.tolerance or (None, None))),
+            ends(one.interval),
+            ends(one.tolerance),
             number(one.mean),
             _steps(one),
             "-" if one.area is None else number(one.area),
@@ -44,7 +45,7 @@ def rows(task: Task, *, wall_clock: bool = False) -> list[tuple[str, ...]]:
 def pairs(task: Task) -> list[tuple[str, ...]]:
     """Return the cells below `PAIRS_HEADER`."""
     return [
-        (one.better, one.than, f"{one.probability:.2f}", ends(one.low, one.high))
+        (one.better, one.than, f"{one.probability:.2f}", ends(one.interval))
         for one in task.improvements
     ]
 
@@ -74,8 +75,8 @@ def cautions(task: Task) -> list[str]:
     """Return which experiments have few seeds or are not exact, and what that means."""
     by_caution: dict[str, list[str]] = {}
     for one in task.standings:
-        if one.caution:
-            by_caution.setdefault(one.caution, []).append(one.experiment)
+        if caution := statistics.caution(len(one.seeds)):
+            by_caution.setdefault(caution, []).append(one.experiment)
     told = [f"{', '.join(names)}: {caution}." for caution, names in by_caution.items()]
     return told + [
         f"{one.experiment}, seed {', '.join(map(str, one.not_exact))}: interrupted and not resumed "
@@ -85,34 +86,34 @@ def cautions(task: Task) -> list[str]:
     ]
 
 
-def standing_records(tasks: Iterable[Task], *, wall_clock: bool = False) -> list[dict[str, Any]]:
+def standing_records(tasks: Iterable[Task]) -> list[dict[str, Any]]:
     """Return a flat record for each experiment and task; what is not known is None."""
     records = []
     for task in tasks:
         for one in task.standings:
             values = (
                 *(task.environment, task.behavior, one.experiment, len(one.seeds), task.score),
-                *(one.iqm, one.low, one.high, *(one.tolerance or (None, None)), one.mean),
-                *(task.target, one.reached, one.steps_to_target, one.area),
+                *(one.iqm, *(one.interval or _UNKNOWN), *(one.tolerance or _UNKNOWN), one.mean),
+                *(task.target, one.reached, one.steps_to_target, one.area, one.seconds),
             )
-            record: dict[str, Any] = dict(zip(STANDING_COLUMNS, values, strict=True))
-            if wall_clock:
-                record["training_s"] = one.seconds
-            records.append(record)
+            columns = (*STANDING_COLUMNS, WALL_CLOCK_COLUMN)
+            records.append(dict(zip(columns, values, strict=True)))
     return records
 
 
 def pair_records(tasks: Iterable[Task]) -> list[dict[str, Any]]:
     """Return a flat record for each pair of experiments on a task."""
-    return [
-        {"environment": task.environment, "behavior": task.behavior, **asdict(one)}
-        for task in tasks
-        for one in task.improvements
-    ]
+    records = []
+    for task in tasks:
+        for one in task.improvements:
+            pair = (one.better, one.than, one.probability, *(one.interval or _UNKNOWN))
+            values = (task.environment, task.behavior, *pair)
+            records.append(dict(zip(PAIR_COLUMNS, values, strict=True)))
+    return records
 
 
 def csv_text(records: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """Write records as CSV, None as an empty cell, numbers with six significant digits."""
+    """Write these columns of records as CSV, numbers with six significant digits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -138,6 +139,7 @@ STANDING_COLUMNS = (
     "steps_to_target",
     "mean_height",
 )
+WALL_CLOCK_COLUMN = "training_s"
 PAIR_COLUMNS = ("environment", "behavior", "better", "than", "probability", "low", "high")
 
 
@@ -146,11 +148,9 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def ends(low: float | None, high: float | None) -> str:
+def ends(interval: tuple[float, float] | None) -> str:
     """Format an interval, or say that there are too few seeds for one."""
-    if low is None or high is None:
-        return "too few seeds"
-    return f"{number(low)} to {number(high)}"
+    return "too few seeds" if interval is None else " to ".join(map(number, interval))
 
 
 def duration(seconds: float | None) -> str:

@@ -51,18 +51,14 @@ def check(program: Path, targets: Iterable[Path]) -> None:
         StageError: The executable is not ours.
     """
     for path in targets:
-        _check_target(path)
+        if path.suffix not in (".gif", ".mp4"):
+            raise SettingsError(f"{path}: a video is a .gif or an .mp4; name it so")
+        if path.suffix == ".mp4" and find_spec("imageio_ffmpeg") is None:
+            raise SettingsError(
+                f"{path}: MP4 needs the package imageio-ffmpeg, which is not installed: "
+                "pip install 'rl-pipeline[video]', or write a .gif"
+            )
     _recipe_of(program)
-
-
-def _check_target(path: Path) -> None:
-    if path.suffix not in (".gif", ".mp4"):
-        raise SettingsError(f"{path}: a video is a .gif or an .mp4; name it so")
-    if path.suffix == ".mp4" and find_spec("imageio_ffmpeg") is None:
-        raise SettingsError(
-            f"{path}: MP4 needs the package imageio-ffmpeg, which is not installed: "
-            "pip install 'rl-pipeline[video]', or write a .gif"
-        )
 
 
 def choose(episodes: Sequence[Episode]) -> dict[str, Episode]:
@@ -220,24 +216,16 @@ def _gif(frames: Sequence[AnyArray]) -> bytes:
     drawn = [
         Image.fromarray(one).quantize(palette=palette, dither=Image.Dither.NONE) for one in frames
     ]
-    buffer = io.BytesIO()
-    drawn[0].save(
-        buffer,
-        "GIF",
-        save_all=True,
-        append_images=drawn[1:],
-        duration=1000 // FRAMES_PER_S,
-        loop=0,
-    )
+    buffer, shown_ms = io.BytesIO(), 1000 // FRAMES_PER_S
+    drawn[0].save(buffer, "GIF", save_all=True, append_images=drawn[1:], duration=shown_ms, loop=0)
     return buffer.getvalue()
 
 
 def _write_mp4(path: Path, frames: Sequence[AnyArray]) -> None:
     imageio_ffmpeg = import_module("imageio_ffmpeg")  # without stubs, and not always installed
     height, width = frames[0].shape[:2]
-    exact = (
-        "-map_metadata -1 -fflags +bitexact -flags:v +bitexact -threads 1"  # no date, no version
-    )
+    # no date, no version
+    exact = "-map_metadata -1 -fflags +bitexact -flags:v +bitexact -threads 1"
     writer = imageio_ffmpeg.write_frames(
         str(path),
         (width, height),

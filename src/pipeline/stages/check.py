@@ -8,7 +8,6 @@ file alone, which is the same as before unless one of these has changed.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import TYPE_CHECKING
 
@@ -18,8 +17,7 @@ from pipeline.settings.nodes import fail_at, find
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import RUNS_FILE, check_files, check_plan, check_settings
 from pipeline.settings.yaml_file import read_yaml
-from pipeline.stages.shared import process, sources
-from pipeline.stages.shared.project import code_of, project
+from pipeline.stages.shared import project, sources
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,8 +28,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
-    argparse.ArgumentParser(description=__doc__).parse_args(argv)
-    return process.run(lambda: check(project()), short=True)
+    return project.main(argv, __doc__, check, short=True)
 
 
 def check(root: Path) -> None:
@@ -43,16 +40,13 @@ def check(root: Path) -> None:
     params = load_params(root / "params.yaml")
     check_params(params)
     check_plan(params, root / RUNS_FILE)
-    for stage in sources.stages(code_of(root)):
-        sources.note(root, stage, code_of(root))
+    code = project.code_of(root)
+    for stage in sources.stages(code):
+        sources.note(root, stage, code)
 
 
 def check_params(params: Params) -> None:
-    """Refuse what some stage would refuse later.
-
-    Raises:
-        PipelineError: There is a mistake.
-    """
+    """Refuse what some stage would refuse later: raise PipelineError."""
     check_settings(params)
     check_files(params)
     check_ids(params)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from copy import deepcopy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,23 +12,24 @@ import numpy as np
 
 from pipeline import files
 from pipeline.errors import StageError
-from pipeline.stages.shared import executable
+from pipeline.stages.shared import executable, project
 from pipeline.stages.shared.attempt import Job, attempt_at
-from pipeline.stages.shared.project import main_of_named, named, planned
+from pipeline.stages.shared.project import named, planned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pipeline.arrays import AnyArray
     from pipeline.envs.base import BaseEnv
-    from pipeline.protocol.demo import Demonstration, DemoWriter
+    from pipeline.protocol.demo import DemoWriter
     from pipeline.protocol.specs import ActionTuple
-    from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+    from pipeline.protocol.steps import DecisionStep, DecisionSteps, TerminalStep
 
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
-    return main_of_named(argv, __doc__, "demonstrations", record_named)
+    name = "a name under `demonstrations` in params.yaml"
+    return project.main(argv, __doc__, record_named, name=name)
 
 
 def record_named(name: str, root: Path) -> None:
@@ -36,25 +39,22 @@ def record_named(name: str, root: Path) -> None:
     if demonstration.file is not None:
         take(name, Path(demonstration.file), root)
         return
-    if (
-        demonstration.environment is None
-        or demonstration.episodes is None
-        or demonstration.seed is None
-    ):
+    episodes, seed = demonstration.episodes, demonstration.seed
+    if demonstration.environment is None or episodes is None or seed is None:
         raise StageError(f"params.yaml: demonstrations.{name} names neither a file nor episodes")
     built = executable.folder_of(demonstration.environment)
     facts = {
         "environment": demonstration.environment,
         "policy": demonstration.policy,
-        "episodes": demonstration.episodes,
-        "seed": demonstration.seed,
+        "episodes": episodes,
+        "seed": seed,
     }
     with attempt_at(_job(name, built, facts), root) as attempt:
         metrics = record(
             executable.load(root / built),
             attempt.out(f"{name}.demo"),
-            episodes=demonstration.episodes,
-            seed=demonstration.seed,
+            episodes=episodes,
+            seed=seed,
             log_folder=attempt.run,
         )
         files.write_json(attempt.out(f"{name}.json"), metrics)
@@ -69,7 +69,7 @@ def take(name: str, file: Path, root: Path) -> None:
     with attempt_at(_job(name, file, {}), root) as attempt:
         demo = read_demo(root / file)
         shutil.copyfile(root / file, attempt.out(f"{name}.demo"))
-        files.write_json(attempt.out(f"{name}.json"), summary(demo))
+        files.write_json(attempt.out(f"{name}.json"), summary(demo.returns(), len(demo)))
 
 
 def _job(name: str, made_from: Path, params: Mapping[str, Any]) -> Job:
@@ -82,12 +82,8 @@ def _job(name: str, made_from: Path, params: Mapping[str, Any]) -> Job:
     )
 
 
-def summary(demo: Demonstration) -> dict[str, Any]:
-    """Summarise a demonstration as a recording is; returns are null without a whole episode."""
-    return _summary(demo.returns(), len(demo))
-
-
-def _summary(returns: Sequence[float], n_steps: int) -> dict[str, Any]:
+def summary(returns: Sequence[float], n_steps: int) -> dict[str, Any]:
+    """Summarise a demonstration; returns are null without a whole episode."""
     return {
         "episodes": len(returns),
         "steps": n_steps,
@@ -158,60 +154,47 @@ def write_episodes(
     recorded = _play(env, behavior, act, episodes)
     with DemoWriter(target, behavior, spec) as writer:
         returns = [episode.write(writer) for episode in recorded]
-    return _summary(returns, sum(len(episode.reward) - 1 for episode in recorded))
+    return summary(returns, sum(len(episode.steps) for episode in recorded))
 
 
+@dataclass(frozen=True, slots=True)
 class _Episode:
-    """What an agent observed and did in an episode; where it ended it did nothing."""
+    """What an agent observed and did."""
 
-    def __init__(self) -> None:
-        self.obs: list[list[AnyArray]] = []
-        self.reward: list[float] = []
-        self._continuous: list[AnyArray] = []
-        self._discrete: list[AnyArray] = []
-        self._masks: list[list[AnyArray]] = []
-        self._interrupted = False
-
-    def decide(self, steps: DecisionSteps, action: ActionTuple, row: int) -> None:
-        """Add a step of the agent in `row`."""
-        self._observe(steps, row)
-        self._continuous.append(action.continuous[row])
-        self._discrete.append(action.discrete[row])
-        if steps.action_mask is not None:
-            self._masks.append([mask[row].copy() for mask in steps.action_mask])
-
-    def end(self, steps: TerminalSteps, row: int) -> None:
-        """Add the last step of the agent in `row`."""
-        self._observe(steps, row)
-        # A .demo file has an action in every row, also in the row of the last observation.
-        self._continuous.append(np.zeros_like(self._continuous[-1]))
-        self._discrete.append(np.zeros_like(self._discrete[-1]))
-        if self._masks:
-            self._masks.append([np.zeros_like(mask) for mask in self._masks[-1]])
-        self._interrupted = bool(steps.interrupted[row])
-
-    def _observe(self, steps: DecisionSteps | TerminalSteps, row: int) -> None:
-        # Copies: a view of one row would keep the batch of the whole step in memory.
-        self.obs.append([values[row].copy() for values in steps.obs])
-        self.reward.append(float(steps.reward[row]))
+    steps: list[DecisionStep] = field(default_factory=list)
+    actions: list[tuple[AnyArray, AnyArray]] = field(default_factory=list)
+    """Continuous and discrete, at each of these steps."""
+    end: list[TerminalStep] = field(default_factory=list)
+    """Empty while the episode goes on, else its last step."""
 
     def write(self, writer: DemoWriter) -> float:
         """Append the episode to a file, and return what it gained."""
         from pipeline.protocol.specs import ActionTuple
 
-        is_last = np.arange(len(self.reward)) == len(self.reward) - 1
-        masks = [np.stack(rows) for rows in zip(*self._masks, strict=True)]
+        (last,) = self.end
+        obs = [*(step.obs for step in self.steps), last.obs]
+        reward = [*(step.reward for step in self.steps), last.reward]
+        is_last = np.arange(len(reward)) == len(reward) - 1
+        masks = [step.action_mask for step in self.steps if step.action_mask is not None]
         writer.append(
-            obs=[np.stack(rows) for rows in zip(*self.obs, strict=True)],
-            actions=ActionTuple(np.stack(self._continuous), np.stack(self._discrete)),
-            reward=np.array(self.reward, dtype=np.float32),
+            obs=[np.stack(rows) for rows in zip(*obs, strict=True)],
+            actions=ActionTuple(*_with_zeros(self.actions)),
+            reward=np.array(reward, dtype=np.float32),
             done=is_last,
-            interrupted=is_last & self._interrupted,
-            action_mask=masks or None,
+            interrupted=is_last & last.interrupted,
+            action_mask=_with_zeros(masks) or None,
         )
         # A row's reward belongs to the action before it, so the first row's reward is of
         # nobody's action.
-        return float(sum(self.reward[1:]))
+        return float(sum(reward[1:]))
+
+
+def _with_zeros(steps: Sequence[Sequence[AnyArray]]) -> list[AnyArray]:
+    """Stack the arrays of an agent's steps, and zeros for its last one, where it did nothing.
+
+    A .demo file has an action in every row, also in the row of the last observation.
+    """
+    return [np.stack([*rows, np.zeros_like(rows[-1])]) for rows in zip(*steps, strict=True)]
 
 
 def _play(
@@ -223,14 +206,14 @@ def _play(
     n_ended = 0
     while True:
         decision, terminal = env.get_steps(behavior)
-        for row, agent in enumerate(terminal.agent_id.tolist()):
+        for agent, last in terminal.items():
             if (episode := playing.pop(agent, None)) is not None:
-                episode.end(terminal, row)
+                episode.end.append(deepcopy(last))
                 n_ended += 1
         if n_ended == episodes:
             return recorded
         action = act(decision)
-        for row, agent in enumerate(decision.agent_id.tolist()):
+        for row, (agent, step) in enumerate(decision.items()):
             # None marks an episode that began after enough were under way: it is played, not
             # recorded.
             if agent not in playing:
@@ -238,6 +221,8 @@ def _play(
                 if (new := playing[agent]) is not None:
                     recorded.append(new)
             if (episode := playing[agent]) is not None:
-                episode.decide(decision, action, row)
+                # Copies: a view of one row would keep the batch of the whole step in memory.
+                episode.steps.append(deepcopy(step))
+                episode.actions.append((action.continuous[row], action.discrete[row]))
         env.set_actions(behavior, action)
         env.step()

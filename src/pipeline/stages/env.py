@@ -11,15 +11,15 @@ from pipeline import files
 from pipeline.errors import StageError
 from pipeline.settings.environments import (
     BridgeSource,
-    ExternalSource,
     FetchSource,
     ModuleSource,
     PathSource,
     UnitySource,
 )
 from pipeline.settings.reader import to_map
+from pipeline.stages.shared import project
 from pipeline.stages.shared.attempt import Job, attempt_at
-from pipeline.stages.shared.project import main_of_named, named, pinned, planned
+from pipeline.stages.shared.project import named, pinned, planned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,8 @@ _PLAYER = "player"
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
-    return main_of_named(argv, __doc__, "environments", build, short=True)
+    name = "a name under `environments` in params.yaml"
+    return project.main(argv, __doc__, build, name=name, short=True)
 
 
 def build(name: str, root: Path) -> None:
@@ -60,14 +61,19 @@ def make(name: str, environment: EnvironmentParams, folder: Path, root: Path, wo
     from pipeline.simulators.pack import pack
 
     simulator, archive = None, None
-    if isinstance(environment, ExternalSource):
-        program, archive = _put(name, environment, folder, root, work)
-    elif isinstance(environment, BridgeSource):
-        packed, options = environment.packed()
-        program = pack(packed, folder / name, **options)
-    else:
-        simulator = getattr(environment, "name", None) or name
-        program = pack(simulator, folder / simulator)
+    match environment:
+        case PathSource():
+            program = _copied(root / environment.found(root), folder)
+        case FetchSource():
+            program, archive = _fetched(name, environment, folder)
+        case UnitySource():
+            program = _built(name, environment, folder, root, work)
+        case BridgeSource():
+            packed, options = environment.packed()
+            program = pack(packed, folder / name, **options)
+        case _:
+            simulator = getattr(environment, "name", None) or name
+            program = pack(simulator, folder / simulator)
     files.write_json(
         folder / "environment.json",
         {
@@ -104,43 +110,18 @@ def _inputs(source: EnvironmentParams, root: Path) -> list[Path]:
     return [Path(path) for path in inputs]
 
 
-def _put(
-    name: str, source: ExternalSource, folder: Path, root: Path, work: Path
-) -> tuple[Path, str | None]:
-    """Put an environment into a new `folder`.
+def _built(name: str, source: UnitySource, folder: Path, root: Path, work: Path) -> Path:
+    """Build a Unity project, and return the player in `folder`."""
+    from pipeline.envs.sources.unity_build import build
 
-    Args:
-        name: what it is called in params.yaml.
-        source: where it comes from.
-        folder: made here.
-        root: what paths in params.yaml are relative to.
-        work: for logs.
-
-    Returns:
-        The program in `folder`, and the sha256 of the archive that it came in, if any.
-
-    Raises:
-        PipelineError: It is not there, is for another platform, is not what it should be, or
-            cannot be built.
-    """
-    match source:
-        case PathSource():
-            return _copied(root / source.found(root), folder), None
-        case FetchSource():
-            return _fetched(name, source, folder)
-        case UnitySource():
-            from pipeline.envs.sources.unity_build import build
-
-            build_path = build(
-                source, root=root, name=name, folder=work / _PLAYER, log=work / "editor.log"
-            )
-            inside = build_path.relative_to(work)
-            folder.mkdir(parents=True)
-            shutil.move(work / _PLAYER, folder / _PLAYER)
-            return folder / inside, None
+    player = build(source, root=root, name=name, folder=work / _PLAYER, log=work / "editor.log")
+    folder.mkdir(parents=True)
+    shutil.move(work / _PLAYER, folder / _PLAYER)
+    return folder / player.relative_to(work)
 
 
 def _fetched(name: str, source: FetchSource, folder: Path) -> tuple[Path, str]:
+    """Unpack an archive, and return the program in `folder` and the archive's sha256."""
     from pipeline.envs.sources.archives import ArchiveLimits
     from pipeline.envs.sources.download import public
     from pipeline.envs.sources.fetch import fetch

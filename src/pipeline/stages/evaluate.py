@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.errors import StageError
 from pipeline.stages.shared import executable, run_context
-from pipeline.stages.shared.attempt import Attempt, Job, attempt_at
+from pipeline.stages.shared.attempt import Attempt, Job, attempt_at, read_map
 from pipeline.tracking import run_metadata
 
 if TYPE_CHECKING:
@@ -60,13 +59,14 @@ def evaluate(run: run_context.Run) -> None:
     ):
         build = executable.load(run.root / executable.folder_of(run.experiment.environment))
         models = {path.stem: path for path in sorted((run.root / job.inputs[1]).glob("*.onnx"))}
+        videos = VIDEOS if run.experiment.filmed else {}
         played = play(
             models,
             build,
             episodes=job.params["episodes"],
             seed=job.params["seed"],
             log_folder=attempt.run,
-            videos=_videos(attempt),
+            videos={what: attempt.out(name) for what, name in videos.items()},
         )
         metrics = metrics_of(played)
         write_episodes(attempt.out("episodes.csv"), played)
@@ -76,11 +76,6 @@ def evaluate(run: run_context.Run) -> None:
         plot_returns(attempt.out("returns.png"), returns, title=title)
         if record is not None:
             _tell(record, run, attempt, metrics)
-
-
-def _videos(attempt: Attempt) -> dict[str, Path]:
-    outputs = {path.name for path in attempt.job.outputs}
-    return {what: attempt.out(name) for what, name in VIDEOS.items() if name in outputs}
 
 
 def _tell(
@@ -93,7 +88,7 @@ def _tell(
 
     Playing against oneself gives the same mean return however good one is, so it is no score.
     """
-    step = _steps_of(run.root / run.folder("export") / "export.json")
+    exported = read_map(run.root / run.folder("export") / "export.json").values()
     behaviors = run.params.run_settings(run.name).behaviors
     scores = {
         name: values["mean_return"]
@@ -103,6 +98,7 @@ def _tell(
     record.settings(attempt.job.params)
     record.results({name: v for name, v in run_metadata.flat(metrics).items() if v is not None})
     record.artifacts([attempt.out(path.name) for path in attempt.job.outputs])
+    step = max((report.get("step", 0) for report in exported), default=0)
     record.picture(attempt.out("returns.png"), step=step)
     record.made(attempt.out("metrics.json"))
     record.score(
@@ -111,15 +107,6 @@ def _tell(
         build=run.root / executable.folder_of(run.experiment.environment),
         told=attempt.job.params,
     )
-
-
-def _steps_of(path: Path) -> int:
-    """Return after how many steps the policies were exported; 0 if the file does not say."""
-    try:
-        reports = json.loads(path.read_text(encoding="utf-8"))
-        return max(int(report["step"]) for report in reports.values())
-    except (OSError, ValueError, KeyError, AttributeError):
-        return 0
 
 
 def play(

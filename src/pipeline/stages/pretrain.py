@@ -5,8 +5,9 @@ It takes seconds, so an attempt that was stopped starts afresh.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline import files
 from pipeline.errors import StageError
@@ -37,11 +38,7 @@ def job_of(run: run_context.Run) -> Job:
         instance=run.instance,
         params={
             "network": to_mapping(run.params.network_settings(run.name))["behaviors"],
-            "pretrain": {
-                "epochs": pretrain.epochs,
-                "batch_size": pretrain.batch_size,
-                "learning_rate": pretrain.learning_rate,
-            },
+            "pretrain": asdict(pretrain),
             "runtime": run.runtime(),
             "seed": run.seed,
             **run.plugins(),
@@ -78,14 +75,14 @@ def pretrain(run: run_context.Run) -> None:
         made_by = provenance.of_stage(run, attempt, job.params, demonstrations=demonstrations)
         checkpoints = {result.behavior: result.checkpoint}
         policies.join(checkpoints, attempt.out("policy.pt"), history=[made_by])
-        metrics: dict[str, Any] = {
+        metrics = {
             "rows": result.n_rows,
             "epochs": result.epochs,
             "loss": result.loss,
             "held_out_loss": result.held_out_loss,
         }
         files.write_json(attempt.out("metrics.json"), {result.behavior: metrics})
-        files.write_whole(attempt.out("progress.csv"), losses.text())
+        files.write_whole(attempt.out("progress.csv"), "\n".join([*losses.lines, ""]))
         # Otherwise the row in MLflow belongs to `train`, which copies these losses into it.
         if "train" not in run.experiment.stages:
             with run_context.recorded(run, attempt) as record:
@@ -94,17 +91,12 @@ def pretrain(run: run_context.Run) -> None:
 
 
 class _Losses(Sink):
-    """The loss after each epoch, as a small CSV."""
+    """The loss after each epoch, on learned and on held-out steps, as lines of a CSV."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[int, float, float]] = []
+        self.lines = ["step,loss,held_out_loss"]
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # one behavior
-        """Take the loss on learned and on held-out steps."""
+        """Take both losses."""
         loss, held_out = values.values()
-        self._rows.append((step, loss, held_out))
-
-    def text(self) -> str:
-        """Return the whole file."""
-        lines = (f"{step},{loss:.6g},{held_out:.6g}\n" for step, loss, held_out in self._rows)
-        return "step,loss,held_out_loss\n" + "".join(lines)
+        self.lines.append(f"{step},{loss:.6g},{held_out:.6g}")

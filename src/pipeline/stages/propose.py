@@ -7,7 +7,6 @@ Optuna's own journal has time stamps, and one file that all trials write is no o
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from pathlib import Path
@@ -17,10 +16,10 @@ from pipeline import files
 from pipeline.errors import StageError
 from pipeline.settings.sweeps import proposal_file
 from pipeline.stages.reporting.results import read_curves
-from pipeline.stages.shared import executable, process
+from pipeline.stages.shared import executable, project
 from pipeline.stages.shared.attempt import Job, attempt_at
-from pipeline.stages.shared.project import named, planned, project
-from pipeline.stages.sweep import metrics_file, score_of
+from pipeline.stages.shared.project import named
+from pipeline.stages.sweep import metrics_file, scores_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,10 +33,8 @@ _FEWEST_CURVES = 3
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("trial", help="<sweep>/<number>, of a sweep with the method optuna")
-    trial = parser.parse_args(argv).trial
-    return process.run(lambda: propose(trial, project()))
+    trial = "<sweep>/<number>, of a sweep with the method optuna"
+    return project.main(argv, __doc__, propose, name=trial)
 
 
 def propose(trial: str, root: Path) -> None:
@@ -46,20 +43,27 @@ def propose(trial: str, root: Path) -> None:
     Raises:
         StageError: No sweep has such a trial, or a trial before it was not evaluated.
     """
-    params = planned(root)
+    params = project.planned(root)
     name, _, number = trial.partition("/")
     sweep = named(params.sweeps, name, "sweeps")
     told = named(sweep.proposed(), number, f"sweeps.{name}: proposed trials:")
+    last = before(params, trial)
     job = Job(
         stage="propose",
         instance=trial,
         params={"search": sweep.search(), "number": number},
-        inputs=(before(params, trial), *_read(f"{name}/{told}", sweep)),
+        inputs=(
+            last,
+            *(metrics_file(f"{name}/{told}", seed) for seed in sweep.seeds),
+            *(_curve_file(f"{name}/{told}", seed) for seed in sweep.seeds),
+        ),
         outputs=(proposal_file(trial),),
     )
     with attempt_at(job, root) as attempt:
-        last = root / before(params, trial)
-        known: dict[str, Any] = _first(sweep) if last.is_dir() else _journal(last)
+        # Before anything is told, the trials whose values need no telling wait.
+        drawn = {one: values for one, values in sweep.trials().items() if values}
+        first = {"told": {}, "waiting": drawn}
+        known: dict[str, Any] = first if (root / last).is_dir() else _journal(root / last)
         values = known["waiting"].pop(told)
         known["told"][told] = {"values": values, **_outcome(root, f"{name}/{told}", sweep)}
         results = {one: (it["values"], it["score"]) for one, it in known["told"].items()}
@@ -79,18 +83,6 @@ def before(params: Params, trial: str) -> Path:
     return executable.folder_of(params.experiments[sweep.experiment].environment)
 
 
-def _read(trial: str, sweep: SweepParams) -> list[Path]:
-    """Return what says what a trial came to."""
-    curves = [Path(f"results/train/{trial}/seed{seed}/progress.csv") for seed in sweep.seeds]
-    return [metrics_file(trial, seed) for seed in sweep.seeds] + curves
-
-
-def _first(sweep: SweepParams) -> dict[str, Any]:
-    """Return the journal before anything is told: the trials whose values need no telling."""
-    drawn = {number: values for number, values in sweep.trials().items() if values}
-    return {"told": {}, "waiting": drawn}
-
-
 def _journal(path: Path) -> dict[str, Any]:
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
@@ -101,16 +93,19 @@ def _journal(path: Path) -> dict[str, Any]:
 
 def _outcome(root: Path, trial: str, sweep: SweepParams) -> dict[str, Any]:
     """Return a trial's score, and its learning curves as pairs of step and reward."""
-    scores = [score_of(root / metrics_file(trial, seed), sweep) for seed in sweep.seeds]
+    scores = scores_of(root, trial, sweep.seeds, sweep).values()
     curves = []
     for seed in sweep.seeds:
-        found = read_curves(root / f"results/train/{trial}/seed{seed}/progress.csv")
+        found = read_curves(root / _curve_file(trial, seed))
         curve = found.get(sweep.behavior or next(iter(found), ""))
         if curve is not None:
-            curves.append(
-                [[int(s), float(r)] for s, r in zip(curve.steps, curve.returns, strict=True)]
-            )
+            points = zip(curve.steps, curve.returns, strict=True)
+            curves.append([[int(step), float(reward)] for step, reward in points])
     return {"score": sum(scores) / len(scores), "curves": curves}
+
+
+def _curve_file(trial: str, seed: int) -> Path:
+    return Path(f"results/train/{trial}/seed{seed}/progress.csv")
 
 
 def _medians(told: Mapping[str, Any], sweep: SweepParams) -> list[list[float]]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.settings.sweeps import best_name
 from pipeline.stages.reporting import render, results
-from pipeline.stages.shared import process
+from pipeline.stages.shared import project
 from pipeline.stages.shared.attempt import Job, attempt_at
-from pipeline.stages.shared.project import planned, project
 from pipeline.stages.sweep import Trial, metrics_files, rank, scores_of, trials_of
 
 if TYPE_CHECKING:
@@ -34,15 +31,14 @@ _CURVE_COLUMNS = ("environment", "behavior", "experiment", "seeds", "step", "iqm
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
-    argparse.ArgumentParser(description=__doc__).parse_args(argv)
-    return process.run(lambda: report(project()))
+    return project.main(argv, __doc__, report)
 
 
 def report(root: Path) -> None:
     """Make the report of all experiments in params.yaml."""
     from pipeline.evaluation import comparison, tables
 
-    params = planned(root)
+    params = project.planned(root)
     job = Job(
         stage="report",
         instance="all",
@@ -61,10 +57,9 @@ def report(root: Path) -> None:
         # Made even without figures: engines demand every declared output.
         folder.mkdir()
         curves = [_curves(task) for task in tasks]
-        drawn = [
-            replace(_draw(task, lines, folder), films=_films(task, tasks, root, params, folder))
-            for task, lines in zip(tasks, curves, strict=True)
-        ]
+        drawn = [_draw(task, lines, folder) for task, lines in zip(tasks, curves, strict=True)]
+        films = [_films(task, tasks, root, params, folder) for task in tasks]
+        figures = [[*one, *other] for one, other in zip(drawn, films, strict=True)]
         swept = searches(root, params)
         parts = {
             name: (*one.stages, *(["video"] if one.filmed else []))
@@ -76,8 +71,8 @@ def report(root: Path) -> None:
             ),
             "improvement.csv": tables.csv_text(tables.pair_records(tasks), tables.PAIR_COLUMNS),
             "learning.csv": tables.csv_text(_points(tasks, curves), _CURVE_COLUMNS),
-            "report.md": render.markdown(tasks, drawn, swept),
-            "report.html": render.html(tasks, curves, drawn, folder, parts, swept),
+            "report.md": render.markdown(tasks, figures, swept),
+            "report.html": render.html(tasks, curves, films, folder, parts, swept),
         }
         for name, text in texts.items():
             files.write_whole(attempt.out(name), text)
@@ -86,20 +81,15 @@ def report(root: Path) -> None:
 
 def inputs(params: Params) -> tuple[Path, ...]:
     """Return what the runs of experiments and trials came to, relative to the project."""
-    files_of = {"train": ("metrics.json", "progress.csv"), "evaluate": ("metrics.json",)}
-    files_of["evaluate"] += ("episodes.csv",)
+    evaluated: tuple[str, ...] = ("metrics.json", "episodes.csv")
+    files_of = {"train": ("metrics.json", "progress.csv"), "evaluate": evaluated}
+    filmed = files_of | {"evaluate": (*evaluated, MEDIAN)}
     runs = [
         Path(f"results/{stage}/{name}/seed{seed}/{file}")
         for name, experiment in params.experiments.items()
         for stage in experiment.stages
         for seed in experiment.seeds
-        for file in files_of.get(stage, ())
-    ]
-    runs += [
-        Path(f"results/evaluate/{name}/seed{seed}/{MEDIAN}")
-        for name, experiment in params.experiments.items()
-        if experiment.filmed
-        for seed in experiment.seeds
+        for file in (filmed if experiment.filmed else files_of).get(stage, ())
     ]
     trials = [path for name, sweep in params.sweeps.items() for path in metrics_files(name, sweep)]
     return (*runs, *trials)
@@ -117,53 +107,48 @@ def _curves(task: Task) -> dict[str, Curves]:
     return {name: curves for name, curves in aligned.items() if len(curves.steps)}
 
 
-def _draw(task: Task, curves: Mapping[str, Curves], folder: Path) -> render.Figures:
+def _draw(task: Task, curves: Mapping[str, Curves], folder: Path) -> list[render.Figure]:
     from pipeline.evaluation import plots
 
     stem = _file_name(f"{task.environment}-{task.behavior}")
-    drawn = render.Figures(
-        learning=f"{stem}-learning.png" if curves else None,
-        returns=f"{stem}-returns.png",
-        improvements=f"{stem}-improvement.png" if task.improvements else None,
-    )
-    if drawn.learning:
-        plots.plot_learning_curves(
-            folder / drawn.learning, curves, title=task.name, target=task.target
-        )
-    plots.plot_standings(
-        folder / drawn.returns,
-        task.standings,
-        title=task.name,
-        x_label="Return: seeds (dots), interquartile mean and its 95 % interval (bar)",
-    )
-    if drawn.improvements:
-        plots.plot_improvements(folder / drawn.improvements, task.improvements, title=task.name)
+    name = f"{stem}-returns.png"
+    plots.plot_standings(folder / name, task.standings, title=task.name)
+    drawn = [render.Figure(f"Returns on {task.name}", name, render.SCORES)]
+    if curves:
+        name = f"{stem}-learning.png"
+        plots.plot_learning_curves(folder / name, curves, title=task.name, target=task.target)
+        drawn.append(render.Figure(f"Learning curves on {task.name}", name, render.LEARNING))
+    if task.improvements:
+        name = f"{stem}-improvement.png"
+        plots.plot_improvements(folder / name, task.improvements, title=task.name)
+        what = f"Probability of improvement on {task.name}"
+        drawn.append(render.Figure(what, name, render.IMPROVEMENTS))
     return drawn
 
 
 def _films(
     task: Task, tasks: Sequence[Task], root: Path, params: Params, folder: Path
-) -> tuple[tuple[str, str], ...]:
+) -> list[render.Figure]:
     """Copy the median episode of each filmed experiment's median seed beside the figures.
 
-    Returns:
-        What each shows, and its file; nothing for another behavior than the one that was filmed.
+    Only the first behavior of an environment by name is filmed.
     """
-    behaviors = [one.behavior for one in tasks if one.environment == task.environment]
-    films = []
+    films: list[render.Figure] = []
+    if task.behavior != min(one.behavior for one in tasks if one.environment == task.environment):
+        return films
     for one in task.standings:
-        if task.behavior != min(behaviors) or not params.experiments[one.experiment].filmed:
+        if not params.experiments[one.experiment].filmed:
             continue
         ranked = sorted(zip(one.scores, one.seeds, strict=True))
         # Of an even number of seeds the lower of the middle two: a film needs one seed, not a
         # mean.
         seed = ranked[(len(ranked) - 1) // 2][1]
         name = _file_name(f"{task.environment}-{one.experiment}-episode.gif")
-        shutil.copyfile(
-            root / f"results/evaluate/{one.experiment}/seed{seed}/{MEDIAN}", folder / name
-        )
-        films.append((f"{one.experiment}, seed {seed}", name))
-    return tuple(films)
+        made = root / f"results/evaluate/{one.experiment}/seed{seed}/{MEDIAN}"
+        shutil.copyfile(made, folder / name)
+        whose = f"{one.experiment}, seed {seed}"
+        films.append(render.Figure(f"An episode of {whose}", name, render.EPISODE.format(whose)))
+    return films
 
 
 def _file_name(text: str) -> str:
@@ -183,21 +168,13 @@ def _points(tasks: Sequence[Task], curves: Sequence[Mapping[str, Curves]]) -> li
             # Fewer points for the table and the interval: the bootstrap is computed at each of
             # them.
             one = whole.thinned()
-            drawn = band(one)
-            middle = interquartile_means(one.values.T)
-            for point, step in enumerate(one.steps):
-                points.append(
-                    {
-                        "environment": task.environment,
-                        "behavior": task.behavior,
-                        "experiment": name,
-                        "seeds": len(one.values),
-                        "step": int(step),
-                        "iqm": float(middle[point]),
-                        "low": float(drawn[1][point]) if drawn else None,
-                        "high": float(drawn[2][point]) if drawn else None,
-                    }
-                )
+            unknown = [None] * len(one.steps)
+            middle, low, high = band(one) or (interquartile_means(one.values.T), unknown, unknown)
+            same = (task.environment, task.behavior, name, len(one.values))
+            points += [
+                dict(zip(_CURVE_COLUMNS, (*same, *values), strict=True))
+                for values in zip(one.steps.astype(int), middle, low, high, strict=True)
+            ]
     return points
 
 
@@ -210,8 +187,8 @@ def _summary(tasks: Sequence[Task]) -> dict[str, Any]:
                 "seeds": len(one.seeds),
                 "mean_return": one.mean,
                 "iqm": one.iqm,
-                "iqm_low": one.low,
-                "iqm_high": one.high,
+                "iqm_low": None if one.interval is None else one.interval[0],
+                "iqm_high": None if one.interval is None else one.interval[1],
                 "steps_to_target": one.steps_to_target,
                 "mean_height": one.area,
             }
@@ -219,11 +196,7 @@ def _summary(tasks: Sequence[Task]) -> dict[str, Any]:
 
 
 def searches(root: Path, params: Params) -> list[render.Search]:
-    """Return what each sweep found.
-
-    Raises:
-        StageError: An evaluation does not say what the sweep is ranked by.
-    """
+    """Return what each sweep found; raise StageError where that is not clear."""
     return [_search(root, params, name, sweep) for name, sweep in params.sweeps.items()]
 
 
@@ -251,9 +224,12 @@ def _search(root: Path, params: Params, name: str, sweep: SweepParams) -> render
             "The trials were chosen between by the seeds that are shown, so the best score is "
             "partly luck, and no number to quote: `best.seeds` runs the best on fresh ones."
         )
+    ends = [key.rpartition(".")[2] for key in keys]
+    # The last part of each key, or all of it where two end alike.
+    short = [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)]
     return render.Search(
         title=f"Sweep {name}",
-        header=("Trial", "Rank", sweep.metric, *_short(keys)),
+        header=("Trial", "Rank", sweep.metric, *short),
         rows=[
             (one.name, str(place), f"{one.score:.4g}", *(_told(one.values.get(k)) for k in keys))
             for place, one in enumerate(ranked, start=1)
@@ -279,12 +255,6 @@ def _fresh(
 def _seeds(seeds: Sequence[int]) -> str:
     word = "seed" if len(seeds) == 1 else "seeds"
     return f"{word} {', '.join(map(str, seeds))}"
-
-
-def _short(keys: Sequence[str]) -> list[str]:
-    """Return the last part of each dotted key, or all of it where two end alike."""
-    ends = [key.rpartition(".")[2] for key in keys]
-    return [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)]
 
 
 def _told(value: Any) -> str:

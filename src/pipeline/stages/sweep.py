@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from pipeline import files
 from pipeline.errors import StageError
 from pipeline.settings.sweeps import best_file, proposal_file
+from pipeline.stages.shared import project
 from pipeline.stages.shared.attempt import Job, attempt_at
-from pipeline.stages.shared.project import main_of_named, named, planned
+from pipeline.stages.shared.project import named, planned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +44,8 @@ class Trial:
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
-    return main_of_named(argv, __doc__, "sweeps", rank_named)
+    name = "a name under `sweeps` in params.yaml"
+    return project.main(argv, __doc__, rank_named, name=name)
 
 
 def rank_named(name: str, root: Path) -> None:
@@ -68,13 +70,10 @@ def rank_named(name: str, root: Path) -> None:
             raise StageError(
                 f"sweeps.{name}: no trial has a {sweep.metric}; evaluate more episodes"
             )
-        files.write_json(
-            attempt.out("best.json"),
-            {"trial": best.name, "values": best.values},  # no score: the best trains from this file
-        )
-        files.write_json(
-            attempt.out("metrics.json"), {sweep.metric: best.score, "trials": len(ranked)}
-        )
+        # Without the score: the best trains from this file.
+        files.write_json(attempt.out("best.json"), {"trial": best.name, "values": best.values})
+        metrics = {sweep.metric: best.score, "trials": len(ranked)}
+        files.write_json(attempt.out("metrics.json"), metrics)
         files.write_whole(attempt.out("trials.csv"), table(trials, ranked, sweep.metric))
 
 
@@ -96,35 +95,28 @@ def trials_of(root: Path, name: str, sweep: SweepParams) -> list[Trial]:
     Raises:
         StageError: An evaluation does not say what the sweep is ranked by.
     """
-    return [
-        Trial(
-            name=f"{name}/{number}",
-            values=values or _proposed(root, f"{name}/{number}"),
-            scores=scores_of(root, f"{name}/{number}", sweep.seeds, sweep),
-        )
-        for number, values in sweep.trials().items()
-    ]
-
-
-def _proposed(root: Path, trial: str) -> dict[str, Any]:
-    """Return the values that were proposed for a trial."""
-    values: dict[str, Any] = json.loads((root / proposal_file(trial)).read_text("utf-8"))["values"]
-    return values
+    trials = []
+    for number, drawn in sweep.trials().items():
+        trial = f"{name}/{number}"
+        values = drawn or json.loads((root / proposal_file(trial)).read_text("utf-8"))["values"]
+        scores = scores_of(root, trial, sweep.seeds, sweep)
+        trials.append(Trial(name=trial, values=values, scores=scores))
+    return trials
 
 
 def scores_of(
     root: Path, experiment: str, seeds: Sequence[int], sweep: SweepParams
 ) -> dict[int, float]:
-    """Return the sweep's metric of an experiment by seed."""
+    """Return the sweep's metric of an experiment by seed.
+
+    Raises:
+        StageError: An evaluation does not have it, or it is not clear whose is meant.
+    """
     return {seed: score_of(root / metrics_file(experiment, seed), sweep) for seed in seeds}
 
 
 def score_of(path: Path, sweep: SweepParams) -> float:
-    """Return the sweep's metric in the `metrics.json` of an evaluation.
-
-    Raises:
-        StageError: It is not there, or it is not clear whose is meant.
-    """
+    """Return the sweep's metric in the `metrics.json` of an evaluation."""
     metrics: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8"))
     behavior = sweep.behavior
     if behavior is None and len(metrics) > 1:

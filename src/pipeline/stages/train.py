@@ -9,12 +9,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import files, machine
+from pipeline import files
 from pipeline.algos.process_group import launched
 from pipeline.errors import CheckpointError
 from pipeline.stages.shared import executable, policies, provenance, run_context
 from pipeline.stages.shared.attempt import Attempt, Job, attempt_at, read_map
-from pipeline.tracking import names, run_metadata
+from pipeline.tracking import names
 from pipeline.tracking.base import Sink
 from pipeline.tracking.sinks import TrackedRun, standard_sinks
 from pipeline.tracking.sinks.curve_csv import read_points
@@ -111,16 +111,14 @@ def _train(
     from pipeline import trainer
 
     runtime = run.runtime()
-    several = len(settings.behaviors) > 1
-    with run_context.recorded(run, attempt, prefix=several) as record:
-        limits = {name: one.max_steps for name, one in settings.behaviors.items()}
+    with run_context.recorded(run, attempt, prefix=len(settings.behaviors) > 1) as record:
         tracked = TrackedRun(
             folder=attempt.run,
-            max_steps=limits,
+            max_steps={name: one.max_steps for name, one in settings.behaviors.items()},
             settings=settings,
             key=run_context.key_of(run, attempt),
             row=run_context.row_of(run),
-            record=None if record is None else record.curve(),
+            record=record,
         )
         sinks = standard_sinks(tracked, run.params.track)
         if record is not None and started_from is not None:
@@ -157,17 +155,12 @@ def _train(
         attempt.facts["seconds"] = dict(result.seconds)
         attempt.facts["interrupted_at_steps"] = list(result.interrupted)
         if record is not None:
-            if attempt.resumed:
-                # Summaries between the last flush and a kill never reached MLflow; the CSV has
-                # them all.
-                record.complete(read_points(attempt.run / "progress.csv"))
-            results = {k: v for k, v in run_metadata.flat(metrics).items() if v is not None}
-            if not attempt.resumed:
-                n_steps = sum(one.steps for one in result.behaviors.values())
-                results |= run_metadata.speed(n_steps, result.seconds["total"])
-            record.results(results)
-            exact = run_metadata.exactness(result.interrupted)
-            record.settings({"exact": exact, "machine": machine.summary(machine.facts())})
+            record.trained(
+                metrics,
+                curve=read_points(attempt.run / "progress.csv"),
+                seconds=result.seconds["total"],
+                interrupted=result.interrupted,
+            )
             record.made(attempt.out("policy.pt"))
     return metrics
 
@@ -212,7 +205,7 @@ def _history(
     read = (environment, executable.folder_of(environment))
     parameters = provenance.train_parameters(run)
     made_by = provenance.of_stage(run, attempt, parameters, environment=read)
-    made_by = provenance.interrupted(made_by, interrupted)
-    if "pretrain" not in run.experiment.stages:
-        return [made_by]
-    return [*policies.history(run.root / run.folder("pretrain") / "policy.pt"), made_by]
+    before = []
+    if "pretrain" in run.experiment.stages:
+        before = policies.history(run.root / run.folder("pretrain") / "policy.pt")
+    return [*before, provenance.interrupted(made_by, interrupted)]

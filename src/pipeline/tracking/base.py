@@ -129,21 +129,19 @@ class Tracker:
     def _each(self, give: Callable[[Sink], None]) -> None:
         for sink in self._sinks:
             try:
-                # One after the other: a sink that fails must not keep the next from hearing.
                 give(sink)
             except Exception as error:  # noqa: BLE001  # no sink may stop training
-                self._failed(type(sink).__name__, error)
-
-    def _failed(self, name: str, error: Exception) -> None:
-        self.failures[name] = self.failures.get(name, 0) + 1
-        # Once: a full disk would fail at each of thousands of summaries.
-        if self.failures[name] == 1:
-            _log.warning(
-                "%s failed (%s: %s); training goes on, and what it loses later is not reported",
-                name,
-                type(error).__name__,
-                str(error).partition("\n")[0],
-            )
+                name = type(sink).__name__
+                self.failures[name] = self.failures.get(name, 0) + 1
+                # Once: a full disk would fail at each of thousands of summaries.
+                if self.failures[name] == 1:
+                    _log.warning(
+                        "%s failed (%s: %s); training goes on, and what it loses later is not "
+                        "reported",
+                        name,
+                        type(error).__name__,
+                        str(error).partition("\n")[0],
+                    )
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float]:

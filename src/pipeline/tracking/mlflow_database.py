@@ -50,25 +50,21 @@ def check(uri: str) -> None:
         for needed in (path.parent, path, path.with_name(f"{path.name}.lock")):
             if needed.exists() and not os.access(needed, os.W_OK):
                 raise PermissionError(errno.EACCES, "no right to write", str(needed))
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
         if path.exists():
-            _begin_to_write(path)
+            with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_S)) as database:
+                database.isolation_level = None  # else sqlite3 begins transactions of its own
+                # Takes the right to write, unlike a plain BEGIN, and gives it back unused.
+                database.execute("BEGIN IMMEDIATE")
+                database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+                database.execute("ROLLBACK")
     except (OSError, sqlite3.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise PipelineError(
             f"the MLflow store {path} cannot be opened: {reason}; mend it or move it away, or name "
             "another with MLFLOW_TRACKING_URI"
         ) from error
-
-
-def _begin_to_write(path: Path) -> None:
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
-    with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_S)) as database:
-        database.isolation_level = None  # else sqlite3 begins transactions of its own
-        # Takes the right to write, unlike a plain BEGIN, and gives it back unused.
-        database.execute("BEGIN IMMEDIATE")
-        database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        database.execute("ROLLBACK")
 
 
 @contextlib.contextmanager

@@ -159,15 +159,16 @@ def register(client: Any, name: str, source: str, run: str, tags: Mapping[str, s
     client.set_logged_model_tags(source, {"mlflow.modelVersions": known})
 
 
-def versions_of(client: Any, run: str) -> list[Any]:
-    """Return the versions that a run made, newest first."""
+def versions_of(client: Any, run: str, name: str) -> list[Any]:
+    """Return the versions of a model that a run made, newest first."""
     versions = client.search_model_versions(f"run_id = '{run}'")
-    return sorted(versions, key=lambda one: int(one.version), reverse=True)
+    of_model = (one for one in versions if one.name == name)
+    return sorted(of_model, key=lambda one: int(one.version), reverse=True)
 
 
 def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:
     """Note SCORE, BUILD and EXPERIMENT of a run's policy, and move aliases where it is best."""
-    versions = [version for version in versions_of(client, run) if version.name == name]
+    versions = versions_of(client, run, name)
     if not versions:
         return
     for key, value in tags.items():

@@ -20,14 +20,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import files
+from pipeline import files, machine
 from pipeline.errors import PipelineError
 from pipeline.tracking import mlflow_database, mlflow_models, mlflow_store, names, run_metadata
 from pipeline.tracking.base import Sink
-from pipeline.tracking.run_metadata import RunKey  # noqa: TC001  # for those who make a run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from pipeline.tracking.run_metadata import RunKey, RunMetadata
 
     Point = tuple[str, str, float, int]
     """Behavior, tag, value and step of a number, as `curve_csv.read_points` gives them."""
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _BEGINNER = "train"
-QUICK_S = 5.0  # for the store, at the end of a run that was stopped
+PATIENT_S, QUICK_S = 120.0, 5.0
+"""For the store at the end of a run; short where it was stopped, since a scheduler kills soon."""
 _GIVE_UP_AFTER = 3
 _ATTEMPTS = 5
 """At a write that finds the store locked; each waits 20 s, which MLflow sets for SQLite."""
@@ -46,8 +48,10 @@ def enabled() -> bool:
     return os.environ.get("PIPELINE_MLFLOW", "on").lower() not in {"off", "no", "false", "0"}
 
 
-class MlflowRun:
-    """Takes parameters, curves, results, artifacts and models; no method waits or raises.
+class MlflowRun(Sink):
+    """Takes parameters, curves, results, artifacts and models; no method but `end` waits.
+
+    Training may close it as a sink, and the run goes on until its `end`.
 
     Args:
         key: which run.
@@ -75,22 +79,42 @@ class MlflowRun:
         shown = {start + tag: value for tag, value in values.items() if tag not in names.HIDDEN}
         self._put([(mlflow_store.clean(name), value, now, step) for name, value in shown.items()])
 
-    def curve(self) -> Sink:
-        """Return a sink for training, which may close it while the run goes on."""
-        return _Curve(self)
+    def trained(
+        self,
+        numbers: Mapping[str, Mapping[str, Any]],
+        *,
+        curve: Sequence[Point],
+        seconds: float,
+        interrupted: Sequence[int],
+    ) -> None:
+        """Queue what a training came to.
 
-    def complete(self, points: Sequence[Point]) -> None:
-        """Queue the points of a finished curve that a killed attempt did not write."""
-        self._put(lambda store, run: _fill(store, run, points, prefix=self._prefix))
+        Args:
+            numbers: final ones, by behavior; None for one that is not known.
+            curve: all its summaries, of which a killed attempt may not have sent some.
+            seconds: that it took, as far as this attempt knows.
+            interrupted: steps at which it went on other than it would have.
+        """
+        flat = run_metadata.flat(numbers)
+        results = {name: value for name, value in flat.items() if value is not None}
+        if self._key.resumed:  # nobody counts what a killed attempt took
+            self._put(lambda store, run: self._fill(store, run, curve))
+        else:
+            n_steps = sum(one["steps"] for one in numbers.values())
+            results |= {"training_s": seconds, "steps_per_second": n_steps / max(seconds, 1e-9)}
+        self.results(results)
+        steps = ", ".join(map(str, interrupted))
+        exact = f"interrupted at steps {steps}, not exact" if steps else "yes"
+        self.settings({"exact": exact, "machine": machine.summary(machine.facts())})
 
-    def results(self, values: Mapping[str, float], *, step: int = 0) -> None:
+    def results(self, values: Mapping[str, float]) -> None:
         """Queue a stage's final numbers as `<stage>/<name>`; at step 0 MLflow draws bars."""
         # Six digits, since MLflow's table of runs shows every digit that there is.
         rounded = {
             name: value if float(value).is_integer() else float(f"{value:.6g}")
             for name, value in values.items()
         }
-        self.points({name: [(step, value)] for name, value in rounded.items()})
+        self.points({name: [(0, value)] for name, value in rounded.items()})
 
     def points(
         self, values: Mapping[str, Sequence[tuple[int, float]]], *, stage: str | None = None
@@ -105,7 +129,7 @@ class MlflowRun:
             ]
         )
 
-    def describe(self, told: run_metadata.RunMetadata, tree: Path) -> None:
+    def describe(self, told: RunMetadata, tree: Path) -> None:
         """Queue what every stage says of the run; the data's paths are relative to `tree`."""
         self.params(told.params)
 
@@ -124,8 +148,7 @@ class MlflowRun:
 
     def settings(self, values: Mapping[str, Any]) -> None:
         """Queue what this stage alone was told, as tags `<stage>.<name>`, which can change."""
-        flat = mlflow_store.flatten(values)
-        tags = {f"{self._key.stage}.{name}": text for name, text in flat.items()}
+        tags = mlflow_store.flatten(values, f"{self._key.stage}.")
         self._put(lambda store, run: store.set_tags(run, tags))
 
     def made(self, path: Path, *, what: str | None = None) -> None:
@@ -200,28 +223,29 @@ class MlflowRun:
 
         self._put(write)
 
-    def close(self, *, status: str = "FINISHED", timeout_s: float = 120.0) -> None:
-        """Write what is queued and end the run with `status`.
+    def end(self, status: str = "FINISHED", *, timeout_s: float | None = None) -> None:
+        """Write what is queued and end the run with `status`: FINISHED, FAILED or KILLED.
 
         Gives up after `timeout_s`; of a run that has finished, after `timeout_s` in which the store
         has taken nothing, since a busy machine may need longer for all of it.
         """
         if self._closed:
             return
+        finished = status == "FINISHED"
+        timeout_s = timeout_s or (PATIENT_S if finished else QUICK_S)
         self._put(lambda store, run: store.end(run, status))
         self._closed = True
         self._jobs.put(None)
-        while True:
+        before: int | None = None
+        while before is None or (finished and self._taken != before):
             before = self._taken
             self._thread.join(timeout_s)
             if not self._thread.is_alive():
                 return
-            if status != "FINISHED" or self._taken == before:
-                break
         self._warn(f"the store took nothing more within {timeout_s:g} s")
 
     def _put(self, job: Any) -> None:
-        """Queue points, as a list, or something to do with the store and the run's id."""
+        """Queue points, as a list, or what is to be done with the store and the run's id."""
         if self._failures < _GIVE_UP_AFTER and not self._closed:
             self._jobs.put(job)
         else:
@@ -249,24 +273,50 @@ class MlflowRun:
                 self._run_job(job, store, run)
 
     def _run_job(self, job: Any, store: mlflow_store.Store, run: str) -> None:
-        # Each failure may have waited for minutes, and close() must not wait for all of them.
+        """Do a queued job; again while the store says that others keep it busy."""
+        # Each failure may have waited for minutes, and `end` must not wait for all of them.
         if self._failures >= _GIVE_UP_AFTER:
             self.lost += 1
             return
-        try:
-            _write(job, store, run)
-        except Exception as error:  # noqa: BLE001  # tracking never stops training
-            self.lost += 1
-            self._failures += 1
-            if self._failures == 1:
-                self._warn(_reason(error))
-        else:
-            self._failures = 0
+        for attempts_left in reversed(range(_ATTEMPTS)):
+            try:
+                if isinstance(job, list):
+                    store.log_metrics(run, job)
+                else:
+                    job(store, run)
+                self._failures = 0
+                break
+            except Exception as error:  # noqa: BLE001  # tracking never stops training
+                busy = getattr(error, "error_code", None) == "TEMPORARILY_UNAVAILABLE"
+                if busy and attempts_left:
+                    continue
+                self.lost += 1
+                self._failures += 1
+                if self._failures == 1:
+                    self._warn(_reason(error))
+                break
         self._taken += 1
+
+    def _fill(self, store: mlflow_store.Store, run: str, curve: Sequence[Point]) -> None:
+        """Write the points of a curve that the run lacks.
+
+        A killed process takes along what it had not sent yet; training resumes after that, and
+        would leave a gap. Wall times are in no file, so theirs stays.
+        """
+        known: dict[str, set[int]] = {}
+        now = int(time.time() * 1000)
+        points = []
+        for behavior, tag, value, step in curve:
+            name = mlflow_store.clean(f"{behavior}/{tag}" if self._prefix else tag)
+            if name not in known:
+                known[name] = {one.step for one in store.client.get_metric_history(run, name)}
+            if step not in known[name]:
+                points.append((name, value, now, step))
+        store.log_metrics(run, points)
 
     def _begin(self, store: mlflow_store.Store) -> str:
         """Return the run to write to: the present one, or a new one in its place."""
-        key, stages = self._key, dict[str, str]()
+        key = self._key
         tags = {
             "pipeline.experiment": key.label,
             "pipeline.seed": str(key.seed),
@@ -274,14 +324,10 @@ class MlflowRun:
             **{name: str(value) for name, value in key.tags.items()},
             "pipeline.variant": key.variant,
         }
-        run: str | None = None
-        # The record knows the run of this checkout; without it, the store knows the current one.
-        record = _read_record(key.remembered)
-        if record is not None and _is_ours(record, store, key) and store.exists(record["run_id"]):
-            run, stages = record["run_id"], record["stages"]
-        elif key.stage != _BEGINNER:
+        run, stages = _recorded(key, store)
+        if run is None and key.stage != _BEGINNER:
             run = store.current(tags)
-        if run is None or _begins_anew(key, stages) or not _same_policy(store, run, key):
+        if run is None or not _goes_on(store, run, key, stages):
             if run is not None:
                 # A moved checkout and another host of a cluster give other tags; with those of now
                 # the old run is found below, and folded under the new one.
@@ -308,83 +354,32 @@ class MlflowRun:
         )
 
 
-class _Curve(Sink):
-    """The part of a run that training writes; the run's owner closes it, not training."""
+def _goes_on(store: mlflow_store.Store, run: str, key: RunKey, stages: Mapping[str, str]) -> bool:
+    """Return whether a stage writes into this run, and not into a new one.
 
-    def __init__(self, run: MlflowRun) -> None:
-        self._run = run
-
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """Queue one summary."""
-        self._run.metrics(behavior, values, step)
-
-
-def _fill(store: mlflow_store.Store, run: str, curve: Sequence[Point], *, prefix: bool) -> None:
-    """Write the points of a curve that the run lacks.
-
-    A killed process takes along what it had not sent yet; training resumes after that, and would
-    leave a gap. Wall times are in no file, so theirs stays.
-    """
-    known: dict[str, set[int]] = {}
-    now = int(time.time() * 1000)
-    points = []
-    for behavior, tag, value, step in curve:
-        name = mlflow_store.clean(f"{behavior}/{tag}" if prefix else tag)
-        if name not in known:
-            known[name] = {one.step for one in store.client.get_metric_history(run, name)}
-        if step not in known[name]:
-            points.append((name, value, now, step))
-    store.log_metrics(run, points)
-
-
-def _write(job: Any, store: mlflow_store.Store, run: str) -> None:
-    """Do a queued job; again while the store says that others keep it busy."""
-    for attempts_left in reversed(range(_ATTEMPTS)):
-        try:
-            if isinstance(job, list):
-                store.log_metrics(run, job)
-            else:
-                job(store, run)
-        except Exception as error:
-            busy = getattr(error, "error_code", None) == "TEMPORARILY_UNAVAILABLE"
-            if not busy or not attempts_left:
-                raise
-        else:
-            return
-
-
-def _begins_anew(key: RunKey, stages: Mapping[str, str]) -> bool:
-    """Return whether this stage begins a new run instead of continuing the recorded one.
-
-    A row holds one training, so a second one from the start, or on other inputs, has its own.
+    A row holds one training: a second one from the start, or on other inputs, has its own. And it
+    holds one policy; DVC may have put back another, from its run cache or from an experiment.
     """
     before = stages.get(_BEGINNER) if key.stage == _BEGINNER else None
-    return before is not None and (before != key.fingerprint or not key.resumed)
-
-
-def _same_policy(store: mlflow_store.Store, run: str, key: RunKey) -> bool:
-    """Return whether a run is of the policy that this stage works on, as far as both are known.
-
-    DVC may have put back another one, from its run cache or from an experiment.
-    """
+    if before is not None and (before != key.fingerprint or not key.resumed):
+        return False
     known = store.client.get_run(run).data.tags.get("dvc.train")
     return key.policy is None or known is None or known == key.policy
 
 
-def _read_record(path: Path) -> dict[str, Any] | None:
+def _recorded(key: RunKey, store: mlflow_store.Store) -> tuple[str | None, dict[str, str]]:
+    """Return the run that the record of this checkout names, and its stages' fingerprints."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        return record if {"uri", "run_id", "stages"} <= record.keys() else None
-    except (OSError, ValueError, AttributeError):
-        return None
-
-
-def _is_ours(record: Mapping[str, Any], store: mlflow_store.Store, key: RunKey) -> bool:
-    """Return whether a record is about this store, and not a copy from another checkout."""
-    if record["uri"] not in (_address(store), store.uri):
-        return False
+        record = json.loads(key.remembered.read_text(encoding="utf-8"))
+        uri, run, stages = record["uri"], record["run_id"], record["stages"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None, {}
     made_in = Path(record.get("root", key.root))
-    return store.is_local or made_in == key.root or not made_in.exists()
+    # A record that was copied from another checkout is of that one's run.
+    is_ours = store.is_local or made_in == key.root or not made_in.exists()
+    if uri in (_address(store), store.uri) and is_ours and store.exists(run):
+        return run, stages
+    return None, {}
 
 
 def _address(store: mlflow_store.Store) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipeline.tracking.run_metadata import InputData
 
 _EXPERIMENT = "pipeline"
+"""Name of MLflow's experiment, unless MLFLOW_EXPERIMENT_NAME says another."""
 _DATABASE, _ARTIFACTS = "mlflow.db", "mlartifacts"
 _WRITTEN = ("src", "config", "workflow", "params.yaml", "dvc.yaml", "Snakefile")
 """What people edit; results are rewritten by every run."""
@@ -40,13 +41,7 @@ _ENVIRONMENT = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "GIT_PYTHON_REFRESH": "quiet",
 }
-
-
-def set_environment() -> None:
-    """Give MLflow short retries and no telemetry, unless the user chose otherwise."""
-    for name, value in _ENVIRONMENT.items():
-        # Before MLflow is imported, which reads some of them only then.
-        os.environ.setdefault(name, value)
+"""Short retries and no telemetry, unless the user chose otherwise."""
 
 
 def default_uri(root: Path) -> str:
@@ -98,7 +93,9 @@ class Store:
         """
         uri = default_uri(root := root.resolve())
         mlflow_database.check(uri)
-        set_environment()
+        for name, value in _ENVIRONMENT.items():
+            # Before MLflow is imported, which reads some of them only then.
+            os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table it makes
@@ -109,16 +106,17 @@ class Store:
         with mlflow_database.locked(uri):
             mlflow_database.make_whole(uri)
             client = MlflowClient(tracking_uri=uri)
-            experiment = client.get_experiment_by_name(experiment_name())
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
+            experiment = client.get_experiment_by_name(name)
             if experiment is None:
                 # A server knows a place for artifacts; a file has none but beside itself.
                 place = (root / _ARTIFACTS).as_uri() if uri.startswith("sqlite:") else None
-                experiment = _create_experiment(client, place)
+                experiment = _create_experiment(client, name, place)
             elif is_local:
                 mlflow_database.follow(uri, experiment.artifact_location, root / _ARTIFACTS)
             identifier = experiment.experiment_id
-            for name, text in mlflow_view.missing(identifier, experiment.tags).items():
-                client.set_experiment_tag(identifier, name, text)
+            for tag, text in mlflow_view.missing(identifier, experiment.tags).items():
+                client.set_experiment_tag(identifier, tag, text)
         return cls(uri=uri, is_local=is_local, experiment_id=identifier, client=client)
 
     @classmethod
@@ -258,10 +256,8 @@ class Store:
 
         content = files.sha256_of(path)
         # A retried stage exports the same bytes, which are no new version.
-        versions = mlflow_models.versions_of(self.client, run)
-        if any(
-            one.name == name and one.tags.get(mlflow_models.CONTENT) == content for one in versions
-        ):
+        versions = mlflow_models.versions_of(self.client, run, name)
+        if any(one.tags.get(mlflow_models.CONTENT) == content for one in versions):
             return
         known = self.client.get_run(run).data
         # A model shows what its training came to; points with a model_id are such copies already.
@@ -282,11 +278,6 @@ class Store:
 def _quoted(value: str) -> str:
     """Return a value as MLflow's searches take it; a git reference may have quotes in it."""
     return f'"{value}"' if "'" in value else f"'{value}'"
-
-
-def experiment_name() -> str:
-    """Return the name of MLflow's experiment: MLFLOW_EXPERIMENT_NAME, else `pipeline`."""
-    return os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
 
 
 def source_tags(root: Path) -> dict[str, str]:
@@ -313,10 +304,9 @@ def _git(root: Path, *arguments: str) -> str | None:
     return None
 
 
-def _create_experiment(client: Any, place: str | None) -> Any:
+def _create_experiment(client: Any, name: str, place: str | None) -> Any:
     from mlflow.exceptions import MlflowException
 
-    name = experiment_name()
     try:
         client.create_experiment(name, artifact_location=place)
     except MlflowException:

@@ -49,24 +49,16 @@ def address(identifier: str, view: str) -> str:
     return f"/#/experiments/{identifier}/runs?{_MODE}&viewStateShareKey={view}{mode}"
 
 
-def tags(identifier: str) -> dict[str, str]:
-    """Return the tags that describe the experiment with this id, and its views."""
-    return {
+def missing(identifier: str, present: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags of an experiment and its views that are not among those it has."""
+    tags = {
         "mlflow.experimentKind": "custom_model_development",
-        _NOTE: _description(identifier),
         f"{_SHARED}{TABLE}": json.dumps(_state(grouped=True)),
         f"{_SHARED}{CURVES}": json.dumps(_state(grouped=False)),
     }
-
-
-def missing(identifier: str, present: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags that an experiment lacks; a description that is there stays."""
-    return {
-        name: text
-        for name, text in tags(identifier).items()
-        # A description may have been edited by a user.
-        if present.get(name) != text and not (name == _NOTE and name in present)
-    }
+    if _NOTE not in present:  # else a user may have edited it
+        tags[_NOTE] = _description(identifier)
+    return {name: text for name, text in tags.items() if present.get(name) != text}
 
 
 def _state(*, grouped: bool) -> dict[str, Any]:

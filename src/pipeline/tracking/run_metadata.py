@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from pipeline.settings import RunSettings
+
 _UNSAID: tuple[Any, ...] = (None, {}, [])
 _SHARED = "hyperparameters"
 _SHADES = 5
@@ -33,7 +35,6 @@ class RunKey:
     experiment: str
     """Name in params.yaml."""
     seed: int
-    """Seed of the run."""
     stage: str
     """Stage of the DAG; `train` may begin a new run, the others continue the one there is."""
     fingerprint: str
@@ -99,13 +100,6 @@ class RunMetadata:
     """Markdown that MLflow shows above the run."""
 
 
-def exactness(interrupted: Sequence[int]) -> str:
-    """Return what the tag `train.exact` says of a run that was interrupted at these steps."""
-    if not interrupted:
-        return "yes"
-    return f"interrupted at steps {', '.join(map(str, interrupted))}, not exact"
-
-
 def label(name: str, variant: str) -> str:
     """Return a name with DVC's experiment behind it, if there is one."""
     return name if variant == WORKSPACE else f"{name} ({variant})"
@@ -114,12 +108,11 @@ def label(name: str, variant: str) -> str:
 def parameters(
     behaviors: Mapping[str, Mapping[str, Any]], *, prefix: bool = False
 ) -> dict[str, Any]:
-    """Return the settings of each behavior under flat names that can be searched.
+    """Return the settings of each behavior that have a value, under names that can be searched.
 
     What lies in `hyperparameters` is named by its last part, as people know it: `learning_rate`.
     The rest keeps its dotted path. With several behaviors, or `prefix`, each name starts with its
     behavior.
-    Settings without a value are left out.
     """
     flat_settings: dict[str, Any] = {}
     for behavior, settings in behaviors.items():
@@ -150,8 +143,6 @@ def row(
         data: what it is made from.
         note: Markdown for the top of the row.
     """
-    # They name folders of this machine, which no two runs share.
-    settings = {key: value for key, value in settings.items() if key != "checkpoint_settings"}
     shared = {
         **facts,
         "seed": seed,
@@ -160,11 +151,11 @@ def row(
         **runtime,
     }
     configuration = {"experiment": name, "seed": seed, "runtime": dict(runtime), **settings}
+    # They name folders of this machine, which no two runs share.
+    configuration.pop("checkpoint_settings", None)
     return RunMetadata(
-        params={
-            **parameters(settings["behaviors"]),
-            **{key: value for key, value in shared.items() if value != {}},
-        },
+        params=parameters(settings["behaviors"])
+        | {key: value for key, value in shared.items() if value != {}},
         # Through JSON, which turns paths, enumerations and tuples into what YAML shows plainly.
         configuration=yaml.safe_dump(
             json.loads(json.dumps(configuration, default=str)), sort_keys=False
@@ -215,6 +206,28 @@ def dvc_digest(path: Path) -> str:
     return f"{_md5(json.dumps(listed, sort_keys=True).encode()).hexdigest()}.dir"
 
 
+def tags(
+    settings: RunSettings, *, environment: str, source: str, position: int, seed: int
+) -> dict[str, str]:
+    """Return what a row is searched and shown by.
+
+    Args:
+        settings: of the run.
+        environment: its name.
+        source: what makes all of the row, not only the stage that begins it.
+        position: of the experiment among all, which decides the color with the seed.
+        seed: of the run.
+    """
+    kinds = sorted({str(one.trainer_type) for one in settings.behaviors.values()})
+    return {
+        "pipeline.algorithm": " ".join(kinds),
+        "pipeline.environment": environment,
+        "mlflow.source.name": source,
+        "mlflow.source.type": "LOCAL",
+        "mlflow.runColor": color(position, seed),
+    }
+
+
 def color(position: int, seed: int) -> str:
     """Return a color for the charts: a hue for each experiment's position, a shade for a seed."""
     # Steps of the golden ratio put each new hue into the largest gap between those before it.
@@ -239,11 +252,3 @@ def note(experiment: str, seed: int, *, files: Sequence[str]) -> str:
 def _md5(data: bytes = b"") -> Any:
     # MD5 because DVC uses it; systems in FIPS mode refuse it without this flag.
     return hashlib.md5(data, usedforsecurity=False)
-
-
-def speed(n_steps: float, total_s: float) -> dict[str, float]:
-    """Return the time of a training and its steps per second, as numbers of a row.
-
-    Only of a run that was not resumed: nobody counts what a killed attempt took.
-    """
-    return {"training_s": total_s, "steps_per_second": n_steps / max(total_s, 1e-9)}

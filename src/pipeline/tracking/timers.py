@@ -6,8 +6,8 @@ import json
 import platform
 import sys
 import time
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from collections import defaultdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,20 +22,6 @@ if TYPE_CHECKING:
     from pipeline.tracking.base import Update
 
 FORMAT = "0.1.0"
-
-
-@dataclass(kw_only=True, slots=True)
-class _Gauge:
-    """A number over the run's summaries."""
-
-    value: float
-    min: float
-    max: float
-    count: int = 1
-
-    def add(self, value: float) -> None:
-        self.value, self.count = value, self.count + 1
-        self.min, self.max = min(self.min, value), max(self.max, value)
 
 
 def _node(
@@ -70,8 +56,8 @@ class TimersSink(Sink):
         self._clock = clock
         self._made = clock()
         self._started: float | None = None
-        self._gauges: dict[str, _Gauge] = {}
-        self._seconds: dict[str, dict[str, float]] = {}
+        self._gauges: dict[str, dict[str, float]] = {}
+        self._seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._exact: dict[str, float] | None = None
         self._ended: float | None = None
         self._n_updates = 0
@@ -86,17 +72,15 @@ class TimersSink(Sink):
         self.start()
         for tag, value in values.items():
             if tag.startswith(names.TIMING):
-                spent = self._seconds.setdefault(behavior, {})
-                part = tag.removeprefix(names.TIMING)
-                spent[part] = spent.get(part, 0.0) + value
+                self._seconds[behavior][tag.removeprefix(names.TIMING)] += value
                 continue
             # ML-Agents' names for gauges.
-            stat = tag.replace("/", ".").replace(" ", "")
-            name = f"{behavior}.{stat}.mean"
-            if name in self._gauges:
-                self._gauges[name].add(value)
-            else:
-                self._gauges[name] = _Gauge(value=value, min=value, max=value)
+            name = f"{behavior}.{tag.replace('/', '.').replace(' ', '')}.mean"
+            start = {"value": value, "min": value, "max": value, "count": 0}
+            gauge = self._gauges.setdefault(name, start)
+            gauge["value"] = value
+            gauge["min"], gauge["max"] = min(gauge["min"], value), max(gauge["max"], value)
+            gauge["count"] += 1
 
     def updated(self, behavior: str, update: Update) -> None:  # noqa: ARG002  # a sink's form
         """Count one update."""
@@ -134,7 +118,7 @@ class TimersSink(Sink):
         }
         return {
             "name": "root",
-            "gauges": {name: asdict(self._gauges[name]) for name in sorted(self._gauges)},
+            "gauges": {name: self._gauges[name] for name in sorted(self._gauges)},
             "metadata": metadata,
             **_node(max(now - self._made, 0.0), 1, parts),
         }
@@ -153,14 +137,12 @@ class TimersSink(Sink):
 
     def _summed(self) -> dict[str, float]:
         """Return seconds by part up to the last summary."""
-        summed: dict[str, float] = {}
-        for spent in self._seconds.values():
-            for part, value in spent.items():
-                before = summed.get(part, 0.0)
-                # Behaviors step together, so each reports the same seconds of stepping.
-                shared = part in ("environment", "wire")
-                summed[part] = max(before, value) if shared else before + value
-        return summed
+        spent = list(self._seconds.values())
+        # Behaviors step together, so each reports the same seconds of stepping.
+        return {
+            part: (max if part in ("environment", "wire") else sum)(one[part] for one in spent)
+            for part in {part for one in spent for part in one}
+        }
 
 
 def process_facts(*, trainer: str) -> dict[str, str]:
@@ -172,13 +154,6 @@ def process_facts(*, trainer: str) -> dict[str, str]:
         "mlagents_version": UnityEnvironment.PACKAGE_VERSION,
         "mlagents_envs_version": UnityEnvironment.PACKAGE_VERSION,
         "communication_protocol_version": UnityEnvironment.API_VERSION,
-        "pytorch_version": _version("torch"),
-        "numpy_version": _version("numpy"),
+        "pytorch_version": version("torch"),
+        "numpy_version": version("numpy"),
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

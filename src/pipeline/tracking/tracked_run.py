@@ -81,19 +81,20 @@ def run_outside_dag(
     name = _below(root, folder)
     name = name if name.startswith("/") else f"./{name}"  # no experiment of params.yaml begins so
     environment, executable = _named_environment(env)
-    build = build or executable
     configuration = to_mapping(settings)
     configuration["env_settings"]["num_envs"] = num_envs or settings.env_settings.num_envs
-    data = run_metadata.InputData(
-        name=environment, path="" if build is None else _below(root, build), context="environment"
-    )
+    data = [
+        run_metadata.InputData(name=environment, path=_below(root, path), context="environment")
+        for path in [build or executable]
+        if path is not None
+    ]
     row = run_metadata.row(
         configuration,
         name=name,
         seed=seed,
         runtime={"torch_threads": torch_threads, "device": device},
         facts={"environment": environment, "trainer": trainer},
-        data=[] if build is None else [data],
+        data=data,
         note=f"`{source}` in the folder `{name}`, seed {seed}.",
     )
     key = run_metadata.RunKey(
@@ -104,7 +105,14 @@ def run_outside_dag(
         resumed=resume,
         root=root,
         record=folder / "run_logs" / "mlflow.json",
-        tags=_tags(settings, name, seed, environment, source) | mlflow_store.source_tags(root),
+        tags=run_metadata.tags(
+            settings,
+            environment=environment,
+            source=source,
+            position=zlib.crc32(name.encode()),  # not `hash`, which is salted in each process
+            seed=seed,
+        )
+        | mlflow_store.source_tags(root),
     )
     return TrackedRun(
         folder=folder,
@@ -115,20 +123,6 @@ def run_outside_dag(
         key=key,
         row=row,
     )
-
-
-def _tags(
-    settings: RunSettings, name: str, seed: int, environment: str, source: str
-) -> dict[str, str]:
-    kinds = sorted({str(one.trainer_type) for one in settings.behaviors.values()})
-    return {
-        "pipeline.algorithm": " ".join(kinds),
-        "pipeline.environment": environment,
-        "mlflow.source.name": source,
-        "mlflow.source.type": "LOCAL",
-        # crc32 and not `hash`, which is salted anew in each process.
-        "mlflow.runColor": run_metadata.color(zlib.crc32(name.encode()), seed),
-    }
 
 
 def _named_environment(env: object) -> tuple[str, Path | None]:

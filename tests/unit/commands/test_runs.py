@@ -7,8 +7,8 @@ from repositories import git
 
 from pipeline.commands.runs import tell
 from pipeline.errors import PipelineError
-from pipeline.tracking.mlflow_run import MlflowRun, RunKey
-from pipeline.tracking.run_metadata import dvc_digest
+from pipeline.tracking.mlflow_run import MlflowRun
+from pipeline.tracking.run_metadata import RunKey, dvc_digest
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ def trained(root: Path, weights: bytes) -> tuple[str, str]:
     (root / POLICY).write_bytes(weights)
     with_row = MlflowRun(key)
     with_row.made(root / POLICY)
-    with_row.close(timeout_s=60)
+    with_row.end(timeout_s=60)
     assert with_row.run_id is not None
     digest = dvc_digest(root / POLICY)
     (root / "dvc.lock").write_text(LOCK.format(path=POLICY.as_posix(), digest=digest))

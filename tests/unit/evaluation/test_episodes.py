@@ -191,15 +191,10 @@ def test_seed_reaches_the_policy():
     assert seeds[0] == seeds[1] != seeds[2]
 
 
-def test_progress_counts_up_to_the_wanted_number():
-    seen = []
-    play(ScriptedEnv(Ball=Script([[1], [3]])), 3, on_progress=lambda *counts: seen.append(counts))
-    assert seen == [(1, 3), (2, 3), (3, 3)]
-
-
-def test_environment_without_ends_is_given_up_with_a_message():
+def test_environment_without_ends_is_given_up_with_a_message(monkeypatch):
+    monkeypatch.setattr("pipeline.evaluation.episodes.STEP_LIMIT", 20)
     with pytest.raises(StageError, match=r"within 20 steps .*0 of 1 ended.*\['Ball'\]"):
-        play(ScriptedEnv(Ball=Script([[10**9]])), 1, step_limit=20)
+        play(ScriptedEnv(Ball=Script([[10**9]])), 1)
 
 
 def test_behavior_without_a_policy_is_named():

@@ -117,7 +117,7 @@ def test_equal_comparisons_give_equal_bytes(tmp_path):
     ]
     (task,) = compare(outcomes)
     for name in ("one", "two"):
-        plot_standings(tmp_path / f"{name}-s.png", task.standings, title="T", x_label="Return")
+        plot_standings(tmp_path / f"{name}-s.png", task.standings, title="T")
         plot_improvements(tmp_path / f"{name}-i.png", task.improvements, title="T")
     for kind in "si":
         one, two = (tmp_path / f"{name}-{kind}.png" for name in ("one", "two"))

@@ -44,8 +44,7 @@ def page(tmp_path, n_seeds=3, names=("ppo", "<b>cloned</b>")):
         one.experiment: align_curves([(curve.steps, curve.returns) for curve in one.curves])
         for one in task.standings
     }
-    figures = render.Figures(learning=None, returns="none.png", improvements=None)
-    return task, curves, render.html([task], [curves], [figures], tmp_path, {})
+    return task, curves, render.html([task], [curves], [[]], tmp_path, {})
 
 
 def test_the_page_needs_no_other_file_and_no_script_to_be_read(tmp_path):

@@ -15,9 +15,9 @@ import pytest
 
 from pipeline.tracking import names
 from pipeline.tracking.mlflow_models import BUILD, SCORE, alias_of, best
-from pipeline.tracking.mlflow_run import MlflowRun, RunKey, enabled
+from pipeline.tracking.mlflow_run import MlflowRun, enabled
 from pipeline.tracking.mlflow_store import Store, flatten
-from pipeline.tracking.run_metadata import InputData, RunMetadata
+from pipeline.tracking.run_metadata import InputData, RunKey, RunMetadata
 from pipeline.tracking.sinks.curve_csv import CsvSink, read_points
 
 pytestmark = pytest.mark.slow
@@ -66,6 +66,10 @@ def key(
     )
 
 
+def monitors() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "SystemMetricsMonitor"]
+
+
 def client(root: Path):
     from mlflow import MlflowClient
 
@@ -73,7 +77,7 @@ def client(root: Path):
 
 
 def finished(run: MlflowRun, **options) -> str:
-    run.close(timeout_s=60, **options)
+    run.end(timeout_s=60, **options)
     assert run.lost == 0
     assert run.run_id is not None
     return run.run_id
@@ -96,10 +100,11 @@ def test_stages_of_one_seed_share_a_row_that_says_everything(tmp_path: Path):
         train.metrics("Walker", {"Environment/Cumulative Reward": step / 10}, step)
     train.points({"loss": [(1, 0.5), (2, 0.25)]}, stage="pretrain")
     first = finished(train)
+    assert not monitors(), "the machine is not sampled unasked"
 
     evaluate = MlflowRun(key(tmp_path, "evaluate"))
     evaluate.describe(row, tmp_path)
-    evaluate.results({"mean_return": 7.50000014901, "rows": 1_234_567}, step=20)
+    evaluate.results({"mean_return": 7.50000014901, "rows": 1_234_567})
     evaluate.settings({"episodes": 100})
     (tmp_path / "note.txt").write_text("hello")
     evaluate.artifacts([tmp_path / "note.txt"])
@@ -120,7 +125,7 @@ def test_stages_of_one_seed_share_a_row_that_says_everything(tmp_path: Path):
     assert seen.data.tags["dvc.evaluate"] == md5(b"hello")
     assert steps_of(first, tmp_path, "Environment/Cumulative Reward") == [(10, 1.0), (20, 2.0)]
     assert steps_of(first, tmp_path, "pretrain/loss") == [(1, 0.5), (2, 0.25)]
-    assert steps_of(first, tmp_path, "evaluate/mean_return") == [(20, 7.5)]
+    assert steps_of(first, tmp_path, "evaluate/mean_return") == [(0, 7.5)]
     (data,) = seen.inputs.dataset_inputs
     assert (data.dataset.name, data.tags[0].value) == ("expert", "demonstrations")
     assert data.dataset.digest == md5(b"demo")
@@ -310,9 +315,9 @@ def test_a_finished_run_waits_for_a_slow_store_and_a_stopped_one_does_not(
         for _ in range(n_jobs):
             run.settings({"episodes": 4})
     began = time.monotonic()
-    slow[1].close(status="KILLED", timeout_s=1.5)
+    slow[1].end("KILLED", timeout_s=1.5)
     assert time.monotonic() - began < 2.5  # of 30 s
-    slow[0].close(timeout_s=2)
+    slow[0].end(timeout_s=2)
     assert client(tmp_path).get_run(slow[0].run_id).info.status == "FINISHED"
 
 
@@ -343,20 +348,22 @@ def test_a_store_that_others_keep_busy_is_asked_again_and_a_broken_one_is_not(
     code = INTERNAL_ERROR
     run = MlflowRun(key(tmp_path, "evaluate"))
     run.results({"mean_return": 2.0})
-    run.close(timeout_s=60)
+    run.end(timeout_s=60)
     assert (asked, run.lost) == ([1], 1)
 
 
 def test_points_that_a_killed_attempt_took_along_are_filled_in_from_the_curve(tmp_path: Path):
     curve = CsvSink(tmp_path / "progress.csv")
-    run = MlflowRun(key(tmp_path, "train"), prefix=True)
+    run = MlflowRun(key(tmp_path, "train", resumed=True), prefix=True)
     for step in (1000, 2000, 3000):
         values = {names.REWARD: step / 1000, "Losses/Q1 Loss": 0.5}
         curve.metrics("Walker", values, step)
         if step == 2000:
             run.metrics("Walker", values, step)
-    run.complete(read_points(curve.path))
+    points = read_points(curve.path)
+    run.trained({"Walker": {"steps": 3000}}, curve=points, seconds=9.0, interrupted=[])
     made = finished(run)
+    assert client(tmp_path).get_run(made).data.metrics.get("train/training_s") is None
     for name, wanted in ((names.REWARD, [1.0, 2.0, 3.0]), ("Losses/Q1 Loss", [0.5, 0.5, 0.5])):
         history = client(tmp_path).get_metric_history(made, f"Walker/{name}")
         assert sorted((p.step, p.value) for p in history) == list(
@@ -422,6 +429,8 @@ def test_the_best_evaluated_policy_has_the_alias_and_only_a_better_one_takes_it(
     assert version.tags["run"] == "walk-seed1"
     assert version.tags["evaluate.episodes"] == "4"
     assert version.tags["dvc.export"].endswith(".dir")
+    model = store.get_logged_model(version.source.removeprefix("models:/"))
+    assert [one.value for one in model.metrics if one.key == "evaluate/mean_return"] == [5.0]
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
     signature = mlflow.models.get_model_info(f"models:/{NAME}@best").signature
     assert signature.inputs.to_dict()[0]["tensor-spec"]["shape"] == (-1, 8)
@@ -481,7 +490,7 @@ def test_an_unreachable_server_costs_one_warning_and_no_time(tmp_path, monkeypat
         for step in range(1000):
             run.metrics("Walker", {"loss": 1.0}, step)
         spent = time.perf_counter() - start
-        run.close(timeout_s=60)
+        run.end(timeout_s=60)
     assert spent < 1.0
     assert run.run_id is None
     messages = [r.message for r in caplog.records if "MLflow is not being written" in r.message]
@@ -510,13 +519,6 @@ def test_params_are_flattened_to_dotted_names():
     }
 
 
-def test_the_page_of_a_logged_model_has_the_score_of_its_evaluation(tmp_path: Path):
-    played(tmp_path, 1, 5.25)
-    version = client(tmp_path).get_model_version(NAME, "1")
-    model = client(tmp_path).get_logged_model(version.source.removeprefix("models:/"))
-    assert [one.value for one in model.metrics if one.key == "evaluate/mean_return"] == [5.25]
-
-
 def test_mlflow_samples_the_machine_where_its_own_variable_asks(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true")
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
@@ -530,10 +532,4 @@ def test_mlflow_samples_the_machine_where_its_own_variable_asks(tmp_path: Path, 
             seen = client(tmp_path).get_run(run.run_id).data.metrics
     assert "system/system_memory_usage_megabytes" in seen
     finished(run)
-    assert not [one for one in threading.enumerate() if one.name == "SystemMetricsMonitor"]
-
-
-def test_the_machine_is_not_sampled_unasked(tmp_path: Path):
-    run = MlflowRun(key(tmp_path, "train"))
-    finished(run)
-    assert not [one for one in threading.enumerate() if one.name == "SystemMetricsMonitor"]
+    assert not monitors()

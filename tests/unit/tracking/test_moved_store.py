@@ -21,7 +21,8 @@ import json, sys
 from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
-from pipeline.tracking.mlflow_run import MlflowRun, RunKey
+from pipeline.tracking.mlflow_run import MlflowRun
+from pipeline.tracking.run_metadata import RunKey
 
 root, fingerprint = Path(sys.argv[1]), sys.argv[2]
 value = helper.make_tensor_value_info
@@ -45,7 +46,7 @@ for stage in sys.argv[3:]:
     run.artifacts([path])
     if stage == "evaluate":
         run.score({"Walker": 5.0}, environment="walk", build=path.parent, told={})
-    run.close()
+    run.end()
     assert run.lost == 0, run.lost
     runs.append(run.run_id)
 print(json.dumps(runs))

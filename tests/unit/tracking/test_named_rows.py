@@ -103,7 +103,7 @@ def test_no_stage_depends_on_where_its_numbers_go(folder: Path):
 
 @pytest.mark.slow
 def test_mlflow_gets_a_row_with_results_which_a_resumed_run_continues(folder: Path, monkeypatch):
-    monkeypatch.setattr("pipeline.tracking.sinks.mlflow.QUICK_S", 60.0)  # the machine may be busy
+    monkeypatch.setattr("pipeline.tracking.mlflow_run.QUICK_S", 60.0)  # the machine may be busy
     from mlflow import MlflowClient
 
     run = folder / "runs/walk"
@@ -132,7 +132,7 @@ def test_mlflow_gets_a_row_with_results_which_a_resumed_run_continues(folder: Pa
 
 @pytest.mark.slow
 def test_mlflow_tells_failures_from_stops_and_says_what_is_not_exact(folder: Path, monkeypatch):
-    monkeypatch.setattr("pipeline.tracking.sinks.mlflow.QUICK_S", 60.0)  # the machine may be busy
+    monkeypatch.setattr("pipeline.tracking.mlflow_run.QUICK_S", 60.0)  # the machine may be busy
     from mlflow import MlflowClient
 
     def status(error: Exception | None, *, resume: bool = True, **numbers: float) -> tuple:

@@ -16,8 +16,9 @@ import pytest
 
 from pipeline import cli
 from pipeline.errors import PipelineError
-from pipeline.tracking.mlflow_run import MlflowRun, RunKey
+from pipeline.tracking.mlflow_run import MlflowRun
 from pipeline.tracking.mlflow_store import Store
+from pipeline.tracking.run_metadata import RunKey
 
 LIMIT_S = 15.0
 """MLflow itself would try for 100 s."""
@@ -68,7 +69,7 @@ def stage(root: Path) -> MlflowRun:
         RunKey(experiment="walk", seed=1, stage="train", fingerprint="a", root=root, record=record)
     )
     run.results({"mean_reward": 1.0})
-    run.close()
+    run.end()
     return run
 
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.evaluation.plots import COLORS, Curves, band, value_range
-from pipeline.evaluation.statistics import interquartile_means
+from pipeline.evaluation.plots import COLORS, Curves, band, color, seed_count, value_range
 from pipeline.evaluation.tables import ends, number
 
 if TYPE_CHECKING:
@@ -110,7 +109,6 @@ class Row:
     y: int
     """Pixel of its bar."""
     told: str
-    """The estimate in words."""
     value: float
     interval: tuple[float, float] | None
     wider: tuple[float, float] | None = None
@@ -126,7 +124,6 @@ class RowChart:
     x: Axis
     rows: tuple[Row, ...]
     label: str
-    """What lies along x."""
     mark: float | None = None
     """A value to compare with."""
 
@@ -149,64 +146,57 @@ class Charts:
 
 def of(task: Task, curves: Mapping[str, Curves]) -> Charts:
     """Return the charts of a task, given the learning curves of its experiments."""
+    scores = tuple(_standing(index, one) for index, one in enumerate(task.standings))
+    pairs = tuple(_improvement(index, one) for index, one in enumerate(task.improvements))
+    label = "Probability that a run of the first does better"
     return Charts(
-        scores=_scores(task), learning=_learning(task, curves), improvements=_improvements(task)
+        scores=RowChart(x=_around(scores), rows=scores, label="Return"),
+        learning=_learning(task, curves) if curves else None,
+        improvements=RowChart(x=_axis(0.0, 1.0), rows=pairs, label=label, mark=0.5)
+        if pairs
+        else None,
     )
 
 
-def _learning(task: Task, curves: Mapping[str, Curves]) -> CurveChart | None:
-    """Return the learning curves of a task; None without any."""
-    if not curves:
-        return None
+def _learning(task: Task, curves: Mapping[str, Curves]) -> CurveChart:
+    """Return the learning curves of a task, of which there is at least one."""
     steps = [one.steps for one in curves.values()]
+    x = _axis(min(s[0] for s in steps), max(s[-1] for s in steps))
     low, high = value_range([one.values for one in curves.values()])
-    chart = CurveChart(
-        x=_axis(min(s[0] for s in steps), max(s[-1] for s in steps)),
-        y=Axis(low=low, high=high, first=_HEIGHT - _BOTTOM, last=_TOP),
-        series=(),
+    y = Axis(low=low, high=high, first=_HEIGHT - _BOTTOM, last=_TOP)
+    seeds = {one.experiment: one.trained for one in task.standings}
+    return CurveChart(
+        x=x,
+        y=y,
+        series=tuple(
+            _series(index, name, seeds[name], one.thinned(), x, y)
+            for index, (name, one) in enumerate(curves.items())
+        ),
         target=task.target if task.target is not None and low <= task.target <= high else None,
     )
-    seeds = {one.experiment: one.trained for one in task.standings}
-    series = (
-        _series(index, name, seeds[name], one.thinned(), chart)
-        for index, (name, one) in enumerate(curves.items())
-    )
-    return CurveChart(x=chart.x, y=chart.y, series=tuple(series), target=chart.target)
-
-
-def _scores(task: Task) -> RowChart:
-    """Return each seed's score, with interquartile means and both intervals."""
-    rows = tuple(_standing(index, one) for index, one in enumerate(task.standings))
-    return RowChart(x=_around(rows), rows=rows, label="Return")
-
-
-def _improvements(task: Task) -> RowChart | None:
-    """Return how probably one experiment is better than another; None with a single one."""
-    if not task.improvements:
-        return None
-    rows = tuple(_improvement(index, one) for index, one in enumerate(task.improvements))
-    label = "Probability that a run of the first does better"
-    return RowChart(x=_axis(0.0, 1.0), rows=rows, label=label, mark=0.5)
 
 
 def _series(
-    index: int, name: str, seeds: Sequence[int], curves: Curves, chart: CurveChart
+    index: int, name: str, seeds: Sequence[int], curves: Curves, x_axis: Axis, y_axis: Axis
 ) -> Series:
     """Place an experiment's curves; `seeds` are those of its rows."""
-    x = chart.x.at(curves.steps)
-    lines = [
-        _line(f"{name}, seed {seed}", x, values, chart.y)
-        for seed, values in zip(seeds, curves.values, strict=True)
-    ]
+    x = x_axis.at(curves.steps)
+
+    def line(what: str, values: NDArray[np.float64], *, is_middle: bool = False) -> Line:
+        told = " ".join(number(float(value)) for value in values)
+        points = _points(x, y_axis.at(values))
+        return Line(name=f"{name}, {what}", points=points, values=told, is_middle=is_middle)
+
+    lines = [line(f"seed {k}", values) for k, values in zip(seeds, curves.values, strict=True)]
     outline, drawn = "", band(curves)
     if drawn is not None:
-        middle = interquartile_means(curves.values.T)
-        lines.append(_line(f"{name}, IQM", x, middle, chart.y, is_middle=True))
-        there, back = _points(x, chart.y.at(drawn[1])), _points(x[::-1], chart.y.at(drawn[2][::-1]))
+        middle, low, high = drawn
+        lines.append(line("IQM", middle, is_middle=True))
+        there, back = _points(x, y_axis.at(low)), _points(x[::-1], y_axis.at(high[::-1]))
         outline = f"{there} {back}"
     return Series(
-        label=f"{name} ({len(seeds)} seed{'s' if len(seeds) > 1 else ''})",
-        color=_color(index),
+        label=f"{name} ({seed_count(len(seeds))})",
+        color=color(index),
         dash=_DASHES[index // len(COLORS) % len(_DASHES)],
         steps=" ".join(f"{step:.0f}" for step in curves.steps),
         lines=tuple(lines),
@@ -214,32 +204,20 @@ def _series(
     )
 
 
-def _line(
-    name: str,
-    x: NDArray[np.float64],
-    values: NDArray[np.float64],
-    y: Axis,
-    *,
-    is_middle: bool = False,
-) -> Line:
-    told = " ".join(number(float(value)) for value in values)
-    return Line(name=name, points=_points(x, y.at(values)), values=told, is_middle=is_middle)
-
-
 def _points(x: NDArray[np.float64], y: NDArray[np.float64]) -> str:
     return " ".join(f"{one:.1f},{other:.1f}" for one, other in zip(x, y, strict=True))
 
 
 def _standing(index: int, one: Standing) -> Row:
-    told = f"{one.experiment}: IQM {number(one.iqm)}, 95 % interval {ends(one.low, one.high)}"
+    told = f"{one.experiment}: IQM {number(one.iqm)}, 95 % interval {ends(one.interval)}"
     wider = one.tolerance
     return Row(
         name=one.experiment,
-        color=_color(index),
+        color=color(index),
         y=_ROW * index + 30,
-        told=told if wider is None else f"{told}, 90 % tolerance {ends(*wider)}",
+        told=told if wider is None else f"{told}, 90 % tolerance {ends(wider)}",
         value=one.iqm,
-        interval=_both(one.low, one.high),
+        interval=one.interval,
         wider=wider,
         dots=tuple(
             (score, f"{one.experiment}, seed {seed}: {number(score)}")
@@ -249,19 +227,15 @@ def _standing(index: int, one: Standing) -> Row:
 
 
 def _improvement(index: int, one: Improvement) -> Row:
-    told = f"{one.probability:.2f}, 95 % interval {ends(one.low, one.high)}"
+    told = f"{one.probability:.2f}, 95 % interval {ends(one.interval)}"
     return Row(
         name=f"{one.better}  >  {one.than}",
-        color=_color(0),
+        color=color(0),
         y=_ROW * index + 30,
         told=f"{one.better} better than {one.than}: {told}",
         value=one.probability,
-        interval=_both(one.low, one.high),
+        interval=one.interval,
     )
-
-
-def _both(low: float | None, high: float | None) -> tuple[float, float] | None:
-    return None if low is None or high is None else (low, high)
 
 
 def _around(rows: Sequence[Row]) -> Axis:
@@ -280,7 +254,3 @@ def _axis(low: float, high: float) -> Axis:
         first=_LEFT,
         last=WIDTH - _RIGHT,
     )
-
-
-def _color(index: int) -> str:
-    return COLORS[index % len(COLORS)]

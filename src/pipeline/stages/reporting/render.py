@@ -7,12 +7,12 @@ import re
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.evaluation import tables
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from markupsafe import Markup
 
@@ -58,6 +58,7 @@ IMPROVEMENTS = (
     "Probability that a run of the first experiment does better than one of the second; at the "
     "dotted line neither is better."
 )
+EPISODE = "The policy of {}: the episode with the median return, of the seed with the median score."
 _LINKS = (
     ("train", "train", "progress.csv", "learning curve"),
     ("evaluate", "evaluate", "returns.png", "distribution of returns"),
@@ -72,17 +73,13 @@ beside the report's folder."""
 _CODE = re.compile(r"`([^`]+)`")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Figures:
-    """File names of a task's figures."""
+class Figure(NamedTuple):
+    """A picture beside the report."""
 
-    learning: str | None
-    """None without learning curves."""
-    returns: str
-    improvements: str | None
-    """None with one experiment."""
-    films: tuple[tuple[str, str], ...] = ()
-    """Whose episode a video shows, and its file."""
+    what: str
+    file: str
+    """In the folder of the figures."""
+    caption: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,21 +93,20 @@ class Search:
     notes: list[str]
 
 
-def markdown(tasks: Sequence[Task], drawn: Sequence[Figures], swept: Sequence[Search] = ()) -> str:
-    """Return the report as Markdown, with links to the figures beside the file."""
+def markdown(
+    tasks: Sequence[Task], figures: Sequence[Sequence[Figure]], swept: Sequence[Search] = ()
+) -> str:
+    """Return the report as Markdown, with links to each task's figures beside the file."""
     lines = [f"# {TITLE}", "", INTRODUCTION, ""]
     lines += [*(f"- **{term}**: {meaning}." for term, meaning in TERMS.items()), "", CLOSING, ""]
-    for task, figures in zip(tasks, drawn, strict=True):
+    for task, drawn in zip(tasks, figures, strict=True):
         lines += [f"## {task.name}", ""]
         lines += _markdown_table(tables.HEADER, tables.rows(task), first_number=1)
         if task.improvements:
             lines += _markdown_table(tables.PAIRS_HEADER, tables.pairs(task), first_number=2)
         remarks = [*tables.notes(task), *(f"**{one}**" for one in tables.cautions(task))]
         lines += [*(f"- {one}" for one in remarks), ""]
-        lines += [
-            f"![{what}](figures/{name})\n\n*{caption}*\n"
-            for what, name, caption in _shown(task, figures)
-        ]
+        lines += [f"![{one.what}](figures/{one.file})\n\n*{one.caption}*\n" for one in drawn]
     for one in swept:
         lines += [f"## {one.title}", "", *(f"- {note}" for note in one.notes), ""]
         lines += _markdown_table(one.header, one.rows, first_number=1)
@@ -120,7 +116,7 @@ def markdown(tasks: Sequence[Task], drawn: Sequence[Figures], swept: Sequence[Se
 def html(
     tasks: Sequence[Task],
     curves: Sequence[Mapping[str, Curves]],
-    drawn: Sequence[Figures],
+    films: Sequence[Sequence[Figure]],
     folder: Path,
     parts: Mapping[str, Collection[str]],
     swept: Sequence[Search] = (),
@@ -130,7 +126,7 @@ def html(
     Args:
         tasks: what was compared.
         curves: the learning curves of each, by experiment.
-        drawn: the figures of each; the videos among them are shown.
+        films: the videos of each.
         folder: where they lie.
         parts: stages of each experiment, and `video` where it has some; they say what files it has.
         swept: what the sweeps found.
@@ -163,31 +159,11 @@ def html(
         most=max((len(lines) for lines in curves), default=0),
         titles=[*(task.name for task in tasks), *(one.title for one in swept)],
         tasks=[
-            (task, charts.of(task, lines), [*_films(figures)])
-            for task, lines, figures in zip(tasks, curves, drawn, strict=True)
+            (task, charts.of(task, lines), shown)
+            for task, lines, shown in zip(tasks, curves, films, strict=True)
         ],
         swept=swept,
     )
-
-
-def _shown(task: Task, figures: Figures) -> Iterator[tuple[str, str, str]]:
-    """Return what each figure shows, its file, and how to read it."""
-    yield f"Returns on {task.name}", figures.returns, SCORES
-    if figures.learning:
-        yield f"Learning curves on {task.name}", figures.learning, LEARNING
-    if figures.improvements:
-        yield f"Probability of improvement on {task.name}", figures.improvements, IMPROVEMENTS
-    yield from _films(figures)
-
-
-def _films(figures: Figures) -> Iterator[tuple[str, str, str]]:
-    for whose, file in figures.films:
-        yield (
-            f"An episode of {whose}",
-            file,
-            f"The policy of {whose}: the episode with the median return, of the seed with the "
-            "median score.",
-        )
 
 
 def _markdown_table(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -56,16 +55,13 @@ def trials_of(
         StageError: A file is not what the stages write.
     """
     run = f"{experiment}/seed{seed}"
-    returns: dict[str, float] = {}
     episodes = results / "evaluate" / run / "episodes.csv"
-    if "evaluate" in stages and episodes.is_file():
-        returns = mean_returns(episodes)
-    curves: dict[str, Curve] = {}
     progress = results / "train" / run / "progress.csv"
-    if "train" in stages and progress.is_file():
-        curves = read_curves(progress)
-    trained = read_map(results / "train" / run / "metrics.json") if "train" in stages else {}
-    seconds = _seconds(results / ".work/train" / run / "stage.json")
+    was_trained, was_evaluated = "train" in stages, "evaluate" in stages
+    returns = _mean_returns(episodes) if was_evaluated and episodes.is_file() else {}
+    curves = read_curves(progress) if was_trained and progress.is_file() else {}
+    trained = read_map(progress.with_name("metrics.json")) if was_trained else {}
+    facts = read_map(results / ".work/train" / run / "stage.json")
     return [
         Outcome(
             experiment=experiment,
@@ -74,7 +70,8 @@ def trials_of(
             seed=seed,
             evaluated=returns.get(behavior),
             curve=curves.get(behavior),
-            seconds=seconds,
+            # A resumed attempt only knows the time since it was resumed.
+            seconds=None if facts.get("resumed", True) else facts.get("duration_s"),
             exact=INTERRUPTED not in trained.get(behavior, {}),
         )
         # Sorted, since the order of a set of texts differs from process to process.
@@ -82,7 +79,7 @@ def trials_of(
     ]
 
 
-def mean_returns(path: Path) -> dict[str, float]:
+def _mean_returns(path: Path) -> dict[str, float]:
     """Return each behavior's mean return in an episodes.csv; its teams count together."""
     from pipeline.evaluation.episodes import read_episodes
 
@@ -124,16 +121,3 @@ def read_curves(path: Path) -> dict[str, Curve]:
 def _plain(behavior: str) -> str:
     """Return a behavior's name without its team."""
     return behavior.split("?", maxsplit=1)[0]
-
-
-def _seconds(path: Path) -> float | None:
-    """Return how long a stage took; None when a part is not known."""
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    # A resumed attempt only knows the time since it was resumed.
-    if not isinstance(facts, dict) or facts.get("resumed", True):
-        return None
-    duration = facts.get("duration_s")
-    return float(duration) if isinstance(duration, int | float) else None

@@ -164,33 +164,19 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
 
     That is of one that did not finish, and in a retry of one that did.
     """
-    used = _sources(root, job.stage)
+    src = sources.src_of(code_of(root))
+    # not spelled out: the start of a module's name would count as an import of the whole package
+    stages = __name__.rsplit(".", maxsplit=2)[0]
+    used = sources.ids(src, sources.closure(src, f"{stages}.{job.stage}"))
     if _DVC in os.environ:  # the sources may have been edited since `check` has run
         sources.note(root, job.stage, code_of(root))
     fingerprint = files.fingerprint({"params": job.params, "inputs": digests, "code": used})
     before = read_map(folder / "attempt.json")
     same, finished = before.get("fingerprint") == fingerprint, before.get("finished", True)
-    resumed = same and not finished
     kept = folder / "kept"
     # Only where the engine has lost it: a user who forces a stage wants it done again, although
     # nothing has changed.
     is_lost = _RETRY in os.environ or before.get("call", "") not in ("", os.environ.get(CALL))
-    done = same and finished and is_lost and kept.is_dir()
-    if done:
-        _log.info("%s: an attempt before has finished; taking what it made", job.name)
-    elif resumed:
-        _log.info("%s: resuming the attempt that did not finish", job.name)
-    else:
-        if before and not finished:
-            _log.info("%s: its inputs have changed since it was stopped; starting afresh", job.name)
-        # Checkpoints of other inputs must not be resumed from.
-        shutil.rmtree(folder / "run", ignore_errors=True)
-    for left in ("out", "old", "tmp"):
-        shutil.rmtree(folder / left, ignore_errors=True)
-    # Files that a killed process had not yet renamed into place.
-    files.remove_temporary(folder)
-    if not done:
-        shutil.rmtree(kept, ignore_errors=True)
     current = Attempt(
         job=job,
         root=root,
@@ -198,12 +184,25 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
         fingerprint=fingerprint,
         digests=digests,
         sources=used,
-        resumed=resumed,
-        done=done,
+        resumed=same and not finished,
+        done=same and finished and is_lost and kept.is_dir(),
     )
-    if done:
+    for left in ("out", "old", "tmp"):
+        shutil.rmtree(folder / left, ignore_errors=True)
+    # Files that a killed process had not yet renamed into place.
+    files.remove_temporary(folder)
+    if current.done:
+        _log.info("%s: an attempt before has finished; taking what it made", job.name)
         shutil.copytree(kept, folder / "out")
         return current
+    shutil.rmtree(kept, ignore_errors=True)
+    if current.resumed:
+        _log.info("%s: resuming the attempt that did not finish", job.name)
+    else:
+        if before and not finished:
+            _log.info("%s: its inputs have changed since it was stopped; starting afresh", job.name)
+        # Checkpoints of other inputs must not be resumed from.
+        shutil.rmtree(current.run, ignore_errors=True)
     (folder / "out").mkdir()
     current.run.mkdir(exist_ok=True)
     _mark(current, finished=False)
@@ -248,13 +247,6 @@ def digest_of(path: Path) -> str:
     return files.fingerprint([[p.relative_to(path).as_posix(), files.sha256_of(p)] for p in seen])
 
 
-def _sources(root: Path, stage: str) -> dict[str, str]:
-    src = sources.src_of(code_of(root))
-    # not spelled out: the start of a module's name would count as an import of the whole package
-    stages = __name__.rsplit(".", maxsplit=2)[0]
-    return sources.ids(src, sources.closure(src, f"{stages}.{stage}"))
-
-
 def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
     """Refuse or warn where an edit in the meantime would make the engine believe what is not so.
 
@@ -262,23 +254,28 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
     `_begin` has written of them. DVC notes the parameters at the end too, Snakemake those with
     which it began.
     """
-    job = current.job
-    if now is not None and _DVC in os.environ:
+    job, is_dvc = current.job, _DVC in os.environ
+    if now is not None and is_dvc:
         params = job.params
         with contextlib.suppress(PipelineError, OSError):  # then DVC cannot note them either
             params = now().params
-        # Snakemake compares with the parameters it began with, so only DVC needs this.
         if files.fingerprint(params) != files.fingerprint(job.params):
             raise StageError(
                 f"{job.name}: its parameters were changed while it ran, and DVC would take the "
                 "result for one of the new ones. Run it again: with the parameters that it began "
                 "with it goes on where it is, with others afresh."
             )
-    before = dict(current.digests)
-    if _DVC not in os.environ:  # DVC goes by the note of the sources, which is of the beginning
-        before |= {f"src/{name}": one for name, one in current.sources.items()}
-    after = {name: _present(current, name) for name in before}
-    if changed := [name for name in before if after[name] != before[name]]:
+    noted: list[tuple[str, str, Path, Callable[[Path], str]]] = [
+        (name, one, current.root / name, digest_of) for name, one in current.digests.items()
+    ]
+    if not is_dvc:
+        src = sources.src_of(code_of(current.root))
+        for name, one in current.sources.items():
+            noted.append((f"src/{name}", one, src / name, sources.git_id))
+    changed = [
+        name for name, before, path, now_of in noted if not path.exists() or now_of(path) != before
+    ]
+    if changed:
         current.facts["changed_meanwhile"] = changed
         _log.warning(
             "%s: changed while it ran: %s. The engine will take the result, which is of the state "
@@ -286,15 +283,6 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
             job.name,
             ", ".join(changed),
         )
-
-
-def _present(current: Attempt, name: str) -> str | None:
-    """Return the digest that an input or a source file has now."""
-    is_input = name in current.digests
-    path = current.root / name if is_input else sources.place(code_of(current.root), name)
-    if not path.exists():
-        return None
-    return digest_of(path) if is_input else sources.git_id(path)
 
 
 def _publish(current: Attempt) -> None:
@@ -307,33 +295,24 @@ def _publish(current: Attempt) -> None:
         # Before the first move, which empties `out`.
         shutil.copytree(current.folder / "out", current.folder / "kept")
     for path, temporary in made.items():
-        _replace(temporary, current.root / path, current.folder / "old")
-
-
-def _replace(new: Path, target: Path, old: Path) -> None:
-    """Move `new` to `target`; a folder that was there goes to `old` first, and then away."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.is_dir():
-        # A rename cannot replace a folder that has files, so the old one steps aside for a
-        # moment.
-        target.rename(old)
-        new.rename(target)
-        shutil.rmtree(old)
-    else:
-        new.replace(target)
+        target, old = current.root / path, current.folder / "old"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir():
+            # A rename cannot replace a folder that has files, so the old one steps aside for a
+            # moment.
+            target.rename(old)
+            temporary.rename(target)
+            shutil.rmtree(old)
+        else:
+            temporary.replace(target)
 
 
 def _mark(current: Attempt, *, finished: bool) -> None:
-    files.write_json(
-        current.folder / "attempt.json",
-        # The pid is for the message that another process gives when it meets the lock.
-        {
-            "fingerprint": current.fingerprint,
-            "finished": finished,
-            "pid": os.getpid(),
-            **({"call": os.environ[CALL]} if CALL in os.environ else {}),
-        },
-    )
+    # The pid is for the message that another process gives when it meets the lock.
+    mark = {"fingerprint": current.fingerprint, "finished": finished, "pid": os.getpid()}
+    if CALL in os.environ:
+        mark["call"] = os.environ[CALL]
+    files.write_json(current.folder / "attempt.json", mark)
 
 
 def note_finished(root: Path, call: str) -> None:

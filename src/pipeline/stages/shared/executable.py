@@ -24,9 +24,7 @@ class Build:
     """An environment executable and how to start it."""
 
     file: Path
-    """The executable."""
     args: tuple[str, ...]
-    """Its arguments."""
     simulator: str | None
     """Name of the built-in simulator inside, which has an expert; None for other programs."""
 

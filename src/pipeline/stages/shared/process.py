@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pipeline.errors import Interrupted, PipelineError, one_line
 
@@ -26,6 +26,7 @@ _log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 _NAMES = ("SIGINT", "SIGTERM", "SIGUSR1")  # the last is unknown on Windows
 _HANDLED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+_HAS_TIMER = hasattr(signal, "setitimer")  # not on Windows
 _TIME_IS_UP = 128 + 10
 """Exit code for SIGUSR1, with which schedulers warn of a time limit."""
 _REQUEUE_CODE = "PIPELINE_REQUEUE_EXIT_CODE"
@@ -54,12 +55,18 @@ def run(work: Callable[[], None], *, short: bool = False) -> int:
 
     Args:
         work: what the stage does.
-        short: whether it does little more than import; see `collecting_rarely`.
+        short: whether it does little more than import. Python then looks for cycles of objects less
+            often: while large packages are imported it would go again and again through what they
+            have made, a fifth of the time of a stage that imports PyTorch and MLflow. Training does
+            without this, because a few objects in a cycle may hold large arrays.
     """
     logging.basicConfig(level=logging.INFO, format="[%(levelname)s] %(message)s")
     _short[:] = [short]
+    threshold = gc.get_threshold()
     try:
-        with signals(), collecting_rarely() if short else contextlib.nullcontext():
+        with signals():
+            if short:
+                gc.set_threshold(*_RARELY)
             die_with_parent()
             work()
             stop_if_signalled()
@@ -71,23 +78,9 @@ def run(work: Callable[[], None], *, short: bool = False) -> int:
     except (PipelineError, OSError) as error:
         sys.stderr.write(f"error: {one_line(error)}\n")
         return int(getattr(error, "exit_code", PipelineError.exit_code))
-    return 0
-
-
-@contextlib.contextmanager
-def collecting_rarely() -> Iterator[None]:
-    """Let Python look for cycles of objects less often, in work that mostly imports.
-
-    While large packages are imported it goes again and again through what they have made, none of
-    which it can free: a fifth of the time of a stage that imports PyTorch and MLflow. Training does
-    without this, because a few objects in a cycle may hold large arrays.
-    """
-    before = gc.get_threshold()
-    gc.set_threshold(*_RARELY)
-    try:
-        yield
     finally:
-        gc.set_threshold(*before)
+        gc.set_threshold(*threshold)
+    return 0
 
 
 def leave(code: int) -> NoReturn:
@@ -128,13 +121,25 @@ def signals() -> Iterator[None]:
     """Turn the first SIGINT, SIGTERM or SIGUSR1 into `Stopped`; a second one kills at once.
 
     Whatever the block makes of it: a module that is imported may raise another error instead, or
-    take the end of its environment for a failure.
+    take the end of its environment for a failure. And whoever runs at that moment may drop what a
+    handler raises: Python itself in a finalizer and in the hooks around a fork, a library in a bare
+    `except`, C code that asks for an attribute. The stage would work on for ever, since the signal
+    does not come a second time; so a timer raises `Stopped` again until it is handled.
     """
     _received.clear()
-    before = {number: signal.signal(number, _on_signal) for number in _HANDLED}
+    hook = sys.unraisablehook
+
+    def quiet(ignored: sys.UnraisableHookArgs) -> None:
+        if not isinstance(ignored.exc_value, Stopped):
+            hook(ignored)
+
+    handlers: dict[int, Any] = dict.fromkeys(_HANDLED, _on_signal)
+    if _HAS_TIMER:
+        handlers[signal.SIGALRM] = _raise_unless_handled
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    sys.unraisablehook = quiet
     try:
-        with _raised_until_handled():
-            yield
+        yield
     except Interrupted:
         raise
     except Exception as error:
@@ -142,36 +147,11 @@ def signals() -> Iterator[None]:
             raise _stopped() from error
         raise
     finally:
+        if _HAS_TIMER:  # before its handler goes: SIGALRM's default is to kill the process
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _raised_until_handled() -> Iterator[None]:
-    """After a signal, raise `Stopped` repeatedly until it is handled.
-
-    Whoever runs at that moment may drop what a handler raises: Python itself in a finalizer and in
-    the hooks around a fork, a library in a bare `except`, C code that asks for an attribute. The
-    stage would work on for ever, since the signal does not come a second time.
-    """
-    if not hasattr(signal, "setitimer"):  # Windows
-        yield
-        return
-    hook = sys.unraisablehook
-
-    def quiet(ignored: sys.UnraisableHookArgs) -> None:
-        if not isinstance(ignored.exc_value, Stopped):
-            hook(ignored)
-
-    before = signal.signal(signal.SIGALRM, _raise_unless_handled)
-    sys.unraisablehook = quiet
-    try:
-        yield
-    finally:
-        # The timer stops before the handler goes: SIGALRM's default is to kill the process.
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        sys.unraisablehook = hook
-        signal.signal(signal.SIGALRM, before)
 
 
 def _raise_unless_handled(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
@@ -205,9 +185,8 @@ def die_with_parent() -> None:
     parent = _PARENT
 
     def leave_with_parent(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        is_stopping = (
-            signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        )  # and is saving what it has
+        # A stage that is stopping already is saving what it has.
+        is_stopping = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         if _parent() != parent and not is_stopping:
             try:
                 _log.warning("the process that started this stage is gone; the stage stops")
@@ -275,7 +254,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  #
     for handled in _HANDLED:
         # Python's own default for SIGINT would raise again; the system's ends the process.
         signal.signal(handled, signal.SIG_DFL)
-    if hasattr(signal, "setitimer"):
+    if _HAS_TIMER:
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)
     raise _stopped()
 

@@ -64,22 +64,28 @@ def planned(root: Path) -> Params:
     return params
 
 
-def main_of_named(
+def main(
     argv: Sequence[str],
     description: str | None,
-    section: str,
-    work: Callable[[str, Path], None],
+    work: Callable[..., None],
     *,
+    name: str = "",
     short: bool = False,
 ) -> int:
-    """Command line of a stage of what a section of params.yaml names.
+    """Command line of a stage that is no experiment's.
 
-    `work` takes the name and the project; `short` is that of `process.run`.
+    Args:
+        argv: words of the command line.
+        description: for its help.
+        work: what the stage does with the project, and first with the name that it is given.
+        name: help for that name; without one, the stage has no instances.
+        short: as in `process.run`.
     """
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("name", help=f"a name under `{section}` in params.yaml")
-    name = parser.parse_args(argv).name
-    return process.run(lambda: work(name, project()), short=short)
+    if name:
+        parser.add_argument("name", help=name)
+    words = vars(parser.parse_args(argv)).values()
+    return process.run(lambda: work(*words, project()), short=short)
 
 
 def named(table: Mapping[str, T], name: str, section: str) -> T:

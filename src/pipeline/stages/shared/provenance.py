@@ -19,7 +19,7 @@ from pipeline.settings import to_mapping
 from pipeline.stages.shared import sources
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pipeline.settings import RunSettings
     from pipeline.stages.shared import run_context
@@ -29,15 +29,7 @@ KEY = "pipeline.provenance"
 PACKAGES = ("numpy", "torch", "onnx")
 FORMAT = 1
 _LEARN_FOLDERS = (
-    "algos",
-    "data",
-    "envs",
-    "export",
-    "nets",
-    "protocol",
-    "settings",
-    "simulators",
-    "trainer",
+    *("algos", "data", "envs", "export", "nets", "protocol", "settings", "simulators", "trainer"),
 )
 
 Record = dict[str, Any]
@@ -101,12 +93,10 @@ def of_learn(
     # Paths and ports differ between machines; the environment itself is recorded by its digest.
     content.pop("checkpoint_settings", None)
     env = content.get("env_settings", {})
-    inputs: dict[str, Any] = {}
+    env.pop("base_port", None)
     named = env.pop("env_path", None)
     path = program or named
-    env.pop("base_port", None)
-    if path is not None:
-        inputs["environment"] = _read(Path(path))
+    inputs: dict[str, Any] = {} if path is None else {"environment": _read(Path(path))}
     for behavior, one in content.get("behaviors", {}).items():
         for kind, at in _demonstrations(one):
             inputs[f"demonstrations of {behavior} ({kind})"] = _read(Path(at))
@@ -165,9 +155,8 @@ def text(history: Sequence[Record]) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def _demonstrations(behavior: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _demonstrations(behavior: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Take the paths out of a behavior's settings: kind of use and path."""
-    demonstrations = []
     sections = {"behavioral_cloning": behavior.get("behavioral_cloning")}
     sections |= behavior.get("reward_signals") or {}
     for kind, section in sections.items():
@@ -175,12 +164,8 @@ def _demonstrations(behavior: Mapping[str, Any]) -> list[tuple[str, str]]:
             named = section.pop("demo_path")
             several = named if isinstance(named, list) else [named]
             paths = [one["path"] if isinstance(one, dict) else str(one) for one in several]
-            numbers = range(1, len(paths) + 1) if len(paths) > 1 else [None]
-            demonstrations += [
-                (kind if number is None else f"{kind}, {number}", path)
-                for number, path in zip(numbers, paths, strict=True)
-            ]
-    return demonstrations
+            for number, path in enumerate(paths, start=1):
+                yield (f"{kind}, {number}" if len(paths) > 1 else kind), path
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -60,14 +60,13 @@ class Run:
         runtime = self.params.runtime
         threads = self.experiment.resources.threads or runtime.torch_threads
         told = {"torch_threads": threads, "device": runtime.device}
-        # Absent where it is the default: a new key would change the fingerprint of every older run.
+        # Absent where it is the default: a new key would change the fingerprint of older runs.
         portable = runtime.deterministic == "portable"
         return told | ({"deterministic": runtime.deterministic} if portable else {})
 
     def learners(self) -> dict[str, int]:
         """Return how many processes train together, where that is a part of the result."""
-        # Absent where it is the default: a new key would change the fingerprint of every older
-        # run.
+        # Absent where it is the default: a new key would change the fingerprint of older runs.
         n = self.experiment.learners
         return {} if n == 1 else {"learners": n}
 
@@ -136,12 +135,6 @@ def find(root: Path, name: str, seed: int) -> Run:
     return run
 
 
-def algorithm_of(run: Run) -> str:
-    """Return the trainer types of the experiment's behaviors."""
-    settings = run.params.run_settings(run.name)
-    return " ".join(sorted({str(one.trainer_type) for one in settings.behaviors.values()}))
-
-
 @contextlib.contextmanager
 def recorded(
     run: Run, attempt: Attempt, *, prefix: bool = False
@@ -151,24 +144,18 @@ def recorded(
     if not mlflow_run.enabled() or (track is not None and "mlflow" not in track):
         yield None
         return
-    # One row in MLflow per experiment and seed: `train`, `export` and `evaluate` write to the
-    # same.
+    # One row in MLflow per experiment and seed: `train`, `export` and `evaluate` write to it.
     tracking = mlflow_run.MlflowRun(key_of(run, attempt), prefix=prefix)
     tracking.describe(row_of(run), run.root)
+    status = "FAILED"  # also after SystemExit: MLflow would leave the run RUNNING for ever
     try:
         yield tracking
+        status = "FINISHED"
     except KeyboardInterrupt:
-        # A scheduler kills some seconds after its signal, so closing may not wait for a slow
-        # store.
-        tracking.close(status="KILLED", timeout_s=mlflow_run.QUICK_S)
+        status = "KILLED"
         raise
-    # Also SystemExit: MLflow would leave the run RUNNING for ever.
-    except BaseException:
-        tracking.close(status="FAILED", timeout_s=mlflow_run.QUICK_S)
-        raise
-    else:
-        tracking.close()
     finally:
+        tracking.end(status)
         attempt.facts["mlflow_run_id"] = tracking.run_id
         attempt.facts["mlflow_lost"] = tracking.lost
 
@@ -176,6 +163,7 @@ def recorded(
 def key_of(run: Run, attempt: Attempt) -> run_metadata.RunKey:
     """Return which row a stage writes to."""
     stage, policy = attempt.job.stage, run.root / run.folder("train") / "policy.pt"
+    names = list(run.params.experiments)
     return run_metadata.RunKey(
         experiment=run.name,
         seed=run.seed,
@@ -183,19 +171,19 @@ def key_of(run: Run, attempt: Attempt) -> run_metadata.RunKey:
         fingerprint=attempt.fingerprint,
         policy=run_metadata.dvc_digest(policy) if stage != "train" and policy.exists() else None,
         resumed=attempt.resumed,
-        # `dvc exp run --temp` works in a copy; DVC_ROOT is the real repository, whose store is
-        # used.
+        # `dvc exp run --temp` works in a copy; DVC_ROOT is the real repository, with the store.
         root=Path(os.environ.get("DVC_ROOT") or run.root).resolve(),
         record=run.root / WORK / "mlflow" / f"{run.name}-seed{run.seed}.json",
-        tags={
-            "pipeline.algorithm": algorithm_of(run),
-            "pipeline.environment": run.experiment.environment,
-            # What makes all of the row; a stage's script would be that of the last part only.
-            "mlflow.source.name": f"pipeline run {run.name}-{run.seed}",
-            "mlflow.source.type": "LOCAL",
-            "mlflow.runColor": run_metadata.color(_position(run), run.seed),
-            **mlflow_store.source_tags(run.root),
-        },
+        tags=run_metadata.tags(
+            run.params.run_settings(run.name),
+            environment=run.experiment.environment,
+            source=f"pipeline run {run.name}-{run.seed}",
+            # A trial of a sweep is not among them; crc32 and not `hash`, which is salted anew in
+            # each process.
+            position=names.index(run.name) if run.name in names else zlib.crc32(run.name.encode()),
+            seed=run.seed,
+        )
+        | mlflow_store.source_tags(run.root),
     )
 
 
@@ -204,28 +192,18 @@ def tell_pretraining(record: mlflow_run.MlflowRun, folder: Path) -> None:
 
     The row belongs to `train`, which may run again without `pretrain`.
     """
-    curves: dict[str, list[tuple[int, float]]] = {}
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        with (folder / "progress.csv").open(newline="", encoding="utf-8") as file:
-            for line in csv.DictReader(file):
-                epoch = int(line.pop("step"))
-                for name, value in line.items():
-                    curves.setdefault(name, []).append((epoch, float(value)))
-        record.points(curves, stage="pretrain")
-
-
-def _position(run: Run) -> int:
-    """Return the experiment's place among all; another number for a trial of a sweep."""
-    names = list(run.params.experiments)
-    # crc32 and not `hash`, which is salted anew in each process.
-    return names.index(run.name) if run.name in names else zlib.crc32(run.name.encode())
+    with (folder / "progress.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    names = [name for name in rows[0] if name != "step"]
+    curves = {name: [(int(row["step"]), float(row[name])) for row in rows] for name in names}
+    record.points(curves, stage="pretrain")
 
 
 def row_of(run: Run) -> run_metadata.RunMetadata:
     """Return what MLflow's row says of a run, whichever stage writes it."""
     experiment = run.experiment
     settings = to_mapping(run.params.run_settings(run.name))
-    pretrain = {} if experiment.pretrain is None else asdict(experiment.pretrain)
+    folders = [str(run.folder(stage)) for stage in experiment.stages]
     return run_metadata.row(
         settings,
         name=run.name,
@@ -234,12 +212,10 @@ def row_of(run: Run) -> run_metadata.RunMetadata:
         facts={
             "environment": experiment.environment,
             "trainer": experiment.trainer,
-            "pretrain": pretrain,
+            "pretrain": {} if experiment.pretrain is None else asdict(experiment.pretrain),
         },
         data=_data_of(run, settings["behaviors"]),
-        note=run_metadata.note(
-            run.name, run.seed, files=[str(run.folder(stage)) for stage in experiment.stages]
-        ),
+        note=run_metadata.note(run.name, run.seed, files=folders),
     )
 
 

@@ -145,26 +145,23 @@ def _files(src: Path, module: str) -> list[Path]:
 @functools.cache
 def _imports(src: Path, file: Path, changed_ns: int) -> tuple[str, ...]:  # noqa: ARG001  # a key
     """Dotted names of the package's modules that `file` may import; read once per change."""
-    return tuple(_found_imports(src, file))
-
-
-def _found_imports(src: Path, file: Path) -> Iterator[str]:
-    here = list(file.with_suffix("").parts)
+    here = file.with_suffix("").parts
     text = (src / file).read_text(encoding="utf-8")
     # Going through expressions takes most of the time, and few files name modules in texts.
     in_texts = any(f"{quote}{_PACKAGE}" in text for quote in "\"'")
+    names: list[str] = []
     for node in _runtime(ast.parse(text), in_texts=in_texts):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if _ours(alias.name))
+            names += [alias.name for alias in node.names if _ours(alias.name)]
         elif isinstance(node, ast.ImportFrom):
             start = ".".join(here[: -node.level]) if node.level else ""
             module = ".".join(part for part in (start, node.module) if part)
             if _ours(module):
-                yield module
                 # `from package import name`: the name may be a module, and only the files tell.
-                yield from (f"{module}.{alias.name}" for alias in node.names)
+                names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Constant) and _names_module(node.value):
-            yield str(node.value).partition(":")[0]
+            names.append(str(node.value).partition(":")[0])
+    return tuple(names)
 
 
 def _names_module(value: object) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.errors import SettingsError
 from pipeline.settings.experiments import SINKS, SinkNames
@@ -19,6 +19,8 @@ __all__ = ["TrackedRun", "named_sinks", "standard_sinks"]
 
 _log = logging.getLogger(__name__)
 
+_LEFT_OUT = "The sink %s takes no part in this run: %s"
+
 
 def standard_sinks(run: TrackedRun, names: Sequence[str] | None = None) -> list[Sink]:
     """Return the sinks of a run: console and CSV files, and the chosen ones.
@@ -31,12 +33,15 @@ def standard_sinks(run: TrackedRun, names: Sequence[str] | None = None) -> list[
     Raises:
         SettingsError: A sink that was named cannot be imported.
     """
-    from pipeline.tracking.sinks import console, curve_csv, progress, updates_csv
+    from pipeline.tracking.sinks.console import ConsoleSink
+    from pipeline.tracking.sinks.curve_csv import CsvSink
+    from pipeline.tracking.sinks.updates_csv import UpdatesCsvSink
 
     # The CSV file is the record, so it does not depend on which sinks are chosen.
-    always = [module.for_run(run) for module in (console, curve_csv, progress, updates_csv)]
-    chosen = _by_default(run) if names is None else named_sinks(run, names)
-    return [sink for sink in [*always, *chosen] if sink is not None]
+    sinks: list[Sink] = [ConsoleSink(max_steps=run.max_steps), CsvSink(run.folder / "progress.csv")]
+    if run.debug_folder is not None:
+        sinks.append(UpdatesCsvSink(run.debug_folder))
+    return sinks + (_by_default(run) if names is None else named_sinks(run, names))
 
 
 def named_sinks(run: TrackedRun, names: Sequence[str]) -> list[Sink]:
@@ -47,8 +52,16 @@ def named_sinks(run: TrackedRun, names: Sequence[str]) -> list[Sink]:
     """
     checked = SinkNames.from_node(from_plain(list(names), "pipeline.train"), "sinks")
     makers = {name: SINKS.load(name, room=f"{__name__}.") for name in checked}
-    opened = [_opened(name, make, run) for name, make in makers.items()]
-    return [sink for sink in opened if sink is not None]
+    sinks = []
+    for name, make in makers.items():
+        try:
+            sink = make(run)
+        except Exception as error:  # noqa: BLE001  # no sink may stop training
+            _log.warning(_LEFT_OUT, name, error)
+            continue
+        if sink is not None:
+            sinks.append(sink)
+    return sinks
 
 
 def _by_default(run: TrackedRun) -> list[Sink]:
@@ -58,14 +71,5 @@ def _by_default(run: TrackedRun) -> list[Sink]:
         try:
             sinks += named_sinks(run, [name])
         except SettingsError as error:  # it takes part because it is installed, not by choice
-            _log.warning("The sink %s takes no part in this run: %s", name, error)
+            _log.warning(_LEFT_OUT, name, error)
     return sinks
-
-
-def _opened(name: str, make: Any, run: TrackedRun) -> Sink | None:
-    try:
-        sink: Sink | None = make(run)
-    except Exception as error:  # noqa: BLE001  # no sink may stop training
-        _log.warning("The sink %s takes no part in this run: %s", name, error)
-        return None
-    return sink

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
+from pipeline import progress
 from pipeline.tracking import names
 from pipeline.tracking.base import Sink
 
@@ -13,13 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from rich.progress import Progress, TaskID
-
-    from pipeline.tracking.tracked_run import TrackedRun
-
-
-def for_run(run: TrackedRun) -> ConsoleSink:
-    """Every run is shown."""
-    return ConsoleSink(max_steps=run.max_steps)
 
 
 def duration(seconds: float) -> str:
@@ -62,6 +56,8 @@ def hyperparameters_text(settings: Mapping[str, Any], depth: int = 0) -> str:
 class ConsoleSink(Sink):
     """Prints each summary with the speed and the time left; on a terminal, a bar per behavior too.
 
+    `pipeline run`, where it watches this process, is told how far training is.
+
     Args:
         max_steps: last step of each behavior, for the time left.
         stream: where to write; standard error when not given.
@@ -91,6 +87,7 @@ class ConsoleSink(Sink):
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Show one summary."""
+        progress.tell(step=step, of=self._max_steps.get(behavior), reward=values.get(names.REWARD))
         extra = self._speed(behavior, step)
         if self._stream.isatty():
             # A bar is redrawn in place, and lines between would tear it.

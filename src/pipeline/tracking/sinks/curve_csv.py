@@ -14,8 +14,6 @@ from pipeline.tracking.base import Sink
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pipeline.tracking.tracked_run import TrackedRun
-
 COLUMNS = {
     "reward": names.REWARD,
     "reward_std": names.REWARD_STD,
@@ -29,11 +27,6 @@ COLUMNS = {
 
 _KEYS = ("behavior", "step")
 _SHORT = {tag: column for column, tag in COLUMNS.items()}
-
-
-def for_run(run: TrackedRun) -> CsvSink:
-    """Every run has its curve."""
-    return CsvSink(run.folder / "progress.csv")
 
 
 class CsvSink(Sink):

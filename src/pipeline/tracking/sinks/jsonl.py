@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline import files
 from pipeline.tracking import names
@@ -53,9 +53,6 @@ class JsonLinesSink(Sink):
         earlier = self._known or self._keep_earlier
         text = self._path.read_text("utf-8") if earlier and self._path.exists() else ""
         whole = text[: text.rfind("\n") + 1].splitlines(keepends=True)  # a kill may cut the last
-        kept = [line for line in whole if not _repeats(json.loads(line), behavior, step)]
+        read = [(line, json.loads(line)) for line in whole]
+        kept = [line for line, one in read if one["behavior"] != behavior or one["step"] < step]
         files.write_whole(self._path, "".join(kept))
-
-
-def _repeats(line: Mapping[str, Any], behavior: str, step: int) -> bool:
-    return bool(line["behavior"] == behavior and line["step"] >= step)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from pipeline import files, machine
+from pipeline import files
 from pipeline.errors import Interrupted
 from pipeline.tracking import run_metadata
 from pipeline.tracking.base import Sink
-from pipeline.tracking.mlflow_run import QUICK_S, MlflowRun, enabled
+from pipeline.tracking.mlflow_run import MlflowRun, enabled
 from pipeline.tracking.sinks.curve_csv import read_points
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ class MlflowSink(Sink):
             raise ValueError("a row of MLflow needs the key and the row of its run")
         self._run, self._key, self._row = run, run.key, run.row
         self._record: MlflowRun | None = None
-        self._complete = False
         self._status = "KILLED"
         self._began_s = 0.0
 
@@ -67,23 +66,19 @@ class MlflowSink(Sink):
         """Queue the final numbers, the digests of what was made, and the models."""
         if self._record is None:
             return
-        self._complete = True
+        self._status = "FINISHED"
         folder, environment = self._run.folder, self._key.tags["pipeline.environment"]
-        if self._key.resumed:
-            # What the killed process had queued is in the CSV file only.
-            self._record.complete(read_points(folder / "progress.csv"))
-        numbers = run_metadata.flat(results)
-        if not self._key.resumed:
-            steps = sum(one["steps"] for one in results.values())
-            numbers |= run_metadata.speed(steps, time.monotonic() - self._began_s)
-        self._record.results(numbers)
         interrupted = {
-            int(n[run_metadata.INTERRUPTED])
-            for n in results.values()
-            if run_metadata.INTERRUPTED in n
+            int(one[run_metadata.INTERRUPTED])
+            for one in results.values()
+            if run_metadata.INTERRUPTED in one
         }
-        exact = run_metadata.exactness(sorted(interrupted))
-        self._record.settings({"exact": exact, "machine": machine.summary(machine.facts())})
+        self._record.trained(
+            results,
+            curve=read_points(folder / "progress.csv"),
+            seconds=time.monotonic() - self._began_s,
+            interrupted=sorted(interrupted),
+        )
         for behavior in results:
             of_one = f".{behavior}" if len(results) > 1 else ""
             checkpoint = files.named(folder, behavior) / "checkpoint.pt"
@@ -96,14 +91,11 @@ class MlflowSink(Sink):
 
     def failed(self, error: BaseException) -> None:
         """Note that the row is of a failure, unless somebody stopped the run."""
-        if not isinstance(error, Interrupted | KeyboardInterrupt):
+        stopped = isinstance(error, Interrupted | KeyboardInterrupt)
+        if self._status != "FINISHED" and not stopped:
             self._status = "FAILED"
 
     def close(self) -> None:
         """Wait for what is queued; for an unfinished run only shortly."""
-        if self._record is None:
-            return
-        if self._complete:
-            self._record.close()
-        else:
-            self._record.close(status=self._status, timeout_s=QUICK_S)
+        if self._record is not None:
+            self._record.end(self._status)

@@ -22,7 +22,6 @@ from pipeline.tracking.base import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from importlib.metadata import EntryPoint
     from pathlib import Path
 
     from pipeline.settings import RunSettings
@@ -142,22 +141,19 @@ def for_run(run: TrackedRun) -> StatsWriterSink | None:
     # Writers import their base class from `mlagents`, which need not be installed.
     compat.stand_in()
     options = RunOptions(run.settings, run.folder)
-    writers = [writer for point in points for writer in _made(point, options)]
+    writers: list[StatsWriter] = []
+    for point in points:
+        try:
+            writers += list(point.load()(options))
+        except Exception as error:  # noqa: BLE001  # it is used because it is installed
+            _log.warning(
+                "The statistics writer %r of %s takes no part in this run (%s: %s)",
+                point.name,
+                " ".join(brought_by(point)),
+                type(error).__name__,
+                error,
+            )
     return StatsWriterSink(writers) if writers else None
-
-
-def _made(point: EntryPoint, options: RunOptions) -> Sequence[StatsWriter]:
-    try:
-        return list(point.load()(options))
-    except Exception as error:  # noqa: BLE001  # it is used because it is installed
-        _log.warning(
-            "The statistics writer %r of %s takes no part in this run (%s: %s)",
-            point.name,
-            " ".join(brought_by(point)),
-            type(error).__name__,
-            error,
-        )
-        return []
 
 
 class StatsWriterSink(Sink):
@@ -200,13 +196,12 @@ class StatsWriterSink(Sink):
 
     def _tell(self, what: str, *values: Any) -> None:
         """Tell every writer, and then raise the first error of any of them."""
-        failed: list[str] = []
-        first: Exception | None = None
+        failed: list[tuple[str, Exception]] = []
         for writer in self._writers:
             try:
                 getattr(writer, what)(*values)
             except Exception as error:  # noqa: BLE001  # it must not keep the others from hearing
-                failed.append(f"{type(writer).__name__}: {type(error).__name__}: {error}")
-                first = first or error
-        if first is not None:
-            raise RuntimeError("; ".join(failed)) from first
+                text = f"{type(writer).__name__}: {type(error).__name__}: {error}"
+                failed.append((text, error))
+        if failed:
+            raise RuntimeError("; ".join(text for text, _ in failed)) from failed[0][1]

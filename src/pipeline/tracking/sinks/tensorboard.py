@@ -89,18 +89,15 @@ class TensorBoardSink(Sink):
         if behavior not in self._writers:
             folder = files.named(self._folder, behavior)
             folder.mkdir(parents=True, exist_ok=True)
-            if not self._keep_earlier:
-                _delete_events(folder)
+            for left in () if self._keep_earlier else sorted(folder.glob("events.out.tfevents.*")):
+                _log.warning(
+                    "Deleting TensorBoard data %s that was left over from a previous run.", left
+                )
+                left.unlink()
             # Not torch's SummaryWriter, which takes 1.2 s to import.
             self._writers[behavior] = EventFileWriter(str(folder), flush_secs=10)
         event = Event(wall_time=time.time(), step=step, summary=Summary(value=values))
         self._writers[behavior].add_event(event)
-
-
-def _delete_events(folder: Path) -> None:
-    for left in sorted(folder.glob("events.out.tfevents.*")):
-        _log.warning("Deleting TensorBoard data %s that was left over from a previous run.", left)
-        left.unlink()
 
 
 def _histogram(values: Sequence[float]) -> Any:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pipeline.tracking.base import Update
-    from pipeline.tracking.tracked_run import TrackedRun
 
 HEADER = (
     "Brain name",
@@ -26,11 +25,6 @@ HEADER = (
     "Mean return",
 )
 """As ML-Agents 0.8 to 0.12 wrote it; times in seconds."""
-
-
-def for_run(run: TrackedRun) -> UpdatesCsvSink | None:
-    """Only who asks to debug a run gets a row for each update."""
-    return None if run.debug_folder is None else UpdatesCsvSink(run.debug_folder)
 
 
 @dataclass(kw_only=True, slots=True)
