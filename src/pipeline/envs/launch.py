@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from pipeline.errors import UnityEnvironmentException, UnityWorkerInUseException
 from pipeline.protocol.calls import OK
 from pipeline.protocol.generated.messages import UnityMessageProto, UnityRLCapabilitiesProto
-from pipeline.protocol.transport import open_server
+from pipeline.protocol.server import open_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pipeline.protocol.generated.messages import UnityRLInitializationOutputProto
-    from pipeline.protocol.grpc_server import GrpcServer
-    from pipeline.protocol.server import Server
+    from pipeline.protocol.server import AnyServer
 
 _log = logging.getLogger(__name__)
 
@@ -324,7 +323,7 @@ def listening(
     worker_id: int,
     host: str | None,
     transport: str | None,
-) -> Server | GrpcServer:
+) -> AnyServer:
     """Return what listens for a player.
 
     Raises:

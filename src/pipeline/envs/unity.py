@@ -43,9 +43,8 @@ if TYPE_CHECKING:
         ReceivedMessageProto,
         ReceivedOutputProto,
     )
-    from pipeline.protocol.grpc_server import GrpcServer
     from pipeline.protocol.parameters import Sampler
-    from pipeline.protocol.server import Server
+    from pipeline.protocol.server import AnyServer
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +85,7 @@ class UnityEnvironment(StoredStepsEnv):
         connect: bool = True,
         host: str | None = None,
         transport: str | None = None,
-        server: Server | GrpcServer | None = None,
+        server: AnyServer | None = None,
     ) -> None:
         """Launch the environment and wait for its first calls.
 

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from pipeline.envs.base import Stats
     from pipeline.envs.side_channels import SideChannel
     from pipeline.errors import UnityException
-    from pipeline.protocol.grpc_server import GrpcServer
     from pipeline.protocol.parameters import Sampler
-    from pipeline.protocol.server import Server
+    from pipeline.protocol.server import AnyServer
     from pipeline.protocol.specs import ActionTuple, BehaviorSpec
     from pipeline.protocol.steps import Steps
 
@@ -66,7 +65,7 @@ class WorkerSet:
         *,
         relaunch: Callable[[int, int], BaseEnv] | None = None,
         budget: RestartBudget | None = None,
-        servers: Sequence[Server | GrpcServer] = (),
+        servers: Sequence[AnyServer] = (),
     ) -> None:
         if not envs:
             raise ValueError("a worker set needs at least one environment")

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import selectors
 import threading
 import time
 from typing import TYPE_CHECKING
 
-from pipeline.errors import UnityCommunicationException, UnityWorkerInUseException
+from pipeline.errors import SettingsError, UnityCommunicationException, UnityWorkerInUseException
 from pipeline.protocol.calls import (
     METHOD,
     NO_GREETING,
@@ -24,6 +25,7 @@ from pipeline.protocol.calls import (
     may_own,
     nothing_to_answer,
 )
+from pipeline.protocol.grpc_server import GrpcServer
 from pipeline.protocol.headers import FAILED_PRECONDITION
 from pipeline.protocol.incoming import BACKLOG, IncomingConnection, accepted_from, listen
 from pipeline.protocol.spin_wait import SpinWait
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+TRANSPORT_VARIABLE = "PIPELINE_TRANSPORT"
 _KEEP_S = 0.5
 _SEND_LIMIT_S = 60.0
 _PREFACE_S = 10.0
@@ -321,3 +324,38 @@ class Server(CalledEnd):
         self._n_warnings += 1
         level = logging.WARNING if self._n_warnings <= _MAX_WARNINGS else logging.DEBUG
         _log.log(level, message, *values)
+
+
+AnyServer = Server | GrpcServer
+_SERVERS: dict[str, type[AnyServer]] = {"sockets": Server, "grpc": GrpcServer}
+TRANSPORTS = tuple(_SERVERS)
+
+
+def open_server(
+    port: int = 0,
+    *,
+    worker_id: int = 0,
+    host: str | None = None,
+    transport: str | None = None,
+    token: bytes | None = None,
+) -> AnyServer:
+    """Listen for one environment; other arguments and errors as of `Server`.
+
+    A `transport` of None means what the environment variable PIPELINE_TRANSPORT says, "sockets" if
+    it says nothing.
+
+    Raises:
+        SettingsError: There is no such transport, or it cannot ask for a token.
+    """
+    where = "transport" if transport is not None else TRANSPORT_VARIABLE
+    name = transport if transport is not None else os.environ.get(where) or "sockets"
+    if name not in _SERVERS:
+        raise SettingsError(f"{where}: '{name}' is no transport; choose from {list(TRANSPORTS)}")
+    if token is None:
+        return _SERVERS[name](port, worker_id=worker_id, host=host)
+    if name != "sockets":
+        raise SettingsError(
+            f"{where}: '{name}' cannot ask for a token, as --listen does; use 'sockets', or bring "
+            "players from elsewhere through an ssh tunnel"
+        )
+    return Server(port, worker_id=worker_id, host=host, token=token)

@@ -24,7 +24,7 @@ from pipeline.errors import (
     UnityWorkerInUseException,
 )
 from pipeline.protocol import calls
-from pipeline.protocol.transport import VARIABLE
+from pipeline.protocol.server import TRANSPORT_VARIABLE
 from pipeline.simulators.client import converse
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def attached(ports: int, **options):
 def test_players_may_come_in_any_order_and_get_seeds_by_port(
     transport, ports, play, monkeypatch, caplog
 ):
-    monkeypatch.setenv(VARIABLE, transport)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, transport)
     with caplog.at_level(logging.INFO, "pipeline"):
         second = play(ports + 1)
         first = play(ports)

@@ -31,8 +31,8 @@ from pipeline.errors import (
 )
 from pipeline.protocol.decoding import NonFiniteError
 from pipeline.protocol.grpc_server import GrpcServer
+from pipeline.protocol.server import TRANSPORTS
 from pipeline.protocol.specs import ActionTuple
-from pipeline.protocol.transport import TRANSPORTS
 
 NAME = "Echo?team=0"
 RAW = uuid.UUID(int=7)

@@ -18,7 +18,7 @@ from pipeline.protocol.calls import METHOD
 from pipeline.protocol.channel import OutgoingConnection
 from pipeline.protocol.headers import request
 from pipeline.protocol.http2 import PREFACE
-from pipeline.protocol.server import Server
+from pipeline.protocol.server import Server, open_server
 from pipeline.protocol.token import (
     VARIABLE,
     Challenge,
@@ -26,7 +26,6 @@ from pipeline.protocol.token import (
     introduce,
     read_token,
 )
-from pipeline.protocol.transport import open_server
 
 TOKEN, OTHER = b"the players' own token", b"some other token, as long"
 HELLO = b"pipeline-token 1 " + b"0" * 32 + b"\n"
