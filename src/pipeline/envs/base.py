@@ -16,12 +16,7 @@ from pipeline.protocol.specs import (
     spec_from_mapping,
     spec_to_mapping,
 )
-from pipeline.protocol.steps import (
-    DecisionSteps,
-    TerminalSteps,
-    steps_from_mapping,
-    steps_to_mapping,
-)
+from pipeline.protocol.steps import no_agents, steps_from_mapping, steps_to_mapping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -190,7 +185,7 @@ class StoredStepsEnv(BaseEnv):
         """
         self._spec(behavior_name)
         # Known but not sent in the last message: then it has no agents there.
-        return self._steps.get(behavior_name) or self._no_agents(behavior_name)
+        return self._steps.get(behavior_name) or no_agents(self._specs[behavior_name])
 
     def set_actions(self, behavior_name: str, action: ActionTuple) -> None:
         """Set the actions of all agents of the last decision steps, in the same order.
@@ -286,10 +281,6 @@ class StoredStepsEnv(BaseEnv):
     def _check_loaded(self) -> None:
         if not self._loaded:
             raise UnityEnvironmentException("No Unity environment is loaded.")
-
-    def _no_agents(self, behavior_name: str) -> Steps:
-        spec = self._specs[behavior_name]
-        return DecisionSteps.empty(spec), TerminalSteps.empty(spec)
 
 
 def check_actions(name: str, spec: BehaviorSpec, action: ActionTuple, n_agents: int) -> None:

@@ -31,7 +31,7 @@ from pipeline.protocol.generated.messages import (
 from pipeline.protocol.layout_cache import Decoder
 from pipeline.protocol.side_channels import ENVIRONMENT_PARAMETERS, STATS
 from pipeline.protocol.specs import refuse_other_spec
-from pipeline.protocol.steps import same_steps
+from pipeline.protocol.steps import no_agents, same_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -375,7 +375,7 @@ class UnityEnvironment(StoredStepsEnv):
                 self._unannounced.add(name)
                 _log.warning("Agents of %s are ignored: the behavior is not announced.", name)
         for name, decoder in self._decoders.items():
-            steps = decoder.decode(infos[name]) if name in infos else self._no_agents(name)
+            steps = decoder.decode(infos[name]) if name in infos else no_agents(self._specs[name])
             self._steps[name] = steps
         self._channels.deliver(output.rl_output.side_channel)
 

@@ -13,7 +13,7 @@ from pipeline.envs.restarts import RESTARTABLE, RestartBudget, RestartLimits
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import Interrupted, UnityActionException, one_line
 from pipeline.protocol.specs import refuse_other_spec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.protocol.steps import no_agents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -283,7 +283,7 @@ class WorkerSet:
         if group is None or len(group) == len(self.envs):
             return [_steps_of(env, behavior_name, spec) for env in self.envs]
         if behavior_name not in self._empty:
-            self._empty[behavior_name] = DecisionSteps.empty(spec), TerminalSteps.empty(spec)
+            self._empty[behavior_name] = no_agents(spec)
         steps = [self._empty[behavior_name]] * len(self.envs)
         for worker in group:
             steps[worker] = _steps_of(self.envs[worker], behavior_name, spec)
@@ -338,7 +338,7 @@ class WorkerSet:
 
 def _steps_of(env: Any, name: str, spec: BehaviorSpec) -> Steps:
     if name not in env.behavior_specs:
-        return DecisionSteps.empty(spec), TerminalSteps.empty(spec)
+        return no_agents(spec)
     steps: Steps = env.get_steps(name)
     # its messages have been checked when they were decoded
     return steps if isinstance(env, UnityEnvironment) else our_steps(name, spec, steps)

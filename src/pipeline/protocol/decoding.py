@@ -37,7 +37,7 @@ from pipeline.protocol.specs import (
     note_other_names,
     other_order,
 )
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps, no_agents
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +76,7 @@ def decode_steps(
         NonFiniteError: A reward or a non-visual observation is NaN or infinite.
     """
     if not len(infos):
-        return DecisionSteps.empty(spec), TerminalSteps.empty(spec)
+        return no_agents(spec)
     infos = list(infos)  # a container of messages makes a new object at every access
     agents = decode_infos(infos, spec, name)
     if agents.done.any():
