@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from pipeline.envs.launch import EDITOR_PORT_TAKEN, PRESS_PLAY
-from pipeline.envs.restarts import RestartBudget
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import (
@@ -119,8 +118,8 @@ def attach_workers(
                 _log.info("Connected: %s, from %s.", names[worker], servers[worker].peer)
         workers = WorkerSet(
             [envs[worker] for worker in range(n_players)],
-            relaunch=None if restarts is None else connect,
-            budget=None if restarts is None else RestartBudget(restarts),
+            relaunch=connect if restarts else None,
+            restarts=restarts,
             servers=servers,
         )
         # From here on the worker set closes the servers.

@@ -50,7 +50,7 @@ class WorkerSet:
             another class with the members of ML-Agents' `BaseEnv`.
         relaunch: makes a worker's environment again, given the numbers of the worker and of the
             restart, from 1; None to let failures pass.
-        budget: how often.
+        restarts: how often; without it the usual limits hold.
         servers: what the environments are connected to; closed after them.
 
     Attributes:
@@ -64,7 +64,7 @@ class WorkerSet:
         envs: Sequence[Any],
         *,
         relaunch: Callable[[int, int], BaseEnv] | None = None,
-        budget: RestartBudget | None = None,
+        restarts: RestartLimits | None = None,
         servers: Sequence[AnyServer] = (),
     ) -> None:
         if not envs:
@@ -75,7 +75,7 @@ class WorkerSet:
         self._whole = [k for k, env in enumerate(envs) if not isinstance(env, SplitEnv)]
         self._controlled = [_controlled(env) for env in envs]
         self._relaunch = relaunch
-        self._budget = budget or RestartBudget(RestartLimits())
+        self._budget = RestartBudget(restarts or RestartLimits())
         self._servers = servers
         self.should_stop: Callable[[], bool] = lambda: False
         self.groups = [self._all] if self._whole else worker_groups(len(self.envs))
@@ -390,10 +390,6 @@ def launch_workers(
         envs = [stack.enter_context(make(worker, 0)) for worker in range(n_workers)]
         for env in envs:
             env.connect()
-        workers = WorkerSet(
-            envs,
-            relaunch=None if restarts is None else make,
-            budget=None if restarts is None else RestartBudget(restarts),
-        )
+        workers = WorkerSet(envs, relaunch=make if restarts else None, restarts=restarts)
         stack.pop_all()
     return workers

@@ -96,8 +96,7 @@ def in_process(error, *, limits=None, again=lambda: InProcessEnvironment(Chase(n
         return again()
 
     envs = [InProcessEnvironment(Chase(n_agents=2)), Fails(3, error)]
-    budget = RestartBudget(limits or RestartLimits())
-    return WorkerSet(envs, relaunch=relaunch, budget=budget), made
+    return WorkerSet(envs, relaunch=relaunch, restarts=limits), made
 
 
 def test_only_the_failed_worker_begins_anew_and_has_the_parameters(caplog):
