@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections import UserDict
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from pipeline.envs.side_channels import aggregation_of
 from pipeline.errors import UnityActionException, UnityEnvironmentException
@@ -19,12 +19,11 @@ from pipeline.protocol.specs import (
 from pipeline.protocol.steps import no_agents, steps_from_mapping, steps_to_mapping
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping
     from typing import Self
 
     from pipeline.arrays import AnyArray
     from pipeline.envs.side_channels import StatsAggregationMethod
-    from pipeline.protocol.parameters import Sampler
     from pipeline.protocol.specs import ActionTuple
     from pipeline.protocol.steps import Steps
 
@@ -37,24 +36,16 @@ MOST_GROUPS = 2
 inference."""
 
 
-class BehaviorMapping(Mapping[str, BehaviorSpec]):
+class BehaviorMapping(UserDict[str, BehaviorSpec]):
     """Specifications by behavior name, as ML-Agents' `behavior_specs` is called."""
-
-    def __init__(self, specs: Mapping[str, BehaviorSpec]) -> None:
-        self._specs = dict(specs)
-
-    def __getitem__(self, name: str) -> BehaviorSpec:
-        return self._specs[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._specs)
-
-    def __len__(self) -> int:
-        return len(self._specs)
 
 
 class BaseEnv(ABC):
     """Many agents of one or more behaviors, seen and driven as batches.
+
+    An environment that works while others get their actions has `step_send`, `step_wait`,
+    `reset_send` and `reset_wait`, too. One that takes parameters and reports statistics has
+    `set_parameter` and `take_stats`, as `UnityEnvironment` has them.
 
     Attributes:
         codec_seconds: time spent so far on turning messages into arrays and back.
@@ -131,34 +122,6 @@ class BaseEnv(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-@runtime_checkable
-class SplitEnv(Protocol):
-    """An environment that works between the two halves of a step, while others get theirs."""
-
-    def step_send(self) -> None:
-        """First half of `step`."""
-
-    def step_wait(self) -> None:
-        """Second half of `step`."""
-
-    def reset_send(self) -> None:
-        """First half of `reset`."""
-
-    def reset_wait(self) -> None:
-        """Second half of `reset`."""
-
-
-@runtime_checkable
-class ControlledEnv(Protocol):
-    """An environment that takes parameters and reports statistics beside its steps."""
-
-    def set_parameter(self, name: str, value: float | Sampler) -> bool:
-        """Set an environment parameter with the next step or reset; False if it cannot."""
-
-    def take_stats(self) -> Stats:
-        """Return what the environment has reported since the last call."""
 
 
 class StoredStepsEnv(BaseEnv):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pipeline.errors import (
     UnityCommunicationException,
@@ -49,6 +49,9 @@ class SideChannel(ABC):
         """Handle a message from the environment."""
 
 
+Channel = TypeVar("Channel", bound=SideChannel)
+
+
 class SideChannelManager:
     """All channels of one environment."""
 
@@ -63,9 +66,9 @@ class SideChannelManager:
                 )
             self._channels[channel.channel_id] = channel
 
-    def get(self, channel_id: uuid.UUID) -> SideChannel | None:
-        """Return the channel of this id."""
-        return self._channels.get(channel_id)
+    def of_kind(self, kind: type[Channel]) -> Channel | None:
+        """Return the channel of a class."""
+        return next((one for one in self._channels.values() if isinstance(one, kind)), None)
 
     def outgoing(self) -> bytes:
         """Return the bytes of all queued messages, by order of registration; empty the queues."""

@@ -29,7 +29,6 @@ from pipeline.protocol.generated.messages import (
     UnityRLOutputProto,
 )
 from pipeline.protocol.layout_cache import Decoder
-from pipeline.protocol.side_channels import ENVIRONMENT_PARAMETERS, STATS
 from pipeline.protocol.specs import refuse_other_spec
 from pipeline.protocol.steps import no_agents, same_steps
 
@@ -121,7 +120,7 @@ class UnityEnvironment(StoredStepsEnv):
             )
         self.academy_capabilities = UnityRLCapabilitiesProto()
         self._channels = SideChannelManager(side_channels or ())
-        self._state = next((c for c in side_channels or () if isinstance(c, StateChannel)), None)
+        self._state = self._channels.of_kind(StateChannel)
         self._timeout_s = timeout_wait
         self._seed, self._num_areas = seed, num_areas
         self._process: launch.EnvironmentProcess | None = None
@@ -247,16 +246,15 @@ class UnityEnvironment(StoredStepsEnv):
         Returns:
             False if there is no `EnvironmentParametersChannel` among the side channels.
         """
-        channel = self._channels.get(ENVIRONMENT_PARAMETERS)
-        if not isinstance(channel, EnvironmentParametersChannel):
-            return False
-        channel.set_parameter(name, value)
-        return True
+        channel = self._channels.of_kind(EnvironmentParametersChannel)
+        if channel is not None:
+            channel.set_parameter(name, value)
+        return channel is not None
 
     def take_stats(self) -> Stats:
         """Return what came over a `StatsSideChannel` since the last call, by name."""
-        channel = self._channels.get(STATS)
-        return channel.get_and_reset_stats() if isinstance(channel, StatsSideChannel) else {}
+        channel = self._channels.of_kind(StatsSideChannel)
+        return {} if channel is None else channel.get_and_reset_stats()
 
     @property
     def state_refusal(self) -> str | None:
@@ -266,8 +264,8 @@ class UnityEnvironment(StoredStepsEnv):
     def request_state(self) -> None:
         """Ask for everything that the next decisions depend on, to come with the next step."""
         if self._state is not None and self._state.refusal is None:
-            stats = self._channels.get(STATS)
-            self._state.ask(self._kept(stats.stats if isinstance(stats, StatsSideChannel) else {}))
+            channel = self._channels.of_kind(StatsSideChannel)
+            self._state.ask(self._kept({} if channel is None else channel.stats))
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return what the last `request_state` asked for, once, after the next step."""
@@ -286,13 +284,13 @@ class UnityEnvironment(StoredStepsEnv):
         self._state.restore(state)
         self.reset()
         self._state.check_restored(state)
-        waiting = self._restore(state)
+        stats = self._restore(state)
         for name in self._specs.keys() - self._decoders.keys():
             self._decoders[name] = Decoder(self._specs[name], name)
         self._decoders = {name: self._decoders[name] for name in self._specs}
-        stats = self._channels.get(STATS)
-        if isinstance(stats, StatsSideChannel):
-            stats.stats = waiting
+        channel = self._channels.of_kind(StatsSideChannel)
+        if channel is not None:
+            channel.stats = stats
 
     def go_on_from(self, failed: Any) -> None:
         """Come to where another environment, which failed at a message, would be now."""

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
-from pipeline.envs.base import BaseEnv, ControlledEnv, SplitEnv, worker_groups
+from pipeline.envs.base import BaseEnv, worker_groups
 from pipeline.envs.in_process import our_spec, our_steps
 from pipeline.envs.restarts import RESTARTABLE, RestartBudget, RestartLimits
 from pipeline.envs.unity import UnityEnvironment
@@ -71,8 +71,9 @@ class WorkerSet:
             raise ValueError("a worker set needs at least one environment")
         self.envs: list[Any] = list(envs)
         self._all = range(len(self.envs))
-        self._split = [k for k, env in enumerate(envs) if isinstance(env, SplitEnv)]
-        self._whole = [k for k, env in enumerate(envs) if not isinstance(env, SplitEnv)]
+        self._split = [k for k, env in enumerate(envs) if hasattr(env, "step_send")]
+        self._whole = [k for k, env in enumerate(envs) if not hasattr(env, "step_send")]
+        # Asked once, because asking is too slow for each step.
         self._controlled = [_controlled(env) for env in envs]
         self._relaunch = relaunch
         self._budget = RestartBudget(restarts or RestartLimits())
@@ -344,9 +345,9 @@ def _steps_of(env: Any, name: str, spec: BehaviorSpec) -> Steps:
     return steps if isinstance(env, UnityEnvironment) else our_steps(name, spec, steps)
 
 
-def _controlled(env: BaseEnv) -> ControlledEnv | None:
-    """Return the environment if it takes parameters; asking is too slow for each step."""
-    return env if isinstance(env, ControlledEnv) else None
+def _controlled(env: Any) -> Any:
+    """Return the environment if it takes parameters and reports statistics, else None."""
+    return env if hasattr(env, "set_parameter") and hasattr(env, "take_stats") else None
 
 
 def launch_workers(

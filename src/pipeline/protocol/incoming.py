@@ -10,7 +10,6 @@ import contextlib
 import selectors
 import socket
 import struct
-import sys
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -239,16 +238,6 @@ def listen(port: int, host: str | None, *, here_too: bool = False) -> list[socke
 
 def _listener(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if sys.platform != "win32":
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.bind((address, port))
-        listener.listen(BACKLOG)
-        listener.setblocking(False)  # a client may be gone before it is accepted
-    except OSError:
-        listener.close()
-        raise
+    listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
+    listener.setblocking(False)  # a client may be gone before it is accepted
     return listener
