@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 
 from pipeline.errors import UnityCommunicationException
-from pipeline.protocol import frames, headers
+from pipeline.protocol import frames
 from pipeline.protocol.frames import ACK, DATA, END_HEADERS, END_STREAM, HEADERS, FrameError, frame
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -38,7 +38,7 @@ def hello(setting: int, value: int) -> bytes:
         setting: value,
         frames.INITIAL_WINDOW: frames.LARGEST_WINDOW,
         frames.MAX_FRAME: frames.LARGEST_FRAME,
-        frames.MAX_HEADERS: headers.MAX_BLOCK_BYTES,
+        frames.MAX_HEADERS: frames.MAX_BLOCK_BYTES,
     }
     payload = b"".join(struct.pack(">HI", *pair) for pair in pairs.items())
     return frame(frames.SETTINGS, 0, 0, payload) + _WINDOW_UPDATE
@@ -216,7 +216,7 @@ class Connection(ABC):
             raise FrameError(frames.PROTOCOL_ERROR, "a CONTINUATION frame without HEADERS")
         block = self._block[2]
         block += payload
-        if len(block) > headers.MAX_BLOCK_BYTES:
+        if len(block) > frames.MAX_BLOCK_BYTES:
             raise FrameError(frames.ENHANCE_YOUR_CALM, f"more than {len(block)} bytes of headers")
         if flags & END_HEADERS:
             self._expected = None

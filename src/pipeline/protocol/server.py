@@ -25,8 +25,8 @@ from pipeline.protocol.calls import (
     may_own,
     nothing_to_answer,
 )
+from pipeline.protocol.frames import FAILED_PRECONDITION
 from pipeline.protocol.grpc_server import GrpcServer
-from pipeline.protocol.headers import FAILED_PRECONDITION
 from pipeline.protocol.incoming import BACKLOG, IncomingConnection, accepted_from, listen
 from pipeline.protocol.spin_wait import SpinWait
 from pipeline.protocol.token import is_loopback
