@@ -141,11 +141,7 @@ class StoredStepsEnv(BaseEnv):
         return MappingProxyType(self._specs)
 
     def get_steps(self, behavior_name: str) -> Steps:
-        """Return what the behavior's agents sent last.
-
-        Raises:
-            UnityActionException: There is no such behavior.
-        """
+        """Return what the behavior's agents sent last; raise UnityActionException without one."""
         self._spec(behavior_name)
         # Known but not sent in the last message: then it has no agents there.
         return self._steps.get(behavior_name) or no_agents(self._specs[behavior_name])

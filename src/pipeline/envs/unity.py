@@ -294,11 +294,11 @@ class UnityEnvironment(StoredStepsEnv):
 
     def go_on_from(self, failed: Any) -> None:
         """Come to where another environment, which failed at a message, would be now."""
-        journal = failed._state and failed._state.journal
-        if journal is None or journal.state is None:
+        known = failed._state
+        if known is None or known.state is None:
             raise ValueError("its state is not known")
-        self.load_state_dict(journal.state)
-        *answered, last = journal.messages
+        self.load_state_dict(known.state)
+        *answered, last = known.messages
         for message in answered:
             self._reply(message, again=True)
             self.step_wait()
@@ -328,7 +328,7 @@ class UnityEnvironment(StoredStepsEnv):
 
     def _reply(self, content: bytes, *, again: bool = False) -> None:
         if self._state is not None and not again:
-            self._state.journal.sent(content)
+            self._state.sent(content)
         try:
             self._server.reply(content)
         except Exception:
@@ -336,14 +336,12 @@ class UnityEnvironment(StoredStepsEnv):
             raise
 
     def _receive(self) -> ReceivedMessageProto:
+        if self._process is None:
+            return self._server.receive(self._timeout_s, lambda: None)
         self._n_waits += 1
-        if self._process is not None and self._n_waits % _TRIM_EVERY == 0:
+        if self._n_waits % _TRIM_EVERY == 0:
             self._process.trim()
-        return self._server.receive(self._timeout_s, self._check_process)
-
-    def _check_process(self) -> None:
-        if self._process is not None:
-            self._process.check()
+        return self._server.receive(self._timeout_s, self._process.check)
 
     def _learn(self, output: ReceivedOutputProto) -> None:
         """Take announcements in; a behavior's specification is complete with its first agent."""

@@ -70,8 +70,7 @@ def head(kind: int, flags: int, stream: int, length: int) -> bytes:
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     """One frame as bytes."""
-    n = len(payload)
-    return HEAD.pack(n >> 16, n & 0xFFFF, kind, flags, stream) + payload
+    return head(kind, flags, stream, len(payload)) + payload
 
 
 def check(kind: int, flags: int, stream: int, length: int) -> None:
