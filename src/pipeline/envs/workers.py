@@ -71,9 +71,9 @@ class WorkerSet:
             raise ValueError("a worker set needs at least one environment")
         self.envs: list[Any] = list(envs)
         self._all = range(len(self.envs))
-        self._split = [k for k, env in enumerate(envs) if hasattr(env, "step_send")]
-        self._whole = [k for k, env in enumerate(envs) if not hasattr(env, "step_send")]
-        # Asked once, because asking is too slow for each step.
+        # The class is asked: a wrapper's `__getattr__` would lead past its own `step`.
+        self._split = [k for k, env in enumerate(envs) if hasattr(type(env), "step_send")]
+        self._whole = [k for k, env in enumerate(envs) if not hasattr(type(env), "step_send")]
         self._controlled = [_controlled(env) for env in envs]
         self._relaunch = relaunch
         self._budget = RestartBudget(restarts or RestartLimits())
