@@ -68,12 +68,7 @@ def _merged(scratch: Path) -> descriptor_pb2.FileDescriptorProto:
 def _module(merged: descriptor_pb2.FileDescriptorProto) -> str:
     encoded = base64.b64encode(merged.SerializeToString(deterministic=True)).decode()
     lines = "\n".join(f'    "{line}"' for line in textwrap.wrap(encoded, 88))
-    names = sorted(message.name for message in merged.message_type)
-    messages = "\n".join(f'{name} = _message("{name}")' for name in names)
-    values = "\n".join(
-        f"{value.name} = {value.number}" for enum in merged.enum_type for value in enum.value
-    )
-    return f'''"""The protocol's message classes and enum values.
+    return f'''"""The protocol's message classes and enum values; messages.pyi names them.
 
 {_NOTE}
 """
@@ -88,17 +83,11 @@ _DESCRIPTORS = (
 
 POOL = descriptor_pool.DescriptorPool()
 POOL.AddSerializedFile(base64.b64decode(_DESCRIPTORS))
-
-
-def _message(name):
-    return message_factory.GetMessageClass(
-        POOL.FindMessageTypeByName("communicator_objects." + name)
-    )
-
-
-{messages}
-
-{values}
+_FILE = POOL.FindFileByName("{merged.name}")
+for _name, _kind in _FILE.message_types_by_name.items():
+    globals()[_name] = message_factory.GetMessageClass(_kind)
+for _kind in _FILE.enum_types_by_name.values():
+    globals().update((_value.name, _value.number) for _value in _kind.values)
 '''
 
 
