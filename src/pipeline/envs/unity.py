@@ -119,8 +119,7 @@ class UnityEnvironment(StoredStepsEnv):
                 f"the Editor; it is {worker_id}."
             )
         self.academy_capabilities = UnityRLCapabilitiesProto()
-        self._channels = SideChannelManager(side_channels or ())
-        self._state = self._channels.of_kind(StateChannel)
+        self._use(SideChannelManager(side_channels or ()))
         self._timeout_s = timeout_wait
         self._seed, self._num_areas = seed, num_areas
         self._process: launch.EnvironmentProcess | None = None
@@ -246,15 +245,13 @@ class UnityEnvironment(StoredStepsEnv):
         Returns:
             False if there is no `EnvironmentParametersChannel` among the side channels.
         """
-        channel = self._channels.of_kind(EnvironmentParametersChannel)
-        if channel is not None:
-            channel.set_parameter(name, value)
-        return channel is not None
+        if self._parameters is not None:
+            self._parameters.set_parameter(name, value)
+        return self._parameters is not None
 
     def take_stats(self) -> Stats:
         """Return what came over a `StatsSideChannel` since the last call, by name."""
-        channel = self._channels.of_kind(StatsSideChannel)
-        return {} if channel is None else channel.get_and_reset_stats()
+        return {} if self._stats is None else self._stats.get_and_reset_stats()
 
     @property
     def state_refusal(self) -> str | None:
@@ -264,8 +261,7 @@ class UnityEnvironment(StoredStepsEnv):
     def request_state(self) -> None:
         """Ask for everything that the next decisions depend on, to come with the next step."""
         if self._state is not None and self._state.refusal is None:
-            channel = self._channels.of_kind(StatsSideChannel)
-            self._state.ask(self._kept({} if channel is None else channel.stats))
+            self._state.ask(self._kept({} if self._stats is None else self._stats.stats))
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return what the last `request_state` asked for, once, after the next step."""
@@ -288,9 +284,8 @@ class UnityEnvironment(StoredStepsEnv):
         for name in self._specs.keys() - self._decoders.keys():
             self._decoders[name] = Decoder(self._specs[name], name)
         self._decoders = {name: self._decoders[name] for name in self._specs}
-        channel = self._channels.of_kind(StatsSideChannel)
-        if channel is not None:
-            channel.stats = stats
+        if self._stats is not None:
+            self._stats.stats = stats
 
     def go_on_from(self, failed: Any) -> None:
         """Come to where another environment, which failed at a message, would be now."""
@@ -306,7 +301,7 @@ class UnityEnvironment(StoredStepsEnv):
             same_steps(steps, failed._steps[name]) for name, steps in self._steps.items()
         ):
             raise ValueError("from the state that it gave, it came to other observations")
-        self._channels, self._state = failed._channels, failed._state
+        self._use(failed._channels)
         self._reply(last, again=True)
         self.step_wait()
 
@@ -325,6 +320,12 @@ class UnityEnvironment(StoredStepsEnv):
 
     def __exit__(self, *error: object) -> None:
         self._shut_down(self._timeout_s if error[0] is None else 0.0)
+
+    def _use(self, channels: SideChannelManager) -> None:
+        self._channels = channels
+        self._parameters = channels.of_kind(EnvironmentParametersChannel)
+        self._stats = channels.of_kind(StatsSideChannel)
+        self._state = channels.of_kind(StateChannel)
 
     def _reply(self, content: bytes, *, again: bool = False) -> None:
         if self._state is not None and not again:

@@ -70,7 +70,8 @@ def head(kind: int, flags: int, stream: int, length: int) -> bytes:
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     """One frame as bytes."""
-    return head(kind, flags, stream, len(payload)) + payload
+    n = len(payload)
+    return HEAD.pack(n >> 16, n & 0xFFFF, kind, flags, stream) + payload
 
 
 def check(kind: int, flags: int, stream: int, length: int) -> None:
