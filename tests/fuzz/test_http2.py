@@ -24,8 +24,16 @@ from hypothesis import strategies as st
 from pipeline.protocol import frames
 from pipeline.protocol.calls import METHOD
 from pipeline.protocol.channel import OutgoingConnection
-from pipeline.protocol.frames import END_STREAM, PADDED, RST_STREAM, WINDOW_UPDATE
-from pipeline.protocol.headers import MAX_BLOCK_BYTES, RESPONSE, SUCCESS, request
+from pipeline.protocol.frames import (
+    END_STREAM,
+    MAX_BLOCK_BYTES,
+    PADDED,
+    RESPONSE,
+    RST_STREAM,
+    SUCCESS,
+    WINDOW_UPDATE,
+    request_block,
+)
 from pipeline.protocol.http2 import PREFACE
 from pipeline.protocol.incoming import IncomingConnection
 from pipeline.protocol.server import Server
@@ -336,7 +344,7 @@ def test_strict_server_gets_every_call_in_its_windows(
     for number, (size, answer, window) in enumerate(example["calls"]):
         stream = 2 * number + 1
         talk.change_window(window)
-        talk.ours.request(stream, request(METHOD, "localhost"), bytes(size))
+        talk.ours.request(stream, request_block(METHOD, "localhost"), bytes(size))
         while stream not in talk.ended:
             talk.make_way()
         assert bytes(talk.bodies[stream]) == prefixed(bytes(size))
@@ -362,7 +370,7 @@ def _broken_answers(draw: Any) -> list[bytes]:
 def test_broken_answers_end_the_connection_or_are_none(example: list[bytes], folder: Path) -> bool:
     wire = Wire()
     ours = OutgoingConnection(wire)  # type: ignore[arg-type]
-    ours.request(1, request(METHOD, "localhost"), b"call")
+    ours.request(1, request_block(METHOD, "localhost"), b"call")
     wire.waiting.extend([*example, b""])  # nothing means that the server has left
     while not ours.messages and ours.read():
         pass

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from pipeline.envs.launch import EDITOR_PORT_TAKEN, PRESS_PLAY
-from pipeline.envs.restarts import RestartBudget
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import (
@@ -22,15 +21,14 @@ from pipeline.errors import (
     one_line,
 )
 from pipeline.protocol.calls import time_out
-from pipeline.protocol.transport import open_server
+from pipeline.protocol.server import open_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from pipeline.envs.restarts import RestartLimits
     from pipeline.envs.side_channels import SideChannel
-    from pipeline.protocol.grpc_server import GrpcServer
-    from pipeline.protocol.server import Server
+    from pipeline.protocol.server import AnyServer
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +71,7 @@ def attach_workers(
         UnityEnvironmentException: A player has another version.
     """
     with ExitStack() as stack:
-        servers: list[Server | GrpcServer] = []
+        servers: list[AnyServer] = []
         for player in range(n_players):
             servers.append(_listening(player, base_port, listen))
             # All ports first: one that is taken must be noticed before anyone is told to start a
@@ -122,8 +120,8 @@ def attach_workers(
                 _log.info("Connected: %s, from %s.", names[worker], servers[worker].peer)
         workers = WorkerSet(
             [envs[worker] for worker in range(n_players)],
-            relaunch=None if restarts is None else connect_again,
-            budget=None if restarts is None else RestartBudget(restarts),
+            relaunch=connect_again if restarts else None,
+            restarts=restarts,
             servers=servers,
         )
         # From here on the worker set closes the servers.
@@ -131,9 +129,7 @@ def attach_workers(
     return workers
 
 
-def _listening(
-    player: int, base_port: int | None, listen: tuple[str, bytes] | None
-) -> Server | GrpcServer:
+def _listening(player: int, base_port: int | None, listen: tuple[str, bytes] | None) -> AnyServer:
     first = UnityEnvironment.DEFAULT_EDITOR_PORT if base_port is None else base_port
     host, token = listen or (None, None)
     try:
@@ -161,7 +157,7 @@ def _tell_how_to_start(names: Sequence[str], timeout_s: float) -> None:
 
 
 def _wait_again(
-    servers: Sequence[Server | GrpcServer],
+    servers: Sequence[AnyServer],
     worker: int,
     name: str,
     timeout_s: float,
@@ -184,7 +180,7 @@ def _wait_again(
 
 
 def _callers(
-    servers: Sequence[Server | GrpcServer],
+    servers: Sequence[AnyServer],
     wanted: set[int],
     timeout_s: float,
     should_stop: Callable[[], bool] = lambda: False,
@@ -214,12 +210,12 @@ def _callers(
             next_line = now + _TELL_EVERY_S
 
 
-def _told(servers: Sequence[Server | GrpcServer], workers: set[int]) -> str:
+def _told(servers: Sequence[AnyServer], workers: set[int]) -> str:
     return ", ".join(f"{worker + 1} (port {servers[worker].port})" for worker in sorted(workers))
 
 
 def _too_late(
-    servers: Sequence[Server | GrpcServer], missing: set[int], timeout_s: float
+    servers: Sequence[AnyServer], missing: set[int], timeout_s: float
 ) -> UnityTimeOutException:
     if len(servers) == 1:
         return time_out(timeout_s)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections import UserDict
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from pipeline.envs.side_channels import aggregation_of
 from pipeline.errors import UnityActionException, UnityEnvironmentException
@@ -16,20 +16,14 @@ from pipeline.protocol.specs import (
     spec_from_mapping,
     spec_to_mapping,
 )
-from pipeline.protocol.steps import (
-    DecisionSteps,
-    TerminalSteps,
-    steps_from_mapping,
-    steps_to_mapping,
-)
+from pipeline.protocol.steps import no_agents, steps_from_mapping, steps_to_mapping
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping
     from typing import Self
 
     from pipeline.arrays import AnyArray
     from pipeline.envs.side_channels import StatsAggregationMethod
-    from pipeline.protocol.parameters import Sampler
     from pipeline.protocol.specs import ActionTuple
     from pipeline.protocol.steps import Steps
 
@@ -42,24 +36,16 @@ MOST_GROUPS = 2
 inference."""
 
 
-class BehaviorMapping(Mapping[str, BehaviorSpec]):
+class BehaviorMapping(UserDict[str, BehaviorSpec]):
     """Specifications by behavior name, as ML-Agents' `behavior_specs` is called."""
-
-    def __init__(self, specs: Mapping[str, BehaviorSpec]) -> None:
-        self._specs = dict(specs)
-
-    def __getitem__(self, name: str) -> BehaviorSpec:
-        return self._specs[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._specs)
-
-    def __len__(self) -> int:
-        return len(self._specs)
 
 
 class BaseEnv(ABC):
     """Many agents of one or more behaviors, seen and driven as batches.
+
+    An environment that works while others get their actions has `step_send`, `step_wait`,
+    `reset_send` and `reset_wait`, too. One that takes parameters and reports statistics has
+    `set_parameter` and `take_stats`, as `UnityEnvironment` has them.
 
     Attributes:
         codec_seconds: time spent so far on turning messages into arrays and back.
@@ -143,34 +129,6 @@ class BaseEnv(ABC):
         self.close()
 
 
-@runtime_checkable
-class SplitEnv(Protocol):
-    """An environment that works between the two halves of a step, while others get theirs."""
-
-    def step_send(self) -> None:
-        """First half of `step`."""
-
-    def step_wait(self) -> None:
-        """Second half of `step`."""
-
-    def reset_send(self) -> None:
-        """First half of `reset`."""
-
-    def reset_wait(self) -> None:
-        """Second half of `reset`."""
-
-
-@runtime_checkable
-class ControlledEnv(Protocol):
-    """An environment that takes parameters and reports statistics beside its steps."""
-
-    def set_parameter(self, name: str, value: float | Sampler) -> bool:
-        """Set an environment parameter with the next step or reset; False if it cannot."""
-
-    def take_stats(self) -> Stats:
-        """Return what the environment has reported since the last call."""
-
-
 class StoredStepsEnv(BaseEnv):
     """An environment that keeps the last steps, and the actions set for them."""
 
@@ -188,14 +146,10 @@ class StoredStepsEnv(BaseEnv):
         return MappingProxyType(self._specs)
 
     def get_steps(self, behavior_name: str) -> Steps:
-        """Return what the behavior's agents sent last.
-
-        Raises:
-            UnityActionException: There is no such behavior.
-        """
+        """Return what the behavior's agents sent last; raise UnityActionException without one."""
         self._spec(behavior_name)
         # Known but not sent in the last message: then it has no agents there.
-        return self._steps.get(behavior_name) or self._no_agents(behavior_name)
+        return self._steps.get(behavior_name) or no_agents(self._specs[behavior_name])
 
     def set_actions(self, behavior_name: str, action: ActionTuple) -> None:
         """Set the actions of all agents of the last decision steps, in the same order.
@@ -291,10 +245,6 @@ class StoredStepsEnv(BaseEnv):
     def _check_loaded(self) -> None:
         if not self._loaded:
             raise UnityEnvironmentException("No Unity environment is loaded.")
-
-    def _no_agents(self, behavior_name: str) -> Steps:
-        spec = self._specs[behavior_name]
-        return DecisionSteps.empty(spec), TerminalSteps.empty(spec)
 
 
 def check_actions(name: str, spec: BehaviorSpec, action: ActionTuple, n_agents: int) -> None:

@@ -22,7 +22,7 @@ from pipeline.protocol.specs import (
     ObservationType,
     check_spec,
 )
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps, no_agents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -149,8 +149,8 @@ class InProcessEnvironment(StoredStepsEnv):
                 check_spec(name, specs[name])
                 self._specs[name] = specs[name]
         # Also those without agents now, or the agents of the step before would be seen again.
-        for name in self._specs:
-            self._steps[name] = result[name] if name in result else self._no_agents(name)
+        for name, spec in self._specs.items():
+            self._steps[name] = result[name] if name in result else no_agents(spec)
 
 
 def refuse_other_object(env: object) -> None:

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from pipeline.errors import UnityEnvironmentException, UnityWorkerInUseException
 from pipeline.protocol.calls import OK
 from pipeline.protocol.generated.messages import UnityMessageProto, UnityRLCapabilitiesProto
-from pipeline.protocol.transport import open_server
+from pipeline.protocol.server import open_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pipeline.protocol.generated.messages import UnityRLInitializationOutputProto
-    from pipeline.protocol.grpc_server import GrpcServer
-    from pipeline.protocol.server import Server
+    from pipeline.protocol.server import AnyServer
 
 _log = logging.getLogger(__name__)
 
@@ -134,22 +133,8 @@ class EnvironmentProcess:
         self._output = _appended_file()
         self._shown = _log.isEnabledFor(logging.DEBUG)
         _log.debug("starting %s", shlex.join(command))
-        posix = os.name == "posix"
         try:
-            self._process = subprocess.Popen(  # noqa: S603  # the user chose the executable
-                list(command),
-                # A terminal's Ctrl+C and typed text are for the trainer.
-                stdin=subprocess.DEVNULL,
-                stdout=_STANDARD_ERROR if self._shown else self._output,
-                stderr=subprocess.STDOUT,
-                # Our packed executables look for a Python of their version; this one is tried
-                # first.
-                env={**os.environ, "PIPELINE_PYTHON": sys.executable},
-                # A group of its own: Ctrl+C must not reach it before the trainer has saved, and
-                # all that it starts can be killed with it.
-                start_new_session=posix,
-                preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509  # calls only prctl
-            )
+            self._process = start(command, _STANDARD_ERROR if self._shown else self._output)
         except OSError as error:
             self._output.close()
             raise _cannot_start(command[0], error) from error
@@ -202,27 +187,45 @@ class EnvironmentProcess:
 
     def close(self, wait_s: float) -> None:
         """Give it `wait_s` to end by itself, then kill it and what it started."""
-        if not self.wait(wait_s):
-            self._kill()
         # One that failed may have left children; one that ended well has ended them.
-        if self._process.returncode and os.name == "posix":
-            self._kill_group()
+        if not self.wait(wait_s) or self._process.returncode:
+            kill(self._process)
         self._output.close()
 
-    def _kill(self) -> None:
-        if os.name == "posix":
-            self._kill_group()
-        else:
-            self._process.kill()
-        # Reaped at once, or it would stay as a zombie as long as this process lives.
-        self._process.wait()
 
-    def _kill_group(self) -> None:
+def start(command: Sequence[str], output: BinaryIO | int) -> subprocess.Popen[bytes]:
+    """Start a process that ends when this one does (Linux), and writes all to `output`.
+
+    Raises:
+        OSError: The system cannot run it.
+    """
+    return subprocess.Popen(  # noqa: S603  # the user chose the executable
+        list(command),
+        # A terminal's Ctrl+C and typed text are for the trainer.
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        # Our packed executables look for a Python of their version; this one is tried first.
+        env={**os.environ, "PIPELINE_PYTHON": sys.executable},
+        # A group of its own: Ctrl+C must not reach it before the trainer has saved, and all that
+        # it starts can be killed with it.
+        start_new_session=os.name == "posix",
+        preexec_fn=_die_with_parent(os.getpid()),  # noqa: PLW1509  # calls only prctl
+    )
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that `start` has started, and what that has started."""
+    if os.name == "posix":
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    # Reaped at once, or it would stay as a zombie as long as this process lives.
+    process.wait()
 
 
-def die_with_parent(parent: int) -> Callable[[], None] | None:
+def _die_with_parent(parent: int) -> Callable[[], None] | None:
     """Return what a child runs first, so that it ends when its parent dies, even by kill -9.
 
     The kernel watches the thread that started the child, so only the main thread may ask for it.
@@ -324,7 +327,7 @@ def listening(
     worker_id: int,
     host: str | None,
     transport: str | None,
-) -> Server | GrpcServer:
+) -> AnyServer:
     """Return what listens for a player.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -32,6 +32,14 @@ _FEW = 256
 
 class UnityPettingZooException(UnityException):
     """The wrapper is used in the wrong order, or with an action that does not exist."""
+
+
+class _Seen(NamedTuple):
+    """What one step gives, by agent."""
+
+    obs: dict[str, Any]
+    rewards: dict[str, float]
+    infos: dict[str, dict[str, Any]]
 
 
 class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not typed
@@ -104,14 +112,12 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
             self._env = self._make(0 if seed is None else seed)
         self._env.reset()
         self._begin()
-        obs: dict[str, Any] = {}
-        infos: dict[str, dict[str, Any]] = {}
+        seen = _Seen({}, {}, {})
         for _ in range(MAX_EMPTY_STEPS):
             for behavior in self._env.behavior_specs:
-                decision, _ = self._env.get_steps(behavior)
-                self._take(behavior, decision, obs, {}, infos)
-            if obs:
-                return obs, infos
+                self._take(behavior, self._env.get_steps(behavior)[0], seen)
+            if seen.obs:
+                return seen.obs, seen.infos
             self._env.step()
         raise UnityPettingZooException(f"No agent asked for a decision in {MAX_EMPTY_STEPS} steps.")
 
@@ -146,10 +152,8 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         self._env.step()
         self._n_steps += 1
         alive = list(self.agents)
-        obs: dict[str, Any] = {}
-        infos: dict[str, dict[str, Any]] = {}
         # PettingZoo wants every live agent in every dictionary, also those that did not ask.
-        rewards = dict.fromkeys(alive, 0.0)
+        seen = _Seen({}, dict.fromkeys(alive, 0.0), {})
         terminations = dict.fromkeys(alive, False)
         truncations = dict.fromkeys(alive, False)
         for behavior in self._env.behavior_specs:
@@ -159,19 +163,19 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
                     continue  # it has no decision since the reset, or has ended already
                 interrupted = bool(terminal.interrupted[row])
                 terminations[agent], truncations[agent] = not interrupted, interrupted
-                self._note(agent, behavior, terminal, row, obs, rewards, infos)
+                self._note(agent, behavior, terminal, row, seen)
                 self._leave(agent)
-            self._take(behavior, decision, obs, rewards, infos)
+            self._take(behavior, decision, seen)
         for agent in self.agents:
             terminations.setdefault(agent, False)
             truncations.setdefault(agent, False)
         for agent in alive:
-            if agent not in obs:
-                obs[agent], infos[agent] = self._last[agent], {"asked": False}
+            if agent not in seen.obs:
+                seen.obs[agent], seen.infos[agent] = self._last[agent], {"asked": False}
         if len(self._heard) > self._look_at:
             for agent in self._vanished():
                 truncations[agent] = True
-        return obs, rewards, terminations, truncations, infos
+        return seen.obs, seen.rewards, terminations, truncations, seen.infos
 
     def render(self) -> None:
         """Nothing: rendering is the environment's own."""
@@ -182,14 +186,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         if env is not None:
             env.close()
 
-    def _take(
-        self,
-        behavior: str,
-        decision: DecisionSteps,
-        obs: dict[str, Any],
-        rewards: dict[str, float],
-        infos: dict[str, dict[str, Any]],
-    ) -> None:
+    def _take(self, behavior: str, decision: DecisionSteps, seen: _Seen) -> None:
         """Enter the agents that ask for a decision, except for those whose episode has ended."""
         for row, agent in enumerate(self._names(behavior, decision)):
             if agent not in self._heard:
@@ -199,7 +196,8 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
                 insort(self.possible_agents, agent)
             self._heard[agent] = self._n_steps
             if agent not in self._left:
-                self._last[agent] = self._note(agent, behavior, decision, row, obs, rewards, infos)
+                self._note(agent, behavior, decision, row, seen)
+                self._last[agent] = seen.obs[agent]
 
     def _leave(self, agent: str) -> None:
         self.agents.remove(agent)
@@ -230,19 +228,16 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         behavior: str,
         steps: DecisionSteps | TerminalSteps,
         row: int,
-        obs: dict[str, Any],
-        rewards: dict[str, float],
-        infos: dict[str, dict[str, Any]],
-    ) -> Any:
-        obs[agent] = self._observation(behavior, steps, row)
-        rewards[agent] = float(steps.reward[row] + steps.group_reward[row])
-        infos[agent] = {
+        seen: _Seen,
+    ) -> None:
+        seen.obs[agent] = self._observation(behavior, steps, row)
+        seen.rewards[agent] = float(steps.reward[row] + steps.group_reward[row])
+        seen.infos[agent] = {
             "behavior_name": behavior,
             "group_id": int(steps.group_id[row]),
             "group_reward": float(steps.group_reward[row]),
             "asked": True,
         }
-        return obs[agent]
 
     def _observation(self, behavior: str, steps: DecisionSteps | TerminalSteps, row: int) -> Any:
         # Copies, since the batch of the next step may use the same memory.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pipeline.errors import (
     UnityCommunicationException,
@@ -49,6 +49,9 @@ class SideChannel(ABC):
         """Handle a message from the environment."""
 
 
+Channel = TypeVar("Channel", bound=SideChannel)
+
+
 class SideChannelManager:
     """All channels of one environment."""
 
@@ -63,9 +66,9 @@ class SideChannelManager:
                 )
             self._channels[channel.channel_id] = channel
 
-    def get(self, channel_id: uuid.UUID) -> SideChannel | None:
-        """Return the channel of this id."""
-        return self._channels.get(channel_id)
+    def of_kind(self, kind: type[Channel]) -> Channel | None:
+        """Return the channel of a class."""
+        return next((one for one in self._channels.values() if isinstance(one, kind)), None)
 
     def outgoing(self) -> bytes:
         """Return the bytes of all queued messages, by order of registration; empty the queues."""
@@ -81,17 +84,25 @@ class SideChannelManager:
         """Hand what the environment sent to the channels; for unknown ones, warn once of each."""
         for channel_id, payload in wire.unpack(data) if data else ():
             channel = self._channels.get(channel_id)
-            if channel is None:
-                self._note_unknown(channel_id)
-            else:
+            if channel is not None:
                 channel.on_message_received(IncomingMessage(payload))
+            elif channel_id not in self._unknown:
+                # Unity packages have channels that this side does not know, and send in every step.
+                self._unknown.add(channel_id)
+                _log.warning("Unknown side channel data received. Channel type: %s.", channel_id)
 
-    def _note_unknown(self, channel_id: uuid.UUID) -> None:
-        if channel_id not in self._unknown:
-            # Once for each: Unity packages have channels that this side does not know, and send
-            # in every step.
-            self._unknown.add(channel_id)
-            _log.warning("Unknown side channel data received. Channel type: %s.", channel_id)
+
+def _message(*values: str | int | float) -> OutgoingMessage:
+    """Return a message of texts, int32 and float32; the wire itself has no types."""
+    msg = OutgoingMessage()
+    for value in values:
+        if isinstance(value, str):
+            msg.write_string(value)
+        elif isinstance(value, float):
+            msg.write_float32(value)
+        else:
+            msg.write_int32(value)
+    return msg
 
 
 class _SendOnlyChannel(SideChannel):
@@ -150,31 +161,16 @@ class EngineConfigurationChannel(_SendOnlyChannel):
                 f"the height/width (width={width}, height={height})."
             )
         if width is not None and height is not None:
-            self._send(0, width, height)
-        if quality_level is not None:
-            self._send(1, quality_level)
-        if time_scale is not None:
-            # The wire has no types: a whole number would be sent as int32 and read as a wrong
-            # float.
-            self._send(2, float(time_scale))
-        if target_frame_rate is not None:
-            self._send(3, target_frame_rate)
-        if capture_frame_rate is not None:
-            self._send(4, capture_frame_rate)
+            self.queue_message_to_send(_message(0, width, height))
+        scale = None if time_scale is None else float(time_scale)
+        others = (quality_level, scale, target_frame_rate, capture_frame_rate)
+        for kind, value in enumerate(others, 1):
+            if value is not None:
+                self.queue_message_to_send(_message(kind, value))
 
     def set_configuration(self, config: EngineConfig) -> None:
         """Change all settings that `config` gives."""
         self.set_configuration_parameters(**config._asdict())
-
-    def _send(self, kind: int, *values: int | float) -> None:
-        msg = OutgoingMessage()
-        msg.write_int32(kind)
-        for value in values:
-            if isinstance(value, float):
-                msg.write_float32(value)
-            else:
-                msg.write_int32(value)
-        self.queue_message_to_send(msg)
 
 
 class EnvironmentParametersChannel(_SendOnlyChannel):
@@ -185,11 +181,7 @@ class EnvironmentParametersChannel(_SendOnlyChannel):
 
     def set_float_parameter(self, key: str, value: float) -> None:
         """Fix a parameter."""
-        msg = OutgoingMessage()
-        msg.write_string(key)
-        msg.write_int32(0)
-        msg.write_float32(value)
-        self.queue_message_to_send(msg)
+        self.set_parameter(key, value)
 
     def set_uniform_sampler_parameters(
         self, key: str, min_value: float, max_value: float, seed: int
@@ -207,31 +199,22 @@ class EnvironmentParametersChannel(_SendOnlyChannel):
         self, key: str, intervals: Sequence[tuple[float, float]], seed: int
     ) -> None:
         """Draw a parameter uniformly from the union of `intervals`."""
-        msg = self._sampler(key, seed, MULTI_RANGE)
-        msg.write_float32_list([end for interval in intervals for end in interval])
-        self.queue_message_to_send(msg)
+        ends = tuple(end for interval in intervals for end in interval)
+        self.set_parameter(key, Sampler(kind=MULTI_RANGE, values=ends, seed=seed))
 
     def set_parameter(self, key: str, value: float | Sampler) -> None:
         """Fix a parameter, or draw it from a sampler."""
         if not isinstance(value, Sampler):
-            self.set_float_parameter(key, value)
+            self.queue_message_to_send(_message(key, 0, float(value)))
             return
-        msg = self._sampler(key, value.seed, value.kind)
+        seed = (value.seed + 2**31) % 2**32 - 2**31  # wrapped, as the wire has 32 bits
+        msg = _message(key, 1, seed, value.kind)
         if value.kind == MULTI_RANGE:
             msg.write_float32_list(value.values)
         else:
             for number in value.values:
                 msg.write_float32(number)
         self.queue_message_to_send(msg)
-
-    @staticmethod
-    def _sampler(key: str, seed: int, kind: int) -> OutgoingMessage:
-        msg = OutgoingMessage()
-        msg.write_string(key)
-        msg.write_int32(1)
-        msg.write_int32((seed + 2**31) % 2**32 - 2**31)  # wrapped, as the wire has 32 bits
-        msg.write_int32(kind)
-        return msg
 
 
 class StatsAggregationMethod(IntEnum):
@@ -301,10 +284,7 @@ class FloatPropertiesChannel(SideChannel):
     def set_property(self, key: str, value: float) -> None:
         """Set a property on both ends."""
         self._properties[key] = value
-        msg = OutgoingMessage()
-        msg.write_string(key)
-        msg.write_float32(value)
-        self.queue_message_to_send(msg)
+        self.queue_message_to_send(_message(key, float(value)))
 
     def get_property(self, key: str) -> float | None:
         """Return a property's value, None if neither end has set it."""

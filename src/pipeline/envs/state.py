@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.envs.side_channels import SideChannel
-from pipeline.protocol import state
+from pipeline.protocol import state as codec
 from pipeline.protocol.side_channels import STATE, OutgoingMessage
 from pipeline.protocol.state import Kind
 
@@ -19,29 +19,36 @@ if TYPE_CHECKING:
 _SILENT = "it does not speak the state side channel (docs/explanation/resume.md)"
 
 
-# Bytes of messages that a journal keeps before it gives up: of a run that never asks for states.
+# Bytes of messages that are kept, before they are given up: of a run that never asks for states.
 _MOST = 64_000_000
 
 
-class Journal:
-    """An environment's last known state and what it has been sent since: where it is now.
+class StateChannel(SideChannel):
+    """Asks with the first message whether the environment can give its state.
+
+    The last known state and what the environment has been sent since say where it is now. Register
+    the channel after those that change the environment, so that a state has what they say.
 
     Attributes:
-        state: as `StateChannel.take` gives it; None where it is not known.
+        refusal: why the environment does not give its state; None if it does.
+        state: the last that came, as `take` gives it; None where it is not known.
         from_start: whether the messages begin with the first one that it was sent.
         messages: sent since then, oldest first; the last may be without an answer.
     """
 
     def __init__(self) -> None:
+        super().__init__(STATE)
+        # Until an answer comes: an environment without the channel says nothing at all.
+        self.refusal: str | None = _SILENT
         self.state: Mapping[str, Any] | None = None
         self.from_start = True
         self.messages: list[bytes] = []
         self._n_bytes = 0
         self._asked_at: int | None = None  # how many messages were sent before
-
-    def ask(self) -> None:
-        """The state is asked for as it is before the next message."""
-        self._asked_at = len(self.messages)
+        self._kept: Mapping[str, Any] = {}
+        self._given: dict[str, Any] | None = None
+        self._is_restored = False
+        self._send(Kind.CAN)
 
     def sent(self, message: bytes) -> None:
         """Note what has been sent."""
@@ -65,27 +72,6 @@ class Journal:
             self._asked_at = None
             self._n_bytes = sum(map(len, self.messages))
 
-
-class StateChannel(SideChannel):
-    """Asks with the first message whether the environment can give its state.
-
-    Register it after the channels that change the environment, so that a state has what they say.
-
-    Attributes:
-        refusal: why the environment does not give its state; None if it does.
-        journal: the last state that came, and what has been sent since.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(STATE)
-        self.journal = Journal()
-        # Until an answer comes: an environment without the channel says nothing at all.
-        self.refusal: str | None = _SILENT
-        self._kept: Mapping[str, Any] = {}
-        self._given: dict[str, Any] | None = None
-        self._is_restored = False
-        self._send(Kind.CAN)
-
     def ask(self, kept: Mapping[str, Any]) -> None:
         """Ask for the state as it is before the next step, if the environment gives it.
 
@@ -93,10 +79,11 @@ class StateChannel(SideChannel):
             kept: what `take` returns with it.
         """
         if self.refusal is not None:
-            self.journal.give_up()
+            if self.state is None:  # it has never given one
+                self.give_up()
             return
         self._kept, self._given = kept, None
-        self.journal.ask()
+        self._asked_at = len(self.messages)
         self._send(Kind.STATE)
 
     def take(self) -> dict[str, Any] | None:
@@ -121,8 +108,8 @@ class StateChannel(SideChannel):
         """
         if not self._is_restored:
             raise ValueError(self.refusal or "the environment has not taken up its state")
-        self.journal.ask()
-        self.journal.know(saved)
+        self._asked_at = len(self.messages)
+        self.know(saved)
 
     def on_message_received(self, msg: IncomingMessage) -> None:
         """Take an answer in.
@@ -130,14 +117,14 @@ class StateChannel(SideChannel):
         Raises:
             UnitySideChannelException: It cannot be read.
         """
-        kind, content = state.read(msg.get_raw_bytes())
+        kind, content = codec.read(msg.get_raw_bytes())
         if kind == Kind.CAN:
             self.refusal = None
         elif kind == Kind.STATE:
             # As an array, because checkpoints hold plain values and arrays only.
             given = np.frombuffer(content, dtype=np.uint8).copy()
             self._given = {"environment": given, **self._kept}
-            self.journal.know(self._given)
+            self.know(self._given)
         elif kind == Kind.RESTORE:
             self._is_restored = True
         else:
@@ -146,5 +133,5 @@ class StateChannel(SideChannel):
 
     def _send(self, kind: Kind, content: bytes = b"") -> None:
         message = OutgoingMessage()
-        message.set_raw_bytes(state.message(kind, content))
+        message.set_raw_bytes(codec.message(kind, content))
         self.queue_message_to_send(message)

@@ -29,9 +29,8 @@ from pipeline.protocol.generated.messages import (
     UnityRLOutputProto,
 )
 from pipeline.protocol.layout_cache import Decoder
-from pipeline.protocol.side_channels import ENVIRONMENT_PARAMETERS, STATS
 from pipeline.protocol.specs import refuse_other_spec
-from pipeline.protocol.steps import same_steps
+from pipeline.protocol.steps import no_agents, same_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,9 +42,8 @@ if TYPE_CHECKING:
         ReceivedMessageProto,
         ReceivedOutputProto,
     )
-    from pipeline.protocol.grpc_server import GrpcServer
     from pipeline.protocol.parameters import Sampler
-    from pipeline.protocol.server import Server
+    from pipeline.protocol.server import AnyServer
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +83,7 @@ class UnityEnvironment(StoredStepsEnv):
         connect: bool = True,
         host: str | None = None,
         transport: str | None = None,
-        server: Server | GrpcServer | None = None,
+        server: AnyServer | None = None,
     ) -> None:
         """Launch the environment and wait for its first calls.
 
@@ -120,8 +118,7 @@ class UnityEnvironment(StoredStepsEnv):
                 f"the Editor; it is {worker_id}."
             )
         self.academy_capabilities = UnityRLCapabilitiesProto()
-        self._channels = SideChannelManager(side_channels or ())
-        self._state = next((c for c in side_channels or () if isinstance(c, StateChannel)), None)
+        self._use(SideChannelManager(side_channels or ()))
         self._timeout_s = timeout_wait
         self._seed, self._num_areas = seed, num_areas
         self._process: launch.EnvironmentProcess | None = None
@@ -246,16 +243,13 @@ class UnityEnvironment(StoredStepsEnv):
         Returns:
             False if there is no `EnvironmentParametersChannel` among the side channels.
         """
-        channel = self._channels.get(ENVIRONMENT_PARAMETERS)
-        if not isinstance(channel, EnvironmentParametersChannel):
-            return False
-        channel.set_parameter(name, value)
-        return True
+        if self._parameters is not None:
+            self._parameters.set_parameter(name, value)
+        return self._parameters is not None
 
     def take_stats(self) -> Stats:
         """Return what came over a `StatsSideChannel` since the last call, by name."""
-        channel = self._channels.get(STATS)
-        return channel.get_and_reset_stats() if isinstance(channel, StatsSideChannel) else {}
+        return {} if self._stats is None else self._stats.get_and_reset_stats()
 
     @property
     def state_refusal(self) -> str | None:
@@ -265,8 +259,7 @@ class UnityEnvironment(StoredStepsEnv):
     def request_state(self) -> None:
         """Ask for everything that the next decisions depend on, to come with the next step."""
         if self._state is not None:
-            stats = self._channels.get(STATS)
-            self._state.ask(self._kept(stats.stats if isinstance(stats, StatsSideChannel) else {}))
+            self._state.ask(self._kept({} if self._stats is None else self._stats.stats))
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return what the last `request_state` asked for, once, after the next step."""
@@ -285,28 +278,27 @@ class UnityEnvironment(StoredStepsEnv):
         self._state.restore(state)
         self.reset()
         self._state.check_restored(state)
-        waiting = self._restore(state)
+        stats = self._restore(state)
         for name in self._specs.keys() - self._decoders.keys():
             self._decoders[name] = Decoder(self._specs[name], name)
         self._decoders = {name: self._decoders[name] for name in self._specs}
-        stats = self._channels.get(STATS)
-        if isinstance(stats, StatsSideChannel):
-            stats.stats = waiting
+        if self._stats is not None:
+            self._stats.stats = stats
 
     @property
     def is_known_from_start(self) -> bool:
         """Whether another one with the same seed can be sent all that this one was sent."""
-        return self._state is not None and self._state.journal.from_start
+        return self._state is not None and self._state.from_start
 
     def go_on_from(self, failed: Any) -> None:
         """Come to where another environment, which failed at a message, would be now."""
-        journal = failed._state and failed._state.journal
-        if journal is None or not (journal.state or journal.from_start):
+        known = failed._state
+        if known is None or not (known.state or known.from_start):
             raise ValueError("its state is not known")
-        if journal.state is not None:
-            self.load_state_dict(journal.state)
+        if known.state is not None:
+            self.load_state_dict(known.state)
         self._is_reset = True
-        *answered, last = journal.messages
+        *answered, last = known.messages
         for message in answered:
             self._reply(message, again=True)
             self.step_wait()
@@ -314,7 +306,7 @@ class UnityEnvironment(StoredStepsEnv):
             same_steps(steps, failed._steps[name]) for name, steps in self._steps.items()
         ):
             raise ValueError("from the state that it gave, it came to other observations")
-        self._channels, self._state = failed._channels, failed._state
+        self._use(failed._channels)
         self._reply(last, again=True)
         self.step_wait()
 
@@ -334,9 +326,15 @@ class UnityEnvironment(StoredStepsEnv):
     def __exit__(self, *error: object) -> None:
         self._shut_down(self._timeout_s if error[0] is None else 0.0)
 
+    def _use(self, channels: SideChannelManager) -> None:
+        self._channels = channels
+        self._parameters = channels.of_kind(EnvironmentParametersChannel)
+        self._stats = channels.of_kind(StatsSideChannel)
+        self._state = channels.of_kind(StateChannel)
+
     def _reply(self, content: bytes, *, again: bool = False) -> None:
         if self._state is not None and not again:
-            self._state.journal.sent(content)
+            self._state.sent(content)
         try:
             self._server.reply(content)
         except Exception:
@@ -344,14 +342,12 @@ class UnityEnvironment(StoredStepsEnv):
             raise
 
     def _receive(self) -> ReceivedMessageProto:
+        if self._process is None:
+            return self._server.receive(self._timeout_s, lambda: None)
         self._n_waits += 1
-        if self._process is not None and self._n_waits % _TRIM_EVERY == 0:
+        if self._n_waits % _TRIM_EVERY == 0:
             self._process.trim()
-        return self._server.receive(self._timeout_s, self._check_process)
-
-    def _check_process(self) -> None:
-        if self._process is not None:
-            self._process.check()
+        return self._server.receive(self._timeout_s, self._process.check)
 
     def _learn(self, output: ReceivedOutputProto) -> None:
         """Take announcements in; a behavior's specification is complete with its first agent."""
@@ -380,7 +376,7 @@ class UnityEnvironment(StoredStepsEnv):
                 self._unannounced.add(name)
                 _log.warning("Agents of %s are ignored: the behavior is not announced.", name)
         for name, decoder in self._decoders.items():
-            steps = decoder.decode(infos[name]) if name in infos else self._no_agents(name)
+            steps = decoder.decode(infos[name]) if name in infos else no_agents(self._specs[name])
             self._steps[name] = steps
         self._channels.deliver(output.rl_output.side_channel)
 

@@ -7,13 +7,13 @@ from contextlib import ExitStack, closing
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
-from pipeline.envs.base import BaseEnv, ControlledEnv, SplitEnv, worker_groups
+from pipeline.envs.base import BaseEnv, worker_groups
 from pipeline.envs.in_process import our_spec, our_steps
 from pipeline.envs.restarts import RESTARTABLE, RestartBudget, RestartLimits
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import Interrupted, UnityActionException, one_line
 from pipeline.protocol.specs import refuse_other_spec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.protocol.steps import no_agents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from pipeline.envs.base import Stats
     from pipeline.envs.side_channels import SideChannel
     from pipeline.errors import UnityException
-    from pipeline.protocol.grpc_server import GrpcServer
     from pipeline.protocol.parameters import Sampler
-    from pipeline.protocol.server import Server
+    from pipeline.protocol.server import AnyServer
     from pipeline.protocol.specs import ActionTuple, BehaviorSpec
     from pipeline.protocol.steps import Steps
 
@@ -49,7 +48,7 @@ class WorkerSet:
             another class with the members of ML-Agents' `BaseEnv`.
         relaunch: makes a worker's environment again, given the numbers of the worker and of its
             seed, which is that of the restart, from 1, or the old one; None to let failures pass.
-        budget: how often.
+        restarts: how often; without it the usual limits hold.
         servers: what the environments are connected to; closed after them.
 
     Attributes:
@@ -64,19 +63,20 @@ class WorkerSet:
         envs: Sequence[Any],
         *,
         relaunch: Callable[[int, int], BaseEnv] | None = None,
-        budget: RestartBudget | None = None,
-        servers: Sequence[Server | GrpcServer] = (),
+        restarts: RestartLimits | None = None,
+        servers: Sequence[AnyServer] = (),
     ) -> None:
         if not envs:
             raise ValueError("a worker set needs at least one environment")
         self.envs: list[Any] = list(envs)
         self._all = range(len(self.envs))
-        self._split = [k for k, env in enumerate(envs) if isinstance(env, SplitEnv)]
+        # The class is asked: a wrapper's `__getattr__` would lead past its own `step`.
+        self._split = [k for k, env in enumerate(envs) if hasattr(type(env), "step_send")]
         self.is_split = bool(self._split)
-        self._whole = [k for k, env in enumerate(envs) if not isinstance(env, SplitEnv)]
+        self._whole = [k for k, env in enumerate(envs) if not hasattr(type(env), "step_send")]
         self._controlled = [_controlled(env) for env in envs]
         self._relaunch = relaunch
-        self._budget = budget or RestartBudget(RestartLimits())
+        self._budget = RestartBudget(restarts or RestartLimits())
         self._servers = servers
         self.should_stop: Callable[[], bool] = lambda: False
         self.groups = [self._all] if self._whole else worker_groups(len(self.envs))
@@ -284,7 +284,7 @@ class WorkerSet:
         if group is None or len(group) == len(self.envs):
             return [_steps_of(env, behavior_name, spec) for env in self.envs]
         if behavior_name not in self._empty:
-            self._empty[behavior_name] = DecisionSteps.empty(spec), TerminalSteps.empty(spec)
+            self._empty[behavior_name] = no_agents(spec)
         steps = [self._empty[behavior_name]] * len(self.envs)
         for worker in group:
             steps[worker] = _steps_of(self.envs[worker], behavior_name, spec)
@@ -339,15 +339,15 @@ class WorkerSet:
 
 def _steps_of(env: Any, name: str, spec: BehaviorSpec) -> Steps:
     if name not in env.behavior_specs:
-        return DecisionSteps.empty(spec), TerminalSteps.empty(spec)
+        return no_agents(spec)
     steps: Steps = env.get_steps(name)
     # its messages have been checked when they were decoded
     return steps if isinstance(env, UnityEnvironment) else our_steps(name, spec, steps)
 
 
-def _controlled(env: BaseEnv) -> ControlledEnv | None:
-    """Return the environment if it takes parameters; asking is too slow for each step."""
-    return env if isinstance(env, ControlledEnv) else None
+def _controlled(env: Any) -> Any:
+    """Return the environment if it takes parameters and reports statistics, else None."""
+    return env if hasattr(env, "set_parameter") and hasattr(env, "take_stats") else None
 
 
 def launch_workers(
@@ -391,10 +391,6 @@ def launch_workers(
         envs = [stack.enter_context(make(k, 0, connect=False)) for k in range(n_workers)]
         for env in envs:
             env.connect()
-        workers = WorkerSet(
-            envs,
-            relaunch=None if restarts is None else make,
-            budget=None if restarts is None else RestartBudget(restarts),
-        )
+        workers = WorkerSet(envs, relaunch=make if restarts else None, restarts=restarts)
         stack.pop_all()
     return workers

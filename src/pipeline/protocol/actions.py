@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -45,8 +44,7 @@ def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:
     return table.tobytes()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ActionLayout:
+class ActionLayout(NamedTuple):
     """One entry of ListAgentActionProto: its bytes with zero actions, where its numbers begin."""
 
     template: AnyArray
@@ -61,27 +59,15 @@ class ActionLayout:
 def action_layout(n_continuous: int, n_discrete: int, width: int) -> ActionLayout:
     """Return the layout for these numbers of actions, with `width` bytes per discrete one."""
     zeros = wire.wide_varints(np.zeros(n_discrete, np.int64), width).tobytes()
-    size = 4 * (n_continuous + n_discrete)
-    parts = [
-        wire.delimited(1, bytes(size)) if size else b"",
-        wire.delimited(6, bytes(4 * n_continuous)) if n_continuous else b"",
-        wire.delimited(7, zeros) if n_discrete else b"",
-    ]
-    entry = wire.delimited(1, b"".join(parts))
-    prefix = len(entry) - sum(map(len, parts))
-    ends = prefix + np.cumsum([len(part) for part in parts])
-    old, first, second = (ends - [size, 4 * n_continuous, len(zeros)]).tolist()
-    fixed = np.full(len(entry), 0xFF, dtype=np.uint8)
-    fixed[old : old + size] = 0
-    fixed[first : first + 4 * n_continuous] = 0
-    fixed[second:] = 0x80
-    return ActionLayout(
-        template=np.frombuffer(entry, dtype=np.uint8),
-        fixed=fixed,
-        old=old,
-        continuous=first,
-        discrete=second,
+    numbers, floats = bytes(4 * (n_continuous + n_discrete)), bytes(4 * n_continuous)
+    template, (old, first, second) = wire.entry(
+        [wire.part(1, numbers), wire.part(6, floats), wire.part(7, zeros)]
     )
+    fixed = np.full(len(template), 0xFF, dtype=np.uint8)
+    fixed[old : old + len(numbers)] = 0
+    fixed[first : first + len(floats)] = 0
+    fixed[second:] = 0x80
+    return ActionLayout(template, fixed, old, first, second)
 
 
 def decode_actions(data: bytes, spec: ActionSpec) -> ActionTuple:

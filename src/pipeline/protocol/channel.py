@@ -7,7 +7,7 @@ import selectors
 import socket
 
 from pipeline.errors import UnityCommunicationException
-from pipeline.protocol import frames, headers
+from pipeline.protocol import frames
 from pipeline.protocol.frames import END_HEADERS, END_STREAM, HEADERS, FrameError, frame
 from pipeline.protocol.http2 import PREFACE, Connection, Stream, hello
 from pipeline.protocol.spin_wait import SpinWait
@@ -98,7 +98,7 @@ class Channel:
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
         self._stream = -1
-        self._headers = headers.request(method, f"localhost:{port}")
+        self._headers = frames.request_block(method, f"localhost:{port}")
 
     def call(self, message: bytes, timeout_s: float | None = None) -> bytes:
         """Send one message and wait for the answer, without limit if `timeout_s` is None.

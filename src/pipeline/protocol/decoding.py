@@ -37,7 +37,7 @@ from pipeline.protocol.specs import (
     note_other_names,
     other_order,
 )
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps, no_agents
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,21 +76,20 @@ def decode_steps(
         NonFiniteError: A reward or a non-visual observation is NaN or infinite.
     """
     if not len(infos):
-        return DecisionSteps.empty(spec), TerminalSteps.empty(spec)
+        return no_agents(spec)
     infos = list(infos)  # a container of messages makes a new object at every access
     agents = decode_infos(infos, spec, name)
-    if agents.done.any():
-        infos = [info for info in infos if not info.done]
     return split_ended(agents, spec, decode_masks(infos, spec.action_spec))
 
 
 def split_ended(agents: AgentInfos, spec: BehaviorSpec, masks: list[BoolArray] | None) -> Steps:
-    """Return the agents that go on, whose masks are given, and those whose episode has ended."""
+    """Return the agents that go on, with their masks, and those whose episode has ended."""
     ended = agents.done
     # Nearly always: then nothing is picked out, and the arrays are passed on as they are.
     if not ended.any():
         decision = DecisionSteps(**agents.fields(slice(None)), action_mask=masks)
         return decision, TerminalSteps.empty(spec)
+    masks = None if masks is None or ended.all() else [mask[~ended] for mask in masks]
     return (
         DecisionSteps(**agents.fields(~ended), action_mask=masks),
         TerminalSteps(**agents.fields(ended), interrupted=agents.max_step_reached[ended]),
@@ -127,9 +126,8 @@ def decode_infos(
     rewards = np.array(
         [[info.reward for info in infos], [info.group_reward for info in infos]], dtype=np.float32
     )
-    check_rewards(rewards[0], rewards[1], name)
     ids = np.array([[info.id for info in infos], [info.group_id for info in infos]], dtype=np.int32)
-    return AgentInfos(
+    agents = AgentInfos(
         obs=_decode_observations(infos, spec, name),
         reward=rewards[0],
         done=np.array([info.done for info in infos], dtype=np.bool_),
@@ -138,18 +136,17 @@ def decode_infos(
         group_id=ids[1],
         group_reward=rewards[1],
     )
+    check_numbers(agents, spec, name)
+    return agents
 
 
-def check_rewards(reward: FloatArray, group_reward: FloatArray, name: str) -> None:
-    """Raise if a reward is not finite."""
-    check_finite(reward, "rewards", name)
-    check_finite(group_reward, "group_rewards", name)
-
-
-def check_observation(values: FloatArray, spec: ObservationSpec, index: int, name: str) -> None:
-    """Raise if a number [N, *shape] is not finite; images are not checked, as in ML-Agents."""
-    if len(spec.shape) != 3:
-        check_finite(values, "observations", f"{name}, observation {index} {spec.name!r}")
+def check_numbers(agents: AgentInfos, spec: BehaviorSpec, name: str) -> None:
+    """Raise NonFiniteError for a reward or an observation; images pass, as in ML-Agents."""
+    check_finite(agents.reward, "rewards", name)
+    check_finite(agents.group_reward, "group_rewards", name)
+    for index, (values, obs) in enumerate(zip(agents.obs, spec.observation_specs, strict=True)):
+        if len(obs.shape) != 3:
+            check_finite(values, "observations", f"{name}, observation {index} {obs.name!r}")
 
 
 def check_finite(values: FloatArray, what: str, name: str) -> None:
@@ -185,7 +182,6 @@ def _decode_observations(
         else:
             values, named = decoded
             as_announced &= named
-        check_observation(values, obs_spec, index, name)
         out.append(values)
     if not as_announced:
         _check_order(infos, spec, name)
@@ -216,7 +212,7 @@ def _decode_floats(
     """
     first = column[0]
     last = len(spec.shape) == 3 and channels_last(wire.parse(ObservationProto, first))
-    shape = wire_shape(spec.shape) if last else spec.shape
+    shape = (*spec.shape[1:], spec.shape[0]) if last else spec.shape
     # Only the first is parsed: the others must have its bytes, but for the numbers.
     header = wire.observation_header(shape)
     start, stop = len(header), len(header) + 4 * math.prod(shape)
@@ -311,11 +307,6 @@ def channels_last(message: ObservationProto) -> bool:
         size = png_size(message.compressed_data) if message.compression_type == PNG else None
         return size == tuple(message.shape[:2]) != tuple(message.shape[1:3])
     return bool(properties[0] & _SPATIAL) and not (len(properties) > 2 and properties[2] & _SPATIAL)
-
-
-def wire_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return [H, W, C] for [C, H, W]."""
-    return (shape[1], shape[2], shape[0])
 
 
 def decode_masks(

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 
 _NAME_LENGTH = 16
-_OUTSIDE = "append works inside the `with` block of a DemoWriter"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,8 +239,6 @@ class DemoWriter:
             interrupted: [n], True where it was cut short; None for nowhere.
             action_mask: per branch [n, size], True = forbidden; None for no mask.
         """
-        if self._file is None:
-            raise ValueError(_OUTSIDE)
         n = len(reward)
         zeros = np.zeros(n, dtype=np.int32)
         infos = UnityRLOutputProto.ListAgentInfoProto.FromString(
@@ -269,7 +266,7 @@ class DemoWriter:
     ) -> None:
         """Write consecutive steps of one agent as `parse_demo` gives them, images compressed."""
         if self._file is None:
-            raise ValueError(_OUTSIDE)
+            raise ValueError("append works inside the `with` block of a DemoWriter")
         for info, action in zip(infos, actions, strict=True):
             pair = AgentInfoActionPairProto(agent_info=info, action_info=action)
             self._file.write(delimited_message(pair))

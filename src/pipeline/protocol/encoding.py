@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -71,48 +70,25 @@ def compressed_steps_bytes(
     return message.SerializeToString()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _InfoLayout:
-    """One entry of ListAgentInfoProto, and where its numbers begin."""
-
-    template: AnyArray
-    reward: int
-    done: int
-    interrupted: int
-    agent_id: int
-    mask: int
-    obs: tuple[int, ...]
-    group_id: int
-    group_reward: int
-
-
 @lru_cache(maxsize=256)
-def _info_layout(specs: tuple[ObservationSpec, ...], mask_size: int) -> _InfoLayout:
-    # Tags and zeros of reward, done, max_step_reached and id, in the order of field numbers.
-    out = bytearray(b"\x3d" + bytes(4) + b"\x40\x00\x48\x00\x50" + _NO_ID)
-    agent_id = len(out) - wire.ID_WIDTH
-    if mask_size:
-        out += wire.delimited(11, bytes(mask_size))
-    mask = len(out) - mask_size
-    starts = []
-    for spec in specs:
-        template, start = wire.observation_template(spec)
-        out += wire.delimited(13, template)
-        starts.append(len(out) - len(template) + start)
-    # group_id and group_reward.
-    out += b"\x70" + _NO_ID + b"\x7d" + bytes(4)
-    entry = wire.delimited(1, bytes(out))
-    shift = len(entry) - len(out)
-    return _InfoLayout(
-        template=np.frombuffer(entry, dtype=np.uint8),
-        reward=shift + 1,
-        done=shift + 6,
-        interrupted=shift + 8,
-        agent_id=shift + agent_id,
-        mask=shift + mask,
-        obs=tuple(shift + start for start in starts),
-        group_id=len(entry) - 5 - wire.ID_WIDTH,
-        group_reward=len(entry) - 4,
+def _info_layout(specs: tuple[ObservationSpec, ...], mask_size: int) -> tuple[AnyArray, list[int]]:
+    """Return an entry of ListAgentInfoProto, and where its numbers begin.
+
+    They are reward, done, max_step_reached, id, mask, each observation, group_id and group_reward,
+    which is the order of their fields.
+    """
+    observations = [wire.observation_template(spec) for spec in specs]
+    return wire.entry(
+        [
+            (b"\x3d", bytes(4)),
+            (b"\x40", bytes(1)),
+            (b"\x48", bytes(1)),
+            (b"\x50", _NO_ID),
+            wire.part(11, bytes(mask_size)),
+            *((wire.head(13, len(one)) + one[:start], one[start:]) for one, start in observations),
+            (b"\x70", _NO_ID),
+            (b"\x7d", bytes(4)),
+        ]
     )
 
 
@@ -135,25 +111,27 @@ def infos_bytes(
     """
     n = len(agent_id)
     mask = np.concatenate(action_mask, axis=1, dtype=np.bool_) if action_mask and n else None
-    layout = _info_layout(tuple(spec.observation_specs), 0 if mask is None else mask.shape[1])
+    specs = tuple(spec.observation_specs)
+    template, starts = _info_layout(specs, 0 if mask is None else mask.shape[1])
+    reward_at, done_at, interrupted_at, id_at, mask_at, *obs_at, group_at, group_reward_at = starts
     # All agents' entries have the same bytes but for the numbers: a broadcast and a few copies.
-    table = np.empty((n, len(layout.template)), dtype=np.uint8)
-    table[:] = layout.template
-    _put(table, layout.reward, wire.float_bytes(reward))
-    table[:, layout.done] = done
-    table[:, layout.interrupted] = interrupted
-    _put(table, layout.agent_id, _ids(agent_id.tobytes(), agent_id.dtype))
+    table = np.empty((n, len(template)), dtype=np.uint8)
+    table[:] = template
+    _put(table, reward_at, wire.float_bytes(reward))
+    table[:, done_at] = done
+    table[:, interrupted_at] = interrupted
+    _put(table, id_at, _ids(agent_id.tobytes(), agent_id.dtype))
     if mask is not None:
-        _put(table, layout.mask, mask.view(np.uint8))
-    for start, values, obs_spec in zip(layout.obs, obs, spec.observation_specs, strict=True):
+        _put(table, mask_at, mask.view(np.uint8))
+    for start, values, obs_spec in zip(obs_at, obs, specs, strict=True):
         if values.shape != (n, *obs_spec.shape):
             raise ValueError(
                 f"observation {obs_spec.name!r} of {n} agents has the shape {values.shape}; "
                 f"it must be {(n, *obs_spec.shape)}"
             )
         _put(table, start, wire.float_bytes(values))
-    _put(table, layout.group_id, _ids(group_id.tobytes(), group_id.dtype))
-    _put(table, layout.group_reward, wire.float_bytes(group_reward))
+    _put(table, group_at, _ids(group_id.tobytes(), group_id.dtype))
+    _put(table, group_reward_at, wire.float_bytes(group_reward))
     return table.tobytes()
 
 

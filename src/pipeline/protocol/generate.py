@@ -38,80 +38,57 @@ def generated_files() -> dict[str, str]:
     """Return content of every generated file, by name."""
     with TemporaryDirectory() as folder:
         scratch = Path(folder)
-        described = _describe(scratch)
-        return {
-            "messages.py": _module(described),
-            "messages.pyi": _stub(described, scratch),
-        }
+        merged = _merged(scratch)
+        source = scratch / "merged.bin"
+        source.write_bytes(descriptor_pb2.FileDescriptorSet(file=[merged]).SerializeToString())
+        _protoc(f"--descriptor_set_in={source}", f"--pyi_out={scratch}", merged.name)
+        stub = f"# {_NOTE}\n{(scratch / 'messages_pb2.pyi').read_text()}"
+    return {"messages.py": _module(merged), "messages.pyi": stub}
 
 
-def _describe(scratch: Path) -> descriptor_pb2.FileDescriptorSet:
-    """Return the descriptors of all .proto files, each after those that it imports."""
+def _merged(scratch: Path) -> descriptor_pb2.FileDescriptorProto:
+    """Return the content of all .proto files as one file, with nothing that is the default."""
     sources = sorted(p.relative_to(PROTO_ROOT).as_posix() for p in PROTO_ROOT.rglob("*.proto"))
     target = scratch / "descriptors.bin"
     _protoc(f"--proto_path={PROTO_ROOT}", f"--descriptor_set_out={target}", *sources)
-    described = descriptor_pb2.FileDescriptorSet.FromString(target.read_bytes())
-    for file in described.file:
-        file.ClearField("source_code_info")
-    return described
-
-
-def _module(described: descriptor_pb2.FileDescriptorSet) -> str:
-    encoded = base64.b64encode(described.SerializeToString(deterministic=True)).decode()
-    lines = "\n".join(f'    "{line}"' for line in textwrap.wrap(encoded, 88))
-    messages = "\n".join(f'{name} = _message("{name}")' for name in _message_names(described))
-    values = "\n".join(
-        f"{value.name} = {value.number}"
-        for file in described.file
-        for enum in file.enum_type
-        for value in enum.value
+    merged = descriptor_pb2.FileDescriptorProto(
+        name="messages.proto", package="communicator_objects", syntax="proto3"
     )
-    return f'''"""The protocol's message classes and enum values.
+    for file in descriptor_pb2.FileDescriptorSet.FromString(target.read_bytes()).file:
+        merged.message_type.extend(file.message_type)
+        merged.enum_type.extend(file.enum_type)
+        merged.service.extend(file.service)
+    for message in merged.message_type:
+        for one in (message, *message.nested_type):
+            for field in one.field:
+                field.ClearField("json_name")  # the usual one, which every runtime derives
+    return merged
+
+
+def _module(merged: descriptor_pb2.FileDescriptorProto) -> str:
+    encoded = base64.b64encode(merged.SerializeToString(deterministic=True)).decode()
+    lines = "\n".join(f'    "{line}"' for line in textwrap.wrap(encoded, 88))
+    return f'''"""The protocol's message classes and enum values; messages.pyi names them.
 
 {_NOTE}
 """
 
 import base64
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pool, message_factory
 
 _DESCRIPTORS = (
 {lines}
 )
 
 POOL = descriptor_pool.DescriptorPool()
-for _file in descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(_DESCRIPTORS)).file:
-    POOL.AddSerializedFile(_file.SerializeToString())
-
-
-def _message(name):
-    return message_factory.GetMessageClass(
-        POOL.FindMessageTypeByName("communicator_objects." + name)
-    )
-
-
-{messages}
-
-{values}
+POOL.AddSerializedFile(base64.b64decode(_DESCRIPTORS))
+_FILE = POOL.FindFileByName("{merged.name}")
+for _name, _kind in _FILE.message_types_by_name.items():
+    globals()[_name] = message_factory.GetMessageClass(_kind)
+for _kind in _FILE.enum_types_by_name.values():
+    globals().update((_value.name, _value.number) for _value in _kind.values)
 '''
-
-
-def _stub(described: descriptor_pb2.FileDescriptorSet, scratch: Path) -> str:
-    """Types of the same names, made by protoc from all messages put into one file."""
-    merged = descriptor_pb2.FileDescriptorProto(
-        name="messages.proto", package="communicator_objects", syntax="proto3"
-    )
-    for file in described.file:
-        merged.message_type.extend(file.message_type)
-        merged.enum_type.extend(file.enum_type)
-    source = scratch / "merged.bin"
-    source.write_bytes(descriptor_pb2.FileDescriptorSet(file=[merged]).SerializeToString())
-    _protoc(f"--descriptor_set_in={source}", f"--pyi_out={scratch}", "messages.proto")
-    return f"# {_NOTE}\n{(scratch / 'messages_pb2.pyi').read_text()}"
-
-
-def _message_names(described: descriptor_pb2.FileDescriptorSet) -> list[str]:
-    return sorted(message.name for file in described.file for message in file.message_type)
 
 
 def _protoc(*arguments: str) -> None:

@@ -17,9 +17,10 @@ import struct
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from dataclasses import dataclass, field
 
 from pipeline.errors import UnityCommunicationException
-from pipeline.protocol import frames, headers
+from pipeline.protocol import frames
 from pipeline.protocol.frames import ACK, DATA, END_HEADERS, END_STREAM, HEADERS, FrameError, frame
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -38,7 +39,7 @@ def hello(setting: int, value: int) -> bytes:
         setting: value,
         frames.INITIAL_WINDOW: frames.LARGEST_WINDOW,
         frames.MAX_FRAME: frames.LARGEST_FRAME,
-        frames.MAX_HEADERS: headers.MAX_BLOCK_BYTES,
+        frames.MAX_HEADERS: frames.MAX_BLOCK_BYTES,
     }
     payload = b"".join(struct.pack(">HI", *pair) for pair in pairs.items())
     return frame(frames.SETTINGS, 0, 0, payload) + _WINDOW_UPDATE
@@ -49,25 +50,20 @@ def goaway(last_stream: int, code: int, why: str = "") -> bytes:
     return frame(frames.GOAWAY, 0, 0, struct.pack(">II", last_stream, code) + why.encode())
 
 
+@dataclass(slots=True)
 class Stream:
-    """A call that is not over: what has come of it, or of the answer to ours.
+    """A call that is not over: what has come of it, or of the answer to ours."""
 
-    Args:
-        is_known: whether it is of the method that is served; other calls' data are not kept.
-
-    Attributes:
-        parts: of the body.
-        size: bytes of the DATA frames that came, padding included.
-        has_ended: whether the peer has said all.
-        credit: what the peer's window for it is above the initial one.
-    """
-
-    size = credit = 0
-    has_ended = False
-
-    def __init__(self, is_known: bool = True) -> None:
-        self.is_known = is_known
-        self.parts: list[bytes] = []
+    is_known: bool = True
+    """Whether it is of the method that is served; other calls' data are not kept."""
+    parts: list[bytes] = field(default_factory=list)
+    """Of the body."""
+    size: int = 0
+    """Bytes of the DATA frames that came, padding included."""
+    has_ended: bool = False
+    """Whether the peer has said all."""
+    credit: int = 0
+    """What the peer's window for it is above the initial one."""
 
     def message(self) -> bytes | None:
         """Return the message in the body; None if it is not one uncompressed message."""
@@ -160,16 +156,11 @@ class Connection(ABC):
 
     def _check_expected(self, kind: int, flags: int, stream: int) -> None:
         """Nothing may come before the first SETTINGS, or between the parts of a header block."""
-        wrong = kind != self._expected
-        if self._expected == frames.SETTINGS:
-            wrong = wrong or bool(flags & ACK)
-        else:
-            wrong = wrong or stream != self._block[0]
-        if wrong:
-            due = frames.name(self._expected or 0)
-            raise FrameError(
-                frames.PROTOCOL_ERROR, f"a {frames.name(kind)} frame where {due} is due"
-            )
+        is_first = self._expected == frames.SETTINGS
+        is_other = bool(flags & ACK) if is_first else stream != self._block[0]
+        if kind != self._expected or is_other:
+            what = f"a {frames.name(kind)} frame where {frames.name(self._expected or 0)} is due"
+            raise FrameError(frames.PROTOCOL_ERROR, what)
 
     def _greet(self) -> bool:
         """Check the client's first bytes; a client that speaks something else is cut off."""
@@ -216,7 +207,7 @@ class Connection(ABC):
             raise FrameError(frames.PROTOCOL_ERROR, "a CONTINUATION frame without HEADERS")
         block = self._block[2]
         block += payload
-        if len(block) > headers.MAX_BLOCK_BYTES:
+        if len(block) > frames.MAX_BLOCK_BYTES:
             raise FrameError(frames.ENHANCE_YOUR_CALM, f"more than {len(block)} bytes of headers")
         if flags & END_HEADERS:
             self._expected = None

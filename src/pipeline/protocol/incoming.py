@@ -10,13 +10,12 @@ import contextlib
 import selectors
 import socket
 import struct
-import sys
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from pipeline.errors import UnityCommunicationException
-from pipeline.protocol import frames, headers
+from pipeline.protocol import frames
 from pipeline.protocol.frames import END_HEADERS, END_STREAM, HEADERS, FrameError, frame
 from pipeline.protocol.http2 import MAX_CALL_BYTES, MAX_READ_BYTES, Connection, Stream, hello
 from pipeline.protocol.token import MAX_LINE_BYTES, Challenge, is_loopback, refusal
@@ -63,7 +62,7 @@ class IncomingConnection(Connection):
         self.since = time.monotonic()
         self.is_greeted = False
         self._path = path.encode()
-        self._reader = headers.HeaderReader()
+        self._reader = frames.HeaderReader()
         self._refused: set[int] = set()
         self._unsent = bytearray()
         self._unread = 0
@@ -104,8 +103,8 @@ class IncomingConnection(Connection):
             UnityCommunicationException: The peer did not take it all within `limit_s`.
         """
         deadline = time.monotonic() + limit_s
-        head = frame(HEADERS, END_HEADERS, stream, headers.RESPONSE)
-        tail = frame(HEADERS, END_HEADERS | END_STREAM, stream, headers.SUCCESS)
+        head = frame(HEADERS, END_HEADERS, stream, frames.RESPONSE)
+        tail = frame(HEADERS, END_HEADERS | END_STREAM, stream, frames.SUCCESS)
         self._transmit(stream, head, message, 0, tail, deadline)
         self._streams.pop(stream, None)
         while self._unsent:
@@ -115,7 +114,7 @@ class IncomingConnection(Connection):
     def refuse(self, stream: int, status: int, why: str) -> None:
         """Answer the call that came on `stream` with a failure."""
         if self._streams.pop(stream, None) is not None:
-            block = headers.refusal(status, why)
+            block = frames.refusal_block(status, why)
             self._notify(frame(HEADERS, END_HEADERS | END_STREAM, stream, block))
 
     def _begin(self, flags: int, stream: int, block: bytes) -> Stream | None:
@@ -156,9 +155,9 @@ class IncomingConnection(Connection):
         call.has_ended, call.parts = True, []
         if not call.is_known:
             method = self._path.decode()
-            self.refuse(stream, headers.UNIMPLEMENTED, f"the only method here is {method}")
+            self.refuse(stream, frames.UNIMPLEMENTED, f"the only method here is {method}")
         elif message is None:
-            self.refuse(stream, headers.UNIMPLEMENTED, _NOT_ONE_MESSAGE)
+            self.refuse(stream, frames.UNIMPLEMENTED, _NOT_ONE_MESSAGE)
         else:
             self.messages.append((stream, message))
 
@@ -239,16 +238,6 @@ def listen(port: int, host: str | None, *, here_too: bool = False) -> list[socke
 
 def _listener(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if sys.platform != "win32":
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.bind((address, port))
-        listener.listen(BACKLOG)
-        listener.setblocking(False)  # a client may be gone before it is accepted
-    except OSError:
-        listener.close()
-        raise
+    listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
+    listener.setblocking(False)  # a client may be gone before it is accepted
     return listener

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from pipeline.protocol.simulator import Simulator
 
@@ -135,19 +135,12 @@ class Parameters:
                 self._sources[name] = float(saved)
 
 
-@runtime_checkable
-class HasStats(Protocol):
-    """A simulator that reports statistics to the trainer."""
-
-    def stats(self) -> Iterable[Stat]:
-        """Name, value and aggregation (0 average, 1 most recent, 2 sum, 3 histogram) since last."""
-        ...
-
-
 class Controls:
     """A trainer's hold on a simulator beside its steps: parameters in, statistics out.
 
     A simulator whose attribute `parameters` is a `Parameters` draws for itself, at each reading.
+    One that reports statistics has a method `stats`: name, value and aggregation (0 average, 1 most
+    recent, 2 sum, 3 histogram) of each since the last call.
     """
 
     def __init__(self, simulator: Simulator) -> None:
@@ -155,7 +148,7 @@ class Controls:
         # Such a simulator reads its parameters itself, so each of its areas can draw anew.
         theirs = getattr(simulator, "parameters", None)
         self._parameters = theirs if isinstance(theirs, Parameters) else Parameters()
-        self._stats = simulator.stats if isinstance(simulator, HasStats) else None
+        self._stats: Callable[[], Iterable[Stat]] | None = getattr(simulator, "stats", None)
         self._draws_for_simulator = theirs is not self._parameters
         self._samplers: set[str] = set()
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import selectors
 import threading
 import time
 from typing import TYPE_CHECKING
 
-from pipeline.errors import UnityCommunicationException, UnityWorkerInUseException
+from pipeline.errors import SettingsError, UnityCommunicationException, UnityWorkerInUseException
 from pipeline.protocol.calls import (
     METHOD,
     NO_GREETING,
@@ -24,7 +25,8 @@ from pipeline.protocol.calls import (
     may_own,
     nothing_to_answer,
 )
-from pipeline.protocol.headers import FAILED_PRECONDITION
+from pipeline.protocol.frames import FAILED_PRECONDITION
+from pipeline.protocol.grpc_server import GrpcServer
 from pipeline.protocol.incoming import BACKLOG, IncomingConnection, accepted_from, listen
 from pipeline.protocol.spin_wait import SpinWait
 from pipeline.protocol.token import is_loopback
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+TRANSPORT_VARIABLE = "PIPELINE_TRANSPORT"
 _KEEP_S = 0.5
 _SEND_LIMIT_S = 60.0
 _PREFACE_S = 10.0
@@ -77,10 +80,9 @@ class Server(CalledEnd):
         Raises:
             UnityWorkerInUseException: The port is taken.
         """
-        # Either all connections are watched, or the owner's alone.
-        self._all_selector = selectors.DefaultSelector()
-        self._owner_selector = selectors.DefaultSelector()
-        self._selector = self._all_selector
+        # The owner's connection alone, or while there is none the listeners and all others.
+        self._selector = selectors.DefaultSelector()
+        self._is_listening = False
         self._others: list[IncomingConnection] = []
         self._owner: IncomingConnection | None = None
         self._pending: tuple[IncomingConnection, int] | None = None
@@ -95,12 +97,10 @@ class Server(CalledEnd):
         try:
             self._listeners = listen(port, host, here_too=token is not None)
         except (OSError, OverflowError) as error:  # overflow: beyond port 65535
-            self._all_selector.close()
-            self._owner_selector.close()
+            self._selector.close()
             raise UnityWorkerInUseException(worker_id, port) from error
         self.port = self._listeners[0].getsockname()[1]
-        for listener in self._listeners:
-            self._all_selector.register(listener, selectors.EVENT_READ, None)
+        self._listen(True)
         self._keeper = threading.Thread(target=self._keep, name="protocol-keeper", daemon=True)
         self._keeper.start()
 
@@ -166,8 +166,7 @@ class Server(CalledEnd):
                 listener.close()
             for connection in self._others:
                 connection.farewell(0.0)
-            self._all_selector.close()
-            self._owner_selector.close()
+            self._selector.close()
 
     def _say_goodbye(self, wait_s: float) -> None:
         """Answer the environment's call with the end, and hang up."""
@@ -216,20 +215,28 @@ class Server(CalledEnd):
         for other in [one for one in self._others if one is not connection]:
             self._drop(other)
         self._others.remove(connection)
-        self._all_selector.unregister(connection.socket)
-        self._owner_selector.register(connection.socket, selectors.EVENT_READ, connection)
+        self._listen(False)
         connection.trust()
-        self._selector, self._owner = self._owner_selector, connection
-        self._has_begun, self._lost_at = True, None
+        self._owner, self._has_begun, self._lost_at = connection, True, None
 
     def _forget_owner(self) -> IncomingConnection:
         """Return the owner's connection, which owns nothing from now on."""
         owner, self._owner = self._owner, None
         if owner is None:
             raise ValueError("the conversation has no owner")
-        self._owner_selector.unregister(owner.socket)
-        self._selector = self._all_selector
+        self._selector.unregister(owner.socket)
+        self._listen(True)
         return owner
+
+    def _listen(self, wanted: bool) -> None:
+        """Look at the listeners, or let the system queue who calls there."""
+        if wanted != self._is_listening:
+            self._is_listening = wanted
+            for one in self._listeners:
+                if wanted:
+                    self._selector.register(one, selectors.EVENT_READ, None)
+                else:
+                    self._selector.unregister(one)
 
     def _keep(self) -> None:
         """Handle what arrives while no one waits for it."""
@@ -276,11 +283,9 @@ class Server(CalledEnd):
                 accepted.close()
                 continue
             self._others.append(connection)
-            self._all_selector.register(accepted, selectors.EVENT_READ, connection)
-        # A full house stops watching its listeners, or every wait would end at once.
-        if free and len(self._others) == _MAX_OTHERS:
-            for one in self._listeners:
-                self._all_selector.unregister(one)
+            self._selector.register(accepted, selectors.EVENT_READ, connection)
+        # In a full house every wait would end at once.
+        self._listen(len(self._others) < _MAX_OTHERS)
 
     def _drop(self, connection: IncomingConnection) -> None:
         if connection.failure:
@@ -290,11 +295,9 @@ class Server(CalledEnd):
                 self.port,
                 connection.failure,
             )
-        if len(self._others) == _MAX_OTHERS:
-            for one in self._listeners:
-                self._all_selector.register(one, selectors.EVENT_READ, None)
-        self._all_selector.unregister(connection.socket)
+        self._selector.unregister(connection.socket)
         self._others.remove(connection)
+        self._listen(True)
         connection.farewell(0.0)
 
     def _refuse_others(self, now: float) -> None:
@@ -321,3 +324,38 @@ class Server(CalledEnd):
         self._n_warnings += 1
         level = logging.WARNING if self._n_warnings <= _MAX_WARNINGS else logging.DEBUG
         _log.log(level, message, *values)
+
+
+AnyServer = Server | GrpcServer
+_SERVERS: dict[str, type[AnyServer]] = {"sockets": Server, "grpc": GrpcServer}
+TRANSPORTS = tuple(_SERVERS)
+
+
+def open_server(
+    port: int = 0,
+    *,
+    worker_id: int = 0,
+    host: str | None = None,
+    transport: str | None = None,
+    token: bytes | None = None,
+) -> AnyServer:
+    """Listen for one environment; other arguments and errors as of `Server`.
+
+    A `transport` of None means what the environment variable PIPELINE_TRANSPORT says, "sockets" if
+    it says nothing.
+
+    Raises:
+        SettingsError: There is no such transport, or it cannot ask for a token.
+    """
+    where = "transport" if transport is not None else TRANSPORT_VARIABLE
+    name = transport if transport is not None else os.environ.get(where) or "sockets"
+    if name not in _SERVERS:
+        raise SettingsError(f"{where}: '{name}' is no transport; choose from {list(TRANSPORTS)}")
+    if token is None:
+        return _SERVERS[name](port, worker_id=worker_id, host=host)
+    if name != "sockets":
+        raise SettingsError(
+            f"{where}: '{name}' cannot ask for a token, as --listen does; use 'sockets', or bring "
+            "players from elsewhere through an ssh tunnel"
+        )
+    return Server(port, worker_id=worker_id, host=host, token=token)

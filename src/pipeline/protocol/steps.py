@@ -7,6 +7,7 @@ ML-Agents') and the only form in which steps travel inside this project.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -44,7 +45,7 @@ Step = TypeVar("Step", covariant=True)
 class _AgentSteps(Mapping[int, Step]):
     """What both kinds of steps have: a mapping from agent ids to rows of arrays."""
 
-    __slots__ = ("_index", "agent_id", "group_id", "group_reward", "obs", "reward")
+    __slots__ = ()
     obs: list[FloatArray]
     reward: FloatArray
     agent_id: IntArray
@@ -80,43 +81,30 @@ class _AgentSteps(Mapping[int, Step]):
         }
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class DecisionSteps(_AgentSteps[DecisionStep]):
-    """The agents that ask for a decision.
+    """The agents that ask for a decision."""
 
-    Attributes:
-        obs: one float32 [N, *shape] per observation.
-        reward: float32 [N], gained since each agent's previous step.
-        agent_id: int32 [N].
-        action_mask: bool [N, branch size] per discrete branch, True where an action is forbidden;
-            None without discrete actions.
-        group_id: int32 [N], 0 for agents without a group.
-        group_reward: float32 [N].
-    """
-
-    __slots__ = ("action_mask",)
-
-    def __init__(
-        self,
-        obs: list[FloatArray],
-        reward: FloatArray,
-        agent_id: IntArray,
-        action_mask: list[BoolArray] | None,
-        group_id: IntArray,
-        group_reward: FloatArray,
-    ) -> None:
-        self.obs = obs
-        self.reward = reward
-        self.agent_id = agent_id
-        self.action_mask = action_mask
-        self.group_id = group_id
-        self.group_reward = group_reward
-        self._index = None
+    obs: list[FloatArray]
+    """One float32 [N, *shape] per observation."""
+    reward: FloatArray
+    """float32 [N], gained since each agent's previous step."""
+    agent_id: IntArray
+    """int32 [N]."""
+    action_mask: list[BoolArray] | None
+    """bool [N, branch size] per discrete branch, True where an action is forbidden; None without
+    discrete actions."""
+    group_id: IntArray
+    """int32 [N], 0 for agents without a group."""
+    group_reward: FloatArray
+    """float32 [N]."""
+    _index: dict[int, int] | None = field(default=None, init=False)
 
     def __getitem__(self, agent_id: int) -> DecisionStep:
-        row, fields = self._row(agent_id)
+        row, shared = self._row(agent_id)
         mask = self.action_mask
         row_mask = None if mask is None else [branch[row] for branch in mask]
-        return DecisionStep(**fields, action_mask=row_mask)
+        return DecisionStep(**shared, action_mask=row_mask)
 
     @staticmethod
     def empty(spec: BehaviorSpec) -> DecisionSteps:
@@ -124,40 +112,26 @@ class DecisionSteps(_AgentSteps[DecisionStep]):
         return DecisionSteps(**_no_rows(spec), action_mask=None)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class TerminalSteps(_AgentSteps[TerminalStep]):
     """The agents whose episode has ended since the last exchange.
 
-    Attributes:
-        obs: one float32 [N, *shape] per observation, the last of the episode.
-        reward: float32 [N], gained since each agent's previous step.
-        interrupted: bool [N], True where the episode was cut short rather than finished.
-        agent_id: int32 [N].
-        group_id: int32 [N], 0 for agents without a group.
-        group_reward: float32 [N].
+    What has no words of its own here is as in `DecisionSteps`.
     """
 
-    __slots__ = ("interrupted",)
-
-    def __init__(
-        self,
-        obs: list[FloatArray],
-        reward: FloatArray,
-        interrupted: BoolArray,
-        agent_id: IntArray,
-        group_id: IntArray,
-        group_reward: FloatArray,
-    ) -> None:
-        self.obs = obs
-        self.reward = reward
-        self.interrupted = interrupted
-        self.agent_id = agent_id
-        self.group_id = group_id
-        self.group_reward = group_reward
-        self._index = None
+    obs: list[FloatArray]
+    """The last of the episode."""
+    reward: FloatArray
+    interrupted: BoolArray
+    """bool [N], True where the episode was cut short rather than finished."""
+    agent_id: IntArray
+    group_id: IntArray
+    group_reward: FloatArray
+    _index: dict[int, int] | None = field(default=None, init=False)
 
     def __getitem__(self, agent_id: int) -> TerminalStep:
-        row, fields = self._row(agent_id)
-        return TerminalStep(**fields, interrupted=bool(self.interrupted[row]))
+        row, shared = self._row(agent_id)
+        return TerminalStep(**shared, interrupted=bool(self.interrupted[row]))
 
     @staticmethod
     def empty(spec: BehaviorSpec) -> TerminalSteps:
@@ -178,20 +152,23 @@ def _no_rows(spec: BehaviorSpec) -> dict[str, Any]:
 Steps = tuple[DecisionSteps, TerminalSteps]
 
 
-_SHARED = ("obs", "reward", "agent_id", "group_id", "group_reward")
+def no_agents(spec: BehaviorSpec) -> Steps:
+    """Return the steps of a behavior without agents, with arrays shaped for `spec`."""
+    return DecisionSteps.empty(spec), TerminalSteps.empty(spec)
 
 
 def steps_to_mapping(steps: Steps) -> dict[str, dict[str, Any]]:
     """Return copies of a behavior's steps as plain values and arrays."""
-    decision, terminal = steps
-    mask = decision.action_mask
-    return {
-        "decision": {
-            **_fields(decision),
-            "action_mask": None if mask is None else [branch.copy() for branch in mask],
-        },
-        "terminal": {**_fields(terminal), "interrupted": terminal.interrupted.copy()},
-    }
+    # Copies, since arrays may be views of a message.
+    decision, terminal = (
+        {
+            name: [one.copy() for one in value] if isinstance(value, list) else value.copy()
+            for name, value in _values(part)
+        }
+        for part in steps
+    )
+    decision.setdefault("action_mask", None)
+    return {"decision": decision, "terminal": terminal}
 
 
 def steps_from_mapping(values: Mapping[str, Mapping[str, Any]]) -> Steps:
@@ -206,17 +183,12 @@ def same_steps(one: Steps, other: Steps) -> bool:
 
 
 def _arrays(steps: Steps) -> Iterator[AnyArray]:
-    decision, terminal = steps
     for part in steps:
-        yield from (*part.obs, part.reward, part.agent_id, part.group_id, part.group_reward)
-    yield terminal.interrupted
-    yield from decision.action_mask or ()
+        for _, value in _values(part):
+            yield from value if isinstance(value, list) else [value]
 
 
-def _fields(steps: DecisionSteps | TerminalSteps) -> dict[str, Any]:
-    """Return copies of what both kinds have; arrays may be views of a message."""
-    values = {name: getattr(steps, name) for name in _SHARED}
-    return {
-        name: [one.copy() for one in value] if name == "obs" else value.copy()
-        for name, value in values.items()
-    }
+def _values(steps: DecisionSteps | TerminalSteps) -> list[tuple[str, Any]]:
+    """Return names and values of the fields that are there."""
+    values = [(one.name, getattr(steps, one.name)) for one in fields(steps) if one.init]
+    return [(name, value) for name, value in values if value is not None]

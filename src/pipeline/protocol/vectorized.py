@@ -19,8 +19,7 @@ from pipeline.protocol import wire
 from pipeline.protocol.decoding import (
     AgentInfos,
     channels_last,
-    check_observation,
-    check_rewards,
+    check_numbers,
     split_ended,
     split_masks,
     tail_name,
@@ -158,13 +157,8 @@ class Fields:
 
     def steps(self, spec: BehaviorSpec, name: str) -> Steps:
         """Return the agents as steps."""
-        infos, masks = self.infos, self.masks
-        check_rewards(infos.reward, infos.group_reward, name)
-        for index, obs in enumerate(spec.observation_specs):
-            check_observation(infos.obs[index], obs, index, name)
-        if masks is not None and infos.done.any():
-            masks = None if infos.done.all() else [mask[~infos.done] for mask in masks]
-        return split_ended(infos, spec, masks)
+        check_numbers(self.infos, spec, name)
+        return split_ended(self.infos, spec, self.masks)
 
 
 class _Cursor:

@@ -18,6 +18,8 @@ from google.protobuf.message import DecodeError, Message
 from pipeline.errors import UnityCommunicationException
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pipeline.arrays import AnyArray, FloatArray
     from pipeline.protocol.specs import ObservationSpec
 
@@ -51,9 +53,37 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
+def head(field: int, size: int) -> bytes:
+    """Return what stands before `size` bytes in a length-delimited field."""
+    return varint(field << 3 | 2) + varint(size)
+
+
 def delimited(field: int, payload: bytes) -> bytes:
     """Return a length-delimited field (bytes, message or packed numbers)."""
-    return varint(field << 3 | 2) + varint(len(payload)) + payload
+    return head(field, len(payload)) + payload
+
+
+def entry(parts: Iterable[tuple[bytes, bytes]]) -> tuple[AnyArray, list[int]]:
+    """Return an entry of a list, uint8 [width], and where its parts' contents begin.
+
+    Args:
+        parts: head and content of each. Contents are what differs between entries.
+    """
+    out, starts = bytearray(), []
+    for before, content in parts:
+        out += before
+        starts.append(len(out))
+        out += content
+    before = head(1, len(out))
+    return (
+        np.frombuffer(before + out, dtype=np.uint8),
+        [len(before) + start for start in starts],
+    )
+
+
+def part(field: int, content: bytes) -> tuple[bytes, bytes]:
+    """Return a part of an `entry`: a length-delimited field, which is left out if empty."""
+    return head(field, len(content)) if content else b"", content
 
 
 def wide_varints(values: AnyArray, width: int) -> AnyArray:

@@ -24,7 +24,7 @@ from pipeline.errors import (
     UnityWorkerInUseException,
 )
 from pipeline.protocol import calls
-from pipeline.protocol.transport import VARIABLE
+from pipeline.protocol.server import TRANSPORT_VARIABLE
 from pipeline.simulators.client import converse
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def attached(ports: int, **options):
 def test_players_may_come_in_any_order_and_get_seeds_by_port(
     transport, ports, play, monkeypatch, caplog
 ):
-    monkeypatch.setenv(VARIABLE, transport)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, transport)
     with caplog.at_level(logging.INFO, "pipeline"):
         second = play(ports + 1)
         first = play(ports)
@@ -131,10 +131,16 @@ def test_a_player_that_was_started_again_at_once_goes_on_with_a_new_episode(port
     assert waited in [one.getMessage() for one in caplog.records]
 
 
-def test_a_player_that_does_not_come_back_in_time_ends_the_run(ports, play, monkeypatch):
+@pytest.fixture
+def one_leaves(ports, play, monkeypatch) -> None:
+    """Of two players the second breaks its connection."""
     monkeypatch.setattr(calls, "LOST_S", 0.05)
     play(ports)
     play(ports + 1, Leaves)
+
+
+@pytest.mark.usefixtures("one_leaves")
+def test_a_player_that_does_not_come_back_in_time_ends_the_run(ports):
     unlimited = RestartLimits(max_lifetime_restarts=-1, restarts_rate_limit_n=-1)
     workers = attached(ports, timeout_wait=1, restarts=unlimited)
     with pytest.raises(UnityException) as caught:
@@ -146,10 +152,8 @@ def test_a_player_that_does_not_come_back_in_time_ends_the_run(ports, play, monk
         pass
 
 
-def test_who_is_told_to_stop_does_not_wait_for_a_player_any_longer(ports, play, monkeypatch):
-    monkeypatch.setattr(calls, "LOST_S", 0.05)
-    play(ports)
-    play(ports + 1, Leaves)
+@pytest.mark.usefixtures("one_leaves")
+def test_who_is_told_to_stop_does_not_wait_for_a_player_any_longer(ports):
     workers = attached(ports, timeout_wait=1000, restarts=RestartLimits())
     asked = iter([False])  # when the player is lost, but not any more when it is waited for
     workers.should_stop = lambda: next(asked, True)
@@ -157,13 +161,10 @@ def test_who_is_told_to_stop_does_not_wait_for_a_player_any_longer(ports, play, 
         played(workers)
 
 
-def test_without_restarts_a_lost_player_ends_the_run(ports, play, monkeypatch):
-    monkeypatch.setattr(calls, "LOST_S", 0.05)
-    play(ports)
-    play(ports + 1, Leaves)
-    workers = attached(ports)
+@pytest.mark.usefixtures("one_leaves")
+def test_without_restarts_a_lost_player_ends_the_run(ports):
     with pytest.raises(UnityCommunicatorStoppedException):
-        played(workers)
+        played(attached(ports))
 
 
 def test_who_does_not_come_is_named_with_its_port(ports, play):

@@ -16,7 +16,7 @@ from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.launch import EnvironmentProcess
 from pipeline.envs.restarts import RestartBudget, RestartLimits
 from pipeline.envs.side_channels import EnvironmentParametersChannel, StatsSideChannel
-from pipeline.envs.state import Journal, StateChannel
+from pipeline.envs.state import StateChannel
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet, launch_workers
 from pipeline.errors import (
@@ -96,8 +96,7 @@ def in_process(error, *, limits=None, again=lambda: InProcessEnvironment(Chase(n
         return again()
 
     envs = [InProcessEnvironment(Chase(n_agents=2)), Fails(3, error)]
-    budget = RestartBudget(limits or RestartLimits())
-    return WorkerSet(envs, relaunch=relaunch, budget=budget), made
+    return WorkerSet(envs, relaunch=relaunch, restarts=limits), made
 
 
 def test_only_the_failed_worker_begins_anew_and_has_the_parameters(caplog):
@@ -241,7 +240,7 @@ def test_a_process_whose_place_cannot_be_found_begins_anew(
         workers.reset()
         workers.step()
         if lost == "state":
-            workers.envs[1]._state.journal.give_up()
+            workers.envs[1]._state.give_up()
         if lost == "observations":
             monkeypatch.setattr("pipeline.envs.unity.same_steps", lambda *_: False)
         if lost == "twice":
@@ -279,28 +278,31 @@ def test_a_worker_of_a_resumed_run_goes_on_from_the_first_step_on(packed, tmp_pa
     np.testing.assert_equal(resumed, whole)
 
 
-def test_a_journal_gives_up_when_it_is_too_long_and_begins_again_with_the_next_state(monkeypatch):
+def test_what_was_sent_is_given_up_when_it_is_too_long_and_kept_again_from_the_next_state(
+    monkeypatch,
+):
     monkeypatch.setattr("pipeline.envs.state._MOST", 10)
-    journal = Journal()
-    journal.sent(b"12345")
-    assert (journal.from_start, journal.messages) == (True, [b"12345"])
-    journal.sent(b"before anything is known")
-    assert (journal.from_start, journal.messages) == (False, [])
-    journal.sent(b"1")
-    assert journal.messages == []
-    journal.ask()
-    journal.sent(b"1234")
-    journal.know({"is": 1})
-    journal.sent(b"56")
-    journal.ask()
-    journal.sent(b"78")
-    assert (journal.state, journal.messages) == ({"is": 1}, [b"1234", b"56", b"78"])
-    journal.know({"is": 2})
-    assert (journal.state, journal.messages) == ({"is": 2}, [b"78"])
-    journal.sent(b"123456789")
-    assert (journal.state, journal.messages) == (None, [])
-    journal.know({"is": 3})  # that was asked for before what is lost
-    assert journal.state is None
+    channel = StateChannel()
+    channel.refusal = None  # as after its first answer
+    channel.sent(b"12345")
+    assert (channel.from_start, channel.messages) == (True, [b"12345"])
+    channel.sent(b"before anything is known")
+    assert (channel.from_start, channel.messages) == (False, [])
+    channel.sent(b"1")
+    assert channel.messages == []
+    channel.ask({})
+    channel.sent(b"1234")
+    channel.know({"is": 1})
+    channel.sent(b"56")
+    channel.ask({})
+    channel.sent(b"78")
+    assert (channel.state, channel.messages) == ({"is": 1}, [b"1234", b"56", b"78"])
+    channel.know({"is": 2})
+    assert (channel.state, channel.messages) == ({"is": 2}, [b"78"])
+    channel.sent(b"123456789")
+    assert (channel.state, channel.messages) == (None, [])
+    channel.know({"is": 3})  # that was asked for before what is lost
+    assert channel.state is None
 
 
 class Waits(InProcessEnvironment):

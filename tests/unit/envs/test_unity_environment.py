@@ -31,8 +31,8 @@ from pipeline.errors import (
 )
 from pipeline.protocol.decoding import NonFiniteError
 from pipeline.protocol.grpc_server import GrpcServer
+from pipeline.protocol.server import TRANSPORTS
 from pipeline.protocol.specs import ActionTuple
-from pipeline.protocol.transport import TRANSPORTS
 
 NAME = "Echo?team=0"
 RAW = uuid.UUID(int=7)
@@ -154,53 +154,39 @@ def test_calls_after_close_are_refused(fake: Path):
             call()
 
 
-def test_environment_that_exits_at_once_is_named_with_its_code_and_last_words(fake: Path):
-    with pytest.raises(
-        UnityEnvironmentException, match=r"(?s)return code 3\..*cannot find the scene"
-    ):
-        UnityEnvironment(fake, **mode("exit"))
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        (mode("exit"), UnityEnvironmentException, r"(?s)return code 3\..*cannot find the scene"),
+        (mode("old"), UnityEnvironmentException, r"Python has 1\.5\.0.*has 0\.15\.0"),
+        ({**mode("silent"), "timeout_wait": 1.5}, UnityTimeOutException, r"respond \(1\.5 s\)"),
+    ],
+    ids=["exits at once", "has another API version", "never connects"],
+)
+def test_environment_that_cannot_begin_is_refused_with_the_reason(fake: Path, options, error, text):
+    with pytest.raises(error, match=text):
+        UnityEnvironment(fake, **options)
 
 
-def test_environment_that_never_connects_runs_into_the_time_out(fake: Path):
-    with pytest.raises(UnityTimeOutException, match=r"too long to respond \(1\.5 s\)"):
-        UnityEnvironment(fake, additional_args=["--mode", "silent"], timeout_wait=1.5)
-
-
-def test_environment_of_another_api_version_is_refused(fake: Path):
-    with pytest.raises(UnityEnvironmentException, match=r"Python has 1\.5\.0.*has 0\.15\.0"):
-        UnityEnvironment(fake, **mode("old"))
-
-
-def test_environment_that_is_killed_is_named_with_its_signal(fake: Path):
-    with UnityEnvironment(fake, **mode("die")) as env:
+@pytest.mark.parametrize(
+    ("name", "good_steps", "error", "text"),
+    [
+        ("die", 1, UnityEnvironmentException, r"return code -9 \(SIGKILL\)"),
+        ("quit", 1, UnityCommunicatorStoppedException, "Communicator has exited"),
+        ("nan", 0, NonFiniteError, r"NaN values.*Echo\?team=0, observation 0 'echo'"),
+        ("changed", 1, UnityObservationException, rf"^behavior {re.escape(NAME)}: a later announc"),
+    ],
+)
+def test_environment_that_fails_in_a_step_is_reported_with_the_reason(
+    fake: Path, name, good_steps, error, text
+):
+    with UnityEnvironment(fake, **mode(name)) as env:
         env.reset()
-        env.step()
-        with pytest.raises(UnityEnvironmentException, match=r"return code -9 \(SIGKILL\)"):
+        for _ in range(good_steps):
+            env.step()
+        with pytest.raises(error, match=text):
             env.step()
         env.close()  # after a failure there is nothing left to do
-
-
-def test_environment_that_quits_by_itself_is_reported(fake: Path):
-    with UnityEnvironment(fake, **mode("quit")) as env:
-        env.reset()
-        env.step()
-        with pytest.raises(UnityCommunicatorStoppedException, match="Communicator has exited"):
-            env.step()
-
-
-def test_observation_that_is_not_a_number_is_refused_with_its_place(fake: Path):
-    with UnityEnvironment(fake, **mode("nan")) as env:
-        env.reset()
-        with pytest.raises(NonFiniteError, match=r"NaN values.*Echo\?team=0, observation 0 'echo'"):
-            env.step()
-
-
-def test_behavior_announced_again_with_another_specification_is_refused_by_name(fake: Path):
-    with UnityEnvironment(fake, **mode("changed")) as env:
-        env.reset()
-        env.step()
-        with pytest.raises(UnityObservationException, match=rf"^behavior {re.escape(NAME)}: a lat"):
-            env.step()
 
 
 def test_agents_of_a_behavior_that_is_not_announced_are_ignored_with_one_warning(

@@ -12,8 +12,7 @@ from http2_peer import message, prefixed, settings, update
 from pipeline.protocol import frames as f
 from pipeline.protocol.calls import METHOD
 from pipeline.protocol.channel import Channel
-from pipeline.protocol.frames import frame
-from pipeline.protocol.headers import RESPONSE, SUCCESS, refusal
+from pipeline.protocol.frames import RESPONSE, SUCCESS, frame, refusal_block
 
 LAST = f.END_HEADERS | f.END_STREAM
 HEAD = frame(f.HEADERS, f.END_HEADERS, 1, RESPONSE)
@@ -34,7 +33,7 @@ BROKEN = {
     "a short PING": frame(f.PING, 0, 0, b"x"),
 }
 FAILED = {
-    "a refusal": frame(f.HEADERS, LAST, 1, refusal(9, "another environment")),
+    "a refusal": frame(f.HEADERS, LAST, 1, refusal_block(9, "another environment")),
     "no message": HEAD + TAIL,
     "half a message": HEAD + frame(f.DATA, 0, 1, prefixed(message(9))[:-1]) + TAIL,
     "a cancelled answer": HEAD + frame(f.RST_STREAM, 0, 1, bytes(4)),

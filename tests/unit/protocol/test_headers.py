@@ -9,18 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.protocol.calls import METHOD
-from pipeline.protocol.frames import FrameError
-from pipeline.protocol.headers import HeaderReader, request
+from pipeline.protocol.frames import FrameError, HeaderReader, request_block
 
 PATH = METHOD.encode()
 
 
 def test_own_headers_are_those_of_a_call():
-    headers = request(METHOD, "localhost:5005")
+    headers = request_block(METHOD, "localhost:5005")
     assert dict(Decoder().decode(headers))[":path"] == METHOD
     reader = HeaderReader()
     assert all(reader.is_call(headers, PATH) for _ in range(3))
-    assert not reader.is_call(request("/health", "localhost:5005"), PATH)
+    assert not reader.is_call(request_block("/health", "localhost:5005"), PATH)
 
 
 @pytest.mark.parametrize("huffman", [False, True])

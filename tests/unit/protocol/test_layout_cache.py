@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_codec import BRAIN, SPECS, assert_same_steps, sample
+from test_codec import BRAIN, SPECS, assert_same_steps, other_name, sample, unknown_field
 from wire_messages import decode_steps
 
 from pipeline.protocol import layout_cache
@@ -89,14 +89,6 @@ def group_reward_comes_or_goes(info):
 
 def other_mask(info):
     info.action_mask[1] = not info.action_mask[1]
-
-
-def other_name(info):
-    info.observations[0].name = "an ear"
-
-
-def unknown_field(info):
-    info.MergeFromString(b"\xc0\x3e\x01")
 
 
 @pytest.mark.parametrize(

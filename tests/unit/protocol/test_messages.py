@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from test_demo import header
 from wire_messages import decode_actions, decode_list, decode_steps, encode_actions
 
-from pipeline.protocol import actions, decoding, layout_cache, vectorized
+from pipeline.protocol import actions, decoding, layout_cache, vectorized, wire
 from pipeline.protocol.demo import DemoWriter, read_demo
+from pipeline.protocol.demo_file import delimited_message
 from pipeline.protocol.encoding import compressed_steps_bytes, encode_steps
 from pipeline.protocol.frames import DATA, PADDED, FrameError, without_padding
 from pipeline.protocol.generated import messages as m
@@ -121,19 +123,6 @@ def test_padding_may_not_take_more_than_its_frame(payload):
         without_padding(DATA, PADDED, payload)
 
 
-def delimited(message) -> bytes:
-    data = message if isinstance(message, bytes) else message.SerializeToString()
-    length, size = b"", len(data)
-    while size > 127:
-        length, size = length + bytes([size & 127 | 128]), size >> 7
-    return length + bytes([size]) + data
-
-
-def demo_header(**meta) -> bytes:
-    data = m.DemonstrationMetaProto(api_version=1, **meta).SerializeToString()
-    return (bytes([len(data)]) + data).ljust(33, b"\0")
-
-
 def test_cameras_of_the_first_packages_are_read_in_colour_and_in_grey(tmp_path):
     rng = np.random.default_rng(0)
     colour, grey = rng.random((3, 3, 4, 5)), rng.random((3, 1, 6, 2))
@@ -157,8 +146,9 @@ def test_cameras_of_the_first_packages_are_read_in_colour_and_in_grey(tmp_path):
     ]
     path = tmp_path / "old.demo"
     announced = brain.SerializeToString() + cameras.SerializeToString()
-    records = b"".join(map(delimited, [announced, *infos]))
-    path.write_bytes(demo_header(number_steps=3) + records)
+    announced = wire.varint(len(announced)) + announced
+    records = announced + b"".join(map(delimited_message, infos))
+    path.write_bytes(header(api_version=1, number_steps=3) + records)
     demo = read_demo(path)
     assert [one.shape for one in demo.spec.observation_specs] == [(3, 4, 5), (1, 6, 2)]
     for found, images in zip(demo.obs, (colour, grey), strict=True):

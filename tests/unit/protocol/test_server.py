@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -30,8 +31,7 @@ from pipeline.protocol.generated.messages import UnityMessageProto
 from pipeline.protocol.grpc_server import GrpcServer
 from pipeline.protocol.http2 import Connection
 from pipeline.protocol.incoming import IncomingConnection
-from pipeline.protocol.server import Server
-from pipeline.protocol.transport import open_server
+from pipeline.protocol.server import Server, open_server
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
 
@@ -69,37 +69,39 @@ class GeneralClient:
         self._channel.close()
 
 
+@contextlib.contextmanager
+def conversation(
+    kind: type[AnyServer], client: type[Channel | GeneralClient] = GeneralClient
+) -> Iterator[tuple[AnyServer, Channel | GeneralClient, Callable[[bytes], Future[bytes]]]]:
+    """A server, its environment, and how the environment calls in another thread."""
+    with ThreadPoolExecutor(2) as pool, kind() as server:
+        end = client(server.port, METHOD)
+        greet(server, end)
+        yield server, end, lambda data: pool.submit(end.call, data)
+        end.close()
+
+
 @both_servers
 @pytest.mark.parametrize("client", [Channel, GeneralClient])
 @pytest.mark.parametrize("size", [0, 100, 70_000, 6_000_000])
 def test_messages_of_every_size_arrive_whole_both_ways(kind, client, size):
-    with kind() as server, ThreadPoolExecutor(1) as pool:
-        end = client(server.port, METHOD)
-        greet(server, end)
+    with conversation(kind, client) as (server, _, call_later):
         for k in range(3):
-            answer = pool.submit(end.call, message(size + k))
+            answer = call_later(message(size + k))
             got = server.receive(20, no_check)
             assert len(got.unity_output.rl_output.side_channel) == size + k
             server.reply(message(size + 2 * k))
             assert answer.result(20) == message(size + 2 * k)
-        end.close()
 
 
 @both_servers
 def test_many_exchanges_do_not_exhaust_the_flow_control_windows(kind):
-    with kind() as server, ThreadPoolExecutor(1) as pool:
-        end = GeneralClient(server.port, METHOD)
-
-        def converse() -> None:
-            for _ in range(60):
-                end.call(message(500_000))
-
-        done = pool.submit(converse)
+    with conversation(kind) as (server, _, call_later):
         for _ in range(60):
+            answer = call_later(message(500_000))
             server.receive(20, no_check)
             server.reply(message(100_000))
-        done.result(20)
-        end.close()
+            answer.result(20)
 
 
 def test_channel_speaks_to_the_general_grpc_server():
@@ -147,12 +149,7 @@ def test_no_call_within_the_time_out_is_an_error_and_the_check_was_made(kind):
 
 def test_environment_that_breaks_the_connection_is_reported(monkeypatch):
     monkeypatch.setattr("pipeline.protocol.calls.LOST_S", 0.1)
-    with Server() as server, ThreadPoolExecutor(1) as pool:
-        end = Channel(server.port, METHOD)
-        answer = pool.submit(end.call, message())
-        server.receive(20, no_check)
-        server.reply(message())
-        answer.result(20)
+    with conversation(Server, Channel) as (server, end, _):
         end.close()
         with pytest.raises(UnityCommunicatorStoppedException, match="closed its connection"):
             server.receive(20, no_check)
@@ -173,15 +170,12 @@ def test_strangers_do_not_disturb(kind):
 
 @both_servers
 def test_bytes_that_are_no_message_are_refused(kind):
-    with kind() as server, ThreadPoolExecutor(1) as pool:
-        end = Channel(server.port, METHOD)
-        greet(server, end)
-        answer = pool.submit(end.call, b"\xff\xff\xff")
+    with conversation(kind, Channel) as (server, _, call_later):
+        answer = call_later(b"\xff\xff\xff")
         with pytest.raises(UnityCommunicationException, match="3 bytes that are not a message"):
             server.receive(20, no_check)
         server.close()
         assert UnityMessageProto.FromString(answer.result(20)).header.status == 400
-        end.close()
 
 
 @both_servers
@@ -237,30 +231,20 @@ def test_reply_without_a_call_is_refused(kind):
 
 @both_servers
 def test_environment_that_stops_says_so(kind):
-    with kind() as server, ThreadPoolExecutor(1) as pool:
-        end = GeneralClient(server.port, METHOD)
-        greet(server, end)
-        answer = pool.submit(end.call, message(status=400))
+    with conversation(kind) as (server, _, call_later):
+        answer = call_later(message(status=400))
         with pytest.raises(UnityCommunicatorStoppedException, match="has exited"):
             server.receive(20, no_check)
         server.close()
         assert UnityMessageProto.FromString(answer.result(20)).header.status == 400
-        end.close()
 
 
 @both_servers
 def test_call_that_comes_during_close_is_told_to_stop(kind):
-    with ThreadPoolExecutor(2) as pool:
-        server = kind()
-        end = GeneralClient(server.port, METHOD)
-        answer = pool.submit(end.call, message())
-        server.receive(20, no_check)
-        server.reply(message())
-        answer.result(20)
+    with conversation(kind) as (server, end, _), ThreadPoolExecutor(1) as pool:
         closed = pool.submit(server.close, 10)
         assert UnityMessageProto.FromString(end.call(message())).header.status == 400
         closed.result(20)
-        end.close()
 
 
 def test_close_waits_until_the_environment_takes_its_answer():

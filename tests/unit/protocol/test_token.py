@@ -16,9 +16,9 @@ from pipeline.protocol import server as server_module
 from pipeline.protocol import token as token_module
 from pipeline.protocol.calls import METHOD
 from pipeline.protocol.channel import OutgoingConnection
-from pipeline.protocol.headers import request
+from pipeline.protocol.frames import request_block
 from pipeline.protocol.http2 import PREFACE
-from pipeline.protocol.server import Server
+from pipeline.protocol.server import Server, open_server
 from pipeline.protocol.token import (
     VARIABLE,
     Challenge,
@@ -26,7 +26,6 @@ from pipeline.protocol.token import (
     introduce,
     read_token,
 )
-from pipeline.protocol.transport import open_server
 
 TOKEN, OTHER = b"the players' own token", b"some other token, as long"
 HELLO = b"pipeline-token 1 " + b"0" * 32 + b"\n"
@@ -55,7 +54,7 @@ def connect() -> Iterator[Callable[..., socket.socket]]:
 
 def greet(sock: socket.socket) -> None:
     """Call as an environment that has just started."""
-    OutgoingConnection(sock).request(1, request(METHOD, "localhost"), message())
+    OutgoingConnection(sock).request(1, request_block(METHOD, "localhost"), message())
 
 
 def test_who_knows_the_token_is_the_environment(server, connect):

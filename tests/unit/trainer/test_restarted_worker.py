@@ -8,7 +8,6 @@ import torch
 from toys import Chase
 
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.envs.restarts import RestartBudget, RestartLimits
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import UnityTimeOutException
 from pipeline.trainer.learner import Learner
@@ -48,7 +47,6 @@ def test_only_the_restarted_workers_open_trajectories_are_dropped(quick, memory)
     with WorkerSet(
         envs,
         relaunch=lambda *_: InProcessEnvironment(again),
-        budget=RestartBudget(RestartLimits()),
     ) as workers:
         workers.reset()
         spec = workers.behavior_specs[NAME]

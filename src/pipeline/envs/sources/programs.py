@@ -98,24 +98,17 @@ def _named(path: Path, folder: Path, label: str) -> Path:
 def _players(folder: Path) -> list[Path]:
     """Files, and on macOS folders, that are called as players of some system are."""
     suffixes = {suffix for of_one in _SUFFIXES.values() for suffix in of_one}
-    return [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.suffix in suffixes
-        and not path.name.startswith(_NO_PLAYER)
-        and path.is_dir() == (path.suffix == ".app")
-    ]
+    players = [path for path in _content(folder) if path.suffix in suffixes]
+    return [path for path in players if path.is_dir() == (path.suffix == ".app")]
 
 
 def _executables(folder: Path) -> list[Path]:
-    return [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-        and os.access(path, os.X_OK)
-        and path.suffix not in _LIBRARIES
-        and not path.name.startswith(_NO_PLAYER)
-    ]
+    files = [path for path in _content(folder) if path.is_file()]
+    return [p for p in files if os.access(p, os.X_OK) and p.suffix not in _LIBRARIES]
+
+
+def _content(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if not path.name.startswith(_NO_PLAYER)]
 
 
 def _topmost(paths: Iterable[Path], folder: Path) -> list[Path]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.envs.launch import die_with_parent
+from pipeline.envs import launch
 from pipeline.envs.sources.programs import find_program
 from pipeline.errors import FetchError
 
@@ -83,7 +83,7 @@ def build(source: UnitySource, *, root: Path, name: str, folder: Path, log: Path
     command += [OUTPUT_ARGUMENT, str(folder / name)]
     _log.info("Building %s with %s; the Editor's log goes to %s", source.project, editor, log)
     try:
-        _check(source, _run(command, log, source.timeout_s), log)
+        _run(source, command, log)
         return find_program(folder, label=f"the build of {source.project}")
     except BaseException:
         # A build that was ended leaves a player that looks whole.
@@ -153,22 +153,15 @@ def _hub_folders() -> Iterator[Path]:
     yield default
 
 
-def _run(command: list[str], log: Path, timeout_s: float) -> int | None:
-    """Exit code of the Editor; None when it was ended after `timeout_s`.
+def _run(source: UnitySource, command: list[str], log: Path) -> None:
+    """Run the Editor, and raise FetchError if it fails or takes too long.
 
     Its output goes to a file and not through a pipe, which its helper programs would hold open.
     """
-    end, reported = time.monotonic() + timeout_s, time.monotonic()
+    end, reported = time.monotonic() + source.timeout_s, time.monotonic()
     with log.open("wb") as output:
         try:
-            process = subprocess.Popen(  # noqa: S603  # the user chose the Editor
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=os.name == "posix",
-                preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509  # calls only prctl
-            )
+            process = launch.start(command, output)
         except OSError as error:
             raise FetchError(
                 f"{command[0]}: the Unity Editor cannot be started: {error.strerror}"
@@ -176,37 +169,19 @@ def _run(command: list[str], log: Path, timeout_s: float) -> int | None:
     try:
         with log.open("r", encoding="utf-8", errors="replace") as lines:
             while True:
-                code = _exit_code(process, min(1.0, max(0.0, end - time.monotonic())))
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(min(1.0, max(0.0, end - time.monotonic())))
+                code = process.poll()
                 # Read as it grows; an end of file is not the end here.
                 new = [line.strip() for line in lines if line.strip()]
                 if new and time.monotonic() - reported >= _TELL_EVERY_S:
                     _log.info("Unity: %s", new[-1])
                     reported = time.monotonic()
                 if code is not None or time.monotonic() >= end:
-                    return code
+                    break
     finally:
-        _end(process)
-
-
-def _exit_code(process: subprocess.Popen[bytes], wait_s: float) -> int | None:
-    try:
-        return process.wait(wait_s)
-    except subprocess.TimeoutExpired:
-        return None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the Editor and what it started, if it still runs."""
-    if process.poll() is not None:
-        return
-    if os.name == "posix":
-        os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-    process.wait()
-
-
-def _check(source: UnitySource, code: int | None, log: Path) -> None:
+        if process.poll() is None:
+            launch.kill(process)
     if code != 0:
         raise FetchError(_failure(source, code, log))
 
