@@ -4,10 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from pipeline import machine
+from pipeline.stages import train
+from pipeline.stages.shared.project import PROJECT
 
 BEGIN = """
 import json, os
@@ -45,3 +48,21 @@ def test_the_processor_decides_only_where_kernels_are_not_fixed():
     assert machine.decisive(facts) == {"processor": "one", "torch": "AVX2", "A": "1"}
     assert machine.decisive(facts | {"portable": True}) == {"torch": "AVX2", "A": "1"}
     assert machine.summary(facts) == "one: torch AVX2"
+
+
+@pytest.mark.parametrize("is_portable", [True, False])
+def test_a_further_process_of_torchrun_chooses_the_kernels_of_the_first(
+    is_portable, monkeypatch, tmp_path
+):
+    params = Path("tests/workflow/tiny.yaml").read_text()
+    if is_portable:
+        params = params.replace("device: cpu", "device: cpu\n  deterministic: portable")
+    (tmp_path / "params.yaml").write_text(params)
+    there = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in {**there, PROJECT: str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    done = []
+    monkeypatch.setattr(machine, "begin_again_portably", lambda: done.append("begun again"))
+    monkeypatch.setattr("pipeline.trainer.worker.work", lambda: done.append("learned") or 0)
+    assert train.main(["ball", "--seed", "1"]) == 0
+    assert done == ["begun again"] * is_portable + ["learned"]
