@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,11 +59,12 @@ def test_a_further_process_of_torchrun_chooses_the_kernels_of_the_first(
     if is_portable:
         params = params.replace("device: cpu", "device: cpu\n  deterministic: portable")
     (tmp_path / "params.yaml").write_text(params)
+    shutil.copytree("config", tmp_path / "config")
     there = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, value in {**there, PROJECT: str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     done = []
     monkeypatch.setattr(machine, "begin_again_portably", lambda: done.append("begun again"))
     monkeypatch.setattr("pipeline.trainer.worker.work", lambda: done.append("learned") or 0)
-    assert train.main(["ball", "--seed", "1"]) == 0
+    assert train.main(["plain", "--seed", "1"]) == 0
     assert done == ["begun again"] * is_portable + ["learned"]
