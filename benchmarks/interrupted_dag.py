@@ -34,7 +34,7 @@ from worktrees import ROOT, copy_project, environment, shortened
 
 ENGINES = {"dvc": ["dvc", "repro"], "snakemake": ["snakemake", "--cores", "2"]}
 SHORTEST_S, LONGEST_S = 3.0, 25.0
-SOON_S = 10.0
+SOON_S = 60.0  # that a stage, or an environment, is waited for
 
 
 def main() -> int:
