@@ -61,7 +61,20 @@ class Parser(argparse.ArgumentParser):
         # argparse would leave them to the parser of all commands, whose help is another.
         if others and self._subcommands is None:
             self.error(f"unrecognized arguments: {' '.join(others)}")
+        self._warn_of_options_in_the_rest(arguments)
         return arguments, others
+
+    def _warn_of_options_in_the_rest(self, arguments: Any) -> None:
+        """Name options of this command among the words that it hands on, as to an executable."""
+        for action in self._actions:
+            rest = getattr(arguments, action.dest, None) or []
+            if action.nargs != argparse.REMAINDER or isinstance(rest, str):
+                continue
+            for flag in [word for word in rest if word in self._option_string_actions]:
+                sys.stderr.write(
+                    f"[WARNING] {flag} stands after {action.option_strings[-1]}, so it goes to the "
+                    f"executable; give it before, if `{self.prog}` is meant\n"
+                )
 
     def _refuse_unknown_options(self, words: Sequence[str]) -> None:
         for word in words:

@@ -210,7 +210,7 @@ def start(command: Sequence[str], output: BinaryIO | int) -> subprocess.Popen[by
         # A group of its own: Ctrl+C must not reach it before the trainer has saved, and all that
         # it starts can be killed with it.
         start_new_session=os.name == "posix",
-        preexec_fn=_die_with_parent(os.getpid()),  # noqa: PLW1509  # calls only prctl
+        preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509  # calls only prctl
     )
 
 
@@ -225,7 +225,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _die_with_parent(parent: int) -> Callable[[], None] | None:
+def die_with_parent(parent: int) -> Callable[[], None] | None:
     """Return what a child runs first, so that it ends when its parent dies, even by kill -9.
 
     The kernel watches the thread that started the child, so only the main thread may ask for it.

@@ -335,8 +335,10 @@ def _described(obs: ObservationSpec) -> str:
 
 
 def other_order(names: Sequence[str], other: Sequence[str]) -> bool:
-    """Return whether these are the same names, but not at the same places."""
-    return list(names) != list(other) and sorted(names) == sorted(other)
+    """Return whether a name of as many has another place than in the other list."""
+    both = {*names} & {*other}
+    pairs = zip(names, other, strict=False)
+    return len(names) == len(other) and any(a != b and (a in both or b in both) for a, b in pairs)
 
 
 def other_names(one: BehaviorSpec, two: BehaviorSpec) -> tuple[list[str], list[str]] | None:

@@ -425,3 +425,12 @@ def test_inference_without_weights_is_warned_about(config, caplog):
     plan(config, "--inference", "--resume")
     plan(config, "--inference", "--initialize-from", "old")
     assert "untrained" not in caplog.text
+
+
+def test_options_that_the_executable_would_get_are_named(capsys):
+    words = ["learn", "--env", "Game", "--env-args", "--level", "7", "--run-id", "a"]
+    cli.parser_for(words).parse_args(words)
+    assert capsys.readouterr().err == (
+        "[WARNING] --run-id stands after --env-args, so it goes to the executable; give it before, "
+        "if `pipeline learn` is meant\n"
+    )

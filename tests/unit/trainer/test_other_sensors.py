@@ -44,19 +44,20 @@ def train(env, settings, folder, **more):
 
 def test_run_is_not_resumed_with_sensors_that_have_changed_places(quick, tmp_path, in_process):
     train(in_process(Renamed("ball", "paddle")), quick(max_steps=200), tmp_path)
-    with pytest.raises(CheckpointError, match=r"\['ball', 'paddle'\].*\['paddle', 'ball'\]"):
-        train(in_process(Renamed("paddle", "ball")), quick(), tmp_path, resume=True)
+    for first in ("paddle", "apddle"):  # the second as Unity sorts them after a misspelling
+        with pytest.raises(CheckpointError, match=rf"\['ball', 'paddle'\].*\['{first}', 'ball'\]"):
+            train(in_process(Renamed(first, "ball")), quick(), tmp_path, resume=True)
 
 
 def test_other_names_are_told_where_a_run_is_resumed_or_begun(quick, tmp_path, in_process, caplog):
     train(in_process(Renamed("ball", "paddle")), quick(max_steps=200), tmp_path)
     other = {"init_from": {"Toy": tmp_path / "Toy/checkpoint.pt"}}
     train(in_process(Renamed("paddle", "ball")), quick(max_steps=200), tmp_path / "new", **other)
-    train(in_process(Renamed("apddle", "ball")), quick(), tmp_path, resume=True)
+    train(in_process(Renamed("ball", "padle")), quick(), tmp_path, resume=True)
     lines = [one.getMessage() for one in caplog.records if "observations" in one.getMessage()]
     assert len(lines) == 2
     assert "has ['paddle', 'ball']" in lines[0]
-    assert "has ['apddle', 'ball']" in lines[1]
+    assert "has ['ball', 'padle']" in lines[1]
     caplog.clear()
-    train(in_process(Renamed("apddle", "ball")), quick(max_steps=700), tmp_path, resume=True)
+    train(in_process(Renamed("ball", "padle")), quick(max_steps=700), tmp_path, resume=True)
     assert not [one for one in caplog.records if "observations" in one.getMessage()]
