@@ -175,7 +175,7 @@ def describe(demo: Demonstration) -> str:
         f"steps         {len(demo)}",
         f"episodes      {ends} ended ({int(demo.interrupted.sum())} of them cut short)",
         f"mean reward   {counted.sum() / max(1, ends):.4g} {what} "
-        f"(the header says {demo.metadata.mean_reward:.4g})",
+        f"(the header says {demo.metadata.mean_reward:.4g}: Unity counts one episode more)",
         *([f"returns       {min(returns):.4g} to {max(returns):.4g}"] if ends else []),
         f"actions       {demo.spec.action_spec}",
     ]
