@@ -52,7 +52,8 @@ class StateChannel(SideChannel):
 
     def sent(self, message: bytes) -> None:
         """Note what has been sent."""
-        if self.state is None and self._asked_at is None and not self.from_start:
+        if self.state is None and self._asked_at is None and (self.messages or not self.from_start):
+            self.give_up()  # nobody has asked for a state after the first reset
             return
         self.messages.append(message)
         self._n_bytes += len(message)
