@@ -102,15 +102,15 @@ def evaluate(
     while True:
         decisions = _observe(env, policies, counters, episodes)
         before, ended = ended, sum(counter.n_ended for counter in counters.values())
-        wanted = episodes * len(counters)
-        if counters and ended == wanted:
+        n_asked = episodes * len(counters)
+        if counters and ended == n_asked:
             break
         # Of counted episodes alone: agents beside them may end again and again.
         idle_steps = idle_steps + 1 if ended == before else 0
         if idle_steps > STEP_LIMIT:
             raise StageError(
                 f"evaluate: no counted episode ended within {STEP_LIMIT} steps of the environment "
-                f"({ended} of {wanted} ended, behaviors {sorted(counters)}); give the environment "
+                f"({ended} of {n_asked} ended, behaviors {sorted(counters)}); give the environment "
                 "a step limit"
             )
         for name, steps in decisions.items():

@@ -62,8 +62,8 @@ def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
     entry = registry.entry(name)
     registry.check_options(name, options)
     if entry.bridge:
-        found = needs_from(_imported_by(name, options))
-        return replace(found, distributions=(*entry.distributions, *found.distributions))
+        needs = needs_from(_imported_by(name, options))
+        return replace(needs, distributions=(*entry.distributions, *needs.distributions))
     if entry.package is None:
         return Needs(distributions=entry.distributions, files={})
     spec = importlib.util.find_spec(entry.package)

@@ -96,8 +96,8 @@ def _outcome(root: Path, trial: str, sweep: SweepParams) -> dict[str, Any]:
     scores = scores_of(root, trial, sweep.seeds, sweep).values()
     curves = []
     for seed in sweep.seeds:
-        found = read_curves(root / _curve_file(trial, seed))
-        curve = found.get(sweep.behavior or next(iter(found), ""))
+        by_behavior = read_curves(root / _curve_file(trial, seed))
+        curve = by_behavior.get(sweep.behavior or next(iter(by_behavior), ""))
         if curve is not None:
             points = zip(curve.steps, curve.returns, strict=True)
             curves.append([[int(step), float(reward)] for step, reward in points])

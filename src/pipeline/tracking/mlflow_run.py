@@ -129,15 +129,15 @@ class MlflowRun(Sink):
             ]
         )
 
-    def describe(self, told: RunMetadata, tree: Path) -> None:
+    def describe(self, metadata: RunMetadata, tree: Path) -> None:
         """Queue what every stage says of the run; the data's paths are relative to `tree`."""
-        self.params(told.params)
+        self.params(metadata.params)
 
         def write(store: mlflow_store.Store, run: str) -> None:
-            digests = store.log_data(run, told.data, tree)
+            digests = store.log_data(run, metadata.data, tree)
             tags = {f"dvc.{context}": digest for context, digest in digests.items()}
-            store.set_tags(run, {**tags, "mlflow.note.content": told.note})
-            store.client.log_text(run, told.configuration, "configuration.yaml")
+            store.set_tags(run, {**tags, "mlflow.note.content": metadata.note})
+            store.client.log_text(run, metadata.configuration, "configuration.yaml")
 
         self._put(write)
 

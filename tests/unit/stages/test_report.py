@@ -51,6 +51,9 @@ def test_the_page_needs_no_other_file_and_no_script_to_be_read(tmp_path):
     _, _, text = page(tmp_path)
     assert not re.search(r"""(src|href)=["']?https?:|@import|url\((?!#)""", text)
     without = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    # the marks that answer to the pointer are those that the script looks for
+    (kind,) = re.findall(r'svg\.querySelectorAll\("\.(\w+)"\)', text)
+    assert len(re.findall(rf'class="[\w ]*\b{kind}"', without)) > 4
     # what is told on a point is there as text, for browsers to show and for people to search
     assert "<title>ppo, seed 7: 17</title>" in without
     assert "<title>&lt;b&gt;cloned&lt;/b&gt;, IQM</title>" in without

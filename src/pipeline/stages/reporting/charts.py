@@ -108,7 +108,7 @@ class Row:
     color: str
     y: int
     """Pixel of its bar."""
-    told: str
+    text: str
     value: float
     interval: tuple[float, float] | None
     wider: tuple[float, float] | None = None
@@ -183,9 +183,9 @@ def _series(
     x = x_axis.at(curves.steps)
 
     def line(what: str, values: NDArray[np.float64], *, is_middle: bool = False) -> Line:
-        told = " ".join(number(float(value)) for value in values)
+        text = " ".join(number(float(value)) for value in values)
         points = _points(x, y_axis.at(values))
-        return Line(name=f"{name}, {what}", points=points, values=told, is_middle=is_middle)
+        return Line(name=f"{name}, {what}", points=points, values=text, is_middle=is_middle)
 
     lines = [line(f"seed {k}", values) for k, values in zip(seeds, curves.values, strict=True)]
     outline, drawn = "", band(curves)
@@ -209,13 +209,13 @@ def _points(x: NDArray[np.float64], y: NDArray[np.float64]) -> str:
 
 
 def _standing(index: int, one: Standing) -> Row:
-    told = f"{one.experiment}: IQM {number(one.iqm)}, 95 % interval {ends(one.interval)}"
+    text = f"{one.experiment}: IQM {number(one.iqm)}, 95 % interval {ends(one.interval)}"
     wider = one.tolerance
     return Row(
         name=one.experiment,
         color=color(index),
         y=_ROW * index + 30,
-        told=told if wider is None else f"{told}, 90 % tolerance {ends(wider)}",
+        text=text if wider is None else f"{text}, 90 % tolerance {ends(wider)}",
         value=one.iqm,
         interval=one.interval,
         wider=wider,
@@ -227,12 +227,12 @@ def _standing(index: int, one: Standing) -> Row:
 
 
 def _improvement(index: int, one: Improvement) -> Row:
-    told = f"{one.probability:.2f}, 95 % interval {ends(one.interval)}"
+    text = f"{one.probability:.2f}, 95 % interval {ends(one.interval)}"
     return Row(
         name=f"{one.better}  >  {one.than}",
         color=color(0),
         y=_ROW * index + 30,
-        told=f"{one.better} better than {one.than}: {told}",
+        text=f"{one.better} better than {one.than}: {text}",
         value=one.probability,
         interval=one.interval,
     )
