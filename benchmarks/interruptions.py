@@ -8,9 +8,10 @@
 Each row is a method with a number of environments (executables that the trainer starts), learners,
 and `threaded` or not. Its run goes to its end once without an interruption. Then the same run is
 started again, gets SIGKILL, now and then SIGINT, at a moment that is drawn when there is something
-to resume from, is continued with `--resume`, is killed again, and so on, to its end. Now and then
-one of its environments is killed alone, which the trainer starts again, and of several learners
-the further one, which ends all of them. Equal must be:
+to resume from, is continued with `--resume`, is killed again, and so on, to its end. One that ends
+before its last draw is compared, and another is begun in its place. Now and then one of its
+environments is killed alone, which the trainer starts again, and of several learners the further
+one, which ends all of them. Equal must be:
 every checkpoint, replay, ONNX file and progress.csv, by name and by SHA-256. Left out is what holds
 times or options: run_logs/, configuration.yaml, metrics.jsonl.
 
@@ -50,6 +51,8 @@ from pipeline.simulators.pack import pack
 from pipeline.trainer import api  # noqa: F401
 
 MOST_S = 600.0
+RESUMED_S = 0.5  # until a run that is resumed takes steps
+MOST_TRIES = 4  # runs that are begun for one with all its kills
 CTRL_C = 0.25  # share of the interruptions that let the run save
 ENVIRONMENT = 0.3  # and before which one of the environments is killed
 LEARNER = 0.4  # where there are several, and one but the first is killed, which ends the run
@@ -212,6 +215,7 @@ class Outcome:
 
     row: str
     n_runs: int = 0
+    """With all their kills."""
     n_kills: int = 0
     n_environments: int = 0
     """Environments that were killed alone, in addition."""
@@ -246,9 +250,14 @@ class Campaign:
         if code:
             outcome.differing.append(f"the uninterrupted run ended with {code}")
         say(f"{self.name}: {length_s:.1f} s, {len(expected)} files without an interruption")
-        for number in range(n_runs):
-            if time.monotonic() < until and not code:
-                self.interrupted(number, n_kills, length_s, expected, outcome)
+        number = 0
+        while outcome.n_runs < n_runs and number < MOST_TRIES * n_runs and not code:
+            if time.monotonic() > until:
+                break
+            # A run that ended before its last draw is compared too, and one more is begun.
+            kills = self.interrupted(number, n_kills, length_s, expected, outcome)
+            outcome.n_runs += kills == n_kills
+            number += 1
         outcome.n_environments = self.n_environments
         return outcome
 
@@ -259,16 +268,17 @@ class Campaign:
         length_s: float,
         expected: dict[str, str],
         outcome: Outcome,
-    ) -> None:
-        """Kill a run as often, let it end, and compare its files."""
+    ) -> int:
+        """Kill a run as often, let it end, compare its files, and give the number of kills."""
         work = self.work(f"run{number}")
         moments, steps = [], []
-        left_s = length_s - self.first_kept_s
+        last_step = self.row.content()["behaviors"][self.row.behaviors[0]]["max_steps"]
         for kill in range(n_kills):
             # A kill before anything is kept proves little; a resumed process starts first.
-            first_s = self.first_kept_s if kill == 0 else 1.0
-            moment = first_s + self.chance.uniform(0.0, max(0.2, left_s / (n_kills - kill)) - 0.1)
-            left_s -= moment - first_s
+            first_s = self.first_kept_s if kill == 0 else RESUMED_S
+            share = 1.0 - (steps[-1] / last_step if steps else 0.0)
+            left_s = max(0.0, share * (length_s - self.first_kept_s)) / (n_kills - kill)
+            moment = first_s + self.chance.uniform(0.0, max(0.1, left_s - 0.1))
             how = signal.SIGINT if self.chance.random() < CTRL_C else signal.SIGKILL
             killed_s = self.chance.uniform(first_s, moment)
             if self.chance.random() > ENVIRONMENT:
@@ -286,7 +296,6 @@ class Campaign:
         differing = sorted(n for n in expected.keys() | found if expected.get(n) != found.get(n))
         if code:
             differing.append(f"ended with {code}")
-        outcome.n_runs += 1
         outcome.n_kills += len(moments)
         outcome.n_resumed += sum(step > 0 for step in steps)
         outcome.differing += [f"{work.name}: {one}" for one in differing]
@@ -294,6 +303,7 @@ class Campaign:
         say(f"  {self.name} {number}: {told}: {differing or 'the same bytes'}")
         if not differing:
             shutil.rmtree(work)
+        return len(moments)
 
     def work(self, name: str) -> Path:
         """A new folder with the configuration."""
