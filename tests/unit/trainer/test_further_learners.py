@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -78,6 +79,9 @@ def reported(store, rank):
     """What a process has left word of, as those that wait for it read it."""
     ours = PrefixStore("pipeline", store)
     key = f"failed/{rank}"
+    until = time.monotonic() + 0.5  # it goes over a connection of its own
+    while not ours.check([key]) and time.monotonic() < until:
+        time.sleep(0.01)
     return [ours.get(key).decode()] if ours.check([key]) else []
 
 
@@ -390,3 +394,30 @@ def test_a_process_that_ends_before_it_has_its_place_is_missed_at_once():
         7,
         "the learner of rank 1 (of 2) was ended by SIGKILL\n",
     ), done.stderr
+
+
+STOPPED = """
+from datetime import timedelta
+import os, signal, threading
+import torch
+from torch.distributed import TCPStore
+from pipeline.trainer.distributed import workers
+
+patience = timedelta(seconds=600)
+store = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)
+other = store.clone()
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    with workers._member(store, rank=0, size=2, device=torch.device("cpu")):
+        pass
+except KeyboardInterrupt:
+    print(other.get("pipeline/failed/0").decode(), flush=True)
+    os._exit(7)
+"""
+
+
+def test_a_process_that_is_stopped_before_it_has_its_place_says_so_and_ends():
+    done = subprocess.run(  # noqa: S603  # our own module
+        [sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (7, "KeyboardInterrupt\n"), done.stderr

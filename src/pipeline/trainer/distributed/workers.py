@@ -189,6 +189,9 @@ def _member(
     store: Store, *, rank: int, size: int, device: torch.device | None, others: Others | None = None
 ) -> Iterator[DistributedGroup]:
     """This process in its group; whatever ends it is said to those that wait for it."""
+    # Said over a connection of its own: the store's serves one thread at a time, and the one that
+    # waits for the others goes on waiting.
+    words: Store = store.clone()  # type: ignore[attr-defined]  # public, but not in the stubs
     with contextlib.ExitStack() as stack:
         try:
             if device is None:
@@ -201,7 +204,7 @@ def _member(
         except LearnerLostError:
             raise
         except BaseException as error:
-            report_failure(store, rank, one_line(error) or type(error).__name__)
+            report_failure(words, rank, one_line(error) or type(error).__name__)
             raise
 
 
