@@ -305,6 +305,46 @@ def test_a_stopped_run_that_goes_on_has_the_checkpoints_of_one_that_was_not(
     assert not set(listed["stopped", True][1]) < set(listed["whole", False][1])
 
 
+def test_a_checkpoint_of_this_step_is_known_by_who_wrote_it(quick, tmp_path):
+    settings, device = quick(), torch.device("cpu")
+    learner = Learner("Toy", Corridor().spec, settings.behaviors["Toy"], seed=1, device=device)
+    CheckpointManager(tmp_path, settings).milestone(learner, {})
+    manager = CheckpointManager(tmp_path, settings)
+    assert not manager.has_numbered(learner), "it may be of a run that went another way"
+    at = {"learner": {"step": learner.step}}
+    manager.restore("Toy", {**at, "run": {"added": []}}, exact=True)
+    assert manager.has_numbered(learner)
+    manager = CheckpointManager(tmp_path, settings)
+    manager.restore("Toy", {**at, "run": {"added": ["Toy"]}}, exact=True)
+    assert not manager.has_numbered(learner)
+    manager.milestone(learner, {})
+    assert manager.has_numbered(learner)
+
+
+def test_a_checkpoint_that_was_due_stays_as_it_is_when_the_run_is_stopped_there(
+    quick, tmp_path, in_process, monkeypatch
+):
+    written, milestone = [], CheckpointManager.milestone
+
+    def stops(self, learner, run):
+        written.append(learner.step)
+        milestone(self, learner, run)
+        if len(written) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(CheckpointManager, "milestone", stops)
+    with pytest.raises(Interrupted):
+        pipeline.train(
+            in_process(Corridor(n_agents=4)),
+            quick(max_steps=10_000, checkpoint_interval=300),
+            seed=1,
+            run_dir=tmp_path,
+            exporter=publish,
+        )
+    (step,) = written
+    assert load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["step"] == step
+
+
 def test_failed_environment_leaves_an_exported_policy(quick, tmp_path, in_process):
     class Breaks(Corridor):
         left = 100

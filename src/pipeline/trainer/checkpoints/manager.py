@@ -69,6 +69,8 @@ class CheckpointManager:
         self.status = StatusFile(run_dir)
         self.best: dict[str, dict[str, Any]] = {}
         self._unsaved_best: dict[str, dict[str, Any]] = {}
+        self._numbered: dict[str, int] = {}
+        """Step of the newest numbered checkpoint of each behavior that this run has written."""
         self._stale: set[str] = set()
         """Behaviors whose newest file is not of the moment that the run continued from."""
         self.saved_at = time.monotonic()
@@ -154,10 +156,12 @@ class CheckpointManager:
             if _step_of(path, name) >= first:
                 path.with_suffix(".onnx").unlink(missing_ok=True)
                 path.unlink(missing_ok=True)
+            else:
+                self._numbered[name] = _step_of(path, name)
 
     def has_numbered(self, learner: Learner) -> bool:
-        """Whether there is a numbered checkpoint of a learner's present step."""
-        return self._file(learner.name, f"{learner.name}-{learner.step}.pt").exists()
+        """Whether this run has written a numbered checkpoint of a learner's present step."""
+        return self._numbered.get(learner.name) == learner.step
 
     def refresh(
         self, learners: Sequence[Learner], run: Mapping[str, Any], *, workers: object | None
@@ -213,6 +217,7 @@ class CheckpointManager:
         keep = learner.settings.keep_checkpoints
         path, surplus = numbered(folder, learner.name, keep, learner.step)
         save_checkpoint(path, self._state(learner, run))
+        self._numbered[learner.name] = learner.step
         for old in surplus:
             old.with_suffix(".onnx").unlink(missing_ok=True)
             # last, because a run that is resumed after a kill finds both files by it
