@@ -11,9 +11,9 @@ started again, gets SIGKILL, now and then SIGINT, at a moment that is drawn when
 to resume from, is continued with `--resume`, is killed again, and so on, to its end. One that ends
 before its last draw is compared, and another is begun in its place. Now and then one of its
 environments is killed alone, which the trainer starts again, and of several learners the further
-one, which ends all of them. Equal must be:
-every checkpoint, replay, ONNX file and progress.csv, by name and by SHA-256. Left out is what holds
-times or options: run_logs/, configuration.yaml, metrics.jsonl.
+one, which ends all of them. Equal must be every checkpoint, replay, ONNX file and progress.csv, by
+name and by SHA-256. Left out is what holds times or options: run_logs/, configuration.yaml,
+metrics.jsonl.
 
 The last column counts files that differ, are missing, or are there in addition. The exit code is 1
 when there is one in a row whose environments give their state. Moments depend on the machine, so

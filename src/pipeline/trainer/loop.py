@@ -385,10 +385,8 @@ class TrainingLoop:
     def _export(self, learners: list[Learner]) -> None:
         """Give each policy its ONNX, but for those that have met nothing to prove it with."""
         met = [learner for learner in learners if len(learner.recorded["obs"][0])]
-        for learner in met:
-            # One that was due stays as it is: since then another behavior may have gone on.
-            if not self.keeper.has_numbered(learner):
-                self.keeper.milestone(learner, self._shared_state())
+        for learner in (one for one in met if not self.keeper.has_numbered(one)):
+            self.keeper.milestone(learner, self._shared_state())
         self.keeper.give_onnx(met)
 
     def _interrupted(self, request: StopRequest) -> Interrupted:

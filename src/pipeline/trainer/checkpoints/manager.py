@@ -160,7 +160,10 @@ class CheckpointManager:
                 self._numbered[name] = _step_of(path, name)
 
     def has_numbered(self, learner: Learner) -> bool:
-        """Whether this run has written a numbered checkpoint of a learner's present step."""
+        """Whether this run has written a numbered checkpoint of a learner's present step.
+
+        A run that is stopped there leaves it: since then another behavior may have gone on.
+        """
         return self._numbered.get(learner.name) == learner.step
 
     def refresh(
