@@ -50,7 +50,8 @@ _UNREADABLE = (
     *(ValueError, EOFError, KeyError, RecursionError, NotImplementedError),
     *(zipfile.BadZipFile, zlib.error, struct.error),
 )
-"""What pandas, json, numpy and zipfile raise for a file that is damaged or of another kind."""
+"""What pandas, json, numpy and zipfile raise for a file that is damaged or of another kind;
+NotImplementedError is zipfile's for a compression that it does not know."""
 NO_CHOICE = -1
 """In place of a discrete action, in the row after the last action of an episode."""
 

@@ -85,6 +85,7 @@ def usable_device(name: str | None) -> torch.device:
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
+    # What torch raises for a device that is unknown, that is not built in, or that is missing.
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise SettingsError(

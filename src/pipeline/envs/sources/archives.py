@@ -63,7 +63,7 @@ _BROKEN = (
     gzip.BadGzipFile,
     tarfile.TarError,
     zipfile.BadZipFile,
-    NotImplementedError,
+    NotImplementedError,  # zipfile's for a compression or version that it does not know
     RuntimeError,  # zipfile's word for a password that it lacks
     struct.error,
     ValueError,  # tarfile's for a number of an extended header that is none

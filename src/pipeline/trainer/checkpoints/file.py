@@ -216,6 +216,7 @@ def _is_whole(content: bytes) -> bool:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             return archive.testzip() is None
+    # NotImplementedError is zipfile's word for a compression that it does not know: damaged bytes.
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, OSError):
         return False
 
