@@ -41,12 +41,16 @@ class Case:
     duel: bool = False
     """Whether the measure is playing against the scripted opponent, from both sides."""
 
-    def settings(self, max_steps: int | None = None, demo: Path | None = None) -> dict[str, Any]:
+    def settings(
+        self, max_steps: int | None = None, demo: Path | None = None, *, threaded: bool = False
+    ) -> dict[str, Any]:
         """Its trainer configuration, for `max_steps` if given, and with `demo` as its examples."""
         content: dict[str, Any] = yaml.safe_load((ROOT / self.file).read_text())
         for behavior in content["behaviors"].values():
             if max_steps is not None:
                 behavior["max_steps"] = max_steps
+            if threaded:
+                behavior["threaded"] = True
             for part in (*behavior["reward_signals"].values(), behavior.get("behavioral_cloning")):
                 if part and "demo_path" in part:
                     part["demo_path"] = str(demo)

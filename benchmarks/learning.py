@@ -1,13 +1,14 @@
 """Ours and `mlagents-learn` on the same executables with the same settings, at equal steps.
 
     python benchmarks/learning.py [--case NAME ...] [--seeds 1 2 3] [--programs ours peer]
-        [--results FOLDER] [--steps N] [--curves] [--write]
+        [--results FOLDER] [--steps N] [--threaded] [--curves] [--write]
 
 Every case trains with each program and seed. Then its final ONNX policy plays in the environment,
 the peer's as ours: sampled actions, as Unity takes them unless told otherwise, and deterministic
 ones. In a duel the two also play against each other. Runs that FOLDER already holds with the same
-settings are read, not repeated. --curves prints the mean reward at each summary as well, --write
-puts the table into docs/evidence/comparison.md.
+settings are read, not repeated. With --threaded both programs learn while the environment steps.
+--curves prints the mean reward at each summary as well, --write puts the table into
+docs/evidence/comparison.md.
 """
 
 from __future__ import annotations
@@ -47,13 +48,15 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="kept between calls; a new one if not given")
     parser.add_argument("--steps", type=int, help="instead of the settings' max_steps")
     parser.add_argument("--sources", type=Path, default=ROOT / "src", help="of ours")
+    parser.add_argument("--threaded", action="store_true", help="learn while environments step")
     parser.add_argument("--curves", action="store_true")
     parser.add_argument("--write", action="store_true", help="the table into its page")
     options = parser.parse_args()
     folder = options.results or Path(tempfile.mkdtemp())
     rows = []
     for name in options.case:
-        runs = Runs(CASES[name], folder, steps=options.steps, sources=options.sources)
+        how = {"steps": options.steps, "threaded": options.threaded}
+        runs = Runs(CASES[name], folder, sources=options.sources, **how)
         found = {
             program: [runs.outcome(program, seed) for seed in options.seeds]
             for program in options.programs

@@ -49,12 +49,22 @@ class Runs:
         folder: where runs lie; they stay there.
         steps: instead of the settings' `max_steps`; such runs lie apart.
         sources: of ours.
+        threaded: whether both programs learn while the environment steps; such runs lie apart.
     """
 
-    def __init__(self, case: Case, folder: Path, *, steps: int | None, sources: Path) -> None:
-        self._case, self._sources = case, sources
-        self._folder = folder.resolve() / (f"{case.name}-{steps}" if steps else case.name)
-        content = case.settings(steps, Path("expert.demo"))
+    def __init__(
+        self,
+        case: Case,
+        folder: Path,
+        *,
+        steps: int | None,
+        sources: Path,
+        threaded: bool = False,
+    ) -> None:
+        self._case, self._sources, self._threaded = case, sources, threaded
+        name = f"{case.name}-{steps}" if steps else case.name
+        self._folder = folder.resolve() / (f"{name}-threaded" if threaded else name)
+        content = case.settings(steps, Path("expert.demo"), threaded=threaded)
         own = case.environment
         shown = [case.n_demonstrations] if case.n_demonstrations else []
         described = json.dumps([content, own.name, own.options, *shown])
@@ -104,7 +114,7 @@ class Runs:
         self._folder.mkdir(parents=True, exist_ok=True)
         config = self._folder / "trainer.yaml"
         demo = self._case.demonstrations(self._folder)
-        content = self._case.settings(self.max_steps, demo)
+        content = self._case.settings(self.max_steps, demo, threaded=self._threaded)
         config.write_text(yaml.safe_dump(content, sort_keys=False))
         env = self._case.environment.build(self._folder)
         return train(program, config, env, seed=seed, folder=self._folder, sources=self._sources)
