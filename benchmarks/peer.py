@@ -15,10 +15,14 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
 from pipeline.envs.launch import die_with_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
 _SUMMARY = re.compile(
@@ -80,6 +84,7 @@ def train(
     folder: Path,
     sources: Path = ROOT / "src",
     site: Path | None = None,
+    options: Sequence[str] = (),
 ) -> Curve:
     """Train with `ours` or `peer`, and give the curve; the run lies in `folder`/`program`-`seed`.
 
@@ -91,6 +96,7 @@ def train(
         folder: where runs lie; one of the same program and seed is replaced.
         sources: of `ours`.
         site: a folder of packages that both find.
+        options: more of `ours` only.
 
     Raises:
         RuntimeError: The program failed; the message holds the end of its output.
@@ -101,7 +107,7 @@ def train(
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment |= {"OMP_NUM_THREADS": "1", "PIPELINE_PYTHON": sys.executable}
     if program == "ours":
-        command = [sys.executable, "-m", "pipeline.cli", "learn", *common]
+        command = [sys.executable, "-m", "pipeline.cli", "learn", *common, *options]
         folders = [sources, site]
     else:
         command = [peer_command(), *common, "--base-port", str(free_port())]

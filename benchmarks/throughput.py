@@ -1,11 +1,12 @@
 """Agent steps per second of our PPO against `mlagents-learn`, on one executable, side by side.
 
     python benchmarks/throughput.py [--steps 60000] [--rounds 3] [--simulator balance_ball]
-        [--config config/ppo/3DBall.yaml]
+        [--config config/ppo/3DBall.yaml] [--threaded] [--compile]
 
 The two programs run in turn, each with the same configuration, executable and number of steps; the
 rate is taken between a run's first and last summary, so that starting up does not count. The ratio
-is taken within each round. Our time split follows.
+is taken within each round. Our time split follows. `--threaded` is for both programs, `--compile`
+for ours.
 """
 
 from __future__ import annotations
@@ -26,14 +27,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--simulator", default="balance_ball")
     parser.add_argument("--config", type=Path, default=ROOT / "config/ppo/3DBall.yaml")
+    parser.add_argument("--threaded", action="store_true", help="learn while environments step")
+    parser.add_argument("--compile", action="store_true", help="ours with --torch-compile")
     options = parser.parse_args()
+    more = ["--torch-compile"] if options.compile else []
     env = executable(options.simulator)
     ratios = []
     for number in range(1, options.rounds + 1):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            config = configuration(options.config, folder, max_steps=options.steps)
-            ours = train("ours", config, env, seed=number, folder=folder)
+            changes = {"max_steps": options.steps, "threaded": options.threaded}
+            config = configuration(options.config, folder, **changes)
+            ours = train("ours", config, env, seed=number, folder=folder, options=more)
             peer = train("peer", config, env, seed=number, folder=folder)
             split = json.loads((folder / f"ours-{number}/run_logs/seconds.json").read_text())
         ratios.append(ours.rate() / peer.rate())

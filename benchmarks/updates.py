@@ -1,6 +1,6 @@
 """Milliseconds per minibatch of our updates against ML-Agents', side by side.
 
-    python benchmarks/updates.py [--case ppo-64 sac-128 ...] [--rounds 5]
+    python benchmarks/updates.py [--case ppo-64 sac-128 ...] [--rounds 5] [--compile]
 
 Both learn from random experience with balance_ball's shapes (8 numbers seen, 2 continuous actions)
 in networks of two layers of 128 with normalised observations, one reward signal, on one thread
@@ -13,7 +13,8 @@ is of drawing minibatches from its buffer, rewarding them (SAC) and `optimizer.u
 and advantages that it computes as trajectories come in are not counted. A second ratio counts
 nothing of ML-Agents' but `optimizer.update`, against all of ours. `poca-3` and
 `poca-8` have groups of that many agents, of which all decide at all moments; in `poca-leaving`
-groups of 8 lose one member after another. ML-Agents runs in the environment of `make peer`.
+groups of 8 lose one member after another. `--compile` compiles our gradient steps. ML-Agents runs
+in the environment of `make peer`.
 """
 
 from __future__ import annotations
@@ -116,12 +117,16 @@ def teamed(n_rows: int, rng: np.random.Generator, size: int, *, leave: bool) -> 
     )
 
 
-def on_policy(kind: str, batch_size: int, size: int, *, leave: bool) -> Callable[[], int]:
+def on_policy(
+    kind: str, batch_size: int, size: int, *, leave: bool, compiled: bool
+) -> Callable[[], int]:
     """A whole update; gives how many minibatches it had."""
     n_rows = N_MINIBATCHES * batch_size
     numbers = {"batch_size": batch_size, "buffer_size": n_rows, "num_epoch": N_EPOCHS}
     made = {"ppo": PPO, "poca": POCA}[kind]
     algorithm = made(SPEC, settings(kind, **numbers), seed=1, device=CPU)
+    if compiled:
+        algorithm.compile()
     rng = np.random.default_rng(0)
     rows = rollout(n_rows, rng) if kind == "ppo" else teamed(n_rows, rng, size, leave=leave)
 
@@ -132,10 +137,12 @@ def on_policy(kind: str, batch_size: int, size: int, *, leave: bool) -> Callable
     return update
 
 
-def sac(batch_size: int) -> Callable[[], int]:
+def sac(batch_size: int, *, compiled: bool) -> Callable[[], int]:
     """Gradient steps as one update with new rows makes them; gives how many."""
     own = settings("sac", batch_size=batch_size, buffer_size=N_STORED, steps_per_update=1)
     algorithm = SAC(SPEC, own, seed=1, device=CPU)
+    if compiled:
+        algorithm.compile()
     rng = np.random.default_rng(0)
     algorithm.replay.add(rollout(N_STORED, rng))
     new = rollout(N_STEPS, rng, length=16)
@@ -162,10 +169,13 @@ CASES: dict[str, tuple[str, int, int, bool]] = {
 """Algorithm, batch size, agents of a group, and whether they leave it."""
 
 
-def prepared(case: str) -> Callable[[], int]:
+def prepared(case: str, *, compiled: bool = False) -> Callable[[], int]:
     """What one round runs, already run once."""
     kind, batch_size, size, leave = CASES[case]
-    run = sac(batch_size) if kind == "sac" else on_policy(kind, batch_size, size, leave=leave)
+    if kind == "sac":
+        run = sac(batch_size, compiled=compiled)
+    else:
+        run = on_policy(kind, batch_size, size, leave=leave, compiled=compiled)
     run()
     return run
 
@@ -182,6 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--compile", action="store_true", help="compile our gradient steps")
     options = parser.parse_args()
     torch.set_num_threads(1)
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
@@ -199,7 +210,7 @@ def main() -> None:
     ) as peer:
         for case in options.case:
             kind, batch_size, size, leave = CASES[case]
-            run = prepared(case)
+            run = prepared(case, compiled=options.compile)
             rounds = []
             for _ in range(options.rounds):
                 mine = milliseconds(run)

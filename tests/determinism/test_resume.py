@@ -120,7 +120,11 @@ if names == ["Hunter"]:
 try:
     pipeline.train(
         environments(),
-        {"behaviors": dict.fromkeys(names, settings), "environment_parameters": parameters},
+        {
+            "behaviors": dict.fromkeys(names, settings),
+            "environment_parameters": parameters,
+            "torch_settings": {"compile": "compiled" in how},
+        },
         seed=5,
         run_dir=Path(folder),
         num_envs=4 if "four" in how else 1,
@@ -202,6 +206,7 @@ def assert_equal_files(one: Path, two: Path) -> None:
         ("grid_world", "threaded"),
         ("balance_ball", "lessons threaded"),
         ("push_together", "poca threaded"),
+        ("balance_ball", "threaded compiled"),
     ],
 )
 def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, how, tmp_path):
@@ -289,6 +294,7 @@ def test_resumed_run_with_memory_equals_the_uninterrupted_run(name, how, tmp_pat
         ("Forbidden", "sac"),
         ("Level", "sac memory"),
         ("Both", "sac threaded"),
+        ("Both", "sac compiled"),
     ],
 )
 def test_resumed_run_with_sac_equals_the_uninterrupted_run(name, how, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from pipeline.nets.optimizer import FlatAdam
     from pipeline.protocol.specs import BehaviorSpec
     from pipeline.settings.schema import NetworkSettings, TrainerSettings
+
+_log = logging.getLogger(__name__)
 
 
 class Algorithm(ABC):
@@ -184,6 +187,18 @@ class Algorithm(ABC):
     def generators(self) -> dict[str, torch.Generator]:
         """Random streams of actions and of noise, by name."""
         return {"action_stream": self.action_stream}
+
+    def compile(self) -> None:
+        """Have gradient steps compiled from now on, where a compiler is installed."""
+        from pipeline.nets.compiled import compiler  # takes a second to import
+
+        if self.device.type == "cpu" and compiler() is None:
+            _log.warning(
+                "torch_settings.compile: no C++ compiler is installed here (g++, or what CXX "
+                "names), so nothing is compiled."
+            )
+            return
+        self.optimizer.compile()
 
     def copy_for_acting(self) -> Algorithm:
         """Copy what `act` needs, and no more of `own_networks`, to act while this one learns."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from pipeline.algos.rows import Rows, tensors
+from pipeline.algos.rows import Rows, observations, tensors
 from pipeline.data.columns import rows_of
 from pipeline.nets.distributions import flat_actions
 from pipeline.nets.group_critic import GroupLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -160,3 +160,25 @@ class CriticInput:
     groups: GroupLayout
     moment: Tensor | None
     """int64 [B] which of the groups each row is of."""
+
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """Its tensors by name, but for who is present."""
+        named = {
+            "mate_memory": self.memory,
+            "mate_actions": self.actions,
+            "wanted": self.groups.wanted,
+            "group": self.moment,
+        }
+        there = {name: values for name, values in named.items() if values is not None}
+        return {**observations(self.obs, "mate_obs"), **there}
+
+    def over(self, columns: Mapping[str, Tensor]) -> CriticInput:
+        """The same with the tensors that `columns` gives by name."""
+        return CriticInput(
+            obs=[columns[f"mate_obs_{i}"] for i in range(len(self.obs))],
+            memory=columns.get("mate_memory"),
+            actions=columns.get("mate_actions"),
+            groups=replace(self.groups, wanted=columns.get("wanted")),
+            moment=columns.get("group"),
+        )

@@ -15,6 +15,7 @@ detail.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,10 +45,12 @@ from pipeline.nets.group_critic import GroupCritic
 from pipeline.nets.optimizer import FlatAdam
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterator, Mapping
 
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
+    from pipeline.algos.group_batch import CriticInput
+    from pipeline.arrays import AnyArray, FloatArray
     from pipeline.data.rollout import Rollout
+    from pipeline.nets.memory import SequenceState
     from pipeline.protocol.specs import BehaviorSpec
     from pipeline.settings.schema import POCASettings, TrainerSettings
 
@@ -114,12 +117,13 @@ class POCA(Algorithm):
         self.optimizer.learning_rate = now.learning_rate
         rows, groups = self._rows(rollout)
         rows = with_clip_range(rows, now.epsilon)
+        beta = torch.tensor(now.beta, device=self.device)
         losses: list[Tensor] = []
         n_left = h.num_epoch * (len(rows) // h.batch_size) + (self.bc.n_parts if self.bc else 0)
         for _ in range(h.num_epoch):
             for batch in self._minibatches(rows, groups):
                 yield n_left - len(losses)
-                losses.append(self._learn(batch, groups, beta=now.beta))
+                losses.append(self._learn(batch, groups, beta))
                 if self.intrinsic is not None:
                     self.intrinsic.learn(batch.index)
         by_step = torch.stack(losses)
@@ -156,39 +160,53 @@ class POCA(Algorithm):
         n_sequences = max(size // self.sequence_length, 1)
         return rows.minibatches(self.minibatch_stream, n_sequences, self.processes)
 
-    def _learn(self, batch: Rows, groups: GroupBatch, *, beta: float) -> Tensor:
+    def _learn(self, batch: Rows, groups: GroupBatch, beta: Tensor) -> Tensor:
         """One gradient step on a minibatch; policy, value and baseline loss [3]."""
-        hidden = self.policy.actor(batch.obs, batch.sequences)
+        index = batch.index.numpy()
+        moments = np.unique(groups.moment[index])
+        seen = groups.pick(moments, groups.present[moments], index)
+        (losses,) = self.optimizer.descend(
+            partial(self._losses, sequences=batch.sequences, seen=seen),
+            {**batch.columns, **seen.columns, "beta": beta},
+            max_norm=self.hyperparameters.max_grad_norm,
+            # Who is there then decides nothing but values.
+            steady=batch.sequences is None and seen.groups.present is None,
+        )
+        return losses
+
+    def _losses(
+        self, columns: Mapping[str, Tensor], sequences: SequenceState | None, seen: CriticInput
+    ) -> tuple[Tensor, tuple[Tensor]]:
+        """The loss, and of it the policy's, the value's and the baseline's [3].
+
+        Args:
+            columns: of a minibatch, of what its critic looks at, and `beta`.
+            sequences: that the rows form; None without memory.
+            seen: how what the critic looks at belongs together.
+        """
+        batch = Rows(columns=columns, sequences=sequences)
+        hidden = self.policy.actor(batch.obs, sequences)
         log_prob, entropy = self.policy.actor.heads.evaluate(
             hidden, batch.continuous, batch.discrete, batch.allowed
         )
-        index = batch.index.numpy()
-        moments = np.unique(groups.moment[index])
-        value, baseline = self._values_and_baselines(
-            groups, moments, groups.present[moments], index
-        )
+        value, baseline = self._values_and_baselines(seen.over(columns))
         loss_pi = policy_loss(
             log_ratio=log_prob - batch.log_prob,
             advantage=batch.advantage,
-            lowest=batch.columns["lowest"],
-            highest=batch.columns["highest"],
+            lowest=columns["lowest"],
+            highest=columns["highest"],
         )
         loss_v = value_loss(value=value, returns=batch.returns)
         loss_b = value_loss(value=baseline, returns=batch.returns)
         critic_loss = VALUE_WEIGHT * (loss_v + BASELINE_WEIGHT * loss_b)
-        loss = loss_pi + critic_loss - beta * entropy
-        self.optimizer.zero_gradients()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.optimizer.step(max_norm=self.hyperparameters.max_grad_norm)
-        return torch.stack((loss_pi, loss_v, loss_b)).detach()
+        loss = loss_pi + critic_loss - columns["beta"] * entropy
+        return loss, (torch.stack((loss_pi, loss_v, loss_b)),)
 
-    def _values_and_baselines(
-        self, groups: GroupBatch, moments: AnyArray, present: BoolArray, index: AnyArray
-    ) -> tuple[Tensor, Tensor]:
-        """Values of their group and baselines, [B, S] each, of rows `index` of the moments [P]."""
-        seen = groups.pick(moments, present, index)
+    def _values_and_baselines(self, seen: CriticInput) -> tuple[Tensor, Tensor]:
+        """Values of their group and baselines, [B, S] each, of rows of the moments [P]."""
         found = self.critic(seen.obs, seen.memory, seen.actions, seen.groups)
-        values, baselines = found[: len(moments)], found[len(moments) :]
+        n_groups, _ = seen.groups.shape
+        values, baselines = found[:n_groups], found[n_groups:]
         return values.index_select(0, seen.moment), baselines
 
     @torch.no_grad()
@@ -259,7 +277,8 @@ class POCA(Algorithm):
         for moments in _chunks(np.unique(groups.moment), groups):
             first, last = np.searchsorted(groups.moment[by_moment], (moments[0], moments[-1] + 1))
             rows = by_moment[first:last]
-            found = self._values_and_baselines(groups, moments, groups.present[moments], rows)
+            seen = groups.pick(moments, groups.present[moments], rows)
+            found = self._values_and_baselines(seen)
             value[rows], baseline[rows] = (one.cpu().numpy() for one in found)
         for result, everyone in ((following, False), (further, True)):
             if everyone and not self.signals.ignores_done.any():

@@ -10,6 +10,7 @@ every detail with its reason.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,7 +37,7 @@ from pipeline.nets.layers import DensePair
 from pipeline.nets.optimizer import FlatAdam
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from pipeline.algos.process_group import ProcessGroup
     from pipeline.arrays import FloatArray
@@ -219,7 +220,9 @@ class PPO(Algorithm):
         now = Schedule.at(step, h, self.settings.max_steps)
         self.optimizer.learning_rate = now.learning_rate
         rows = with_clip_range(self._rows(rollout), now.epsilon)
-        clip = value_range(rows.returns, now.epsilon, self.processes) if h.clip_value else None
+        fixed = {"beta": torch.tensor(now.beta, device=self.device)}
+        if h.clip_value:
+            fixed["clip"] = value_range(rows.returns, now.epsilon, self.processes)
         steps: list[StepStats] = []
         # With memory a unit is a sequence, counted as if it were full.
         size = max(h.batch_size // self.sequence_length, 1)
@@ -227,7 +230,7 @@ class PPO(Algorithm):
         for _ in range(h.num_epoch):
             for batch in rows.minibatches(self.minibatch_stream, size, self.processes):
                 yield n_left - len(steps)
-                steps.append(self._learn(batch, beta=now.beta, clip=clip))
+                steps.append(self._learn(batch, fixed=fixed))
                 if self.intrinsic is not None:
                     self.intrinsic.learn(batch.index)
         losses = torch.stack([loss for one in steps for loss in one.losses]).view(-1, 2)
@@ -263,8 +266,26 @@ class PPO(Algorithm):
             stats["Losses/Pretraining Loss"] = yield from self.bc.update_in_parts(step=step)
         return stats
 
-    def _learn(self, batch: Rows, *, beta: float, clip: Tensor | None) -> StepStats:
-        """One gradient step on a minibatch; `clip` [S] if values are clipped."""
+    def _learn(self, batch: Rows, *, fixed: Mapping[str, Tensor]) -> StepStats:
+        """One gradient step on a minibatch; `fixed` has what `_losses` takes beside its columns."""
+        loss_pi, loss_v, log_ratio = self.optimizer.descend(
+            partial(self._losses, sequences=batch.sequences),
+            {**batch.columns, **fixed},
+            max_norm=self.hyperparameters.max_grad_norm,
+            steady=batch.sequences is None,
+        )
+        return StepStats(losses=(loss_pi, loss_v), log_ratio=log_ratio)
+
+    def _losses(
+        self, columns: Mapping[str, Tensor], sequences: SequenceState | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The loss, and of it the policy's, the value's, and the log ratio [B, C] of the actions.
+
+        Args:
+            columns: of a minibatch, `beta`, and `clip` [S] if values are clipped.
+            sequences: that the rows form; None without memory.
+        """
+        batch = Rows(columns=columns, sequences=sequences)
         hidden, value = self._hidden_and_value(batch)
         log_prob, entropy = self.policy.actor.heads.evaluate(
             hidden, batch.continuous, batch.discrete, batch.allowed
@@ -273,23 +294,17 @@ class PPO(Algorithm):
         loss_pi = policy_loss(
             log_ratio=log_ratio,
             advantage=batch.advantage,
-            lowest=batch.columns["lowest"],
-            highest=batch.columns["highest"],
+            lowest=columns["lowest"],
+            highest=columns["highest"],
         )
-        if clip is None:
-            loss_v = value_loss(value=value, returns=batch.returns)
-        else:
+        if "clip" in columns:
             loss_v = clipped_value_loss(
-                value=value, old_value=batch.value, returns=batch.returns, clip=clip
+                value=value, old_value=batch.value, returns=batch.returns, clip=columns["clip"]
             )
-        loss = loss_pi.add(loss_v, alpha=VALUE_WEIGHT).sub(entropy, alpha=beta)
-        self.optimizer.zero_gradients()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.optimizer.step(max_norm=self.hyperparameters.max_grad_norm)
-        return StepStats(
-            losses=(loss_pi.detach(), loss_v.detach()),
-            log_ratio=log_ratio.detach(),
-        )
+        else:
+            loss_v = value_loss(value=value, returns=batch.returns)
+        loss = loss_pi.add(loss_v, alpha=VALUE_WEIGHT).addcmul(columns["beta"], entropy, value=-1.0)
+        return loss, (loss_pi, loss_v, log_ratio)
 
     def _hidden_and_value(self, batch: Rows) -> tuple[Tensor, Tensor]:
         """The actor's hidden vectors [B, H] and the critic's values [B, S]."""

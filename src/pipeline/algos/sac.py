@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from pipeline.algos.finite_checks import refuse_divergence
 from pipeline.algos.policy import Policy, generator_for, seeded_weights
 from pipeline.algos.replay_sampler import ReplaySampler
 from pipeline.algos.reward_signals import mean_losses
+from pipeline.algos.rows import Rows
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
 from pipeline.data.replay import Replay
 from pipeline.nets.actor_critic import Critic, apply_memory
@@ -31,14 +33,13 @@ from pipeline.nets.encoder import dense_pairs
 from pipeline.nets.layers import DensePair
 from pipeline.nets.memory import SequenceState
 from pipeline.nets.optimizer import FlatAdam
-from pipeline.nets.q_networks import TwinQNetworks
+from pipeline.nets.q_networks import TwinQNetworks, taken_value
 from pipeline.nets.squashed import squashed_action
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from pipeline.algos.policy import Decision
-    from pipeline.algos.rows import Rows
     from pipeline.arrays import BoolArray, FloatArray
     from pipeline.data.columns import Field
     from pipeline.data.rollout import Rollout
@@ -68,25 +69,6 @@ def value_targets(
     """
     ends = done.unsqueeze(1) & ~ignores_done
     return rewards + gamma * next_value.masked_fill(ends, 0.0)
-
-
-def taken_value(values: Tensor, discrete: Tensor, branches: Sequence[int]) -> Tensor:
-    """Values of what was done, the mean over branches.
-
-    Args:
-        values: [..., B, S, outputs]: one output, or one for each choice of each branch.
-        discrete: int64 [B, branches] choices.
-        branches: sizes of the branches.
-
-    Returns:
-        [..., B, S].
-    """
-    if not branches:
-        return values.squeeze(-1)
-    first = np.cumsum(branches) - np.asarray(branches)
-    columns = discrete + torch.from_numpy(first).to(discrete.device)
-    shape = (*values.shape[:-1], len(branches))
-    return values.gather(-1, columns.unsqueeze(1).expand(shape)).mean(-1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -256,6 +238,30 @@ class SAC(Algorithm):
 
     def _learn(self, batch: Rows) -> Tensor:
         """One gradient step of all networks from the state before it; gives its statistics."""
+        columns = dict(batch.columns)
+        if n_actions := self.spec.action_spec.continuous_size:
+            noise = torch.empty(len(batch), n_actions, device=self.device)
+            columns["noise"] = noise.normal_(generator=self.noise_stream)
+        (statistics,) = self.optimizer.descend(
+            partial(self._losses, sequences=batch.sequences),
+            columns,
+            max_norm=self.hyperparameters.max_grad_norm,
+            steady=batch.sequences is None,
+        )
+        # After the step, so that the target follows the new weights.
+        self._soft_update(self._target, self._source, None)
+        return statistics
+
+    def _losses(
+        self, columns: Mapping[str, Tensor], sequences: SequenceState | None
+    ) -> tuple[Tensor, tuple[Tensor]]:
+        """The loss of all networks, and the statistics of it.
+
+        Args:
+            columns: of a minibatch, and `noise` [B, A] for the actions that are drawn.
+            sequences: that the rows form; None without memory.
+        """
+        batch = Rows(columns=columns, sequences=sequences)
         actions = self.spec.action_spec
         own, critics, nexts = self._sequence_states(batch)
         with torch.no_grad():
@@ -267,7 +273,6 @@ class SAC(Algorithm):
             gamma=self.signals.gamma,
             ignores_done=self.signals.ignores_done,
         )
-        self.optimizer.zero_gradients()
         hidden, value = self._hidden_and_value(batch, own, critics)
         fresh = self._fresh(batch, hidden)
         values, again = self.q_networks(
@@ -288,13 +293,9 @@ class SAC(Algorithm):
         # [3]: the value's loss and those of both twins, each by its mean over rows and signals.
         losses = 0.5 * errors.square().mean((1, 2))
         loss_alpha = -(self.log_alpha * entropy_gap * self.alpha_weight).sum()
-        # One backward for all: detached parts keep each loss to its own networks.
+        # One loss for all: detached parts keep each loss to its own networks.
         loss = loss_pi + losses.sum() + loss_alpha
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.optimizer.step(max_norm=self.hyperparameters.max_grad_norm)
-        # After the step, so that the target follows the new weights.
-        self._soft_update(self._target, self._source, None)
-        return torch.cat((loss_pi.view(1), losses, value.mean(0))).detach()
+        return loss, (torch.cat((loss_pi.view(1), losses, value.mean(0))),)
 
     def _hidden_and_value(
         self, batch: Rows, own: SequenceState | None, critics: SequenceState | None
@@ -313,7 +314,7 @@ class SAC(Algorithm):
         continuous, columns = batch.continuous, []
         if actions.continuous_size:
             mu, log_sigma = heads.gaussian(hidden)
-            noise = torch.empty_like(mu).normal_(generator=self.noise_stream)
+            noise = batch.columns["noise"]
             continuous, density = squashed_action(mu=mu, log_sigma=log_sigma, noise=noise)
             columns.append(density.sum(1))
         branches = heads.branch_log_probs(hidden, batch.allowed)

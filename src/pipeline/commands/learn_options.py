@@ -109,6 +109,8 @@ _TABLE = {
         "--learners N": "processes that learn one run together, each with --num-envs environments "
         "of its own (default: 1, or as many as torchrun has started)",
         "--torch-device DEVICE": "cpu, cuda, cuda:0, ... (default: the fastest one, measured)",
+        "--torch-compile": "compile gradient steps, where a C++ compiler is installed: smaller "
+        "networks learn up to twice as fast, after some seconds",
         "--portable": "choose the same kernels on every x86-64 with AVX, so that another one gives "
         "the same bytes; slower, and on the CPU only",
         "--deterministic": "take the mean or the likeliest action, also while training",
@@ -144,6 +146,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "--listen": {"key": None},
     "--token-file": {"key": None},
     "--torch-device": {"key": "torch_settings.device"},
+    "--torch-compile": {"key": "torch_settings.compile"},
     "--portable": {"key": None},
     "--deterministic": {"behavior_key": "network_settings.deterministic"},
     "--keep-checkpoints": {"behavior_key": "keep_checkpoints"},

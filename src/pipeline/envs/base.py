@@ -39,6 +39,9 @@ inference."""
 class BehaviorMapping(UserDict[str, BehaviorSpec]):
     """Specifications by behavior name, as ML-Agents' `behavior_specs` is called."""
 
+    def __init__(self, specs: Mapping[str, BehaviorSpec] | None = None) -> None:
+        super().__init__(specs)
+
 
 class BaseEnv(ABC):
     """Many agents of one or more behaviors, seen and driven as batches.

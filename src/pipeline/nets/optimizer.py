@@ -11,6 +11,8 @@ from torch.optim.adam import adam
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from pipeline.nets.compiled import CompiledGradients, Losses
+
 # Numbers that each parameter's place is rounded up to, so that all begin at a cache line.
 _ALIGNMENT = 16
 
@@ -143,6 +145,8 @@ class FlatAdam:
         self._adam = FusedAdam([self.flat], learning_rate=learning_rate)
         self.average: Callable[[Tensor], None] | None = None
         """Makes the gradient the mean over several processes, before anything is done with it."""
+        self.compiled: CompiledGradients | None = None
+        """Computes gradients by a compiled program; None for torch's own `backward`."""
 
     @property
     def learning_rate(self) -> float:
@@ -166,6 +170,39 @@ class FlatAdam:
         if gradient is None:
             raise ValueError("the flat gradient was taken away")
         return gradient
+
+    def compile(self) -> None:
+        """Have `descend` compile what it derives, once for each shape of its columns."""
+        from pipeline.nets.compiled import CompiledGradients  # takes a second to import
+
+        self.compiled = CompiledGradients(self._gradients)
+
+    def descend(
+        self,
+        losses: Losses,
+        columns: Mapping[str, Tensor],
+        *,
+        max_norm: float | None = None,
+        steady: bool = True,
+    ) -> list[Tensor]:
+        """One step down a loss; gives the loss's other results, without their derivatives.
+
+        Args:
+            losses: a scalar to go down on and other results, from the columns, from parameters and
+                buffers, and from nothing else; always the same function.
+            columns: [B, ...] and others, by name.
+            max_norm: as in `step`.
+            steady: whether columns of these shapes will come again; others are never compiled.
+        """
+        if self.compiled is not None and steady:
+            found = self.compiled(losses, columns)
+        else:
+            loss, results = losses(columns)
+            self.zero_gradients()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            found = [one.detach() for one in results]
+        self.step(max_norm=max_norm)
+        return found
 
     def step(self, *, max_norm: float | None = None) -> None:
         """Move along the gradients, first shortened to `max_norm` if they are longer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -142,3 +143,22 @@ class TwinQNetworks(nn.Module):
         again = self._frozen[0]((joined.detach(), goal), fresh, sequences)
         with torch.no_grad():
             return values, (again, self.second(second, fresh, sequences))
+
+
+def taken_value(values: Tensor, discrete: Tensor, branches: Sequence[int]) -> Tensor:
+    """Values of what was done, the mean over branches.
+
+    Args:
+        values: [..., B, S, outputs]: one output, or one for each choice of each branch.
+        discrete: int64 [B, branches] choices.
+        branches: sizes of the branches.
+
+    Returns:
+        [..., B, S].
+    """
+    if not branches:
+        return values.squeeze(-1)
+    first = np.cumsum(branches) - np.asarray(branches)
+    columns = discrete + torch.from_numpy(first).to(discrete.device)
+    shape = (*values.shape[:-1], len(branches))
+    return values.gather(-1, columns.unsqueeze(1).expand(shape)).mean(-1)

@@ -293,6 +293,8 @@ class TrainingLoop:
             device = fastest_device(name, spec, own, n_agents=n_agents, kept=kept)
             self._devices[name] = str(device)
         learner = Learner(name, spec, own, seed=seed, device=device, learns=not self.inference)
+        if self.settings.torch_settings.compile and learner.learns:
+            learner.algorithm.compile()
         if saved is not None:
             path = files.named(self.run_dir, name) / RESUME_FILE
             restore(learner, saved, path, exact=self._exact)
@@ -351,8 +353,8 @@ class TrainingLoop:
         at = learner.step // frequency * frequency
         progress.next_summary = at + frequency
         spread = learner.statistics.reward_spread()
-        returns = {REWARD: list(learner.statistics.returns)}
-        distributions = returns | learner.statistics.distributions()
+        distributions = {REWARD: list(learner.statistics.returns)}
+        distributions |= learner.statistics.distributions()
         self.tracker.samples(learner.name, learner.statistics.samples())
         values = learner.statistics.period()
         values[names.IS_TRAINING] = float(learner.learns and at <= learner.settings.max_steps)
@@ -370,8 +372,7 @@ class TrainingLoop:
     def _save_stopped(self) -> None:
         """Save a run that was told to stop, and export what it has learned."""
         self.resume_points.stop(list(self.learners.values()), self._shared_state())
-        if self.keeper.exporter is not None:
-            self._export(list(self.learners.values()))
+        self._export(list(self.learners.values()))
 
     def _save_learned(self, *, is_stopping: bool = False) -> None:
         """After a failure, save those that have learned something since they began."""
@@ -379,20 +380,19 @@ class TrainingLoop:
         if self.inference or not learned or (is_stopping and self.resume_points.is_kept):
             return
         self.keeper.refresh(learned, self._shared_state(), workers=None)
-        if self.keeper.exporter is not None:
-            self._export(learned)
+        self._export(learned)
 
     def _export(self, learners: list[Learner]) -> None:
-        """Give each policy its ONNX, but for those that have met nothing to prove it with."""
-        met = [learner for learner in learners if len(learner.recorded["obs"][0])]
+        """Give each policy its ONNX, where wanted and where there is something to prove it with."""
+        met = [one for one in learners if self.keeper.exporter and len(one.recorded["obs"][0])]
         for learner in (one for one in met if not self.keeper.has_numbered(one)):
             self.keeper.milestone(learner, self._shared_state())
         self.keeper.give_onnx(met)
 
     def _interrupted(self, request: StopRequest) -> Interrupted:
         saved = f"the state is saved in {self.run_dir}" if self.learners else "nothing to save yet"
-        reason = f"stopped by a signal {self._at()}; {saved}"
-        return Interrupted(reason, exit_code=request.exit_code)
+        why = f"stopped by a signal {self._at()}; {saved}"
+        return Interrupted(why, exit_code=request.exit_code)
 
     def _at(self) -> str:
         """At which step of each behavior training is, for messages."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pipeline import plugins
+from pipeline import machine, plugins
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.reward_signals import find_demonstrations, supported_signals
 from pipeline.errors import SettingsError
@@ -59,8 +59,14 @@ def refuse_untrainable(run: RunSettings) -> None:
     One behavior that can be trained is enough: the environment may have that one only.
 
     Raises:
-        SettingsError: No behavior of the configuration can be trained.
+        SettingsError: No behavior of the configuration can be trained, or not in the way that it
+            asks for.
     """
+    if run.torch_settings.compile and machine.is_portable():
+        raise SettingsError(
+            "torch_settings.compile: true makes programs for this processor alone, which a "
+            "portable run must not have; leave one of the two out"
+        )
     candidates = dict(run.behaviors)
     if run.default_settings is not None:
         candidates["(default_settings)"] = run.default_settings

@@ -8,6 +8,7 @@ only when a change of what is learned is meant.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +24,21 @@ LEAST = 1e-6
 """What they may differ by anyway, as initial weights do."""
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_three_updates_make_of_the_weights_what_they_made_before(name, tmp_path):
+COMPILED = ("ppo, hybrid", "ppo, values clipped", "sac, discrete", "sac, normalised")
+
+
+@pytest.mark.parametrize(
+    ("name", "compiled"),
+    [*((name, False) for name in CASES), *((name, True) for name in COMPILED)],
+)
+def test_three_updates_make_of_the_weights_what_they_made_before(name, compiled, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
     training = Training(name, tmp_path)
+    if compiled:
+        training.learner.algorithm.compile()
     before = sampled(training.weights())
     training.run()
+    assert ("Compiled the gradient step" in caplog.text) == compiled
     after = sampled(training.weights())
     with np.load(FOLDER / golden_file(name)) as content:
         stored = {key: content[key] for key in content.files}

@@ -10,8 +10,9 @@ import pytest
 import torch
 from test_ppo import rollout
 
-from pipeline.algos.sac import SAC, Fresh, taken_value, value_targets
+from pipeline.algos.sac import SAC, Fresh, value_targets
 from pipeline.errors import TrainingError
+from pipeline.nets.q_networks import taken_value
 from pipeline.nets.squashed import squashed_action
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings

@@ -81,7 +81,7 @@ NETWORK = {
 }
 SIGNAL = {"gamma": 0.99, "strength": 1.0, "network_settings": NETWORK}
 REQUIRED = "required"
-NOT_ML_AGENTS = {"max_grad_norm", "clip_value"}
+NOT_ML_AGENTS = {"max_grad_norm", "clip_value", "compile"}
 
 # Every key of the format with its default, written down from the reference, not from our classes.
 FORMAT: dict[type, dict[str, Any]] = {

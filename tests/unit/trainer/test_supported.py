@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline import machine
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
 from pipeline.trainer.supported import refuse_untrainable
@@ -23,3 +24,12 @@ def test_a_run_of_which_nothing_can_be_trained_is_refused_with_the_first_reason(
 
 def test_one_behavior_that_can_be_trained_is_enough():
     refuse_untrainable(run(A=UNTRAINABLE, B={"trainer_type": "ppo"}))
+
+
+def test_a_portable_run_is_not_compiled(monkeypatch):
+    overrides = {"behaviors": {"A": {"trainer_type": "ppo"}}, "torch_settings": {"compile": True}}
+    settings = load_run_settings(None, overrides=overrides)
+    refuse_untrainable(settings)
+    monkeypatch.setattr(machine, "is_portable", lambda: True)
+    with pytest.raises(SettingsError, match=r"torch_settings\.compile: true makes programs for"):
+        refuse_untrainable(settings)

@@ -97,6 +97,8 @@ class TorchSettings:
 
     device: str | None = None
     """`cpu`, `cuda`, `cuda:0`, ...; null for the fastest one, which is measured."""
+    compile: bool = False
+    """Whether gradient steps are compiled, where a compiler is installed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,108 @@
+"""`torch_settings.compile`: a loss and its derivative as one compiled program.
+
+A small network is bound by calls: a quarter of a gradient step is arithmetic, and the rest is calls
+of torch and the graph that it keeps for `backward`. So the loss and its derivative are traced once,
+into operations without a graph, and torch's compiler makes few programs of those.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor, nn
+
+    Losses = Callable[[Mapping[str, Tensor]], tuple[Tensor, tuple[Tensor, ...]]]
+
+_log = logging.getLogger(__name__)
+
+
+def compiler() -> str | None:
+    """The C++ compiler that torch would use on the CPU; None where it is not installed."""
+    return shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))
+
+
+class CompiledGradients:
+    """Derivatives of one loss by some parameters, in a program for each shape of minibatch.
+
+    The same program on the same machine gives the same bytes; against `backward` sums are in
+    another order.
+
+    Args:
+        gradients: the parameters and where their gradients lie.
+    """
+
+    def __init__(self, gradients: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
+        self._gradients = list(gradients)
+        self._programs: dict[
+            tuple[object, ...], tuple[Callable[..., list[Tensor]], list[Tensor]]
+        ] = {}
+
+    def __call__(self, losses: Losses, columns: Mapping[str, Tensor]) -> list[Tensor]:
+        """Write the gradients of parameters that the loss depends on; the loss's other results.
+
+        Args:
+            losses: a scalar to go down on and other results, from the columns, from parameters and
+                buffers, and from nothing else; always the same function.
+            columns: [B, ...] and others, by name.
+        """
+        shapes = tuple((name, values.shape) for name, values in columns.items())
+        if shapes not in self._programs:
+            self._programs[shapes] = self._compiled(losses, columns)
+        program, places = self._programs[shapes]
+        with torch.no_grad():
+            return program(list(columns.values()), places)
+
+    def _compiled(
+        self, losses: Losses, columns: Mapping[str, Tensor]
+    ) -> tuple[Callable[..., list[Tensor]], list[Tensor]]:
+        """The program for columns of these shapes, and the gradients that it writes."""
+        began = time.perf_counter()
+        names = list(columns)
+        parameters = [parameter for parameter, _ in self._gradients]
+        loss, _ = losses(columns)
+        # torch's own hints leave out that some are None
+        gradients: Any = torch.autograd.grad(loss, parameters, allow_unused=True)
+        used = [i for i, gradient in enumerate(gradients) if gradient is not None]
+
+        def derivative(values: list[Tensor], places: list[Tensor]) -> list[Tensor]:
+            loss, results = losses(dict(zip(names, values, strict=True)))
+            gradients = torch.autograd.grad(loss, [parameters[i] for i in used])
+            for place, gradient in zip(places, gradients, strict=True):
+                place.copy_(gradient)
+            return [one.detach() for one in results]
+
+        places = [self._gradients[i][1] for i in used]
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of parts of torch by others of it
+            with torch.enable_grad():
+                traced = make_fx(derivative)(list(columns.values()), places)
+            program = torch.compile(
+                traced,
+                fullgraph=True,
+                dynamic=False,
+                options={
+                    # The key says all that could change, and checking it again costs as much as a
+                    # layer.
+                    "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
+                    "compile_threads": 1,  # no processes that would outlive this one
+                },
+            )
+            program(list(columns.values()), places)
+        _log.info(
+            "Compiled the gradient step for minibatches of %d rows in %.1f s.",
+            len(next(iter(columns.values()))),
+            time.perf_counter() - began,
+        )
+        return program, places

@@ -1,0 +1,93 @@
+"""Compiled gradients: those of `backward`, whatever parameters and buffers have become since."""
+
+import logging
+
+import torch
+from test_poca import learner, message, play
+from torch import nn
+
+from pipeline.nets import compiled
+from pipeline.nets.optimizer import FlatAdam
+
+
+class Toy(nn.Module):
+    """Two layers, a scale that is no parameter, and a parameter that nothing depends on."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+        self.idle = nn.Parameter(torch.ones(4))
+        self.register_buffer("scale", torch.ones(()))
+        self.optimizer = FlatAdam(self.parameters(), learning_rate=0.1)
+
+    def losses(self, columns):
+        error = self.layers(columns["x"]) * self.scale - columns["y"]
+        return error.square().mean(), (error,)
+
+
+def trained(toy, sizes, *, change=1.0):
+    """Errors of a step per minibatch; in between the buffer changes."""
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for n in sizes:
+        columns = {
+            "x": torch.randn(n, 3, generator=generator),
+            "y": torch.randn(n, 2, generator=generator),
+        }
+        found += toy.optimizer.descend(toy.losses, columns, max_norm=0.5)
+        toy.scale.mul_(change)
+    return found
+
+
+def test_compiled_steps_are_those_of_backward(caplog):
+    caplog.set_level(logging.INFO)
+    plain, fast = Toy(), Toy()
+    fast.optimizer.compile()
+    sizes = (4, 4, 6, 4)
+    for one, two in zip(
+        trained(plain, sizes, change=1.5), trained(fast, sizes, change=1.5), strict=True
+    ):
+        assert not two.requires_grad
+        torch.testing.assert_close(one, two)
+    assert len([line for line in caplog.messages if "Compiled" in line]) == 2  # of 4 rows and of 6
+    assert torch.equal(fast.idle, torch.ones(4))
+    for one, two in zip(plain.parameters(), fast.parameters(), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_shapes_that_do_not_come_again_are_not_compiled(monkeypatch):
+    toy = Toy()
+    toy.optimizer.compile()
+    monkeypatch.setattr(toy.optimizer.compiled, "_compiled", None)
+    columns = {"x": torch.ones(2, 3), "y": torch.ones(2, 2)}
+    toy.optimizer.descend(toy.losses, columns, steady=False)
+
+
+def test_groups_whose_members_are_all_there_are_compiled(caplog):
+    caplog.set_level(logging.INFO)
+    weights = []
+    for fast in (False, True):
+        one = learner()
+        if fast:
+            one.algorithm.compile()
+        both = ({1: (k, 0.0), 2: (-k, 0.5)} for k in range(4))
+        ends = message({}, {1: (4.0, 1.0), 2: (5.0, 0.0)}, group_reward=3.0)
+        rollout = play(one, *(message(here, group_reward=1.0) for here in both), ends)
+        one.algorithm.update(rollout, step=0)
+        one.algorithm.critic.notice(5)  # from here on a group of two is a small one
+        one.algorithm.update(rollout, step=10)
+        weights.append(one.algorithm.weights())
+    assert "Compiled" in caplog.text
+    for network, values in weights[0].items():
+        for name, value in values.items():
+            torch.testing.assert_close(value, weights[1][network][name])
+
+
+def test_without_a_compiler_training_says_so_and_goes_on(monkeypatch, caplog):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert compiled.compiler() is None
+    algorithm = learner().algorithm
+    algorithm.compile()
+    assert algorithm.optimizer.compiled is None
+    assert "no C++ compiler is installed here" in caplog.text
