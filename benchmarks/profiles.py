@@ -1,14 +1,16 @@
 """Steps per second where environments take as long as real players, as a share of what they give.
 
     python benchmarks/profiles.py [--quick] [--workload ppo sac ...] [--ms 0 6 14] [--envs 1 4]
-        [--sigma 0.3] [--rounds 3] [--peer] [--json FILE]
+        [--agents N] [--sigma 0.3] [--rounds 3] [--peer] [--compile] [--json FILE]
 
 A cell is a workload, a time per exchange and a number of environments. In each round of it the
 environment-only rate (random actions through the low-level API), ours, ours `threaded`, and with
 `--peer` mlagents-learn both ways are measured in turn, all on executables of ours whose every
 exchange takes so many milliseconds more, constant or log-normal. Rates are agent steps per second
-between the first and the last summary; printed are medians, and shares of the environment-only rate
-taken within each round.
+over whole rollouts with their updates, without the first and the last of a run; printed are
+medians, and shares of the environment-only rate taken within each round. `compute only` is the rate
+that ours would have if environments answered at once. In self-play only the steps of the team that
+learns count. `--compile` is for ours.
 """
 
 from __future__ import annotations
@@ -29,11 +31,16 @@ from peer import ROOT, train
 
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.simulators import client, registry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from peer import Curve
+
+    from pipeline.arrays import IntArray
     from pipeline.protocol.simulator import Simulator
     from pipeline.protocol.specs import ActionTuple
     from pipeline.protocol.steps import Steps
@@ -48,6 +55,10 @@ class Workload:
     simulator: str
     seconds: float = 12.0
     """Of the environment's own time that a measurement shall take."""
+    updates: int = 5
+    """That a run has at least."""
+    learning: float = 1.0
+    """Part of the agents whose steps a trainer counts."""
 
 
 WORKLOADS = {
@@ -56,9 +67,70 @@ WORKLOADS = {
     "rnd": Workload(config="config/ppo/PyramidsRND.yaml", simulator="pyramids"),
     "visual": Workload(config="config/ppo/GridWorld.yaml", simulator="grid_world"),
     "poca": Workload(config="config/poca/PushTogether.yaml", simulator="push_together"),
+    "soccer": Workload(
+        config="benchmarks/cases/soccer_twos.yaml", simulator="soccer_twos", learning=0.5
+    ),
 }
-N_SUMMARIES = 10
-LEAST_STEPS = 12_000
+
+
+class Pitches:
+    """Nothing but SoccerTwos' shapes: random games of two against two, 12 players in all.
+
+    Args:
+        seed: of the games.
+        n_agents: players, four on each pitch.
+    """
+
+    LENGTH = 300
+    """Decisions of a game, on average."""
+
+    def __init__(self, *, seed: int, n_agents: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        spec = BehaviorSpec(
+            [ObservationSpec.vector(264), ObservationSpec.vector(72)],
+            ActionSpec.create_discrete([3, 3, 3]),
+        )
+        self.behavior_specs = {f"SoccerTwos?team={team}": spec for team in (0, 1)}
+        n = n_agents // 2
+        self._seen = [self._rng.random((997 + n, *one.shape)) for one in spec.observation_specs]
+        self._seen = [one.astype(np.float32) for one in self._seen]
+        self._ids = {name: k * n + np.arange(n) for k, name in enumerate(self.behavior_specs)}
+
+    def reset(self) -> dict[str, Steps]:
+        """New games everywhere."""
+        return self._steps(np.zeros(0, np.int64))
+
+    def step(self, actions: Mapping[str, ActionTuple]) -> dict[str, Steps]:
+        """One moment; some games end, and one of the teams has won."""
+        n_pitches = len(actions["SoccerTwos?team=0"].discrete) // 2
+        return self._steps(np.flatnonzero(self._rng.random(n_pitches) < 1.0 / self.LENGTH))
+
+    def set_parameter(self, name: str, value: float) -> None:
+        """There is none."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _steps(self, over: IntArray) -> dict[str, Steps]:
+        result = {}
+        won = self._rng.random() < 0.5
+        for name, ids in self._ids.items():
+            group = (ids // 2 + 1).astype(np.int32)
+            ended = (2 * over[:, None] + np.arange(2)).flatten()
+            nothing = np.zeros(len(ids), np.float32)
+            first = int(self._rng.integers(997))
+            obs = [one[first : first + len(ids)] for one in self._seen]
+            masks = [np.zeros((len(ids), 3), np.bool_) for _ in range(3)]
+            here = ids.astype(np.int32)
+            # a player keeps its id: it begins the next game in the same message
+            decisions = DecisionSteps(obs, nothing, here, masks, group, nothing)
+            gained = np.full(len(ended), 1.0 if won else -1.0, np.float32)
+            stopped = np.zeros(len(ended), np.bool_)
+            last = [one[ended] for one in obs]
+            rest = (nothing[ended], stopped, here[ended], group[ended], gained)
+            result[name] = (decisions, TerminalSteps(last, *rest))
+            won = not won
+        return result
 
 
 class Slowed:
@@ -91,18 +163,22 @@ def serve(options: argparse.Namespace) -> None:
     """Be the environment."""
 
     def make(seed: int, areas: int) -> Simulator:
-        entry = registry.entry(options.serve)
-        simulator = registry.make(options.serve, seed=seed, n_agents=entry.n_agents * areas)
+        if options.serve == "soccer_twos":
+            simulator: Any = Pitches(seed=seed, n_agents=(options.agents or 12) * areas)
+        else:
+            n_agents = options.agents or registry.entry(options.serve).n_agents
+            simulator = registry.make(options.serve, seed=seed, n_agents=n_agents * areas)
         slowed: Any = Slowed(simulator, ms=options.ms[0], sigma=options.sigma, seed=seed)
         return slowed  # type: ignore[no-any-return]  # it has all that a simulator has
 
     client.converse(make, port=options.mlagents_port)
 
 
-def executable(folder: Path, simulator: str, ms: float, sigma: float) -> Path:
+def executable(folder: Path, simulator: str, ms: float, options: argparse.Namespace) -> Path:
     """A program that serves `simulator`, with `ms` more for every exchange."""
     program = folder / f"{simulator}-{ms:g}"
-    words = f'"{sys.executable}" "{__file__}" --serve {simulator} --ms {ms} --sigma {sigma}'
+    words = f'"{sys.executable}" "{__file__}" --serve {simulator} --ms {ms} --sigma {options.sigma}'
+    words += f" --agents {options.agents}" if options.agents else ""
     program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     program.chmod(0o755)
     return program
@@ -126,10 +202,12 @@ def environment_only(env: Path, n_envs: int, seconds: float) -> float:
 
 
 def configuration(workload: Workload, folder: Path, *, steps: int, **run: Any) -> Path:
-    """The workload's configuration for so many steps, with `threaded` and `num_envs`."""
+    """The workload's configuration for about so many steps, with `threaded` and `num_envs`."""
     content = yaml.safe_load((ROOT / workload.config).read_text())
+    every = buffer_size(workload)  # so that an update lies between every two summaries
+    steps = max(-(-steps // every), workload.updates) * every
     for behavior in content["behaviors"].values():
-        behavior |= {"max_steps": steps, "summary_freq": max(steps // N_SUMMARIES, 1)}
+        behavior |= {"max_steps": steps, "summary_freq": every}
         behavior |= {"threaded": run["threaded"], "checkpoint_interval": 10 * steps}
     content["env_settings"] = {"num_envs": run["n_envs"]}
     path = folder / "trainer.yaml"
@@ -137,37 +215,63 @@ def configuration(workload: Workload, folder: Path, *, steps: int, **run: Any) -
     return path
 
 
+def buffer_size(workload: Workload) -> int:
+    """Rows of an update; SAC, whose updates are many, begins after a few."""
+    content = yaml.safe_load((ROOT / workload.config).read_text())
+    (behavior,) = content["behaviors"].values()
+    size: int = behavior["hyperparameters"]["buffer_size"]
+    return size if behavior["trainer_type"] != "sac" else 1000
+
+
+def steady_rate(curve: Curve) -> float:
+    """Agent steps per second from the first summary to the last but one.
+
+    The first rollout has no update beside it, and the last update no rollout.
+    """
+    return (curve.steps[-2] - curve.steps[0]) / (curve.seconds[-2] - curve.seconds[0])
+
+
+def compute_only(curve: Curve, folder: Path, seed: int) -> float:
+    """Agent steps per second of the trainer's own time, in the run of that seed."""
+    spent = json.loads((folder / f"ours-{seed}/run_logs/seconds.json").read_text())
+    return curve.steps[-1] / (spent["total"] - spent["environment"])
+
+
 def measure(
     name: str, ms: float, n_envs: int, options: argparse.Namespace
 ) -> dict[str, list[float]]:
     """Rates of each round, by who."""
     workload = WORKLOADS[name]
+    more = ["--torch-compile"] if options.compile else []
     rates: dict[str, list[float]] = {}
     for number in range(1, options.rounds + 1):
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            env = executable(folder, workload.simulator, ms, options.sigma)
-            alone = environment_only(env, n_envs, workload.seconds / 3)
+            env = executable(folder, workload.simulator, ms, options)
+            alone = workload.learning * environment_only(env, n_envs, workload.seconds / 3)
             rates.setdefault("environment", []).append(alone)
             programs = ["ours", "peer"] if options.peer else ["ours"]
             for program in programs:
                 speed = alone if program == "ours" else alone / 3  # the peer needs no more time
-                steps = max(int(speed * workload.seconds), LEAST_STEPS)
+                steps = int(speed * workload.seconds)
                 for threaded in (False, True):
                     changes = {"threaded": threaded, "n_envs": n_envs, "steps": steps}
                     config = configuration(workload, folder, **changes)
-                    curve = train(program, config, env, seed=number, folder=folder)
+                    curve = train(program, config, env, seed=number, folder=folder, options=more)
+                    if program == "ours" and not threaded:
+                        rates.setdefault("compute", []).append(compute_only(curve, folder, number))
                     who = f"{program}, threaded" if threaded else program
-                    rates.setdefault(who, []).append(curve.rate())
+                    rates.setdefault(who, []).append(steady_rate(curve))
     return rates
 
 
 def line(name: str, ms: float, n_envs: int, rates: dict[str, list[float]]) -> str:
     """A row of the table."""
     alone = rates["environment"]
-    cells = [name, f"{ms:g}", str(n_envs), f"{statistics.median(alone):,.0f}"]
+    cells = [name, f"{ms:g}", str(n_envs)]
+    cells += [f"{statistics.median(rates[who]):,.0f}" for who in ("environment", "compute")]
     for who, found in rates.items():
-        if who != "environment":
+        if who not in ("environment", "compute"):
             shares = [one / all_of_it for one, all_of_it in zip(found, alone, strict=True)]
             cells.append(f"{statistics.median(found):,.0f} ({statistics.median(shares):.0%})")
     return "| " + " | ".join(cells) + " |"
@@ -182,9 +286,11 @@ def main() -> None:
     parser.add_argument("--envs", nargs="+", type=int, default=[1, 4])
     parser.add_argument("--sigma", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--agents", type=int, help="instead of the simulator's own number")
     parser.add_argument("--peer", action="store_true", help="measure mlagents-learn too")
+    parser.add_argument("--compile", action="store_true", help="ours with --torch-compile")
     parser.add_argument("--json", type=Path, help="write all rates of all rounds")
-    parser.add_argument("--serve", choices=registry.NAMES, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=[*registry.NAMES, "soccer_twos"], help=argparse.SUPPRESS)
     parser.add_argument("--mlagents-port", type=int, help=argparse.SUPPRESS)
     options, _ = parser.parse_known_args()  # a trainer gives an environment options of its own
     if options.serve:
@@ -198,6 +304,7 @@ def main() -> None:
         "ms",
         "environments",
         "environment only",
+        "compute only",
         *whos[: 4 if options.peer else 2],
     ]
     print("| " + " | ".join(titles) + " |")  # noqa: T201

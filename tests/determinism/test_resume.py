@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 import pipeline
+import pipeline.trainer.overlap
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.simulators import registry
 from pipeline.trainer.learner import Learner
@@ -65,6 +66,8 @@ if "sac" in how:
 if "poca" in how:
     settings["trainer_type"] = "poca"
 settings["threaded"] = "threaded" in how
+if "long" in how:
+    pipeline.trainer.overlap.PER_STEP = 30_000
 if "memory" in how:
     settings["network_settings"]["memory"] = {"sequence_length": 4, "memory_size": 8}
 
@@ -206,7 +209,8 @@ def assert_equal_files(one: Path, two: Path) -> None:
         ("grid_world", "threaded"),
         ("balance_ball", "lessons threaded"),
         ("push_together", "poca threaded"),
-        ("balance_ball", "threaded compiled"),
+        ("balance_ball", "threaded long compiled"),
+        ("push_together", "poca threaded long"),
     ],
 )
 def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, how, tmp_path):
@@ -273,7 +277,7 @@ def test_run_that_was_told_to_stop_equals_the_uninterrupted_run(packed, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "how"), [("Cue", "memory"), ("Level", "memory"), ("Cue", "memory threaded")]
+    ("name", "how"), [("Cue", "memory"), ("Level", "memory"), ("Cue", "memory threaded long")]
 )
 def test_resumed_run_with_memory_equals_the_uninterrupted_run(name, how, tmp_path):
     assert run(tmp_path / "whole", name, updates=8, how=how) == 0
@@ -323,7 +327,10 @@ def test_run_with_sac_whose_replay_is_not_kept_goes_on_with_an_empty_one(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "how"), [("balance_ball", "threaded"), ("Both", "sac threaded")])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [("balance_ball", "threaded"), ("push_together", "poca threaded long"), ("Both", "sac threaded")],
+)
 def test_saving_completes_the_update_under_way_and_changes_nothing(name, how, tmp_path):
     """One run is saved after each update and one only at its end."""
     assert run(tmp_path / "whole", name, updates=8, how=how) == 0

@@ -21,7 +21,7 @@ from pipeline.trainer.batching import (
 )
 from pipeline.trainer.grouping import group_tracker_for
 from pipeline.trainer.opponents import SnapshotPool
-from pipeline.trainer.overlap import Overlap
+from pipeline.trainer.overlap import Overlap, steps_per_row
 from pipeline.trainer.statistics import ENTROPY, Statistics
 from pipeline.trainer.supported import algorithm_for
 
@@ -84,8 +84,10 @@ class Learner:
         self.settings = settings
         self.learns = learns
         self.algorithm = algorithm(spec, settings, seed=seed, device=device)
-        self.overlap = Overlap(self.algorithm) if settings.threaded and learns else None
-        """Spreads updates over the steps that follow; None where each is made at once."""
+        self.overlap = None
+        """Has updates made beside the steps that follow; None where each is made at once."""
+        if settings.threaded and learns:
+            self.overlap = Overlap(self.algorithm, steps_per_row=steps_per_row(self.algorithm))
         self._learning = self.overlap or self.algorithm
         self.past: SnapshotPool | None = None
         if learns and settings.self_play is not None:

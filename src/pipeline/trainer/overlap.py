@@ -1,41 +1,75 @@
 """`threaded: true`: the networks learn while the environments work on the agents' actions.
 
-When a rollout is complete, the policy as it then is goes on acting, in a copy. The gradient steps
-of the update are spread over the loop's next steps, after what was decided has been sent and before
-the answer is waited for. How many come in a step depends on counts alone: those of the update, and
-of the loop's steps that the rollout took. When the update is over, the policy that it made acts. So
-clocks decide nothing, and a run repeats bit by bit.
+When a rollout is complete, the policy as it then is goes on acting, in a copy, and the update's
+policy acts from a step of the loop that counts alone decide. So clocks decide nothing, and a run
+repeats bit by bit.
+
+Short gradient steps are spread over the loop's next steps, after what was decided has been sent and
+before the answer is waited for. How many come in a step depends on how many the update has, and how
+many steps of the loop its rollout took. Long ones, beside which environments would wait, are made
+in a thread: torch then does arithmetic most of the time, and leaves Python to the loop. They are
+waited for after a number of steps that grows with the arithmetic, at the latest when as many have
+passed as the rollout took: the sooner a policy acts, the better it learns from what it did.
 """
 
 from __future__ import annotations
 
 import copy
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
 from pipeline.algos.algorithm import load_matching
+from pipeline.algos.schedules import completed
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
+    from concurrent.futures import Future
 
     from pipeline.algos.algorithm import Algorithm
     from pipeline.arrays import FloatArray
     from pipeline.data.rollout import Rollout
 
+PER_STEP = 50_000_000
+"""Products of weights and rows that a step of most players hides, of a few milliseconds."""
+
+
+def steps_per_row(algorithm: Algorithm) -> float | None:
+    """Steps of the loop that learning from a row shall hide behind; None for short gradient steps.
+
+    They are short in any algorithm that learns from a replay: it makes few at once.
+    """
+    networks = algorithm.own_networks.values()
+    n_weights = sum(one.numel() for network in networks for one in network.parameters())
+    h = algorithm.settings.hyperparameters
+    n_products = n_weights * h.batch_size  # of a gradient step
+    if algorithm.replay is not None or n_products <= PER_STEP:
+        return None
+    return h.minibatches_per_step * n_products / PER_STEP
+
 
 class Overlap:
-    """Updates of one algorithm, each spread over the steps of the loop that follow its rollout.
+    """Updates of one algorithm, each beside the steps of the loop that follow its rollout.
 
     Args:
         algorithm: it learns; until an update is over, a copy of its policy acts.
+        steps_per_row: how many of the loop's steps a row of an update in a thread is given; None
+            to learn between those steps.
     """
 
-    def __init__(self, algorithm: Algorithm) -> None:
+    def __init__(self, algorithm: Algorithm, *, steps_per_row: float | None = None) -> None:
         self.algorithm = algorithm
+        self._steps_per_row = steps_per_row
+        self._thread = None if steps_per_row is None else _new_thread()
         self._copy: Algorithm | None = None
         """What acts during updates."""
         self._parts: Generator[int, None, dict[str, float]] | None = None
         """What is left of the update under way; None when all of it has been computed."""
+        self._future: Future[dict[str, float]] | None = None
+        """The update under way in the thread; None when it has been computed."""
         self._stats: dict[str, float] = {}
         """Of an update that has been computed before the policy that it made acts."""
         self._weights: dict[str, Any] = {}
@@ -57,7 +91,7 @@ class Overlap:
 
     def observe(self, obs: Sequence[FloatArray]) -> None:
         """Take observations into the normalisers, after the update that still reads them."""
-        if self._parts is None:
+        if self._parts is None and self._future is None:
             self.algorithm.observe(obs)
         else:
             self._observed.append(obs)
@@ -75,16 +109,22 @@ class Overlap:
         weights = self.algorithm.weights()  # which the first part may change
         # its arrays are views of memory that is written again
         parts = self.algorithm.update_in_parts(copy.deepcopy(rollout), step=step)
-        try:
-            n_parts = next(parts)
-        except StopIteration:  # rows that are kept for later
-            return False
+        n_steps = max(self._n_steps, 1)
         if self._copy is None:
             self._copy = self.algorithm.copy_for_acting()
+        if self._thread is not None and self._steps_per_row is not None:
+            self._future = self._thread.submit(_completed, parts)
+            wanted = math.ceil(rollout.n_rows * self._steps_per_row)
+            self._n_steps_left = min(wanted, n_steps)
+        else:
+            try:
+                n_parts = next(parts)
+            except StopIteration:  # rows that are kept for later
+                return False
+            self._parts, self._n_steps_left = parts, 0
+            self._per_step = max(math.ceil(n_parts / n_steps), 1)
         load_matching(self._copy.own_networks, weights)
-        self._parts, self._weights, self._n_steps_left = parts, weights, 0
-        self._per_step = max(math.ceil(n_parts / max(self._n_steps, 1)), 1)
-        self._n_steps = 0
+        self._weights, self._n_steps = weights, 0
         return True
 
     def advance(self) -> dict[str, float]:
@@ -100,7 +140,7 @@ class Overlap:
             self._n_steps_left -= 1
         else:
             self._compute(self._per_step)
-        is_over = self._parts is None and self._n_steps_left <= 0
+        is_over = self._parts is None and self._n_steps_left <= 0  # one in the thread is waited for
         return self.finish() if is_over else {}
 
     def finish(self) -> dict[str, float]:
@@ -133,7 +173,7 @@ class Overlap:
         """Restore what `state_dict` gave, or an algorithm's own state."""
         self.algorithm.load_state_dict(state)
         waiting: Mapping[str, Any] = state.get("threaded") or {}
-        self._parts, self._observed = None, []
+        self._parts, self._future, self._observed = None, None, []
         self._weights, self._stats = waiting.get("weights", {}), waiting.get("stats", {})
         # Of files from before updates were spread: their policy acts from the next step on.
         self._n_steps_left, self._n_steps = waiting.get("steps_left", 1), waiting.get("steps", 0)
@@ -154,7 +194,22 @@ class Overlap:
                 next(self._parts)
             except StopIteration as end:
                 self._parts, self._stats = None, end.value
-                observed, self._observed = self._observed, []
-                for obs in observed:
-                    self.algorithm.observe(obs)
+        if self._future is not None:
+            future, self._future = self._future, None
+            self._stats = future.result()
+        if self._parts is None:
+            observed, self._observed = self._observed, []
+            for obs in observed:
+                self.algorithm.observe(obs)
         return n_parts
+
+
+def _completed(parts: Generator[int, None, dict[str, float]]) -> dict[str, float]:
+    with np.errstate(over="ignore", invalid="ignore"):  # which is of a thread; see Learner.learn
+        return completed(parts)
+
+
+def _new_thread() -> ThreadPoolExecutor:
+    """A thread with as many threads of torch as this one: OpenMP counts them for each."""
+    n = torch.get_num_threads()
+    return ThreadPoolExecutor(1, "update", initializer=torch.set_num_threads, initargs=(n,))

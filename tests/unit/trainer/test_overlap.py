@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 import signal
+import time
 
 import numpy as np
 import pytest
+import torch
 from toys import Corridor
 
 import pipeline
 from pipeline.algos.ppo import PPO
 from pipeline.algos.sac import SAC
 from pipeline.errors import Interrupted, TrainingError
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.settings import load_run_settings
+from pipeline.trainer import overlap as overlap_module
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.overlap import Overlap
+from pipeline.trainer.supported import algorithm_of
 
 ALGORITHMS = {"ppo": PPO, "sac": SAC}
 
@@ -29,12 +35,14 @@ class Parts:
     def __init__(self, n_parts):
         self.own_networks = {}
         self.n_parts = n_parts
+        self.seconds = 0.0
         self.done = []
         self.observed = []
 
     def update_in_parts(self, rollout, *, step):
         for left in range(self.n_parts, 0, -1):
             yield left
+            time.sleep(self.seconds)
             self.done.append((rollout[0], self.n_parts - left))
         return {"n": float(self.n_parts), "step": float(step)}
 
@@ -54,12 +62,21 @@ class Parts:
         self.done, self.observed = list(state["done"]), list(state["observed"])
 
 
-def begun(n_parts, *, n_steps):
-    """An update of so many parts, of a rollout that took so many steps."""
-    overlap = Overlap(Parts(n_parts))
+class Rows(list):
+    """A rollout of so many rows."""
+
+    @property
+    def n_rows(self):
+        return len(self)
+
+
+def begun(n_parts, *, n_steps, steps_per_row=None, seconds=0.0):
+    """An update of so many parts, of a rollout of two rows that took so many steps."""
+    overlap = Overlap(Parts(n_parts), steps_per_row=steps_per_row)
+    overlap.algorithm.seconds = seconds
     for _ in range(n_steps):
         assert overlap.advance() == {}
-    assert overlap.begin([7], step=3)
+    assert overlap.begin(Rows([7, 7]), step=3)
     return overlap
 
 
@@ -77,6 +94,56 @@ def test_parts_are_spread_over_as_many_steps_as_the_rollout_took(n_parts, n_step
     assert len(counts) <= n_steps
     assert counts == [min(per_step * (i + 1), n_parts) for i in range(len(counts))]
     assert not overlap.is_under_way
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02])
+@pytest.mark.parametrize(("n_steps", "after"), [(3, 3), (9, 4)])
+def test_an_update_in_the_thread_acts_after_as_many_steps_as_its_rows_are_given(
+    n_steps, after, seconds
+):
+    """However long it takes: it is waited for. At most as many as the rollout took."""
+    overlap = begun(5, n_steps=n_steps, steps_per_row=1.8, seconds=seconds)
+    overlap.observe("a")
+    for _ in range(after - 1):
+        assert overlap.advance() == {}
+        assert overlap.acting is not overlap.algorithm
+        assert overlap.weights() == {"done": 0}
+    assert overlap.advance() == {"n": 5.0, "step": 3.0}
+    assert overlap.acting is overlap.algorithm
+    assert overlap.algorithm.done == [(7, k) for k in range(5)]
+    assert overlap.algorithm.observed == [(5, "a")]
+
+
+def test_steps_go_on_while_the_thread_learns():
+    overlap = begun(1, n_steps=3, steps_per_row=1.0, seconds=0.5)
+    began = time.perf_counter()
+    assert overlap.advance() == {}
+    assert time.perf_counter() - began < 0.4
+    assert overlap.finish() == {"n": 1.0, "step": 3.0}
+    assert time.perf_counter() - began > 0.4
+
+
+def test_long_gradient_steps_are_those_of_many_weights_and_rows():
+    spec = BehaviorSpec([ObservationSpec.vector(8)], ActionSpec(2, ()))
+    given = []
+    for trainer, rows, units in (
+        ("ppo", 64, 128),
+        ("ppo", 256, 512),
+        ("poca", 2048, 128),
+        ("sac", 2048, 512),
+    ):
+        behavior = {
+            "trainer_type": trainer,
+            "hyperparameters": {"batch_size": rows, "buffer_size": 10 * rows},
+            "network_settings": {"hidden_units": units},
+        }
+        run = load_run_settings(None, overrides={"behaviors": {"B": behavior}})
+        settings = run.behaviors["B"]
+        algorithm = algorithm_of(settings)(spec, settings, seed=1, device=torch.device("cpu"))
+        given.append(overlap_module.steps_per_row(algorithm))
+    assert [one is None for one in given] == [True, False, False, True]
+    n_weights = 2 * (9 * 512 + 513 * 512) + 2 * 513 + 2 + 513  # actor, critic, and their heads
+    assert given[1] == pytest.approx(3 * n_weights / overlap_module.PER_STEP)
 
 
 def test_rest_is_done_at_once_when_the_next_rollout_is_complete_first():
@@ -104,16 +171,17 @@ def test_observations_wait_for_the_last_part_and_keep_their_order():
     assert overlap.algorithm.observed == [(3, "a"), (3, "b"), (3, "c")]
 
 
+@pytest.mark.parametrize("per_row", [None, 1.4])
 @pytest.mark.parametrize("n_advanced", range(6))
 @pytest.mark.parametrize(("n_parts", "n_steps"), [(5, 9), (5, 5), (11, 4)])
 def test_state_of_an_update_under_way_goes_on_as_if_it_had_not_been_asked_for(
-    n_advanced, n_parts, n_steps
+    n_advanced, n_parts, n_steps, per_row
 ):
-    untouched, asked = (begun(n_parts, n_steps=n_steps) for _ in range(2))
+    untouched, asked = (begun(n_parts, n_steps=n_steps, steps_per_row=per_row) for _ in range(2))
     for overlap in (untouched, asked):
         for _ in range(n_advanced):
             overlap.advance()
-    restored = Overlap(Parts(n_parts))
+    restored = Overlap(Parts(n_parts), steps_per_row=per_row)
     restored.load_state_dict(asked.state_dict())
     for _ in range(12):
         came = [one.advance() for one in (untouched, asked, restored)]
@@ -170,9 +238,11 @@ def test_environment_steps_on_during_an_update(
     assert sum(np.diff(under_way)) > 2, "updates begin and end"
 
 
+@pytest.mark.parametrize("longest", [0, overlap_module.PER_STEP])
 def test_failure_stops_the_run_by_name_and_spares_the_checkpoint(
-    quick, tmp_path, in_process, monkeypatch
+    longest, quick, tmp_path, in_process, monkeypatch
 ):
+    monkeypatch.setattr(overlap_module, "PER_STEP", longest or 1)
     learn = PPO._learn
 
     def fails(self, batch, **more):
