@@ -329,7 +329,11 @@ def test_run_with_sac_whose_replay_is_not_kept_goes_on_with_an_empty_one(tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how"),
-    [("balance_ball", "threaded"), ("push_together", "poca threaded long"), ("Both", "sac threaded")],
+    [
+        ("balance_ball", "threaded"),
+        ("push_together", "poca threaded long"),
+        ("Both", "sac threaded"),
+    ],
 )
 def test_saving_completes_the_update_under_way_and_changes_nothing(name, how, tmp_path):
     """One run is saved after each update and one only at its end."""

@@ -70,6 +70,14 @@ def test_a_missing_executable_is_told_with_what_makes_it(name, said):
     assert "\n" not in str(refused.value)
 
 
+def test_a_module_is_answered_with_how_its_environment_is_named(folder):
+    (folder / "line.py").write_text("def make(): ...")
+    with pytest.raises(UnityEnvironmentException, match=r"^line\.py: is a module .* line:make\.$"):
+        environment_of("line.py")
+    (folder / "line.py").chmod(0o755)
+    assert environment_of("line.py") == PathSource(path="line.py")
+
+
 def test_a_build_is_made_once_and_again_when_its_module_changes(folder, packed, caplog):
     caplog.set_level(logging.INFO)
     first = executable_of(NAME)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
 import shutil
 from pathlib import Path
@@ -76,7 +77,7 @@ def _is_program(text: str) -> bool:
 def _found(path: str) -> Path:
     """Return an executable, or refuse with what to do next."""
     try:
-        return find_executable(path)
+        program = find_executable(path)
     except UnityEnvironmentException as error:
         word = Path(path).stem
         if word in registry.SIMULATORS:
@@ -87,6 +88,12 @@ def _found(path: str) -> Path:
         else:
             hint = f"`pipeline env build NAME -o {path}` makes one. Or give {FORMS}."
         raise UnityEnvironmentException(f"{error} {hint}") from error
+    if program.suffix == ".py" and not os.access(program, os.X_OK):
+        raise UnityEnvironmentException(
+            f"{path}: is a module and no executable; name the function or class in it that makes "
+            f"the environment, as in {program.stem}:make."
+        )
+    return program
 
 
 def _built(name: str, simulator: str, options: dict[str, Any]) -> Path:
