@@ -10,7 +10,8 @@ exchange takes so many milliseconds more, constant or log-normal. Rates are agen
 over whole rollouts with their updates, without the first and the last of a run; printed are
 medians, and shares of the environment-only rate taken within each round. `compute only` is the rate
 that ours would have if environments answered at once. In self-play only the steps of the team that
-learns count. `--compile` is for ours.
+learns count. `--compile` is for ours. Below the table stands what `pipeline timers` predicts from
+the runs with one environment, beside what was measured.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import numpy as np
 import yaml
 from peer import ROOT, train
 
+from pipeline.commands import timers
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -237,6 +239,9 @@ def compute_only(curve: Curve, folder: Path, seed: int) -> float:
     return curve.steps[-1] / (spent["total"] - spent["environment"])
 
 
+_PREDICTED = ("predicted for threaded", "predicted for 4 environments")
+
+
 def measure(
     name: str, ms: float, n_envs: int, options: argparse.Namespace
 ) -> dict[str, list[float]]:
@@ -258,11 +263,34 @@ def measure(
                     changes = {"threaded": threaded, "n_envs": n_envs, "steps": steps}
                     config = configuration(workload, folder, **changes)
                     curve = train(program, config, env, seed=number, folder=folder, options=more)
+                    rate = steady_rate(curve)
                     if program == "ours" and not threaded:
                         rates.setdefault("compute", []).append(compute_only(curve, folder, number))
+                        times = timers.read(folder / f"ours-{number}")
+                        predicted = rates.setdefault(_PREDICTED[0], [])
+                        predicted.append(rate * times.after(threaded=True))
+                        predicted = rates.setdefault(_PREDICTED[1], [])
+                        predicted.append(rate * times.after(n_times=4))
                     who = f"{program}, threaded" if threaded else program
-                    rates.setdefault(who, []).append(steady_rate(curve))
+                    rates.setdefault(who, []).append(rate)
     return rates
+
+
+def predictions(cells: Mapping[tuple[str, float, int], Mapping[str, list[float]]]) -> list[str]:
+    """What was predicted from one environment, and what came, for each workload and time."""
+    lines = []
+    for (name, ms, n_envs), rates in cells.items():
+        if n_envs != 1:
+            continue
+        measured = [rates["ours, threaded"], cells.get((name, ms, 4), {}).get("ours")]
+        for what, came in zip(_PREDICTED, measured, strict=True):
+            if came is not None:
+                expected, got = statistics.median(rates[what]), statistics.median(came)
+                far = f"{expected / got - 1:+.0%}"
+                lines.append(
+                    f"{name}, {ms:g} ms: {what} {expected:,.0f}, measured {got:,.0f}: {far}"
+                )
+    return lines
 
 
 def line(name: str, ms: float, n_envs: int, rates: dict[str, list[float]]) -> str:
@@ -271,7 +299,7 @@ def line(name: str, ms: float, n_envs: int, rates: dict[str, list[float]]) -> st
     cells = [name, f"{ms:g}", str(n_envs)]
     cells += [f"{statistics.median(rates[who]):,.0f}" for who in ("environment", "compute")]
     for who, found in rates.items():
-        if who not in ("environment", "compute"):
+        if who not in ("environment", "compute", *_PREDICTED):
             shares = [one / all_of_it for one, all_of_it in zip(found, alone, strict=True)]
             cells.append(f"{statistics.median(found):,.0f} ({statistics.median(shares):.0%})")
     return "| " + " | ".join(cells) + " |"
@@ -309,14 +337,17 @@ def main() -> None:
     ]
     print("| " + " | ".join(titles) + " |")  # noqa: T201
     print("|---|" + "--:|" * (len(titles) - 1))  # noqa: T201
-    results = []
+    cells = {}
     for name in options.workload:
         for ms in options.ms:
             for n_envs in options.envs:
                 rates = measure(name, ms, n_envs, options)
                 print(line(name, ms, n_envs, rates), flush=True)  # noqa: T201
-                results.append({"workload": name, "ms": ms, "envs": n_envs, "rates": rates})
+                cells[name, ms, n_envs] = rates
+    print(*predictions(cells), sep="\n")  # noqa: T201
     if options.json is not None:
+        names = ("workload", "ms", "envs")
+        results = [dict(zip(names, key, strict=True), rates=one) for key, one in cells.items()]
         options.json.write_text(json.dumps(results, indent=2) + "\n")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import yaml
+from peer import Curve
 
 import profiles
 from pipeline.simulators import registry
@@ -42,17 +43,58 @@ def test_times_that_vary_have_the_median_that_was_asked_for(slept):
 
 def test_configuration_differs_in_what_is_compared_only(tmp_path):
     workload = profiles.WORKLOADS["ppo"]
-    made = profiles.configuration(workload, tmp_path, steps=500, threaded=True, n_envs=4)
+    made = profiles.configuration(workload, tmp_path, steps=61_000, threaded=True, n_envs=4)
     content = yaml.safe_load(made.read_text())
     (behavior,) = content["behaviors"].values()
-    assert (behavior["threaded"], behavior["max_steps"], behavior["summary_freq"]) == (
-        True,
-        500,
-        50,
-    )
+    assert behavior["threaded"]
+    # whole rollouts, each with a summary
+    assert (behavior["max_steps"], behavior["summary_freq"]) == (72_000, 12_000)
     assert content["env_settings"] == {"num_envs": 4}
 
 
+def test_rates_are_of_rollouts_with_an_update_beside_them():
+    curve = Curve(steps=[10, 20, 40, 50], seconds=[9.0, 10.0, 12.0, 99.0], rewards=[], wall_s=0.0)
+    assert profiles.steady_rate(curve) == 10.0
+
+
+def test_players_come_in_teams_of_two_whose_games_end_together():
+    game = profiles.Pitches(seed=1, n_agents=12)
+    game.reset()
+    n_ended = 0
+    for _ in range(500):
+        actions = {
+            name: spec.action_spec.empty_action(6) for name, spec in game.behavior_specs.items()
+        }
+        (here, ended), (there, lost) = game.step(actions).values()
+        assert [one.shape for one in here.obs] == [(6, 264), (6, 72)]
+        assert sorted(here.agent_id.tolist() + there.agent_id.tolist()) == list(range(12))
+        assert len(ended.agent_id) == len(lost.agent_id)
+        assert set(np.bincount(ended.group_id).tolist()) <= {0, 2}
+        assert np.array_equal(ended.group_reward, -lost.group_reward)
+        n_ended += len(ended.agent_id)
+    assert n_ended > 0
+
+
 def test_shares_are_taken_within_each_round():
-    rates = {"environment": [100.0, 200.0, 400.0], "ours": [90.0, 100.0, 380.0]}
-    assert profiles.line("ppo", 6.0, 1, rates) == "| ppo | 6 | 1 | 200 | 100 (90%) |"
+    rates = {
+        "environment": [100.0, 200.0, 400.0],
+        "compute": [300.0, 300.0, 300.0],
+        "predicted for threaded": [99.0, 110.0, 120.0],
+        "ours": [90.0, 100.0, 380.0],
+    }
+    assert profiles.line("ppo", 6.0, 1, rates) == "| ppo | 6 | 1 | 200 | 300 | 100 (90%) |"
+
+
+def test_predictions_stand_beside_what_came():
+    cells = {
+        ("ppo", 6.0, 1): {
+            "predicted for threaded": [110.0],
+            "predicted for 4 environments": [300.0],
+            "ours, threaded": [100.0],
+        },
+        ("ppo", 6.0, 4): {"ours": [400.0]},
+    }
+    assert profiles.predictions(cells) == [
+        "ppo, 6 ms: predicted for threaded 110, measured 100: +10%",
+        "ppo, 6 ms: predicted for 4 environments 300, measured 400: -25%",
+    ]
