@@ -50,7 +50,7 @@ class CompiledGradients:
         ] = {}
 
     def __call__(self, losses: Losses, columns: Mapping[str, Tensor]) -> list[Tensor]:
-        """Write the gradients of parameters that the loss depends on; the loss's other results.
+        """Add the gradients of parameters that the loss depends on; the loss's other results.
 
         Args:
             losses: a scalar to go down on and other results, from the columns, from parameters and
@@ -67,7 +67,7 @@ class CompiledGradients:
     def _compiled(
         self, losses: Losses, columns: Mapping[str, Tensor]
     ) -> tuple[Callable[..., list[Tensor]], list[Tensor]]:
-        """The program for columns of these shapes, and the gradients that it writes."""
+        """The program for columns of these shapes, and the gradients that it adds to."""
         began = time.perf_counter()
         names = list(columns)
         parameters = [parameter for parameter, _ in self._gradients]
@@ -80,7 +80,7 @@ class CompiledGradients:
             loss, results = losses(dict(zip(names, values, strict=True)))
             gradients = torch.autograd.grad(loss, [parameters[i] for i in used])
             for place, gradient in zip(places, gradients, strict=True):
-                place.copy_(gradient)
+                place.add_(gradient)  # a pair's and that of one of it may be the same memory
             return [one.detach() for one in results]
 
         places = [self._gradients[i][1] for i in used]
@@ -99,7 +99,7 @@ class CompiledGradients:
                     "compile_threads": 1,  # no processes that would outlive this one
                 },
             )
-            program(list(columns.values()), places)
+            program(list(columns.values()), [torch.zeros_like(one) for one in places])
         _log.info(
             "Compiled the gradient step for minibatches of %d rows in %.1f s.",
             len(next(iter(columns.values()))),

@@ -195,6 +195,7 @@ class FlatAdam:
             steady: whether columns of these shapes will come again; others are never compiled.
         """
         if self.compiled is not None and steady:
+            self.gradient.zero_()
             found = self.compiled(losses, columns)
         else:
             loss, results = losses(columns)
