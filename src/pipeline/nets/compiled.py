@@ -99,7 +99,9 @@ class CompiledGradients:
                     "compile_threads": 1,  # no processes that would outlive this one
                 },
             )
-            program(list(columns.values()), [torch.zeros_like(one) for one in places])
+            program(list(columns.values()), places)
+            for place in places:  # tracing has computed, too
+                place.zero_()
         _log.info(
             "Compiled the gradient step for minibatches of %d rows in %.1f s.",
             len(next(iter(columns.values()))),
