@@ -7,7 +7,7 @@ A cell is a workload, a time per exchange and a number of environments. In each 
 environment-only rate (random actions through the low-level API), ours, ours `threaded`, and with
 `--peer` mlagents-learn both ways are measured in turn, all on executables of ours whose every
 exchange takes so many milliseconds more, constant or log-normal. Rates are agent steps per second
-over whole rollouts with their updates, without the first and the last of a run; printed are
+over whole rollouts with their updates, without the first two and the last of a run; printed are
 medians, and shares of the environment-only rate taken within each round. `compute only` is the rate
 that ours would have if environments answered at once. In self-play only the steps of the team that
 learns count. `--compile` is for ours. Below the table stands what `pipeline timers` predicts from
@@ -226,11 +226,12 @@ def buffer_size(workload: Workload) -> int:
 
 
 def steady_rate(curve: Curve) -> float:
-    """Agent steps per second from the first summary to the last but one.
+    """Agent steps per second from the second summary to the last but one.
 
-    The first rollout has no update beside it, and the last update no rollout.
+    The first rollout has no update beside it, the first update is compiled, and the last has no
+    rollout beside it.
     """
-    return (curve.steps[-2] - curve.steps[0]) / (curve.seconds[-2] - curve.seconds[0])
+    return (curve.steps[-2] - curve.steps[1]) / (curve.seconds[-2] - curve.seconds[1])
 
 
 def compute_only(curve: Curve, folder: Path, seed: int) -> float:

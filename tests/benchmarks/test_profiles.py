@@ -53,7 +53,7 @@ def test_configuration_differs_in_what_is_compared_only(tmp_path):
 
 
 def test_rates_are_of_rollouts_with_an_update_beside_them():
-    curve = Curve(steps=[10, 20, 40, 50], seconds=[9.0, 10.0, 12.0, 99.0], rewards=[], wall_s=0.0)
+    curve = Curve(steps=[5, 20, 40, 50], seconds=[1.0, 10.0, 12.0, 99.0], rewards=[], wall_s=0.0)
     assert profiles.steady_rate(curve) == 10.0
 
 
