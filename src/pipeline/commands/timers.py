@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.commands.parser import aligned
+from pipeline.envs.base import MOST_GROUPS
 from pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -66,8 +67,9 @@ class Times:
         """How many times as fast the same experience would come; environments and cores permitting.
 
         Environments step side by side while each of their messages is read and stored in turn; one
-        batch of decisions costs about the same for all. With `threaded` the update takes the time
-        in which the trainer would wait for them, and no more unless it is longer.
+        batch of decisions costs about the same for all. Several step in groups, of which one works
+        while the others are dealt with. With `threaded` the update takes the time in which the
+        trainer would wait for them, and no more unless it is longer.
 
         Args:
             n_times: so many times as many environments.
@@ -79,13 +81,16 @@ class Times:
             self.parts[part] for part in ("wire", "storage", "saving") if part not in self.beside
         )
         waiting = self.parts[_WAITS]
-        busy = self.parts["inference"] + self.other_s + per_message * n_times
+        n_groups = min(n_times, MOST_GROUPS)
+        busy = self.parts["inference"] * n_groups + self.other_s + per_message * n_times
+        # A group has its answers after its own share of the work, unless that of all takes longer.
+        answered = busy / n_groups + waiting
         if threaded is None and "update" in self.beside:  # ML-Agents' thread, beside all of this
-            spent = max(busy + waiting, update)
+            spent = max(answered, busy, update)
         elif threaded:
-            spent = busy + max(waiting, update)
+            spent = max(answered, busy + update)
         else:
-            spent = busy + waiting + update
+            spent = max(answered, busy) + update
         return n_times * self.loop_s / spent
 
 
