@@ -40,9 +40,9 @@ class Curve:
     rewards: list[float | None]
     wall_s: float
 
-    def rate(self) -> float:
-        """Agent steps per second between the first and the last summary."""
-        return (self.steps[-1] - self.steps[0]) / (self.seconds[-1] - self.seconds[0])
+    def rate(self, first: int = 0) -> float:
+        """Agent steps per second between a summary, by its number from 0, and the last."""
+        return (self.steps[-1] - self.steps[first]) / (self.seconds[-1] - self.seconds[first])
 
 
 def peer_command() -> str:
