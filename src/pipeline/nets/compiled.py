@@ -7,6 +7,7 @@ into operations without a graph, and torch's compiler makes few programs of thos
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -102,6 +103,8 @@ class CompiledGradients:
             program(list(columns.values()), places)
             for place in places:  # tracing has computed, too
                 place.zero_()
+        gc.collect()
+        gc.freeze()  # or every later collection would walk what the compiler keeps
         _log.info(
             "Compiled the gradient step for minibatches of %d rows in %.1f s.",
             len(next(iter(columns.values()))),
