@@ -204,9 +204,9 @@ class POCA(Algorithm):
 
     def _values_and_baselines(self, seen: CriticInput) -> tuple[Tensor, Tensor]:
         """Values of their group and baselines, [B, S] each, of rows of the moments [P]."""
-        found = self.critic(seen.obs, seen.memory, seen.actions, seen.groups)
+        estimates = self.critic(seen.obs, seen.memory, seen.actions, seen.groups)
         n_groups, _ = seen.groups.shape
-        values, baselines = found[:n_groups], found[n_groups:]
+        values, baselines = estimates[:n_groups], estimates[n_groups:]
         return values.index_select(0, seen.moment), baselines
 
     @torch.no_grad()
@@ -278,8 +278,8 @@ class POCA(Algorithm):
             first, last = np.searchsorted(groups.moment[by_moment], (moments[0], moments[-1] + 1))
             rows = by_moment[first:last]
             seen = groups.pick(moments, groups.present[moments], rows)
-            found = self._values_and_baselines(seen)
-            value[rows], baseline[rows] = (one.cpu().numpy() for one in found)
+            estimates = self._values_and_baselines(seen)
+            value[rows], baseline[rows] = (one.cpu().numpy() for one in estimates)
         for result, everyone in ((following, False), (further, True)):
             if everyone and not self.signals.ignores_done.any():
                 break
@@ -293,9 +293,9 @@ class POCA(Algorithm):
                     continue
                 valued = moments[someone]
                 seen = groups.pick(valued, present[someone])
-                found = self.critic(seen.obs, seen.memory, None, seen.groups).cpu().numpy()
+                values = self.critic(seen.obs, seen.memory, None, seen.groups).cpu().numpy()
                 inside = np.isin(groups.following, valued)
-                result[inside] = found[np.searchsorted(valued, groups.following[inside])]
+                result[inside] = values[np.searchsorted(valued, groups.following[inside])]
         return value, baseline, following, further
 
 

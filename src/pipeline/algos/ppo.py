@@ -131,13 +131,12 @@ def decoupled(rows: Rows, now: Tensor) -> Rows:
 def log_probs(policy: Policy, rows: Rows, sequences: SequenceState | None) -> Tensor:
     """[R, C] of the rows' actions under a policy, in pieces that keep visual features small."""
     parts = [rows] if sequences is not None else rows.split(CHUNK)
-    found = []
+    actor, results = policy.actor, []
     for part in parts:
-        hidden = policy.actor(part.obs, sequences)
-        found.append(
-            policy.actor.heads.evaluate(hidden, part.continuous, part.discrete, part.allowed)[0]
-        )
-    return torch.cat(found)
+        hidden = actor(part.obs, sequences)
+        taken = part.continuous, part.discrete, part.allowed
+        results.append(actor.heads.evaluate(hidden, *taken)[0])
+    return torch.cat(results)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,8 +234,7 @@ class PPO(Algorithm):
                     self.intrinsic.learn(batch.index)
         losses = torch.stack([loss for one in steps for loss in one.losses]).view(-1, 2)
         self.processes.average_(losses, len(rows))
-        # Losses stay on the device until here. Absolute values, as ML-Agents charts the
-        # policy's.
+        # Losses stay on the device until here. Absolute values, as ML-Agents charts the policy's.
         loss_pi, loss_v = losses.abs().mean(0).tolist()
         refuse_divergence(
             "PPO",
@@ -329,8 +327,8 @@ class PPO(Algorithm):
             value, following = self._values(obs), self._values(next_obs)
         else:
             value, following = (
-                found.cpu().numpy()
-                for found in values_in_sequence(
+                values.cpu().numpy()
+                for values in values_in_sequence(
                     self._value, obs, next_obs, rollout, sequences=sequences
                 )
             )

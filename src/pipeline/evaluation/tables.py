@@ -77,8 +77,8 @@ def cautions(task: Task) -> list[str]:
     for one in task.standings:
         if caution := statistics.caution(len(one.seeds)):
             by_caution.setdefault(caution, []).append(one.experiment)
-    told = [f"{', '.join(names)}: {caution}." for caution, names in by_caution.items()]
-    return told + [
+    few = [f"{', '.join(names)}: {caution}." for caution, names in by_caution.items()]
+    return few + [
         f"{one.experiment}, seed {', '.join(map(str, one.not_exact))}: interrupted and not resumed "
         "exactly, so another run of it gives other numbers."
         for one in task.standings

@@ -113,14 +113,14 @@ class HyperLayer(nn.Module):
 
     def _weights(self, goal: Tensor) -> Tensor:
         encoded = nn.functional.layer_norm(self.goal(goal), (self.weights.in_features,))
-        made: Tensor = self.weights(encoded)
-        return made.view(-1, self.n_in, self.n_out)
+        weights: Tensor = self.weights(encoded)
+        return weights.view(-1, self.n_in, self.n_out)
 
     def to_onnx(self, graph: OnnxGraph, x: str, goal: str) -> str:
         """`forward` in ONNX."""
         encoded = graph.layer_norm(self.goal.to_onnx(graph, goal, "goal"), axis=1)
-        made = graph.linear(self.weights, encoded, "goal.generator")
-        weights = graph.reshape(made, (-1, self.n_in, self.n_out), "goal.shape")
+        weights = graph.linear(self.weights, encoded, "goal.generator")
+        weights = graph.reshape(weights, (-1, self.n_in, self.n_out), "goal.shape")
         row = graph.node("Unsqueeze", [x], axes=[1])
         product = graph.node("MatMul", [row, weights])
         bias = graph.weight(self.bias, "goal.bias")

@@ -164,16 +164,16 @@ class GroupCritic(nn.Module):
         """
         n_groups, N = groups.shape
         n_sets = len(who) // N
-        wanted = torch.arange(n_groups, device=x.device) if groups.wanted is None else groups.wanted
-        group = wanted // n_sets
+        kept = torch.arange(n_groups, device=x.device) if groups.wanted is None else groups.wanted
+        group = kept // n_sets
         # One entry for each member that is there, of each wanted set.
         which, member = present[group].nonzero(as_tuple=True)
-        row = wanted[which] * N + member
+        row = kept[which] * N + member
         embedding = group[which] * x.shape[1] + who[row % len(who)]
         y = self.attention.residual(
             x.flatten(0, 1).index_select(0, embedding), seen.flatten(0, 1).index_select(0, row)
         )
-        total = y.new_zeros(len(wanted), self.size).index_add(0, which, y)
+        total = y.new_zeros(len(kept), self.size).index_add(0, which, y)
         return total / present.sum(1, keepdim=True).index_select(0, group)
 
     def _how_many(self, groups: GroupLayout) -> Tensor:

@@ -196,14 +196,14 @@ class FlatAdam:
         """
         if self.compiled is not None and steady:
             self.gradient.zero_()
-            found = self.compiled(losses, columns)
+            results = self.compiled(losses, columns)
         else:
-            loss, results = losses(columns)
+            loss, others = losses(columns)
             self.zero_gradients()
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            found = [one.detach() for one in results]
+            results = [one.detach() for one in others]
         self.step(max_norm=max_norm)
-        return found
+        return results
 
     def step(self, *, max_norm: float | None = None) -> None:
         """Move along the gradients, first shortened to `max_norm` if they are longer."""

@@ -105,7 +105,7 @@ def _tell(
         scores,
         environment=run.experiment.environment,
         build=run.root / executable.folder_of(run.experiment.environment),
-        told=attempt.job.params,
+        params=attempt.job.params,
     )
 
 

@@ -144,8 +144,8 @@ def _films(
         # mean.
         seed = ranked[(len(ranked) - 1) // 2][1]
         name = _file_name(f"{task.environment}-{one.experiment}-episode.gif")
-        made = root / f"results/evaluate/{one.experiment}/seed{seed}/{MEDIAN}"
-        shutil.copyfile(made, folder / name)
+        film = root / f"results/evaluate/{one.experiment}/seed{seed}/{MEDIAN}"
+        shutil.copyfile(film, folder / name)
         whose = f"{one.experiment}, seed {seed}"
         films.append(render.Figure(f"An episode of {whose}", name, render.EPISODE.format(whose)))
     return films
@@ -231,7 +231,7 @@ def _search(root: Path, params: Params, name: str, sweep: SweepParams) -> render
         title=f"Sweep {name}",
         header=("Trial", "Rank", sweep.metric, *short),
         rows=[
-            (one.name, str(place), f"{one.score:.4g}", *(_told(one.values.get(k)) for k in keys))
+            (one.name, str(place), f"{one.score:.4g}", *(_as_text(one.values.get(k)) for k in keys))
             for place, one in enumerate(ranked, start=1)
         ],
         notes=notes,
@@ -257,5 +257,5 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"{word} {', '.join(map(str, seeds))}"
 
 
-def _told(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return "-" if value is None else str(value)

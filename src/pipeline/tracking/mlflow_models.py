@@ -179,7 +179,7 @@ def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:
     known = {str(one.version): one.tags for one in client.search_model_versions(f"name = '{name}'")}
     experiment = tags[EXPERIMENT]
     of_experiment = {
-        version: told for version, told in known.items() if told.get(EXPERIMENT) == experiment
+        version: theirs for version, theirs in known.items() if theirs.get(EXPERIMENT) == experiment
     }
     aliases = client.get_registered_model(name).aliases
     for alias, among in ((BEST, known), (alias_of(experiment), of_experiment)):

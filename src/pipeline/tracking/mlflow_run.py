@@ -197,7 +197,12 @@ class MlflowRun(Sink):
         self._put(lambda store, run: store.log_onnx(run, path, name, tags))
 
     def score(
-        self, values: Mapping[str, float], *, environment: str, build: Path, told: Mapping[str, Any]
+        self,
+        values: Mapping[str, float],
+        *,
+        environment: str,
+        build: Path,
+        params: Mapping[str, Any],
     ) -> None:
         """Queue the mean return of each behavior's policy in `build`, which may earn it an alias.
 
@@ -205,7 +210,7 @@ class MlflowRun(Sink):
             values: mean returns by behavior.
             environment: its name.
             build: folder of the environment in which the episodes were played.
-            told: what else to say of the evaluation.
+            params: what else to say of the evaluation.
         """
         key = self._key
 
@@ -213,7 +218,7 @@ class MlflowRun(Sink):
             shared = {
                 mlflow_models.BUILD: run_metadata.dvc_digest(build),
                 mlflow_models.EXPERIMENT: key.label,
-                **{f"evaluate.{name}": str(value) for name, value in told.items()},
+                **{f"evaluate.{name}": str(value) for name, value in params.items()},
             }
             for behavior, value in values.items():
                 name = mlflow_models.model_name(environment, behavior)

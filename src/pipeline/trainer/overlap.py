@@ -114,8 +114,8 @@ class Overlap:
             self._copy = self.algorithm.copy_for_acting()
         if self._thread is not None and self._steps_per_row is not None:
             self._future = self._thread.submit(_completed, parts)
-            wanted = math.ceil(rollout.n_rows * self._steps_per_row)
-            self._n_steps_left = min(wanted, n_steps)
+            n_given = math.ceil(rollout.n_rows * self._steps_per_row)
+            self._n_steps_left = min(n_given, n_steps)
         else:
             try:
                 n_parts = next(parts)

@@ -149,11 +149,11 @@ class Statistics:
     @staticmethod
     def of(values: Mapping[str, Any]) -> Statistics:
         """What `new` gave."""
-        made = Statistics()
-        made.load_state_dict(values)
-        made._ended = list(values["ended"])
-        made._values = defaultdict(list, values["values"])
-        return made
+        result = Statistics()
+        result.load_state_dict(values)
+        result._ended = list(values["ended"])
+        result._values = defaultdict(list, values["values"])
+        return result
 
     def add_from(self, others: Sequence[Statistics]) -> None:
         """What several processes have gathered; of latest values the first one's count."""

@@ -401,7 +401,7 @@ def played(root: Path, seed: int, score: float, build: str = "first", **tags: st
     finished(export)
     evaluate = MlflowRun(key(root, "evaluate", seed=seed, **tags))
     evaluate.score(
-        {"Walker": score}, environment="walk", build=root / "build", told={"episodes": 4}
+        {"Walker": score}, environment="walk", build=root / "build", params={"episodes": 4}
     )
     return finished(evaluate)
 

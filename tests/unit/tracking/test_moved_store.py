@@ -45,7 +45,7 @@ for stage in sys.argv[3:]:
         run.model(path, environment="walk")
     run.artifacts([path])
     if stage == "evaluate":
-        run.score({"Walker": 5.0}, environment="walk", build=path.parent, told={})
+        run.score({"Walker": 5.0}, environment="walk", build=path.parent, params={})
     run.end()
     assert run.lost == 0, run.lost
     runs.append(run.run_id)

@@ -55,10 +55,10 @@ class Axis:
         from matplotlib.ticker import EngFormatter, MaxNLocator
 
         text = EngFormatter(sep="") if steps else number  # 1.5M
-        found = MaxNLocator(_TICKS).tick_values(self.low, self.high)
+        ticks = MaxNLocator(_TICKS).tick_values(self.low, self.high)
         return [
             (self.place(value), text(float(value)))
-            for value in found
+            for value in ticks
             if self.low - 1e-9 <= value <= self.high + 1e-9
         ]
 

@@ -287,14 +287,14 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
 
 def _publish(current: Attempt) -> None:
     """Move every output into place; refuse before the first move if one is missing."""
-    made = {path: current.out(path.name) for path in current.job.outputs}
-    missing = [str(path) for path, temporary in made.items() if not temporary.exists()]
+    outputs = {path: current.out(path.name) for path in current.job.outputs}
+    missing = [str(path) for path, temporary in outputs.items() if not temporary.exists()]
     if missing:
         raise StageError(f"{current.job.name}: did not make {', '.join(missing)}")
     if current.job.takes_long and not current.done:
         # Before the first move, which empties `out`.
         shutil.copytree(current.folder / "out", current.folder / "kept")
-    for path, temporary in made.items():
+    for path, temporary in outputs.items():
         target, old = current.root / path, current.folder / "old"
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():

@@ -59,10 +59,10 @@ class Run:
         """Return the section of that name, with the threads that the experiment asks for."""
         runtime = self.params.runtime
         threads = self.experiment.resources.threads or runtime.torch_threads
-        told = {"torch_threads": threads, "device": runtime.device}
+        options = {"torch_threads": threads, "device": runtime.device}
         # Absent where it is the default: a new key would change the fingerprint of older runs.
         portable = runtime.deterministic == "portable"
-        return told | ({"deterministic": runtime.deterministic} if portable else {})
+        return options | ({"deterministic": runtime.deterministic} if portable else {})
 
     def learners(self) -> dict[str, int]:
         """Return how many processes train together, where that is a part of the result."""

@@ -37,7 +37,7 @@ class WandbSink(Sink):
     """
 
     def __init__(self, run: TrackedRun) -> None:
-        self._told = run
+        self._run_info = run
         self._run: Any = None
         self._tried = False
         self._complete = False
@@ -56,7 +56,7 @@ class WandbSink(Sink):
                     type(error).__name__,
                     str(error).partition("\n")[0],
                 )
-        if self._run is not None and behavior not in self._told.max_steps:
+        if self._run is not None and behavior not in self._run_info.max_steps:
             self._run.config.update(run_metadata.parameters({behavior: settings}, prefix=True))
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
@@ -87,13 +87,13 @@ class WandbSink(Sink):
 
     def _log(self, behavior: str, values: Mapping[str, Any], step: int) -> None:
         if self._run is not None:
-            start = f"{behavior}/" if self._told.prefixed else ""
+            start = f"{behavior}/" if self._run_info.prefixed else ""
             self._run.log({_STEP: step, **{f"{start}{tag}": one for tag, one in values.items()}})
 
     def _opened(self) -> Any:
         import wandb
 
-        tracked, key = self._told, self._told.key
+        tracked, key = self._run_info, self._run_info.key
         # with neither a choice nor a key it would ask for one, and training would wait
         chosen = "WANDB_MODE" in os.environ or wandb.login(prompt=False, verify=False)
         patience: dict[str, Any] = {}
@@ -122,7 +122,7 @@ class WandbSink(Sink):
 
     def _id(self) -> str:
         # In the run's folder, so that a resumed run finds its id again.
-        path = self._told.folder / "wandb" / "run-id.txt"
-        if not (self._told.keep_earlier and path.is_file()):
+        path = self._run_info.folder / "wandb" / "run-id.txt"
+        if not (self._run_info.keep_earlier and path.is_file()):
             files.write_whole(path, secrets.token_hex(4))
         return path.read_text(encoding="utf-8")

@@ -1,10 +1,9 @@
 """What a run keeps: checkpoints, the best of them, their ONNX files, and the list of them all.
 
 In `<run>/<Behavior>/` stand `checkpoint.pt`, which continues the run, and with
-`save_replay_buffer: true` the files of the replay that it names; the newest
-`keep_checkpoints` as `<Behavior>-<step>.pt`; and the best so far as `best.pt`. With an exporter
-each has its ONNX beside it, the newest also as `<run>/<Behavior>.onnx`, and
-`run_logs/training_status.json` lists them.
+`save_replay_buffer: true` the files of the replay that it names; the newest `keep_checkpoints` as
+`<Behavior>-<step>.pt`; and the best so far as `best.pt`. With an exporter each has its ONNX beside
+it, the newest also as `<run>/<Behavior>.onnx`, and `run_logs/training_status.json` lists them.
 """
 
 from __future__ import annotations
@@ -85,22 +84,22 @@ class CheckpointManager:
         Raises:
             CheckpointError: One of them cannot be read.
         """
-        found: dict[str, list[dict[str, Any]]] = {}
+        saved: dict[str, list[dict[str, Any]]] = {}
         for path in sorted(self.run_dir.glob(f"*/{RESUME_FILE}")):
             both = [load_checkpoint(one) for one in (path, _previous(path)) if one.exists()]
             if "behavior" in both[0]:
-                found[both[0]["behavior"]] = both
-        newest = {name: both[0] for name, both in found.items()}
-        for moment in [one.get("run") for both in found.values() for one in both]:
+                saved[both[0]["behavior"]] = both
+        newest = {name: both[0] for name, both in saved.items()}
+        for moment in [one.get("run") for both in saved.values() for one in both]:
             fitting = {
                 name: [one for one in both if one.get("run") == moment]
-                for name, both in found.items()
+                for name, both in saved.items()
             }
             # A kill may fall between two behaviors' files: then the older moment is the one that
             # all have.
             if all(fitting.values()):
                 chosen = {name: of_moment[0] for name, of_moment in fitting.items()}
-                self._stale = {name for name in found if chosen[name] is not newest[name]}
+                self._stale = {name for name in saved if chosen[name] is not newest[name]}
                 return chosen
         return newest
 
@@ -355,9 +354,8 @@ def numbered(folder: Path, behavior: str, keep: int, step: int) -> tuple[Path, l
 
 def _all_numbered(folder: Path, behavior: str) -> list[Path]:
     """The numbered checkpoints of a behavior, oldest first."""
-    # Escaped, because a behavior's name may have brackets.
-    found = folder.glob(f"{glob.escape(behavior)}-*.pt")
-    numbered = [path for path in found if path.stem.removeprefix(f"{behavior}-").isdigit()]
+    pattern = f"{glob.escape(behavior)}-*.pt"  # whose name may have brackets
+    numbered = [p for p in folder.glob(pattern) if p.stem.removeprefix(f"{behavior}-").isdigit()]
     return sorted(numbered, key=lambda path: _step_of(path, behavior))
 
 
