@@ -165,12 +165,14 @@ class POCA(Algorithm):
         index = batch.index.numpy()
         moments = np.unique(groups.moment[index])
         seen = groups.pick(moments, groups.present[moments], index)
+        n_groups, n_members = seen.groups.shape
+        # Else nearly every minibatch has another number of rows, or of moments.
+        are_all_there = seen.groups.present is None and len(index) == n_groups * n_members
         (losses,) = self.optimizer.descend(
             partial(self._losses, sequences=batch.sequences, seen=seen),
             {**batch.columns, **seen.columns, "beta": beta},
             max_norm=self.hyperparameters.max_grad_norm,
-            # Who is there then decides nothing but values.
-            steady=batch.sequences is None and seen.groups.present is None,
+            steady=batch.sequences is None and are_all_there,
         )
         return losses
 

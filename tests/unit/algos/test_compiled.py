@@ -84,6 +84,22 @@ def test_groups_whose_members_are_all_there_are_compiled(caplog):
             torch.testing.assert_close(value, weights[1][network][name])
 
 
+def test_groups_of_which_some_rows_are_still_to_come_are_not_compiled(caplog):
+    """Their minibatches have ever other numbers of rows, and each would be compiled anew."""
+    caplog.set_level(logging.INFO)
+    one = learner()
+    one.algorithm.compile()
+    both = ({1: (k, 0.0), 2: (-k, 0.5)} for k in range(6))
+    first_ends = message({2: (9.0, 0.0)}, {1: (4.0, 1.0)})
+    rollout = play(one, *(message(here) for here in both), first_ends)
+    assert rollout.n_rows == 6  # of agent 1 alone, beside agent 2
+    before = one.algorithm.weights()["policy"]
+    one.algorithm.update(rollout, step=0)
+    assert "Compiled" not in caplog.text
+    changed = one.algorithm.weights()["policy"]
+    assert any(not torch.equal(changed[name], values) for name, values in before.items())
+
+
 def test_without_a_compiler_training_says_so_and_goes_on(monkeypatch, caplog):
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert compiled.compiler() is None
