@@ -115,6 +115,7 @@ def spec_file(behavior: str, spec: BehaviorSpec) -> dict[str, Any]:
         continuous=spec.action_spec.continuous_size, discrete=spec.action_spec.discrete_branches
     )
     file = SpecFile(behavior=behavior, observations=tuple(observations), actions=actions)
+    # How tables call their columns is nothing that a specification knows.
     return {key: value for key, value in to_map(file).items() if key != "columns"}
 
 
@@ -139,7 +140,9 @@ def spec_of(
         return behavior or demo.behavior_name, demo.spec, {}
     env = make_env(source)
     try:
+        # A behavior is known from its first agents on, and these come with a reset.
         env.reset()
+        # Without team, as demonstrations name it; teams of one name play the same behavior.
         specs = {name.partition("?")[0]: spec for name, spec in env.behavior_specs.items()}
     finally:
         env.close()

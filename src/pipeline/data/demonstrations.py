@@ -211,6 +211,7 @@ def trim_demo(
     keep = _kept(path, returns, episodes, min_return, max_return, best)
     # the episode of each pair: 0 until the first end
     episode: AnyArray = np.cumsum(demo.done) - demo.done
+    # False for pairs behind the last end, whose episode is none of those that ended.
     kept = np.flatnonzero(np.append(keep, False)[episode])
     content = parse_demo(path)
     with DemoWriter(target, demo.behavior_name, demo.spec, name=demo.metadata.name) as writer:

@@ -56,12 +56,14 @@ class Slots:
         """
         known, ids = self._last.get(source), agent_ids.tobytes()
         # The same agents as in the message before, who were looked up and checked then.
+        # The number, because ids of another dtype may have the same bytes.
         if known is not None and known[0] == ids and len(known[1]) == len(agent_ids):
             slots = known[1]
         else:
             slots = self._look_up(source, agent_ids)
             _refuse_twice(source, agent_ids)
             self._last[source] = (ids, slots)
+        # A source that comes late begins at the clock, which it would else not move.
         sent = self._sent[source] = self._sent.get(source, self._clock - 1) + 1
         self._clock = max(self._clock, sent)
         self._heard[slots] = self._clock
@@ -100,6 +102,7 @@ class Slots:
             for source, (_, slots) in self._known.items()
         ]
         self._n_swept = self.n_taken
+        # These may name slots that were given back just now.
         self._last.clear()
         return _joined(freed)
 

@@ -64,6 +64,7 @@ def find_executable(file_name: str | Path) -> Path:
     for extension in _EXTENSIONS:
         # Anywhere in the name, as ML-Agents does.
         bare = bare.replace(extension, "")
+    # The name as given comes last, for a folder that has an extension in its name.
     for candidate in [*_candidates(Path(bare)), Path(given)]:
         if candidate.is_file():
             return candidate.absolute()
@@ -218,6 +219,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     """Kill a process that `start` has started, and what that has started."""
     if os.name == "posix":
         with contextlib.suppress(ProcessLookupError, PermissionError):
+            # `start` gave it a session of its own, so that its group has its number.
             os.killpg(process.pid, signal.SIGKILL)
     else:
         process.kill()

@@ -273,6 +273,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
             continuous, discrete = together.continuous, together.discrete
             for row, agent in enumerate(self._names(behavior, decision)):
                 action = actions.get(agent)
+                # Its episode is over until `reset`, though the environment has begun another.
                 if action is None or agent in self._left:
                     continue
                 if not self.action_space(agent).contains(action):
@@ -322,6 +323,7 @@ class UnityAECEnv(parallel_to_aec_wrapper):  # type: ignore[misc]  # pettingzoo 
     ) -> None:
         super().__init__(UnityParallelEnv(env, seed))
 
+    # A property without a setter, or the wrapper would keep the list of its beginning.
     @property
     def possible_agents(self) -> list[str]:
         """Agents seen since the last reset; see `UnityParallelEnv`."""

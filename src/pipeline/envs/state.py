@@ -109,6 +109,7 @@ class StateChannel(SideChannel):
         """
         if not self._is_restored:
             raise ValueError(self.refusal or "the environment has not taken up its state")
+        # As if it had been asked for now: what was sent before is in it.
         self._asked_at = len(self.messages)
         self.know(saved)
 

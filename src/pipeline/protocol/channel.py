@@ -43,6 +43,7 @@ class OutgoingConnection(Connection):
 
     def _follow(self, flags: int, call: Stream, block: bytes) -> None:
         del block
+        # Before any data these are the answer's headers; after data only trailers may come.
         if call.size and not flags & END_STREAM:
             raise FrameError(frames.PROTOCOL_ERROR, "trailers that end no stream")
 
@@ -116,6 +117,7 @@ class Channel:
             raise ConnectionError(str(error)) from error
         self._spin_wait.poll(self._something_there)
         while not connection.messages:
+            # The answer may have come together with the server's farewell.
             if not connection.read() and not connection.messages:
                 what = (
                     f"sent {connection.failure}" if connection.failure else "closed the connection"

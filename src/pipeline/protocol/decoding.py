@@ -56,6 +56,7 @@ _MAX_TAIL_BYTES = 4096
 _SPATIAL = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
 
 
+# ML-Agents raises a RuntimeError, which scripts may catch.
 class NonFiniteError(_ObservationError, RuntimeError):
     """An environment sent a value that is not a number, or an infinite one."""
 

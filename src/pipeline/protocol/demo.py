@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pipeline.protocol.generated.messages import AgentActionProto, AgentInfoProto
     from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 
+# As ML-Agents' recorder cuts it: so the metadata fit into the header.
 _NAME_LENGTH = 16
 
 
@@ -258,6 +259,7 @@ class DemoWriter:
             actions_bytes(actions, self._spec.action_spec)
         )
         for action in acted.value:
+            # For old players only; recorders of today leave it empty.
             action.ClearField("vector_actions_deprecated")
         self.append_messages(infos.value, acted.value)
 
@@ -282,8 +284,10 @@ class DemoWriter:
         self._entered = True
         temporary = self._stack.enter_context(whole(self._path))
         self._file = self._stack.enter_context(temporary.open("wb"))
+        # Room for the header, whose counts are known at the end only.
         self._file.write(bytes(BRAIN_OFFSET))
         brain = brain_parameters(self._behavior, self._spec, old_fields=True)
+        # As recorders write it; in the conversation it is True.
         brain.is_training = False
         self._file.write(delimited_message(brain))
         return self
@@ -295,6 +299,7 @@ class DemoWriter:
         self._stack.__exit__(*error)  # type: ignore[arg-type]  # the three that `with` gives
 
     def _finish(self, file: BinaryIO) -> None:
+        # As Unity's recorder counts, which adds one at its close.
         episodes = self._n_done + 1
         meta = DemonstrationMetaProto(
             api_version=API_VERSIONS[-1],

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# Recorders reserve 32 bytes for the metadata, and one for their length.
 BRAIN_OFFSET = 33
+# What ML-Agents reads; its recorders write 1.
 API_VERSIONS = (0, 1)
 _CHANNELS_LAST = (
     DimensionProperty.TRANSLATIONAL_EQUIVARIANCE,
@@ -79,11 +81,13 @@ def parse_demo(path: Path) -> DemoMessages:
             "Can't load Demonstration data from an unsupported version "
             f"({meta.api_version}): {path}"
         )
+    # Not from `stop` on: what the metadata leave of the reserved bytes is padding.
     start, stop = _record(data, BRAIN_OFFSET) or (0, 0)
     brain_data = data[start:stop]
     if not brain_data or not _parses(brain, brain_data):
         raise DemonstrationError(f"No BrainParameters found in demonstration file at {path}.")
     records = _records(path, data, stop, meta)
+    # A record without content is one byte of the file, but a whole message in memory.
     refuse_excess(len(records) * AGENT_BYTES, len(data), f"a recording of {len(records)} steps")
     if records and _is_old(records[0]):
         return _old_steps(path, meta, brain, brain_data, records, len(data))
@@ -103,6 +107,7 @@ def _records(path: Path, data: bytes, stop: int, meta: DemonstrationMetaProto) -
         bounds = _record(data, stop)
         if bounds is None and counted:
             raise _damaged(path, len(records), meta)
+        # The copy has no length before it, so it may look like a record, whole or cut off.
         if not counted and _is_copy(data, stop, meta):
             break
         if bounds is None:
@@ -121,13 +126,16 @@ def _records(path: Path, data: bytes, stop: int, meta: DemonstrationMetaProto) -
 def _is_copy(data: bytes, stop: int, meta: DemonstrationMetaProto) -> bool:
     """Return whether the last bytes are the metadata that a recorder leaves at the end."""
     copy = DemonstrationMetaProto()
+    # Metadata have 32 bytes at most, or they would not fit into the header.
     if len(data) - stop >= BRAIN_OFFSET or not _parses(copy, data[stop:]):
         return False
+    # The counts are left out, since those of the header were never written.
     same = copy.api_version == meta.api_version
     return same and copy.demonstration_name == meta.demonstration_name
 
 
 def _content(path: Path) -> bytes:
+    # A path that is not there has a better error below, which knows similar names.
     if path.suffix != ".demo" and not path.is_dir() and path.exists():
         raise DemonstrationError(f"{path}: The path provided is not a '.demo' file.")
     try:

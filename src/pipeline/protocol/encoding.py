@@ -66,6 +66,7 @@ def compressed_steps_bytes(
         images = chain(terminal.obs[index], decision.obs[index])
         for info, image in zip(message.value, images, strict=True):
             info.observations[index].compression_type = PNG
+            # Numbers and PNG are one `oneof` of protobuf, so that this takes the numbers out.
             info.observations[index].compressed_data = encode_png(image)
     return message.SerializeToString()
 
@@ -80,6 +81,7 @@ def _info_layout(specs: tuple[ObservationSpec, ...], mask_size: int) -> tuple[An
     observations = [wire.observation_template(spec) for spec in specs]
     return wire.entry(
         [
+            # Tags of protobuf, the field's number and its wire type: 0x3d is 7 << 3 | 5.
             (b"\x3d", bytes(4)),
             (b"\x40", bytes(1)),
             (b"\x48", bytes(1)),
@@ -120,6 +122,7 @@ def infos_bytes(
     _put(table, reward_at, wire.float_bytes(reward))
     table[:, done_at] = done
     table[:, interrupted_at] = interrupted
+    # As bytes, because arrays are no keys of a cache.
     _put(table, id_at, _ids(agent_id.tobytes(), agent_id.dtype))
     if mask is not None:
         _put(table, mask_at, mask.view(np.uint8))
@@ -154,6 +157,7 @@ def brain_parameters(
     out.action_spec.num_continuous_actions = action.continuous_size
     out.action_spec.num_discrete_actions = action.discrete_size
     out.action_spec.discrete_branch_sizes.extend(action.discrete_branches)
+    # The old fields can tell one kind of actions only.
     if old_fields and not action.is_discrete():
         out.vector_action_size_deprecated.append(action.continuous_size)
         out.vector_action_space_type_deprecated = continuous

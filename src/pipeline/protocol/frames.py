@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY = range(8)
 WINDOW_UPDATE, CONTINUATION = 8, 9
+# One bit has two names: what it means depends on the kind of the frame.
 END_STREAM, ACK, END_HEADERS, PADDED, WITH_PRIORITY = 1, 1, 4, 8, 32
 ENABLE_PUSH, MAX_STREAMS, INITIAL_WINDOW, MAX_FRAME, MAX_HEADERS = range(2, 7)
 """Settings; all others are of no concern to us."""
@@ -34,9 +35,11 @@ MAX_BLOCK_BYTES = 16384
 FAILED_PRECONDITION, UNIMPLEMENTED = 9, 12
 """Statuses of gRPC."""
 
+# No capitals in names, no blanks around values (RFC 9113, section 8.2.1).
 _FIELD_NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
 _FIELD_VALUE = re.compile(rb"(?![ \t])[^\0\r\n]*(?<![ \t])")
 _PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
+# Those of HTTP/1.1, which HTTP/2 forbids (RFC 9113, section 8.2.2).
 _FIELDS_OF_CONNECTIONS = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
@@ -154,6 +157,7 @@ def literal(name: bytes, value: bytes) -> bytes:
     return name + bytes([len(value)]) + value
 
 
+# By HPACK's static table: name 31, in two bytes, is content-type; 0x88 is `:status: 200`.
 _CONTENT_TYPE = literal(b"\x0f\x10", b"application/grpc")
 _STATUS = b"\x00\x0bgrpc-status"
 RESPONSE = b"\x88" + _CONTENT_TYPE
@@ -163,6 +167,7 @@ SUCCESS = literal(_STATUS, b"0")
 def request_block(method: str, authority: str) -> bytes:
     """Return the header block of a call of `method`."""
     return (
+        # Of HPACK's static table: `:method: POST`, `:scheme: http`, `:path`, `:authority`.
         b"\x83\x86"
         + literal(b"\x04", method.encode())
         + literal(b"\x01", authority.encode())
@@ -201,6 +206,7 @@ class HeaderReader:
         fields = self._decode(block)
         pseudo = _pseudo_headers(fields)
         if b":method" not in pseudo or (
+            # CONNECT alone has neither (RFC 9113, section 8.5).
             pseudo[b":method"] != b"CONNECT" and not {b":scheme", b":path"} <= pseudo.keys()
         ):
             raise FrameError(PROTOCOL_ERROR, "a call without method, scheme or path")
@@ -208,6 +214,7 @@ class HeaderReader:
         is_call = (
             pseudo[b":method"] == b"POST"
             and pseudo.get(b":path") == path
+            # gRPC allows a suffix, as in `application/grpc+proto`.
             and content.startswith(b"application/grpc")
         )
         # The same block means the same as long as it leaves the table as it was.
@@ -238,6 +245,7 @@ def _pseudo_headers(fields: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]
     for position, (name, value) in enumerate(fields):
         wrong = not _FIELD_NAME.fullmatch(name) or not _FIELD_VALUE.fullmatch(value)
         if name[:1] == b":":
+            # Pseudo-headers come before all other fields (RFC 9113, section 8.3).
             wrong = wrong or name not in _PSEUDO or name in pseudo or len(pseudo) != position
             pseudo[name] = value
         if (

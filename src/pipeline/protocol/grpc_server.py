@@ -31,7 +31,9 @@ from pipeline.protocol.calls import (
 _N_THREADS = 4
 """One call is answered at a time; a client that reconnects needs the others."""
 _OPTIONS = (
+    # With it, a second server could take the same port without an error.
     ("grpc.so_reuseport", 0),
+    # Twice the largest state of an environment (`protocol.state`).
     ("grpc.max_receive_message_length", 1 << 28),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_allowed_incoming_connections", 16),
@@ -108,6 +110,7 @@ class GrpcServer(CalledEnd):
     def is_called(self, wait_s: float) -> bool:
         """Return whether an environment has greeted, after waiting for that up to `wait_s`."""
         try:
+            # Put back for `receive`, because a queue cannot be looked into.
             self._calls.put(self._calls.get(timeout=wait_s))
         except queue.Empty:
             return False

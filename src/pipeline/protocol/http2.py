@@ -27,6 +27,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_CALL_BYTES = frames.LARGEST_WINDOW
 """Bytes: more is no message of protobuf, and more than one stream's window."""
 MAX_READ_BYTES = 1 << 18
+# Far less than the window of 2 GB, so that no peer ever waits for its renewal.
 _RENEW_BYTES = 1 << 24
 _WINDOW_UPDATE = frame(
     frames.WINDOW_UPDATE, 0, 0, struct.pack(">I", frames.LARGEST_WINDOW - frames.DEFAULT_WINDOW)
@@ -91,6 +92,7 @@ class Connection(ABC):
         self.socket = sock
         self.messages: deque[tuple[int, bytes]] = deque()
         self.is_open = True
+        # Only clients begin with a preface; the end that is called sets this to False.
         self.is_greeted = True
         self.failure = ""
         self._buffer = bytearray()
@@ -102,6 +104,7 @@ class Connection(ABC):
         self._stream_window = frames.DEFAULT_WINDOW
         self._frame_limit = frames.DEFAULT_FRAME
         self._consumed = 0
+        # A call is small, and its answer is waited for: nothing may be held back.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def read(self) -> bool:
@@ -147,6 +150,7 @@ class Connection(ABC):
                 if self._expected is not None:
                     self._check_expected(kind, flags, stream)
                 if stop > end:
+                    # Now, before the rest of it is gathered in memory.
                     if length > self._call_limit:
                         raise FrameError(frames.ENHANCE_YOUR_CALM, f"a frame of {length} bytes")
                     break
@@ -254,6 +258,7 @@ class Connection(ABC):
             return
         self._check_opened(frames.WINDOW_UPDATE, stream)
         call = self._streams.get(stream)
+        # The stream is over: the frame may have crossed our answer, and is only checked.
         if call is None:
             frames.increment(payload, 0)
         else:
@@ -263,6 +268,7 @@ class Connection(ABC):
         self._expected = None
         for key, value in frames.settings(payload):
             if key == frames.INITIAL_WINDOW:
+                # The setting moves the windows of open streams too (RFC 9113, section 6.9.2).
                 largest = max((call.credit for call in self._streams.values()), default=0)
                 if value + largest > frames.LARGEST_WINDOW:
                     what = f"an initial window of {value} bytes, too large for an open stream"
@@ -273,6 +279,7 @@ class Connection(ABC):
         self._notify(frame(frames.SETTINGS, ACK, 0))
 
     def _check_opened(self, kind: int, stream: int) -> None:
+        # Even numbers are of streams that a server begins, and none does here.
         if stream > self._last_stream or stream % 2 == 0:
             what = f"a {frames.name(kind)} frame on stream {stream}, which was never opened"
             raise FrameError(frames.PROTOCOL_ERROR, what)
@@ -323,6 +330,7 @@ class Connection(ABC):
         Raises:
             UnityCommunicationException: The peer takes no data any more.
         """
+        # gRPC's prefix of a message: not compressed, and its length.
         body = memoryview(b"\0" + struct.pack(">I", len(message)) + message)
         out = bytearray(head)
         position = 0
@@ -354,8 +362,10 @@ class Connection(ABC):
         with contextlib.suppress(OSError):
             self.socket.setblocking(False)
             if self.is_open:
+                # The largest stream: nothing that was begun is called off (RFC 9113, section 6.8).
                 self._send(goaway(frames.LARGEST_WINDOW, frames.NO_ERROR))
                 self.socket.shutdown(socket.SHUT_WR)
+                # Closed with bytes unread, a socket resets, and what was sent last may be lost.
                 deadline = time.monotonic() + wait_s
                 while (left := deadline - time.monotonic()) > 0:
                     self.socket.settimeout(left)

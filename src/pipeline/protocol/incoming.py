@@ -87,6 +87,7 @@ class IncomingConnection(Connection):
             return False
         welcome = challenge.welcome(line)
         if welcome is None:
+            # A client that knows of no token begins with the preface of HTTP/2.
             self.failure = "no token" if line.startswith(b"PRI ") else "a wrong token"
             self._send(refusal(self.failure))
             self.is_open = False
@@ -104,6 +105,7 @@ class IncomingConnection(Connection):
         """
         deadline = time.monotonic() + limit_s
         head = frame(HEADERS, END_HEADERS, stream, frames.RESPONSE)
+        # gRPC's status comes in trailers, so that the message does not end the stream.
         tail = frame(HEADERS, END_HEADERS | END_STREAM, stream, frames.SUCCESS)
         self._transmit(stream, head, message, 0, tail, deadline)
         self._streams.pop(stream, None)
@@ -125,6 +127,7 @@ class IncomingConnection(Connection):
             self._reader.read_trailers(block)
             return None
         self._last_stream = stream
+        # Also for a call that is refused below: the table of the headers must follow every block.
         is_known = self._reader.is_call(block, self._path)
         if len(self._streams) < MAX_CALLS:
             call = self._streams[stream] = Stream(is_known)
@@ -194,6 +197,7 @@ class IncomingConnection(Connection):
             self.is_open = False
 
     def _make_way(self, deadline: float) -> bool:
+        # Reading as well: the credit that an answer waits for is sent by the peer.
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, events)
@@ -209,6 +213,7 @@ class IncomingConnection(Connection):
 
 def accepted_from(listener: socket.socket, limit: int) -> Iterator[socket.socket]:
     """Accept connections that wait, `limit` at most."""
+    # None waits any more, or one that did is gone again.
     with contextlib.suppress(OSError):
         for _ in range(limit):
             yield listener.accept()[0]
@@ -226,6 +231,7 @@ def listen(port: int, host: str | None, *, here_too: bool = False) -> list[socke
         listeners = [stack.enter_context(_listener(host or "127.0.0.1", port))]
         port = listeners[0].getsockname()[1]
         beside = host is None or (here_too and not is_loopback(host))
+        # Also beside `::`, for `create_server` makes IPv6 listeners that take no IPv4.
         if beside and host not in (None, "0.0.0.0"):  # noqa: S104  # has 127.0.0.1 in it
             listeners.append(stack.enter_context(_listener("127.0.0.1", port)))
         if beside and host != "::":

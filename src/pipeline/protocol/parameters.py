@@ -25,6 +25,7 @@ READING = "Environment/Parameter/"
 """How the name of a statistic begins that tells which values of a parameter were read."""
 
 _HISTOGRAM = 3
+# Nobody takes them where a script steps a game itself; then the oldest go.
 _READINGS_KEPT = 100_000
 
 
@@ -50,6 +51,7 @@ class Sampler:
         if self.kind == UNIFORM:
             return float(rng.uniform(self.values[0], self.values[1]))
         if self.kind == GAUSSIAN:
+            # NumPy refuses a negative deviation, with which the distribution is the same.
             return float(rng.normal(self.values[0], abs(self.values[1])))
         ranges = np.asarray(self.values, dtype=np.float64).reshape(-1, 2)
         widths = np.abs(ranges[:, 1] - ranges[:, 0])
@@ -165,6 +167,7 @@ class Controls:
     def draw(self) -> None:
         """Draw for a simulator that only takes numbers; to be called before each step or reset."""
         if self._draws_for_simulator:
+            # A set of texts has another order in each process.
             for name in sorted(self._samplers):
                 self._simulator.set_parameter(name, self._parameters.read(name, 0.0))
 

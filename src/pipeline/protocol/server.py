@@ -92,6 +92,7 @@ class Server(CalledEnd):
         self._token = token
         self._all_say_it = host is not None and is_loopback(host)
         self._closed = threading.Event()
+        # Reentrant: `close` and `release` hold it when they call `reply`.
         self._lock = threading.RLock()
         self._spin_wait = SpinWait()
         try:
@@ -172,6 +173,7 @@ class Server(CalledEnd):
         """Answer the environment's call with the end, and hang up."""
         deadline = time.monotonic() + wait_s
         left = wait_s
+        # The end is an answer, so it needs a call; the environment may still be at work.
         while self._pending is None and self._next_call() is None:
             left = deadline - time.monotonic()
             if self._owner is None or left <= 0 or not self._wait(left):

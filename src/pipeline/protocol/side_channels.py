@@ -28,6 +28,7 @@ def pack(frames: Iterable[tuple[uuid.UUID, bytes]]) -> bytes:
     """Return the bytes of `side_channel` for these (channel id, payload) pairs, in order."""
     out = bytearray()
     for channel_id, payload in frames:
+        # .NET writes the first three groups of an id with the lowest byte first.
         out += channel_id.bytes_le + struct.pack("<i", len(payload)) + payload
     return bytes(out)
 

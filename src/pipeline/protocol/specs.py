@@ -347,6 +347,7 @@ def other_names(one: BehaviorSpec, two: BehaviorSpec) -> tuple[list[str], list[s
     return (names, other) if all(names) and all(other) and names != other else None
 
 
+# The cache makes it once: an equal call does not get here again.
 @lru_cache(maxsize=256)
 def note_other_names(behavior: str, names: str, other: str) -> None:
     """Warn, once for each, that agents of a behavior have the same sensors under other names."""

@@ -65,6 +65,7 @@ def _limit() -> float:
 
 
 def _n_processors() -> int:
+    # This process may be bound to fewer processors than the machine has.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -69,6 +69,7 @@ def read(payload: bytes) -> tuple[Kind, bytes]:
             f"take {_HEAD.size}"
         )
     version, kind = _HEAD.unpack_from(payload)
+    # A list, because Python 3.11 refuses to look for a plain number in an Enum.
     if version != VERSION or kind not in list(Kind):
         raise UnitySideChannelException(
             f"a message of version {version} and kind {kind} came on the state channel; version "
@@ -105,6 +106,7 @@ def decode(data: bytes) -> dict[str, Any]:
         start = _LENGTH.size + length
         arrays = _Arrays(data, start)
         state = _restored(json.loads(data[_LENGTH.size : start]), arrays)
+    # RecursionError: JSON may be nested deeper than Python follows it.
     except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"these bytes are no environment's state ({error})") from error
     if not isinstance(state, dict) or arrays.position != len(data):
@@ -125,6 +127,7 @@ class _Arrays:
         sizes = [int(size) for size in shape or ()]
         if kind.kind not in _KINDS or len(sizes) > _MAX_DIMENSIONS or min(sizes, default=0) < 0:
             raise ValueError(f"an array of type {kind} and shape {sizes}")
+        # In Python's integers, which the sizes of a damaged state cannot make overflow.
         n_bytes = kind.itemsize
         for size in sizes:
             n_bytes *= size
@@ -133,10 +136,12 @@ class _Arrays:
             raise ValueError("it is cut off")
         taken = np.frombuffer(self._data[self.position : end], dtype=kind).reshape(sizes)
         self.position = end
+        # Without a shape it was a NumPy scalar. A view of bytes could not be written to.
         return taken[()] if shape is None else taken.copy()
 
 
 def _plain(value: Any, arrays: list[AnyArray], where: str) -> Any:
+    # NumPy's texts are `np.generic`, too; JSON takes them as the texts that they are.
     if isinstance(value, np.ndarray | np.generic) and not isinstance(value, str):
         if value.dtype.kind not in _KINDS:
             raise ValueError(f"{where}: an array of type {value.dtype} is not of numbers")

@@ -81,6 +81,7 @@ class _AgentSteps(Mapping[int, Step]):
         }
 
 
+# A generated `__eq__` would ask arrays for one truth value; see `same_steps`.
 @dataclass(eq=False, repr=False, slots=True)
 class DecisionSteps(_AgentSteps[DecisionStep]):
     """The agents that ask for a decision."""
@@ -167,6 +168,7 @@ def steps_to_mapping(steps: Steps) -> dict[str, dict[str, Any]]:
         }
         for part in steps
     )
+    # `_values` leaves out what is None, but the constructor needs it.
     decision.setdefault("action_mask", None)
     return {"decision": decision, "terminal": terminal}
 
@@ -190,5 +192,6 @@ def _arrays(steps: Steps) -> Iterator[AnyArray]:
 
 def _values(steps: DecisionSteps | TerminalSteps) -> list[tuple[str, Any]]:
     """Return names and values of the fields that are there."""
+    # `init` leaves out the index, which is made again when it is asked for.
     values = [(one.name, getattr(steps, one.name)) for one in fields(steps) if one.init]
     return [(name, value) for name, value in values if value is not None]

@@ -85,6 +85,7 @@ class Challenge:
     def welcome(self, answer: bytes) -> bytes | None:
         """Return the line that answers the player's, or None if that does not show the token."""
         theirs, _, digest = answer.partition(b" ")
+        # In constant time: how long it takes must not tell how much of a guess is right.
         if not hmac.compare_digest(digest, _digest(self._token, b"player", self._random, theirs)):
             return None
         return _WELCOME + _digest(self._token, b"trainer", self._random, theirs) + b"\n"
@@ -159,4 +160,5 @@ def _line(sock: socket.socket, trainer: str) -> bytes:
 
 
 def _digest(token: bytes, who: bytes, trainers: bytes, players: bytes) -> bytes:
+    # With `who` in it, so that neither end can send the other's digest back as its own.
     return hmac.digest(token, b" ".join((who, trainers, players)), "sha256").hex().encode()

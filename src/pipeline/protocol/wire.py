@@ -74,6 +74,7 @@ def entry(parts: Iterable[tuple[bytes, bytes]]) -> tuple[AnyArray, list[int]]:
         out += before
         starts.append(len(out))
         out += content
+    # Field 1 is the list in messages of agents and in those of actions.
     before = head(1, len(out))
     return (
         np.frombuffer(before + out, dtype=np.uint8),

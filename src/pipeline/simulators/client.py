@@ -169,6 +169,7 @@ class Session:
         reply = exchange(_STATUS_OK)
         while reply.header.status == OK:
             command = reply.unity_input.rl_input
+            # Before the command, as in Unity: parameters count for this step already.
             if command.side_channel:
                 self._hear(command.side_channel)
             if command.command == QUIT:
@@ -182,6 +183,7 @@ class Session:
             return self._message({})  # the trainer knows what the agents saw
         # Before the simulator reads: a sampler draws anew for each message.
         self._controls.draw()
+        # The first command begins episodes whatever it is, as Unity's first step does.
         if command.command == RESET or self._asking is None:
             steps = self._simulator.reset()
         else:

@@ -99,6 +99,7 @@ def _draw_geom(canvas: Canvas, model: Any, data: Any, geom: int, axes: list[int]
     elif kind == _BOX:
         corners = (place + (_CORNERS * size) @ turn.T)[:, axes]
         for face in _FACES:
+            # In their order around the face; as they are numbered, its edges would cross.
             canvas.polygon(corners[face[[0, 1, 3, 2]]], color)
     else:
         radius = size[0] if kind == _SPHERE else model.geom_rbound[geom]

@@ -97,6 +97,7 @@ class Areas:
         # checkpoints written before all games shared this class have the arrays at the top
         arrays = state.get("arrays", state)
         for name, values in self._kept.items():
+            # In place: games have these arrays as attributes.
             values[:] = arrays[name]
 
     def _keep(self, name: str, shape: tuple[int, ...], dtype: type = np.int64) -> AnyArray:
@@ -176,7 +177,9 @@ class SoloAreas(Areas, ABC):
         terminals = TerminalSteps.empty(spec)
         if ended.any():
             rows = np.flatnonzero(ended)
+            # Before the next episodes begin, which write over what was seen.
             last = agent_fields(self._last_observation(rows), reward[rows], self._agent_id[rows])
+            # A task that ends at the very last step has ended, and is not cut short.
             terminals = TerminalSteps(**last, interrupted=~terminated[rows])
             self._begin(rows)
             # It stands in the terminal steps; the decision steps are those of the next episode.

@@ -81,10 +81,12 @@ class BalanceBall(SoloAreas):
         self._shape = [(1.0, 1.0)] * n_agents
         # Copies, because gravity is set on each platform's own model.
         self._models = [copy.copy(_model(1.0, 1.0)) for _ in range(n_agents)]
+        # One for all: without threads one is in use, and all models have equal sizes.
         self._data = [MjData(self._models[0])]
         # No threads: several environments already share the processors.
         self._rollout = rollout.Rollout(nthread=0)
         self._control_spec = int(mjtState.mjSTATE_MOCAP_QUAT)
+        # Not by `_keep`, whose arrays have the areas first; `state_dict` adds it.
         self._platform = np.zeros((4, n_agents))
         self._poses = np.zeros((n_agents, DECISION_PERIOD, 4))
         self._state = self._keep("physics", (_QVEL.stop,), np.float64)
@@ -178,6 +180,7 @@ class BalanceBall(SoloAreas):
                 turned += s * partner
                 np.copyto(pairs, turned, where=free)
             self._poses[:, k] = platform.T
+        # Rounding would let the lengths drift away from 1 over many turns.
         self._platform = platform / np.sqrt((platform * platform).sum(axis=0))
 
     def _observe(self, rows: Rows) -> list[FloatArray]:

@@ -86,6 +86,7 @@ class Collector(SoloAreas):
         self._velocity += (1 - _KEEP) * wanted * most[:, None].astype(np.float32)
         limit = HALF_SIDE - _MARGIN
         np.clip(self._position + self._velocity, -limit, limit, out=self._position)
+        # First: food within reach that the laser burns is not eaten.
         gone = self._shot(forward, fires)
         offset = self._food - self._position[:, None]
         eaten = ((offset * offset).sum(axis=2) < TOUCH**2) & ~gone

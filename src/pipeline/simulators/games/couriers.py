@@ -66,6 +66,7 @@ class Couriers(Areas):
 
     def reset(self) -> Mapping[str, Steps]:
         """Begin a shift in every seat; couriers at work are gone."""
+        # Where a seat is empty, its next courier has got a new id already.
         self._life += self._left > 0
         self._begin(self._areas)
         decisions = self._decisions(np.zeros(self._n_areas, np.float32))
@@ -82,6 +83,7 @@ class Couriers(Areas):
         if len(asking):  # else there may be no actions at all
             self._set_out(asking, checked(actions[BEHAVIOR].discrete, (len(asking), 1), BEHAVIOR))
         self._advance()
+        # Before shifts end: a delivery at the last moment counts.
         reward = self._deliver()
         over = (self._break == 0) & (self._left == 0)  # seats that are empty keep left at 0
         if not over.any():
@@ -133,6 +135,7 @@ class Couriers(Areas):
                 )
             self._left[row] = int(shift)
             self._at[row] = rng.integers(N_PLACES)
+            # From 1 on: no parcel is for the place where it is handed out.
             self._hops[row] = rng.integers(1, N_PLACES, MAX_SHIFT)
         self._way[rows] = 0
         self._break[rows] = 0
@@ -189,6 +192,7 @@ _PLACES = np.stack((np.sin(_TURNS), np.cos(_TURNS)), axis=1)
 
 def fastest(roads: AnyArray = ROADS) -> AnyArray:
     """[P, P] simulation steps of the fastest way from each place to each other."""
+    # No way takes longer than all roads together.
     times = np.where(roads > 0, roads, roads.sum())
     np.fill_diagonal(times, 0)
     for via in range(len(times)):

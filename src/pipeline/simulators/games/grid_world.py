@@ -123,6 +123,7 @@ def draw(agent: AnyArray, goals: AnyArray) -> FloatArray:
     """
     n = len(agent)
     image = np.zeros((n, 3, SIZE, CELL, SIZE, CELL), dtype=np.float32)
+    # A view with a cell's pixels last: what is written to a cell stands in the image.
     cells = image.transpose(0, 2, 4, 1, 3, 5)
     rows = np.arange(n)
     cells[rows, goals[:, 0, 0], goals[:, 0, 1], GREEN] = PLUS
@@ -142,6 +143,7 @@ def expert(steps: DecisionSteps) -> ActionTuple:
     # Nearer first; of two equally near cells the one farther from a shared row or column, so that
     # the other goal can never come to stand in the only way.
     cost = offset.sum(axis=2) + 0.1 * offset.max(axis=2) + 100.0 * ~is_open
+    # Standing still costs more than any open cell, and less than one that is not open.
     cost[:, 0] = 50.0
     return ActionTuple(discrete=cost.argmin(axis=1)[:, None])
 

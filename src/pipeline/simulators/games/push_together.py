@@ -78,10 +78,12 @@ class PushTogether(Areas):
             actions: int32 [N, 1] of 0 nothing, 1 up, 2 down, 3 left, 4 right, of the agents that
                 are not out.
         """
+        # A copy, because those that fall are taken out of `_present` below.
         playing = self._present.copy()
         action = np.zeros(playing.shape, dtype=np.int64)
         given = checked(actions[BEHAVIOR].discrete, (int(playing.sum()), 1), BEHAVIOR)
         action[playing] = given[:, 0]
+        # Before the agents move, so that those who push can follow the block.
         pushed = self._push(action)
         self._move(action)
         fell = self._fall()

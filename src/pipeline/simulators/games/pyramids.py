@@ -79,6 +79,7 @@ class Pyramids(SoloAreas):
         start, self._heading[rows], away, next_ = (
             (uniform[:, :4] * (_N_ROOMS, N_HEADINGS, _N_ROOMS - 3, _N_ROOMS - 5)).astype(np.int64).T
         )
+        # Of eight rooms, 2 to 6 further are two away or more, whichever way; 3 to 5 are three.
         switch = (start + 2 + away) % _N_ROOMS
         goal = (switch + 3 + next_) % _N_ROOMS
         middle = (RING + 0.5) * ROOM
@@ -101,6 +102,7 @@ class Pyramids(SoloAreas):
         self._heading %= N_HEADINGS
         change = SPEED * rays.MOVES[choice][:, None] * _FORWARD[self._heading]
         position = self._position
+        # One axis after the other: who is stopped by a wall may slide along it.
         for axis in (0, 1):
             position[:, axis] = slide(
                 along=position[:, axis], across=position[:, 1 - axis], change=change[:, axis]
@@ -173,6 +175,7 @@ def slide(*, along: FloatArray, across: FloatArray, change: FloatArray) -> Float
         change: [N] at most 1 either way.
     """
     aside = np.abs(across - _MIDDLE)
+    # A little more: rounding must not close a door to those whom its side has stopped.
     at_door = np.abs(aside - _TO_DOOR) < HALF_DOOR - _MARGIN + 1e-3
     in_door = np.abs(aside - _TO_LINE) < _MARGIN
     cell = np.floor(along / ROOM) * ROOM

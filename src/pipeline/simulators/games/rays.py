@@ -20,6 +20,7 @@ TURNS = np.array([0, 0, 0, 1, -1])
 """Of a walker's actions: how many headings clockwise each turns."""
 _FORWARD, _RIGHT, _LEFT = 1, 3, 4
 _SMALLEST = np.float32(1e-6)
+# Exact in float32, as which it is kept and compared.
 HIDDEN = 1e4
 """A coordinate out of reach of every ray and agent."""
 
@@ -116,6 +117,7 @@ def nearest_ahead(seen: BoolArray, degrees: AnyArray) -> tuple[BoolArray, AnyArr
 def walk(bearing: AnyArray, turn_degrees: float) -> ActionTuple:
     """Go forward where that leads towards `bearing` [N] degrees to the right, else turn to it."""
     turn = np.where(relative(bearing) > 0.0, _RIGHT, _LEFT)
+    # A little more than half a turn, or rounding could make it turn to and fro for ever.
     is_ahead = np.abs(relative(bearing)) <= 0.55 * turn_degrees
     return ActionTuple(discrete=np.where(is_ahead, _FORWARD, turn)[:, None])
 

@@ -61,6 +61,7 @@ class Sorter(SoloAreas):
     def _place(self, rows: AnyArray) -> None:
         """Spread 1 to `num_tiles` tiles with different numbers over different places."""
         uniform = self._uniform(rows, 1 + 2 * MAX_TILES)
+        # Once for each area: a sampler draws anew at each reading.
         most = np.array([self._read_num_tiles() for _ in rows])
         n_tiles = 1 + (uniform[:, 0] * most).astype(np.int64)
         used = np.arange(MAX_TILES) < n_tiles[:, None]
@@ -114,6 +115,7 @@ class Sorter(SoloAreas):
         own = np.empty((len(self._position[rows]), 4), dtype=np.float32)
         own[:, :2] = self._position[rows] / np.float32(RADIUS)
         own[:, 2:] = _FORWARD[self._heading[rows]]
+        # Of all areas it would be a view, which later steps write to.
         return [self._entities[rows].copy(), own]
 
     def render(self, agent: int) -> AnyArray:

@@ -85,6 +85,7 @@ class Tag(Areas):
         none = np.zeros(len(agent_id), dtype=np.float32)
         own, shared = (none, result) if name == HUNTER else (result, none)
         fields = agent_fields([obs], own, agent_id, group_id=group_id, group_reward=shared)
+        # No end is cut short: when the time is over, the runner has won.
         return TerminalSteps(**fields, interrupted=np.zeros(len(agent_id), dtype=np.bool_))
 
     def _steps(self, terminals: Mapping[str, TerminalSteps]) -> dict[str, Steps]:
