@@ -179,7 +179,9 @@ def _decode_observations(
         if decoded is None:
             messages = [wire.parse(ObservationProto, data) for data in column]
             values = _decode_slowly(messages, index, infos, obs_spec)
-            as_announced &= all(message.name == obs_spec.name for message in messages)
+            as_announced &= all(
+                message.name == obs_spec.name or not obs_spec.name for message in messages
+            )
         else:
             values, named = decoded
             as_announced &= named

@@ -282,23 +282,27 @@ class DemoWriter:
                 f"{self._path}: this DemoWriter has had its `with` block; make another"
             )
         self._entered = True
-        temporary = self._stack.enter_context(whole(self._path))
-        self._file = self._stack.enter_context(temporary.open("wb"))
-        # Room for the header, whose counts are known at the end only.
-        self._file.write(bytes(BRAIN_OFFSET))
-        brain = brain_parameters(self._behavior, self._spec, old_fields=True)
-        # As recorders write it; in the conversation it is True.
-        brain.is_training = False
-        self._file.write(delimited_message(brain))
+        with ExitStack() as stack:
+            temporary = stack.enter_context(whole(self._path))
+            self._file = stack.enter_context(temporary.open("wb"))
+            stack.push(self._finish)
+            # Room for the header, whose counts are known at the end only.
+            self._file.write(bytes(BRAIN_OFFSET))
+            brain = brain_parameters(self._behavior, self._spec, old_fields=True)
+            # As recorders write it; in the conversation it is True.
+            brain.is_training = False
+            self._file.write(delimited_message(brain))
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if error[0] is None and self._file is not None:
-            self._finish(self._file)
-        self._file = None
         self._stack.__exit__(*error)  # type: ignore[arg-type]  # the three that `with` gives
 
-    def _finish(self, file: BinaryIO) -> None:
+    def _finish(self, *error: object) -> None:
+        """Write the header when the block has succeeded; the file is closed whatever happens."""
+        file, self._file = self._file, None
+        if error[0] is not None or file is None:
+            return
         # As Unity's recorder counts, which adds one at its close.
         episodes = self._n_done + 1
         meta = DemonstrationMetaProto(
@@ -310,4 +314,3 @@ class DemoWriter:
         )
         file.seek(0)
         file.write(delimited_message(meta))
-        file.flush()

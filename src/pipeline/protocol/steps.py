@@ -93,8 +93,8 @@ class DecisionSteps(_AgentSteps[DecisionStep]):
     agent_id: IntArray
     """int32 [N]."""
     action_mask: list[BoolArray] | None
-    """bool [N, branch size] per discrete branch, True where an action is forbidden; None without
-    discrete actions."""
+    """bool [N, branch size] per discrete branch, True where an action is forbidden; None where all
+    are allowed, and without discrete actions."""
     group_id: IntArray
     """int32 [N], 0 for agents without a group."""
     group_reward: FloatArray

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import DemonstrationError
+from pipeline.protocol import demo
 from pipeline.protocol.demo import DemoWriter, describe, read_demo
 from pipeline.protocol.demo_file import delimited_message
 from pipeline.protocol.generated import messages as m
@@ -108,6 +109,22 @@ def test_failed_recording_leaves_nothing(tmp_path):
             raise RuntimeError("the environment died")
 
     with pytest.raises(RuntimeError, match="died"):
+        record()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("part", ["DemonstrationMetaProto", "brain_parameters"])
+def test_recording_that_cannot_be_begun_or_ended_leaves_nothing(tmp_path, monkeypatch, part):
+    def fail(*_args, **_values):
+        raise OSError("no space left")
+
+    def record() -> None:
+        with DemoWriter(tmp_path / "a.demo", "b", SPEC) as writer:
+            writer.append(**content())
+
+    monkeypatch.setattr(demo, part, fail)
+
+    with pytest.raises(OSError, match="no space left"):
         record()
     assert list(tmp_path.iterdir()) == []
 

@@ -30,6 +30,18 @@ def agent_with(number, *names, shape=(2,)):
     return info
 
 
+def agent_with_png(name):
+    info = m.AgentInfoProto()
+    info.observations.add(
+        shape=[1, 2, 2],
+        name=name,
+        dimension_properties=[1, 2, 2],
+        compression_type=m.PNG,
+        compressed_data=encode_png(np.zeros((1, 2, 2), np.float32)),
+    )
+    return info
+
+
 def test_agent_with_observations_in_another_order_is_refused_by_id_and_both_orders():
     infos = [agent_with(8, "eyes", "nose"), agent_with(9, "nose", "eyes")]
     expected = (
@@ -63,23 +75,15 @@ def test_agent_with_other_names_is_taken_with_one_warning(caplog):
 @pytest.mark.parametrize("names", [["right"], ["left", "right"]])
 def test_pngs_under_another_name_are_taken_with_a_warning(caplog, names):
     spec = BehaviorSpec([ObservationSpec.visual(1, 2, 2, "left")], ActionSpec(1, ()))
-    png = encode_png(np.zeros((1, 2, 2), np.float32))
-    infos = [m.AgentInfoProto(id=number) for number in range(len(names))]
-    for info, name in zip(infos, names, strict=True):
-        info.observations.add(
-            shape=[1, 2, 2],
-            name=name,
-            dimension_properties=[1, 2, 2],
-            compression_type=m.PNG,
-            compressed_data=png,
-        )
-    decode_steps(infos, spec, f"{len(names)} cameras")
+    decode_steps(list(map(agent_with_png, names)), spec, f"{len(names)} cameras")
     assert "cameras: an agent calls its observations ['right']" in caplog.text
 
 
 def test_a_specification_without_names_takes_any_without_a_warning(caplog):
     spec = BehaviorSpec([ObservationSpec.vector(2), ObservationSpec.vector(2)], ActionSpec(1, ()))
     decode_steps([agent_with(1, "eyes", "nose")], spec, "nameless")
+    spec = BehaviorSpec([ObservationSpec.visual(1, 2, 2)], ActionSpec(1, ()))
+    decode_steps([agent_with_png("left")], spec, "nameless camera")
     assert not caplog.records
 
 
