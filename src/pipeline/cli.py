@@ -98,12 +98,14 @@ def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
         name: of the program, when it is another than `pipeline` with the command's name.
     """
     words = sys.argv[1:] if argv is None else list(argv)
+    # Before parsing, which leaves no arguments where a module cannot be imported.
     debug = "--debug" in words
     try:
         arguments = parser_for(words, name=name).parse_args(words)
         debug = arguments.debug
         with _log_on_the_console(debug=debug):
             text: str | None = arguments.work(arguments)
+    # Anything else is a mistake in this program, and keeps its traceback.
     except (PipelineError, OSError, MemoryError, KeyboardInterrupt, ModuleNotFoundError) as error:
         if debug:
             traceback.print_exception(error)
@@ -118,6 +120,7 @@ def _print(text: str) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
+        # Python flushes it once more at exit, which would fail again and print an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -134,6 +137,7 @@ def _log_on_the_console(*, debug: bool) -> Iterator[None]:
     try:
         yield
     finally:
+        # `main` may be called again in this process, as tests do, and then without --debug.
         ours.setLevel(before)
 
 
@@ -141,6 +145,7 @@ def _report(error: BaseException) -> int:
     """Say on one line what ended the command, and give its exit code."""
     if isinstance(error, Interrupted | KeyboardInterrupt):
         print(f"interrupted: {one_line(error) or 'stopped by Ctrl+C'}", file=sys.stderr)
+        # KeyboardInterrupt has none: 128 + SIGINT, as shells say it.
         return int(getattr(error, "exit_code", 130))
     if isinstance(error, ModuleNotFoundError):
         return _missing(error)
@@ -155,6 +160,7 @@ def _missing(error: ModuleNotFoundError) -> int:
         raise error
     extras = {"gymnasium": "envs", "pettingzoo": "envs", "minari": "minari", "h5py": "minari"}
     extras |= dict.fromkeys(("huggingface_hub", "model_signing", "OpenSSL", "cryptography"), "hub")
+    # Others come with the extra `train`, or are looked for where they are used.
     extra = extras.get(package, "train")
     print(
         f"error: this needs the package {package}, which is not installed; install the whole: "
@@ -166,6 +172,7 @@ def _missing(error: ModuleNotFoundError) -> int:
 
 def parser_for(words: Sequence[str], *, name: str | None = None) -> Parser:
     """Return the parser, with the options of the command that is asked for and of no other."""
+    # No option before the command takes a value, so the first other word is its name.
     command = next((word for word in words if not word.startswith("-")), None)
     return _parser((command,), program=name)
 
@@ -186,6 +193,7 @@ def _parser(names: Collection[str | None], *, program: str | None = None) -> Par
             command = importlib.import_module(f"pipeline.commands.{name}")
             subparser.prog = program or subparser.prog
             subparser.set_defaults(work=getattr(command, "run", None))
+            # A function, which `completion` alone calls: it imports every command.
             subparser.set_defaults(whole_parser=lambda: _parser(COMMANDS))
             command.add_options(subparser)
     return parser

@@ -277,6 +277,7 @@ def _messages() -> dict[str, Name]:
     table = {}
     for module, names in _MESSAGES.items():
         start = f"mlagents_envs.communicator_objects.{module}."
+        # A module of a service, `_pb2_grpc`, has no descriptor of its own.
         if module.endswith("_pb2"):
             table[f"{start}DESCRIPTOR"] = _DESCRIPTOR
         for name in names.split():
@@ -355,6 +356,7 @@ class _StandIns(MetaPathFinder, Loader):
         installed = top is not None and getattr(top.__spec__, "loader", None) is not self
         if name not in self._modules or installed:
             return None
+        # All as packages, or Python would not look for modules below them.
         return ModuleSpec(name, self, is_package=True)
 
     def exec_module(self, module: ModuleType) -> None:

@@ -45,12 +45,14 @@ def whole(path: Path | str) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
+        # mkstemp gives a file to its owner alone; `open` would have heeded the umask.
         temporary.chmod((target.stat().st_mode if target.exists() else 0o666 & ~_umask()) & 0o777)
         temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     finally:
+        # Only now: the lock on it says that the file's writer lives.
         os.close(handle)
     sync_folder(target.parent)
 
@@ -80,6 +82,7 @@ def sole_writer(folder: Path | str) -> Iterator[None]:
     real.parent.mkdir(parents=True, exist_ok=True)
     beside = os.access(real.parent, os.W_OK)  # else the folder is a volume, and stays where it is
     path = real.with_name(f".{real.name}.lock") if beside else real / ".lock"
+    # One object for a path, so that a nested block counts up instead of waiting for itself.
     lock = FileLock(path, is_singleton=True)
     try:
         lock.acquire(timeout=0)
@@ -250,6 +253,7 @@ def _remove_abandoned(paths: Iterable[Path]) -> None:
 
 
 def _umask() -> int:
+    # POSIX has no call that only reads it.
     mask = os.umask(0)
     os.umask(mask)
     return mask

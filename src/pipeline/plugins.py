@@ -78,6 +78,7 @@ class Group(Mapping[str, T], Generic[T]):
         point = self.entry_point(name)
         try:
             loaded: T = point.load()
+        # A foreign package may raise anything while it is imported.
         except Exception as error:
             raise self._unusable(point, f"{type(error).__name__}: {error}") from error
         if self._base is not None and not (
@@ -104,6 +105,7 @@ class Group(Mapping[str, T], Generic[T]):
         """How to get others, for an error that lists the names of those that are there."""
         text = f". Packages with an entry point in {self.name!r} bring more: docs/how-to/plugins.md"
         points = all_of(self._theirs) if self._theirs else []
+        # ML-Agents lists its own trainers the same way, and those are built in here.
         others = [one for one in points if brought_by(one)[0] != "mlagents"]
         if others:
             named = ", ".join(f"{one.name!r} of {' '.join(brought_by(one))}" for one in others)

@@ -73,6 +73,7 @@ def tell(**facts: Any) -> None:
     if not path or not _job:
         return
     line = json.dumps({**_job, "at": time.time(), **facts}) + "\n"
+    # It is for a display, which must not fail a stage.
     with contextlib.suppress(OSError):
         # one write to a file that is there: lines of several processes do not mix
         handle = os.open(path, os.O_WRONLY | os.O_APPEND)
@@ -84,6 +85,7 @@ def tell(**facts: Any) -> None:
 
 def _print_to(log: Path) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
+    # What is buffered was printed before, and does not belong into the log.
     sys.stdout.flush()
     sys.stderr.flush()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)

@@ -16,8 +16,11 @@ def sequence(seed: int, *names: str | int) -> np.random.SeedSequence:
 
     Streams with different names are independent; the same seed and names always give the same one.
     """
+    # Types and a separator, or 1 and "1", and ("a", "b") and ("ab",), would share a stream.
     text = "\0".join(f"{type(name).__name__}:{name}" for name in names)
+    # Little-endian on every machine, so that all have the same streams.
     words = np.frombuffer(hashlib.sha256(text.encode()).digest(), dtype="<u4")
+    # SeedSequence takes no negative numbers.
     return np.random.SeedSequence([seed & 0xFFFFFFFFFFFFFFFF, *(int(word) for word in words)])
 
 
@@ -28,6 +31,7 @@ def stream(seed: int, *names: str | int) -> np.random.Generator:
 
 def derive(seed: int, *names: str | int) -> int:
     """A whole number in [0, 2**31) for libraries that take an integer seed."""
+    # 31 bits: Unity's protocol has a seed as int32.
     return int(sequence(seed, *names).generate_state(1, np.uint32)[0] >> 1)
 
 

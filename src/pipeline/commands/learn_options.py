@@ -40,6 +40,7 @@ class Option:
     @property
     def kind(self) -> Literal["switch", "number", "rest", "list", "text"]:
         """What it takes, as its metavar says."""
+        # Its metavar says text; it alone may be given several times.
         if self.flag == "--track":
             return "list"
         if self.metavar in (None, "..."):
@@ -139,9 +140,11 @@ what it takes (nothing makes it a switch), and what it does, or if retired the p
 
 _SETTINGS: dict[str, dict[str, Any]] = {
     "--seed": {"key": "env_settings.seed"},
+    # None is an entry too: `setdefault` then names no setting, for there is none of that kind.
     "--num-runs": {"key": None},
     "--track": {"key": None},
     "--env": {"key": "env_settings.env_path"},
+    # Players are counted as environments are: without --env both options mean the same.
     "--attach": {"key": "env_settings.num_envs"},
     "--listen": {"key": None},
     "--token-file": {"key": None},
@@ -163,6 +166,7 @@ def _option(group: str, spec: str, text: str) -> Option:
     """Return the option of a line of the table."""
     flag, _, metavar = spec.partition(" ")
     more = dict(_SETTINGS.get(flag, {}))
+    # Retired options and those of networks have no section: `_SETTINGS` has what they change.
     if group in _SECTIONS:
         name = flag.removeprefix("--").replace("-", "_")
         # Most options have the name of their setting, as in ML-Agents.

@@ -81,6 +81,7 @@ class Parser(argparse.ArgumentParser):
             name = word.partition("=")[0]
             if word == "--" or (self._subcommands is not None and not word.startswith("-")):
                 return  # the rest is read elsewhere
+            # argparse takes a word with a space for a value, whatever it begins with.
             if not word.startswith("--") or " " in name:
                 continue
             exact = self._option_string_actions.get(name)

@@ -121,6 +121,7 @@ def tell(root: Path, name: str | None, *, revision: str | None = None, exact: bo
 def _rows(store: mlflow_store.Store) -> list[Found]:
     """Return every row that a stage has written, sorted by experiment and seed."""
     rows = []
+    # 50,000 is the most rows that MLflow gives at once.
     for run in store.client.search_runs([store.experiment_id], max_results=50_000):
         tags = run.data.tags
         if {"pipeline.experiment", "pipeline.seed"} <= tags.keys():
@@ -128,6 +129,7 @@ def _rows(store: mlflow_store.Store) -> list[Found]:
             rows.append(
                 Found(
                     run=run.info.run_id,
+                    # The tag is the label, which has DVC's experiment behind the name.
                     experiment=tags["pipeline.experiment"].removesuffix(f" ({variant})"),
                     seed=tags["pipeline.seed"],
                     variant=variant,

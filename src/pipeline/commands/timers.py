@@ -33,6 +33,7 @@ _NODES = {
 }
 """Parts of a run, and the nodes of the tree that measure each."""
 _WAITS = "environment"
+# ML-Agents' file says nowhere else how many environments there were.
 _N_ENVS = re.compile(r"--num-envs[= ](\d+)")
 _BAR = 30
 _MORE_ENVS = 4

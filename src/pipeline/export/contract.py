@@ -142,6 +142,7 @@ def _stopping_finding(model: _Model) -> Finding | None:
             if name not in model.constants:
                 return warning("5", f"deprecated layout without the constant {name}")
     for kind in kinds:
+        # The loader's list has one number for both faults of discrete actions.
         rule = "6" if kind == "continuous" else "8"
         if f"{kind}_action_output_shape" not in model.constants:
             return warning(rule, f"required constant {kind}_action_output_shape is missing")

@@ -66,10 +66,12 @@ def record(
         feeds["action_masks"] = masks.astype(np.float32)
         allowed = torch.from_numpy(masks > 0)
     outputs = _outputs(policy, inputs, allowed)
+    # In float64, to know how far rounding alone may go. A copy: `double` changes the module.
     exact = _outputs(deepcopy(policy).double(), [one.double() for one in inputs], allowed)
     rounding = {
         name: float(np.abs(values - exact[name]).max())
         for name, values in outputs.items()
+        # A choice is not rounded; the logits tell how near it was to another.
         if name != DISCRETE
     }
     expected = {

@@ -128,6 +128,7 @@ class BridgeSource(EnvironmentParams):
             given["n_agents"] = self.copies
         for item in fields(self):
             value = getattr(self, item.name)
+            # `kwargs` has a factory in place of a default.
             default = {} if item.name == "kwargs" else item.default
             if item.name not in ("source", "args", "id", "copies") and value != default:
                 given[item.name] = value
@@ -153,6 +154,7 @@ class PettingzooSource(BridgeSource):
     """Which agents of a copy share a group and its reward."""
 
     def __post_init__(self) -> None:
+        # Not super(): `slots=True` makes a new class, which super() does not know of.
         BridgeSource.__post_init__(self)
         is_map = isinstance(self.teams, dict) and all(
             isinstance(team, int) and not isinstance(team, bool) and team >= 0
@@ -278,6 +280,7 @@ class FetchSource(EnvironmentParams):
         url, digest = self.url.of(platform), self.sha256.of(platform)
         if url is None or digest is None or self.platform not in (None, platform):
             return None
+        # Users may write capitals; `hexdigest`, which it is compared with, does not.
         return url, digest.lower()
 
     def platforms(self) -> tuple[str, ...]:
@@ -346,6 +349,7 @@ def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> Environ
         if not rest:
             raise SettingsError(f"{kind}: needs an id, as in {_IDS[kind]}")
         return SOURCES[kind](source=kind, id=rest)  # type: ignore[call-arg]  # both have one
+    # Before paths, because a URL has slashes, too.
     if "://" in text:
         raise SettingsError(
             f"{text}: a URL is no environment; `pipeline env fetch` downloads the archive and "

@@ -94,6 +94,7 @@ class Axis:
         import optuna
 
         if self.interval is None:
+            # Places, because Optuna's choices are plain values, and ours may be lists or maps.
             return optuna.distributions.CategoricalDistribution(range(len(self.values)))
         low, high, log = self.interval.min, self.interval.max, self.interval.scale == "log"
         if self.interval.integer:
@@ -224,16 +225,20 @@ class SweepParams:
             return self.drawn(number - 1)
         import optuna
 
+        # Its default tells of the new study, which here is made for each proposal.
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         space = {key: axis.distribution() for key, axis in self.parameters.items()}
         sampler = optuna.samplers.TPESampler(
+            # The trials that were drawn above stand for its own random ones, 10 by default.
             n_startup_trials=1,
             multivariate=True,
+            # Trials under way count as bad ones, so that parallel ones do not try the same values.
             constant_liar=True,
             seed=seeding.derive(self.seed or 0, "propose", number),
         )
         study = optuna.create_study(direction=self.goal, sampler=sampler)
         state = optuna.trial.TrialState
+        # Optuna refuses a complete trial whose value is NaN.
         known: list[tuple[Mapping[str, Any], Any, float | None]] = [
             (values, state.FAIL, None) if math.isnan(score) else (values, state.COMPLETE, score)
             for values, score in told.values()

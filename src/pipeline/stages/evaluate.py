@@ -24,6 +24,7 @@ VIDEOS = {"median": "median.gif", "best": "best.gif"}
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
+    # Without `runtime`: ONNX Runtime acts on one thread of the CPU, whatever that says.
     return run_context.main(argv, __doc__, evaluate, short=True, has_runtime=False)
 
 

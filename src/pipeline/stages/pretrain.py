@@ -37,6 +37,7 @@ def job_of(run: run_context.Run) -> Job:
         stage="pretrain",
         instance=run.instance,
         params={
+            # Not all settings: a new learning rate of the trainer must not repeat this stage.
             "network": to_mapping(run.params.network_settings(run.name))["behaviors"],
             "pretrain": asdict(pretrain),
             "runtime": run.runtime(),
@@ -98,5 +99,6 @@ class _Losses(Sink):
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # one behavior
         """Take both losses."""
+        # In the order in which `trainer.pretrain` reports them.
         loss, held_out = values.values()
         self.lines.append(f"{step},{loss:.6g},{held_out:.6g}")

@@ -62,6 +62,7 @@ def propose(trial: str, root: Path) -> None:
     with attempt_at(job, root) as attempt:
         # Before anything is told, the trials whose values need no telling wait.
         drawn = {one: values for one, values in sweep.trials().items() if values}
+        # A folder is the environment's: then this is the first proposal.
         first = {"told": {}, "waiting": drawn}
         known: dict[str, Any] = first if (root / last).is_dir() else _journal(root / last)
         values = known["waiting"].pop(told)

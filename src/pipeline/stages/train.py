@@ -91,6 +91,7 @@ def _begin_anew_if_not_exact(run: run_context.Run, attempt: Attempt, settings: R
 
     if not attempt.resumed or run.experiment.exact != "required":
         return
+    # What cannot be read cannot be gone on from exactly, either.
     with contextlib.suppress(CheckpointError):
         if resumes_exactly(attempt.run, settings, n_learners=run.experiment.learners):
             return
@@ -183,6 +184,7 @@ class Pruner(Sink):
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Compare one summary."""
         if self._behavior in (None, behavior.partition("?")[0]):
+            # Without an episode in the period nothing is known, and the trial goes on.
             reward = values.get(names.REWARD, math.inf)
             self.is_below = self.is_below or reward < self._medians.get(step, -math.inf)
 

@@ -118,6 +118,7 @@ def follow(uri: str, recorded: str, folder: Path) -> None:
         for start, replacement in ((old.as_uri(), new.as_uri()), (str(old), str(new))):
             for table, column in _LOCATIONS:
                 database.execute(
+                    # No LIKE, for which `_` and `%` in a path would stand for any signs.
                     f"UPDATE {table} SET {column} = ? || substr({column}, ?) "
                     f"WHERE substr({column}, 1, ?) = ?",
                     (f"{replacement}/", len(start) + 2, len(start) + 1, f"{start}/"),

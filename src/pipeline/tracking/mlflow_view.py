@@ -89,6 +89,7 @@ def _state(*, grouped: bool) -> dict[str, Any]:
 
 
 def _description(identifier: str) -> str:
+    # [2:] leaves `/#` out: a link within MLflow's page begins at the `#`.
     return f"""\
 One row is one experiment of `params.yaml` with one seed; all its stages write to it.
 

@@ -70,6 +70,7 @@ class RunKey:
         """The record file: an experiment of DVC must not continue the workspace's row."""
         if self.variant == WORKSPACE:
             return self.record
+        # DVC keeps names apart only among the experiments that start from one commit.
         baseline = self.tags.get(BASELINE, "")[:10]
         return self.record.with_stem(f"{self.record.stem} ({self.variant} {baseline})")
 

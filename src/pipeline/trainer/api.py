@@ -119,6 +119,7 @@ def train(
     # has the settings.
     rank, n_processes = launched()
     if rank > 0:
+        # Its sinks are closed without a word: the first process reports for all.
         with Tracker(sinks):
             return take_part(None if isinstance(env, str | Path) else env)
     if n_processes > 1 and learners not in (1, n_processes):
@@ -218,6 +219,7 @@ def _learned(
         rank=group.rank,
         n_ranks=group.size,
     )
+    # Signals only now: until environments have connected there is nothing to save.
     with workers, _old_objects_left_alone(), stop_on_signal() as stop:
         workers.should_stop = stop
         loop = TrainingLoop(
@@ -295,6 +297,7 @@ class JobSpec:
         told = {one.name: getattr(self, one.name) for one in fields(self)}
         settings = self.settings
         told["settings"] = to_mapping(settings)
+        # `to_mapping` leaves internal fields out, and each process has to decide alike.
         told["from_file"] = settings.from_file
         told["refused"] = settings.refused
         # Absolute: the other processes may work in another folder.

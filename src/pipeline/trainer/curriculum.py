@@ -123,6 +123,7 @@ class Curriculum:
         buffer = self._returns.get(behavior)
         if buffer is None:
             return
+        # Smoothing would keep an infinite return for good.
         finite = [value for value in returns if math.isfinite(value)]
         if finite:
             buffer.extend(finite)
@@ -253,6 +254,7 @@ class Lessons:
         self._n_steps += 1
         if self.curriculum.is_over:
             for learner in learners:
+                # Nobody else takes them, and the list would grow for the rest of the run.
                 learner.statistics.take_ended()
             return
         returns = {learner.name: learner.statistics.take_ended() for learner in learners}
@@ -360,6 +362,7 @@ def _buffers(curricula: Iterable[tuple[Lesson, ...]]) -> dict[str, deque[float]]
         for lesson in lessons:
             criteria = lesson.completion_criteria
             if criteria is not None:
+                # One at least, because a mean of no returns is none.
                 size = sizes.get(criteria.behavior, 1)
                 sizes[criteria.behavior] = max(size, criteria.min_lesson_length)
     return {behavior: deque(maxlen=size) for behavior, size in sizes.items()}

@@ -84,6 +84,7 @@ def step_seconds(
     n_rows = hyperparameters.batch_size
     few, many = (
         [np.zeros((n, *obs.shape), np.float32) for obs in spec.observation_specs]
+        # None may ask for a decision yet, and the cost of an act is shared out among them.
         for n in (max(n_agents, 1), n_rows)
     )
     memory, sequences = None, None

@@ -174,6 +174,7 @@ def for_environment(value: SamplerSettings) -> float | Sampler:
             shape = (value.mean, value.st_dev)
             return Sampler(kind=GAUSSIAN, values=shape, seed=value.seed)
         case MultiRangeUniformSampler():
+            # On the wire all intervals are one list of pairs.
             flat = tuple(end for interval in value.intervals for end in interval)
             return Sampler(kind=MULTI_RANGE, values=flat, seed=value.seed)
     raise ValueError(f"environments know no sampler like {value}")

@@ -60,6 +60,7 @@ class Opponent:
 
     def play(self, weights: Mapping[str, Tensor], drawn: int) -> None:
         """From now on play with these weights, which have the rating number `drawn`."""
+        # This copies, so weights of the policy that learns do not change under the opponent.
         self.policy.load_state_dict(weights)
         self.drawn = drawn
 
@@ -126,6 +127,7 @@ class SnapshotPool:
 
     def save_due(self, step: int) -> None:
         """Take a snapshot if more than `save_steps` have passed, and the first one at once."""
+        # The first at once, because opponents are drawn before any step.
         if not self.snapshots or step - self.last_save > self.settings.save_steps:
             self._save()
             self.last_save = step
@@ -212,6 +214,7 @@ class SnapshotPool:
             self.snapshots.append(weights)
         else:
             self.snapshots[self._next] = weights
+        # A snapshot is as strong as the policy that it was taken of.
         self.ratings[self._next] = self.rating
         self._next = (self._next + 1) % self.settings.window
 
@@ -261,6 +264,7 @@ class UnfinishedGames:
     def plays(self, source: Hashable, decision: DecisionSteps) -> None:
         """Take note of agents that ask for a decision."""
         known = self._alive.get(source)
+        # Without groups there is nothing to keep: `whole` then takes each end for a game's.
         if known is None and not decision.group_id.any():
             return
         if known is None:

@@ -43,6 +43,7 @@ class Statistics:
         """One more value of `tag` for this period's mean."""
         self._sums[tag] += value
         self._counts[tag] += 1
+        # ML-Agents' statistics writers are told each value, not only the mean.
         self._values[tag].append(value)
 
     def add_all(self, values: Mapping[str, float]) -> None:
@@ -108,6 +109,7 @@ class Statistics:
 
     def mean(self, tag: str) -> float | None:
         """This period's mean of `tag`, or None."""
+        # `get`, because asking must not add a tag: the counts are a part of checkpoints.
         count = self._counts.get(tag, 0)
         return self._sums[tag] / count if count else None
 
@@ -124,6 +126,7 @@ class Statistics:
         methods = StatsAggregationMethod
         found: dict[str, Sample] = {}
         for tag, values in self._values.items():
+            # ML-Agents charts returns as histograms, whatever an environment asks for.
             charted = tag in (REWARD, GROUP_REWARD) or tag in self._distributions
             summed = methods.SUM if tag in self._totals else methods.AVERAGE
             found[tag] = (methods.HISTOGRAM if charted else summed, list(values))
@@ -135,6 +138,7 @@ class Statistics:
         """What this period came to: means, sums, latest values; a new period begins."""
         values = {tag: self._sums[tag] / self._counts[tag] for tag in self._sums}
         values |= self._totals | self._latest
+        # `_ended` stays: curricula take it after each step, and not with a summary.
         for gathered in (self._sums, self._counts, self._totals, self._latest):
             gathered.clear()
         self._distributions.clear()
@@ -144,6 +148,7 @@ class Statistics:
 
     def new(self) -> dict[str, Any]:
         """Everything gathered here, as plain values for `of`."""
+        # More than a checkpoint holds: another process is told everything that is pending here.
         return {**self.state_dict(), "ended": list(self._ended), "values": dict(self._values)}
 
     @staticmethod

@@ -99,6 +99,7 @@ def add_reports(
     """
     for worker, stats in enumerate(reports):
         if stats:
+            # By name: teams of one behavior share a learner, which takes a report once.
             seen = {one.name: one for _, one, steps in taken if any(map(len, steps[worker]))}
             for learner in seen.values():
                 learner.pending_stats.add_environment(stats, with_most_recent=worker == 0)

@@ -122,6 +122,7 @@ SAMPLERS: dict[str, type[SamplerSettings]] = {
 
 
 def _sampler_class(node: Node, path: str) -> type[SamplerSettings]:
+    # ML-Agents' manual spells it so, and its code refuses that.
     if node.value == "multirange_uniform":
         _log.warning(
             "%s: %s: 'multirange_uniform' is called 'multirangeuniform'; taken as that.",
@@ -182,6 +183,7 @@ class EnvironmentParameter:
     def from_node(cls, node: Node, path: str) -> Self:
         """Read a number, a sampler, or a map with `curriculum`."""
         if not (isinstance(node.value, dict) and "curriculum" in node.value):
+            # ML-Agents names such a lesson after its parameter.
             name = path.removeprefix("environment_parameters.")
             return cls(curriculum=(Lesson(name=name, value=SamplerSettings.from_node(node, path)),))
         entries_of(node, path)
@@ -196,6 +198,7 @@ class EnvironmentParameter:
                 raise fail(
                     lessons.value[index], join(at, index), f"{text} {name}. Say when it is over"
                 )
+        # A warning and no error: ML-Agents takes such files.
         if parameter.curriculum[-1].completion_criteria is not None:
             _log.warning(
                 "%s: %s: the last lesson never ends, its completion_criteria is ignored.",

@@ -102,6 +102,7 @@ class DemoPath:
 
     def to_plain(self) -> Any:
         """Return the shortest form that `from_node` reads as the same."""
+        # A single path stays a text, the one form that ML-Agents reads.
         plain = [one.to_plain() for one in self.sources]
         return plain[0] if len(plain) == 1 and isinstance(plain[0], str) else plain
 
@@ -145,6 +146,7 @@ class RewardSignalSettings:
 class ExtrinsicSettings(RewardSignalSettings):
     """`extrinsic`: the environment's reward."""
 
+    # `network_settings` is inherited and not used, as in ML-Agents, whose files have it.
     made_by = ".reward_signals:Extrinsic"
 
 
@@ -180,6 +182,7 @@ class RNDSettings(RewardSignalSettings):
 
     made_by = ".rnd:RND"
 
+    # Less than the other signals have, as in ML-Agents.
     learning_rate: Positive = 1e-4
     """Step size of the signal's own Adam."""
 

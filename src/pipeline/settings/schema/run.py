@@ -29,6 +29,7 @@ class EnvironmentSettings:
     Unity Editor, from port 5004 on."""
     env_args: tuple[str, ...] | None = None
     """Arguments for the executable."""
+    # 5004 is the Unity Editor's.
     base_port: Annotated[int, Bounds(at_least=1, at_most=65535)] = 5005
     """Port of the first environment; the others follow."""
     num_envs: Count = 1

@@ -57,6 +57,7 @@ class HyperparameterSettings:
     """Initial step size of Adam."""
     learning_rate_schedule: Schedule = "linear"
     """How the learning rate falls until max_steps."""
+    # An addition is written only where it is set, since ML-Agents refuses keys that it lacks.
     max_grad_norm: Positive | None = field(default=None, metadata={"addition": True})
     """Largest norm of a gradient, longer ones are shortened; null (as ML-Agents) for no limit."""
 
@@ -159,6 +160,7 @@ class SelfPlaySettings:
     """Trainer steps between two snapshots of the policy."""
     team_change: Count = field(default=100000, metadata={"copies": "save_steps", "times": 5})
     """Trainer steps until another team learns; 5 x save_steps when not given."""
+    # As in ML-Agents' code; its manual says 10000.
     swap_steps: Count = 2000
     """Steps of the opponent until it gets another snapshot."""
     window: Count = 10
@@ -181,6 +183,7 @@ class BehavioralCloningSettings:
     """Learning rate relative to the policy's."""
     samples_per_update: CountOrZero = 0
     """Demonstrated steps used per update; 0 for all of them."""
+    # ML-Agents' code takes 3 then; its manual says the trainer's num_epoch.
     num_epoch: Count | None = None
     """Passes per update; null for 3."""
     batch_size: Count | None = None
@@ -259,6 +262,7 @@ class TrainerSettings:
             at = join(path, "trainer_type")
             name = choice(entries["trainer_type"], at, HYPERPARAMETERS)
             hyperparameters = part(HYPERPARAMETERS, name, entries["trainer_type"], at)
+        # An error in ML-Agents too, although ppo is the default.
         elif "hyperparameters" in entries:
             text = "Hyperparameters were specified but no trainer_type was given."
             add = f"Add one of: {', '.join(HYPERPARAMETERS)}"

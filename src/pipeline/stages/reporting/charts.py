@@ -59,6 +59,7 @@ class Axis:
         return [
             (self.place(value), text(float(value)))
             for value in ticks
+            # The locator goes beyond the ends, and a tick at an end may miss it by a rounding.
             if self.low - 1e-9 <= value <= self.high + 1e-9
         ]
 
@@ -163,15 +164,18 @@ def _learning(task: Task, curves: Mapping[str, Curves]) -> CurveChart:
     steps = [one.steps for one in curves.values()]
     x = _axis(min(s[0] for s in steps), max(s[-1] for s in steps))
     low, high = value_range([one.values for one in curves.values()])
+    # SVG counts pixels from the top, so the low end has the greater one.
     y = Axis(low=low, high=high, first=_HEIGHT - _BOTTOM, last=_TOP)
     seeds = {one.experiment: one.trained for one in task.standings}
     return CurveChart(
         x=x,
         y=y,
         series=tuple(
+            # Thinned, since the page holds every point twice, as a pixel and as a number.
             _series(index, name, seeds[name], one.thinned(), x, y)
             for index, (name, one) in enumerate(curves.items())
         ),
+        # The axis is that of the curves: a target outside of it would lie beside the chart.
         target=task.target if task.target is not None and low <= task.target <= high else None,
     )
 

@@ -61,6 +61,7 @@ def trials_of(
     returns = _mean_returns(episodes) if was_evaluated and episodes.is_file() else {}
     curves = read_curves(progress) if was_trained and progress.is_file() else {}
     trained = read_map(progress.with_name("metrics.json")) if was_trained else {}
+    # It may be gone, for no engine tracks it: then nothing is known, as after a resume.
     facts = read_map(results / ".work/train" / run / "stage.json")
     return [
         Outcome(

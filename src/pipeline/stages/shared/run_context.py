@@ -106,6 +106,7 @@ def main(
 
 def same_kernels(argv: Sequence[str]) -> None:
     """In a process that `torchrun` has started beside the first: choose kernels as that does."""
+    # Only to end here as the first process does when a word is wrong.
     _parsed(argv, None)
     with contextlib.suppress(PipelineError):  # which the first process tells
         _same_kernels(load_params(project() / "params.yaml"))

@@ -39,6 +39,7 @@ class JsonLinesSink(Sink):
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Write one summary."""
+        # Not when it opens: only its first summary says from which step a resumed run repeats.
         if behavior not in self._known:
             self._drop_repeated(behavior, step)
             self._known.add(behavior)

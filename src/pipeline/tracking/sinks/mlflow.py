@@ -43,6 +43,7 @@ class MlflowSink(Sink):
             raise ValueError("a row of MLflow needs the key and the row of its run")
         self._run, self._key, self._row = run, run.key, run.row
         self._record: MlflowRun | None = None
+        # What stays when the run neither ends nor fails: somebody has stopped it.
         self._status = "KILLED"
         self._began_s = 0.0
 

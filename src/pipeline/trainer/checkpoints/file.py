@@ -55,6 +55,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
             "observations or rewards, set normalize: true in network_settings, or lower "
             "learning_rate"
         )
+    # In memory first: torch would put the temporary file's name into the archive.
     buffer = io.BytesIO()
     kept = _without_identity(dict(state), {})
     torch.save({"format": FORMAT, "digest": digest(kept), **kept}, buffer)
@@ -94,6 +95,7 @@ def digest(value: Any) -> str:
             item = item.detach().cpu().numpy()
         if isinstance(item, np.ndarray):
             sha.update(f"{item.dtype.str} {item.shape};".encode())
+            # Flat first: an array without axes has no view as bytes.
             sha.update(np.ascontiguousarray(item).reshape(-1).view(np.uint8).data)
         elif isinstance(item, dict | list | tuple):
             sha.update(f"{type(item).__name__} {len(item)};".encode())
@@ -223,6 +225,7 @@ def _is_whole(content: bytes) -> bool:
 
 def description(name: str, spec: BehaviorSpec, settings: RunSettings) -> dict[str, Any]:
     """What a checkpoint says of its behavior, as plain values."""
+    # Alone, so that the entry is whole without the defaults that it was laid over.
     only = replace(settings, behaviors={name: settings.for_behavior(name)}, default_settings=None)
     return {
         "behavior": name,
@@ -263,6 +266,7 @@ def _of_rank(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
     part = state["ranks"][rank - 1]
     algorithm = {**own["learner"]["algorithm"], **part["learner"]["algorithm"]}
     learner = {**own["learner"], **part["learner"], "algorithm": algorithm}
+    # The replay's files are the first process's; the rows of others stand in `part`.
     return {**own, "replay": None, **part, "learner": learner}
 
 

@@ -162,6 +162,7 @@ def resumes_exactly(run_dir: Path, settings: RunSettings, *, n_learners: int = 1
     return all(
         state.get("environments") is not None
         and n_learners_of(state) == n_learners
+        # Trainers without such a key have no replay to lose.
         and getattr(settings.for_behavior(name).hyperparameters, "save_replay_buffer", True)
         for name, state in states.items()
     )
@@ -239,6 +240,7 @@ def first_weights(settings: RunSettings) -> dict[str, Path]:
         SettingsError: The run or a checkpoint is not there.
     """
     asked = settings.checkpoint_settings
+    # In ML-Agents an init_path wins over a resumed checkpoint, and undoes the training.
     if asked.resume:
         for name, one in settings.behaviors.items():
             if one.init_path is not None:
@@ -247,6 +249,7 @@ def first_weights(settings: RunSettings) -> dict[str, Path]:
     run = None
     if asked.initialize_from is not None:
         run = Path(asked.results_dir) / asked.initialize_from
+        # An empty name would be the results folder itself.
         if not asked.initialize_from or not run.is_dir():
             raise SettingsError(
                 f"Could not initialize from {run}. Make sure models have already been saved with "

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# The number of this form in ML-Agents 1.1.0.
 STATUS_FORMAT = "0.3.0"
 
 
