@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from pipeline.commands.parser import aligned
 from pipeline.envs.base import MOST_GROUPS
 from pipeline.errors import SettingsError
@@ -33,7 +35,6 @@ _NODES = {
 }
 """Parts of a run, and the nodes of the tree that measure each."""
 _WAITS = "environment"
-# ML-Agents' file says nowhere else how many environments there were.
 _N_ENVS = re.compile(r"--num-envs[= ](\d+)")
 _BAR = 30
 _MORE_ENVS = 4
@@ -140,7 +141,7 @@ def read(path: Path) -> Times:
     except ValueError as error:
         raise SettingsError(f"{path}: is not JSON ({error}); name a timers.json") from error
     try:
-        return _times(content)
+        return _times(content, path.parent.parent / "configuration.yaml")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SettingsError(
             f"{path}: holds no timers of a training ({error!r}); name a timers.json that "
@@ -148,12 +149,22 @@ def read(path: Path) -> Times:
         ) from error
 
 
-def _times(content: Mapping[str, Any]) -> Times:
+def _n_envs(command_line: str, configuration: Path) -> int:
+    """How many environments there were, which ML-Agents' file of timers does not say."""
+    if (option := _N_ENVS.search(command_line)) is not None:
+        return int(option[1])
+    try:
+        settings = yaml.safe_load(configuration.read_text(encoding="utf-8"))
+        return int(settings["env_settings"]["num_envs"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):
+        return 1  # the file may lie alone, and one environment is the default
+
+
+def _times(content: Mapping[str, Any], configuration: Path) -> Times:
     metadata = content.get("metadata", {})
     program = f"mlagents-learn {metadata.get('mlagents_version', '')}"
     if "trainer" in metadata:
         program = str(metadata["trainer"])
-    command = _N_ENVS.search(str(metadata.get("command_line_arguments", "")))
     nodes = list(_nodes(content, beside=False))
     (loop,) = (node for name, node, _ in nodes if name == _LOOP)
     parts, beside = {}, set()
@@ -162,8 +173,8 @@ def _times(content: Mapping[str, Any]) -> Times:
         total = sum(float(node["total"]) for node, _ in matches)
         # ML-Agents adds up what its environments' processes measure
         merged = part in (_WAITS, "wire") and any(name == "worker_root" for name, _, _ in nodes)
-        if merged and command is not None:
-            total /= int(command[1])
+        if merged:
+            total /= _n_envs(str(metadata.get("command_line_arguments", "")), configuration)
         parts[part] = total
         if part == "update" and any(apart for _, apart in matches):
             beside.add(part)

@@ -180,6 +180,9 @@ class ModuleSource(PettingzooSource):
     def found(self, root: Path) -> str | None:
         """The module's file or its package's folder, relative to `root`; None if not there."""
         top = self.id.partition(":")[0].partition(".")[0]
+        # Python takes a package first, but a folder without __init__.py after a module.
+        if (root / top / "__init__.py").exists():
+            return top
         return next((name for name in (f"{top}.py", top) if (root / name).exists()), None)
 
 

@@ -49,6 +49,9 @@ class Interval:
             raise ContradictionError("max", f"must be above min ({self.min}), got {self.max}")
         if self.scale == "log" and self.min <= 0:
             raise ContradictionError("min", f"must be above 0 for scale log, got {self.min}")
+        if self.integer and math.ceil(self.min) > math.floor(self.max):
+            problem = f"there is no whole number from {self.min} to {self.max}"
+            raise ContradictionError("integer", f"{problem}; widen the interval")
 
     def draw(self, source: random.Random) -> float | int:
         """Return a value of few digits, so that a person can read it."""
@@ -60,8 +63,10 @@ class Interval:
 
     def rounded(self, value: float) -> float | int:
         """Return a number with few digits, which may not leave the interval by that."""
-        value = min(max(float(f"{value:.{_DIGITS}g}"), self.min), self.max)
-        return round(value) if self.integer else value
+        value = float(f"{value:.{_DIGITS}g}")
+        if self.integer:
+            return min(max(round(value), math.ceil(self.min)), math.floor(self.max))
+        return min(max(value, self.min), self.max)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ It takes seconds, so an attempt that was stopped starts afresh.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,6 +100,8 @@ class _Losses(Sink):
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # one behavior
         """Take both losses."""
-        # In the order in which `trainer.pretrain` reports them.
-        loss, held_out = values.values()
+        from pipeline.trainer.pretraining import CHECK_LOSS, TRAIN_LOSS  # a second, for torch
+
+        # By name: the tracker leaves out what is not finite.
+        loss, held_out = (values.get(name, math.nan) for name in (TRAIN_LOSS, CHECK_LOSS))
         self.lines.append(f"{step},{loss:.6g},{held_out:.6g}")

@@ -75,7 +75,9 @@ def test_advice_is_about_what_takes_the_time(file, capsys, changes, said, unsaid
     assert unsaid not in out
 
 
-def test_files_of_the_reference_add_up_their_environments_and_name_their_thread(tmp_path):
+@pytest.mark.parametrize("option", ["--num-envs=4 ", ""])
+def test_files_of_the_reference_add_up_their_environments_and_name_their_thread(tmp_path, option):
+    """Their number is on the command line, or in the configuration that lies beside."""
     exchange = {"communicator.exchange": {"total": 120.0, "count": 80, "is_parallel": True}}
     workers = {"worker_root": {"total": 200.0, "children": exchange}}
     update = {"TorchPPOOptimizer.update": {"total": 9.0, "count": 30}}
@@ -88,14 +90,16 @@ def test_files_of_the_reference_add_up_their_environments_and_name_their_thread(
         },
         "trainer_threads": {"total": 0.0, "children": {"thread_root": {"children": thread}}},
     }
-    metadata = {"mlagents_version": "1.1.0", "command_line_arguments": "x --num-envs=4 --force"}
+    metadata = {"mlagents_version": "1.1.0", "command_line_arguments": f"x {option}--force"}
     content = {
         "metadata": metadata,
         "children": {"TrainerController.start_learning": {"total": 50.0, "children": parts}},
     }
-    path = tmp_path / "timers.json"
-    path.write_text(json.dumps(content))
-    times = read(path)
+    (tmp_path / "run_logs").mkdir()
+    (tmp_path / "run_logs/timers.json").write_text(json.dumps(content))
+    n_envs = 1 if option else 4
+    (tmp_path / "configuration.yaml").write_text(f"env_settings: {{num_envs: {n_envs}}}")
+    times = read(tmp_path)
     assert times.program == "mlagents-learn 1.1.0"
     assert times.parts["environment"] == 30.0
     assert times.beside == {"update", "storage"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from pipeline.errors import SettingsError
@@ -217,6 +219,21 @@ def test_archives_for_several_platforms_are_read() -> None:
     assert isinstance(game, FetchSource)
     assert game.archive("windows") == ("https://x/w.zip", "cd" * 32)
     assert game.archive("darwin") is None
+
+
+def test_the_module_that_is_watched_is_the_one_that_python_imports(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for folder in ("regular_one", "namespace_one", "only_folder"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "regular_one/__init__.py").touch()
+    for name in ("regular_one", "namespace_one", "only_file"):
+        (tmp_path / f"{name}.py").touch()
+    for name in ("regular_one", "namespace_one", "only_folder", "only_file"):
+        spec = importlib.util.find_spec(name)
+        origin = spec.origin or spec.submodule_search_locations[0]
+        found = ModuleSource(source="module", id=f"{name}:make").found(tmp_path)
+        assert str(tmp_path / found) == origin.removesuffix("/__init__.py")
+    assert ModuleSource(source="module", id="missing:make").found(tmp_path) is None
 
 
 def test_a_path_without_suffix_means_the_build_that_is_there(tmp_path):

@@ -110,7 +110,7 @@ def test_a_logarithmic_interval_reaches_every_order_of_magnitude():
     whole=st.booleans(),
 )
 def test_what_is_drawn_lies_in_the_interval(low: float, width: float, seed: int, whole: bool):
-    low, high = (float(round(low)), float(round(low) + 3)) if whole else (low, low + width)
+    low, high = (low, low + 1.0 + width) if whole else (low, low + width)
     axis = Axis(interval=Interval(min=low, max=high, integer=whole))
     for one in random_sweep(seed=seed, x=axis).values():
         assert low <= one["x"] <= high
@@ -199,6 +199,11 @@ def test_a_subset_names_runs_of_experiments_and_sweeps(folder: Path):
         ("[1e-4, 1e-3]", "[]", f"sweeps.rates.parameters.{RATE}: needs a list of values, or a map"),
         ("[1e-4, 1e-3]", "{min: 1, max: 2}", "needs a list of values for 'behaviors.Ball.hyperp"),
         ("[1e-4, 1e-3]", "{min: 2, max: 1}", f"parameters.{RATE}.max: must be above min (2.0)"),
+        (
+            "[1e-4, 1e-3]",
+            "{min: 1.2, max: 1.8, integer: true}",
+            f"parameters.{RATE}.integer: there is no whole number from 1.2 to 1.8; widen",
+        ),
         ("[1e-4, 1e-3]", "{min: 0, max: 1, scale: log}", "min: must be above 0 for scale log, got"),
         ("[500, 1000, 2000]", f"{list(range(500))}", "makes 1000 trials, more than 999; sweep few"),
         (
