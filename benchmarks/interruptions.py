@@ -6,14 +6,14 @@
     python benchmarks/interruptions.py --list                 names and settings of the rows
 
 Each row is a method with a number of environments (executables that the trainer starts), learners,
-and `threaded` or not. Its run goes to its end once without an interruption. Then the same run is
-started again, gets SIGKILL, now and then SIGINT, at a moment that is drawn when there is something
-to resume from, is continued with `--resume`, is killed again, and so on, to its end. One that ends
-before its last draw is compared, and another is begun in its place. Now and then one of its
-environments is killed alone, which the trainer starts again, and of several learners the further
-one, which ends all of them. Equal must be every checkpoint, replay, ONNX file and progress.csv, by
-name and by SHA-256. Left out is what holds times or options: run_logs/, configuration.yaml,
-metrics.jsonl.
+and `threaded`, compiled and with exchanges that take time, or not. Its run goes to its end once
+without an interruption. Then the same run is started again, gets SIGKILL, now and then SIGINT, at a
+moment that is drawn when there is something to resume from, is continued with `--resume`, is killed
+again, and so on, to its end. One that ends before its last draw is compared, and another is begun
+in its place. Now and then one of its environments is killed alone, which the trainer starts again,
+and of several learners the further one, which ends all of them. Equal must be every checkpoint,
+replay, ONNX file and progress.csv, by name and by SHA-256. Left out is what holds times or options:
+run_logs/, configuration.yaml, metrics.jsonl.
 
 The last column counts files that differ, are missing, or are there in addition. The exit code is 1
 when there is one in a row whose environments give their state. Moments depend on the machine, so
@@ -42,6 +42,7 @@ import yaml
 from kill_scenarios import PPO, SAC, SELF_PLAY
 from left_behind import saved_step
 
+import profiles
 from pipeline import cli
 from pipeline.commands import learn_run  # noqa: F401  # imported once, before processes are forked
 from pipeline.protocol.demo import DemoWriter
@@ -104,6 +105,9 @@ class Row:
     num_envs: int = 1
     learners: int = 1
     threaded: bool = False
+    compiled: bool = False
+    ms: float = 0.0
+    """Median of what an exchange takes more; the times vary."""
     gives_state: bool = True
 
     def content(self) -> dict[str, Any]:
@@ -111,14 +115,20 @@ class Row:
         one = PPO | self.settings | {"threaded": self.threaded}
         one["max_steps"] *= 4  # long enough that a draw seldom misses the run
         content: dict[str, Any] = {"behaviors": dict.fromkeys(self.behaviors, one)}
+        content["torch_settings"] = {"compile": self.compiled}
         if self.parameters is not None:
             content["environment_parameters"] = self.parameters
         return content
 
+    @property
+    def build(self) -> str:
+        """Name of the executable."""
+        return f"{self.env}-{self.ms:g}" if self.ms else self.env
+
     def command(self, *more: str) -> list[str]:
         """Arguments of `pipeline`."""
         several = ["--num-envs", str(self.num_envs), "--learners", str(self.learners)]
-        env = self.env if ":" in self.env else f"../../builds/{self.env}"
+        env = self.env if ":" in self.env else f"../../builds/{self.build}"
         run = ["learn", "config.yaml", "--env", env, "--run-id", "run", "--seed", "1"]
         return [*run, "--track", "jsonl", *several, *more]
 
@@ -132,17 +142,32 @@ _SELF_PLAY = PPO | {"self_play": SELF_PLAY}
 _PONG = {"env": "pong", "behaviors": ("Pong",), "settings": _SELF_PLAY}
 _PUSH = {"env": "push_together", "behaviors": ("PushTogether",)}
 _POCA = PPO | {"trainer_type": "poca"}
+_LONG = {  # gradient steps that `threaded` makes in a thread
+    "network_settings": {"hidden_units": 512, "num_layers": 2},
+    "hyperparameters": PPO["hyperparameters"] | {"batch_size": 128},
+}
 _GAIL = _signal("gail", **DEMO) | {"behavioral_cloning": {**DEMO, "steps": 3000}}
 ROWS = {
     "ppo": Row(method="PPO"),
     "ppo-4": Row(method="PPO", num_envs=4),
     "ppo-threaded": Row(method="PPO", threaded=True),
     "ppo-4-threaded": Row(method="PPO", num_envs=4, threaded=True),
+    "ppo-slow-threaded": Row(method="PPO", ms=2.0, threaded=True),
+    "ppo-compiled": Row(method="PPO", compiled=True),
+    "ppo-compiled-threaded": Row(method="PPO", compiled=True, threaded=True),
+    "ppo-long-threaded": Row(method="PPO, 512 units", settings=_LONG, threaded=True),
+    "ppo-4-long-threaded": Row(
+        method="PPO, 512 units", settings=_LONG, num_envs=4, ms=2.0, threaded=True
+    ),
     "sac": Row(method="SAC", settings=SAC),
     "sac-4": Row(method="SAC", settings=SAC, num_envs=4),
     "sac-threaded": Row(method="SAC", settings=SAC, threaded=True),
+    "sac-compiled-threaded": Row(method="SAC", settings=SAC, compiled=True, threaded=True),
     "poca": Row(method="POCA", settings=_POCA, **_PUSH),
     "poca-4-threaded": Row(method="POCA", settings=_POCA, num_envs=4, threaded=True, **_PUSH),
+    "poca-compiled-threaded": Row(
+        method="POCA", settings=_POCA, compiled=True, threaded=True, **_PUSH
+    ),
     "self-play": Row(method="PPO, self-play", **_PONG),
     "self-play-4": Row(method="PPO, self-play", num_envs=4, **_PONG),
     "lessons": Row(method="PPO, lessons", parameters=LESSONS),
@@ -238,8 +263,12 @@ class Campaign:
 
     def outcome(self, n_runs: int, n_kills: int, until: float) -> Outcome:
         """Run once without an interruption, and `n_runs` times with `n_kills`."""
-        build = self.folder.parent / "builds" / self.row.env
-        if ":" not in self.row.env and not build.exists():
+        build = self.folder.parent / "builds" / self.row.build
+        if self.row.ms:
+            build.parent.mkdir(parents=True, exist_ok=True)
+            slowed = argparse.Namespace(sigma=0.3, agents=None)
+            profiles.executable(build.parent, self.row.env, self.row.ms, slowed)
+        elif ":" not in self.row.env and not build.exists():
             pack(self.row.env, build)
         whole = self.work("whole")
         began = time.monotonic()
@@ -399,13 +428,21 @@ def write_demo(path: Path) -> None:
 
 def table(outcomes: list[Outcome]) -> str:
     """The outcome of each row, in Markdown."""
-    heads = ["method", "environment", "num_envs", "learners", "threaded", "runs", "kills"]
+    heads = ["method", "environment", "num_envs", "learners", "threaded", "compiled"]
+    heads += ["runs", "kills"]
     heads += ["resumed from a checkpoint", "environments", "files", "differences"]
-    lines = [f"| {' | '.join(['row', *heads])} |", f"| --- | --- | --- {'| ---: ' * 9}|"]
+    lines = [f"| {' | '.join(['row', *heads])} |", f"| --- | --- | --- {'| ---: ' * 10}|"]
     for one in outcomes:
         row = ROWS[one.row]
-        cells = [one.row, row.method, row.env, row.num_envs, row.learners, row.threaded]
-        cells += [one.n_runs, one.n_kills, one.n_resumed, one.n_environments, one.n_files]
+        cells = [one.row, row.method, row.build, row.num_envs, row.learners, row.threaded]
+        cells += [
+            row.compiled,
+            one.n_runs,
+            one.n_kills,
+            one.n_resumed,
+            one.n_environments,
+            one.n_files,
+        ]
         cells.append(len(one.differing))
         lines.append(f"| {' | '.join(map(str, cells))} |")
     n_kills = sum(one.n_kills for one in outcomes)

@@ -16,6 +16,7 @@ def test_the_configuration_of_a_row_is_one(name: str):
     settings = load_run_settings(None, overrides=row.content())
     assert set(settings.behaviors) == set(row.behaviors)
     assert all(one.threaded == row.threaded for one in settings.behaviors.values())
+    assert settings.torch_settings.compile == row.compiled
 
 
 def test_digests_are_of_what_holds_no_times(tmp_path: Path):
@@ -34,5 +35,5 @@ def test_the_table_counts_kills_and_differences():
     )
     outcome.differing.append("run1: progress.csv")
     text = interruptions.table([outcome])
-    assert "| sac-4 | SAC | balance_ball | 4 | 1 | False | 2 | 5 | 4 | 3 | 9 | 1 |" in text
+    assert "| sac-4 | SAC | balance_ball | 4 | 1 | False | False | 2 | 5 | 4 | 3 | 9 | 1 |" in text
     assert text.endswith("5 kills, 3 of environments, 1 differences")
