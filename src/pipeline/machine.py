@@ -55,7 +55,7 @@ def facts() -> dict[str, Any]:
     variables = {name: os.environ[name] for name in (*PORTABLE, *_OTHERS) if name in os.environ}
     recorded: dict[str, Any] = {
         "portable": is_portable(),
-        "processor": _processor(),
+        "processor": processor(),
         "variables": variables,
     }
     if torch is not None:
@@ -99,8 +99,8 @@ def _openblas() -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
-    """Return the model and the vector instructions that libraries choose kernels by."""
+def processor() -> str:
+    """Return its model and the vector instructions that libraries choose kernels by."""
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return f"{platform.machine()} {platform.processor()}".strip()

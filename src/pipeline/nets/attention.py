@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pipeline.nets.layers import dense
 from pipeline.nets.onnx_graph import FLOAT
 
 if TYPE_CHECKING:
@@ -125,7 +126,10 @@ class ResidualSelfAttention(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Embeddings [..., E] normalised, and their queries, keys and values, all [..., E]."""
         x = nn.functional.layer_norm(x, (self.size,))
-        return x, self.query(x), self.key(x), self.value(x)
+        query, key, value = (
+            dense(x, layer.weight, layer.bias) for layer in (self.query, self.key, self.value)
+        )
+        return x, query, key, value
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         """How much each of Q asks for each of N: [B, Q, E] and [B, N, E] to [B, heads, Q, N]."""
@@ -137,7 +141,8 @@ class ResidualSelfAttention(nn.Module):
 
     def residual(self, x: Tensor, seen: Tensor) -> Tensor:
         """Normalised embeddings and what they saw, both [..., E], to what they become [..., E]."""
-        return nn.functional.layer_norm(self.out(seen) + x, (self.size,))
+        y = dense(seen, self.out.weight, self.out.bias)
+        return nn.functional.layer_norm(y + x, (self.size,))
 
 
 def _each(graph: OnnxGraph, layer: nn.Linear, x: str, name: str) -> str:

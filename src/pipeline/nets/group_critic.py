@@ -23,7 +23,7 @@ from pipeline.nets.attention import (
     normal_linear,
 )
 from pipeline.nets.encoder import ObservationEncoder
-from pipeline.nets.layers import DenseSwish, xavier
+from pipeline.nets.layers import DenseSwish, dense, xavier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,11 +108,12 @@ class GroupCritic(nn.Module):
         code = self.encoder(obs)
         if memory is not None:
             code = torch.cat((code, memory), dim=1)
-        x = nn.functional.silu(self.seen(code))
+        x = nn.functional.silu(dense(code, self.seen.weight, self.seen.bias))
         if groups.wanted is None:
             pooled = self._looks(x.unsqueeze(0), groups)
         elif actions is not None:
-            acted = nn.functional.silu(self.done(torch.cat((code, actions), dim=1)))
+            acted = torch.cat((code, actions), dim=1)
+            acted = nn.functional.silu(dense(acted, self.done.weight, self.done.bias))
             pooled = self._looks(torch.stack((x, acted)), groups)
         else:
             raise ValueError("baselines need the actions of mates")

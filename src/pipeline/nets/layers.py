@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from pipeline import machine
 from pipeline.errors import ExportError
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 # Normalised observations stay within this many standard deviations.
 CLIP = 5.0
+# Multiplications of a dense layer, and numbers of a row, from which oneDNN makes up for its start.
+_LARGE, _WIDE = 6_000_000, 64
 
 
 def linear(n_in: int, n_out: int, *, gain: float = 1.0) -> nn.Linear:
@@ -29,6 +33,34 @@ def linear(n_in: int, n_out: int, *, gain: float = 1.0) -> nn.Linear:
     nn.init.normal_(layer.weight, std=gain / math.sqrt(n_in))
     nn.init.zeros_(layer.bias)
     return layer
+
+
+def dense(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Dense layer: x [..., n_in], weight [n_out, n_in] and bias [n_out] to [..., n_out].
+
+    torch leaves products of matrices to MKL, which does without AVX-512 on processors of AMD, and
+    convolutions to oneDNN, which does not. There a large product is a convolution of one pixel,
+    twice as fast; each number is the same sum, in another order where rows are long.
+    """
+    n_out, n_in = weight.shape
+    if not _is_for_onednn(x.numel() // n_in, n_in, n_out, x.device):
+        return nn.functional.linear(x, weight, bias)
+    image = x.reshape(1, -1, 1, n_in).permute(0, 3, 1, 2)  # a view: channels come last
+    # One pixel has nothing to dilate; but torch takes its own kernel if it is not told to.
+    y = nn.functional.conv2d(image, weight.view(n_out, n_in, 1, 1), bias, dilation=2)
+    return y.permute(0, 2, 3, 1).reshape(*x.shape[:-1], n_out)
+
+
+def _is_for_onednn(n_rows: int, n_in: int, n_out: int, device: torch.device) -> bool:
+    is_large = n_rows * n_in * n_out >= _LARGE and min(n_in, n_out) >= _WIDE
+    return is_large and device.type == "cpu" and _is_onednn_faster()
+
+
+@functools.cache
+def _is_onednn_faster() -> bool:
+    has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"  # not in a portable run
+    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return has_avx512 and has_onednn and "AMD" in machine.processor()
 
 
 def xavier(n_in: int, n_out: int) -> nn.Linear:
@@ -61,7 +93,7 @@ class DenseSwish(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, n_in] to [B, hidden_units]."""
         for weight, bias in self._weights:
-            x = nn.functional.silu(nn.functional.linear(x, weight, bias))
+            x = nn.functional.silu(dense(x, weight, bias))
         return x
 
     def to_onnx(self, graph: OnnxGraph, x: str, name: str) -> str:
@@ -92,6 +124,10 @@ class DensePair:
 
 def paired_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Two dense layers of one shape: x [2, B, n_in], weight [2, n_out, n_in], bias [2, n_out]."""
+    _, n_out, n_in = weight.shape
+    if _is_for_onednn(x.shape[1], n_in, n_out, x.device):
+        both = zip(x.unbind(), weight.unbind(), bias.unbind(), strict=True)
+        return torch.stack([dense(*one) for one in both])
     return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
 
 

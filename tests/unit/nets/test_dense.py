@@ -1,0 +1,81 @@
+"""Large dense layers, which oneDNN computes where it is faster: the same sums."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipeline.nets import layers
+from pipeline.nets.layers import dense, paired_linear
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often a convolution stood for a product; the processor is one where that is faster."""
+    monkeypatch.setattr(layers, "_is_onednn_faster", lambda: True)
+    calls = []
+    convolve = torch.nn.functional.conv2d
+
+    def counted(*args, **kwargs):
+        calls.append(args[0].shape)
+        return convolve(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "conv2d", counted)
+    return calls
+
+
+def drawn(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+def results(function, *inputs):
+    inputs = [one.clone().requires_grad_() for one in inputs]
+    y = function(*inputs)
+    return [y, *torch.autograd.grad((y * y).sum(), inputs)]
+
+
+@pytest.mark.parametrize("rows", [(733,), (3, 251)])
+def test_large_products_and_their_derivatives_are_those_of_a_dense_layer(calls, rows):
+    inputs = drawn(*rows, 96), drawn(128, 96), drawn(128)
+    expected = results(torch.nn.functional.linear, *inputs)
+    assert not calls
+    for one, other in zip(expected, results(dense, *inputs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-2)  # sums of up to 753 squares
+    assert len(calls) == 1
+
+
+def test_pairs_of_large_layers_as_well(calls):
+    shared = drawn(700, 96).expand(2, 700, 96)
+    inputs = shared, drawn(2, 128, 96), drawn(2, 128)
+    found = results(paired_linear, *inputs)
+    assert len(calls) == 2
+    for one in range(2):
+        expected = torch.nn.functional.linear(*(values[one] for values in inputs))
+        torch.testing.assert_close(found[0][one], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "n_in", "n_out"), [(64, 128, 128), (9000, 8, 128), (9000, 512, 2)]
+)
+def test_small_and_narrow_layers_stay_with_torch(calls, rows, n_in, n_out):
+    dense(drawn(rows, n_in), drawn(n_out, n_in), drawn(n_out))
+    assert not calls
+
+
+@pytest.mark.parametrize(
+    ("kernels", "processor", "faster"),
+    [
+        ("AVX512", "x86_64 AMD EPYC 9005 26 2", True),
+        ("AVX512", "x86_64 Intel(R) Xeon(R)", False),
+        ("AVX2", "x86_64 AMD EPYC 7003 25 1", False),
+        ("DEFAULT", "x86_64 AMD EPYC 9005 26 2", False),  # a portable run
+    ],
+)
+def test_the_processor_and_the_kernels_that_torch_may_use_decide(
+    monkeypatch, kernels, processor, faster
+):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: kernels)
+    monkeypatch.setattr(layers.machine, "processor", lambda: processor)
+    layers._is_onednn_faster.cache_clear()
+    assert layers._is_onednn_faster() == (faster and torch.backends.mkldnn.is_available())
+    layers._is_onednn_faster.cache_clear()
