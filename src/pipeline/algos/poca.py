@@ -60,8 +60,8 @@ BASELINE_WEIGHT = 0.5
 """Of the baseline's loss beside the value's; both are weighted as PPO's value loss."""
 _CHUNK = 2048
 """Moments that are valued at once: few, so that visual features stay small."""
-_PLACES = 16384
-"""Places in all sets of the moments that are valued at once: few, so that large groups fit."""
+_PLACES = 4096
+"""Places in all sets of the moments that are valued at once: few, so that they stay in a cache."""
 
 
 class POCA(Algorithm):
