@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 N_OBS, N_ACTIONS, LENGTH = 8, 2, 64
-NETWORK = NetworkSettings(normalize=True, hidden_units=128, num_layers=2)
+NETWORK = NetworkSettings(normalize=True, hidden_units=int(sys.argv[1]), num_layers=2)
 RNG = np.random.default_rng(0)
 NO_CHOICE = np.zeros(0, np.int32)
 

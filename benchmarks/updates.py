@@ -13,8 +13,8 @@ is of drawing minibatches from its buffer, rewarding them (SAC) and `optimizer.u
 and advantages that it computes as trajectories come in are not counted. A second ratio counts
 nothing of ML-Agents' but `optimizer.update`, against all of ours. `poca-3` and
 `poca-8` have groups of that many agents, of which all decide at all moments; in `poca-leaving`
-groups of 8 lose one member after another. `--compile` compiles our gradient steps. ML-Agents runs
-in the environment of `make peer`.
+groups of 8 lose one member after another. `--compile` compiles our gradient steps, and
+`--units 512` makes both programs' layers wider. ML-Agents runs in the environment of `make peer`.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ CPU = torch.device("cpu")
 LENGTH = 64
 N_MINIBATCHES, N_EPOCHS = 10, 3
 N_STORED, N_STEPS = 8192, 64
+NETWORK = {"normalize": True, "hidden_units": 128, "num_layers": 2}
 
 
 def settings(kind: str, **numbers: int) -> TrainerSettings:
     """Of a behavior with these hyperparameters."""
-    network = {"normalize": True, "hidden_units": 128, "num_layers": 2}
-    behavior = {"trainer_type": kind, "hyperparameters": numbers, "network_settings": network}
+    behavior = {"trainer_type": kind, "hyperparameters": numbers, "network_settings": NETWORK}
     return load_run_settings(None, overrides={"behaviors": {"B": behavior}}).behaviors["B"]
 
 
@@ -192,13 +192,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--units", type=int, default=128, help="of a layer (default: 128)")
     parser.add_argument("--compile", action="store_true", help="compile our gradient steps")
     options = parser.parse_args()
+    NETWORK["hidden_units"] = options.units
     torch.set_num_threads(1)
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     command = [
         str(Path(peer_command()).with_name("python")),
         str(Path(__file__).with_name("peer_updates.py")),
+        str(options.units),
     ]
     with subprocess.Popen(  # noqa: S603  # the program that is compared with
         command,
