@@ -43,7 +43,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     twice as fast; each number is the same sum, in another order where rows are long.
     """
     n_out, n_in = weight.shape
-    if not _is_for_onednn(x.numel() // n_in, n_in, n_out, x.device):
+    if not _is_for_onednn(x, x.numel() // n_in, n_in, n_out):
         return nn.functional.linear(x, weight, bias)
     image = x.reshape(1, -1, 1, n_in).permute(0, 3, 1, 2)  # a view: channels come last
     # One pixel has nothing to dilate; but torch takes its own kernel if it is not told to.
@@ -51,9 +51,10 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return y.permute(0, 2, 3, 1).reshape(*x.shape[:-1], n_out)
 
 
-def _is_for_onednn(n_rows: int, n_in: int, n_out: int, device: torch.device) -> bool:
+def _is_for_onednn(x: Tensor, n_rows: int, n_in: int, n_out: int) -> bool:
     is_large = n_rows * n_in * n_out >= _LARGE and min(n_in, n_out) >= _WIDE
-    return is_large and device.type == "cpu" and _is_onednn_faster()
+    is_float = x.dtype == torch.float32  # an export is proved in float64
+    return is_large and is_float and x.device.type == "cpu" and _is_onednn_faster()
 
 
 @functools.cache
@@ -125,7 +126,7 @@ class DensePair:
 def paired_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Two dense layers of one shape: x [2, B, n_in], weight [2, n_out, n_in], bias [2, n_out]."""
     _, n_out, n_in = weight.shape
-    if _is_for_onednn(x.shape[1], n_in, n_out, x.device):
+    if _is_for_onednn(x, x.shape[1], n_in, n_out):
         both = zip(x.unbind(), weight.unbind(), bias.unbind(), strict=True)
         return torch.stack([dense(*one) for one in both])
     return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))

@@ -54,6 +54,26 @@ def test_pairs_of_large_layers_as_well(calls):
         torch.testing.assert_close(found[0][one], expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_penalty_of_gradients_has_the_derivatives_that_it_has_of_a_dense_layer(calls):
+    """GAIL's discriminator is learned with one, so the convolution is derived twice."""
+
+    def penalty(layer, x, weight, bias):
+        (slope,) = torch.autograd.grad(layer(x, weight, bias).tanh().sum(), x, create_graph=True)
+        return (slope.norm(dim=-1) - 1.0).square().mean()
+
+    inputs = drawn(600, 96), drawn(128, 96) * 0.1, drawn(128)
+    expected = results(lambda *values: penalty(torch.nn.functional.linear, *values), *inputs)
+    found = results(lambda *values: penalty(dense, *values), *inputs)
+    assert calls
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+
+
+def test_float64_stays_with_torch(calls):
+    dense(drawn(900, 96).double(), drawn(128, 96).double(), drawn(128).double())
+    assert not calls
+
+
 @pytest.mark.parametrize(
     ("rows", "n_in", "n_out"), [(64, 128, 128), (9000, 8, 128), (9000, 512, 2)]
 )
