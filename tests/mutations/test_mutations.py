@@ -96,7 +96,10 @@ def test_package_is_mutated_and_the_share_that_is_caught_is_stated(request):
         [
             *(sys.executable, "tests/mutations", "--package", "nets"),
             *("--module", "layers.py", "--sample", "12"),
-            *("--tests", "tests/unit/nets/test_nets.py", "tests/unit/nets/test_heads.py"),
+            *(
+                "--tests",
+                *(f"tests/unit/nets/test_{name}.py" for name in ("nets", "heads", "dense")),
+            ),
         ],
         cwd=request.config.rootpath,
         capture_output=True,

@@ -398,15 +398,20 @@ def test_a_process_that_ends_before_it_has_its_place_is_missed_at_once():
 
 STOPPED = """
 from datetime import timedelta
-import os, signal, threading
+import os, signal, threading, time
 import torch
 from torch.distributed import TCPStore
 from pipeline.trainer.distributed import workers
 
+def interrupt(words):
+    words.get("device")  # which it says before it waits for the other
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGINT)
+
 patience = timedelta(seconds=600)
 store = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)
 other = store.clone()
-threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+threading.Thread(target=interrupt, args=(store.clone(),)).start()
 try:
     with workers._member(store, rank=0, size=2, device=torch.device("cpu")):
         pass
