@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from pipeline.nets.layers import SHAPES_COME_AGAIN
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -87,8 +89,12 @@ class CompiledGradients:
         places = [self._gradients[i][1] for i in used]
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore", DeprecationWarning)  # of parts of torch by others of it
-            with torch.enable_grad():
-                traced = make_fx(derivative)(list(columns.values()), places)
+            again = SHAPES_COME_AGAIN.set(True)
+            try:
+                with torch.enable_grad():
+                    traced = make_fx(derivative)(list(columns.values()), places)
+            finally:
+                SHAPES_COME_AGAIN.reset(again)
             program = torch.compile(
                 traced,
                 fullgraph=True,

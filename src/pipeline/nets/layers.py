@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from contextvars import ContextVar
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 CLIP = 5.0
 # Multiplications of a dense layer, and numbers of a row, from which oneDNN makes up for its start.
 _LARGE, _WIDE = 6_000_000, 64
+# oneDNN compiles a program for each number of rows, and keeps a thousand: so they are rounded up.
+_ROUND = 256
+SHAPES_COME_AGAIN = ContextVar("shapes_come_again", default=False)
+"""True where they need not be: while a loss is traced, which has a program for each shape."""
 
 
 def linear(n_in: int, n_out: int, *, gain: float = 1.0) -> nn.Linear:
@@ -45,10 +50,15 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     n_out, n_in = weight.shape
     if not _is_for_onednn(x, x.numel() // n_in, n_in, n_out):
         return nn.functional.linear(x, weight, bias)
-    image = x.reshape(1, -1, 1, n_in).permute(0, 3, 1, 2)  # a view: channels come last
+    rows = x.reshape(-1, n_in)
+    n_rows = len(rows)
+    if n_rows % _ROUND and not SHAPES_COME_AGAIN.get():
+        rows = nn.functional.pad(rows, (0, 0, 0, -n_rows % _ROUND))
+    image = rows.view(1, -1, 1, n_in).permute(0, 3, 1, 2)  # channels come last
     # One pixel has nothing to dilate; but torch takes its own kernel if it is not told to.
     y = nn.functional.conv2d(image, weight.view(n_out, n_in, 1, 1), bias, dilation=2)
-    return y.permute(0, 2, 3, 1).reshape(*x.shape[:-1], n_out)
+    y = y.permute(0, 2, 3, 1).reshape(-1, n_out)
+    return y[:n_rows].view(*x.shape[:-1], n_out)
 
 
 def _is_for_onednn(x: Tensor, n_rows: int, n_in: int, n_out: int) -> bool:

@@ -44,6 +44,16 @@ def test_large_products_and_their_derivatives_are_those_of_a_dense_layer(calls, 
     assert len(calls) == 1
 
 
+def test_rows_are_rounded_up_so_that_few_shapes_are_compiled(calls):
+    for n_rows in range(700, 1300, 7):
+        dense(drawn(n_rows, 96), drawn(128, 96), drawn(128))
+    assert len({tuple(shape) for shape in calls}) == 4  # up to 768, 1024, 1280, 1536
+    again = layers.SHAPES_COME_AGAIN.set(True)
+    dense(drawn(733, 96), drawn(128, 96), drawn(128))
+    layers.SHAPES_COME_AGAIN.reset(again)
+    assert calls[-1][2] == 733
+
+
 def test_pairs_of_large_layers_as_well(calls):
     shared = drawn(700, 96).expand(2, 700, 96)
     inputs = shared, drawn(2, 128, 96), drawn(2, 128)
