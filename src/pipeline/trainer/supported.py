@@ -64,8 +64,8 @@ def refuse_untrainable(run: RunSettings) -> None:
     """
     if run.torch_settings.compile and machine.is_portable():
         raise SettingsError(
-            "torch_settings.compile: true makes programs for this processor alone, which a "
-            "portable run must not have; leave one of the two out"
+            "torch_settings.compile: compiled programs are for this processor alone, which a "
+            "portable run must not depend on; leave one of the two out"
         )
     candidates = dict(run.behaviors)
     if run.default_settings is not None:
