@@ -31,5 +31,8 @@ def test_a_portable_run_is_not_compiled(monkeypatch):
     settings = load_run_settings(None, overrides=overrides)
     refuse_untrainable(settings)
     monkeypatch.setattr(machine, "is_portable", lambda: True)
-    with pytest.raises(SettingsError, match=r"torch_settings\.compile: true makes programs for"):
+    with pytest.raises(
+        SettingsError,
+        match=r"torch_settings\.compile: compiled programs are for this processor alone",
+    ):
         refuse_untrainable(settings)
