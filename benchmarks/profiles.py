@@ -7,7 +7,7 @@ A cell is a workload, a time per exchange and a number of environments. In each 
 environment-only rate (random actions through the low-level API), ours, ours `threaded`, and with
 `--peer` mlagents-learn both ways are measured in turn, all on executables of ours whose every
 exchange takes so many milliseconds more, constant or log-normal. Rates are agent steps per second
-over whole rollouts with their updates, without the first two and the last of a run; printed are
+as the environments count them, without the first two rollouts and the last of a run; printed are
 medians, and shares of the environment-only rate taken within each round. `compute only` is the rate
 that ours would have if environments answered at once. In self-play only the steps of the team that
 learns count. `--compile` is for ours. Below the table stands what `pipeline timers` predicts from
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -38,11 +39,11 @@ from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.simulators import client, registry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from peer import Curve
 
-    from pipeline.arrays import IntArray
+    from pipeline.arrays import AnyArray, IntArray
     from pipeline.protocol.simulator import Simulator
     from pipeline.protocol.specs import ActionTuple
     from pipeline.protocol.steps import Steps
@@ -66,7 +67,7 @@ class Workload:
 WORKLOADS = {
     "ppo": Workload(config="config/ppo/3DBall.yaml", simulator="balance_ball"),
     "sac": Workload(config="config/sac/3DBall.yaml", simulator="balance_ball"),
-    "rnd": Workload(config="config/ppo/PyramidsRND.yaml", simulator="pyramids"),
+    "rnd": Workload(config="config/ppo/PyramidsRND.yaml", simulator="pyramids", updates=12),
     "visual": Workload(config="config/ppo/GridWorld.yaml", simulator="grid_world"),
     "poca": Workload(config="config/poca/PushTogether.yaml", simulator="push_together"),
     "soccer": Workload(
@@ -143,22 +144,35 @@ class Slowed:
         ms: median of the time that is slept.
         sigma: of its logarithm; 0 sleeps always as long.
         seed: of the times.
+        log: a folder that gets a file with the second and the agent steps of every exchange.
     """
 
-    def __init__(self, simulator: Simulator, *, ms: float, sigma: float, seed: int) -> None:
+    def __init__(
+        self, simulator: Simulator, *, ms: float, sigma: float, seed: int, log: Path | None = None
+    ) -> None:
         self._simulator = simulator
         self._rng = np.random.default_rng(seed)
         self._seconds = ms / 1e3
         self._sigma = sigma
+        self._log = log
+        self._exchanges: list[tuple[float, int]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._simulator, name)
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
         """One step, and the wait."""
+        n_steps = sum(len(action.continuous) for action in actions.values())
+        self._exchanges.append((time.monotonic(), n_steps))
         if self._seconds:
             time.sleep(self._seconds * float(np.exp(self._sigma * self._rng.standard_normal())))
         return self._simulator.step(actions)
+
+    def close(self) -> None:
+        """Write the log."""
+        self._simulator.close()
+        if self._log is not None:
+            np.save(self._log / f"{os.getpid()}.npy", np.array(self._exchanges).reshape(-1, 2))
 
 
 def serve(options: argparse.Namespace) -> None:
@@ -170,7 +184,8 @@ def serve(options: argparse.Namespace) -> None:
         else:
             n_agents = options.agents or registry.entry(options.serve).n_agents
             simulator = registry.make(options.serve, seed=seed, n_agents=n_agents * areas)
-        slowed: Any = Slowed(simulator, ms=options.ms[0], sigma=options.sigma, seed=seed)
+        times = {"ms": options.ms[0], "sigma": options.sigma, "seed": seed}
+        slowed: Any = Slowed(simulator, **times, log=options.log)
         return slowed  # type: ignore[no-any-return]  # it has all that a simulator has
 
     client.converse(make, port=options.mlagents_port)
@@ -180,6 +195,7 @@ def executable(folder: Path, simulator: str, ms: float, options: argparse.Namesp
     """A program that serves `simulator`, with `ms` more for every exchange."""
     program = folder / f"{simulator}-{ms:g}"
     words = f'"{sys.executable}" "{__file__}" --serve {simulator} --ms {ms} --sigma {options.sigma}'
+    words += f' --log "{folder}"'
     words += f" --agents {options.agents}" if options.agents else ""
     program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     program.chmod(0o755)
@@ -225,13 +241,30 @@ def buffer_size(workload: Workload) -> int:
     return size if behavior["trainer_type"] != "sac" else 1000
 
 
-def steady_rate(curve: Curve) -> float:
-    """Agent steps per second from the second summary to the last but one.
+def taken(folder: Path) -> list[AnyArray]:
+    """The logs of the environments that have ended, [exchanges, 2] each, and no longer there."""
+    paths = sorted(folder.glob("*.npy"))
+    logs = [np.load(path) for path in paths]
+    for path in paths:
+        path.unlink()
+    return logs
 
-    The first rollout has no update beside it, the first update is compiled, and the last has no
-    rollout beside it.
+
+def steady_rate(logs: Sequence[AnyArray], every: int) -> float:
+    """Agent steps per second from two rollouts of `every` steps after the start to the last one.
+
+    The first rollout has no update beside it, the first update is compiled, and the last rollout
+    has none either.
+
+    Args:
+        logs: for each environment [exchanges, 2] the second and the agent steps.
+        every: agent steps of a rollout.
     """
-    return (curve.steps[-2] - curve.steps[1]) / (curve.seconds[-2] - curve.seconds[1])
+    exchanges = np.concatenate(logs)
+    seconds, n_steps = exchanges[exchanges[:, 0].argsort(kind="stable")].T
+    done = n_steps.cumsum()
+    first, last = done.searchsorted([2 * every, done[-1] - every])
+    return float((done[last] - done[first]) / (seconds[last] - seconds[first]))
 
 
 def compute_only(curve: Curve, folder: Path, seed: int) -> float:
@@ -263,8 +296,10 @@ def measure(
                 for threaded in (False, True):
                     changes = {"threaded": threaded, "n_envs": n_envs, "steps": steps}
                     config = configuration(workload, folder, **changes)
+                    taken(folder)
                     curve = train(program, config, env, seed=number, folder=folder, options=more)
-                    rate = steady_rate(curve)
+                    every = int(buffer_size(workload) / workload.learning)
+                    rate = workload.learning * steady_rate(taken(folder), every)
                     if program == "ours" and not threaded:
                         rates.setdefault("compute", []).append(compute_only(curve, folder, number))
                         times = timers.read(folder / f"ours-{number}")
@@ -320,6 +355,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="ours with --torch-compile")
     parser.add_argument("--json", type=Path, help="write all rates of all rounds")
     parser.add_argument("--serve", choices=[*registry.NAMES, "soccer_twos"], help=argparse.SUPPRESS)
+    parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--mlagents-port", type=int, help=argparse.SUPPRESS)
     options, _ = parser.parse_known_args()  # a trainer gives an environment options of its own
     if options.serve:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import yaml
-from peer import Curve
 
 import profiles
 from pipeline.simulators import registry
@@ -53,8 +52,24 @@ def test_configuration_differs_in_what_is_compared_only(tmp_path):
 
 
 def test_rates_are_of_rollouts_with_an_update_beside_them():
-    curve = Curve(steps=[5, 20, 40, 50], seconds=[1.0, 10.0, 12.0, 99.0], rewards=[], wall_s=0.0)
-    assert profiles.steady_rate(curve) == 10.0
+    # two environments in turn, with 5 agents each: 10 steps a second but at the start and the end
+    seconds = np.concatenate([[0.0, 7.0, 8.0, 9.0], 9.0 + np.arange(1, 9) * 0.5, [99.0, 200.0]])
+    exchanges = np.stack([seconds, np.full(14, 5.0)], axis=1)
+    assert profiles.steady_rate([exchanges[1::2], exchanges[::2]], 10) == 10.0
+
+
+def test_environments_write_down_what_they_were_asked_for(slept, tmp_path):
+    simulator = registry.make("balance_ball", seed=3, n_agents=2)
+    slowed = profiles.Slowed(simulator, ms=0.0, sigma=0.0, seed=1, log=tmp_path)
+    slowed.reset()
+    ((name, spec),) = slowed.behavior_specs.items()
+    for _ in range(3):
+        slowed.step({name: spec.action_spec.empty_action(2)})
+    slowed.close()
+    (exchanges,) = profiles.taken(tmp_path)
+    assert exchanges[:, 1].tolist() == [2.0, 2.0, 2.0]
+    assert np.all(np.diff(exchanges[:, 0]) >= 0.0)
+    assert profiles.taken(tmp_path) == []
 
 
 def test_players_come_in_teams_of_two_whose_games_end_together():
