@@ -60,6 +60,8 @@ class Workload:
     """Of the environment's own time that a measurement shall take."""
     updates: int = 5
     """That a run has at least."""
+    rollout: int | None = None
+    """Agent steps between updates where trajectories end together; else `buffer_size`."""
     learning: float = 1.0
     """Part of the agents whose steps a trainer counts."""
 
@@ -67,7 +69,9 @@ class Workload:
 WORKLOADS = {
     "ppo": Workload(config="config/ppo/3DBall.yaml", simulator="balance_ball"),
     "sac": Workload(config="config/sac/3DBall.yaml", simulator="balance_ball"),
-    "rnd": Workload(config="config/ppo/PyramidsRND.yaml", simulator="pyramids", updates=12),
+    "rnd": Workload(
+        config="config/ppo/PyramidsRND.yaml", simulator="pyramids", updates=7, rollout=4096
+    ),
     "visual": Workload(config="config/ppo/GridWorld.yaml", simulator="grid_world"),
     "poca": Workload(config="config/poca/PushTogether.yaml", simulator="push_together"),
     "soccer": Workload(
@@ -222,7 +226,7 @@ def environment_only(env: Path, n_envs: int, seconds: float) -> float:
 def configuration(workload: Workload, folder: Path, *, steps: int, **run: Any) -> Path:
     """The workload's configuration for about so many steps, with `threaded` and `num_envs`."""
     content = yaml.safe_load((ROOT / workload.config).read_text())
-    every = buffer_size(workload)  # so that an update lies between every two summaries
+    every = rollout_steps(workload)
     steps = max(-(-steps // every), workload.updates) * every
     for behavior in content["behaviors"].values():
         behavior |= {"max_steps": steps, "summary_freq": every}
@@ -233,8 +237,10 @@ def configuration(workload: Workload, folder: Path, *, steps: int, **run: Any) -
     return path
 
 
-def buffer_size(workload: Workload) -> int:
-    """Rows of an update; SAC, whose updates are many, begins after a few."""
+def rollout_steps(workload: Workload) -> int:
+    """Agent steps between two updates; SAC, whose updates are many, begins after a few."""
+    if workload.rollout is not None:
+        return workload.rollout
     content = yaml.safe_load((ROOT / workload.config).read_text())
     (behavior,) = content["behaviors"].values()
     size: int = behavior["hyperparameters"]["buffer_size"]
@@ -298,7 +304,7 @@ def measure(
                     config = configuration(workload, folder, **changes)
                     taken(folder)
                     curve = train(program, config, env, seed=number, folder=folder, options=more)
-                    every = int(buffer_size(workload) / workload.learning)
+                    every = int(rollout_steps(workload) / workload.learning)
                     rate = workload.learning * steady_rate(taken(folder), every)
                     if program == "ours" and not threaded:
                         rates.setdefault("compute", []).append(compute_only(curve, folder, number))
