@@ -18,6 +18,7 @@ from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
 from pipeline.algos.rows import tensors
 from pipeline.algos.schedules import completed
 from pipeline.data.columns import Field
+from pipeline.nets.encoder import HyperLayer
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -196,6 +197,14 @@ class Algorithm(ABC):
             _log.warning(
                 "torch_settings.compile: no C++ compiler is installed here (g++, or what CXX "
                 "names), so nothing is compiled."
+            )
+            return
+        modules = (one for network in self.own_networks.values() for one in network.modules())
+        if any(isinstance(one, HyperLayer) for one in modules):
+            # its work depends on how many goals a minibatch has
+            _log.warning(
+                "torch_settings.compile: networks with a goal signal and goal_conditioning_type "
+                "hyper are not compiled."
             )
             return
         self.optimizer.compile()

@@ -14,8 +14,9 @@ from pipeline import seeding
 from pipeline.algos.finite_checks import refuse_non_finite_decision
 from pipeline.algos.rows import tensors
 from pipeline.data.columns import Field
-from pipeline.nets.actor_critic import ActionHeads, Actor
+from pipeline.nets.actor_critic import ActionHeads, Actor, Sample
 from pipeline.nets.encoder import Normalizers
+from pipeline.nets.numpy_actor import MOST_AGENTS, NumpyActor
 from pipeline.nets.squashed import SquashedHeads
 from pipeline.protocol.specs import ActionTuple
 
@@ -64,6 +65,9 @@ class Policy(nn.Module):
         self.settings = settings
         self.normalizers = Normalizers(spec.observation_specs, enabled=settings.normalize)
         self.actor = Actor(spec, settings, heads or (SquashedHeads if squash else ActionHeads))
+        self.numpy_actor = None
+        if NumpyActor.fits(self.actor):
+            self.numpy_actor = NumpyActor(self.normalizers, self.actor)
 
     @property
     def memory_size(self) -> int:
@@ -90,43 +94,50 @@ class Policy(nn.Module):
         Raises:
             UnityPolicyException: An observation or the network's output is not finite.
         """
-        device = generator.device
-        inputs = self.normalizers(tensors(obs, device))
+        n, heads = len(obs[0]), self.actor.heads
         allowed = None if action_mask is None else ~np.concatenate(action_mask, axis=1)
-        remembered: Tensor | None = None
-        if memory is None:
-            hidden = self.actor(inputs)
+        noise = None if self.settings.deterministic else heads.noise(n, generator)
+        remembered: FloatArray | None = None
+        if self.numpy_actor is not None and n <= MOST_AGENTS and generator.device.type == "cpu":
+            given = None if noise is None else [one.numpy() for one in noise]
+            sample = self.numpy_actor(obs, allowed, given)
         else:
-            hidden, remembered = self.actor.step(inputs, tensors([memory], device)[0])
-        sample = self.actor.heads.sample(
-            hidden,
-            None if allowed is None else torch.from_numpy(allowed).to(device),
-            generator,
-            deterministic=self.settings.deterministic,
-        )
-        log_prob = sample.log_prob.cpu().numpy()
-        continuous = sample.continuous.cpu().numpy()
-        refuse_non_finite_decision(obs=obs, continuous=continuous, log_prob=log_prob)
+            sample, remembered = self._in_torch(obs, allowed, noise, memory, generator.device)
+        _, _, discrete, log_prob, entropy = sample
+        refuse_non_finite_decision(obs=obs, continuous=sample.continuous, log_prob=log_prob)
         # As they came: learning normalises them again, with the statistics of that time.
         rows: dict[str, AnyArray] = {f"obs_{i}": values for i, values in enumerate(obs)}
         rows["log_prob"] = log_prob
         # As drawn, before clipping: the log probability is of this number.
-        rows["continuous"] = continuous
-        rows["discrete"] = sample.discrete.cpu().numpy()
+        rows["continuous"] = sample.continuous
+        rows["discrete"] = discrete
         if self.spec.action_spec.discrete_branches:
             rows["allowed"] = True if allowed is None else allowed  # type: ignore[assignment]  # a scalar fills the field
-        in_range = self.actor.heads.to_environment(sample.continuous)
-        action = ActionTuple(in_range.cpu().numpy(), rows["discrete"])
         return Decision(
-            action=action,
+            action=ActionTuple(sample.in_range, discrete),
             rows=rows,
-            entropy=_mean(sample.entropy),
-            memory=None if remembered is None else remembered.cpu().numpy(),
+            entropy=float(entropy.item() if entropy.size == 1 else entropy.mean()),
+            memory=remembered,
         )
 
-
-def _mean(values: Tensor) -> float:
-    return values.item() if values.numel() == 1 else values.mean().item()
+    def _in_torch(
+        self,
+        obs: Sequence[FloatArray],
+        allowed: BoolArray | None,
+        noise: Sequence[Tensor] | None,
+        memory: FloatArray | None,
+        device: torch.device,
+    ) -> tuple[Sample[AnyArray], FloatArray | None]:
+        """What is decided, and what the agents remember from now on."""
+        inputs = self.normalizers(tensors(obs, device))
+        if memory is None:
+            hidden, remembered = self.actor(inputs), None
+        else:
+            hidden, later = self.actor.step(inputs, tensors([memory], device)[0])
+            remembered = later.cpu().numpy()
+        mask = None if allowed is None else torch.from_numpy(allowed).to(device)
+        sample = self.actor.heads.choose(hidden, mask, noise)
+        return Sample(*(one.cpu().numpy() for one in sample)), remembered
 
 
 def rollout_fields(spec: BehaviorSpec) -> dict[str, Field]:

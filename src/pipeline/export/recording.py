@@ -96,10 +96,9 @@ def _outputs(
             hidden, outputs[RECURRENT_OUT] = _carried(policy, obs)
         else:
             hidden = policy.actor(obs)
-        # Deterministic, so that the generator is not drawn from.
-        sample = heads.sample(hidden, allowed, torch.Generator(), deterministic=True)
+        sample = heads.choose(hidden, allowed, None)
         if policy.spec.action_spec.continuous_size:
-            outputs[CONTINUOUS] = heads.to_environment(sample.continuous)
+            outputs[CONTINUOUS] = sample.in_range
         if policy.spec.action_spec.discrete_size:
             outputs[DISCRETE] = sample.discrete
         outputs |= {logits_of(index): branch(hidden) for index, branch in enumerate(heads.branches)}

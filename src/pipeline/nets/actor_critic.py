@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,8 +15,8 @@ from pipeline.nets.distributions import (
     categorical_entropy,
     gaussian_entropy,
     gaussian_log_prob,
+    gumbel_scores,
     masked_log_softmax,
-    sample_categorical,
     split_branches,
     to_environment,
 )
@@ -34,23 +33,26 @@ if TYPE_CHECKING:
     from pipeline.protocol.specs import ActionSpec, BehaviorSpec
     from pipeline.settings.schema import NetworkSettings
 
+AnyTensor = TypeVar("AnyTensor")
+
 # ML-Agents' scales of the first weights: actions begin near 0, and all choices nearly equally
 # likely.
 MU_GAIN = 0.2
 LOGITS_GAIN = 0.1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sample:
-    """Actions drawn for B agents."""
+class Sample(NamedTuple, Generic[AnyTensor]):
+    """Actions drawn for B agents, as tensors or as arrays."""
 
-    continuous: Tensor
+    continuous: AnyTensor
     """[B, A] as drawn, before clipping to the environment's range."""
-    discrete: Tensor
+    in_range: AnyTensor
+    """[B, A] the same in the environment's range -1..1."""
+    discrete: AnyTensor
     """int64 [B, branches]."""
-    log_prob: Tensor
+    log_prob: AnyTensor
     """[B, A + branches], one per component."""
-    entropy: Tensor
+    entropy: AnyTensor
     """[B], or [1] when it is the same for all."""
 
 
@@ -90,26 +92,39 @@ class ActionHeads(nn.Module):
             for branch, mask in zip(self.branches, masks, strict=True)
         ]
 
-    def sample(
-        self,
-        hidden: Tensor,
-        allowed: Tensor | None,
-        generator: torch.Generator,
-        *,
-        deterministic: bool,
-    ) -> Sample:
-        """Draw actions, or take the most likely ones."""
+    def noise(self, n: int, generator: torch.Generator) -> list[Tensor]:
+        """Random numbers of B = n agents' actions: [B, A] standard normal, [B, L] exponential.
+
+        Those of continuous actions come first, where there are any, then one for each branch.
+        """
+        device = generator.device
+        normal = (
+            [] if self.mu is None else [torch.empty(n, self.spec.continuous_size, device=device)]
+        )
+        exponential = [torch.empty(n, size, device=device) for size in self.spec.discrete_branches]
+        return [
+            *(one.normal_(generator=generator) for one in normal),
+            *(one.exponential_(generator=generator) for one in exponential),
+        ]
+
+    def choose(
+        self, hidden: Tensor, allowed: Tensor | None, noise: Sequence[Tensor] | None
+    ) -> Sample[Tensor]:
+        """Actions by what `noise` gave; the most likely ones if it is None."""
+        waiting = None if noise is None else list(noise)
         log_probs, entropies = [], []
         # [B, 0], on the device and of the type of the rest.
         continuous = hidden[:, :0]
         if self.mu is not None:
-            drawn = self._draw(hidden, generator, deterministic=deterministic)
+            drawn = self._draw(hidden, None if waiting is None else waiting.pop(0))
             continuous, log_prob, entropy = drawn
             log_probs.append(log_prob)
             entropies.append(entropy)
         chosen = []
-        for branch in self.branch_log_probs(hidden, allowed) if self.branches else ():
-            index = branch.argmax(-1) if deterministic else sample_categorical(branch, generator)
+        branches = self.branch_log_probs(hidden, allowed) if self.branches else []
+        for number, branch in enumerate(branches):
+            scores = branch if waiting is None else gumbel_scores(branch, waiting[number])
+            index = scores.argmax(-1)
             chosen.append(index)
             log_probs.append(branch.gather(1, index.unsqueeze(1)))
             entropies.append(categorical_entropy(branch))
@@ -120,6 +135,7 @@ class ActionHeads(nn.Module):
         )
         return Sample(
             continuous=continuous,
+            in_range=self.to_environment(continuous),
             discrete=discrete,
             log_prob=log_probs[0] if len(log_probs) == 1 else torch.cat(log_probs, dim=1),
             entropy=entropies[0] if len(entropies) == 1 else _sum(entropies),
@@ -131,20 +147,14 @@ class ActionHeads(nn.Module):
             raise ValueError("there are no continuous actions")
         return self.mu(hidden), self.log_sigma
 
-    def _draw(
-        self, hidden: Tensor, generator: torch.Generator, *, deterministic: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _draw(self, hidden: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Continuous actions and their log probabilities [B, A], and the entropy [1]."""
         mu, log_sigma = self.gaussian(hidden)
-        # Without a draw in deterministic mode, so that the random stream does not move on.
-        noise = torch.zeros_like(mu)
-        if not deterministic:
-            noise.normal_(generator=generator)
+        noise = torch.zeros_like(mu) if noise is None else noise
         drawn = torch.addcmul(mu, log_sigma.exp(), noise)
-        # In place, now that `drawn` has used it. (action - mu) / sigma is the noise itself, so
-        # nothing is divided.
-        log_prob = noise.square_().mul_(-0.5).sub_(log_sigma + HALF_LOG_TAU)
-        return drawn, log_prob, hidden.new_full((1,), _entropy_of(log_sigma))
+        # (action - mu) / sigma is the noise itself, so nothing is divided.
+        log_prob = (noise.square() * -0.5).sub_(log_sigma + HALF_LOG_TAU)
+        return drawn, log_prob, gaussian_entropy(log_sigma)
 
     def evaluate(
         self, hidden: Tensor, continuous: Tensor, discrete: Tensor, allowed: Tensor | None
@@ -224,12 +234,6 @@ def masked_to_onnx(graph: OnnxGraph, logits: str, mask: str) -> str:
     allowed = graph.node("Mul", [logits, mask])
     penalty = graph.node("Mul", [forbidden, graph.scalar(-FORBIDDEN)])
     return graph.node("Sub", [allowed, penalty])
-
-
-def _entropy_of(log_sigma: Tensor) -> float:
-    """`gaussian_entropy` of a single row [1, A]: few numbers are faster added up in Python."""
-    row: list[float] = log_sigma.tolist()[0]
-    return sum(row) / len(row) + (HALF_LOG_TAU + 0.5)
 
 
 def _sum(terms: Sequence[Tensor]) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.nets.layers import dense
+from pipeline.nets.layers import IS_TRACED, dense
 from pipeline.nets.onnx_graph import FLOAT
 
 if TYPE_CHECKING:
@@ -188,7 +188,8 @@ class EntityEncoder(nn.Module):
         embedded, paddings = [], []
         for layer, entities in zip(self._layers, observations, strict=True):
             padding = is_padding(entities)
-            if entities.device.type == "cpu":  # elsewhere to ask how many would be to wait
+            # elsewhere to ask how many there are would be to wait
+            if entities.device.type == "cpu" and not IS_TRACED.get():
                 n = _columns_in_use(padding)
                 entities, padding = entities[:, :n], padding[:, :n]  # noqa: PLW2901  # the rest is unused
             embedded.append(self._embed(layer, code, entities))

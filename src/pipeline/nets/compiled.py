@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pipeline.nets.layers import SHAPES_COME_AGAIN
+from pipeline.nets.layers import IS_TRACED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -89,12 +89,12 @@ class CompiledGradients:
         places = [self._gradients[i][1] for i in used]
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore", DeprecationWarning)  # of parts of torch by others of it
-            again = SHAPES_COME_AGAIN.set(True)
+            again = IS_TRACED.set(True)
             try:
                 with torch.enable_grad():
                     traced = make_fx(derivative)(list(columns.values()), places)
             finally:
-                SHAPES_COME_AGAIN.reset(again)
+                IS_TRACED.reset(again)
             program = torch.compile(
                 traced,
                 fullgraph=True,

@@ -72,11 +72,15 @@ def categorical_entropy(log_probs: Tensor) -> Tensor:
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
-def sample_categorical(log_probs: Tensor, generator: torch.Generator) -> Tensor:
-    """One index [B] per row of log probabilities [B, L], by the Gumbel-max trick."""
+def gumbel_scores(log_probs: Tensor, waiting: Tensor) -> Tensor:
+    """[B, L] whose largest number in a row is at an index drawn by log probabilities [B, L].
+
+    Args:
+        log_probs: [B, L].
+        waiting: [B, L] exponential random numbers.
+    """
     # The negative logarithm of an exponential variable is a Gumbel variable.
-    waiting = torch.empty_like(log_probs).exponential_(generator=generator)
-    return (log_probs - waiting.log()).argmax(-1)
+    return log_probs - waiting.log()
 
 
 def split_branches(flat: Tensor | None, branches: Sequence[int]) -> list[Tensor | None]:

@@ -25,8 +25,8 @@ CLIP = 5.0
 _LARGE, _WIDE = 6_000_000, 64
 # oneDNN compiles a program for each number of rows, and keeps a thousand: so they are rounded up.
 _ROUND = 256
-SHAPES_COME_AGAIN = ContextVar("shapes_come_again", default=False)
-"""True where they need not be: while a loss is traced, which has a program for each shape."""
+IS_TRACED = ContextVar("is_traced", default=False)
+"""True while a program is made of a loss: shapes come again, and no number may decide anything."""
 
 
 def linear(n_in: int, n_out: int, *, gain: float = 1.0) -> nn.Linear:
@@ -52,7 +52,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return nn.functional.linear(x, weight, bias)
     rows = x.reshape(-1, n_in)
     n_rows = len(rows)
-    if n_rows % _ROUND and not SHAPES_COME_AGAIN.get():
+    if n_rows % _ROUND and not IS_TRACED.get():
         rows = nn.functional.pad(rows, (0, 0, 0, -n_rows % _ROUND))
     image = rows.view(1, -1, 1, n_in).permute(0, 3, 1, 2)  # channels come last
     # One pixel has nothing to dilate; but torch takes its own kernel if it is not told to.

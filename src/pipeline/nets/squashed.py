@@ -73,13 +73,9 @@ class SquashedHeads(ActionHeads):
     def _range_to_onnx(self, graph: OnnxGraph, action: str, output: str) -> None:
         graph.node("Tanh", [action], output)
 
-    def _draw(
-        self, hidden: Tensor, generator: torch.Generator, *, deterministic: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _draw(self, hidden: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Continuous actions, their log probabilities [B, A], and the Gaussian's entropy [B]."""
         mu, log_sigma = self.gaussian(hidden)
-        noise = torch.zeros_like(mu)
-        if not deterministic:
-            noise.normal_(generator=generator)
+        noise = torch.zeros_like(mu) if noise is None else noise
         action, log_prob = squashed_action(mu=mu, log_sigma=log_sigma, noise=noise)
         return action, log_prob, gaussian_entropy(log_sigma)

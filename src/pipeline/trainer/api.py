@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # has no stubs
 
 from pipeline import files, seeding
 from pipeline.algos.process_group import SINGLE_PROCESS, launched
@@ -246,7 +247,9 @@ def _threads(n_threads: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(n_threads)
     try:
-        yield
+        # of NumPy, whose threads would wait for work on the environments' processors
+        with threadpool_limits(n_threads, user_api="blas"):
+            yield
     finally:
         torch.set_num_threads(before)
 

@@ -2,12 +2,24 @@
 
 import logging
 
+import numpy as np
+import pytest
 import torch
 from test_poca import learner, message, play
 from torch import nn
 
+from pipeline.algos.ppo import PPO
+from pipeline.algos.sac import SAC
+from pipeline.data.rollout import Rollout
 from pipeline.nets import compiled
 from pipeline.nets.optimizer import FlatAdam
+from pipeline.protocol.specs import (
+    ActionSpec,
+    BehaviorSpec,
+    ObservationSpec,
+    ObservationType,
+)
+from pipeline.settings import load_run_settings
 
 
 class Toy(nn.Module):
@@ -98,6 +110,63 @@ def test_groups_of_which_some_rows_are_still_to_come_are_not_compiled(caplog):
     assert "Compiled" not in caplog.text
     changed = one.algorithm.weights()["policy"]
     assert any(not torch.equal(changed[name], values) for name, values in before.items())
+
+
+SEEN = {
+    "vectors": ObservationSpec.vector(4),
+    "image": ObservationSpec.visual(3, 20, 20),
+    "entities": ObservationSpec.entities(5, 4),
+    "goals": ObservationSpec.vector(3)._replace(observation_type=ObservationType.GOAL_SIGNAL),
+}
+
+
+@pytest.mark.parametrize(("kind", "trainer"), [*((kind, PPO) for kind in SEEN), ("goals", SAC)])
+def test_what_a_network_does_depends_on_no_minibatch_that_was_compiled(kind, trainer):
+    """Numbers of goals, of entities and of rows change from update to update."""
+    spec = BehaviorSpec([ObservationSpec.vector(2), SEEN[kind]], ActionSpec(1, (2,)))
+    name = trainer.__name__.lower()
+    behavior = {
+        "trainer_type": name,
+        "hyperparameters": {"batch_size": 16, "buffer_size": 64},
+        "network_settings": {"hidden_units": 16, "goal_conditioning_type": "hyper"},
+    }
+    settings = load_run_settings(None, overrides={"behaviors": {"B": behavior}}).behaviors["B"]
+    plain, fast = (trainer(spec, settings, seed=1, device=torch.device("cpu")) for _ in range(2))
+    fast.compile()
+    rng = np.random.default_rng(0)
+    for number in range(1, 4):
+        rollout = random_rollout(spec, rng, n_kinds=number)
+        for one in (plain, fast):
+            one.update(rollout, step=64 * number)
+    for one, two in zip(plain.policy.parameters(), fast.policy.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+    assert plain.optimizer.state_dict()["state"][0]["step"] > 3  # it has learned
+
+
+def random_rollout(spec, rng, *, n_kinds):
+    """Two trajectories of 32 steps; goals are of so many kinds, and as many entities are there."""
+    fields = {"obs_0": rng.normal(size=(64, 2)).astype(np.float32)}
+    other = spec.observation_specs[1]
+    seen = rng.normal(size=(64, *other.shape)).astype(np.float32)
+    if other.observation_type == ObservationType.GOAL_SIGNAL:
+        seen = np.eye(3, dtype=np.float32)[rng.integers(0, n_kinds, 64)]
+    if len(other.shape) == 2:
+        seen[:, n_kinds:] = 0.0
+    fields["obs_1"] = seen
+    fields |= {
+        "continuous": np.tanh(rng.normal(size=(64, 1))).astype(np.float32),
+        "discrete": rng.integers(0, 2, (64, 1)),
+        "allowed": np.ones((64, 2), np.bool_),
+        "log_prob": rng.normal(-1.0, 0.1, size=(64, 2)).astype(np.float32),
+        "reward": rng.normal(size=64).astype(np.float32),
+    }
+    return Rollout(
+        fields=fields,
+        starts=np.array([0, 32]),
+        lengths=np.array([32, 32]),
+        terminated=np.zeros(2, np.bool_),
+        next_obs=[fields["obs_0"][:2], fields["obs_1"][:2]],
+    )
 
 
 def test_without_a_compiler_training_says_so_and_goes_on(monkeypatch, caplog):

@@ -48,9 +48,9 @@ def test_rows_are_rounded_up_so_that_few_shapes_are_compiled(calls):
     for n_rows in range(700, 1300, 7):
         dense(drawn(n_rows, 96), drawn(128, 96), drawn(128))
     assert len({tuple(shape) for shape in calls}) == 4  # up to 768, 1024, 1280, 1536
-    again = layers.SHAPES_COME_AGAIN.set(True)
+    again = layers.IS_TRACED.set(True)
     dense(drawn(733, 96), drawn(128, 96), drawn(128))
-    layers.SHAPES_COME_AGAIN.reset(again)
+    layers.IS_TRACED.reset(again)
     assert calls[-1][2] == 733
 
 

@@ -55,17 +55,14 @@ def test_drawn_actions_have_the_probabilities_and_the_entropy_that_evaluation_gi
     heads = with_log_sigma(ActionHeads(5, HYBRID), 0.3, -0.9)
     hidden, allowed = torch.randn(6, 5), torch.ones(6, 5, dtype=torch.bool)
     allowed[::2, 1] = False
-    drawn = heads.sample(
-        hidden, allowed, torch.Generator().manual_seed(1), deterministic=deterministic
-    )
+    noise = None if deterministic else heads.noise(6, torch.Generator().manual_seed(1))
+    drawn = heads.choose(hidden, allowed, noise)
     log_prob, entropy = heads.evaluate(hidden, drawn.continuous, drawn.discrete, allowed)
     torch.testing.assert_close(drawn.log_prob, log_prob)
     torch.testing.assert_close(drawn.entropy.mean(), entropy)
     assert not (drawn.discrete[::2, 0] == 1).any()
     only_continuous = with_log_sigma(ActionHeads(5, ActionSpec(2, ())), 0.3, -0.9)
-    alone = only_continuous.sample(
-        hidden, None, torch.Generator().manual_seed(1), deterministic=deterministic
-    )
+    alone = only_continuous.choose(hidden, None, None if noise is None else noise[:1])
     torch.testing.assert_close(alone.entropy, gaussian_entropy(torch.tensor([[0.3, -0.9]])))
 
 

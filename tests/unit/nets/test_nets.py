@@ -17,8 +17,8 @@ from pipeline.nets.distributions import (
     categorical_entropy,
     gaussian_entropy,
     gaussian_log_prob,
+    gumbel_scores,
     masked_log_softmax,
-    sample_categorical,
 )
 from pipeline.nets.encoder import HyperLayer, ObservationEncoder
 from pipeline.nets.layers import RunningNormalizer, linear, paired_linear
@@ -69,7 +69,8 @@ def test_categorical_entropy_of_a_uniform_branch_is_its_log_size():
 def test_drawn_choices_have_the_stated_probabilities():
     probabilities = torch.tensor([0.1, 0.6, 0.3])
     generator = torch.Generator().manual_seed(0)
-    drawn = sample_categorical(probabilities.log().expand(20_000, 3), generator)
+    waiting = torch.empty(20_000, 3).exponential_(generator=generator)
+    drawn = gumbel_scores(probabilities.log().expand(20_000, 3), waiting).argmax(-1)
     found = torch.bincount(drawn, minlength=3) / 20_000
     torch.testing.assert_close(found, probabilities, atol=0.015, rtol=0)
 

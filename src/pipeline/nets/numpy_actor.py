@@ -1,0 +1,197 @@
+"""What a policy decides for few agents, in NumPy.
+
+Of a small network's decision a tenth is arithmetic and the rest is calls, and NumPy's cost a third
+of torch's. Numbers are those of `ActionHeads.choose` but for rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from pipeline.nets.actor_critic import ActionHeads, Sample
+from pipeline.nets.distributions import ACTION_RANGE, FORBIDDEN, HALF_LOG_TAU
+from pipeline.nets.layers import CLIP
+from pipeline.nets.squashed import LOG_SIGMA_MAX, LOG_SIGMA_MIN, SquashedHeads
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor, nn
+
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray
+    from pipeline.nets.actor_critic import Actor
+    from pipeline.nets.encoder import Normalizers
+
+    Dense: TypeAlias = tuple[FloatArray, FloatArray]
+    """Weight [n_in, n_out] and bias [n_out]."""
+
+MOST_AGENTS = 128
+"""Beyond it arithmetic takes most of the time."""
+
+
+class NumpyActor:
+    """Does what `Policy.choose` does, with the policy's own weights as they are at each call.
+
+    Args:
+        normalizers: of the observations.
+        actor: one that `fits`.
+    """
+
+    def __init__(self, normalizers: Normalizers, actor: Actor) -> None:
+        self._normalizers = normalizers
+        self._heads = heads = actor.heads
+        self._is_squashed = isinstance(heads, SquashedHeads)
+        layers = [*actor.body.dense.linears, *heads.branches, heads.mu, *_spread(heads)]
+        self._weights: list[Tensor] = [
+            tensor for one in layers if one is not None for tensor in (one.weight, one.bias)
+        ]
+        if heads.log_sigma is not None:
+            self._weights.append(heads.log_sigma)
+        self._pointers: list[int] = []
+        self._trunk: list[Dense] = []
+        self._branches: list[Dense] = []
+        self._gaussian: list[Dense] = []
+        """The mean's layer and, where actions are squashed, that of log sigma."""
+        self._log_sigma = np.zeros((1, 0), np.float32)
+        """[1, A] where they are not squashed."""
+
+    @staticmethod
+    def fits(actor: Actor) -> bool:
+        """Whether all that the actor sees are vectors, without memory or goals that make layers."""
+        body = actor.body
+        is_dense = not body.encoders and body.attention is None and body.hyper is None
+        # a plug-in's heads may do anything
+        return (
+            is_dense and actor.memory is None and type(actor.heads) in (ActionHeads, SquashedHeads)
+        )
+
+    def __call__(
+        self,
+        obs: Sequence[FloatArray],
+        allowed: BoolArray | None,
+        noise: Sequence[FloatArray] | None,
+    ) -> Sample[AnyArray]:
+        """Actions for N agents.
+
+        Args:
+            obs: [N, n] of each observation.
+            allowed: bool [N, sum of branch sizes]; None allows everything.
+            noise: see `ActionHeads.noise`; None takes the most likely actions.
+        """
+        self._look_up()
+        # what is not finite is refused by name, and needs no warning of NumPy's before that
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            x = self._normalized(obs)
+            for layer in self._trunk:
+                x = _dense(layer, x)
+                x /= 1.0 + np.exp(-x)  # Swish
+            return self._chosen(x, allowed, noise)
+
+    def _look_up(self) -> None:
+        """Look at the weights where they lie now: optimizers and devices move them."""
+        pointers = [one.data_ptr() for one in self._weights]
+        if pointers == self._pointers:
+            return
+        self._pointers = pointers
+        arrays = [one.detach().numpy() for one in self._weights]
+        if self._heads.log_sigma is not None:
+            self._log_sigma = arrays.pop()
+        layers = [(w.T, b) for w, b in zip(arrays[::2], arrays[1::2], strict=True)]
+        n_branches = len(self._heads.branches)
+        n_gaussian = 0 if self._heads.mu is None else 1 + self._is_squashed
+        n_trunk = len(layers) - n_branches - n_gaussian
+        self._trunk = layers[:n_trunk]
+        self._branches = layers[n_trunk : n_trunk + n_branches]
+        self._gaussian = layers[n_trunk + n_branches :]
+
+    def _normalized(self, obs: Sequence[FloatArray]) -> FloatArray:
+        """[N, n] of all observations."""
+        values = list(obs)
+        for index, (mean, deviation) in self._normalizers.scales.items():
+            scaled = (values[index] - mean.numpy()) / deviation.numpy()
+            values[index] = np.minimum(np.maximum(scaled, -CLIP), CLIP)
+        return values[0] if len(values) == 1 else np.concatenate(values, axis=1)
+
+    def _chosen(
+        self, hidden: FloatArray, allowed: BoolArray | None, noise: Sequence[FloatArray] | None
+    ) -> Sample[AnyArray]:
+        n = len(hidden)
+        log_probs: list[FloatArray] = []
+        entropies: list[FloatArray] = []
+        continuous = in_range = np.zeros((n, 0), np.float32)
+        if self._heads.mu is not None:
+            drawn, noise = (None, None) if noise is None else (noise[0], noise[1:])
+            continuous, in_range, log_prob, entropy = self._continuous(hidden, drawn)
+            log_probs.append(log_prob)
+            entropies.append(entropy)
+        discrete = np.zeros((n, len(self._branches)), np.int64)
+        if self._branches:
+            discrete, log_prob, entropy = self._discrete(hidden, allowed, noise)
+            log_probs.append(log_prob)
+            entropies.append(entropy)
+        return Sample(
+            continuous=continuous,
+            in_range=in_range,
+            discrete=discrete,
+            log_prob=log_probs[0] if len(log_probs) == 1 else np.concatenate(log_probs, axis=1),
+            entropy=sum(entropies[1:], entropies[0]),
+        )
+
+    def _continuous(self, hidden: FloatArray, noise: FloatArray | None) -> tuple[AnyArray, ...]:
+        """Actions [N, A] as drawn and in range, log probabilities [N, A], entropy [1] or [N]."""
+        mu = _dense(self._gaussian[0], hidden)
+        noise = np.zeros_like(mu) if noise is None else noise
+        if self._is_squashed:
+            spread = _dense(self._gaussian[1], hidden)
+            log_sigma = np.minimum(np.maximum(spread, LOG_SIGMA_MIN), LOG_SIGMA_MAX)
+        else:
+            log_sigma = self._log_sigma
+        action = mu + np.exp(log_sigma) * noise
+        log_prob = noise * noise * _MINUS_HALF - (log_sigma + _HALF_LOG_TAU)
+        entropy = log_sigma.sum(1) / log_sigma.shape[1] + _ENTROPY
+        if not self._is_squashed:
+            in_range = np.minimum(np.maximum(action, -ACTION_RANGE), ACTION_RANGE) / ACTION_RANGE
+            return action, in_range, log_prob, entropy
+        # as `squashed_action`: logaddexp(0, x) is softplus
+        log_slope = 2.0 * (math.log(2.0) - action - np.logaddexp(np.float32(0.0), -2.0 * action))
+        squashed = np.tanh(action)
+        return squashed, squashed, log_prob - log_slope, entropy
+
+    def _discrete(
+        self, hidden: FloatArray, allowed: BoolArray | None, noise: Sequence[FloatArray] | None
+    ) -> tuple[AnyArray, ...]:
+        """Choices [N, branches], their log probabilities [N, branches], entropy [N] of all."""
+        sizes = self._heads.spec.discrete_branches
+        ends = list(accumulate(sizes))
+        starts = [end - size for end, size in zip(ends, sizes, strict=True)]
+        log_p = np.empty((len(hidden), ends[-1]), np.float32)  # of all branches, side by side
+        places = [slice(start, end) for start, end in zip(starts, ends, strict=True)]
+        for place, (weight, bias) in zip(places, self._branches, strict=True):
+            np.add(hidden @ weight, bias, out=log_p[:, place])
+        if allowed is not None:
+            log_p[~allowed] = FORBIDDEN
+        log_p -= np.repeat(np.maximum.reduceat(log_p, starts, axis=1), sizes, axis=1)
+        total = np.add.reduceat(np.exp(log_p), starts, axis=1)
+        log_p -= np.repeat(np.log(total), sizes, axis=1)
+        scores = log_p if noise is None else log_p - np.log(np.concatenate(noise, axis=1))
+        discrete = np.stack([scores[:, place].argmax(1) for place in places], axis=1)
+        taken = np.take_along_axis(log_p, discrete + np.array(starts), axis=1)
+        return discrete, taken, -(np.exp(log_p) * log_p).sum(1)
+
+
+_MINUS_HALF, _HALF_LOG_TAU = np.float32(-0.5), np.float32(HALF_LOG_TAU)
+_ENTROPY = np.float32(HALF_LOG_TAU + 0.5)
+
+
+def _spread(heads: ActionHeads) -> list[nn.Linear | None]:
+    return [heads.spread] if isinstance(heads, SquashedHeads) else []
+
+
+def _dense(layer: Dense, x: FloatArray) -> FloatArray:
+    y: FloatArray = x @ layer[0]
+    y += layer[1]
+    return y

@@ -1,0 +1,127 @@
+"""Decisions in NumPy are those in torch, but for rounding."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.algos import policy as policy_module
+from pipeline.algos.policy import Policy
+from pipeline.nets.numpy_actor import MOST_AGENTS, NumpyActor
+from pipeline.nets.optimizer import FlatAdam
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
+from pipeline.settings.schema import NetworkSettings
+from pipeline.settings.schema.reward_signals import MemorySettings
+
+ACTIONS = {
+    "continuous": ActionSpec(3, ()),
+    "discrete": ActionSpec(0, (2, 4)),
+    "hybrid": ActionSpec(2, (3, 2, 5)),
+}
+STREAM = torch.Generator()
+
+
+def policy_of(actions, *, squash=False, seen=(5, 2), **network):
+    torch.manual_seed(0)
+    spec = BehaviorSpec([ObservationSpec.vector(n) for n in seen], actions)
+    made = Policy(spec, NetworkSettings(hidden_units=16, **network), squash=squash)
+    with torch.no_grad():
+        for one in made.parameters():  # initial biases and log sigmas are zeros
+            one.add_(0.3 * torch.randn_like(one))
+    return made
+
+
+def decisions(policy, n=6, *, masked=True):
+    """Of NumPy and of torch, for the same observations and the same random numbers."""
+    rng = np.random.default_rng(n)
+    obs = [
+        (3.0 * rng.normal(size=(n, *one.shape))).astype(np.float32)
+        for one in policy.spec.observation_specs
+    ]
+    mask = [rng.random((n, size)) < 0.4 for size in policy.spec.action_spec.discrete_branches]
+    for one in mask:
+        one[:, 1] = False  # something is allowed
+    mask = mask if masked and mask else None
+    in_numpy, in_torch = policy, copy.deepcopy(policy)
+    in_torch.numpy_actor = None
+    return [one.act(obs, mask, torch.Generator().manual_seed(3)) for one in (in_numpy, in_torch)]
+
+
+def assert_same(one, other):
+    for name, values in other.rows.items():
+        assert np.asarray(one.rows[name]).dtype == np.asarray(values).dtype, name
+        np.testing.assert_allclose(one.rows[name], values, rtol=1e-5, atol=2e-6, err_msg=name)
+    assert one.action.continuous.dtype == np.float32
+    np.testing.assert_allclose(one.action.continuous, other.action.continuous, atol=2e-6)
+    np.testing.assert_array_equal(one.action.discrete, other.action.discrete)
+    assert one.entropy == pytest.approx(other.entropy, rel=1e-5)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("squash", [True, False])
+@pytest.mark.parametrize("actions", ACTIONS)
+def test_it_decides_as_torch_does(actions, squash, deterministic, masked):
+    policy = policy_of(ACTIONS[actions], squash=squash, deterministic=deterministic)
+    assert policy.numpy_actor is not None
+    for n in (1, 6, MOST_AGENTS):
+        assert_same(*decisions(policy, n, masked=masked))
+
+
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_normalised_observations_pass_all_layers(layers):
+    policy = policy_of(ActionSpec(2, (3,)), normalize=True, num_layers=layers)
+    for scale in (1.0, 10.0):  # the statistics change, and some numbers are clipped
+        policy.normalizers.update([scale * torch.randn(9, 5), torch.randn(9, 2) + scale])
+        assert_same(*decisions(policy))
+
+
+def test_a_single_observation_and_choices_that_are_all_but_certain():
+    policy = policy_of(ActionSpec(0, (3, 2)), seen=(5,))
+    with torch.no_grad():
+        for branch in policy.actor.heads.branches:
+            branch.weight.mul_(300.0)  # exp of such logits is not finite in float32
+    assert_same(*decisions(policy))
+
+
+def test_weights_are_those_of_now():
+    policy = policy_of(ActionSpec(2, (3,)))
+    first, _ = decisions(policy)
+    optimizer = FlatAdam(policy.parameters(), learning_rate=0.1)  # moves them
+    assert_same(*decisions(policy))
+    optimizer.gradient.fill_(1.0)
+    optimizer.step()
+    changed, in_torch = decisions(policy)
+    assert_same(changed, in_torch)
+    assert not np.allclose(changed.rows["log_prob"], first.rows["log_prob"])
+    twin = copy.deepcopy(policy)
+    with torch.no_grad():
+        twin.actor.heads.log_sigma.fill_(0.5)
+    assert_same(*decisions(twin))
+    np.testing.assert_array_equal(decisions(policy)[0].rows["log_prob"], changed.rows["log_prob"])
+
+
+def test_torch_decides_where_there_are_other_layers():
+    goal = ObservationSpec.vector(3)._replace(observation_type=ObservationType.GOAL_SIGNAL)
+    vector, actions = ObservationSpec.vector(3), ActionSpec(2, ())
+    for other, network in (
+        (ObservationSpec.visual(3, 20, 20), {}),
+        (ObservationSpec.entities(4, 3), {}),
+        (goal, {}),
+        (vector, {"memory": MemorySettings(memory_size=8, sequence_length=4)}),
+    ):
+        settings = NetworkSettings(hidden_units=16, **network)
+        assert not NumpyActor.fits(Policy(BehaviorSpec([vector, other], actions), settings).actor)
+
+
+def test_more_agents_than_that_are_torch_s(monkeypatch):
+    policy = policy_of(ActionSpec(2, ()))
+    monkeypatch.setattr(policy_module, "MOST_AGENTS", 5)
+    asked = []
+    ours = policy.numpy_actor
+    monkeypatch.setattr(policy, "numpy_actor", lambda *given: asked.append(1) or ours(*given))
+    policy.act([np.zeros((6, 5), np.float32), np.zeros((6, 2), np.float32)], None, STREAM)
+    assert not asked
+    policy.act([np.zeros((5, 5), np.float32), np.zeros((5, 2), np.float32)], None, STREAM)
+    assert asked
