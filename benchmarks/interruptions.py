@@ -113,7 +113,8 @@ class Row:
     def content(self) -> dict[str, Any]:
         """The trainer configuration."""
         one = PPO | self.settings | {"threaded": self.threaded}
-        one["max_steps"] *= 4  # long enough that a draw seldom misses the run
+        # long enough that a draw seldom misses the run
+        one["max_steps"] *= 16 if self.compiled else 4
         content: dict[str, Any] = {"behaviors": dict.fromkeys(self.behaviors, one)}
         content["torch_settings"] = {"compile": self.compiled}
         if self.parameters is not None:
@@ -270,6 +271,8 @@ class Campaign:
             profiles.executable(build.parent, self.row.env, self.row.ms, slowed)
         elif ":" not in self.row.env and not build.exists():
             pack(self.row.env, build)
+        if self.row.compiled:
+            self.run(self.work("compiled"))  # the first one takes long, and the others do not
         whole = self.work("whole")
         began = time.monotonic()
         code = self.run(whole)

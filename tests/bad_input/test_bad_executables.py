@@ -157,6 +157,16 @@ def test_evaluate_refuses_a_policy_of_other_shapes(place, trained):
     assert place.files() == before
 
 
-def test_a_missing_model_and_a_missing_environment(place):
-    assert "no.onnx" in place.pipeline("evaluate", "no.onnx", "--env", "x").error
-    assert "no.onnx" in place.pipeline("onnx", "check", "no.onnx").error
+def test_a_missing_file_is_answered_with_the_one_that_its_name_is_like(place):
+    for name in ("Ball.onnx", "timers.json"):
+        (place.folder / name).touch()
+    env = place.fake("--wide")
+    for command in (
+        ("evaluate", "Bal.onnx", "--env", str(env)),
+        ("onnx", "check", "Bal.onnx"),
+        ("timers", "timer.json"),
+    ):
+        error = place.pipeline(*command).error
+        missing = command[1] if command[0] != "onnx" else command[2]
+        assert missing in error, command
+        assert "; did you mean '" in error, command

@@ -209,7 +209,7 @@ def assert_equal_files(one: Path, two: Path) -> None:
         ("grid_world", "threaded"),
         ("balance_ball", "lessons threaded"),
         ("push_together", "poca threaded"),
-        ("balance_ball", "threaded long compiled"),
+        ("balance_ball", "threaded compiled"),
         ("push_together", "poca threaded long"),
     ],
 )

@@ -17,6 +17,7 @@ import yaml
 from pipeline.commands.parser import aligned
 from pipeline.envs.base import MOST_GROUPS
 from pipeline.errors import SettingsError
+from pipeline.files import similar
 
 if TYPE_CHECKING:
     import argparse
@@ -134,10 +135,9 @@ def read(path: Path) -> Times:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
+        hint = similar(path) or "; name a run's folder, or its run_logs/timers.json"
         reason = error.strerror or str(error)
-        raise SettingsError(
-            f"{path}: cannot be read ({reason}); name a run's folder, or its run_logs/timers.json"
-        ) from error
+        raise SettingsError(f"{path}: cannot be read ({reason}){hint}") from error
     except ValueError as error:
         raise SettingsError(f"{path}: is not JSON ({error}); name a timers.json") from error
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.errors import ExportError
+from pipeline.files import similar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,7 +80,8 @@ def load(source: onnx.ModelProto | Path | str) -> onnx.ModelProto:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ExportError(f"{path}: cannot be read ({error.strerror}); check the path") from error
+        hint = similar(path) or "; check the path"
+        raise ExportError(f"{path}: cannot be read ({error.strerror}){hint}") from error
     model = onnx.ModelProto()
     try:
         # Not `onnx.load`, which follows external data to other files.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pipeline.errors import UnityCommunicationException, UnityTimeOutException
 from pipeline.protocol import side_channels, wire
 from pipeline.protocol.actions import decode_actions
+from pipeline.protocol.calls import METHOD, OK
 from pipeline.protocol.channel import Channel
 from pipeline.protocol.encoding import brain_parameters, compressed_steps_bytes, steps_bytes
 from pipeline.protocol.generated.messages import (
@@ -42,11 +43,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-METHOD = "/communicator_objects.UnityToExternalProto/Exchange"
 COMMUNICATION_VERSION = "1.5.0"
 PACKAGE_VERSION = "3.0.0"
 """Of the Unity package whose conventions are followed; major 3 means images are channels first."""
-OK, END = 200, 400
+END = 400
 _ANY_NUMBER = 2**31
 
 _MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)

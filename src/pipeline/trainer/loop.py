@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files, seeding
@@ -52,7 +51,6 @@ _log = logging.getLogger(__name__)
 
 # After these the networks, or the disk, are not fit to be saved: the last good checkpoint stays.
 _STATE_IS_BAD = (CheckpointError, TrainingError, UnityPolicyException)
-_IS_FINISHED = attrgetter("finished")
 
 
 class TrainingLoop:
@@ -265,7 +263,7 @@ class TrainingLoop:
         return taken
 
     def _finished(self) -> bool:
-        return bool(self.learners) and all(map(_IS_FINISHED, self.learners.values()))
+        return bool(self.learners) and all(one.finished for one in self.learners.values())
 
     def _learner(self, qualified: str) -> Learner:
         """The learner of a behavior that was not met before under this name."""
@@ -293,7 +291,9 @@ class TrainingLoop:
             device = fastest_device(name, spec, own, n_agents=n_agents, kept=kept)
             self._devices[name] = str(device)
         learner = Learner(name, spec, own, seed=seed, device=device, learns=not self.inference)
-        if self.settings.torch_settings.compile and learner.learns:
+        in_thread = learner.overlap is not None and learner.overlap.in_thread
+        # not in a thread: a compiled program does not let the loop have Python meanwhile
+        if self.settings.torch_settings.compile and learner.learns and not in_thread:
             learner.algorithm.compile()
         if saved is not None:
             path = files.named(self.run_dir, name) / RESUME_FILE
