@@ -19,7 +19,7 @@
 #                                  builds, which spares gigabytes of CUDA libraries; empty: pip's own
 #   VENV=<folder>                  use this virtual environment as it is, and install nothing
 #   PEER_PYTHON=python3.10         the interpreter for mlagents-learn 1.1.0, the reference
-#   TEST_PROCESSES=1               how many tests run at once (as many as there are cores)
+#   TEST_PROCESSES=1               how many tests run at once (half as many again as cores)
 #   PYTHONS="3.12 3.13"            test only these, which are on PATH or below PYENV_ROOT
 #   TARGET="demo onnx"             fuzz only these (tests/fuzz/test_<target>.py)
 SHELL := /bin/bash
@@ -29,7 +29,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 TORCH_INDEX_URL ?=
 PEER_PYTHON ?= python3.10
-TEST_PROCESSES ?= auto
+# Half as many again as cores: many tests wait for processes that they have started.
+TEST_PROCESSES ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) * 3 // 2)')
 SECONDS ?= 60
 PYTHONS ?= 3.11 3.12 3.13
 TEST_TOOLS := h2 hypothesis pytest pytest-timeout pytest-xdist

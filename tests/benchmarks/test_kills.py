@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -67,7 +68,10 @@ def test_a_process_is_known_by_its_mark_when_its_parent_is_gone():
     variables = os.environ | {left_behind.MARK: "test"}
     try:
         subprocess.run([sys.executable, "-c", code], env=variables, stdin=reading, check=True)  # noqa: S603  # fixed
-        (orphan,) = left_behind.marked("test")
+        until = time.monotonic() + 60.0
+        while not (found := left_behind.marked("test")) and time.monotonic() < until:
+            time.sleep(0.01)  # its variables can be read a moment after it has begun
+        (orphan,) = found
         assert orphan.cmdline()[-1] == "input()"
     finally:
         os.close(writing)

@@ -408,6 +408,7 @@ def interrupt(words):
     time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have us ignore it
 patience = timedelta(seconds=600)
 store = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)
 other = store.clone()
