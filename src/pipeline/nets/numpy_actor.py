@@ -7,7 +7,6 @@ of torch's. Numbers are those of `ActionHeads.choose` but for rounding.
 from __future__ import annotations
 
 import math
-from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -34,7 +33,7 @@ MOST_AGENTS = 128
 
 
 class NumpyActor:
-    """Does what `Policy.choose` does, with the policy's own weights as they are at each call.
+    """Does what normalisers, actor and heads do, with their weights as they are at each call.
 
     Args:
         normalizers: of the observations.
@@ -54,6 +53,10 @@ class NumpyActor:
         self._pointers: list[int] = []
         self._trunk: list[Dense] = []
         self._branches: list[Dense] = []
+        self._sizes = np.array(heads.spec.discrete_branches, np.intp)
+        ends = self._sizes.cumsum()
+        self._starts = ends - self._sizes
+        self._places = list(map(slice, self._starts.tolist(), ends.tolist()))
         self._gaussian: list[Dense] = []
         """The mean's layer and, where actions are squashed, that of log sigma."""
         self._log_sigma = np.zeros((1, 0), np.float32)
@@ -165,21 +168,18 @@ class NumpyActor:
         self, hidden: FloatArray, allowed: BoolArray | None, noise: Sequence[FloatArray] | None
     ) -> tuple[AnyArray, ...]:
         """Choices [N, branches], their log probabilities [N, branches], entropy [N] of all."""
-        sizes = self._heads.spec.discrete_branches
-        ends = list(accumulate(sizes))
-        starts = [end - size for end, size in zip(ends, sizes, strict=True)]
-        log_p = np.empty((len(hidden), ends[-1]), np.float32)  # of all branches, side by side
-        places = [slice(start, end) for start, end in zip(starts, ends, strict=True)]
-        for place, (weight, bias) in zip(places, self._branches, strict=True):
+        n, starts, sizes = len(hidden), self._starts, self._sizes
+        log_p = np.empty((n, self._places[-1].stop), np.float32)  # of all branches, side by side
+        for place, (weight, bias) in zip(self._places, self._branches, strict=True):
             np.add(hidden @ weight, bias, out=log_p[:, place])
         if allowed is not None:
             log_p[~allowed] = FORBIDDEN
-        log_p -= np.repeat(np.maximum.reduceat(log_p, starts, axis=1), sizes, axis=1)
+        log_p -= np.maximum.reduceat(log_p, starts, axis=1).repeat(sizes, axis=1)
         total = np.add.reduceat(np.exp(log_p), starts, axis=1)
-        log_p -= np.repeat(np.log(total), sizes, axis=1)
+        log_p -= np.log(total).repeat(sizes, axis=1)
         scores = log_p if noise is None else log_p - np.log(np.concatenate(noise, axis=1))
-        discrete = np.stack([scores[:, place].argmax(1) for place in places], axis=1)
-        taken = np.take_along_axis(log_p, discrete + np.array(starts), axis=1)
+        discrete = np.stack([scores[:, place].argmax(1) for place in self._places], axis=1)
+        taken = log_p[np.arange(n)[:, None], discrete + starts]
         return discrete, taken, -(np.exp(log_p) * log_p).sum(1)
 
 
