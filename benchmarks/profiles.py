@@ -302,7 +302,7 @@ def measure(
                 for threaded in (False, True):
                     changes = {"threaded": threaded, "n_envs": n_envs, "steps": steps}
                     config = configuration(workload, folder, **changes)
-                    taken(folder)
+                    taken(folder)  # those of random actions, or of the run before
                     curve = train(program, config, env, seed=number, folder=folder, options=more)
                     every = int(rollout_steps(workload) / workload.learning)
                     rate = workload.learning * steady_rate(taken(folder), every)

@@ -46,12 +46,6 @@ class Normalizers(nn.Module):
     def __bool__(self) -> bool:
         return len(self.by_observation) > 0
 
-    @property
-    def scales(self) -> dict[int, tuple[Tensor, Tensor]]:
-        """Mean and standard deviation [size] of each observation that is normalised."""
-        normalizers = self.by_observation.items()
-        return {int(i): cast("RunningNormalizer", one).statistics() for i, one in normalizers}
-
     def update(self, obs: Sequence[Tensor]) -> None:
         """Take rows [B, ...] of every observation into account."""
         for index, normalizer in self.by_observation.items():

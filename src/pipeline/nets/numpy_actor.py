@@ -7,7 +7,7 @@ of torch's. Numbers are those of `ActionHeads.choose` but for rounding.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
     from pipeline.nets.actor_critic import Actor
     from pipeline.nets.encoder import Normalizers
+    from pipeline.nets.layers import RunningNormalizer
 
     Dense: TypeAlias = tuple[FloatArray, FloatArray]
     """Weight [n_in, n_out] and bias [n_out]."""
@@ -41,7 +42,8 @@ class NumpyActor:
     """
 
     def __init__(self, normalizers: Normalizers, actor: Actor) -> None:
-        self._normalizers = normalizers
+        by_observation = normalizers.by_observation.items()
+        self._normalizers = [(int(i), cast("RunningNormalizer", one)) for i, one in by_observation]
         self._heads = heads = actor.heads
         self._is_squashed = isinstance(heads, SquashedHeads)
         layers = [*actor.body.dense.linears, *heads.branches, heads.mu, *_spread(heads)]
@@ -114,7 +116,8 @@ class NumpyActor:
     def _normalized(self, obs: Sequence[FloatArray]) -> FloatArray:
         """[N, n] of all observations."""
         values = list(obs)
-        for index, (mean, deviation) in self._normalizers.scales.items():
+        for index, normalizer in self._normalizers:
+            mean, deviation = normalizer.statistics()
             scaled = (values[index] - mean.numpy()) / deviation.numpy()
             values[index] = np.minimum(np.maximum(scaled, -CLIP), CLIP)
         return values[0] if len(values) == 1 else np.concatenate(values, axis=1)

@@ -9,6 +9,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 from toys import CHOICE, Chase, Corridor, Crowd
 
 import pipeline
@@ -23,6 +24,22 @@ from pipeline.trainer.loop import TrainingLoop
 from pipeline.trainer.stopping import StopRequest
 
 CPU = torch.device("cpu")
+
+
+def test_numpy_has_as_many_threads_as_torch_while_agents_act(quick, tmp_path, in_process):
+    """Those of OpenBLAS would wait for work on the environments' processors."""
+    numbers = set()
+
+    class Watched(Corridor):
+        def step(self, actions):
+            found = threadpool_info()
+            numbers.update(one["num_threads"] for one in found if one["user_api"] == "blas")
+            return super().step(actions)
+
+    with threadpool_limits(2, user_api="blas"):
+        settings = quick(max_steps=40)
+        pipeline.train(in_process(Watched()), settings, seed=1, run_dir=tmp_path, torch_threads=1)
+    assert numbers == {1}
 
 
 def run_crowds(crowds, settings, tmp_path, in_process, recorder):
