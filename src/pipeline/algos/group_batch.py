@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +12,7 @@ from pipeline.algos.rows import Rows, observations, tensors
 from pipeline.data.columns import rows_of
 from pipeline.nets.distributions import flat_actions
 from pipeline.nets.group_critic import GroupLayout
+from pipeline.nets.optimizer import Length
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -141,11 +142,7 @@ class GroupBatch:
             obs=[values[chosen] for values in self.obs],
             memory=None if self.memory is None else self.memory[chosen],
             actions=None if rows is None else self.actions[chosen],
-            groups=GroupLayout(
-                shape=present.shape,
-                present=None if present.all() else torch.from_numpy(present).to(device),
-                wanted=None if wanted is None else torch.from_numpy(wanted).to(device),
-            ),
+            groups=GroupLayout.of(present, wanted, device),
             moment=None if here is None else torch.from_numpy(here).to(device),
         )
 
@@ -163,15 +160,24 @@ class CriticInput:
 
     @property
     def columns(self) -> dict[str, Tensor]:
-        """Its tensors by name, but for who is present."""
+        """Its tensors by name."""
         named = {
             "mate_memory": self.memory,
             "mate_actions": self.actions,
-            "wanted": self.groups.wanted,
             "group": self.moment,
         }
         there = {name: values for name, values in named.items() if values is not None}
-        return {**observations(self.obs, "mate_obs"), **there}
+        return {**observations(self.obs, "mate_obs"), **there, **self.groups.columns}
+
+    def lengths(self, n_rows: int) -> dict[str, Length]:
+        """Lengths of `columns` in minibatches of about `n_rows` rows, where members are absent."""
+        N = self.groups.size
+        rows, groups = Length("rows", n_rows), Length("groups", -(-n_rows // N))
+        sets = Length("sets", rows.usual + groups.usual)
+        members, entries = Length("members", n_rows), Length("entries", N * sets.usual)
+        of = {"group": rows, "present": groups, "wanted": sets, "count": sets}
+        of |= dict.fromkeys(("owner", "row", "embedding"), entries)
+        return {name: of.get(name, members) for name in self.columns}
 
     def over(self, columns: Mapping[str, Tensor]) -> CriticInput:
         """The same with the tensors that `columns` gives by name."""
@@ -179,6 +185,6 @@ class CriticInput:
             obs=[columns[f"mate_obs_{i}"] for i in range(len(self.obs))],
             memory=columns.get("mate_memory"),
             actions=columns.get("mate_actions"),
-            groups=replace(self.groups, wanted=columns.get("wanted")),
+            groups=self.groups.over(columns),
             moment=columns.get("group"),
         )

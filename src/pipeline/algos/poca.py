@@ -42,7 +42,7 @@ from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
 from pipeline.algos.rows import Rows, columns, observations, stored_sequences, tensors
 from pipeline.data.columns import Field
 from pipeline.nets.group_critic import GroupCritic
-from pipeline.nets.optimizer import FlatAdam
+from pipeline.nets.optimizer import FlatAdam, Length
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
@@ -165,14 +165,19 @@ class POCA(Algorithm):
         index = batch.index.numpy()
         moments = np.unique(groups.moment[index])
         seen = groups.pick(moments, groups.present[moments], index)
-        n_groups, n_members = seen.groups.shape
-        # Else nearly every minibatch has another number of rows, or of moments.
-        are_all_there = seen.groups.present is None and len(index) == n_groups * n_members
+        lengths = None
+        if seen.groups.partial is not None:
+            # Nearly every minibatch has another number of rows, and of moments.
+            n_rows = self.hyperparameters.batch_size
+            rows = dict.fromkeys(batch.columns, Length("rows", n_rows))
+            lengths = rows | seen.lengths(n_rows)
+        is_full = len(index) == len(moments) * seen.groups.size
         (losses,) = self.optimizer.descend(
             partial(self._losses, sequences=batch.sequences, seen=seen),
             {**batch.columns, **seen.columns, "beta": beta},
             max_norm=self.hyperparameters.max_grad_norm,
-            steady=batch.sequences is None and are_all_there,
+            lengths=lengths,
+            steady=batch.sequences is None and (is_full or lengths is not None),
         )
         return losses
 
@@ -207,9 +212,10 @@ class POCA(Algorithm):
     def _values_and_baselines(self, seen: CriticInput) -> tuple[Tensor, Tensor]:
         """Values of their group and baselines, [B, S] each, of rows of the moments [P]."""
         estimates = self.critic(seen.obs, seen.memory, seen.actions, seen.groups)
-        n_groups, _ = seen.groups.shape
-        values, baselines = estimates[:n_groups], estimates[n_groups:]
-        return values.index_select(0, seen.moment), baselines
+        if seen.moment is None:
+            raise ValueError("baselines are of rows")
+        n_rows = seen.moment.shape[0]  # and not `len`, which compiling would take for a constant
+        return estimates.index_select(0, seen.moment), estimates[estimates.shape[0] - n_rows :]
 
     @torch.no_grad()
     def _rows(self, rollout: Rollout) -> tuple[Rows, GroupBatch]:

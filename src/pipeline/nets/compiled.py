@@ -8,6 +8,7 @@ into operations without a graph, and torch's compiler makes few programs of thos
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 import shutil
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from pipeline.nets.optimizer import Length
+
     Losses = Callable[[Mapping[str, Tensor]], tuple[Tensor, tuple[Tensor, ...]]]
 
 _log = logging.getLogger(__name__)
@@ -39,8 +42,8 @@ def compiler() -> str | None:
 class CompiledGradients:
     """Derivatives of one loss by some parameters, in a program for each shape of minibatch.
 
-    The same program on the same machine gives the same bytes; against `backward` sums are in
-    another order.
+    Where lengths differ from minibatch to minibatch, one program takes any of them. The same
+    program on the same machine gives the same bytes; against `backward` sums are in another order.
 
     Args:
         gradients: the parameters and where their gradients lie.
@@ -52,26 +55,38 @@ class CompiledGradients:
             tuple[object, ...], tuple[Callable[..., list[Tensor]], list[Tensor]]
         ] = {}
 
-    def __call__(self, losses: Losses, columns: Mapping[str, Tensor]) -> list[Tensor]:
+    def __call__(
+        self,
+        losses: Losses,
+        columns: Mapping[str, Tensor],
+        lengths: Mapping[str, Length] | None = None,
+    ) -> list[Tensor]:
         """Add the gradients of parameters that the loss depends on; the loss's other results.
 
         Args:
             losses: a scalar to go down on and other results, from the columns, from parameters and
                 buffers, and from nothing else; always the same function.
             columns: [B, ...] and others, by name.
+            lengths: of columns whose length differs from call to call, and is at least 2.
         """
-        shapes = tuple((name, values.shape) for name, values in columns.items())
-        if shapes not in self._programs:
-            self._programs[shapes] = self._compiled(losses, columns)
-        program, places = self._programs[shapes]
+        lengths = lengths or {}
+        shapes = tuple(
+            (name, values.shape[1:] if name in lengths else values.shape)
+            for name, values in columns.items()
+        )
+        key = (shapes, bool(lengths))
+        if key not in self._programs:
+            self._programs[key] = self._compiled(losses, columns, lengths)
+        program, places = self._programs[key]
         with torch.no_grad():
             return program(list(columns.values()), places)
 
     def _compiled(
-        self, losses: Losses, columns: Mapping[str, Tensor]
+        self, losses: Losses, columns: Mapping[str, Tensor], lengths: Mapping[str, Length]
     ) -> tuple[Callable[..., list[Tensor]], list[Tensor]]:
         """The program for columns of these shapes, and the gradients that it adds to."""
         began = time.perf_counter()
+        columns = self._example(columns, lengths)
         names = list(columns)
         parameters = [parameter for parameter, _ in self._gradients]
         loss, _ = losses(columns)
@@ -92,13 +107,17 @@ class CompiledGradients:
             again = IS_TRACED.set(True)
             try:
                 with torch.enable_grad():
-                    traced = make_fx(derivative)(list(columns.values()), places)
+                    traced = make_fx(
+                        derivative,
+                        tracing_mode="symbolic" if lengths else "real",
+                        _allow_non_fake_inputs=True,  # parameters are no inputs
+                    )(list(columns.values()), places)
             finally:
                 IS_TRACED.reset(again)
             program = torch.compile(
                 traced,
                 fullgraph=True,
-                dynamic=False,
+                dynamic=bool(lengths),
                 options={
                     # The key says all that could change, and checking it again costs as much as a
                     # layer.
@@ -112,8 +131,33 @@ class CompiledGradients:
         gc.collect()
         gc.freeze()  # or every later collection would walk what the compiler keeps
         _log.info(
-            "Compiled the gradient step for minibatches of %d rows in %.1f s.",
+            "Compiled the gradient step for minibatches of %s%d rows in %.1f s.",
+            "about " if lengths else "",
             len(next(iter(columns.values()))),
             time.perf_counter() - began,
         )
         return program, places
+
+    def _example(
+        self, columns: Mapping[str, Tensor], lengths: Mapping[str, Length]
+    ) -> dict[str, Tensor]:
+        """Columns with their usual lengths: a program must not depend on which came first."""
+        fixed = [
+            values.shape[1:] if name in lengths else values.shape
+            for name, values in columns.items()
+        ]
+        # Lengths that happen to be equal would be the same length to torch.
+        taken = {
+            n for shape in (*fixed, *(place.shape for _, place in self._gradients)) for n in shape
+        }
+        chosen: dict[Length, int] = {}
+        for length in lengths.values():
+            if length not in chosen:
+                chosen[length] = next(n for n in itertools.count(length.usual) if n not in taken)
+                taken.add(chosen[length])
+        return {
+            name: values.new_zeros(chosen[lengths[name]], *values.shape[1:])
+            if name in lengths
+            else values
+            for name, values in columns.items()
+        }

@@ -10,9 +10,10 @@ could ask any other is computed once per group, and the sets only pick from that
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,23 +27,102 @@ from pipeline.nets.encoder import ObservationEncoder
 from pipeline.nets.layers import DenseSwish, dense, xavier
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from pipeline.arrays import AnyArray, BoolArray
     from pipeline.protocol.specs import BehaviorSpec
     from pipeline.settings.schema import NetworkSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupLayout:
-    """M groups of at most N members each, V members in all, one group after another."""
+    """M groups of at most N members each, V members in all, one group after another.
 
-    shape: tuple[int, int]
-    """M and N."""
-    present: Tensor | None = None
-    """bool [M, N] where there is a member; None where all groups are full."""
+    A *set* of a group is what one estimate looks at: for the value all its members as they see, and
+    for the baseline of a member itself as it sees and the others as they see and do.
+    """
+
+    size: int
+    """N."""
     wanted: Tensor | None = None
     """int64 [K] which values are asked for: m (1 + N) is that of group m, and n + 1 more the
     baseline of its member n. None for the value of each group, and no baselines."""
+    partial: PartialGroups | None = None
+    """Who is there; None where all groups are full."""
+
+    @staticmethod
+    def of(
+        present: BoolArray, wanted: AnyArray | None, device: torch.device | None = None
+    ) -> GroupLayout:
+        """The layout of groups whose members are `present` [M, N], with `wanted` as above."""
+        return GroupLayout(
+            size=present.shape[1],
+            wanted=None if wanted is None else torch.from_numpy(wanted).to(device),
+            partial=None if present.all() else PartialGroups.of(present, wanted, device),
+        )
+
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """Its tensors by name."""
+        own = {} if self.wanted is None else {"wanted": self.wanted}
+        return own if self.partial is None else {**own, **self.partial.columns}
+
+    def over(self, columns: Mapping[str, Tensor]) -> GroupLayout:
+        """The same with the tensors that `columns` gives by name."""
+        names = [] if self.partial is None else [one.name for one in fields(self.partial)]
+        return GroupLayout(
+            size=self.size,
+            wanted=columns.get("wanted"),
+            partial=PartialGroups(**{name: columns[name] for name in names}) if names else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartialGroups:
+    """Which members of groups are there, and what they are in the K wanted sets, E times in all."""
+
+    present: Tensor
+    """bool [M, N] where there is a member."""
+    place: Tensor
+    """int64 [V, kinds] where in [M kinds N] the embeddings of each member are."""
+    count: Tensor
+    """int64 [K, 1] members of each set."""
+    owner: Tensor
+    """int64 [E] which of the K sets each is in."""
+    row: Tensor
+    """int64 [E] where in [M sets N] that is."""
+    embedding: Tensor
+    """int64 [E] which of the embeddings [M kinds N] stands there."""
+
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """Its tensors by name."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    @staticmethod
+    def of(
+        present: BoolArray, wanted: AnyArray | None, device: torch.device | None
+    ) -> PartialGroups:
+        """As for `GroupLayout.of`."""
+        n_groups, N = present.shape
+        who = np.arange(N) if wanted is None else _sets(N).ravel()
+        n_sets, n_kinds = (1, 1) if wanted is None else (1 + N, 2)
+        kept = np.arange(n_groups) if wanted is None else wanted
+        group = kept // n_sets
+        owner, member = present[group].nonzero()
+        row = kept[owner] * N + member
+        embedding = group[owner] * (n_kinds * N) + who[row % len(who)]
+        group_of, member_of = present.nonzero()
+        first = group_of * (n_kinds * N) + member_of
+        place = first[:, None] + N * np.arange(n_kinds)
+        count = present[group].sum(axis=1, keepdims=True)
+        arrays = (present, place, count, owner, row, embedding)
+        return PartialGroups(
+            **{
+                one.name: torch.from_numpy(np.ascontiguousarray(values)).to(device)
+                for one, values in zip(fields(PartialGroups), arrays, strict=True)
+            }
+        )
 
 
 class GroupCritic(nn.Module):
@@ -117,7 +197,9 @@ class GroupCritic(nn.Module):
             pooled = self._looks(torch.stack((x, acted)), groups)
         else:
             raise ValueError("baselines need the actions of mates")
-        values: Tensor = self.heads(torch.cat((self.dense(pooled), self._how_many(groups)), dim=1))
+        values: Tensor = self.heads(
+            torch.cat((self.dense(pooled), self._how_many(pooled, groups)), dim=1)
+        )
         return values
 
     def _looks(self, x: Tensor, groups: GroupLayout) -> Tensor:
@@ -128,87 +210,72 @@ class GroupCritic(nn.Module):
                 observe and do.
             groups: which of them belong together.
         """
-        N, attention = groups.shape[1], self.attention
-        if groups.present is None:
+        N, attention, partial = groups.size, self.attention, groups.partial
+        if partial is None:
             x, query, key, value = attention.project(_side_by_side(x, groups))
         else:  # afterwards, so that nothing is projected for those who are absent
             x, query, key, value = (_side_by_side(one, groups) for one in attention.project(x))
         scores = attention.scores(query, key)
-        who = torch.arange(N, device=x.device)
+        who = None
         if groups.wanted is not None:
-            who, forbidden = _sets(N, x)
+            who, forbidden = _looking(N, x)
             # [M, heads, (1 + N) N, 2 N]: the rows of a set are picked from scores that were
             # computed once.
             scores = scores.index_select(2, who) + forbidden
-        if groups.present is not None:
-            absent = (~groups.present).to(x.dtype) * FORBIDDEN
+        if partial is not None:
+            absent = (~partial.present).to(x.dtype) * FORBIDDEN
             scores = scores + absent.repeat(1, key.shape[1] // N)[:, None, None]
         seen = attention.mix(scores, value)
-        if groups.present is not None:
-            return self._of_present(x, seen, who, groups, groups.present)
-        y = attention.residual(x.index_select(1, who), seen)
+        if partial is not None:
+            # Only what is wanted, and of that only those who are there.
+            y = attention.residual(
+                x.flatten(0, 1).index_select(0, partial.embedding),
+                seen.flatten(0, 1).index_select(0, partial.row),
+            )
+            total = y.new_zeros(partial.count.shape[0], self.size).index_add(0, partial.owner, y)
+            return total / partial.count
+        y = attention.residual(x if who is None else x.index_select(1, who), seen)
         # All are present, so a mean needs no count.
         pooled = y.view(-1, N, self.size).mean(1)
         return pooled if groups.wanted is None else pooled.index_select(0, groups.wanted)
 
-    def _of_present(
-        self, x: Tensor, seen: Tensor, who: Tensor, groups: GroupLayout, present: Tensor
-    ) -> Tensor:
-        """Return the end of `_looks` for groups with absent members.
-
-        Args:
-            x: [M, kinds N, H] normalised embeddings.
-            seen: [M, sets N, H] what each member of each set saw.
-            who: int64 [sets N] which embedding that is of.
-            groups: which of them belong together.
-            present: bool [M, N] as in `groups`.
-        """
-        n_groups, N = groups.shape
-        n_sets = len(who) // N
-        kept = torch.arange(n_groups, device=x.device) if groups.wanted is None else groups.wanted
-        group = kept // n_sets
-        # One entry for each member that is there, of each wanted set.
-        which, member = present[group].nonzero(as_tuple=True)
-        row = kept[which] * N + member
-        embedding = group[which] * x.shape[1] + who[row % len(who)]
-        y = self.attention.residual(
-            x.flatten(0, 1).index_select(0, embedding), seen.flatten(0, 1).index_select(0, row)
-        )
-        total = y.new_zeros(len(kept), self.size).index_add(0, which, y)
-        return total / present.sum(1, keepdim=True).index_select(0, group)
-
-    def _how_many(self, groups: GroupLayout) -> Tensor:
+    def _how_many(self, pooled: Tensor, groups: GroupLayout) -> Tensor:
         """[K, 1] number of members: 1 for the largest group that was ever seen, near -1 for few."""
-        n_groups, N = groups.shape
-        if groups.present is None:
-            n_members = torch.full((n_groups, 1), float(N), device=self.largest.device)
+        if groups.partial is None:
+            n_members = pooled.new_full((pooled.shape[0], 1), float(groups.size))
         else:
-            n_members = groups.present.sum(1, keepdim=True).to(self.largest.dtype)
-        if groups.wanted is not None:
-            n_members = n_members.index_select(0, groups.wanted // (1 + N))
+            n_members = groups.partial.count.to(self.largest.dtype)
         return 2.0 * n_members / self.largest - 1.0
 
 
 def _side_by_side(x: Tensor, groups: GroupLayout) -> Tensor:
     """Rows [kinds, V, H] as [M, kinds N, H]: of each group the first kind, then the second."""
-    n_groups, N = groups.shape
-    if groups.present is not None:
-        places = groups.present.flatten().nonzero().squeeze(1)
-        x = x.new_zeros(len(x), n_groups * N, x.shape[2]).index_copy(1, places, x)
-    return x.view(len(x), n_groups, N, -1).transpose(0, 1).flatten(1, 2)
+    n_kinds, _, H = x.shape
+    if groups.partial is None:
+        return x.view(n_kinds, -1, groups.size, H).transpose(0, 1).flatten(1, 2)
+    places = x.new_zeros(n_kinds * groups.partial.present.numel(), H)
+    places.index_copy_(0, groups.partial.place.t().flatten(), x.flatten(0, 1))
+    return places.view(-1, n_kinds * groups.size, H)
 
 
-def _sets(N: int, like: Tensor) -> tuple[Tensor, Tensor]:
+def _sets(N: int) -> AnyArray:
     """Who stands in the sets of a group of N, out of N seen and the same N seen and done.
 
     Returns:
-        int64 [(1 + N) N] who looks: for the value the N seen, then for each member's baseline
-        itself as seen and the others as seen and done. And whom they cannot see, as additions to
-        scores [(1 + N) N, 2 N].
+        int64 [1 + N, N]: for the value the N seen, then for each member's baseline itself as seen
+        and the others as seen and done.
     """
-    member = torch.arange(N, device=like.device)
-    of_baselines = torch.where(torch.eye(N, dtype=torch.bool, device=like.device), 0, N) + member
-    who = torch.cat((member.unsqueeze(0), of_baselines))
+    member = np.arange(N)
+    return np.concatenate((member[None], np.where(np.eye(N, dtype=np.bool_), 0, N) + member))
+
+
+def _looking(N: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Who looks in all sets of a group of N, and whom they cannot see.
+
+    Returns:
+        int64 [(1 + N) N], and additions to scores [(1 + N) N, 2 N].
+    """
+    who = torch.from_numpy(_sets(N)).to(like.device)
     # A row for each set, repeated for its N members: they all see the same.
     forbidden = like.new_full((1 + N, 2 * N), FORBIDDEN).scatter_(1, who, 0.0)
     return who.flatten(), forbidden.repeat_interleave(N, dim=0)

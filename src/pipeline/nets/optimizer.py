@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 
 # Numbers that each parameter's place is rounded up to, so that all begin at a cache line.
 _ALIGNMENT = 16
+
+
+class Length(NamedTuple):
+    """Of columns that always have the same length as each other."""
+
+    name: str
+    usual: int
 
 
 class FusedAdam:
@@ -183,6 +190,7 @@ class FlatAdam:
         columns: Mapping[str, Tensor],
         *,
         max_norm: float | None = None,
+        lengths: Mapping[str, Length] | None = None,
         steady: bool = True,
     ) -> list[Tensor]:
         """One step down a loss; gives the loss's other results, without their derivatives.
@@ -192,11 +200,13 @@ class FlatAdam:
                 buffers, and from nothing else; always the same function.
             columns: [B, ...] and others, by name.
             max_norm: as in `step`.
+            lengths: of columns whose length differs from minibatch to minibatch.
             steady: whether columns of these shapes will come again; others are never compiled.
         """
-        if self.compiled is not None and steady:
+        # A length of 0 or 1 is another program to torch.
+        if self.compiled and steady and all(len(columns[name]) > 1 for name in lengths or ()):
             self.gradient.zero_()
-            results = self.compiled(losses, columns)
+            results = self.compiled(losses, columns, lengths)
         else:
             loss, others = losses(columns)
             self.zero_gradients()

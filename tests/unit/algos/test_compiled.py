@@ -53,7 +53,7 @@ def trained(toy, sizes, *, change=1.0):
 
 
 def test_compiled_steps_are_those_of_backward(caplog):
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="pipeline")
     plain, fast = Toy(), Toy()
     fast.optimizer.compile()
     sizes = (4, 4, 6, 4)
@@ -77,7 +77,7 @@ def test_shapes_that_do_not_come_again_are_not_compiled(monkeypatch):
 
 
 def test_groups_whose_members_are_all_there_are_compiled(caplog, monkeypatch):
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="pipeline")
     monkeypatch.setattr(torch, "compile", lambda traced, **_: traced)
     weights = []
     for fast in (False, True):
@@ -97,9 +97,60 @@ def test_groups_whose_members_are_all_there_are_compiled(caplog, monkeypatch):
             torch.testing.assert_close(value, weights[1][network][name])
 
 
+def partly_there(one, n_moments):
+    """Experience of a group of three, of which now one ends before the rest and now another."""
+    rng = np.random.default_rng(n_moments)
+    members, told = [1, 2, 3], []
+    for _ in range(n_moments):
+        gone = set() if len(members) < 3 else {int(rng.integers(1, 4))}
+        members = [id_ for id_ in (1, 2, 3) if id_ not in gone]
+        saw = dict(zip((1, 2, 3), rng.normal(size=(3, 2)).tolist(), strict=True))
+        told.append(message({id_: saw[id_] for id_ in members}, {id_: saw[id_] for id_ in gone}))
+    last = message({}, dict.fromkeys(members, (0.0, 1.0)))
+    return play(one, *told, last)
+
+
+def test_one_program_takes_all_minibatches_of_groups_with_absent_members(caplog, monkeypatch):
+    caplog.set_level(logging.INFO, logger="pipeline")
+    monkeypatch.setattr(torch, "compile", lambda traced, **_: traced)
+    weights, sizes = [], set()
+    for fast in (False, True):
+        one = learner(batch_size=12)
+        if fast:
+            one.algorithm.compile()
+        for step, n_moments in enumerate((11, 13, 18)):
+            rollout = partly_there(one, n_moments)
+            sizes.add(rollout.n_rows)
+            one.algorithm.update(rollout, step=step)
+        weights.append(one.algorithm.weights())
+    assert len(sizes) == 3
+    assert len([line for line in caplog.messages if "minibatches of about 12 rows" in line]) == 1
+    for network, values in weights[0].items():
+        for name, value in values.items():
+            torch.testing.assert_close(value, weights[1][network][name])
+
+
+def test_a_program_for_all_lengths_is_the_same_whichever_minibatch_came_first(monkeypatch):
+    """Else a run that is resumed would go on with another program."""
+    texts = []
+
+    def noted(traced, *, dynamic, **_):
+        if dynamic:
+            texts.append(traced.code)
+        return traced
+
+    monkeypatch.setattr(torch, "compile", noted)
+    for n_moments in (11, 18):
+        one = learner(batch_size=12)
+        one.algorithm.compile()
+        one.algorithm.update(partly_there(one, n_moments), step=0)
+    assert len(texts) == 2
+    assert texts[0] == texts[1]
+
+
 def test_groups_of_which_some_rows_are_still_to_come_are_not_compiled(caplog):
     """Their minibatches have ever other numbers of rows, and each would be compiled anew."""
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="pipeline")
     one = learner()
     one.algorithm.compile()
     both = ({1: (k, 0.0), 2: (-k, 0.5)} for k in range(6))

@@ -26,11 +26,11 @@ SIGNALS = {"extrinsic": {"gamma": 0.9}, "rnd": {"gamma": 0.9}}
 SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec.create_discrete([3]))
 
 
-def learner(trainer="poca", **changes):
+def learner(trainer="poca", batch_size=4, **changes):
     given = {"network_settings": NetworkSettings(hidden_units=8, num_layers=1)} | changes
     settings = TrainerSettings(
         trainer_type=trainer,
-        hyperparameters=POCASettings(buffer_size=4, batch_size=4),
+        hyperparameters=POCASettings(buffer_size=4, batch_size=batch_size),
         **given,
     )
     return Learner("Team", SPEC, settings, seed=1, device=torch.device("cpu"))
@@ -81,7 +81,7 @@ def value_of(one, *seen):
 
     obs = torch.tensor([[number, 0.0] for number in seen])
     with torch.no_grad():
-        found = one.algorithm.critic([obs], None, None, GroupLayout(shape=(1, len(seen))))
+        found = one.algorithm.critic([obs], None, None, GroupLayout(size=len(seen)))
     return float(found[0, 0])
 
 

@@ -295,7 +295,7 @@ class SlowPOCA(Slow):
 
     def value_of(self, seen: list):
         """What a group is worth that sees this; one reward signal."""
-        return self.critic([torch.cat(seen)], None, None, GroupLayout(shape=(1, len(seen))))[0, 0]
+        return self.critic([torch.cat(seen)], None, None, GroupLayout(size=len(seen)))[0, 0]
 
     def value(self, message: int, agent: int):
         return self.value_of([self.seen(message, mate)[0] for mate in self.mates(agent)])
@@ -304,7 +304,7 @@ class SlowPOCA(Slow):
         """What it is worth by what the agent sees, and its mates see and do."""
         mates = self.mates(agent)
         place = 1 + mates.index(agent)
-        groups = GroupLayout(shape=(1, len(mates)), wanted=torch.tensor([place]))
+        groups = GroupLayout(size=len(mates), wanted=torch.tensor([place]))
         parts = []
         for mate in mates:
             action = [torch.from_numpy(self.given["continuous"][message, mate])]

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -95,12 +96,8 @@ CASES = {
 
 
 def groups_of(present, wanted):
-    there = torch.tensor(present, dtype=torch.bool)
-    return GroupLayout(
-        shape=tuple(there.shape),
-        present=None if there.all() else there,
-        wanted=None if wanted is None else torch.tensor(wanted),
-    )
+    wanted = None if wanted is None else np.array(wanted)
+    return GroupLayout.of(np.array(present, dtype=np.bool_), wanted)
 
 
 def together_and_alone(critic, obs, actions, present, wanted):
@@ -170,9 +167,11 @@ def test_the_number_of_members_enters_relative_to_the_largest_group_seen():
     critic, _, _ = critic_and_members("vector")
     critic.notice(2)
     assert float(critic.largest) == 4.0
-    assert critic._how_many(groups_of([[1, 1, 1]], None)).tolist() == [[pytest.approx(0.5)]]
+    all_there = groups_of([[1, 1, 1]], None)
+    assert critic._how_many(torch.ones(1, 4), all_there).tolist() == [[pytest.approx(0.5)]]
     fewer = groups_of([[1, 1, 1], [1, 0, 0]], [0, 4, 5])
-    assert critic._how_many(fewer).flatten().tolist() == pytest.approx([0.5, -0.5, -0.5])
+    found = critic._how_many(torch.ones(3, 4), fewer).flatten().tolist()
+    assert found == pytest.approx([0.5, -0.5, -0.5])
 
 
 def test_gradients_reach_every_parameter():

@@ -105,7 +105,7 @@ def test_what_members_remember_enters_the_group_critic_like_observations_behind_
     )
     wider.load_state_dict(critic.state_dict())
     obs, memory, actions = torch.randn(6, 3), torch.randn(6, 4), torch.randn(6, 7)
-    groups = GroupLayout(shape=(2, 3), wanted=torch.tensor([0, 1, 3, 4, 6]))
+    groups = GroupLayout(size=3, wanted=torch.tensor([0, 1, 3, 4, 6]))
     values = critic([obs], memory, actions, groups)
     assert values.std() > 1e-4
     expected = wider([torch.cat((obs, memory), dim=1)], None, actions, groups)
