@@ -146,9 +146,8 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         if self._image is None:
             return None
         # [C, H, W], as it comes from the wire, to the [H, W, C] of Gymnasium.
-        image = np.moveaxis(np.clip(self._image, 0.0, 1.0), 0, -1)
-        coloured = np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image[:, :, :3]
-        return (coloured * 255).astype(np.uint8)
+        image = np.moveaxis(_bytes_of(self._image), 0, -1)
+        return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image[:, :, :3]
 
     def close(self) -> None:
         """Close the environment; a second time does nothing."""
@@ -213,7 +212,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         if images:
             self._image = images[0]
         if self._uint8:
-            images = [np.rint(np.clip(image, 0, 1) * 255).astype(np.uint8) for image in images]
+            images = [_bytes_of(image) for image in images]
         vectors = [steps.obs[i][0] for i in self._vectors]
         vector = [np.concatenate(vectors)] if vectors else []
         if self._multiple:
@@ -282,6 +281,10 @@ def maker(source: Any, *args: str) -> Callable[[int], BaseEnv] | None:
             source, seed=seed, no_graphics=True, additional_args=list(args)
         )
     return None if hasattr(source, "behavior_specs") else source
+
+
+def _bytes_of(image: AnyArray) -> AnyArray:
+    return np.asarray(np.rint(np.clip(image, 0.0, 1.0) * 255), dtype=np.uint8)
 
 
 def _flattened(branches: Sequence[int]) -> AnyArray:

@@ -87,12 +87,19 @@ def test_hybrid_actions_are_a_tuple():
     assert np.isfinite(reward)
 
 
+class Shades(Quadrant):
+    """All bytes, as parts of 1."""
+
+    def observe(self):
+        return [np.arange(1200).reshape(1, 3, 20, 20) % 256 / np.float32(255)]
+
+
 def test_images_as_bytes_and_as_a_picture():
-    env = UnityToGymWrapper(alone(Quadrant), uint8_visual=True)
+    env = UnityToGymWrapper(alone(Shades), uint8_visual=True)
     obs, _ = env.reset()
     assert obs.dtype == np.uint8
-    assert obs.max() == 255
-    assert env.render().shape == (20, 20, 3)
+    assert np.array_equal(obs.ravel(), np.arange(1200) % 256)
+    assert np.array_equal(env.render(), np.moveaxis(obs, 0, -1))
 
 
 def test_old_interface():
