@@ -32,6 +32,7 @@ CASES = {
     "PPO, 3DBall, 12 agents": ("config/ppo/3DBall.yaml", BALL, 12),
     "SAC, 3DBall, 12 agents": ("config/sac/3DBall.yaml", BALL, 12),
     "POCA, SoccerTwos, 6 players": ("benchmarks/cases/soccer_twos.yaml", SOCCER, 6),
+    "POCA, SoccerTwos, 2 players": ("benchmarks/cases/soccer_twos.yaml", SOCCER, 2),
     "PPO, 3DBall, 96 agents": ("config/ppo/3DBall.yaml", BALL, 96),
 }
 N = 400

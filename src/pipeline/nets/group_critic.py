@@ -79,20 +79,23 @@ class GroupLayout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartialGroups:
-    """Which members of groups are there, and what they are in the K wanted sets, E times in all."""
+    """Who is there in groups with absent members, and the E entries that they are in K wanted sets.
+
+    A member that is there has an entry in each wanted set of its group.
+    """
 
     present: Tensor
     """bool [M, N] where there is a member."""
     place: Tensor
-    """int64 [V, kinds] where in [M kinds N] the embeddings of each member are."""
+    """int64 [V, kinds] where in [M kinds N] the embeddings of each member stand."""
     count: Tensor
-    """int64 [K, 1] members of each set."""
+    """int64 [K, 1] entries of each set."""
     owner: Tensor
-    """int64 [E] which of the K sets each is in."""
+    """int64 [E] which of the K sets each entry is of."""
     row: Tensor
-    """int64 [E] where in [M sets N] that is."""
+    """int64 [E] where it stands in [M sets N], what the members of all sets see."""
     embedding: Tensor
-    """int64 [E] which of the embeddings [M kinds N] stands there."""
+    """int64 [E] where its embedding stands in [M kinds N]."""
 
     @property
     def columns(self) -> dict[str, Tensor]:
@@ -227,7 +230,7 @@ class GroupCritic(nn.Module):
             scores = scores + absent.repeat(1, key.shape[1] // N)[:, None, None]
         seen = attention.mix(scores, value)
         if partial is not None:
-            # Only what is wanted, and of that only those who are there.
+            # Entries only: nothing is computed for sets that nobody wants, or for who is absent.
             y = attention.residual(
                 x.flatten(0, 1).index_select(0, partial.embedding),
                 seen.flatten(0, 1).index_select(0, partial.row),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 MOST_AGENTS = 128
 """Beyond it arithmetic takes most of the time."""
+_FEW_ROWS = 3
 
 
 class NumpyActor:
@@ -174,7 +175,7 @@ class NumpyActor:
         n, starts, sizes = len(hidden), self._starts, self._sizes
         log_p = np.empty((n, self._places[-1].stop), np.float32)  # of all branches, side by side
         for place, (weight, bias) in zip(self._places, self._branches, strict=True):
-            np.add(hidden @ weight, bias, out=log_p[:, place])
+            np.add(_product(hidden, weight), bias, out=log_p[:, place])
         if allowed is not None:
             log_p[~allowed] = FORBIDDEN
         log_p -= np.maximum.reduceat(log_p, starts, axis=1).repeat(sizes, axis=1)
@@ -195,6 +196,18 @@ def _spread(heads: ActionHeads) -> list[nn.Linear | None]:
 
 
 def _dense(layer: Dense, x: FloatArray) -> FloatArray:
-    y: FloatArray = x @ layer[0]
+    y = _product(x, layer[0])
     y += layer[1]
+    return y
+
+
+def _product(x: FloatArray, weight: FloatArray) -> FloatArray:
+    """[N, n_in] times [n_in, n_out]."""
+    if not 1 < len(x) <= _FEW_ROWS:
+        return cast("FloatArray", x @ weight)
+    # OpenBLAS packs all weights before it multiplies matrices, which takes longer than few products
+    # with vectors: 512 by 512 and two rows a half or less.
+    y = np.empty((len(x), weight.shape[1]), np.result_type(x, weight))
+    for row, out in zip(x, y, strict=True):
+        np.dot(row, weight, out=out)
     return y

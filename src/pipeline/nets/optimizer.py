@@ -18,10 +18,11 @@ _ALIGNMENT = 16
 
 
 class Length(NamedTuple):
-    """Of columns that always have the same length as each other."""
+    """The length of some columns, one and the same in a minibatch and another in the next."""
 
     name: str
     usual: int
+    """About what it is; a program is compiled with it, so it must be the same in every run."""
 
 
 class FusedAdam:

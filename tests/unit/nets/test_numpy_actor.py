@@ -65,7 +65,7 @@ def assert_same(one, other):
 def test_it_decides_as_torch_does(actions, squash, deterministic, masked):
     policy = policy_of(ACTIONS[actions], squash=squash, deterministic=deterministic)
     assert policy.numpy_actor is not None
-    for n in (1, 6, MOST_AGENTS):
+    for n in (1, 2, 6, MOST_AGENTS):
         assert_same(*decisions(policy, n, masked=masked))
 
 
