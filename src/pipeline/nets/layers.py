@@ -51,8 +51,8 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if not _is_for_onednn(x, x.numel() // n_in, n_in, n_out):
         return nn.functional.linear(x, weight, bias)
     rows = x.reshape(-1, n_in)
-    n_rows = len(rows)
-    if n_rows % _ROUND and not IS_TRACED.get():
+    n_rows = rows.shape[0]  # `len` would make it a constant of what is traced
+    if not IS_TRACED.get() and n_rows % _ROUND:
         rows = nn.functional.pad(rows, (0, 0, 0, -n_rows % _ROUND))
     image = rows.view(1, -1, 1, n_in).permute(0, 3, 1, 2)  # channels come last
     # One pixel has nothing to dilate; but torch takes its own kernel if it is not told to.

@@ -1,6 +1,7 @@
 """Compiled gradients: those of `backward`, whatever parameters and buffers have become since."""
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,10 +9,12 @@ import torch
 from test_poca import learner, message, play
 from torch import nn
 
+from pipeline.algos.poca import POCA
 from pipeline.algos.ppo import PPO
 from pipeline.algos.sac import SAC
+from pipeline.data.groups import GroupSnapshots
 from pipeline.data.rollout import Rollout
-from pipeline.nets import compiled
+from pipeline.nets import compiled, layers
 from pipeline.nets.optimizer import FlatAdam
 from pipeline.protocol.specs import (
     ActionSpec,
@@ -20,6 +23,13 @@ from pipeline.protocol.specs import (
     ObservationType,
 )
 from pipeline.settings import load_run_settings
+
+SEEN = {
+    "vectors": ObservationSpec.vector(4),
+    "image": ObservationSpec.visual(3, 20, 20),
+    "entities": ObservationSpec.entities(5, 4),
+    "goals": ObservationSpec.vector(3)._replace(observation_type=ObservationType.GOAL_SIGNAL),
+}
 
 
 class Toy(nn.Module):
@@ -97,37 +107,55 @@ def test_groups_whose_members_are_all_there_are_compiled(caplog, monkeypatch):
             torch.testing.assert_close(value, weights[1][network][name])
 
 
-def partly_there(one, n_moments):
-    """Experience of a group of three, of which now one ends before the rest and now another."""
+def algorithm_that_sees(kind, trainer, **hyperparameters):
+    spec = BehaviorSpec([ObservationSpec.vector(2), SEEN[kind]], ActionSpec(1, (2,)))
+    behavior = {
+        "trainer_type": trainer.__name__.lower(),
+        "hyperparameters": {"batch_size": 16, "buffer_size": 64, **hyperparameters},
+        "network_settings": {"hidden_units": 16, "goal_conditioning_type": "hyper"},
+    }
+    settings = load_run_settings(None, overrides={"behaviors": {"B": behavior}}).behaviors["B"]
+    return trainer(spec, settings, seed=1, device=torch.device("cpu"))
+
+
+def partly_there(algorithm, n_moments):
+    """One group of three agents that are now there and now not, and a row for each that is."""
     rng = np.random.default_rng(n_moments)
-    members, told = [1, 2, 3], []
-    for _ in range(n_moments):
-        gone = set() if len(members) < 3 else {int(rng.integers(1, 4))}
-        members = [id_ for id_ in (1, 2, 3) if id_ not in gone]
-        saw = dict(zip((1, 2, 3), rng.normal(size=(3, 2)).tolist(), strict=True))
-        told.append(message({id_: saw[id_] for id_ in members}, {id_: saw[id_] for id_ in gone}))
-    last = message({}, dict.fromkeys(members, (0.0, 1.0)))
-    return play(one, *told, last)
+    counts = rng.choice((1, 2, 3), n_moments, p=(0.2, 0.2, 0.6))
+    n_rows = int(counts.sum())
+    plain = random_rollout(algorithm.spec, rng, n_kinds=3, n_rows=n_rows)
+    moments = GroupSnapshots(algorithm.member_fields)
+    seen = {name: plain.fields[name] for name in ("obs_0", "obs_1", "continuous", "discrete")}
+    entity = moments.add_entities(n_rows, seen)
+    moment = moments.add_moments(entity, counts).repeat(counts)
+    return replace(
+        plain,
+        fields={**plain.fields, "entity": entity, "moment": moment},
+        at_end={"next_moment": moment[:2]},
+        moments=moments,
+    )
 
 
-def test_one_program_takes_all_minibatches_of_groups_with_absent_members(caplog, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "is_large"), [("vectors", True), ("image", False), ("entities", False)]
+)
+def test_one_program_takes_all_minibatches_of_groups_with_absent_members(
+    kind, is_large, caplog, monkeypatch
+):
     caplog.set_level(logging.INFO, logger="pipeline")
     monkeypatch.setattr(torch, "compile", lambda traced, **_: traced)
-    weights, sizes = [], set()
-    for fast in (False, True):
-        one = learner(batch_size=12)
-        if fast:
-            one.algorithm.compile()
-        for step, n_moments in enumerate((11, 13, 18)):
-            rollout = partly_there(one, n_moments)
-            sizes.add(rollout.n_rows)
-            one.algorithm.update(rollout, step=step)
-        weights.append(one.algorithm.weights())
-    assert len(sizes) == 3
-    assert len([line for line in caplog.messages if "minibatches of about 12 rows" in line]) == 1
-    for network, values in weights[0].items():
+    monkeypatch.setattr(layers, "_is_for_onednn", lambda *_: is_large)
+    plain, fast = (algorithm_that_sees(kind, POCA, num_epoch=1) for _ in range(2))
+    fast.compile()
+    for step, n_moments in enumerate((41, 52, 60)):
+        rollout = partly_there(plain, n_moments)
+        for one in (plain, fast):
+            one.update(rollout, step=step)
+    assert len([line for line in caplog.messages if "minibatches of about" in line]) == 1
+    for network, values in plain.weights().items():
         for name, value in values.items():
-            torch.testing.assert_close(value, weights[1][network][name])
+            other = fast.weights()[network][name]
+            torch.testing.assert_close(value, other, rtol=1e-4, atol=1e-5)
 
 
 def test_a_program_for_all_lengths_is_the_same_whichever_minibatch_came_first(monkeypatch):
@@ -140,10 +168,10 @@ def test_a_program_for_all_lengths_is_the_same_whichever_minibatch_came_first(mo
         return traced
 
     monkeypatch.setattr(torch, "compile", noted)
-    for n_moments in (11, 18):
-        one = learner(batch_size=12)
-        one.algorithm.compile()
-        one.algorithm.update(partly_there(one, n_moments), step=0)
+    for n_moments in (41, 60):
+        one = algorithm_that_sees("vectors", POCA, num_epoch=1)
+        one.compile()
+        one.update(partly_there(one, n_moments), step=0)
     assert len(texts) == 2
     assert texts[0] == texts[1]
 
@@ -164,33 +192,17 @@ def test_groups_of_which_some_rows_are_still_to_come_are_not_compiled(caplog):
     assert any(not torch.equal(changed[name], values) for name, values in before.items())
 
 
-SEEN = {
-    "vectors": ObservationSpec.vector(4),
-    "image": ObservationSpec.visual(3, 20, 20),
-    "entities": ObservationSpec.entities(5, 4),
-    "goals": ObservationSpec.vector(3)._replace(observation_type=ObservationType.GOAL_SIGNAL),
-}
-
-
 @pytest.mark.parametrize(("kind", "trainer"), [*((kind, PPO) for kind in SEEN), ("goals", SAC)])
 def test_what_a_network_does_depends_on_no_minibatch_that_was_traced(kind, trainer, monkeypatch):
     """Numbers of goals and of entities change from update to update."""
     # what is traced decides; making it a program takes half a minute
     monkeypatch.setattr(torch, "compile", lambda traced, **_: traced)
-    spec = BehaviorSpec([ObservationSpec.vector(2), SEEN[kind]], ActionSpec(1, (2,)))
-    name = trainer.__name__.lower()
-    behavior = {
-        "trainer_type": name,
-        "hyperparameters": {"batch_size": 16, "buffer_size": 64},
-        "network_settings": {"hidden_units": 16, "goal_conditioning_type": "hyper"},
-    }
-    settings = load_run_settings(None, overrides={"behaviors": {"B": behavior}}).behaviors["B"]
-    plain, fast = (trainer(spec, settings, seed=1, device=torch.device("cpu")) for _ in range(2))
+    plain, fast = (algorithm_that_sees(kind, trainer) for _ in range(2))
     fast.compile()
     assert (fast.optimizer.compiled is None) == (kind == "goals")
     rng = np.random.default_rng(0)
     for number in range(1, 4):
-        rollout = random_rollout(spec, rng, n_kinds=number)
+        rollout = random_rollout(plain.spec, rng, n_kinds=number)
         for one in (plain, fast):
             one.update(rollout, step=64 * number)
     for one, two in zip(plain.policy.parameters(), fast.policy.parameters(), strict=True):
@@ -198,27 +210,28 @@ def test_what_a_network_does_depends_on_no_minibatch_that_was_traced(kind, train
     assert plain.optimizer.state_dict()["state"][0]["step"] > 3  # it has learned
 
 
-def random_rollout(spec, rng, *, n_kinds):
-    """Two trajectories of 32 steps; goals are of so many kinds, and as many entities are there."""
-    fields = {"obs_0": rng.normal(size=(64, 2)).astype(np.float32)}
+def random_rollout(spec, rng, *, n_kinds, n_rows=64):
+    """Two trajectories; goals are of so many kinds, and as many entities are there."""
+    half = n_rows // 2
+    fields = {"obs_0": rng.normal(size=(n_rows, 2)).astype(np.float32)}
     other = spec.observation_specs[1]
-    seen = rng.normal(size=(64, *other.shape)).astype(np.float32)
+    seen = rng.normal(size=(n_rows, *other.shape)).astype(np.float32)
     if other.observation_type == ObservationType.GOAL_SIGNAL:
-        seen = np.eye(3, dtype=np.float32)[rng.integers(0, n_kinds, 64)]
+        seen = np.eye(3, dtype=np.float32)[rng.integers(0, n_kinds, n_rows)]
     if len(other.shape) == 2:
         seen[:, n_kinds:] = 0.0
     fields["obs_1"] = seen
     fields |= {
-        "continuous": np.tanh(rng.normal(size=(64, 1))).astype(np.float32),
-        "discrete": rng.integers(0, 2, (64, 1)),
-        "allowed": np.ones((64, 2), np.bool_),
-        "log_prob": rng.normal(-1.0, 0.1, size=(64, 2)).astype(np.float32),
-        "reward": rng.normal(size=64).astype(np.float32),
+        "continuous": np.tanh(rng.normal(size=(n_rows, 1))).astype(np.float32),
+        "discrete": rng.integers(0, 2, (n_rows, 1)),
+        "allowed": np.ones((n_rows, 2), np.bool_),
+        "log_prob": rng.normal(-1.0, 0.1, size=(n_rows, 2)).astype(np.float32),
+        "reward": rng.normal(size=n_rows).astype(np.float32),
     }
     return Rollout(
         fields=fields,
-        starts=np.array([0, 32]),
-        lengths=np.array([32, 32]),
+        starts=np.array([0, half]),
+        lengths=np.array([half, n_rows - half]),
         terminated=np.zeros(2, np.bool_),
         next_obs=[fields["obs_0"][:2], fields["obs_1"][:2]],
     )

@@ -26,11 +26,11 @@ SIGNALS = {"extrinsic": {"gamma": 0.9}, "rnd": {"gamma": 0.9}}
 SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec.create_discrete([3]))
 
 
-def learner(trainer="poca", batch_size=4, **changes):
+def learner(trainer="poca", **changes):
     given = {"network_settings": NetworkSettings(hidden_units=8, num_layers=1)} | changes
     settings = TrainerSettings(
         trainer_type=trainer,
-        hyperparameters=POCASettings(buffer_size=4, batch_size=batch_size),
+        hyperparameters=POCASettings(buffer_size=4, batch_size=4),
         **given,
     )
     return Learner("Team", SPEC, settings, seed=1, device=torch.device("cpu"))
