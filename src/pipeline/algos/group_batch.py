@@ -116,7 +116,12 @@ class GroupBatch:
         return rows.in_order(index[: sum(sizes)], sizes, group)
 
     def pick(
-        self, moments: AnyArray, present: BoolArray, rows: AnyArray | None = None
+        self,
+        moments: AnyArray,
+        present: BoolArray,
+        rows: AnyArray | None = None,
+        *,
+        size: int = 1,
     ) -> CriticInput:
         """Members of P moments, for the critic to look at.
 
@@ -124,6 +129,7 @@ class GroupBatch:
             moments: int64 [P].
             present: bool [P, N] who of them counts.
             rows: int64 [B] rows of those moments, for their baselines; None for values only.
+            size: places for members that each moment has at least.
 
         Returns:
             The members of these moments, of which P values are wanted, and with `rows` also the B
@@ -131,17 +137,21 @@ class GroupBatch:
         """
         n_used = int(np.flatnonzero(present.any(axis=0)).max(initial=0)) + 1
         present = present[:, :n_used]
+        chosen = self.index[moments, :n_used][present]
+        if size > n_used:
+            present = np.pad(present, ((0, 0), (0, size - n_used)))
+            n_used = size
         here, wanted = None, None
         device = self.actions.device
         if rows is not None:
             here = np.searchsorted(moments, self.moment[rows])
             first = np.arange(len(moments)) * (1 + n_used)
             wanted = np.concatenate((first, first[here] + 1 + self.column[rows]))
-        chosen = torch.from_numpy(self.index[moments, :n_used][present]).to(device)
+        members = torch.from_numpy(chosen).to(device)
         return CriticInput(
-            obs=[values[chosen] for values in self.obs],
-            memory=None if self.memory is None else self.memory[chosen],
-            actions=None if rows is None else self.actions[chosen],
+            obs=[values[members] for values in self.obs],
+            memory=None if self.memory is None else self.memory[members],
+            actions=None if rows is None else self.actions[members],
             groups=GroupLayout.of(present, wanted, device),
             moment=None if here is None else torch.from_numpy(here).to(device),
         )

@@ -164,7 +164,9 @@ class POCA(Algorithm):
         """One gradient step on a minibatch; policy, value and baseline loss [3]."""
         index = batch.index.numpy()
         moments = np.unique(groups.moment[index])
-        seen = groups.pick(moments, groups.present[moments], index)
+        # A program is for one size of groups: so small groups are large ones with absent members.
+        size = 1 if self.optimizer.compiled is None else int(self.critic.largest)
+        seen = groups.pick(moments, groups.present[moments], index, size=size)
         lengths = None
         if seen.groups.partial is not None:
             # Nearly every minibatch has another number of rows, and of moments.

@@ -108,7 +108,7 @@ class PartialGroups:
     ) -> PartialGroups:
         """As for `GroupLayout.of`."""
         n_groups, N = present.shape
-        who = np.arange(N) if wanted is None else _sets(N).ravel()
+        who = np.arange(N) if wanted is None else _sets(N).flatten().numpy()
         n_sets, n_kinds = (1, 1) if wanted is None else (1 + N, 2)
         kept = np.arange(n_groups) if wanted is None else wanted
         group = kept // n_sets
@@ -261,15 +261,16 @@ def _side_by_side(x: Tensor, groups: GroupLayout) -> Tensor:
     return places.view(-1, n_kinds * groups.size, H)
 
 
-def _sets(N: int) -> AnyArray:
+def _sets(N: int, device: torch.device | None = None) -> Tensor:
     """Who stands in the sets of a group of N, out of N seen and the same N seen and done.
 
     Returns:
         int64 [1 + N, N]: for the value the N seen, then for each member's baseline itself as seen
         and the others as seen and done.
     """
-    member = np.arange(N)
-    return np.concatenate((member[None], np.where(np.eye(N, dtype=np.bool_), 0, N) + member))
+    member = torch.arange(N, device=device)
+    of_baselines = torch.where(torch.eye(N, dtype=torch.bool, device=device), 0, N) + member
+    return torch.cat((member.unsqueeze(0), of_baselines))
 
 
 def _looking(N: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -278,7 +279,7 @@ def _looking(N: int, like: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         int64 [(1 + N) N], and additions to scores [(1 + N) N, 2 N].
     """
-    who = torch.from_numpy(_sets(N)).to(like.device)
+    who = _sets(N, like.device)
     # A row for each set, repeated for its N members: they all see the same.
     forbidden = like.new_full((1 + N, 2 * N), FORBIDDEN).scatter_(1, who, 0.0)
     return who.flatten(), forbidden.repeat_interleave(N, dim=0)
