@@ -9,10 +9,9 @@ import numpy as np
 import torch
 
 from pipeline.algos.rows import Rows, observations, tensors
-from pipeline.data.columns import rows_of
+from pipeline.data.columns import Length, rows_of
 from pipeline.nets.distributions import flat_actions
 from pipeline.nets.group_critic import GroupLayout
-from pipeline.nets.optimizer import Length
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

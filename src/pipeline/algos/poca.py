@@ -40,9 +40,9 @@ from pipeline.algos.ppo import (
 from pipeline.algos.returns import generalized_advantages
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
 from pipeline.algos.rows import Rows, columns, observations, stored_sequences, tensors
-from pipeline.data.columns import Field
+from pipeline.data.columns import Field, Length
 from pipeline.nets.group_critic import GroupCritic
-from pipeline.nets.optimizer import FlatAdam, Length
+from pipeline.nets.optimizer import FlatAdam
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping

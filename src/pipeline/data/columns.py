@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,14 @@ class Field:
     """Kept only at rows 0, every, 2 every, ... of a trajectory, beside its rows; 0: in each row."""
     at_end: bool = False
     """Kept once for each trajectory, given with the outcome that may close it."""
+
+
+class Length(NamedTuple):
+    """The length of some columns, one and the same in a minibatch and another in the next."""
+
+    name: str
+    usual: int
+    """About what it is; a program is compiled with it, so it must be the same in every run."""
 
 
 class GrowableRows:

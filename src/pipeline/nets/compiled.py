@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from pipeline.nets.optimizer import Length
+    from pipeline.data.columns import Length
 
     Losses = Callable[[Mapping[str, Tensor]], tuple[Tensor, tuple[Tensor, ...]]]
 

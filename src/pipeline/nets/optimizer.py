@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,18 +11,11 @@ from torch.optim.adam import adam
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from pipeline.data.columns import Length
     from pipeline.nets.compiled import CompiledGradients, Losses
 
 # Numbers that each parameter's place is rounded up to, so that all begin at a cache line.
 _ALIGNMENT = 16
-
-
-class Length(NamedTuple):
-    """The length of some columns, one and the same in a minibatch and another in the next."""
-
-    name: str
-    usual: int
-    """About what it is; a program is compiled with it, so it must be the same in every run."""
 
 
 class FusedAdam:
