@@ -165,10 +165,11 @@ class POCA(Algorithm):
         index = batch.index.numpy()
         moments = np.unique(groups.moment[index])
         # A program is for one size of groups: so small groups are large ones with absent members.
-        size = 1 if self.optimizer.compiled is None else int(self.critic.largest)
+        is_compiled = self.optimizer.compiled is not None
+        size = int(self.critic.largest) if is_compiled else 1
         seen = groups.pick(moments, groups.present[moments], index, size=size)
         lengths = None
-        if seen.groups.partial is not None:
+        if is_compiled and seen.groups.partial is not None:
             # Nearly every minibatch has another number of rows, and of moments.
             n_rows = self.hyperparameters.batch_size
             rows = dict.fromkeys(batch.columns, Length("rows", n_rows))

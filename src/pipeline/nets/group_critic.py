@@ -64,8 +64,8 @@ class GroupLayout:
     @property
     def columns(self) -> dict[str, Tensor]:
         """Its tensors by name."""
-        own = {} if self.wanted is None else {"wanted": self.wanted}
-        return own if self.partial is None else {**own, **self.partial.columns}
+        wanted = {} if self.wanted is None else {"wanted": self.wanted}
+        return wanted if self.partial is None else {**wanted, **self.partial.columns}
 
     def over(self, columns: Mapping[str, Tensor]) -> GroupLayout:
         """The same with the tensors that `columns` gives by name."""
@@ -112,13 +112,14 @@ class PartialGroups:
         n_sets, n_kinds = (1, 1) if wanted is None else (1 + N, 2)
         kept = np.arange(n_groups) if wanted is None else wanted
         group = kept // n_sets
-        owner, member = present[group].nonzero()
+        there = present[group]
+        owner, member = there.nonzero()
         row = kept[owner] * N + member
         embedding = group[owner] * (n_kinds * N) + who[row % len(who)]
         group_of, member_of = present.nonzero()
         first = group_of * (n_kinds * N) + member_of
         place = first[:, None] + N * np.arange(n_kinds)
-        count = present[group].sum(axis=1, keepdims=True)
+        count = there.sum(axis=1, keepdims=True)
         arrays = (present, place, count, owner, row, embedding)
         return PartialGroups(
             **{

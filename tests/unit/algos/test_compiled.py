@@ -161,12 +161,18 @@ def test_one_program_takes_all_minibatches_of_groups_with_absent_members(
 
 def test_a_program_for_all_lengths_is_the_same_whichever_minibatch_came_first(monkeypatch):
     """Else a run that is resumed would go on with another program."""
-    texts = []
+    texts, examples = [], []
 
     def noted(traced, *, dynamic, **_):
-        if dynamic:
-            texts.append(traced.code)
-        return traced
+        if not dynamic:
+            return traced
+        texts.append(traced.code)
+
+        def program(*given):
+            examples.append(given)
+            return traced(*given)
+
+        return program
 
     monkeypatch.setattr(torch, "compile", noted)
     for n_moments in (41, 60):
@@ -174,6 +180,12 @@ def test_a_program_for_all_lengths_is_the_same_whichever_minibatch_came_first(mo
         one.compile()
         one.update(partly_there(one, n_moments), step=0)
     assert len(texts) == 2
+    # The first call has the lengths that it is compiled with: torch takes equal ones for the same,
+    # and layers have 16 units as minibatches have about 16 rows.
+    values, places = examples[0]
+    fixed = {n for place in places for n in place.shape}
+    assert 16 in fixed
+    assert not fixed & {len(one) for one in values if one.dim()}
     assert texts[0] == texts[1]
 
 
