@@ -123,6 +123,7 @@ class CompiledGradients:
                     # layer.
                     "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
                     "compile_threads": 1,  # no processes that would outlive this one
+                    "size_asserts": False,  # of inputs, which the key has seen
                 },
             )
             program(list(columns.values()), places)
