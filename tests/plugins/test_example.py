@@ -17,6 +17,8 @@ from example_plugin_site import EXAMPLE, install
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.export.policy import OnnxPolicy
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.settings.schema import NetworkSettings
 from pipeline.simulators import pack, registry
 from pipeline.stages.export import publish
 from pipeline.tracking.sinks import TrackedRun, standard_sinks
@@ -74,6 +76,30 @@ def test_trainer_signal_encoder_simulator_and_sink_take_part_in_a_run(tmp_path: 
     for deterministic in (True, False):
         found = policy.act(decision, deterministic=deterministic).discrete[:, 0]
         assert found.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.4, 1.0])
+def test_the_trainer_explores_as_often_as_epsilon_says_among_what_is_allowed(epsilon: float):
+    from example_plugin.dqn import DQN
+
+    spec = BehaviorSpec([ObservationSpec.vector(3)], ActionSpec(0, (4, 3)))
+    policy = DQN.policy_for(spec, NetworkSettings(hidden_units=8))
+    policy.actor.heads.epsilon.fill_(epsilon)
+    n = 4000
+    obs = [np.tile(np.float32([0.3, -1.0, 2.0]), (n, 1))]
+    forbidden = [np.tile([False, True, False, False], (n, 1)), np.zeros((n, 3), np.bool_)]
+    agents = {"memory": None, "action_mask": forbidden}
+    found = policy.act(obs, generator=torch.Generator().manual_seed(1), **agents).action.discrete
+    policy.actor.heads.epsilon.fill_(0.0)
+    best = policy.act(obs, generator=torch.Generator().manual_seed(2), **agents).action.discrete
+    assert (best == best[0]).all()
+    for branch, possible in enumerate(([0, 2, 3], [0, 1, 2])):
+        for choice in possible:
+            is_best = choice == best[0, branch]
+            wanted = epsilon / len(possible) + (1.0 - epsilon) * is_best
+            share = (found[:, branch] == choice).mean()
+            assert share == pytest.approx(wanted, abs=0.04), (branch, choice)
+    assert not (found[:, 0] == 1).any()
 
 
 def test_the_sink_of_a_resumed_run_drops_what_it_repeats(tmp_path: Path):

@@ -28,6 +28,8 @@ from pipeline.nets.distributions import FORBIDDEN, split_branches
 from pipeline.nets.optimizer import FlatAdam
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from example_plugin.settings import DQNSettings
     from pipeline.algos.rows import Rows
     from pipeline.data.rollout import Rollout
@@ -53,27 +55,31 @@ class GreedyHeads(ActionHeads):
             for one, mask in zip(found, masks, strict=True)
         ]
 
-    def sample(
-        self,
-        hidden: Tensor,
-        allowed: Tensor | None,
-        generator: torch.Generator,
-        *,
-        deterministic: bool,
-    ) -> Sample:
-        """Take the best choice of each branch; unless `deterministic`, explore by branch."""
-        chosen, n = [], len(hidden)
-        for values in self.values(hidden, allowed):
+    def noise(self, n: int, generator: torch.Generator) -> list[Tensor]:
+        """As the base's [B, L] by branch, and [B, branches] that say who explores, in [0, 1)."""
+        device = generator.device
+        shape = n, self.spec.discrete_size
+        return [
+            *super().noise(n, generator),
+            torch.rand(shape, generator=generator, device=device),
+        ]
+
+    def choose(
+        self, hidden: Tensor, allowed: Tensor | None, noise: Sequence[Tensor] | None
+    ) -> Sample[Tensor]:
+        """The best choice of each branch, or one by `noise`."""
+        chosen = []
+        for index, values in enumerate(self.values(hidden, allowed)):
             choice = values.argmax(1)
-            if not deterministic:
-                possible = (values > FORBIDDEN).float()
-                other = torch.multinomial(possible, 1, generator=generator).squeeze(1)
-                explores = torch.rand(n, generator=generator, device=hidden.device) < self.epsilon
-                choice = torch.where(explores, other, choice)
+            if noise is not None:
+                # of numbers with one distribution each is the smallest equally often
+                other = noise[index].masked_fill(values <= FORBIDDEN, math.inf).argmin(1)
+                choice = torch.where(noise[-1][:, index] < self.epsilon, other, choice)
             chosen.append(choice)
         discrete = torch.stack(chosen, dim=1)
         return Sample(
             continuous=hidden[:, :0],
+            in_range=hidden[:, :0],
             discrete=discrete,
             log_prob=hidden.new_zeros(discrete.shape),  # nothing learns from it
             entropy=hidden.new_zeros(1),
