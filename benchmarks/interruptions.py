@@ -45,7 +45,7 @@ from left_behind import saved_step
 import profiles
 from pipeline import cli
 from pipeline.commands import learn_run  # noqa: F401  # imported once, before processes are forked
-from pipeline.protocol.demo import DemoWriter
+from pipeline.protocol.demo import writing_demo
 from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators import registry
 from pipeline.simulators.pack import pack
@@ -420,7 +420,7 @@ def write_demo(path: Path) -> None:
     """Two hundred steps of somebody who acts at random."""
     spec = registry.make("balance_ball").behavior_specs["3DBall?team=0"]
     rng = np.random.default_rng(0)
-    with DemoWriter(path, "3DBall?team=0", spec) as writer:
+    with writing_demo(path, "3DBall?team=0", spec) as writer:
         writer.append(
             obs=[rng.normal(size=(200, 8)).astype(np.float32)],
             actions=ActionTuple(rng.uniform(-1, 1, (200, 2)).astype(np.float32)),

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.protocol.demo import DemoWriter, read_demo
+from pipeline.protocol.demo import read_demo, writing_demo
 from pipeline.protocol.demo_file import delimited_message
 from pipeline.protocol.generated.messages import DemonstrationMetaProto
 from pipeline.protocol.specs import ActionSpec, ActionTuple
@@ -70,7 +70,7 @@ def test_recorded_demonstration_survives_being_written_again(
     fixtures: Path, tmp_path: Path, name, n, shapes, actions, n_done
 ):
     demo = read_demo(fixtures / "demos" / name)
-    with DemoWriter(tmp_path / "again.demo", demo.behavior_name, demo.spec) as writer:
+    with writing_demo(tmp_path / "again.demo", demo.behavior_name, demo.spec) as writer:
         writer.append(
             obs=demo.obs,
             actions=ActionTuple(demo.continuous, demo.discrete),

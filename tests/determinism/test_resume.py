@@ -13,7 +13,7 @@ import torch
 from forked import forking
 from toys import Both
 
-from pipeline.protocol.demo import DemoWriter
+from pipeline.protocol.demo import writing_demo
 from pipeline.protocol.specs import ActionTuple
 from pipeline.trainer.checkpoints.file import load_checkpoint
 
@@ -347,7 +347,7 @@ def test_saving_completes_the_update_under_way_and_changes_nothing(name, how, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["curiosity", "rnd", "gail", "gail memory", "gail threaded"])
 def test_resumed_run_with_a_learned_reward_equals_the_uninterrupted_run(how, tmp_path):
-    with DemoWriter(tmp_path / "expert.demo", "Toy?team=0", Both.spec) as writer:
+    with writing_demo(tmp_path / "expert.demo", "Toy?team=0", Both.spec) as writer:
         rng = np.random.default_rng(0)
         writer.append(
             obs=[rng.normal(size=(50, 1)).astype(np.float32)],

@@ -17,7 +17,7 @@ from toys import Both, Chase, Crowd, Quadrant, Wish
 
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.protocol.demo import DemoWriter
+from pipeline.protocol.demo import writing_demo
 from pipeline.settings import load_run_settings
 from pipeline.simulators import registry
 from pipeline.simulators.pack import pack
@@ -137,7 +137,7 @@ def test_neither_global_streams_nor_threads_change_a_run(tmp_path):
 def test_same_seed_gives_the_same_pretrained_policy(tmp_path):
     spec = Chase.spec
     rng = np.random.default_rng(0)
-    with DemoWriter(tmp_path / "d.demo", "Toy?team=0", spec) as writer:
+    with writing_demo(tmp_path / "d.demo", "Toy?team=0", spec) as writer:
         writer.append(
             obs=[rng.normal(size=(90, 4)).astype("float32")],
             actions=spec.action_spec.random_action(90, rng),

@@ -9,7 +9,7 @@ from exported import exported_return
 
 from pipeline.algos.policy import generator_for
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.protocol.demo import DemoWriter
+from pipeline.protocol.demo import writing_demo
 from pipeline.protocol.specs import ActionTuple
 from pipeline.settings import load_run_settings
 from pipeline.simulators import registry
@@ -74,7 +74,7 @@ def test_cloned_policy_keeps_the_ball_at_least_four_fifths_as_long_as_the_expert
 
 def test_cloned_policy_finds_the_largest_of_a_changing_number_of_entities(seed, tmp_path, note):
     """From a demonstration to an exported policy; best return 4, any name that is there 1.8."""
-    with DemoWriter(tmp_path / "expert.demo", "Toy?team=0", LargestName.spec) as writer:
+    with writing_demo(tmp_path / "expert.demo", "Toy?team=0", LargestName.spec) as writer:
         toy = LargestName(seed=seed, n_agents=4000)
         ((decision, _),) = toy.reset().values()
         entities = decision.obs[0]

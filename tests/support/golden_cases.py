@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.protocol.demo import DemoWriter
+from pipeline.protocol.demo import writing_demo
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def demonstration(name: str, folder: Path) -> Path:
     sizes = case.actions.discrete_branches
     choices = [draw.randint(size, size=N_DEMO) for size in sizes]
     path = folder / "expert.demo"
-    with DemoWriter(path, "B?team=0", spec) as writer:
+    with writing_demo(path, "B?team=0", spec) as writer:
         writer.append(
             obs=[draw.standard_normal((N_DEMO, N_OBS)).astype(np.float32) + 0.5],
             actions=ActionTuple(

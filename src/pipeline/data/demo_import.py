@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.data.demo_tables import NO_CHOICE
 from pipeline.errors import DemonstrationError
-from pipeline.protocol.demo import DemoWriter
+from pipeline.protocol.demo import writing_demo
 from pipeline.protocol.specs import (
     ActionTuple,
     check_spec,
@@ -83,7 +83,7 @@ def import_table(
     # In a file, what an action gained stands beside the next observation.
     gained = np.append(np.float32(0), np.where(done, np.float32(0), reward[row])[:-1])
     acted = ~done[:, None]
-    with DemoWriter(target, behavior, spec) as writer:
+    with writing_demo(target, behavior, spec) as writer:
         writer.append(
             obs=[values[row] for values, _ in described],
             actions=ActionTuple(actions.continuous[row] * acted, actions.discrete[row] * acted),

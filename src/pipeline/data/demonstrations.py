@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.errors import DemonstrationError
-from pipeline.protocol.demo import Demonstration, DemoWriter, read_demo
+from pipeline.protocol.demo import Demonstration, read_demo, writing_demo
 from pipeline.protocol.demo_file import parse_demo
 from pipeline.protocol.generated.messages import AgentActionProto
 from pipeline.protocol.specs import other_names, other_order
@@ -157,7 +157,7 @@ def merge_demos(
         raise DemonstrationError(f"{target}: is one of the files to merge; write another file")
     first = read_demo(files[0])
     steps = []
-    with DemoWriter(target, behavior or first.behavior_name, first.spec) as writer:
+    with writing_demo(target, behavior or first.behavior_name, first.spec) as writer:
         for file in files:
             demo = read_demo(file)
             _check_fits(file, demo, first.spec)
@@ -214,7 +214,7 @@ def trim_demo(
     # False for pairs behind the last end, whose episode is none of those that ended.
     kept = np.flatnonzero(np.append(keep, False)[episode])
     content = parse_demo(path)
-    with DemoWriter(target, demo.behavior_name, demo.spec, name=demo.metadata.name) as writer:
+    with writing_demo(target, demo.behavior_name, demo.spec, name=demo.metadata.name) as writer:
         pairs = [(content.infos[row], content.actions[row]) for row in kept]
         writer.append_messages([info for info, _ in pairs], [action for _, action in pairs])
     n_open = int((episode == len(returns)).sum())

@@ -7,7 +7,7 @@ What is written here has the action taken at that observation, which is how the 
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,8 +39,8 @@ from pipeline.protocol.generated.messages import (
 from pipeline.protocol.specs import refuse_excess, row_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import BinaryIO, Self
+    from collections.abc import Iterator, Sequence
+    from typing import BinaryIO
 
     from pipeline.arrays import BoolArray, FloatArray, IntArray
     from pipeline.protocol.generated.messages import AgentActionProto, AgentInfoProto
@@ -185,40 +185,57 @@ def describe(demo: Demonstration) -> str:
     return "\n".join(lines)
 
 
-class DemoWriter:
-    """Writes one demonstration within one `with` block, whole or not at all.
+@contextmanager
+def writing_demo(
+    path: Path | str, behavior_name: str, spec: BehaviorSpec, *, name: str = ""
+) -> Iterator[DemoWriter]:
+    """Write one demonstration within the `with` block, whole or not at all.
 
     If the block raises, no file is left. Equal calls give equal bytes.
+
+    Args:
+        path: the file, ending in `.demo`.
+        behavior_name: a team (`?team=0`) is left out.
+        spec: of the behavior.
+        name: of the demonstration; the behavior's if empty.
+
+    Raises:
+        DemonstrationError: `path` does not end in `.demo`.
     """
-
-    def __init__(
-        self, path: Path | str, behavior_name: str, spec: BehaviorSpec, *, name: str = ""
-    ) -> None:
-        """Prepare to write.
-
-        Args:
-            path: the file, ending in `.demo`.
-            behavior_name: a team (`?team=0`) is left out.
-            spec: of the behavior.
-            name: of the demonstration; the behavior's if empty.
-
-        Raises:
-            DemonstrationError: `path` does not end in `.demo`.
-        """
-        self._path = Path(path)
-        if self._path.suffix != ".demo":
-            raise DemonstrationError(f"{path}: a demonstration's name must end in '.demo'")
-        self._behavior = behavior_name.split("?")[0]
-        self._spec = spec
-        text = "".join(
-            c for c in name or self._behavior if c.isascii() and (c.isalnum() or c in " -")
+    if Path(path).suffix != ".demo":
+        raise DemonstrationError(f"{path}: a demonstration's name must end in '.demo'")
+    behavior = behavior_name.split("?")[0]
+    text = "".join(c for c in name or behavior if c.isascii() and (c.isalnum() or c in " -"))
+    brain = brain_parameters(behavior, spec, old_fields=True)
+    # As recorders write it; in the conversation it is True.
+    brain.is_training = False
+    with whole(path) as temporary, temporary.open("wb") as file:
+        # Room for the header, whose counts are known at the end only.
+        file.write(bytes(BRAIN_OFFSET))
+        file.write(delimited_message(brain))
+        writer = DemoWriter(file, spec)
+        yield writer
+        # As Unity's recorder counts, which adds one at its close.
+        episodes = writer.n_done + 1
+        meta = DemonstrationMetaProto(
+            api_version=API_VERSIONS[-1],
+            demonstration_name=text[:_NAME_LENGTH],
+            number_steps=writer.n_steps,
+            number_episodes=episodes,
+            mean_reward=writer.reward / episodes,
         )
-        self._name = text[:_NAME_LENGTH]
-        self._stack = ExitStack()
-        self._file: BinaryIO | None = None
-        self._entered = False
-        self._n_steps = self._n_done = 0
-        self._reward = 0.0
+        file.seek(0)
+        file.write(delimited_message(meta))
+
+
+class DemoWriter:
+    """Appends steps to a demonstration that is being written; `writing_demo` makes it."""
+
+    def __init__(self, file: BinaryIO, spec: BehaviorSpec) -> None:
+        self._file = file
+        self._spec = spec
+        self.n_steps = self.n_done = 0
+        self.reward = 0.0
 
     def append(
         self,
@@ -267,50 +284,9 @@ class DemoWriter:
         self, infos: Sequence[AgentInfoProto], actions: Sequence[AgentActionProto]
     ) -> None:
         """Write consecutive steps of one agent as `parse_demo` gives them, images compressed."""
-        if self._file is None:
-            raise ValueError("append works inside the `with` block of a DemoWriter")
         for info, action in zip(infos, actions, strict=True):
             pair = AgentInfoActionPairProto(agent_info=info, action_info=action)
             self._file.write(delimited_message(pair))
-        self._n_steps += len(infos)
-        self._n_done += sum(info.done for info in infos)
-        self._reward += float(np.sum([info.reward for info in infos], dtype=np.float64))
-
-    def __enter__(self) -> Self:
-        if self._entered:
-            raise ValueError(
-                f"{self._path}: this DemoWriter has had its `with` block; make another"
-            )
-        self._entered = True
-        with ExitStack() as stack:
-            temporary = stack.enter_context(whole(self._path))
-            self._file = stack.enter_context(temporary.open("wb"))
-            stack.push(self._finish)
-            # Room for the header, whose counts are known at the end only.
-            self._file.write(bytes(BRAIN_OFFSET))
-            brain = brain_parameters(self._behavior, self._spec, old_fields=True)
-            # As recorders write it; in the conversation it is True.
-            brain.is_training = False
-            self._file.write(delimited_message(brain))
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.__exit__(*error)  # type: ignore[arg-type]  # the three that `with` gives
-
-    def _finish(self, *error: object) -> None:
-        """Write the header when the block has succeeded; the file is closed whatever happens."""
-        file, self._file = self._file, None
-        if error[0] is not None or file is None:
-            return
-        # As Unity's recorder counts, which adds one at its close.
-        episodes = self._n_done + 1
-        meta = DemonstrationMetaProto(
-            api_version=API_VERSIONS[-1],
-            demonstration_name=self._name,
-            number_steps=self._n_steps,
-            number_episodes=episodes,
-            mean_reward=self._reward / episodes,
-        )
-        file.seek(0)
-        file.write(delimited_message(meta))
+        self.n_steps += len(infos)
+        self.n_done += sum(info.done for info in infos)
+        self.reward += float(np.sum([info.reward for info in infos], dtype=np.float64))

@@ -144,7 +144,7 @@ def write_episodes(
         target: the `.demo` file.
         episodes: how many to write, in the order in which they start.
     """
-    from pipeline.protocol.demo import DemoWriter
+    from pipeline.protocol.demo import writing_demo
 
     if len(env.behavior_specs) != 1:
         raise StageError(
@@ -152,7 +152,7 @@ def write_episodes(
         )
     ((behavior, spec),) = env.behavior_specs.items()
     recorded = _play(env, behavior, act, episodes)
-    with DemoWriter(target, behavior, spec) as writer:
+    with writing_demo(target, behavior, spec) as writer:
         returns = [episode.write(writer) for episode in recorded]
     return summary(returns, sum(len(episode.steps) for episode in recorded))
 

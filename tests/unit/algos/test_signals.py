@@ -15,7 +15,7 @@ from pipeline.algos.ppo import PPO
 from pipeline.algos.reward_signals import RewardSignals, make, supported_signals
 from pipeline.algos.rows import Rows, observations
 from pipeline.errors import DemonstrationError, SettingsError
-from pipeline.protocol.demo import DemoWriter
+from pipeline.protocol.demo import writing_demo
 from pipeline.protocol.specs import (
     ActionSpec,
     ActionTuple,
@@ -84,7 +84,7 @@ def steps(spec=PLAIN, n=64, *, seed=0, shift=0.0, **given) -> Rows:
 def demo(spec, folder, name="expert.demo", n=80, *, ends=(False,), **given):
     """A demonstration file of random steps, in episodes of 20 pairs that end as `ends` says."""
     shown = steps(spec, n, seed=5, shift=2.0, **given)
-    with DemoWriter(folder / name, "B?team=0", spec) as writer:
+    with writing_demo(folder / name, "B?team=0", spec) as writer:
         last = np.arange(n) % 20 == 19
         writer.append(
             obs=[one.numpy() for one in shown.obs],

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from pipeline.data.demo_import import import_table
 from pipeline.errors import DemonstrationError, SettingsError
-from pipeline.protocol.demo import DemoWriter, read_demo
+from pipeline.protocol.demo import read_demo, writing_demo
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 minari = pytest.importorskip("minari")
@@ -164,7 +164,7 @@ def test_a_demonstration_comes_back_from_a_dataset_without_an_environment(tmp_pa
     actions.continuous[done], actions.discrete[done] = 0, 0
     obs = [rng.random((len(done), *one.shape), dtype=np.float32) for one in (entities, vision)]
     reward = np.float32([0, 1, 2, 0, 3, 0, 0])
-    with DemoWriter(tmp_path / "a.demo", "B", spec) as writer:
+    with writing_demo(tmp_path / "a.demo", "B", spec) as writer:
         cut = np.arange(len(done)) == 4
         writer.append(obs=obs, actions=actions, reward=reward, done=done, interrupted=cut)
     write_dataset(read_demo(tmp_path / "a.demo"), "mine-v0")

@@ -12,7 +12,7 @@ from pipeline.data.demo_spec import read_spec_file, spec_file
 from pipeline.data.demo_tables import read_table, table_of, write_table
 from pipeline.data.demonstrations import load_expert_rows
 from pipeline.errors import DemonstrationError, SettingsError
-from pipeline.protocol.demo import DemoWriter, read_demo
+from pipeline.protocol.demo import read_demo, writing_demo
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings.yaml_file import dump_yaml
 
@@ -31,7 +31,7 @@ def recorded(path, *, done=(0, 0, 1, 0, 1, 1), interrupted=(4,), masked=True):
     actions = SPEC.action_spec.random_action(n, rng)
     actions.continuous[ends], actions.discrete[ends] = 0, 0
     masks = [(rng.random((n, size)) < 0.3) & ~ends[:, None] for size in (3, 2)]
-    with DemoWriter(path, "B", SPEC) as writer:
+    with writing_demo(path, "B", SPEC) as writer:
         writer.append(
             obs=[rng.random((n, *o.shape), dtype=np.float32) for o in SPEC.observation_specs],
             actions=actions,

@@ -12,7 +12,7 @@ from pipeline.data.demonstrations import (
     trim_demo,
 )
 from pipeline.errors import DemonstrationError
-from pipeline.protocol.demo import DemoWriter, read_demo
+from pipeline.protocol.demo import read_demo, writing_demo
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.settings.schema import DemoSource
 
@@ -25,7 +25,7 @@ def write(path, done, *, interrupted=(), spec=SPEC, first=0.0):
     numbers = first + np.arange(n, dtype=np.float32)
     cut = np.zeros(n, np.bool_)
     cut[list(interrupted)] = True
-    with DemoWriter(path, "B?team=0", spec) as writer:
+    with writing_demo(path, "B?team=0", spec) as writer:
         writer.append(
             obs=[
                 np.repeat(numbers[:, None], one.shape[0], axis=1) for one in spec.observation_specs
@@ -144,7 +144,7 @@ def test_files_of_other_behaviors_are_not_merged(tmp_path):
     other = write(tmp_path / "b.demo", [False], spec=SPEC._replace(action_spec=ActionSpec(2, ())))
     with pytest.raises(DemonstrationError, match=r"b\.demo: its actions are .*Continuous: 2"):
         merge_demos([one, other], target)
-    with DemoWriter(tmp_path / "d.demo", "Other", SPEC) as writer:
+    with writing_demo(tmp_path / "d.demo", "Other", SPEC) as writer:
         demo = read_demo(one)
         actions = ActionTuple(demo.continuous, demo.discrete)
         writer.append(obs=demo.obs, actions=actions, reward=demo.reward, done=demo.done)
@@ -164,7 +164,7 @@ def paid(path, returns):
     demo = read_demo(path)
     reward = np.zeros(n + 1, np.float32)
     reward[2:n:3] = returns
-    with DemoWriter(path, "B", SPEC, name="people") as writer:
+    with writing_demo(path, "B", SPEC, name="people") as writer:
         actions = ActionTuple(demo.continuous, demo.discrete)
         writer.append(obs=demo.obs, actions=actions, reward=reward, done=demo.done)
     return path

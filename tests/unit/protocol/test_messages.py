@@ -8,7 +8,7 @@ from test_demo import header
 from wire_messages import decode_actions, decode_list, decode_steps, encode_actions
 
 from pipeline.protocol import actions, decoding, layout_cache, vectorized, wire
-from pipeline.protocol.demo import DemoWriter, read_demo
+from pipeline.protocol.demo import read_demo, writing_demo
 from pipeline.protocol.demo_file import delimited_message
 from pipeline.protocol.encoding import compressed_steps_bytes, encode_steps
 from pipeline.protocol.frames import DATA, PADDED, FrameError, without_padding
@@ -160,7 +160,7 @@ def test_cameras_of_the_first_packages_are_read_in_colour_and_in_grey(tmp_path):
 def test_recorded_pairs_are_of_an_agent_without_number_and_group(tmp_path):
     spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
     path = tmp_path / "a.demo"
-    with DemoWriter(path, "B", spec) as writer:
+    with writing_demo(path, "B", spec) as writer:
         writer.append(
             obs=[np.ones((2, 2), np.float32)],
             actions=spec.action_spec.random_action(2, np.random.default_rng(0)),

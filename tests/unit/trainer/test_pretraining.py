@@ -15,7 +15,7 @@ from pipeline.algos.policy import Policy
 from pipeline.data.demonstrations import load_expert_rows
 from pipeline.errors import DemonstrationError
 from pipeline.export.recording import CONTINUOUS, DISCRETE, record
-from pipeline.protocol.demo import DemoWriter
+from pipeline.protocol.demo import writing_demo
 from pipeline.protocol.specs import ActionTuple
 from pipeline.settings import load_run_settings
 from pipeline.settings.schema import DemoSource
@@ -37,7 +37,7 @@ def demo(tmp_path):
             (first > 0).astype(int)[:, : spec.action_spec.discrete_size],
         )
         masks = [np.zeros((n_rows, size), bool) for size in spec.action_spec.discrete_branches]
-        with DemoWriter(tmp_path / name, behavior, spec) as writer:
+        with writing_demo(tmp_path / name, behavior, spec) as writer:
             writer.append(
                 obs=[x.astype(np.float32)],
                 actions=actions,
@@ -210,7 +210,7 @@ def late(tmp_path):
         obs[np.arange(n_rows), which] = age == 0
         obs[:, 4] = age == EPISODE - 1
         chosen = np.where(age == EPISODE - 1, which, 0)[:, None]
-        with DemoWriter(tmp_path / "late.demo", "Toy?team=0", Cue.spec) as writer:
+        with writing_demo(tmp_path / "late.demo", "Toy?team=0", Cue.spec) as writer:
             writer.append(
                 obs=[obs],
                 actions=ActionTuple(np.zeros((n_rows, 0)), chosen),
@@ -314,7 +314,7 @@ def test_lists_of_entities_are_cloned_in_training_too(quick, tmp_path, in_proces
     """`behavioral_cloning` beside PPO, with the shapes of a demonstration file."""
     spec = LargestName.spec
     ((decision, _),) = LargestName(n_agents=60).reset().values()
-    with DemoWriter(tmp_path / "d.demo", "Toy?team=0", spec) as writer:
+    with writing_demo(tmp_path / "d.demo", "Toy?team=0", spec) as writer:
         writer.append(
             obs=decision.obs,
             actions=spec.action_spec.empty_action(60),
