@@ -26,7 +26,7 @@ EXPECTED = [
 @pytest.mark.parametrize(("name", "n", "shapes", "actions", "n_done"), EXPECTED)
 def test_recorded_demonstration_is_read_whole(fixtures: Path, name, n, shapes, actions, n_done):
     demo = read_demo(fixtures / "demos" / name)
-    assert len(demo) == n == demo.metadata.n_steps
+    assert len(demo) == n == demo.metadata.number_steps
     assert [obs.shape for obs in demo.obs] == [(n, *shape) for shape in shapes]
     assert [obs.shape for obs in demo.spec.observation_specs] == shapes
     assert demo.spec.action_spec == actions
@@ -36,7 +36,7 @@ def test_recorded_demonstration_is_read_whole(fixtures: Path, name, n, shapes, a
     assert demo.done.sum() == n_done
     # The recorder counts one more episode at its end; the v0.9 ones are images in 0..1.
     assert demo.metadata.mean_reward == pytest.approx(
-        demo.reward.sum() / demo.metadata.n_episodes, rel=0.05
+        demo.reward.sum() / demo.metadata.number_episodes, rel=0.05
     )
     for obs, spec in zip(demo.obs, demo.spec.observation_specs, strict=True):
         if len(spec.shape) == 3:
@@ -49,11 +49,11 @@ def test_recording_whose_header_was_never_completed_is_read_whole(
     fixtures: Path, tmp_path: Path, name
 ):
     meta = read_demo(fixtures / "demos" / name).metadata
-    empty = DemonstrationMetaProto(api_version=1, demonstration_name=meta.name)
+    empty = DemonstrationMetaProto(api_version=1, demonstration_name=meta.demonstration_name)
     begun = delimited_message(empty).ljust(33, b"\0")
     path = tmp_path / "begun.demo"
     path.write_bytes(begun + (fixtures / "demos" / name).read_bytes()[33:])
-    assert len(read_demo(path)) == meta.n_steps
+    assert len(read_demo(path)) == meta.number_steps
 
 
 def test_actions_recorded_in_v1_explain_the_next_observation(fixtures: Path):

@@ -214,7 +214,8 @@ def trim_demo(
     # False for pairs behind the last end, whose episode is none of those that ended.
     kept = np.flatnonzero(np.append(keep, False)[episode])
     content = parse_demo(path)
-    with writing_demo(target, demo.behavior_name, demo.spec, name=demo.metadata.name) as writer:
+    name = demo.metadata.demonstration_name
+    with writing_demo(target, demo.behavior_name, demo.spec, name=name) as writer:
         pairs = [(content.infos[row], content.actions[row]) for row in kept]
         writer.append_messages([info for info, _ in pairs], [action for _, action in pairs])
     n_open = int((episode == len(returns)).sum())

@@ -51,25 +51,12 @@ _NAME_LENGTH = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DemonstrationMeta:
-    """The header of a demonstration file."""
-
-    api_version: int
-    name: str
-    """Letters, digits, spaces and hyphens, at most 16."""
-    n_steps: int
-    """Pairs in the file, 0 where the recorder did not finish it."""
-    n_episodes: int
-    """Ended episodes plus one."""
-    mean_reward: float
-    """Reward of all pairs over `n_episodes`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Demonstration:
     """A demonstration as arrays, one row per recorded pair."""
 
-    metadata: DemonstrationMeta
+    metadata: DemonstrationMetaProto
+    """The header, as its recorder wrote it: no steps where it did not finish, one episode more than
+    have ended, and the mean reward over those."""
     behavior_name: str
     """As recorded, without a team."""
     spec: BehaviorSpec
@@ -131,13 +118,7 @@ def read_demo(path: Path | str) -> Demonstration:
     except (UnityException, ValueError) as error:
         raise DemonstrationError(f"{path}: {error}") from error
     return Demonstration(
-        metadata=DemonstrationMeta(
-            api_version=meta.api_version,
-            name=meta.demonstration_name,
-            n_steps=meta.number_steps,
-            n_episodes=meta.number_episodes,
-            mean_reward=meta.mean_reward,
-        ),
+        metadata=meta,
         behavior_name=brain.brain_name,
         spec=spec,
         obs=batch.obs,
@@ -172,7 +153,7 @@ def describe(demo: Demonstration) -> str:
     counted = demo.reward[: np.flatnonzero(demo.done)[-1] + 1] if ends else demo.reward
     lines = [
         f"behavior      {demo.behavior_name}",
-        f"name          {demo.metadata.name or '(none)'}",
+        f"name          {demo.metadata.demonstration_name or '(none)'}",
         f"steps         {len(demo)}",
         f"episodes      {ends} ended ({int(demo.interrupted.sum())} of them cut short)",
         f"mean reward   {counted.sum() / max(1, ends):.4g} {what} "

@@ -190,8 +190,9 @@ def test_trimming_keeps_the_episodes_that_meet_every_condition(tmp_path, conditi
     first = [3 * (number - 1) for number in kept]
     assert demo.obs[0][:, 0].tolist() == [row for one in first for row in (one, one + 1, one + 2)]
     assert demo.returns() == [[1, 3, 5, 3][number - 1] for number in kept]
-    assert (demo.metadata.n_steps, demo.metadata.n_episodes) == (3 * len(kept), len(kept) + 1)
-    assert demo.metadata.name == "people"
+    meta = demo.metadata
+    assert (meta.number_steps, meta.number_episodes) == (3 * len(kept), len(kept) + 1)
+    assert meta.demonstration_name == "people"
     assert steps[0].endswith("13 pairs, 4 episodes ended; 1 pairs after the last end left out")
     assert steps[1].startswith(f"kept      {len(kept)} episodes, {3 * len(kept)} pairs, returns")
 

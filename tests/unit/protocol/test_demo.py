@@ -51,7 +51,7 @@ def test_what_is_written_is_read(tmp_path):
     np.testing.assert_array_equal(demo.interrupted, values["interrupted"])
     assert demo.action_mask is not None
     np.testing.assert_array_equal(demo.action_mask[0], values["action_mask"][0])
-    assert (demo.metadata.n_steps, demo.metadata.n_episodes) == (N, 3)
+    assert (demo.metadata.number_steps, demo.metadata.number_episodes) == (N, 3)
     assert demo.metadata.mean_reward == pytest.approx(values["reward"].sum() / 3)
     assert "steps         6" in describe(demo)
     assert "observation 0 state (3,)" in describe(demo)
@@ -99,7 +99,7 @@ def test_header_fits_in_its_32_bytes_whatever_the_name(tmp_path):
         writer.append(**content())
     data = (tmp_path / "a.demo").read_bytes()
     assert data[0] <= 32
-    assert read_demo(tmp_path / "a.demo").metadata.name == "ncde long long l"
+    assert read_demo(tmp_path / "a.demo").metadata.demonstration_name == "ncde long long l"
 
 
 def test_failed_recording_leaves_nothing(tmp_path):
