@@ -37,6 +37,7 @@ from pipeline.protocol.generated.messages import (
     UnityRLOutputProto,
 )
 from pipeline.protocol.specs import refuse_excess, row_bytes
+from pipeline.protocol.steps import DecisionSteps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -240,18 +241,10 @@ class DemoWriter:
         """
         n = len(reward)
         zeros = np.zeros(n, dtype=np.int32)
+        steps = DecisionSteps(list(obs), reward, zeros, None, zeros, zeros.astype(np.float32))
+        cut = np.False_ if interrupted is None else interrupted
         infos = UnityRLOutputProto.ListAgentInfoProto.FromString(
-            infos_bytes(
-                spec=self._spec,
-                obs=obs,
-                reward=reward,
-                agent_id=zeros,
-                group_id=zeros,
-                group_reward=np.zeros(n, dtype=np.float32),
-                done=done,
-                interrupted=np.False_ if interrupted is None else interrupted,
-                action_mask=action_mask,
-            )
+            infos_bytes(steps, self._spec, done=done, interrupted=cut, action_mask=action_mask)
         )
         acted = UnityRLInputProto.ListAgentActionProto.FromString(
             actions_bytes(actions, self._spec.action_spec)

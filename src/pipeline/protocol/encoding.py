@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from pipeline.protocol.png import encode_png
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
+    from pipeline.arrays import AnyArray, BoolArray
     from pipeline.protocol.specs import BehaviorSpec, ObservationSpec
     from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
@@ -37,22 +37,8 @@ def encode_steps(
 
 def steps_bytes(decision: DecisionSteps, terminal: TerminalSteps, spec: BehaviorSpec) -> bytes:
     """Return what `encode_steps` does as wire bytes."""
-    ended = _infos_of(terminal, spec, done=np.True_, interrupted=terminal.interrupted)
-    return ended + _infos_of(decision, spec, action_mask=decision.action_mask)
-
-
-def _infos_of(steps: DecisionSteps | TerminalSteps, spec: BehaviorSpec, **rest: Any) -> bytes:
-    if not len(steps):
-        return b""
-    return infos_bytes(
-        spec=spec,
-        obs=steps.obs,
-        reward=steps.reward,
-        agent_id=steps.agent_id,
-        group_id=steps.group_id,
-        group_reward=steps.group_reward,
-        **rest,
-    )
+    ended = infos_bytes(terminal, spec, done=np.True_, interrupted=terminal.interrupted)
+    return ended + infos_bytes(decision, spec, action_mask=decision.action_mask)
 
 
 def compressed_steps_bytes(
@@ -95,46 +81,43 @@ def _info_layout(specs: tuple[ObservationSpec, ...], mask_size: int) -> tuple[An
 
 
 def infos_bytes(
-    *,
+    steps: DecisionSteps | TerminalSteps,
     spec: BehaviorSpec,
-    obs: Sequence[FloatArray],
-    reward: FloatArray,
-    agent_id: IntArray,
-    group_id: IntArray,
-    group_reward: FloatArray,
+    *,
     done: BoolArray | np.bool_ = np.False_,
     interrupted: BoolArray | np.bool_ = np.False_,
     action_mask: Sequence[BoolArray] | None = None,
 ) -> bytes:
     """Return a ListAgentInfoProto of N agents.
 
-    Observations are [N, *shape], masks [N, size] per branch with True = forbidden, all others [N];
-    `done` and `interrupted` may also be one value for all.
+    `done` and `interrupted` are [N] or one value for all.
     """
-    n = len(agent_id)
-    mask = np.concatenate(action_mask, axis=1, dtype=np.bool_) if action_mask and n else None
+    n = len(steps)
+    if not n:
+        return b""
+    mask = np.concatenate(action_mask, axis=1, dtype=np.bool_) if action_mask else None
     specs = tuple(spec.observation_specs)
     template, starts = _info_layout(specs, 0 if mask is None else mask.shape[1])
     reward_at, done_at, interrupted_at, id_at, mask_at, *obs_at, group_at, group_reward_at = starts
     # All agents' entries have the same bytes but for the numbers: a broadcast and a few copies.
     table = np.empty((n, len(template)), dtype=np.uint8)
     table[:] = template
-    _put(table, reward_at, wire.float_bytes(reward))
+    _put(table, reward_at, wire.float_bytes(steps.reward))
     table[:, done_at] = done
     table[:, interrupted_at] = interrupted
     # As bytes, because arrays are no keys of a cache.
-    _put(table, id_at, _ids(agent_id.tobytes(), agent_id.dtype))
+    _put(table, id_at, _ids(steps.agent_id.tobytes(), steps.agent_id.dtype))
     if mask is not None:
         _put(table, mask_at, mask.view(np.uint8))
-    for start, values, obs_spec in zip(obs_at, obs, specs, strict=True):
+    for start, values, obs_spec in zip(obs_at, steps.obs, specs, strict=True):
         if values.shape != (n, *obs_spec.shape):
             raise ValueError(
                 f"observation {obs_spec.name!r} of {n} agents has the shape {values.shape}; "
                 f"it must be {(n, *obs_spec.shape)}"
             )
         _put(table, start, wire.float_bytes(values))
-    _put(table, group_at, _ids(group_id.tobytes(), group_id.dtype))
-    _put(table, group_reward_at, wire.float_bytes(group_reward))
+    _put(table, group_at, _ids(steps.group_id.tobytes(), steps.group_id.dtype))
+    _put(table, group_reward_at, wire.float_bytes(steps.group_reward))
     return table.tobytes()
 
 
