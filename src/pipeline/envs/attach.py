@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from pipeline.envs.launch import EDITOR_PORT_TAKEN, PRESS_PLAY
+from pipeline.envs.launch import EDITOR_PORT_TAKEN, PRESS_PLAY, listen_for
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import (
@@ -21,7 +21,6 @@ from pipeline.errors import (
     one_line,
 )
 from pipeline.protocol.calls import time_out
-from pipeline.protocol.server import open_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -132,8 +131,9 @@ def attach_workers(
 def _listening(player: int, base_port: int | None, listen: tuple[str, bytes] | None) -> AnyServer:
     first = UnityEnvironment.DEFAULT_EDITOR_PORT if base_port is None else base_port
     host, token = listen or (None, None)
+    remedy = EDITOR_PORT_TAKEN if base_port is None and player == 0 else _PORT_TAKEN
     try:
-        return open_server(first + player, worker_id=player, host=host, token=token)
+        return listen_for(player, first + player, remedy, host=host, token=token)
     except UnityWorkerInUseException as error:
         # An address that is no one's here fails as a taken port does; only the number tells them
         # apart.
@@ -142,8 +142,7 @@ def _listening(player: int, base_port: int | None, listen: tuple[str, bytes] | N
                 f"--listen: {host} is no address of this machine; `ip address` shows them, and "
                 "0.0.0.0 means all"
             ) from error
-        remedy = EDITOR_PORT_TAKEN if base_port is None and player == 0 else _PORT_TAKEN
-        raise UnityWorkerInUseException(player, error.port, remedy=remedy) from error
+        raise
 
 
 def _tell_how_to_start(names: Sequence[str], timeout_s: float) -> None:

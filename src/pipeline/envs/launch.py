@@ -15,7 +15,7 @@ import tempfile
 import threading
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from pipeline.errors import UnityEnvironmentException, UnityWorkerInUseException
 from pipeline.protocol.calls import OK
@@ -330,18 +330,22 @@ def listening(
     host: str | None,
     transport: str | None,
 ) -> AnyServer:
-    """Return what listens for a player.
-
-    Raises:
-        UnityWorkerInUseException: The port is taken.
-    """
+    """Return what listens for a player that is started here, or for the Unity Editor."""
     # The system chooses where a port can be passed on; the Editor knows only its own.
     port = 0 if executable is not None else EDITOR_PORT
     if base_port is not None:
         port = base_port + worker_id
+    remedy = EDITOR_PORT_TAKEN if executable is None else None
+    return listen_for(worker_id, port, remedy, host=host, transport=transport)
+
+
+def listen_for(worker_id: int, port: int, remedy: str | None, **options: Any) -> AnyServer:
+    """Return what listens for a worker; options as of `open_server`.
+
+    Raises:
+        UnityWorkerInUseException: The port is taken; `remedy` says what to do.
+    """
     try:
-        return open_server(port, worker_id=worker_id, host=host, transport=transport)
-    except UnityWorkerInUseException as error:
-        if executable is not None:
-            raise
-        raise UnityWorkerInUseException(worker_id, error.port, remedy=EDITOR_PORT_TAKEN) from error
+        return open_server(port, **options)
+    except (OSError, OverflowError) as error:  # overflow: beyond port 65535
+        raise UnityWorkerInUseException(worker_id, port, remedy=remedy) from error

@@ -17,7 +17,6 @@ import time
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
-from pipeline.errors import UnityWorkerInUseException
 from pipeline.protocol.calls import (
     METHOD,
     NO_GREETING,
@@ -53,7 +52,7 @@ class GrpcServer(CalledEnd):
     the client's end.
     """
 
-    def __init__(self, port: int = 0, *, worker_id: int = 0, host: str | None = None) -> None:
+    def __init__(self, port: int = 0, *, host: str | None = None) -> None:
         """Start listening; arguments and errors as of `Server`."""
         # Its fork handlers break the environments that we launch while it runs; they are only for
         # children that go on to use the runtime themselves.
@@ -80,7 +79,7 @@ class GrpcServer(CalledEnd):
         except (RuntimeError, OSError) as error:
             self._server.stop(None)
             self._pool.shutdown()
-            raise UnityWorkerInUseException(worker_id, port) from error
+            raise OSError(str(error)) from error
         self._server.start()
 
     @property

@@ -15,7 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from pipeline.errors import SettingsError, UnityCommunicationException, UnityWorkerInUseException
+from pipeline.errors import SettingsError, UnityCommunicationException
 from pipeline.protocol.calls import (
     METHOD,
     NO_GREETING,
@@ -64,7 +64,6 @@ class Server(CalledEnd):
         self,
         port: int = 0,
         *,
-        worker_id: int = 0,
         host: str | None = None,
         token: bytes | None = None,
     ) -> None:
@@ -72,14 +71,16 @@ class Server(CalledEnd):
 
         Args:
             port: TCP port; 0 lets the system choose.
-            worker_id: the worker this is for, for the error.
             host: address to listen on; None means loopback, 127.0.0.1 and ::1.
             token: what environments have to say; unless `host` is loopback, that is listened on
                 too, where none has to.
 
         Raises:
-            UnityWorkerInUseException: The port is taken.
+            OSError: The port is taken, or `host` is no address of this machine.
+            OverflowError: There is no such port.
         """
+        self._listeners = listen(port, host, here_too=token is not None)
+        self.port = self._listeners[0].getsockname()[1]
         # The owner's connection alone, or while there is none the listeners and all others.
         self._selector = selectors.DefaultSelector()
         self._is_listening = False
@@ -95,12 +96,6 @@ class Server(CalledEnd):
         # Reentrant: `close` and `release` hold it when they call `reply`.
         self._lock = threading.RLock()
         self._spin_wait = SpinWait()
-        try:
-            self._listeners = listen(port, host, here_too=token is not None)
-        except (OSError, OverflowError) as error:  # overflow: beyond port 65535
-            self._selector.close()
-            raise UnityWorkerInUseException(worker_id, port) from error
-        self.port = self._listeners[0].getsockname()[1]
         self._listen(True)
         self._keeper = threading.Thread(target=self._keep, name="protocol-keeper", daemon=True)
         self._keeper.start()
@@ -336,7 +331,6 @@ TRANSPORTS = tuple(_SERVERS)
 def open_server(
     port: int = 0,
     *,
-    worker_id: int = 0,
     host: str | None = None,
     transport: str | None = None,
     token: bytes | None = None,
@@ -354,10 +348,10 @@ def open_server(
     if name not in _SERVERS:
         raise SettingsError(f"{where}: '{name}' is no transport; choose from {list(TRANSPORTS)}")
     if token is None:
-        return _SERVERS[name](port, worker_id=worker_id, host=host)
+        return _SERVERS[name](port, host=host)
     if name != "sockets":
         raise SettingsError(
             f"{where}: '{name}' cannot ask for a token, as --listen does; use 'sockets', or bring "
             "players from elsewhere through an ssh tunnel"
         )
-    return Server(port, worker_id=worker_id, host=host, token=token)
+    return Server(port, host=host, token=token)
