@@ -1,8 +1,8 @@
 """Download a file that may be large, over a connection that may break.
 
-Beside the file lies a note with what the server called this version of it (ETag or Last-Modified).
-A later attempt asks for the rest of that version only; the server sends everything when it has
-another.
+Until it is whole, the file is called `.part`. Beside it lies `.etag` with what the server called
+this version of it (ETag or Last-Modified). A later attempt asks for the rest of that version only;
+the server sends everything when it has another.
 """
 
 # Not pooch (looked at in 1.9.0): a player may have gigabytes, and pooch starts again after a broken
@@ -10,14 +10,12 @@ another.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
@@ -49,33 +47,14 @@ class _BrokenError(Exception):
     """The connection failed; another attempt may go on."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Note:
-    """What is known of the file that is being downloaded."""
-
-    validator: str | None = None
-    """What the server calls this version of it; None when it cannot continue."""
-    complete: bool = False
-    """Whether all of it is here."""
-
-    @classmethod
-    def read(cls, part: Path) -> Note:
-        """Read the note beside `part`; an empty note where none can be read."""
-        try:
-            content = json.loads(_note(part).read_text(encoding="utf-8"))
-            return cls(validator=content["validator"], complete=content["complete"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return cls()
-
-
-def download(url: str, part: Path, *, max_bytes: int) -> None:
-    """Make `part` the whole content of `url`, going on from what is there when that is possible.
+def download(url: str, file: Path, *, max_bytes: int) -> None:
+    """Make `file` the whole content of `url`, going on from its `.part` when that is possible.
 
     After an error only what a later attempt can continue is left.
 
     Args:
         url: http, https or file.
-        part: the file to write.
+        file: the file to write, there only when it is whole.
         max_bytes: refuse more.
 
     Raises:
@@ -87,23 +66,25 @@ def download(url: str, part: Path, *, max_bytes: int) -> None:
             f"{public(url)}: is no URL that can be fetched; it must start with "
             f"{', '.join(f'{scheme}://' for scheme in URL_SCHEMES)}"
         )
+    part = file.with_suffix(".part")
     part.parent.mkdir(parents=True, exist_ok=True)
     try:
         (_copy if parts.scheme == "file" else _download)(url, part, max_bytes)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
+        with part.open("rb") as content:
+            os.fsync(content.fileno())
+        part.replace(file)
+        _etag(part).unlink(missing_ok=True)
     except BaseException as error:
         # Only a broken connection can be continued, and only where the server names its version.
         broken = isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, _BrokenError)
-        if not (broken and Note.read(part).validator):
-            discard(part)
+        if not (broken and _known_version(part)):
+            _discard(part)
         raise
 
 
-def discard(part: Path) -> None:
-    """Remove a download and its note."""
+def _discard(part: Path) -> None:
     part.unlink(missing_ok=True)
-    _note(part).unlink(missing_ok=True)
+    _etag(part).unlink(missing_ok=True)
 
 
 def public(url: str) -> str:
@@ -120,12 +101,14 @@ def _parts(url: str) -> SplitResult:
         raise FetchError(f"{url!r}: is no URL ({error})") from error
 
 
-def _note(part: Path) -> Path:
-    return part.with_suffix(".json")
+def _etag(part: Path) -> Path:
+    return part.with_suffix(".etag")
 
 
-def _write_note(part: Path, note: Note) -> None:
-    files.write_json(_note(part), asdict(note))
+def _known_version(part: Path) -> str:
+    """Return what the server called the version of `part`; empty when it cannot be continued."""
+    etag = _etag(part)
+    return etag.read_text(encoding="utf-8", errors="ignore") if etag.exists() else ""
 
 
 def _copy(url: str, part: Path, max_bytes: int) -> None:
@@ -137,7 +120,6 @@ def _copy(url: str, part: Path, max_bytes: int) -> None:
         raise FetchError(f"{public(url)}: there is no such file")
     _check_size(source.stat().st_size, max_bytes, url)
     shutil.copyfile(source, part)
-    _write_note(part, Note(complete=True))
 
 
 def _download(url: str, part: Path, max_bytes: int) -> None:
@@ -170,13 +152,13 @@ def _attempt(session: requests.Session, url: str, part: Path, max_bytes: int) ->
     """Try one connection; what has arrived stays in `part`."""
     import requests
 
-    note = Note.read(part)
-    have = _size(part) if note.validator else 0
+    version = _known_version(part)
+    have = _size(part) if version else 0
     # Compressed on its way, a part's length would say nothing of the file's.
     headers = {"Accept-Encoding": "identity"}
-    if have and note.validator:
+    if have:
         # If-Range: the rest only of the same version, otherwise the whole of the new one.
-        headers |= {"Range": f"bytes={have}-", "If-Range": note.validator}
+        headers |= {"Range": f"bytes={have}-", "If-Range": version}
     try:
         with session.get(url, headers=headers, stream=True, timeout=_TIMEOUT_S) as response:
             _receive(response, url, part, have=have, max_bytes=max_bytes)
@@ -197,7 +179,7 @@ def _receive(
 ) -> None:
     status = response.status_code
     if status == 416:  # what is here is no beginning of what the server has
-        discard(part)
+        _discard(part)
         raise _BrokenError("the server has no more of this file")
     if status in _TRANSIENT:
         raise _BrokenError(f"the server answered {status} {response.reason}")
@@ -205,7 +187,7 @@ def _receive(
         raise FetchError(f"{public(url)}: the server answered {status} {response.reason}")
     # Appended to the wrong place, it would give a file of the right length and wrong content.
     if status == 206 and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
-        discard(part)
+        _discard(part)
         raise _BrokenError("the server sent another part than asked for")
     have = have if status == 206 else 0
     total = _total(response, have)
@@ -214,7 +196,7 @@ def _receive(
         _check_size(total, max_bytes, url)
     if status == 200:  # the whole of it, of this version or another
         part.unlink(missing_ok=True)
-        _write_note(part, Note(validator=_validator(response)))
+        files.write_whole(_etag(part), _validator(response) or "")
     with (
         part.open("ab") as file,
         progress(f"Downloading {public(url)}", total, have) as advance,
@@ -227,7 +209,6 @@ def _receive(
             _check_size(have, max_bytes, url)
     if total is not None and have != total:
         raise _BrokenError(f"{have} of {total} bytes arrived")
-    _write_note(part, Note(validator=_validator(response), complete=True))
 
 
 def _total(response: requests.Response, have: int) -> int | None:

@@ -77,7 +77,7 @@ def fetch(url: str, *, sha256: str, limits: ArchiveLimits = _LIMITS) -> Path:
                 temporary.replace(folder)
                 files.sync_folder(cache)
             finally:
-                download.discard(archive)
+                archive.unlink()
     return folder
 
 
@@ -129,28 +129,28 @@ def _downloaded(url: str, limits: ArchiveLimits, sha256: str | None) -> Iterator
     # The URL's digest, since a URL may be longer than a file name and hold secrets.
     key = hashlib.sha256(url.encode()).hexdigest()
     downloads = cache_folder() / "downloads"
-    part = downloads / f"{key}.part"
+    archive = downloads / f"{key}.archive"
     with locked(f"url-{key}", download.public(url)):
         _remove_abandoned(downloads)
-        there = part.exists()
-        if sha256 is None and download.Note.read(part).complete:
-            download.discard(part)  # the server may have another one by now
-        if not download.Note.read(part).complete:
-            download.download(url, part, max_bytes=limits.max_bytes)
+        there = any(downloads.glob(f"{key}.*"))
+        if sha256 is None:
+            archive.unlink(missing_ok=True)  # the server may have another one by now
+        if not archive.exists():
+            download.download(url, archive, max_bytes=limits.max_bytes)
         if sha256 is not None:
-            digest = files.sha256_of(part)
+            digest = files.sha256_of(archive)
             if digest != sha256 and there:  # it may have been put together from two versions
-                download.discard(part)
-                download.download(url, part, max_bytes=limits.max_bytes)
-                digest = files.sha256_of(part)
+                archive.unlink()
+                download.download(url, archive, max_bytes=limits.max_bytes)
+                digest = files.sha256_of(archive)
             if digest != sha256:
-                download.discard(part)
+                archive.unlink()
                 raise FetchError(
                     f"{download.public(url)}: its sha256 is {digest}, but {sha256} was asked for: "
                     "it was changed, or damaged on its way. Nothing was unpacked. Correct sha256 "
                     "only if you know why."
                 )
-        yield part
+        yield archive
 
 
 def _remove_abandoned(downloads: Path) -> None:
