@@ -11,8 +11,9 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
@@ -209,14 +210,11 @@ def read_manifest(path_or_url: str) -> list[RemoteRegistryEntry]:
         FetchError: It cannot be fetched.
     """
     if path_or_url.lower().startswith(("http://", "https://", "file://")):
-        key = hashlib.sha256(path_or_url.encode()).hexdigest()
-        part = fetching.cache_folder() / "downloads" / f"{key}.manifest"
-        with fetching.locked(f"manifest-{key}", download.public(path_or_url)):
-            # A manifest is small and may have changed, so that nothing is continued or kept.
-            download.discard(part)
-            download.download(path_or_url, part, max_bytes=_MANIFEST_BYTES)
-            text = part.read_text(encoding="utf-8", errors="replace")
-            download.discard(part)
+        # A manifest is small and may have changed, so that nothing is continued or kept.
+        with TemporaryDirectory() as folder:
+            file = Path(folder) / "manifest"
+            download.download(path_or_url, file, max_bytes=_MANIFEST_BYTES)
+            text = file.read_text(encoding="utf-8", errors="replace")
         return _entries(
             parse_yaml(text, source=download.public(path_or_url)), lock_of_url(path_or_url)
         )
@@ -249,19 +247,10 @@ def _entries(root: Node, lock: Path) -> list[RemoteRegistryEntry]:
 
 
 def _entry(name: str, node: Node, path: str, lock: Path) -> RemoteRegistryEntry:
-    said: _Described = read_dataclass(_Described, node, path)
-    digests = {platform: getattr(said, f"{key}_sha256") for platform, key in _KEYS.items()}
-    return RemoteRegistryEntry(
-        name,
-        said.expected_reward,
-        said.description,
-        said.linux_url,
-        said.darwin_url,
-        said.win_url,
-        list(said.additional_args),
-        sha256={platform: digest for platform, digest in digests.items() if digest},
-        lock=lock,
-    )
+    said = asdict(read_dataclass(_Described, node, path))
+    digests = {platform: said.pop(f"{key}_sha256") for platform, key in _KEYS.items()}
+    known = {platform: digest for platform, digest in digests.items() if digest}
+    return RemoteRegistryEntry(name, **said, sha256=known, lock=lock)
 
 
 def _read_lock(path: Path) -> dict[str, str]:
