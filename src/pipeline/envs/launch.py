@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -76,16 +75,15 @@ def find_executable(file_name: str | Path) -> Path:
 
 def _candidates(path: Path) -> list[Path]:
     """Return where an executable may lie on this system, best first."""
-    both = (Path.cwd() / path, path)
     if sys.platform == "darwin":
-        folders = [p.with_name(p.name + ".app") / "Contents" / "MacOS" for p in both]
-        named = [folder / path.name for folder in folders]
-        return [*named, *(file for folder in folders for file in sorted(folder.glob("*"))), path]
+        folder = path.with_name(path.name + ".app") / "Contents" / "MacOS"
+        return [folder / path.name, *sorted(folder.glob("*")), path]
     if sys.platform == "win32":
-        named = [p.with_name(p.name + ".exe") for p in both]
-        inside = [file for p in both for file in sorted(p.glob("*.exe"))]
-        return [*named, *(f for f in inside if not f.name.startswith("UnityCrashHandler")), path]
-    return [*(p.with_name(p.name + end) for p in both for end in (".x86_64", ".x86")), path]
+        inside = [
+            p for p in sorted(path.glob("*.exe")) if not p.name.startswith("UnityCrashHandler")
+        ]
+        return [path.with_name(path.name + ".exe"), *inside, path]
+    return [*(path.with_name(path.name + end) for end in (".x86_64", ".x86")), path]
 
 
 def command_line(
@@ -232,11 +230,11 @@ def die_with_parent(parent: int) -> Callable[[], None] | None:
 
     The kernel watches the thread that started the child, so only the main thread may ask for it.
     """
-    prctl = _prctl()
-    if prctl is None or threading.current_thread() is not threading.main_thread():
+    if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         return None
     if "grpc" in sys.modules and os.environ.get("GRPC_ENABLE_FORK_SUPPORT") != "0":
         return None  # its fork handlers may end the child before it has become the environment
+    prctl = ctypes.CDLL(None).prctl  # here, for between fork and exec nothing may be loaded
 
     def ask() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -244,17 +242,6 @@ def die_with_parent(parent: int) -> Callable[[], None] | None:
             os._exit(1)
 
     return ask
-
-
-@cache
-def _prctl() -> Callable[[int, int], int] | None:
-    if sys.platform != "linux":
-        return None
-    try:
-        function: Callable[[int, int], int] = ctypes.CDLL(None).prctl
-    except (OSError, AttributeError):
-        return None
-    return function
 
 
 def _cannot_start(path: str, error: OSError) -> UnityEnvironmentException:
