@@ -11,7 +11,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
+from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from pipeline.errors import DemonstrationError
 from pipeline.files import similar
@@ -189,20 +191,12 @@ def _parses(message: Message, data: bytes) -> bool:
 
 
 def _is_old(record: bytes) -> bool:
-    """Return whether a record is an agent info; a pair has the fields 1 and 2 only."""
-    position = 0
-    while position < len(record):
-        tag = _varint(record, position)
-        if tag is None:
-            return False
-        field, kind = tag[0] >> 3, tag[0] & 7
-        if field not in (1, 2) or kind != 2:
-            return True
-        inner = _record(record, tag[1])
-        if inner is None:
-            return False
-        position = inner[1]
-    return False
+    """Return whether a record is an agent info; a pair has the messages 1 and 2 only."""
+    anything = Empty()
+    if not _parses(anything, record):
+        return False
+    fields = UnknownFieldSet(anything)
+    return any(f.field_number > 2 or f.wire_type != 2 for f in fields)  # type: ignore[attr-defined]  # typeshed lacks it
 
 
 def _old_steps(
