@@ -162,12 +162,7 @@ def _wait_again(
     timeout_s: float,
     should_stop: Callable[[], bool],
 ) -> None:
-    """Wait for a player that was lost.
-
-    Raises:
-        UnityException: It does not come, or the wait shall stop. This is no reason for a restart,
-            which would wait again.
-    """
+    """Wait for a player that was lost; its error is no reason to wait again."""
     _log.info("Waiting up to %g s for %s to connect again.", timeout_s, name)
     try:
         next(_callers(servers, {worker}, timeout_s, should_stop))
@@ -184,12 +179,7 @@ def _callers(
     timeout_s: float,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[int]:
-    """Yield a worker whose player calls, again and again while any are `wanted`.
-
-    Raises:
-        UnityTimeOutException: Some are wanted still.
-        UnityException: The wait shall stop.
-    """
+    """Yield a worker whose player calls, again and again while any are `wanted`."""
     deadline = time.monotonic() + timeout_s
     next_line = time.monotonic() + _TELL_EVERY_S
     while wanted:

@@ -211,11 +211,7 @@ class StoredStepsEnv(BaseEnv):
         }
 
     def _kept(self, stats: Stats) -> dict[str, Any]:
-        """Return what an environment knows beside the simulation, as plain values and arrays.
-
-        Args:
-            stats: that have been reported and not yet taken.
-        """
+        """Return what an environment knows beside the simulation, with statistics not yet taken."""
         return {
             "behaviors": {name: spec_to_mapping(spec) for name, spec in self._specs.items()},
             "steps": {name: steps_to_mapping(steps) for name, steps in self._steps.items()},
@@ -226,11 +222,7 @@ class StoredStepsEnv(BaseEnv):
         }
 
     def _restore(self, state: Mapping[str, Any]) -> Stats:
-        """Take up what `_kept` gave; return the statistics.
-
-        Raises:
-            UnityObservationException: A behavior that is known has another specification now.
-        """
+        """Take up what `_kept` gave; return the statistics."""
         specs = {name: spec_from_mapping(one) for name, one in state["behaviors"].items()}
         for name, spec in self._specs.items():
             if name in specs:

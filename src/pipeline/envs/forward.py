@@ -51,13 +51,7 @@ class Trainer:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def connect(self, wait_s: float) -> socket.socket | None:
-        """Return a connection on which the trainer waits for the player's calls.
-
-        Args:
-            wait_s: how long to try while no one listens.
-
-        Returns:
-            None if no one listened.
+        """Connect to the trainer; None if no one listens within `wait_s`.
 
         Raises:
             UnityCommunicationException: The trainer refuses the token, has its player already, or
@@ -191,10 +185,7 @@ def _pass_on(
 ) -> None:
     """Wait for a player, and pass bytes both ways until it or the trainer hangs up.
 
-    Args:
-        trainer: the connection to it.
-        listeners: where the player calls.
-        check: called while no player has called; raises when none will.
+    While no player has called, `check` is called, which raises when none will.
     """
     player, early = _first_call(trainer, listeners, check)
     if player is None:

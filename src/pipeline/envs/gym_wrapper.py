@@ -272,9 +272,7 @@ class UnityToOldGymWrapper(UnityToGymWrapper):
 def maker(source: Any, *args: str) -> Callable[[int], BaseEnv] | None:
     """Return a function from a seed to an environment; None for one that runs already.
 
-    Args:
-        source: path of an executable, such a function, or an environment.
-        args: for the executable, which takes what it knows of them.
+    `args` are for an executable, which takes what it knows of them.
     """
     if isinstance(source, str | Path):
         return lambda seed: UnityEnvironment(
@@ -305,9 +303,7 @@ class HybridSpace(spaces.Tuple):  # type: ignore[type-arg]  # not generic in eac
 def action_space_of(actions: ActionSpec, flat: AnyArray | None = None) -> spaces.Space[Any]:
     """Return the space of one agent's actions.
 
-    Args:
-        actions: of the behavior.
-        flat: [product, branches] all combinations, to number them instead of the branches.
+    `flat` is [product, branches] all combinations, to number them instead of the branches.
     """
     continuous = spaces.Box(-1.0, 1.0, (actions.continuous_size,), np.float32)
     branches = actions.discrete_branches

@@ -132,11 +132,7 @@ class InProcessEnvironment(StoredStepsEnv):
         self._waiting = self._restore(state)
 
     def close(self) -> None:
-        """Close the simulator.
-
-        Raises:
-            UnityEnvironmentException: It is closed already.
-        """
+        """Close the simulator; UnityEnvironmentException if it is closed already."""
         self._check_loaded()
         self._loaded = False
         self._simulator.close()
@@ -166,11 +162,7 @@ def refuse_other_object(env: object) -> None:
 
 
 def our_spec(name: str, spec: Any) -> BehaviorSpec:
-    """Return the same specification in our classes.
-
-    Args:
-        name: of the behavior.
-        spec: of any class with the fields of ML-Agents' `BehaviorSpec`.
+    """Return a specification of any class with ML-Agents' fields in our classes.
 
     Raises:
         UnityObservationException: It cannot be read.
@@ -203,12 +195,7 @@ def our_spec(name: str, spec: Any) -> BehaviorSpec:
 
 
 def our_steps(name: str, spec: BehaviorSpec, steps: tuple[Any, Any]) -> Steps:
-    """Return the same steps in our classes, with arrays of our types.
-
-    Args:
-        name: of the behavior.
-        spec: of the behavior.
-        steps: decision and terminal steps of any class with ML-Agents' fields, which may be lists.
+    """Return steps of any class with ML-Agents' fields, which may be lists, in our classes.
 
     Raises:
         UnityObservationException: A field is not as the specification says.

@@ -119,11 +119,7 @@ class EnvironmentProcess:
     """
 
     def __init__(self, command: Sequence[str], *, log: Path | None = None) -> None:
-        """Start it.
-
-        Args:
-            command: the executable and its arguments.
-            log: a file that the environment itself writes, preferred in error messages.
+        """Start it; `log` is its own file, preferred to its output in error messages.
 
         Raises:
             UnityEnvironmentException: The system cannot run it.
@@ -144,11 +140,7 @@ class EnvironmentProcess:
         return self._process.pid
 
     def check(self) -> None:
-        """Raise if the process has ended.
-
-        Raises:
-            UnityEnvironmentException: It has; the message has its exit code and last output.
-        """
+        """Raise UnityEnvironmentException, with its exit code and output, if it has ended."""
         code = self._process.poll()
         if code is not None:
             raise UnityEnvironmentException(
@@ -193,11 +185,7 @@ class EnvironmentProcess:
 
 
 def start(command: Sequence[str], output: BinaryIO | int) -> subprocess.Popen[bytes]:
-    """Start a process that ends when this one does (Linux), and writes all to `output`.
-
-    Raises:
-        OSError: The system cannot run it.
-    """
+    """Start a process that ends when this one does (Linux), and writes all to `output`."""
     return subprocess.Popen(  # noqa: S603  # the user chose the executable
         list(command),
         # A terminal's Ctrl+C and typed text are for the trainer.

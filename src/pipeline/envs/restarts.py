@@ -36,12 +36,7 @@ class RestartLimits:
 
 
 class RestartBudget:
-    """Counts the restarts of each worker.
-
-    Args:
-        limits: what is allowed.
-        clock: seconds that never go back.
-    """
+    """Counts the restarts of each worker."""
 
     def __init__(
         self, limits: RestartLimits, *, clock: Callable[[], float] = time.monotonic

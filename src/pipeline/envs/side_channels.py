@@ -107,11 +107,7 @@ def _message(*values: str | int | float) -> OutgoingMessage:
 
 class _SendOnlyChannel(SideChannel):
     def on_message_received(self, msg: IncomingMessage) -> None:
-        """Refuse: the environment never sends on this channel.
-
-        Raises:
-            UnityCommunicationException: Always.
-        """
+        """Refuse: the environment never sends on this channel."""
         raise UnityCommunicationException(
             f"The environment sent {len(msg.buffer)} bytes to {type(self).__name__}, "
             "which only sends."
@@ -230,11 +226,7 @@ _METHODS = {int(method): method for method in StatsAggregationMethod}
 
 
 def aggregation_of(name: str, number: int) -> StatsAggregationMethod:
-    """Return how values of the statistic `name` become one.
-
-    Raises:
-        UnitySideChannelException: The number is not known.
-    """
+    """Return how a statistic's values become one; UnitySideChannelException if unknown."""
     method = _METHODS.get(number)
     if method is None:
         known = ", ".join(f"{one.value} {one.name}" for one in StatsAggregationMethod)

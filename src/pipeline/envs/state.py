@@ -76,8 +76,7 @@ class StateChannel(SideChannel):
     def ask(self, kept: Mapping[str, Any]) -> None:
         """Ask for the state as it is before the next step, if the environment gives it.
 
-        Args:
-            kept: what `take` returns with it.
+        `take` returns `kept` with it.
         """
         if self.refusal is not None:
             if self.state is None:  # it has never given one
@@ -102,11 +101,7 @@ class StateChannel(SideChannel):
         self._send(Kind.RESTORE, saved["environment"].tobytes())
 
     def check_restored(self, saved: Mapping[str, Any]) -> None:
-        """Refuse an environment that has not taken the state up.
-
-        Raises:
-            ValueError: It said why not, or nothing.
-        """
+        """Raise ValueError, with its reason, if the environment has not taken the state up."""
         if not self._is_restored:
             raise ValueError(self.refusal or "the environment has not taken up its state")
         # As if it had been asked for now: what was sent before is in it.
@@ -114,11 +109,7 @@ class StateChannel(SideChannel):
         self.know(saved)
 
     def on_message_received(self, msg: IncomingMessage) -> None:
-        """Take an answer in.
-
-        Raises:
-            UnitySideChannelException: It cannot be read.
-        """
+        """Take an answer in."""
         kind, content = codec.read(msg.get_raw_bytes())
         if kind == Kind.CAN:
             self.refusal = None

@@ -145,11 +145,7 @@ def _n_values(tensor: onnx.TensorProto) -> int:
 
 
 def describe(source: onnx.ModelProto | Path | str) -> ModelDescription:
-    """Summarise a policy.
-
-    Raises:
-        ExportError: The file cannot be read as ONNX.
-    """
+    """Summarise a policy."""
     model = load(source)
     constants = read_constants(model)
     version = constants.get("version_number")

@@ -39,11 +39,7 @@ class OnnxPolicy:
     """
 
     def __init__(self, source: onnx.ModelProto | Path | str, *, seed: int = 0) -> None:
-        """Load a model.
-
-        Args:
-            source: the ONNX file, or a model in memory.
-            seed: of the sampled actions.
+        """Load a model; `seed` is of the sampled actions.
 
         Raises:
             ExportError: The file cannot be read or run, or is not of the v3 layout.

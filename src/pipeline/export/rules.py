@@ -79,9 +79,7 @@ def model_findings(
 ) -> list[Finding]:
     """Return all faults of a model from any exporter; empty when it has none.
 
-    Args:
-        source: the model or its file.
-        spec: the behavior that it is to drive; None leaves out what compares the two.
+    Without the `spec` that it is to drive, checks that compare the two are left out.
 
     Raises:
         ExportError: The file cannot be read as ONNX, or a constant of it as numbers.

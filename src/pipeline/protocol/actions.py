@@ -96,11 +96,7 @@ def decode_actions(data: bytes, spec: ActionSpec) -> ActionTuple:
 def decode_entries(
     entries: Sequence[AgentActionProto], spec: ActionSpec, *, absent_is_zero: bool = False
 ) -> ActionTuple:
-    """Return the actions of agents, in order; `absent_is_zero` accepts entries without any.
-
-    Raises:
-        UnityActionException: An agent's actions do not have the numbers that `spec` says.
-    """
+    """Return the actions of agents, in order; `absent_is_zero` accepts entries without any."""
     out = spec.empty_action(len(entries))
     for row, entry in enumerate(entries):
         floats: Sequence[float] = entry.continuous_actions

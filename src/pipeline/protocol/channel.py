@@ -16,22 +16,14 @@ _HELLO = PREFACE + hello(frames.ENABLE_PUSH, 0)
 
 
 class OutgoingConnection(Connection):
-    """A connection on which we call. The headers of answers are not looked at.
-
-    Args:
-        sock: connected; belongs to this object from now on.
-    """
+    """A connection on which we call. The headers of answers are not looked at."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
         self._send(_HELLO)
 
     def request(self, stream: int, block: bytes, message: bytes) -> None:
-        """Make a call; the streams of a client are odd and grow.
-
-        Raises:
-            UnityCommunicationException: The server takes no data any more.
-        """
+        """Make a call; the streams of a client are odd and grow."""
         self._streams[stream] = Stream()
         self._last_stream = stream
         head = frame(HEADERS, END_HEADERS, stream, block)
@@ -79,11 +71,7 @@ class Channel:
     """One unary method of one server."""
 
     def __init__(self, port: int, method: str, *, timeout_s: float = 30.0) -> None:
-        """Connect to `localhost`.
-
-        Raises:
-            OSError: No one listens there.
-        """
+        """Connect to `localhost`; OSError if no one listens there."""
         sock = socket.create_connection(("localhost", port), timeout=timeout_s)
         if sock.getsockname() == sock.getpeername():
             # The system chose the very port that we looked for: we called ourselves.

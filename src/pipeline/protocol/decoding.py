@@ -66,11 +66,8 @@ def decode_steps(
 ) -> Steps:
     """Return the agents of one behavior as arrays, in wire order.
 
-    Args:
-        infos: what one message holds for the behavior.
-        spec: the behavior's specification; rank-3 observations are channels first in it, whatever
-            the order on the wire.
-        name: the behavior's name, for errors.
+    Rank-3 observations are channels first in `spec`, whatever their order on the wire; `name` is
+    the behavior's, for errors.
 
     Raises:
         UnityObservationException: An observation has another shape or encoding than it declares.

@@ -78,12 +78,9 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def check(kind: int, flags: int, stream: int, length: int) -> None:
-    """Accept a frame's head; frames of kinds that are not ours pass.
+    """Raise FrameError if a frame's head is malformed; kinds that are not ours pass.
 
     Only DATA may be as large as we announce: what else we read is small, or ignored.
-
-    Raises:
-        FrameError: The frame is malformed.
     """
     # Nearly all frames of a conversation; the checks below are for the others.
     if stream and (kind == DATA or (kind == HEADERS and length <= DEFAULT_FRAME)):
@@ -102,11 +99,7 @@ def check(kind: int, flags: int, stream: int, length: int) -> None:
 
 
 def without_padding(kind: int, flags: int, payload: bytes) -> bytes:
-    """Return the content of a DATA or HEADERS frame, without padding and priority.
-
-    Raises:
-        FrameError: There is more padding than frame, or less frame than priority.
-    """
+    """Return the content of a DATA or HEADERS frame, without padding and priority."""
     start, stop = 0, len(payload)
     if flags & PADDED:
         if not payload or payload[0] >= len(payload):
@@ -122,11 +115,7 @@ def without_padding(kind: int, flags: int, payload: bytes) -> bytes:
 
 
 def increment(payload: bytes, window: int) -> int:
-    """Return how much a WINDOW_UPDATE adds to a window that is `window` now.
-
-    Raises:
-        FrameError: Nothing, or more than a window may hold.
-    """
+    """Return how much a WINDOW_UPDATE adds to a window that is `window` now."""
     credit: int = struct.unpack(">I", payload)[0] & LARGEST_WINDOW
     if credit == 0:
         raise FrameError(PROTOCOL_ERROR, "a WINDOW_UPDATE by 0")
@@ -136,11 +125,7 @@ def increment(payload: bytes, window: int) -> int:
 
 
 def settings(payload: bytes) -> list[tuple[int, int]]:
-    """Return names and values of a SETTINGS frame, in order.
-
-    Raises:
-        FrameError: One that concerns us is out of its range.
-    """
+    """Return names and values of a SETTINGS frame, in order."""
     pairs = list(struct.iter_unpack(">HI", payload))
     for key, value in pairs:
         if key == ENABLE_PUSH and value > 1:
@@ -195,11 +180,7 @@ class HeaderReader:
         self._repeats: bytes | None = None
 
     def is_call(self, block: bytes, path: bytes) -> bool:
-        """Return whether these are the headers of a call of the method at `path`.
-
-        Raises:
-            FrameError: They are no headers of a request.
-        """
+        """Return whether these are the headers of a call of the method at `path`."""
         if block == self._repeats:
             return True
         table = list(self._decoder.header_table.dynamic_entries)
@@ -223,11 +204,7 @@ class HeaderReader:
         return is_call
 
     def read_trailers(self, block: bytes) -> None:
-        """Follow the table through a block whose fields do not matter.
-
-        Raises:
-            FrameError: They are no trailers.
-        """
+        """Follow the table through a block whose fields do not matter."""
         self._repeats = None
         if _pseudo_headers(self._decode(block)):
             raise FrameError(PROTOCOL_ERROR, "trailers with a pseudo-header")

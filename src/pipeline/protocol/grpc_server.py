@@ -95,11 +95,7 @@ class GrpcServer(CalledEnd):
             return None, True
 
     def reply(self, message: bytes) -> None:
-        """Answer the pending call; whether the environment takes the answer is not seen here.
-
-        Raises:
-            UnityCommunicationException: No call is pending.
-        """
+        """Answer the pending call; whether the environment takes the answer is not seen here."""
         if self._pending is None:
             raise nothing_to_answer()
         if self._pending.set_running_or_notify_cancel():

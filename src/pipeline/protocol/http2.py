@@ -108,11 +108,7 @@ class Connection(ABC):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def read(self) -> bool:
-        """Take what the socket holds, waiting for its time-out; False when the peer has left.
-
-        Raises:
-            TimeoutError: The socket has a time-out, and the peer was silent.
-        """
+        """Take what the socket holds; False if the peer has left, TimeoutError if it is silent."""
         try:
             chunk = self.socket.recv(self._read_bytes)
         except BlockingIOError:
@@ -325,11 +321,7 @@ class Connection(ABC):
     def _transmit(
         self, stream: int, head: bytes, message: bytes, last: int, tail: bytes, deadline: float
     ) -> None:
-        """Send a message between `head` and `tail`, as fast as the peer's windows allow.
-
-        Raises:
-            UnityCommunicationException: The peer takes no data any more.
-        """
+        """Send a message between `head` and `tail`, as fast as the peer's windows allow."""
         # gRPC's prefix of a message: not compressed, and its length.
         body = memoryview(b"\0" + struct.pack(">I", len(message)) + message)
         out = bytearray(head)

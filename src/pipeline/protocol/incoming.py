@@ -40,11 +40,7 @@ _NOT_ONE_MESSAGE = (
 class IncomingConnection(Connection):
     """A connection on which a client calls the one method that is served.
 
-    Args:
-        sock: accepted; belongs to this object from now on.
-        path: of the method.
-        token: what the peer has to say before anything else; None for nothing.
-        peer: its address.
+    Where a `token` is given, the peer has to say it before anything else.
 
     Attributes:
         since: when it was accepted, of the monotonic clock.

@@ -39,10 +39,6 @@ _MAX_PAUSE = 1024
 class Decoder:
     """Decodes the messages about one behavior, one after another.
 
-    Args:
-        spec: the behavior's specification.
-        name: the behavior's name, for errors.
-
     Attributes:
         n_cached: messages that had the layout of an earlier one.
     """

@@ -55,9 +55,6 @@ class Server(CalledEnd):
     While no one waits, as in a long update of the networks or while other environments start, a
     keeper looks twice a second: clients give up where no one greets them, acknowledges their
     SETTINGS or answers their PING.
-
-    Attributes:
-        port: the TCP port it listens on.
     """
 
     def __init__(

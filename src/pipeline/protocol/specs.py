@@ -194,15 +194,7 @@ class BehaviorSpec(NamedTuple):
 
 
 def check_spec(name: str, spec: BehaviorSpec) -> None:
-    """Raise unless arrays and networks can have the sizes that a behavior announces.
-
-    Args:
-        name: of the behavior.
-        spec: as announced by an environment or a file.
-
-    Raises:
-        UnitySpecificationException: A size is impossible, or too large.
-    """
+    """Raise UnitySpecificationException unless arrays and networks can have a behavior's sizes."""
     fault = _fault_of_actions(spec.action_spec) or _fault_of_observations(spec.observation_specs)
     if fault is not None:
         raise UnitySpecificationException(f"behavior {brief(name)}: {fault}")
@@ -264,16 +256,7 @@ def row_bytes(spec: BehaviorSpec) -> int:
 
 
 def refuse_excess(n_bytes: int, sent: int, what: str) -> None:
-    """Raise if something would take far more memory than was sent for it.
-
-    Args:
-        n_bytes: that it would take.
-        sent: bytes that were sent.
-        what: would take them, for the error.
-
-    Raises:
-        UnitySpecificationException: It would.
-    """
+    """Raise UnitySpecificationException if `what` would take far more memory than was sent."""
     if n_bytes > FREE_BYTES + _BYTES_PER_SENT_BYTE * sent:
         raise UnitySpecificationException(
             f"{what} would take {n_bytes / 1e6:,.0f} MB of memory, although only "
@@ -288,16 +271,9 @@ def brief(value: object) -> str:
 
 
 def refuse_other_spec(name: str, ours: BehaviorSpec, theirs: BehaviorSpec, where: str) -> None:
-    """Raise unless agents of `theirs` can be treated as agents of `ours`, names of sensors aside.
+    """Raise UnityObservationException unless agents of `theirs` can be treated as `ours`.
 
-    Args:
-        name: of the behavior.
-        ours: as it was announced first.
-        theirs: as it was announced later.
-        where: by whom, for the error.
-
-    Raises:
-        UnityObservationException: They differ.
+    Names of sensors may differ. `where` says who announced `theirs`, for the error.
     """
     if ours == theirs:
         return

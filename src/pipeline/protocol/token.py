@@ -70,9 +70,6 @@ def is_loopback(address: str) -> bool:
 class Challenge:
     """What the trainer asks on one connection.
 
-    Args:
-        token: what the player has to know.
-
     Attributes:
         line: to send first.
     """
@@ -99,10 +96,7 @@ def refusal(why: str) -> bytes:
 def introduce(sock: socket.socket, token: bytes | None, trainer: str) -> None:
     """Say the token on a new connection to a trainer, which asks for it unless it is local.
 
-    Args:
-        sock: connected, with a time-out; what comes after the last line stays in it.
-        token: None if there is none.
-        trainer: what errors call it.
+    The socket has a time-out; what comes after the last line stays in it.
 
     Raises:
         HungUpError: The trainer closed the connection at once.

@@ -103,12 +103,7 @@ def read_fields(
 
 
 def _bounds(data: bytes) -> tuple[list[int], list[int]]:
-    """Return where the bodies of a list's entries begin and end.
-
-    Raises:
-        LayoutMismatchError: The list has other fields, too.
-        IndexError: The message ends within a length.
-    """
+    """Return where the bodies of a list's entries begin and end."""
     starts, ends = [], []
     position = 0
     # The one loop over agents: where an entry begins is known when the one before was read.
@@ -246,12 +241,7 @@ class Pattern:
 
     @staticmethod
     def of(info: bytes, spec: BehaviorSpec) -> Pattern:
-        """Return the observations of one agent.
-
-        Raises:
-            LayoutMismatchError: They are compressed, channels last, or not as `spec` says.
-            DecodeError: The bytes are no agent info.
-        """
+        """Return the observations of one agent."""
         bodies = ReceivedAgentInfoProto.FromString(info).observations
         if len(bodies) != len(spec.observation_specs):
             raise LayoutMismatchError
@@ -270,11 +260,7 @@ class Pattern:
         return Pattern(data=np.frombuffer(data, dtype=np.uint8), shapes=shapes, begins=begins)
 
     def read(self, data: bytes, cursor: _Cursor) -> list[FloatArray]:
-        """Return float32 [N, *shape] of each observation.
-
-        Raises:
-            LayoutMismatchError: Not all rows are the pattern but for the numbers.
-        """
+        """Return float32 [N, *shape] of each observation."""
         n, width = len(cursor.at), len(self.data)
         # Side by side once, so that every byte of the pattern is compared for all rows together.
         joined = b"".join([data[start : start + width] for start in cursor.at.tolist()])

@@ -93,12 +93,6 @@ def unpack(archive: Path, folder: Path, *, limits: ArchiveLimits, label: str) ->
     Permissions are 755 for folders and programs and 644 for other files. Everything is flushed to
     disk. After an error there is no folder.
 
-    Args:
-        archive: the file.
-        folder: made here; nothing may be there.
-        limits: how large it may become.
-        label: what errors call the archive.
-
     Raises:
         FetchError: It is no archive or a broken one, an entry is not allowed, or a limit is
             passed; the message names the entry.
@@ -121,10 +115,7 @@ def unpack(archive: Path, folder: Path, *, limits: ArchiveLimits, label: str) ->
 def entries_of(archive: Path, *, max_bytes: int, label: str) -> Iterator[Entries]:
     """Open an archive, whose kind its first bytes tell, and give its entries.
 
-    Args:
-        archive: the file.
-        max_bytes: what the entries together may say that they unpack to.
-        label: what errors call the archive.
+    Together they may say that they unpack to `max_bytes`.
 
     Raises:
         FetchError: It is no archive that we know, is damaged, or is larger than `max_bytes`.

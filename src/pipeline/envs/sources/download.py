@@ -52,11 +52,6 @@ def download(url: str, file: Path, *, max_bytes: int) -> None:
 
     After an error only what a later attempt can continue is left.
 
-    Args:
-        url: http, https or file.
-        file: the file to write, there only when it is whole.
-        max_bytes: refuse more.
-
     Raises:
         FetchError: It cannot be reached, is not there, or is too large.
     """
@@ -253,12 +248,8 @@ def _size(part: Path) -> int:
 def progress(what: str, total: int | None, done: int) -> Iterator[Callable[[int], None]]:
     """Show a long transfer: a bar with the time left, or a line now and then without a terminal.
 
-    Gives a function to call with every number of bytes that has arrived.
-
-    Args:
-        what: what is transferred.
-        total: bytes in all; None when unknown.
-        done: bytes that were there before.
+    Gives a function to call with every number of bytes that has arrived. Of `total` bytes (None:
+    unknown) `done` were there before.
     """
     if sys.stderr.isatty():
         from rich.console import Console

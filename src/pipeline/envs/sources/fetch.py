@@ -48,11 +48,6 @@ def cache_folder() -> Path:
 def fetch(url: str, *, sha256: str, limits: ArchiveLimits = _LIMITS) -> Path:
     """Return the folder with an archive's content; download and unpack it when it is not cached.
 
-    Args:
-        url: http, https or file.
-        sha256: hex digest that the archive must have.
-        limits: how large it may become.
-
     Raises:
         FetchError: It cannot be downloaded or has another digest, or an entry is not allowed.
     """
