@@ -33,7 +33,7 @@ PEER_PYTHON ?= python3.10
 TEST_PROCESSES ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) * 3 // 2)')
 SECONDS ?= 60
 PYTHONS ?= 3.11 3.12 3.13
-TEST_TOOLS := h2 hypothesis pytest pytest-timeout pytest-xdist
+TEST_TOOLS := hypothesis pytest pytest-timeout pytest-xdist
 WITHOUT_TORCH := settings protocol envs simulators data test_config_command.py
 ifdef VENV
 STAMP :=

@@ -21,7 +21,6 @@ from http2_peer import (
     update,
 )
 
-from pipeline.errors import UnityCommunicatorStoppedException, UnityTimeOutException
 from pipeline.protocol import frames as f
 from pipeline.protocol.frames import frame
 from pipeline.protocol.http2 import PREFACE
@@ -228,16 +227,6 @@ def test_call_that_is_not_one_plain_message_is_refused_and_the_next_served(serve
     assert client.answer(3) == message(1)
 
 
-def test_client_that_vanishes_within_a_frame_is_reported(server, client, monkeypatch):
-    monkeypatch.setattr("pipeline.protocol.calls.LOST_S", 0.1)
-    client.send(call(1, message()))
-    served(server, client, 1, 0)
-    client.send(call(3, message(1000))[:500])
-    client.close()
-    with pytest.raises(UnityCommunicatorStoppedException, match="closed its connection"):
-        server.receive(10, no_check)
-
-
 def test_first_call_may_have_4_megabytes(server, client):
     size = (1 << 22) - len(prefixed(message(1 << 21))) + (1 << 21)
     sent = call(1, message(size))
@@ -245,20 +234,3 @@ def test_first_call_may_have_4_megabytes(server, client):
     with ThreadPoolExecutor(1) as pool:
         pool.submit(client.send, sent)
         served(server, client, 1, size)
-
-
-def test_client_is_greeted_and_its_ping_answered_while_no_one_waits(server):
-    client = RawClient(server.port)
-    assert client.until(f.SETTINGS)
-    client.send(frame(f.PING, 0, 0, b"anybody?"), call(1, message(3)))
-    assert client.until(f.PING, flags=f.ACK).payload == b"anybody?"
-    served(server, client, 1, 3)
-    client.close()
-
-
-def test_stranger_without_the_preface_is_cut_off(server):
-    client = RawClient(server.port, first=b"GET / HTTP/1.1\r\n\r\n")
-    with pytest.raises(UnityTimeOutException):
-        server.receive(0.3, no_check)
-    assert all(one.kind in (f.SETTINGS, f.WINDOW_UPDATE) for one in client.frames())
-    client.close()
