@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import fake_player
 import psutil
 from forked import forking
 
@@ -18,23 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
-FAKE = ROOT / "tests/unit/envs/fake_environment.py"
 _MARK = "PIPELINE_BAD_INPUT_TEST"
 _GONE_S = 300.0
 _LIBRARIES = ("torch", "onnx", "grpc", "PIL.Image", "tensorboard.compat.proto.event_pb2")
 
-CONFIG = """\
-behaviors:
-  Echo:
-    trainer_type: ppo
-    hyperparameters: {batch_size: 16, buffer_size: 32}
-    network_settings: {hidden_units: 16, num_layers: 1}
-    time_horizon: 8
-    checkpoint_interval: 60
-    keep_checkpoints: 0
-    max_steps: 240
-    summary_freq: 60
-"""
+CONFIG = fake_player.CONFIG.replace("max_steps: 120", "max_steps: 240")
+CONFIG += "    checkpoint_interval: 60\n    keep_checkpoints: 0\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,8 +70,7 @@ class Place:
 
     def fake(self, *arguments: str) -> Path:
         """An executable environment: behavior Echo, observations (4,), two continuous actions."""
-        options = " ".join(arguments)
-        return self.program(f'exec "$PIPELINE_PYTHON" "{FAKE}" --quiet {options} "$@"', name="fake")
+        return fake_player.fake_player(self.folder, "--quiet", *arguments)
 
     def learn(self, env: Path | str, *arguments: str, config: Path | None = None) -> Done:
         """`pipeline learn` with the run id `run`."""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from fake_player import SCRIPT
 
 from pipeline import files
 from pipeline.envs.unity import UnityEnvironment
@@ -24,8 +25,6 @@ from pipeline.protocol import side_channels as wire
 from pipeline.protocol.generated.messages import UnityRLInitializationInputProto
 from pipeline.trainer import result
 from pipeline.trainer.stopping import StopRequest
-
-FAKE = Path(__file__).parents[1] / "envs/fake_environment.py"
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def editor_port(monkeypatch: pytest.MonkeyPatch) -> int:
 @pytest.fixture
 def editor(editor_port: int) -> Iterator[subprocess.Popen[bytes]]:
     """A program that calls on that port, as the Editor does when Play is pressed."""
-    command = [sys.executable, str(FAKE), "--mlagents-port", str(editor_port), "--quiet"]
+    command = [sys.executable, str(SCRIPT), "--mlagents-port", str(editor_port), "--quiet"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:  # noqa: S603  # ours
         yield process
         process.kill()

@@ -5,13 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-SCRIPT = Path(__file__).with_name("fake_environment.py")
+from fake_player import fake_player
 
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Path:
-    path = tmp_path / "fake"
-    path.write_text(f'#!/bin/sh\nexec "$PIPELINE_PYTHON" "{SCRIPT}" "$@"\n')
-    path.chmod(0o755)
-    return path
+    return fake_player(tmp_path)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from fake_player import START
 from made_archives import digest, zipped
 
 from pipeline.envs.registry import RemoteRegistryEntry, UnityEnvRegistry
@@ -14,10 +15,7 @@ from pipeline.errors import FetchError, SettingsError
 if TYPE_CHECKING:
     from loopback import Site
 
-FAKE = Path(__file__).with_name("fake_environment.py")
-PLAYER = (
-    f'#!/bin/sh\necho "$@" > "$0.args"\nexec "$PIPELINE_PYTHON" "{FAKE}" --quiet "$@"\n'.encode()
-)
+PLAYER = f'#!/bin/sh\necho "$@" > "$0.args"\n{START} --quiet "$@"\n'.encode()
 BUILD = zipped({"Game/Game.x86_64": PLAYER, "Game/UnityCrashHandler64.exe": b"MZ"})
 
 
