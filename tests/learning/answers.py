@@ -7,11 +7,12 @@ numbers, as an image, in a list of entities of which a goal signal names one, or
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from toys import BEHAVIOR, Toy
 
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 N_NAMES = 3
 N_KEYS = 2
@@ -130,28 +131,14 @@ class Answer(Toy):
         """Rewards as those of a group, each team's mean, where agents are in teams."""
         if self.team_size == 1:
             return steps
-        decision, terminal = steps[BEHAVIOR]
-        return {
-            BEHAVIOR: (
-                DecisionSteps(
-                    decision.obs,
-                    np.zeros_like(decision.reward),
-                    decision.agent_id,
-                    decision.action_mask,
-                    *self._shared(decision),
-                ),
-                TerminalSteps(
-                    terminal.obs,
-                    np.zeros_like(terminal.reward),
-                    terminal.interrupted,
-                    terminal.agent_id,
-                    *self._shared(terminal),
-                ),
-            )
-        }
+        return {BEHAVIOR: tuple(map(self._shared, steps[BEHAVIOR]))}
 
     def _shared(self, steps):
-        """Group of each row, and its team's mean reward: episodes of a team end together."""
+        """Each row's reward as its team's mean: episodes of a team end together."""
         teams = steps.reward.reshape(-1, self.team_size).mean(axis=1)
-        groups = 1 + steps.agent_id // self.team_size
-        return groups.astype(np.int32), np.repeat(teams, self.team_size).astype(np.float32)
+        return replace(
+            steps,
+            reward=np.zeros_like(steps.reward),
+            group_id=(1 + steps.agent_id // self.team_size).astype(np.int32),
+            group_reward=np.repeat(teams, self.team_size).astype(np.float32),
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,14 +17,13 @@ from pipeline.protocol.encoding import encode_steps
 from pipeline.protocol.generated import messages as m
 from pipeline.protocol.layout_cache import Decoder
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import DecisionSteps, Steps
 
 SPEC = BehaviorSpec(
     [ObservationSpec.vector(3, "an eye"), ObservationSpec.entities(2, 2)], ActionSpec(1, (2, 130))
 )
 
 
-def again(steps: Steps, seed: int) -> Steps:
+def again(steps, seed):
     """The same agents and masks, with other numbers where there were any."""
     decision, terminal = steps
     rng = np.random.default_rng(seed)
@@ -31,13 +32,11 @@ def again(steps: Steps, seed: int) -> Steps:
         new = rng.normal(size=values.shape).astype(np.float32)
         return np.where(values == 0, values, new)
 
-    new = DecisionSteps(
-        [rng.normal(size=one.shape).astype(np.float32) for one in decision.obs],
-        other(decision.reward),
-        decision.agent_id,
-        decision.action_mask,
-        decision.group_id,
-        other(decision.group_reward),
+    new = replace(
+        decision,
+        obs=[rng.normal(size=one.shape).astype(np.float32) for one in decision.obs],
+        reward=other(decision.reward),
+        group_reward=other(decision.group_reward),
     )
     return new, terminal
 
@@ -59,7 +58,7 @@ def test_recurring_messages_are_read_as_in_full(spec, n, seed):
         steps = again(steps, seed + number)
 
 
-def used(steps=None) -> tuple[Decoder, Steps]:
+def used(steps=None):
     """A decoder that has remembered a message, and the steps of one that is like it."""
     steps = steps or sample(SPEC, 4, 0, seed=1)
     decoder = Decoder(SPEC, "b")
