@@ -34,7 +34,7 @@ _ACTION_OUTPUTS = (
 _KNOWN_INPUTS = {"action_masks", "recurrent_in", "prev_action", "epsilon", "sequence_length"}
 # Ranks of the shapes of observations.
 _VECTOR, _ENTITIES, _VISUAL = 1, 2, 3
-Severity = Literal["info", "warning", "error"]
+Severity = Literal["warning", "error"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ class Finding:
     severity: Severity
     """As the Unity Inspector shows it; at run time only errors stop the model."""
     rule: str
-    """Number of the loader's check (1 to 20, v2-a to v2-d), or the name of a publishing rule."""
+    """Number of the loader's check (2 to 20, v2-a to v2-d), or the name of a publishing rule."""
     message: str
     """What is wrong."""
 
@@ -87,7 +87,7 @@ class _Model:
 
 
 def check_model(
-    source: onnx.ModelProto | Path | str | None,
+    source: onnx.ModelProto | Path | str,
     spec: BehaviorSpec | None = None,
     *,
     deterministic: bool = False,
@@ -95,7 +95,7 @@ def check_model(
     """Everything that Unity's loader would report for a model.
 
     Args:
-        source: the model or its file; None is an agent without a model.
+        source: the model or its file.
         spec: the behavior that the model is to drive; without it, checks that compare the two are
             left out.
         deterministic: whether the agent's "Deterministic inference" box is ticked.
@@ -103,9 +103,6 @@ def check_model(
     Raises:
         ExportError: The file cannot be read as ONNX.
     """
-    if source is None:
-        message = "there is no model for this behavior; it can still train, but cannot do inference"
-        return [Finding(severity="info", rule="1", message=message)]
     model = _Model(load(source), spec, deterministic)
     # The loader ends at the first of these, so that nothing after it is reported.
     stop = _stopping_finding(model)

@@ -107,10 +107,6 @@ def test_branches_of_a_v2_model_are_told_by_their_sums():
     assert found.message == "discrete_action_output_shape is 6, the behavior has 5"
 
 
-def test_missing_model_is_only_an_information():
-    assert rules(check_model(None, SPEC)) == [("1", "info")]
-
-
 @pytest.mark.parametrize(
     ("rule", "changes"),
     [
