@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pipeline.errors import UnityCommunicationException, UnityTimeOutException
 from pipeline.protocol import side_channels, wire
 from pipeline.protocol.actions import decode_actions
-from pipeline.protocol.calls import METHOD, OK
+from pipeline.protocol.calls import METHOD, OK, STOPPED
 from pipeline.protocol.channel import Channel
 from pipeline.protocol.encoding import brain_parameters, compressed_steps_bytes, steps_bytes
 from pipeline.protocol.generated.messages import (
@@ -46,14 +46,12 @@ _log = logging.getLogger(__name__)
 COMMUNICATION_VERSION = "1.5.0"
 PACKAGE_VERSION = "3.0.0"
 """Of the Unity package whose conventions are followed; major 3 means images are channels first."""
-END = 400
 _ANY_NUMBER = 2**31
 
 _MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What Python and NumPy raise for a state that does not fit where it is loaded."""
 _RETRY_S, _GOODBYE_S, _HELLO_S = 0.05, 2.0, 120.0
 _STATUS_OK = wire.delimited(1, b"\x08" + wire.varint(OK))
-_STATUS_END = wire.delimited(1, b"\x08" + wire.varint(END))
 
 
 def converse(
@@ -138,7 +136,7 @@ def _play(make: Callable[[], Simulator], exchange: Exchange, compressed_channels
 def _say_goodbye(exchange: Exchange) -> None:
     """Tell the trainer that this is the end; it may be gone already."""
     try:
-        exchange(_STATUS_END, _GOODBYE_S)
+        exchange(STOPPED, _GOODBYE_S)
     except (ConnectionError, TimeoutError):
         _log.debug("The trainer did not hear the goodbye.")
 
@@ -221,7 +219,7 @@ class Session:
                 self._announced.add(name)
                 new.brain_parameters.append(brain_parameters(name, self._specs[name]))
             # Lengths come before contents in protobuf, so parts are joined once, at the end.
-            entries += _nested(2, [wire.delimited(1, name.encode()), _head(2, len(body)), body])
+            entries += _nested(2, [wire.delimited(1, name.encode()), wire.head(2, len(body)), body])
         frames: list[tuple[UUID, bytes]] = []
         for stat, value, aggregation in self._controls.take_stats():
             frame = side_channels.OutgoingMessage()
@@ -324,11 +322,6 @@ def _hello() -> bytes:
     return bytes(message.SerializeToString())
 
 
-def _head(number: int, length: int) -> bytes:
-    """Return what precedes a length-delimited field of `length` bytes."""
-    return wire.varint(number << 3 | 2) + wire.varint(length)
-
-
 def _nested(number: int, parts: list[bytes]) -> list[bytes]:
     """`parts` as the content of field `number`, not yet joined."""
-    return [_head(number, sum(map(len, parts))), *parts]
+    return [wire.head(number, sum(map(len, parts))), *parts]
