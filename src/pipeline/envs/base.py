@@ -113,11 +113,11 @@ class BaseEnv(ABC):
 
     @property
     def is_known_from_start(self) -> bool:
-        """Whether another one with the same seed can be sent all that this one was sent."""
+        """Whether all messages since the start are recorded, so that a new one can replay them."""
         return False
 
     def go_on_from(self, failed: Any) -> None:
-        """Come to where another environment, which failed at a message, would be now.
+        """Replay the messages of a failed environment, from its last state or from the start.
 
         Raises:
             UnityException: This one has failed too.

@@ -19,21 +19,22 @@ if TYPE_CHECKING:
 _SILENT = "it does not speak the state side channel (docs/explanation/resume.md)"
 
 
-# Bytes of messages that are kept, before they are given up: of a run that never asks for states.
-_MOST = 64_000_000
+# A run that never asks for states stops recording messages when it has this many bytes of them.
+_MAX_RECORDED_BYTES = 64_000_000
 
 
 class StateChannel(SideChannel):
-    """Asks with the first message whether the environment can give its state.
+    """Asks for states, and records messages, so that a failed environment can be replayed.
 
-    The last known state and what the environment has been sent since say where it is now. Register
-    the channel after those that change the environment, so that a state has what they say.
+    The last state and the messages since then reproduce where the environment is now. Register the
+    channel after those that change the environment, so that a state has their changes in it.
 
     Attributes:
         refusal: why the environment does not give its state; None if it does.
-        state: the last that came, as `take` gives it; None where it is not known.
-        from_start: whether the messages begin with the first one that it was sent.
-        messages: sent since then, oldest first; the last may be without an answer.
+        state: the last that came, as `take` returns it; None before the first.
+        has_first: whether `messages` begins with the first message ever sent, so that they can be
+            replayed without a state by an environment with the same seed.
+        messages: recorded since `state`, oldest first; the last may be without an answer.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class StateChannel(SideChannel):
         # Until an answer comes: an environment without the channel says nothing at all.
         self.refusal: str | None = _SILENT
         self.state: Mapping[str, Any] | None = None
-        self.from_start = True
+        self.has_first = True
         self.messages: list[bytes] = []
         self._n_bytes = 0
         self._asked_at: int | None = None  # how many messages were sent before
@@ -51,30 +52,30 @@ class StateChannel(SideChannel):
         self._send(Kind.CAN)
 
     def sent(self, message: bytes) -> None:
-        """Note what has been sent."""
-        if self.state is None and self._asked_at is None and (self.messages or not self.from_start):
-            self.give_up()  # nobody has asked for a state after the first reset
+        """Record a message for a replay."""
+        if self.state is None and self._asked_at is None and (self.messages or not self.has_first):
+            self.give_up()  # no state was asked for after the first reset
             return
         self.messages.append(message)
         self._n_bytes += len(message)
-        if self._n_bytes > _MOST:
+        if self._n_bytes > _MAX_RECORDED_BYTES:
             self.give_up()
 
     def give_up(self) -> None:
-        """Forget everything, until a state is asked for."""
-        self.state, self._asked_at, self.from_start = None, None, False
+        """Drop state and messages: until the next state comes, no replay is possible."""
+        self.state, self._asked_at, self.has_first = None, None, False
         self.messages, self._n_bytes = [], 0
 
     def know(self, state: Mapping[str, Any]) -> None:
-        """Take in the state that was asked for, and forget what was sent before."""
+        """Keep a state that came, and drop the messages from before it was asked for."""
         if self._asked_at is not None:
-            self.state, self.from_start = state, False
+            self.state, self.has_first = state, False
             del self.messages[: self._asked_at]
             self._asked_at = None
             self._n_bytes = sum(map(len, self.messages))
 
     def ask(self, kept: Mapping[str, Any]) -> None:
-        """Ask for the state as it is before the next step, if the environment gives it.
+        """Ask for the state before the next step, if the environment gives it.
 
         `take` returns `kept` with it.
         """
@@ -87,16 +88,12 @@ class StateChannel(SideChannel):
         self._send(Kind.STATE)
 
     def take(self) -> dict[str, Any] | None:
-        """Return the state that came after the last `ask`, and what was kept; once."""
+        """Return the state of the last `ask` and what was kept with it, once; else None."""
         given, self._given = self._given, None
         return given
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Give back what `take` returned, with the next reset, which then begins no episodes.
-
-        Raises:
-            ValueError: It is no state.
-        """
+        """Send a state of `take` with the next reset, which restores it and begins no episodes."""
         self._is_restored = False
         self._send(Kind.RESTORE, saved["environment"].tobytes())
 
@@ -109,7 +106,7 @@ class StateChannel(SideChannel):
         self.know(saved)
 
     def on_message_received(self, msg: IncomingMessage) -> None:
-        """Take an answer in."""
+        """Handle what the environment answers: it can, a state, restored, or why it cannot."""
         kind, content = codec.read(msg.get_raw_bytes())
         if kind == Kind.CAN:
             self.refusal = None

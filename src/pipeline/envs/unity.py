@@ -287,13 +287,13 @@ class UnityEnvironment(StoredStepsEnv):
 
     @property
     def is_known_from_start(self) -> bool:
-        """Whether another one with the same seed can be sent all that this one was sent."""
-        return self._state is not None and self._state.from_start
+        """Whether all messages since the start are recorded, so that a new one can replay them."""
+        return self._state is not None and self._state.has_first
 
     def go_on_from(self, failed: Any) -> None:
-        """Come to where another environment, which failed at a message, would be now."""
+        """Replay the messages of a failed environment, from its last state or from the start."""
         known = failed._state
-        if known is None or not (known.state or known.from_start):
+        if known is None or not (known.state or known.has_first):
             raise ValueError("its state is not known")
         if known.state is not None:
             self.load_state_dict(known.state)

@@ -158,7 +158,7 @@ class WorkerSet:
             _log.warning(
                 "Restarting worker[%d] after '%s' (restart %d).", worker, one_line(error), number
             )
-            failed, why = self.envs[worker], ""
+            failed, no_replay = self.envs[worker], ""
             if not (isinstance(failed, BaseEnv) and failed.is_known_from_start):
                 self._seed_numbers[worker] = number
             try:
@@ -166,24 +166,27 @@ class WorkerSet:
                 try:
                     env.go_on_from(failed)
                 except RESTARTABLE as again:
-                    why = f"it failed there again: {one_line(again)}"
+                    no_replay = f"it failed there again: {one_line(again)}"
                     self._seed_numbers[worker] = number
                     env = relaunch(worker, number)
                 except ValueError as reason:
-                    why = str(reason)
-                self._put(worker, env, why)
+                    no_replay = str(reason)
+                self._replace(worker, env, no_replay)
             except RESTARTABLE as again:
                 error = again
             else:
                 return
 
-    def _put(self, worker: int, env: BaseEnv, why: str) -> None:
-        """Let an environment take a worker's place; it begins anew if there is a reason why."""
+    def _replace(self, worker: int, env: BaseEnv, no_replay: str) -> None:
+        """Put a new environment in a worker's place.
+
+        It is reset where it could not replay the old one's messages, for the reason `no_replay`.
+        """
         self.envs[worker] = env
         controlled = self._controlled[worker] = _controlled(env)
         self._n_known = []
-        if why:
-            _log.warning(_BEGINS_ANEW, worker, why)
+        if no_replay:
+            _log.warning(_BEGINS_ANEW, worker, no_replay)
             if controlled is not None:
                 for name, value in self._parameters.items():
                     controlled.set_parameter(name, value)

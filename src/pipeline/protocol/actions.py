@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:
-    """Return a serialized ListAgentActionProto: one entry per row, old-style copy included."""
+    """Return a serialized ListAgentActionProto: one entry per row, deprecated field included."""
     continuous, n_branches = actions.continuous, len(spec.discrete_branches)
     n = len(continuous)
     if n == 0:

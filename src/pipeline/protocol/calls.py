@@ -74,7 +74,7 @@ def nothing_to_answer() -> UnityCommunicationException:
 
 
 class CalledEnd(ABC):
-    """The trainer's end of the conversation, which the environment calls.
+    """The server side of the connection: the trainer answers the environment's calls.
 
     Attributes:
         port: the TCP port it listens on.

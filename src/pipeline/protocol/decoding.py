@@ -1,4 +1,4 @@
-"""The complete decoder: any message to batch arrays, agent by agent, with the words of all errors.
+"""The complete decoder: any message to batch arrays, agent by agent, with all error messages.
 
 Messages of many agents, and those like an earlier one, take the fast way of `vectorized`.
 """

@@ -1,7 +1,7 @@
 """The called end of an HTTP/2 connection, and the bounds on what its peer can cause.
 
-No peer is waited for, but while its call is answered. What a peer can make this process keep is
-bounded, and the more so as long as it is not known to be the environment.
+Reading never blocks; only an answer that is sent waits for the peer. The memory that a peer can
+make this process use is bounded, and more tightly until it is known to be the environment.
 """
 
 from __future__ import annotations

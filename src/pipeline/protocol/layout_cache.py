@@ -33,7 +33,7 @@ _MAX_CACHED_BYTES = 1 << 17
 """Longest message whose layout is kept; a layout takes eight times as many bytes."""
 _MAX_LAYOUTS = 8
 _MAX_PAUSE = 1024
-"""Messages skipped after layouts that were never used: doubled each time, up to this many."""
+"""Messages without a new layout after one that never matched; doubled each time, up to this."""
 
 
 class Decoder:

@@ -138,7 +138,7 @@ class Parameters:
 
 
 class Controls:
-    """A trainer's hold on a simulator beside its steps: parameters in, statistics out.
+    """Sets a simulator's parameters and collects its statistics, on behalf of the trainer.
 
     A simulator whose attribute `parameters` is a `Parameters` draws for itself, at each reading.
     One that reports statistics has a method `stats`: name, value and aggregation (0 average, 1 most

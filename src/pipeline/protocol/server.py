@@ -223,7 +223,7 @@ class Server(CalledEnd):
         return owner
 
     def _listen(self, wanted: bool) -> None:
-        """Look at the listeners, or let the system queue who calls there."""
+        """Accept new connections, or leave them in the system's backlog."""
         if wanted != self._is_listening:
             self._is_listening = wanted
             for one in self._listeners:
@@ -263,12 +263,12 @@ class Server(CalledEnd):
         return bool(self._selector.select(0))
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept waiting connections; the system queues the others while all places are taken."""
+        """Accept waiting connections; at the limit the others stay in the system's backlog."""
         free = _MAX_OTHERS - len(self._others)
         for accepted in accepted_from(listener, free):
             try:
                 peer = accepted.getpeername()[0]
-                # Loopback, listened on beside an address of the network, asks for no token.
+                # Beside a network address, loopback is listened on without a token.
                 exempt = is_loopback(peer) and not self._all_say_it
                 connection = IncomingConnection(
                     accepted, METHOD, token=None if exempt else self._token, peer=peer
@@ -278,7 +278,7 @@ class Server(CalledEnd):
                 continue
             self._others.append(connection)
             self._selector.register(accepted, selectors.EVENT_READ, connection)
-        # In a full house every wait would end at once.
+        # At the limit, a connection in the backlog would end every wait at once.
         self._listen(len(self._others) < _MAX_OTHERS)
 
     def _drop(self, connection: IncomingConnection) -> None:

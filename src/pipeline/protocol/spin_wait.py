@@ -27,10 +27,10 @@ _MAX_PAUSE = 1024
 
 
 class SpinWait:
-    """One end's habit of polling before it blocks.
+    """Polls for a short time before a wait blocks, and more seldom where polling sees nothing.
 
     Args:
-        limit_s: how long to poll; None for what the machine and the variable say.
+        limit_s: how long to poll; None for PIPELINE_SPIN_US or its default.
     """
 
     def __init__(self, limit_s: float | None = None) -> None:

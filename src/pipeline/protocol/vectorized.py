@@ -3,7 +3,7 @@
 Reading an agent's message costs Python time for each agent. Fields stand in the order of their
 numbers, so it is cheaper to ask, for all agents at once, whether their next byte is a field's tag.
 What does not follow this pattern (PNGs, unknown fields, observations that differ in more than
-numbers) is left to `decoding`, which also words the errors.
+numbers) is left to `decoding`, which also raises the errors.
 """
 
 from __future__ import annotations

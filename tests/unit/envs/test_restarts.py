@@ -281,13 +281,13 @@ def test_a_worker_of_a_resumed_run_goes_on_from_the_first_step_on(packed, tmp_pa
 def test_what_was_sent_is_given_up_when_it_is_too_long_and_kept_again_from_the_next_state(
     monkeypatch,
 ):
-    monkeypatch.setattr("pipeline.envs.state._MOST", 10)
+    monkeypatch.setattr("pipeline.envs.state._MAX_RECORDED_BYTES", 10)
     channel = StateChannel()
     channel.refusal = None  # as after its first answer
     channel.sent(b"12345")
-    assert (channel.from_start, channel.messages) == (True, [b"12345"])
+    assert (channel.has_first, channel.messages) == (True, [b"12345"])
     channel.sent(b"before anything is known")
-    assert (channel.from_start, channel.messages) == (False, [])
+    assert (channel.has_first, channel.messages) == (False, [])
     channel.sent(b"1")
     assert channel.messages == []
     channel.ask({})

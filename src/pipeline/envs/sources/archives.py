@@ -1,4 +1,4 @@
-"""Unpack an archive from a stranger: nothing lands outside of the folder, and nothing explodes.
+"""Unpack an untrusted archive: never outside of its folder, and never beyond size limits.
 
 Files are written first and links last, so no write ever goes through a link. Every file is opened
 as a new one, so no entry replaces another. What is written is counted, whatever the archive says of
