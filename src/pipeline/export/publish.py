@@ -7,7 +7,7 @@ equal weights give equal bytes whatever the versions of torch and ONNX.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,10 +59,8 @@ class ExportReport:
     """Version of the default operator domain."""
     ir_version: int
     """Version of the file format."""
-    inputs: dict[str, dict[str, Any]]
-    """dtype and shape of each input."""
-    outputs: dict[str, dict[str, Any]]
-    """dtype and shape of each output."""
+    inputs: dict[str, TensorInfo]
+    outputs: dict[str, TensorInfo]
     rows: int
     """Recorded observations that were compared."""
     max_continuous_error: float
@@ -71,10 +69,6 @@ class ExportReport:
     """Largest difference to what the trained policy remembers; 0.0 without memory."""
     discrete_ties: int
     """Choices that differ because two logits are equal within the tolerance."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
-        return asdict(self)
 
 
 def build_model(policy: Policy) -> onnx.ModelProto:
@@ -153,8 +147,8 @@ def publish(
         size=len(content),
         opset=description.opset,
         ir_version=description.ir_version,
-        inputs=_listed(description.inputs),
-        outputs=_listed(description.outputs),
+        inputs=description.inputs,
+        outputs=description.outputs,
         rows=check.n_rows,
         max_continuous_error=check.errors[CONTINUOUS],
         max_memory_error=check.errors[RECURRENT_OUT],
@@ -299,9 +293,3 @@ class _Check:
             f"{actual}, but {what} is {expected}; the graph that was written is not what the "
             "network computes"
         )
-
-
-def _listed(tensors: dict[str, TensorInfo]) -> dict[str, dict[str, Any]]:
-    return {
-        name: {"dtype": info.dtype, "shape": list(info.shape)} for name, info in tensors.items()
-    }

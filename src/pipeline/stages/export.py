@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from pipeline import files
@@ -90,4 +91,4 @@ def publish(
         history = [*history[:-1], provenance.interrupted(history[-1], saved.interrupted)]
     metadata = {provenance.KEY: provenance.text(history)} if history else {}
     report = write(saved.policy, target, recording=seen, metadata=metadata)
-    return {**report.as_dict(), "step": saved.step}
+    return {**asdict(report), "step": saved.step}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import onnx
@@ -10,6 +10,7 @@ import pytest
 
 from pipeline import files
 from pipeline.errors import ExportError
+from pipeline.export.layout import TensorInfo
 from pipeline.export.policy import OnnxPolicy
 from pipeline.export.publish import publish
 from pipeline.export.recording import Recording, record
@@ -60,8 +61,8 @@ def test_published_policy_runs_and_its_report_repeats(tmp_path, parts):
     assert report.max_continuous_error <= 1e-5
     assert OnnxPolicy(path).description.version == 3
     again = publish(graph, tmp_path / "b.onnx", recording=recorded(graph), metadata=told)
-    assert json.dumps(again.as_dict()) == json.dumps(report.as_dict())
-    assert report.as_dict()["inputs"]["obs_0"] == {"dtype": "float32", "shape": ["batch", 5]}
+    assert json.dumps(asdict(again)) == json.dumps(asdict(report))
+    assert report.inputs["obs_0"] == TensorInfo(dtype="float32", shape=("batch", 5))
 
 
 def test_wrong_continuous_action_is_named_and_nothing_remains(tmp_path):
