@@ -103,15 +103,10 @@ def forward(
 ) -> None:
     """Be between the trainer and one player after another, until the trainer has ended.
 
-    A player that was started here and ends is started again, at most once a minute.
+    The player calls on `port`, where 0 lets the system choose; without an `executable` its user
+    starts it. The trainer has to listen within `timeout_s`.
 
-    Args:
-        trainer: where it listens.
-        port: where the player calls; 0 lets the system choose.
-        executable: the player to start; None waits for one that calls.
-        no_graphics: start it without a display.
-        additional_args: for the executable.
-        timeout_s: how long to wait for a trainer.
+    A player that was started here and ends is started again, at most once a minute.
 
     Raises:
         UnityCommunicationException: There is no trainer, or it refuses this player.

@@ -109,16 +109,12 @@ def publish(
 ) -> ExportReport:
     """Write a policy to `target` if the file proves right; on failure nothing remains.
 
+    Unity does not read the `metadata`.
+
     The file must keep the loader's contract and our own stricter rules, give the trained policy's
     deterministic actions on every recorded observation whatever the batch size, and never choose a
     forbidden action. A recurrent one must also do so step by step, with the memory that it returned
     the step before.
-
-    Args:
-        policy: the trained policy.
-        target: the ONNX file to write or replace.
-        recording: what `record` gives of observations that the policy met.
-        metadata: properties of the file that Unity does not read.
 
     Raises:
         ExportError: The policy cannot be exported, or the file is not right; the message names the

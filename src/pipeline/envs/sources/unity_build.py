@@ -56,12 +56,8 @@ _FIRST_ERRORS = (
 def build(source: UnitySource, *, root: Path, name: str, folder: Path, log: Path) -> Path:
     """Build a project into a new `folder`, and return the program in it.
 
-    Args:
-        source: the project, and how to build it.
-        root: the folder that the project's path is relative to.
-        name: what the player is called.
-        folder: made by the build; after an error there is none.
-        log: the Editor's log is written there.
+    The project's path is relative to `root`. The Editor's log goes to `log`. After an error
+    there is no folder.
 
     Raises:
         FetchError: There is no project or no Editor, or the build failed; the message has the
