@@ -25,9 +25,9 @@ from pipeline.protocol.calls import time_out
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pipeline.envs.restarts import RestartLimits
     from pipeline.envs.side_channels import SideChannel
     from pipeline.protocol.server import AnyServer
+    from pipeline.settings.schema.run import EnvironmentSettings
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def attach_workers(
     timeout_wait: float,
     base_port: int | None = None,
     side_channels: Callable[[], Sequence[SideChannel]] | None = None,
-    restarts: RestartLimits | None = None,
+    restarts: EnvironmentSettings | None = None,
     num_areas: int = 1,
     listen: tuple[str, bytes] | None = None,
 ) -> WorkerSet:
@@ -58,7 +58,7 @@ def attach_workers(
         timeout_wait: seconds in which all have to connect, and each to answer later on.
         base_port: TCP port of player 0; None for the one that the Unity Editor calls.
         side_channels: makes the channels of one player.
-        restarts: how often a player that failed is waited for; None for never.
+        restarts: have the limits of waiting for a failed player; None for never.
         num_areas: training areas that each player makes, if it replicates them.
         listen: an address of this machine where players may call too that say this token; see
             `envs.forward`. None for loopback only.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.envs import launch
-from pipeline.envs.restarts import RestartBudget, RestartLimits
+from pipeline.envs.restarts import RestartBudget
 from pipeline.errors import UnityCommunicationException, UnityEnvironmentException, one_line
 from pipeline.protocol.incoming import accepted_from, listen
 from pipeline.protocol.token import HungUpError, introduce
@@ -113,7 +113,7 @@ def forward(
         UnityEnvironmentException: The player ended too often, or cannot be started.
         OSError: The port is taken.
     """
-    budget = RestartBudget(RestartLimits())
+    budget = RestartBudget()
     with ExitStack() as stack:
         # Before the trainer is called, so that a port which is taken is noticed first.
         listeners = [stack.enter_context(closing(one)) for one in listen(port, None)]

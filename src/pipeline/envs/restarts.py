@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.errors import (
@@ -17,6 +16,8 @@ from pipeline.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pipeline.settings.schema.run import EnvironmentSettings
+
 # A process that died, hangs, or has left the conversation.
 RESTARTABLE = (
     UnityCommunicationException,
@@ -26,22 +27,19 @@ RESTARTABLE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RestartLimits:
-    """Restarts of each worker that a run allows, under ML-Agents' names; -1 for any number."""
-
-    max_lifetime_restarts: int = 10
-    restarts_rate_limit_n: int = 1
-    restarts_rate_limit_period_s: float = 60.0
-
-
 class RestartBudget:
-    """Counts the restarts of each worker."""
+    """Counts the restarts of each worker; without settings their defaults are the limits."""
 
     def __init__(
-        self, limits: RestartLimits, *, clock: Callable[[], float] = time.monotonic
+        self,
+        limits: EnvironmentSettings | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.limits = limits
+        # Not above: who steps an environment alone needs no settings.
+        from pipeline.settings.schema.run import EnvironmentSettings
+
+        self.limits = limits or EnvironmentSettings()
         self._clock = clock
         self._times: dict[int, deque[float]] = defaultdict(deque)
         self.counts: dict[int, int] = defaultdict(int)

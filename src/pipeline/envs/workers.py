@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.envs.base import BaseEnv, worker_groups
 from pipeline.envs.in_process import our_spec, our_steps
-from pipeline.envs.restarts import RESTARTABLE, RestartBudget, RestartLimits
+from pipeline.envs.restarts import RESTARTABLE, RestartBudget
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import Interrupted, UnityActionException, one_line
 from pipeline.protocol.specs import refuse_other_spec
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pipeline.protocol.server import AnyServer
     from pipeline.protocol.specs import ActionTuple, BehaviorSpec
     from pipeline.protocol.steps import Steps
+    from pipeline.settings.schema.run import EnvironmentSettings
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class WorkerSet:
             another class with the members of ML-Agents' `BaseEnv`.
         relaunch: makes a worker's environment again, given the numbers of the worker and of its
             seed, which is that of the restart, from 1, or the old one; None to let failures pass.
-        restarts: how often; without it the usual limits hold.
+        restarts: have the limits; None for their defaults.
         servers: what the environments are connected to; closed after them.
 
     Attributes:
@@ -63,7 +64,7 @@ class WorkerSet:
         envs: Sequence[Any],
         *,
         relaunch: Callable[[int, int], BaseEnv] | None = None,
-        restarts: RestartLimits | None = None,
+        restarts: EnvironmentSettings | None = None,
         servers: Sequence[AnyServer] = (),
     ) -> None:
         if not envs:
@@ -76,7 +77,7 @@ class WorkerSet:
         self._whole = [k for k, env in enumerate(envs) if not hasattr(type(env), "step_send")]
         self._controlled = [_controlled(env) for env in envs]
         self._relaunch = relaunch
-        self._budget = RestartBudget(restarts or RestartLimits())
+        self._budget = RestartBudget(restarts)
         self._servers = servers
         self.should_stop: Callable[[], bool] = lambda: False
         self.groups = [self._all] if self._whole else worker_groups(len(self.envs))
@@ -361,7 +362,7 @@ def launch_workers(
     first: int = 0,
     n_all: int | None = None,
     side_channels: Callable[[], Sequence[SideChannel]] | None = None,
-    restarts: RestartLimits | None = None,
+    restarts: EnvironmentSettings | None = None,
     **options: Any,
 ) -> WorkerSet:
     """Start `n_workers` processes at the same time; worker k gets the seed `seed` + k.
@@ -373,7 +374,7 @@ def launch_workers(
         first: number of the first worker to start; other programs start those before and after.
         n_all: how many workers there are in all; None for these alone.
         side_channels: makes the channels of one worker.
-        restarts: how often a worker that fails is started again; None for never.
+        restarts: have the limits of starting a failed worker again; None for never.
         options: further keywords of `UnityEnvironment`, the same for all workers.
 
     Raises:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from pipeline.envs.attach import attach_workers
 from pipeline.envs.in_process import refuse_other_object
 from pipeline.envs.launch import find_executable
-from pipeline.envs.restarts import RestartLimits
 from pipeline.envs.side_channels import (
     EngineConfigurationChannel,
     EnvironmentParametersChannel,
@@ -77,11 +76,6 @@ def open_workers(
             refuse_other_object(env)
         return WorkerSet(envs)
     engine, env = settings.engine_settings, settings.env_settings
-    restarts = RestartLimits(
-        max_lifetime_restarts=env.max_lifetime_restarts,
-        restarts_rate_limit_n=env.restarts_rate_limit_n,
-        restarts_rate_limit_period_s=env.restarts_rate_limit_period_s,
-    )
 
     # A function, as every worker needs channels of its own.
     def channels() -> list[SideChannel]:
@@ -105,7 +99,7 @@ def open_workers(
             side_channels=channels,
             timeout_wait=env.timeout_wait,
             num_areas=env.num_areas,
-            restarts=restarts,
+            restarts=env,
             listen=listen,
         )
     return launch_workers(
@@ -122,7 +116,7 @@ def open_workers(
         no_graphics_monitor=engine.no_graphics_monitor,
         timeout_wait=env.timeout_wait,
         num_areas=env.num_areas,
-        restarts=restarts,
+        restarts=env,
     )
 
 

@@ -15,7 +15,6 @@ from free_ports import free_ports
 from toys import Chase
 
 from pipeline.envs.attach import attach_workers
-from pipeline.envs.restarts import RestartLimits
 from pipeline.errors import (
     UnityCommunicationException,
     UnityCommunicatorStoppedException,
@@ -25,6 +24,7 @@ from pipeline.errors import (
 )
 from pipeline.protocol import calls
 from pipeline.protocol.server import TRANSPORT_VARIABLE
+from pipeline.settings.schema.run import EnvironmentSettings
 from pipeline.simulators.client import converse
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def test_a_player_that_was_started_again_at_once_goes_on_with_a_new_episode(port
     play(ports)
     told = play(ports + 1, Leaves, Chase)
     with caplog.at_level(logging.INFO, "pipeline"):
-        restarted = played(attached(ports, restarts=RestartLimits()))
+        restarted = played(attached(ports, restarts=EnvironmentSettings()))
     assert restarted == [[], [], [1], [], [], []]
     assert told == [6, 8]
     waited = f"Waiting up to 20 s for player 2 of 2 on port {ports + 1} to connect again."
@@ -141,7 +141,7 @@ def one_leaves(ports, play, monkeypatch) -> None:
 
 @pytest.mark.usefixtures("one_leaves")
 def test_a_player_that_does_not_come_back_in_time_ends_the_run(ports):
-    unlimited = RestartLimits(max_lifetime_restarts=-1, restarts_rate_limit_n=-1)
+    unlimited = EnvironmentSettings(max_lifetime_restarts=-1, restarts_rate_limit_n=-1)
     workers = attached(ports, timeout_wait=1, restarts=unlimited)
     with pytest.raises(UnityException) as caught:
         played(workers)
@@ -154,7 +154,7 @@ def test_a_player_that_does_not_come_back_in_time_ends_the_run(ports):
 
 @pytest.mark.usefixtures("one_leaves")
 def test_who_is_told_to_stop_does_not_wait_for_a_player_any_longer(ports):
-    workers = attached(ports, timeout_wait=1000, restarts=RestartLimits())
+    workers = attached(ports, timeout_wait=1000, restarts=EnvironmentSettings())
     asked = iter([False])  # when the player is lost, but not any more when it is waited for
     workers.should_stop = lambda: next(asked, True)
     with pytest.raises(UnityException, match="told to stop"):

@@ -14,7 +14,7 @@ from toys import Chase
 
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.launch import EnvironmentProcess
-from pipeline.envs.restarts import RestartBudget, RestartLimits
+from pipeline.envs.restarts import RestartBudget
 from pipeline.envs.side_channels import EnvironmentParametersChannel, StatsSideChannel
 from pipeline.envs.state import StateChannel
 from pipeline.envs.unity import UnityEnvironment
@@ -27,6 +27,7 @@ from pipeline.errors import (
 )
 from pipeline.protocol.specs import ActionTuple
 from pipeline.protocol.steps import steps_to_mapping
+from pipeline.settings.schema.run import EnvironmentSettings
 
 NAME = "3DBall?team=0"
 
@@ -45,7 +46,7 @@ class Clock:
 
 def test_budget_counts_in_all_and_within_the_period_for_each_worker():
     clock = Clock()
-    limits = RestartLimits(
+    limits = EnvironmentSettings(
         max_lifetime_restarts=3, restarts_rate_limit_n=2, restarts_rate_limit_period_s=10
     )
     budget = RestartBudget(limits, clock=clock)
@@ -62,9 +63,9 @@ def test_budget_counts_in_all_and_within_the_period_for_each_worker():
 @pytest.mark.parametrize(
     ("limits", "refused"),
     [
-        (RestartLimits(max_lifetime_restarts=-1, restarts_rate_limit_n=-1), False),
-        (RestartLimits(max_lifetime_restarts=0), True),
-        (RestartLimits(restarts_rate_limit_n=0), True),
+        (EnvironmentSettings(max_lifetime_restarts=-1, restarts_rate_limit_n=-1), False),
+        (EnvironmentSettings(max_lifetime_restarts=0), True),
+        (EnvironmentSettings(restarts_rate_limit_n=0), True),
     ],
 )
 def test_minus_one_is_any_number_and_none_is_none(limits, refused):
@@ -135,7 +136,7 @@ def test_a_restart_that_fails_counts_too():
     def again():
         raise UnityTimeOutException("did not start")
 
-    limits = RestartLimits(max_lifetime_restarts=4, restarts_rate_limit_n=-1)
+    limits = EnvironmentSettings(max_lifetime_restarts=4, restarts_rate_limit_n=-1)
     workers, made = in_process(UnityTimeOutException("hung"), limits=limits, again=again)
     workers.reset()
     with pytest.raises(UnityTimeOutException, match=r"4 of 4 in all .*: did not start"):
@@ -152,7 +153,7 @@ def test_a_callers_mistake_is_no_reason_to_restart():
 
 
 def launched(build, n_workers=2):
-    limits = RestartLimits(restarts_rate_limit_n=-1)
+    limits = EnvironmentSettings(restarts_rate_limit_n=-1)
     return launch_workers(
         build,
         n_workers,
