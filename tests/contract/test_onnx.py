@@ -10,6 +10,7 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
+from steps import decision_steps
 
 from pipeline.algos.policy import Policy
 from pipeline.errors import ExportError
@@ -19,7 +20,6 @@ from pipeline.export.policy import OnnxPolicy, create_session
 from pipeline.export.publish import build_model
 from pipeline.export.rules import model_findings
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import DecisionSteps
 from pipeline.settings.schema import MemorySettings, NetworkSettings
 
 pytestmark = pytest.mark.fixtures
@@ -108,10 +108,9 @@ def models():
 
 def random_steps(spec, n_agents, seed=0):
     rng = np.random.default_rng(seed)
-    zeros, ids = np.zeros(n_agents, dtype=np.float32), np.arange(n_agents, dtype=np.int32)
     obs = [rng.random((n_agents, *o.shape)).astype(np.float32) for o in spec.observation_specs]
     masks = [np.zeros((n_agents, n), dtype=bool) for n in spec.action_spec.discrete_branches]
-    return DecisionSteps(obs, zeros, ids, masks or None, ids * 0, zeros)
+    return decision_steps(obs, range(n_agents), masks=masks or None)
 
 
 def test_every_fixture_is_covered(models):
@@ -168,15 +167,7 @@ def test_memory_is_kept_per_agent_and_dropped_at_the_end(models):
     steps = random_steps(spec, 3)
 
     def act(policy, rows):
-        part = DecisionSteps(
-            [o[rows] for o in steps.obs],
-            steps.reward[rows],
-            steps.agent_id[rows],
-            None,
-            steps.group_id[rows],
-            steps.group_reward[rows],
-        )
-        policy.act(part)
+        policy.act(decision_steps([o[rows] for o in steps.obs], steps.agent_id[rows]))
         return [policy._memories[int(agent)].copy() for agent in steps.agent_id[rows]]
 
     path = models / "hybrid0vis8vec_2c_2_3d_v2_0.onnx"

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import onnx
 from hypothesis import strategies as st
+from steps import decision_steps
 
 from pipeline.export.policy import OnnxPolicy
 from pipeline.export.publish import build_model
-from pipeline.protocol.steps import DecisionSteps
 
 from .frame import command, fuzz
 from .mutations import mutated
@@ -162,10 +162,8 @@ def test_models_act_or_are_refused(example: tuple[int, bytes], folder: Path) -> 
     kind, data = example
     (folder / "a.onnx").write_bytes(data)
     graph, obs, _ = _graph(kind)
-    ids, zeros = np.arange(3, dtype=np.int32), np.zeros(3, np.float32)
     branches = graph.spec.action_spec.discrete_branches
     masks = [np.zeros((3, size), np.bool_) for size in branches] or None
     policy = OnnxPolicy(folder / "a.onnx", seed=1)
     for deterministic in (False, True):
-        steps = DecisionSteps(obs, zeros, ids, masks, np.zeros(3, np.int32), zeros)
-        policy.act(steps, deterministic)
+        policy.act(decision_steps(obs, range(3), masks=masks), deterministic)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
+from steps import decision_steps, terminal_steps
 
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.protocol.steps import TerminalSteps
 
 CHOICES = 4
 PICK = BehaviorSpec([ObservationSpec.vector(CHOICES)], ActionSpec.create_discrete([CHOICES]))
@@ -96,24 +97,14 @@ class Duel:
         return 2 * np.arange(self.n, dtype=np.int32) + np.int32(side)
 
     def _terminal(self, side, areas, reward):
-        return TerminalSteps(
-            obs=[self._seen(side)[areas]],
-            reward=reward,
-            interrupted=np.zeros(len(areas), dtype=np.bool_),
-            agent_id=self._ids(side)[areas],
-            group_id=np.zeros(len(areas), dtype=np.int32),
-            group_reward=np.zeros(len(areas), dtype=np.float32),
-        )
+        return terminal_steps([self._seen(side)[areas]], self._ids(side)[areas], reward=reward)
 
-    def _steps(self, terminals):
-        zeros = np.zeros(self.n, dtype=np.float32)
+    def _steps(self, ended):
         steps = {}
         for side, (name, spec) in enumerate(self.behavior_specs.items()):
             masks = [np.zeros((self.n, CHOICES), dtype=np.bool_)] if spec is PICK else None
-            no_groups = np.zeros(self.n, dtype=np.int32)
-            seen = [self._seen(side)]
-            decision = DecisionSteps(seen, zeros, self._ids(side), masks, no_groups, zeros)
-            steps[name] = (decision, terminals.get(name) or TerminalSteps.empty(spec))
+            decision = decision_steps([self._seen(side)], self._ids(side), masks=masks)
+            steps[name] = (decision, ended.get(name) or TerminalSteps.empty(spec))
         return steps
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from steps import decision_steps, terminal_steps
 from toys import BEHAVIOR, Toy
 
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.protocol.steps import TerminalSteps
 
 
 class Teamed:
@@ -66,25 +67,23 @@ class Teamed:
         terminal = TerminalSteps.empty(self.spec)
         if ended.any():
             obs, gained = last
-            terminal = TerminalSteps(
-                obs=obs,
-                reward=np.zeros(int(ended.sum()), np.float32),
+            terminal = terminal_steps(
+                obs,
+                self.toy.ids[ended],
                 interrupted=~terminated[ended],
-                agent_id=self.toy.ids[ended],
-                group_id=self.team[ended].astype(np.int32) + 1,
-                group_reward=gained[ended].astype(np.float32),
+                group_id=self.team[ended] + 1,
+                group_reward=gained[ended],
             )
         who = self.playing
         masks = self.toy.masks()
-        decisions = DecisionSteps(
-            obs=[values[who].astype(np.float32) for values in self.toy.observe()],
-            reward=np.zeros(int(who.sum()), np.float32),
-            agent_id=self.toy.ids[who],
-            action_mask=None if masks is None else [mask[who] for mask in masks],
-            group_id=self.team[who].astype(np.int32) + 1,
-            group_reward=gain[who].astype(np.float32),
+        asking = decision_steps(
+            [values[who] for values in self.toy.observe()],
+            self.toy.ids[who],
+            masks=None if masks is None else [mask[who] for mask in masks],
+            group_id=self.team[who] + 1,
+            group_reward=gain[who],
         )
-        return {BEHAVIOR: (decisions, terminal)}
+        return {BEHAVIOR: (asking, terminal)}
 
 
 class Door:
@@ -171,21 +170,20 @@ class Door:
         terminal = TerminalSteps.empty(self.spec)
         if last is not None and ended.any():
             obs, own, group = last
-            terminal = TerminalSteps(
-                obs=[obs],
-                reward=own.astype(np.float32),
-                interrupted=np.zeros(len(own), dtype=np.bool_),
-                agent_id=self._ids(ended),
+            terminal = terminal_steps(
+                [obs],
+                self._ids(ended),
+                reward=own,
                 group_id=self._group(ended),
-                group_reward=group.astype(np.float32),
+                group_reward=group,
             )
         who = self.inside
-        decisions = DecisionSteps(
-            obs=[self._observe()[who]],
-            reward=reward[who].astype(np.float32),
-            agent_id=self._ids(who),
-            action_mask=[np.zeros((int(who.sum()), 3), dtype=np.bool_)],
+        asking = decision_steps(
+            [self._observe()[who]],
+            self._ids(who),
+            masks=[np.zeros((int(who.sum()), 3), dtype=np.bool_)],
+            reward=reward[who],
             group_id=self._group(who),
-            group_reward=gained[who].astype(np.float32),
+            group_reward=gained[who],
         )
-        return {BEHAVIOR: (decisions, terminal)}
+        return {BEHAVIOR: (asking, terminal)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from steps import decision_steps, terminal_steps
 
 from pipeline.protocol.specs import (
     ActionSpec,
@@ -10,7 +11,7 @@ from pipeline.protocol.specs import (
     ObservationSpec,
     ObservationType,
 )
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.protocol.steps import TerminalSteps
 
 NAME = "Toy"
 BEHAVIOR = f"{NAME}?team=0"
@@ -45,14 +46,11 @@ class Toy:
         reward, terminated = self.advance(actions[BEHAVIOR])
         self.age += 1
         ended = np.flatnonzero(terminated | (self.age >= self.length))
-        zeros = np.zeros(len(ended))
-        terminal = TerminalSteps(
-            obs=[values[ended].astype(np.float32) for values in self.observe()],
-            reward=reward[ended].astype(np.float32),
+        terminal = terminal_steps(
+            [values[ended] for values in self.observe()],
+            self.ids[ended],
             interrupted=~terminated[ended],
-            agent_id=self.ids[ended],
-            group_id=zeros.astype(np.int32),
-            group_reward=zeros.astype(np.float32),
+            reward=reward[ended],
         )
         self._begin(ended)
         reward = np.where(np.isin(self.ids, ended), 0.0, reward)
@@ -97,14 +95,7 @@ class Toy:
         self.begin(rows)
 
     def _decisions(self, reward):
-        return DecisionSteps(
-            obs=[np.asarray(values, dtype=np.float32) for values in self.observe()],
-            reward=np.asarray(reward, dtype=np.float32),
-            agent_id=self.ids,
-            action_mask=self.masks(),
-            group_id=np.zeros(self.n, dtype=np.int32),
-            group_reward=np.zeros(self.n, dtype=np.float32),
-        )
+        return decision_steps(self.observe(), self.ids, masks=self.masks(), reward=reward)
 
 
 class Chase(Toy):
@@ -335,21 +326,17 @@ class Crowd:
             alive[agent].waits = True
         self.asked[name] = asking
         return (
-            DecisionSteps(
+            decision_steps(
                 self._obs(spec, asking),
-                np.array([reward.get(agent, 0.0) for agent in asking], dtype=np.float32),
-                np.array(asking, dtype=np.int32),
-                [self.rng.random((len(asking), 3)) < 0.3] if spec is CHOICE else None,
-                np.zeros(len(asking), dtype=np.int32),
-                np.zeros(len(asking), dtype=np.float32),
+                asking,
+                masks=[self.rng.random((len(asking), 3)) < 0.3] if spec is CHOICE else None,
+                reward=[reward.get(agent, 0.0) for agent in asking],
             ),
-            TerminalSteps(
+            terminal_steps(
                 self._obs(spec, ended),
-                np.array([reward[agent] for agent in ended], dtype=np.float32),
-                interrupted,
-                np.array(ended, dtype=np.int32),
-                np.zeros(len(ended), dtype=np.int32),
-                np.zeros(len(ended), dtype=np.float32),
+                ended,
+                interrupted=interrupted,
+                reward=[reward[agent] for agent in ended],
             ),
         )
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from steps import decision_steps
 
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
@@ -41,9 +42,7 @@ class Counter:
         self.closed = True
 
     def _ask(self, value: float):
-        obs, one = np.full((1, 1), value, np.float32), np.zeros(1, np.float32)
-        ids = np.zeros(1, np.int32)
-        return DecisionSteps([obs], one, ids, None, ids, one), TerminalSteps.empty(SPEC)
+        return decision_steps([[[value]]]), TerminalSteps.empty(SPEC)
 
     def _nobody(self):
         return DecisionSteps.empty(SPEC), TerminalSteps.empty(SPEC)

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from steps import decision_steps, terminal_steps
 
 from pipeline.errors import StageError
 from pipeline.evaluation.episodes import evaluate, read_episodes, write_episodes
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 SPEC = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(1, ()))
 
@@ -47,23 +47,21 @@ class Script:
                 self.ids[k], self.age[k] = self._new_id(k), 0
 
     def steps(self):
-        n = len(self.ids)
-        ids = np.array(self.ids, dtype=np.int32)
         is_first = np.array(self.age) == 0
-        reward = np.where(is_first, self.first_reward, self.reward).astype(np.float32)
-        group = np.where(is_first, 0, self.group_reward).astype(np.float32)
-        obs = [np.array(self.age, dtype=np.float32)[:, None]]
-        decisions = DecisionSteps(obs, reward, ids, None, np.zeros(n, dtype=np.int32), group)
-        m = len(self.ended)
-        terminals = TerminalSteps(
-            [np.zeros((m, 1), dtype=np.float32)],
-            np.full(m, self.reward, dtype=np.float32),
-            np.array([k % 2 == 1 for _, k in self.ended], dtype=np.bool_),
-            np.array([agent for agent, _ in self.ended], dtype=np.int32),
-            np.zeros(m, dtype=np.int32),
-            np.full(m, self.group_reward, dtype=np.float32),
+        asking = decision_steps(
+            [np.array(self.age)[:, None]],
+            self.ids,
+            reward=np.where(is_first, self.first_reward, self.reward),
+            group_reward=np.where(is_first, 0, self.group_reward),
         )
-        return decisions, terminals
+        ended = terminal_steps(
+            [np.zeros((len(self.ended), 1))],
+            [agent for agent, _ in self.ended],
+            interrupted=[k % 2 == 1 for _, k in self.ended],
+            reward=self.reward,
+            group_reward=self.group_reward,
+        )
+        return asking, ended
 
 
 class ScriptedEnv:

@@ -8,12 +8,12 @@ from functools import cache
 import numpy as np
 import onnx
 import pytest
+from steps import decision_steps
 
 from pipeline.commands.onnx import check
 from pipeline.errors import PipelineError
 from pipeline.export.policy import OnnxPolicy
 from pipeline.export.publish import build_model, model_bytes
-from pipeline.protocol.steps import DecisionSteps
 
 from . import reference
 
@@ -121,8 +121,8 @@ def new_value(field, rng):
 def act(path, graph, obs):
     policy = OnnxPolicy(path, seed=1)
     n, branches = len(obs[0]), graph.spec.action_spec.discrete_branches
-    zeros, masks = np.zeros(n, np.float32), [np.zeros((n, size), np.bool_) for size in branches]
-    steps = DecisionSteps(obs, zeros, np.arange(n, dtype=np.int32), masks or None, zeros, zeros)
+    masks = [np.zeros((n, size), np.bool_) for size in branches]
+    steps = decision_steps(obs, masks=masks or None)
     for deterministic in (False, True, False):
         action = policy.act(steps, deterministic)
         assert len(action.continuous) == len(action.discrete) == n

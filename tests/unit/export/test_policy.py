@@ -8,21 +8,17 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+from steps import decision_steps
 
 from pipeline.errors import ExportError
 from pipeline.export.policy import OnnxPolicy, create_session
 from pipeline.export.publish import build_model, model_bytes
-from pipeline.protocol.steps import DecisionSteps
 
 from . import reference
 
 
 def steps(graph, n_agents, *, masks=None, agent_ids=None, seed=1):
-    agents = np.arange(n_agents) if agent_ids is None else np.array(agent_ids)
-    zeros = np.zeros(n_agents, dtype=np.float32)
-    obs = reference.observations(graph, n_agents, seed)
-    ids = agents.astype(np.int32)
-    return DecisionSteps(obs, zeros, ids, masks, np.zeros(n_agents, dtype=np.int32), zeros)
+    return decision_steps(reference.observations(graph, n_agents, seed), agent_ids, masks=masks)
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@ from collections import deque
 
 import numpy as np
 import pytest
+from steps import decision_steps
 
 from pipeline.protocol.specs import ActionTuple, ObservationType
-from pipeline.protocol.steps import DecisionSteps
 from pipeline.simulators import registry
 from pipeline.simulators.games import grid_world
 from pipeline.simulators.games.grid_world import BEHAVIOR, GridWorld, draw, forbidden
@@ -110,10 +110,8 @@ def test_the_expert_takes_a_shortest_path_from_everywhere():
     signal = np.tile(np.float32([1, 0]), (len(agent), 1))
     n_steps = np.zeros(len(agent), dtype=int)
     policy = registry.expert("grid_world")
-    none = np.zeros(len(agent), dtype=np.float32)
-    ids = np.arange(len(agent), dtype=np.int32)
     for _ in range(10):
-        steps = DecisionSteps([draw(agent, goals), signal], none, ids, None, ids, none)
+        steps = decision_steps([draw(agent, goals), signal])
         walking = (agent != goals[:, 0]).any(axis=1)
         moves = grid_world.MOVES[policy(steps).discrete[:, 0]]
         agent[walking] += moves[walking]

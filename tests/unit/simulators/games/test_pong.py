@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 from playing import acted, policies, returns
+from steps import decision_steps
 
 from pipeline.protocol.specs import ActionTuple
-from pipeline.protocol.steps import DecisionSteps
 from pipeline.simulators import registry
 from pipeline.simulators.games import pong
 from pipeline.simulators.games.pong import BEHAVIORS, Pong, folded
@@ -150,7 +150,4 @@ def test_the_opponent_beats_chance_and_is_its_own_match():
 
 def test_the_opponent_aims_away_from_the_other_paddle():
     seen = np.float32([[0.0, 0.5, -0.9, 0.0, -0.4, 0.0], [0.0, -0.5, -0.9, 0.0, -0.4, 0.0]])
-    none = np.zeros(2, dtype=np.float32)
-    ids = np.arange(2, dtype=np.int32)
-    steps = DecisionSteps([seen], none, ids, None, ids, none)
-    assert registry.expert("pong")(steps).discrete[:, 0].tolist() == [UP, DOWN]
+    assert registry.expert("pong")(decision_steps([seen])).discrete[:, 0].tolist() == [UP, DOWN]
