@@ -9,17 +9,12 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
+from http2_peer import message, no_check
 
 from pipeline.protocol.calls import METHOD
 from pipeline.protocol.channel import Channel
 from pipeline.protocol.generated.messages import UnityMessageProto
 from pipeline.protocol.grpc_server import GrpcServer
-
-
-def greeting() -> bytes:
-    out = UnityMessageProto(header={"status": 200})
-    out.unity_output.rl_initialization_output.name = "AcademySingleton"
-    return out.SerializeToString()
 
 
 def reachable(host: str, port: int) -> bool:
@@ -52,8 +47,8 @@ def test_nothing_is_waited_for_where_no_call_can_come(has_called):
         answer = None
         if has_called:
             end = Channel(server.port, METHOD)
-            answer = pool.submit(end.call, greeting())
-            server.receive(20, lambda: None)
+            answer = pool.submit(end.call, message())
+            server.receive(20, no_check)
         began = time.monotonic()
         server.close(60.0)
         assert time.monotonic() - began < 40
