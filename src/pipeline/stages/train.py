@@ -112,13 +112,16 @@ def _train(
     from pipeline import trainer
 
     runtime = run.runtime()
-    with run_context.recorded(run, attempt, prefix=len(settings.behaviors) > 1) as record:
+    # Once for all sinks: they ask git, and resolve every setting.
+    key, row = run_context.key_of(run, attempt), run_context.row_of(run)
+    prefix = len(settings.behaviors) > 1
+    with run_context.recorded(run, attempt, prefix=prefix, key=key, row=row) as record:
         tracked = TrackedRun(
             folder=attempt.run,
             max_steps={name: one.max_steps for name, one in settings.behaviors.items()},
             settings=settings,
-            key=run_context.key_of(run, attempt),
-            row=run_context.row_of(run),
+            key=key,
+            row=row,
             record=record,
         )
         sinks = standard_sinks(tracked, run.params.track)

@@ -138,16 +138,24 @@ def find(root: Path, name: str, seed: int) -> Run:
 
 @contextlib.contextmanager
 def recorded(
-    run: Run, attempt: Attempt, *, prefix: bool = False
+    run: Run,
+    attempt: Attempt,
+    *,
+    prefix: bool = False,
+    key: run_metadata.RunKey | None = None,
+    row: run_metadata.RunMetadata | None = None,
 ) -> Iterator[mlflow_run.MlflowRun | None]:
-    """Give the block an MLflow run, or None when tracking is off; never fail the stage."""
+    """Give the block an MLflow run, or None when tracking is off; never fail the stage.
+
+    `key` and `row` are those of `key_of` and `row_of`, where the caller needs them too.
+    """
     track = run.params.track
     if not mlflow_run.enabled() or (track is not None and "mlflow" not in track):
         yield None
         return
     # One row in MLflow per experiment and seed: `train`, `export` and `evaluate` write to it.
-    tracking = mlflow_run.MlflowRun(key_of(run, attempt), prefix=prefix)
-    tracking.describe(row_of(run), run.root)
+    tracking = mlflow_run.MlflowRun(key or key_of(run, attempt), prefix=prefix)
+    tracking.describe(row or row_of(run), run.root)
     status = "FAILED"  # also after SystemExit: MLflow would leave the run RUNNING for ever
     try:
         yield tracking
