@@ -240,30 +240,3 @@ def write_episodes(path: Path, episodes: Sequence[Episode]) -> None:
     writer.writerow(_COLUMNS)
     writer.writerows([getattr(episode, name) for name in _COLUMNS] for episode in episodes)
     files.write_whole(path, text.getvalue())
-
-
-def read_episodes(path: Path) -> list[Episode]:
-    """Read what `write_episodes` wrote.
-
-    Raises:
-        StageError: The file is absent or is not such a file.
-    """
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return [_parse(row) for row in csv.DictReader(file)]
-    except (OSError, KeyError, TypeError, ValueError) as problem:
-        raise StageError(
-            f"{path}: cannot be read as evaluated episodes ({problem}); evaluate the policy again"
-        ) from problem
-
-
-def _parse(row: Mapping[str, str]) -> Episode:
-    return Episode(
-        index=int(row["index"]),
-        behavior=row["behavior"],
-        agent=int(row["agent"]),
-        episode_return=float(row["episode_return"]),
-        length=int(row["length"]),
-        # Not bool(): the text "False" is true.
-        interrupted={"True": True, "False": False}[row["interrupted"]],
-    )

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import main
-from pipeline.evaluation.episodes import Episode, write_episodes
 
 COLUMNS = "behavior,step,reward\n"
 
@@ -23,20 +22,9 @@ def dag(root: Path, experiment: str, seed: int, returns: list[float], evaluated:
     """What train and evaluate leave behind."""
     run = f"{experiment}/seed{seed}"
     progress(root / "results/train" / run / "progress.csv", returns)
-    target = root / "results/evaluate" / run / "episodes.csv"
+    target = root / "results/evaluate" / run / "metrics.json"
     target.parent.mkdir(parents=True, exist_ok=True)
-    episodes = [
-        Episode(
-            index=k,
-            behavior="Walker?team=0",
-            agent=k,
-            episode_return=evaluated + change,
-            length=10,
-            interrupted=False,
-        )
-        for k, change in enumerate((-1.0, 1.0))
-    ]
-    write_episodes(target, episodes)
+    target.write_text(json.dumps({"Walker": {"mean_return": evaluated}}))
     facts = root / "results/.work/train" / run / "stage.json"
     facts.parent.mkdir(parents=True, exist_ok=True)
     facts.write_text(json.dumps({"duration_s": 30.0, "resumed": False}))
@@ -173,6 +161,12 @@ def broken(root: Path) -> Path:
     return run
 
 
+def unevaluated(root: Path) -> Path:
+    run = dag(root, "a", 1, [0.0, 1.0], evaluated=10.0)
+    (root / "results/evaluate/a/seed1/metrics.json").write_text('{"Walker": {}}')
+    return run
+
+
 def empty(root: Path) -> Path:
     run = learned(root, "empty", 1)
     progress(run / "progress.csv", [])
@@ -183,6 +177,7 @@ MISTAKES = {
     "no folder": (lambda root: [root / "absent"], "there is no such folder"),
     "another folder": (lambda root: [root], "is not the folder of a run"),
     "a broken curve": (lambda root: [broken(root)], "cannot be read as a learning curve"),
+    "a broken evaluation": (lambda root: [unevaluated(root)], "cannot be read as an evaluation"),
     "no episode": (lambda root: [empty(root)], "no episode has ended"),
     "a repetition": (
         lambda root: [learned(root, "x", 1), learned(root, "y", 1)],

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from dataclasses import replace
+import csv
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 from steps import decision_steps, terminal_steps
 
 from pipeline.errors import StageError
-from pipeline.evaluation.episodes import evaluate, read_episodes, write_episodes
+from pipeline.evaluation.episodes import evaluate, write_episodes
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 
 SPEC = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(1, ()))
@@ -205,22 +206,16 @@ def test_reward_that_is_not_finite_stops_the_evaluation():
         play(ScriptedEnv(Ball=Script([[3]], reward=float("nan"))), 1)
 
 
-def test_episodes_survive_a_round_trip_through_csv(tmp_path):
+def test_episodes_are_written_as_csv(tmp_path):
     episodes = play(ScriptedEnv(Ball=Script([[3], [7]], reward=0.1)), 5)
     episodes[1] = replace(episodes[1], behavior='odd, "name"')
     path = tmp_path / "episodes.csv"
     write_episodes(path, episodes)
-    assert read_episodes(path) == episodes
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    texts = [{key: str(value) for key, value in asdict(one).items()} for one in episodes]
+    assert rows == texts
     first = path.read_bytes()
     write_episodes(path, episodes)
     assert path.read_bytes() == first
     assert first.splitlines()[0] == b"index,behavior,agent,episode_return,length,interrupted"
-
-
-@pytest.mark.parametrize("content", ["a,b\n1,2\n", "index,behavior\n1,x\n", None])
-def test_file_that_holds_no_episodes_is_refused(tmp_path, content):
-    path = tmp_path / "episodes.csv"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(StageError, match=r"episodes\.csv: cannot be read"):
-        read_episodes(path)

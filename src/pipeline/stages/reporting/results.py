@@ -1,8 +1,9 @@
-"""What the runs of an experiment came to, read from the folders of the DAG."""
+"""Results of an experiment's runs, read from the folders of the DAG."""
 
 from __future__ import annotations
 
 import csv
+import json
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,10 +56,10 @@ def trials_of(
         StageError: A file is not what the stages write.
     """
     run = f"{experiment}/seed{seed}"
-    episodes = results / "evaluate" / run / "episodes.csv"
+    metrics = results / "evaluate" / run / "metrics.json"
     progress = results / "train" / run / "progress.csv"
     was_trained, was_evaluated = "train" in stages, "evaluate" in stages
-    returns = _mean_returns(episodes) if was_evaluated and episodes.is_file() else {}
+    returns = _mean_returns(metrics) if was_evaluated and metrics.is_file() else {}
     curves = read_curves(progress) if was_trained and progress.is_file() else {}
     trained = read_map(progress.with_name("metrics.json")) if was_trained else {}
     # It may be gone, for no engine tracks it: then nothing is known, as after a resume.
@@ -81,13 +82,14 @@ def trials_of(
 
 
 def _mean_returns(path: Path) -> dict[str, float]:
-    """Return each behavior's mean return in an episodes.csv; its teams count together."""
-    from pipeline.evaluation.episodes import read_episodes
-
-    returns_of: dict[str, list[float]] = {}
-    for episode in read_episodes(path):
-        returns_of.setdefault(_plain(episode.behavior), []).append(episode.episode_return)
-    return {behavior: float(np.mean(returns)) for behavior, returns in returns_of.items()}
+    """Return each behavior's mean return in a metrics.json of `evaluate`."""
+    try:
+        metrics = json.loads(path.read_text(encoding="utf-8"))
+        return {behavior: float(one["mean_return"]) for behavior, one in metrics.items()}
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as problem:
+        raise StageError(
+            f"{path}: cannot be read as an evaluation ({problem!r}); evaluate the policy again"
+        ) from problem
 
 
 def read_curves(path: Path) -> dict[str, Curve]:
