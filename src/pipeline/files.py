@@ -90,7 +90,7 @@ def sole_writer(folder: Path | str) -> Iterator[None]:
         holder = path.read_text(encoding="utf-8").strip() if path.exists() else ""
         raise SettingsError(
             f"{folder}: another process (pid {holder or 'unknown'}) is writing into this folder; "
-            "wait until it has ended, or use another folder"
+            "wait until it has ended, or end it"
         ) from None
     try:
         path.write_text(f"{os.getpid()}\n", encoding="utf-8")

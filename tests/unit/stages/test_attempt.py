@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -257,12 +258,14 @@ def test_what_is_asked_for_anew_is_made_again(root: Path):
 def test_a_second_process_on_the_same_job_is_refused_with_the_holder(root: Path):
     import os
 
-    with attempt_at(job(), root) as attempt:
-        with (
-            pytest.raises(StageError, match=f"another process .pid {os.getpid()}. is working"),
-            attempt_at(job(), root),
-        ):
-            pass
+    def second() -> None:
+        with attempt_at(job(), root):
+            raise AssertionError("two attempts")
+
+    with attempt_at(job(), root) as attempt, ThreadPoolExecutor(1) as another:
+        refused = another.submit(second).exception()
+        assert isinstance(refused, SettingsError)
+        assert f"another process (pid {os.getpid()}) is writing" in str(refused)
         make(attempt)
     with attempt_at(job(instance="other"), root) as attempt:
         make(attempt)

@@ -13,8 +13,8 @@ Both engines delete a stage's declared outputs before they rerun it, so work in 
 
 A job that is ended between its stage's success and its engine's note of that has its outputs
 deleted. Its retry, which workflow/rules/common.smk marks by PIPELINE_RETRY, takes the copy, and so
-does the next call of a Snakemake that was killed, whose jobs may have finished without it; what is
-asked for anew, by force for example, does not.
+does the next call of a Snakemake that was killed, whose jobs may have finished without it. A job
+that the user forces the engine to run again does all its work again.
 """
 
 from __future__ import annotations
@@ -118,12 +118,13 @@ def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> It
         now: gives the job as the parameter file describes it at the end.
 
     Raises:
-        StageError: Another process works on the job, an input is missing, the block did not make
-            an output, or DVC would take the outputs for those of other parameters.
+        SettingsError: Another process works on the job.
+        StageError: An input is missing, the block did not make an output, or DVC would take the
+            outputs for those of other parameters.
     """
     folder = root / WORK / job.stage / job.instance
     folder.mkdir(parents=True, exist_ok=True)
-    with progress.reporting(job.stage, job.instance, root), _lock(job, folder):
+    with progress.reporting(job.stage, job.instance, root), files.sole_writer(folder):
         # Digests are taken under the lock and before the work: they say what the result was made
         # of.
         digests = {str(path): _digest(job, root, path) for path in job.inputs}
@@ -189,8 +190,6 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     )
     for left in ("out", "old", "tmp"):
         shutil.rmtree(folder / left, ignore_errors=True)
-    # Files that a killed process had not yet renamed into place.
-    files.remove_temporary(folder)
     if current.done:
         _log.info("%s: an attempt before has finished; taking what it made", job.name)
         shutil.copytree(kept, folder / "out")
@@ -207,26 +206,6 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     current.run.mkdir(exist_ok=True)
     _mark(current, finished=False)
     return current
-
-
-@contextlib.contextmanager
-def _lock(job: Job, folder: Path) -> Iterator[None]:
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(folder.with_name(f"{folder.name}.lock"))
-    try:
-        # The lock belongs to an open file, so the system frees it when its process is killed.
-        lock.acquire(timeout=0)
-    except Timeout:
-        holder = read_map(folder / "attempt.json").get("pid", "unknown")
-        raise StageError(
-            f"{job.name}: another process (pid {holder}) is working on it. Wait until it is done, "
-            "or end it."
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _digest(job: Job, root: Path, path: Path) -> str:
@@ -308,8 +287,7 @@ def _publish(current: Attempt) -> None:
 
 
 def _mark(current: Attempt, *, finished: bool) -> None:
-    # The pid is for the message that another process gives when it meets the lock.
-    mark = {"fingerprint": current.fingerprint, "finished": finished, "pid": os.getpid()}
+    mark: dict[str, Any] = {"fingerprint": current.fingerprint, "finished": finished}
     if CALL in os.environ:
         mark["call"] = os.environ[CALL]
     files.write_json(current.folder / "attempt.json", mark)
