@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from pipeline.commands.engines import environment, git
+from pipeline.commands.engines import environment
 from pipeline.errors import NotReadyError, PipelineError, one_line
 from pipeline.settings.environments import PathSource, UnitySource
+from pipeline.tracking.run_metadata import git
 
 if TYPE_CHECKING:
     import argparse

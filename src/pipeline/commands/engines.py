@@ -27,7 +27,6 @@ _log = logging.getLogger(__name__)
 
 MOST_COMMITS = 300
 """How far back the commands look in git's history."""
-_GIT_WAIT_S = 60.0
 _LOCK_BEGINS = "schema: '2.0'\nstages:\n"
 _OUTPUT = re.compile(r"\w+/(?!report/)\w+/(.+?)(?:/seed(\d+))?(?:[./][^/]*)?")
 """A stage's output: its name, and its seed if it has one. The report is of no run."""
@@ -178,18 +177,6 @@ def environment() -> dict[str, str]:
     # Stages call `python`: it has to be this environment's also where that was not activated.
     here = os.path.dirname(sys.executable)  # noqa: PTH120  # no need for a path object
     return {**os.environ, "PATH": os.pathsep.join((here, os.environ.get("PATH", "")))}
-
-
-def git(root: Path, *arguments: str) -> str | None:
-    """Return what git prints; None when there is no git, or no repository."""
-    command = ["git", "-C", str(root), *arguments]
-    try:
-        done = subprocess.run(  # noqa: S603  # git, without a shell
-            command, capture_output=True, text=True, check=False, timeout=_GIT_WAIT_S
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
 
 
 def _must(command: Sequence[str], root: Path) -> str:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline import files, machine
-from pipeline.commands.engines import MOST_COMMITS, git
+from pipeline.commands.engines import MOST_COMMITS
 from pipeline.errors import ExportError, PipelineError
 from pipeline.stages.shared import provenance, run_context, sources
 from pipeline.stages.shared.attempt import WORK, digest_of, read_map
 from pipeline.stages.shared.project import checkout, code_of
+from pipeline.tracking.run_metadata import git
 
 if TYPE_CHECKING:
     import argparse

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.commands.engines import MOST_COMMITS, git
+from pipeline.commands.engines import MOST_COMMITS
 from pipeline.commands.parser import aligned
 from pipeline.errors import PipelineError
 from pipeline.settings.nodes import to_plain
 from pipeline.settings.yaml_file import parse_yaml
 from pipeline.tracking import mlflow_store, mlflow_view, run_metadata
+from pipeline.tracking.run_metadata import git
 
 if TYPE_CHECKING:
     import argparse

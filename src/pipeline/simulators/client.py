@@ -134,7 +134,7 @@ def _play(make: Callable[[], Simulator], exchange: Exchange, compressed_channels
 
 
 def _say_goodbye(exchange: Exchange) -> None:
-    """Tell the trainer that this is the end; it may be gone already."""
+    """Send the status with which an environment ends; the trainer may be gone already."""
     try:
         exchange(STOPPED, _GOODBYE_S)
     except (ConnectionError, TimeoutError):
@@ -247,7 +247,7 @@ class Session:
         return steps_bytes(decisions, terminals, spec)
 
     def _hear(self, data: bytes) -> None:
-        """Apply the side-channel messages that came with a command; those not for us are left."""
+        """Apply the side-channel messages that came with a command; skip all others."""
         for channel_id, payload in side_channels.unpack(data):
             if channel_id == side_channels.ENVIRONMENT_PARAMETERS:
                 self._hear_parameter(side_channels.IncomingMessage(payload))

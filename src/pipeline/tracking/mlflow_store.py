@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import re
-import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.errors import PipelineError
 from pipeline.tracking import mlflow_database, mlflow_models, mlflow_view
-from pipeline.tracking.run_metadata import BASELINE, VARIANT, WORKSPACE, dvc_digest
+from pipeline.tracking.run_metadata import BASELINE, VARIANT, WORKSPACE, dvc_digest, git
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,7 +30,7 @@ CURRENT = "pipeline.current"
 _CHECKOUT = "pipeline.checkout"
 IDENTITY = ("pipeline.experiment", "pipeline.seed", _CHECKOUT, VARIANT)
 """Tags that say which runs stand for the same."""
-_BATCH = 900
+_GIT_WAIT_S = 5.0
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -205,10 +203,7 @@ class Store:
         """Write `(name, value, unix ms, step)` points."""
         from mlflow.entities import Metric
 
-        # MLflow refuses more than 1000 points at once.
-        for start in range(0, len(points), _BATCH):
-            part = [Metric(*point) for point in points[start : start + _BATCH]]
-            self.client.log_batch(run, metrics=part)
+        self.client.log_batch(run, metrics=[Metric(*point) for point in points])
 
     def log_params(self, run: str, values: Mapping[str, str]) -> None:
         """Write the parameters that are not there yet; MLflow refuses to change one."""
@@ -285,23 +280,13 @@ def source_tags(root: Path) -> dict[str, str]:
     tags = {VARIANT: WORKSPACE}
     if experiment := os.environ.get("DVC_EXP_NAME"):
         tags = {VARIANT: experiment, BASELINE: os.environ.get("DVC_EXP_BASELINE_REV", "")}
-    commit = _git(root, "rev-parse", "HEAD")
+    commit = git(root, "rev-parse", "HEAD", timeout_s=_GIT_WAIT_S)
     if commit:
-        tags["mlflow.source.git.commit"] = commit
+        tags["mlflow.source.git.commit"] = commit.strip()
         # Tracked files only, and those that people edit: results change with every run.
-        edited = _git(root, "status", "--porcelain", "-uno", "--", *_WRITTEN)
+        edited = git(root, "status", "--porcelain", "-uno", "--", *_WRITTEN, timeout_s=_GIT_WAIT_S)
         tags["pipeline.uncommitted"] = "yes" if edited else "no"
     return tags
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        command = ["git", "-C", str(root), *arguments]
-        done = subprocess.run(  # noqa: S603  # fixed commands
-            command, capture_output=True, text=True, check=True, timeout=5
-        )
-        return done.stdout.strip()
-    return None
 
 
 def _create_experiment(client: Any, name: str, place: str | None) -> Any:

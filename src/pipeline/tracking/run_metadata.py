@@ -5,6 +5,7 @@ from __future__ import annotations
 import colorsys
 import hashlib
 import json
+import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -205,6 +206,18 @@ def dvc_digest(path: Path) -> str:
         if not any(part.startswith(".") for part in name.split("/"))
     ]
     return f"{_md5(json.dumps(listed, sort_keys=True).encode()).hexdigest()}.dir"
+
+
+def git(root: Path, *arguments: str, timeout_s: float = 60.0) -> str | None:
+    """Return what git prints; None when there is no git, or no repository."""
+    command = ["git", "-C", str(root), *arguments]
+    try:
+        done = subprocess.run(  # noqa: S603  # git, without a shell
+            command, capture_output=True, text=True, check=False, timeout=timeout_s
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def tags(
