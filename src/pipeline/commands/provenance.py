@@ -13,7 +13,7 @@ from pipeline.errors import ExportError, PipelineError
 from pipeline.stages.shared import provenance, run_context, sources
 from pipeline.stages.shared.attempt import WORK, digest_of, read_map
 from pipeline.stages.shared.project import checkout, code_of
-from pipeline.tracking.run_metadata import git
+from pipeline.tracking.run_metadata import flattened, git, leaves
 
 if TYPE_CHECKING:
     import argparse
@@ -108,9 +108,10 @@ def _causes(one: Sequence[provenance.Record], two: Sequence[provenance.Record]) 
         yield Check(what="stages", verdict="differs", details=(told,))
         return
     for left, right in zip(one, two, strict=True):
+        old, new = (dict(flattened(stage["parameters"])) for stage in (left, right))
         parts: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
             ("seed", {"seed": left["seed"]}, {"seed": right["seed"]}),
-            ("parameters", dict(_flat(left["parameters"])), dict(_flat(right["parameters"]))),
+            ("parameters", old, new),
             ("inputs", _digests(left), _digests(right)),
             ("versions", left["versions"], right["versions"]),
             ("sources", left["sources"], right["sources"]),
@@ -288,7 +289,7 @@ def _parameters(stage: provenance.Record, root: Path) -> Check:
     except PipelineError as error:
         return Check(what=what, verdict="differs", details=(str(error),))
     # Through JSON, as the record went: tuples are lists there, and keys are texts.
-    old, new = (dict(_flat(json.loads(json.dumps(one)))) for one in (stage["parameters"], now))
+    old, new = (dict(flattened(json.loads(json.dumps(one)))) for one in (stage["parameters"], now))
     details = [
         f"{key}: {_shown(old, key)} then, {_shown(new, key)} now"
         for key in sorted({*old, *new})
@@ -338,14 +339,6 @@ def _check(what: str, details: Sequence[str]) -> Check:
     return Check(what=what, verdict="differs" if details else "same", details=tuple(details))
 
 
-def _flat(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for key, inside in value.items():
-            yield from _flat(inside, f"{at}.{key}" if at else str(key))
-    else:
-        yield at, value
-
-
 def _shown(values: Mapping[str, Any], key: str) -> str:
     return json.dumps(values[key]) if key in values else "absent"
 
@@ -374,9 +367,7 @@ def _described(model: Path, stages: Sequence[provenance.Record], commit: str) ->
         for kind, one in stage["inputs"].items():
             lines.append(f"    {kind} {one['name']}  sha256 {one['sha256']}")
         lines += [
-            f"      {key} = {json.dumps(value)}"
-            for key, value in _flat(stage["parameters"])
-            if value not in (None, {}, [])
+            f"      {key} = {json.dumps(value)}" for key, value in leaves(stage["parameters"])
         ]
     return lines
 

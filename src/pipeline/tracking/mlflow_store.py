@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline import files
 from pipeline.errors import PipelineError
 from pipeline.tracking import mlflow_database, mlflow_models, mlflow_view
-from pipeline.tracking.run_metadata import BASELINE, VARIANT, WORKSPACE, dvc_digest, git
+from pipeline.tracking.run_metadata import BASELINE, VARIANT, WORKSPACE, dvc_digest, flattened, git
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,14 +59,8 @@ def checkout(root: Path) -> str:
 
 def flatten(values: Mapping[str, Any], start: str = "") -> dict[str, str]:
     """Return nested mappings as `{dotted name: text}`; lists stay whole."""
-    flat: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, dict) and value:
-            flat |= flatten(value, f"{start}{name}.")
-        else:
-            # MLflow cuts parameters beyond 6,000 characters, with a warning for each.
-            flat[clean(f"{start}{name}")] = str(value)[:5900]
-    return flat
+    # MLflow cuts parameters beyond 6,000 characters, with a warning for each.
+    return {clean(name): str(value)[:5900] for name, value in flattened(values, start)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pipeline.settings import RunSettings
@@ -176,17 +176,18 @@ def flat(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def leaves(settings: Mapping[str, Any], start: str = "") -> list[tuple[str, Any]]:
-    """Return dotted names and values of nested mappings, without empty ones."""
-    pairs: list[tuple[str, Any]] = []
-    for name, value in settings.items():
-        if value in _UNSAID:
-            continue
-        if isinstance(value, dict):
-            pairs += leaves(value, f"{start}{name}.")
+def flattened(values: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, Any]]:
+    """Give dotted names and values of nested mappings; lists and empty mappings are values."""
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from flattened(value, f"{start}{name}.")
         else:
-            pairs.append((f"{start}{name}", value))
-    return pairs
+            yield f"{start}{name}", value
+
+
+def leaves(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return dotted names and values of nested mappings, without empty ones."""
+    return [(name, value) for name, value in flattened(settings) if value not in _UNSAID]
 
 
 def dvc_digest(path: Path) -> str:
