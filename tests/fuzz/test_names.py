@@ -22,6 +22,7 @@ from pipeline.settings.params import load_params
 from pipeline.stages.export import publish
 from pipeline.tracking.sinks.curve_csv import CsvSink
 from pipeline.tracking.sinks.tensorboard import TensorBoardSink
+from pipeline.tracking.tracked_run import TrackedRun
 
 from .frame import command, fuzz
 from .mutations import NAMES
@@ -73,13 +74,14 @@ def _train(name: str, max_steps: int, run_dir: Path, *, resume: bool) -> Any:
         "checkpoint_interval": 10,
         "summary_freq": 10,
     }
+    run = TrackedRun(folder=run_dir, max_steps={})
     return pipeline.train(
         InProcessEnvironment(_Named(name)),  # type: ignore[arg-type]
         {"default_settings": behavior},
         seed=1,
         run_dir=run_dir,
         exporter=publish,
-        sinks=[TensorBoardSink(run_dir), CsvSink(run_dir / "progress.csv")],
+        sinks=[TensorBoardSink(run), CsvSink(run_dir / "progress.csv")],
         resume=resume,
     )
 

@@ -23,9 +23,15 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 # Each of them takes a file that the stage before it makes.
 _NEEDS = {"export": "train", "evaluate": "export"}
 
-_SINKS = ("jsonl", "mlflow", "stats_writers", "tensorboard", "wandb")
-SINKS: Group[Any] = Group("pipeline.sinks", {name: f".{name}:for_run" for name in _SINKS})
-"""Functions of a `TrackedRun` by name; ours lie in `pipeline.tracking.sinks`."""
+_SINKS = {
+    "jsonl": ".jsonl:JsonLinesSink",
+    "mlflow": ".mlflow:for_run",
+    "stats_writers": ".stats_writers:for_run",
+    "tensorboard": ".tensorboard:TensorBoardSink",
+    "wandb": ".wandb:WandbSink",
+}
+SINKS: Group[Any] = Group("pipeline.sinks", _SINKS)
+"""Classes and functions of a `TrackedRun` by name; ours lie in `pipeline.tracking.sinks`."""
 
 _EXTRAS = {"mlflow": "train", "tensorboard": "train", "wandb": "wandb"}
 """Our sinks that need a package, which is called as they are, and the extra that installs it."""

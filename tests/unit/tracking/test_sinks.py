@@ -59,6 +59,10 @@ def test_values_that_are_not_finite_reach_no_sink():
     assert sink.seen == [("Walker", {"c": 2.0}, 5)]
 
 
+def tracked(folder: Path, **more) -> TrackedRun:
+    return TrackedRun(folder=folder, max_steps={}, **more)
+
+
 def kinds(found) -> set[str]:
     return {type(sink).__name__ for sink in found}
 
@@ -74,7 +78,7 @@ def test_console_curve_and_tensorboard_take_part_by_default_and_others_by_name(t
 
 
 def test_a_name_that_is_no_sink_is_refused_with_the_nearest(tmp_path: Path):
-    run = TrackedRun(folder=tmp_path, max_steps={})
+    run = tracked(tmp_path)
     with pytest.raises(SettingsError, match=r"'jsonel' is not allowed; did you mean 'jsonl'\?"):
         named_sinks(run, ["jsonel"])
 
@@ -84,7 +88,7 @@ def test_a_sink_whose_package_is_missing_is_refused_with_the_extra_that_installs
 ):
     monkeypatch.setattr("pipeline.settings.experiments.find_spec", lambda _: None)
     with pytest.raises(SettingsError) as caught:
-        named_sinks(TrackedRun(folder=tmp_path, max_steps={}), ["jsonl", "wandb"])
+        named_sinks(tracked(tmp_path), ["jsonl", "wandb"])
     assert str(caught.value) == (
         "pipeline.train: sinks: the package 'wandb' is not installed; "
         "pip install 'rl-pipeline[wandb]', or leave wandb out"
@@ -93,7 +97,7 @@ def test_a_sink_whose_package_is_missing_is_refused_with_the_extra_that_installs
 
 def test_a_named_sink_that_cannot_open_is_left_out_with_a_warning(tmp_path: Path, caplog):
     # it needs to be told which run this is
-    made = named_sinks(TrackedRun(folder=tmp_path, max_steps={}), ["mlflow", "jsonl"])
+    made = named_sinks(tracked(tmp_path), ["mlflow", "jsonl"])
     assert kinds(made) == {"JsonLinesSink"}
     assert "The sink mlflow takes no part in this run: a row of MLflow needs" in caplog.text
 
@@ -239,7 +243,7 @@ def events(folder: Path):
 
 
 def test_tensorboard_gets_the_tags_per_behavior(tmp_path: Path):
-    sink = TensorBoardSink(tmp_path)
+    sink = TensorBoardSink(tracked(tmp_path))
     sink.began("B", {"batch_size": 64})
     sink.metrics("B", summary(1.5, **{names.REWARD_STD: 0.1}), 1000)
     sink.close()
@@ -258,7 +262,7 @@ def test_tensorboard_gets_the_tags_per_behavior(tmp_path: Path):
 
 
 def test_tensorboard_gets_a_histogram_of_the_returns_behind_a_mean(tmp_path: Path):
-    with Tracker([TensorBoardSink(tmp_path), Recorder()]) as tracker:
+    with Tracker([TensorBoardSink(tracked(tmp_path)), Recorder()]) as tracker:
         tracker.distribution("B", names.REWARD, [1.0, 2.0, 2.0, math.nan, 5.0], 1000)
         tracker.distribution("B", names.REWARD, [], 2000)
         tracker.distribution("B", names.REWARD, [3.0], 3000)
@@ -282,11 +286,11 @@ def test_event_files_of_an_earlier_run_are_deleted_with_a_warning_unless_it_goes
     left.parent.mkdir()
     left.write_bytes(b"")
     (tmp_path / "B/checkpoint.pt").touch()
-    sink = TensorBoardSink(tmp_path, keep_earlier=True)
+    sink = TensorBoardSink(tracked(tmp_path))
     sink.metrics("B", {"a": 1.0}, 5)
     sink.close()
     assert left.exists()
-    sink = TensorBoardSink(tmp_path, keep_earlier=False)
+    sink = TensorBoardSink(tracked(tmp_path, keep_earlier=False))
     with caplog.at_level(logging.WARNING):
         sink.metrics("B", {"a": 1.0}, 5)
     sink.metrics("B", {"a": 1.0}, 6)

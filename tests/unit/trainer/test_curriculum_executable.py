@@ -11,6 +11,7 @@ import pipeline
 from pipeline.settings import load_run_settings
 from pipeline.tracking.base import Sink
 from pipeline.tracking.sinks.tensorboard import TensorBoardSink
+from pipeline.tracking.tracked_run import TrackedRun
 
 BALL = "3DBall"
 SETTINGS = {
@@ -84,14 +85,14 @@ def trained(executable, tmp_path, monkeypatch):
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
 
     def run(label, *, seed=1, **options):
-        recorder = Recorder()
+        recorder, run_dir = Recorder(), tmp_path / label
         pipeline.train(
             executable,
             load_run_settings(None, overrides=SETTINGS),
             seed=seed,
-            run_dir=tmp_path / label,
+            run_dir=run_dir,
             num_envs=2,
-            sinks=[recorder, TensorBoardSink(tmp_path / label)],
+            sinks=[recorder, TensorBoardSink(TrackedRun(folder=run_dir, max_steps={}))],
             **options,
         )
         return recorder

@@ -45,7 +45,7 @@ def standard_sinks(run: TrackedRun, names: Sequence[str] | None = None) -> list[
 
 
 def named_sinks(run: TrackedRun, names: Sequence[str]) -> list[Sink]:
-    """Return the sinks of these names that want the run; one that cannot open is only named.
+    """Return the sinks of these names that are enabled; warn of one that cannot open.
 
     Raises:
         SettingsError: A sink is not installed, or cannot be imported.
@@ -70,6 +70,6 @@ def _by_default(run: TrackedRun) -> list[Sink]:
     for name in (name for name in SINKS if name not in SINKS.ours):
         try:
             sinks += named_sinks(run, [name])
-        except SettingsError as error:  # it takes part because it is installed, not by choice
+        except SettingsError as error:  # enabled because it is installed, not by choice
             _log.warning(_LEFT_OUT, name, error)
     return sinks

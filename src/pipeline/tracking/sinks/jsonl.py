@@ -12,29 +12,19 @@ from pipeline.tracking.base import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from pipeline.tracking.tracked_run import TrackedRun
-
-
-def for_run(run: TrackedRun) -> JsonLinesSink:
-    """Every run whose sinks name it has the file."""
-    return JsonLinesSink(run.folder / "metrics.jsonl", keep_earlier=run.keep_earlier)
 
 
 class JsonLinesSink(Sink):
     """Appends `{"behavior": ..., "step": ..., "unix_s": ..., <tag>: <number>, ...}` per summary.
 
     A resumed run drops the lines at the steps that it repeats.
-
-    Args:
-        path: of the file.
-        keep_earlier: False begins the file anew.
     """
 
-    def __init__(self, path: Path, *, keep_earlier: bool = True) -> None:
-        self._path = path
-        self._keep_earlier = keep_earlier
+    def __init__(self, run: TrackedRun) -> None:
+        self._path = run.folder / "metrics.jsonl"
+        self._keep_earlier = run.keep_earlier
         self._known: set[str] = set()
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:

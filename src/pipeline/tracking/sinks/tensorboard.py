@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,23 +23,16 @@ _log = logging.getLogger(__name__)
 _MAX_BINS = 30
 
 
-def for_run(run: TrackedRun) -> TensorBoardSink:
-    """Every run has its charts."""
-    return TensorBoardSink(run.folder, keep_earlier=run.keep_earlier)
-
-
 class TensorBoardSink(Sink):
     """Writes `<folder>/<behavior>/events.out.tfevents.*`; imports neither torch nor TensorFlow.
 
-    Args:
-        folder: the run directory.
-        keep_earlier: False deletes event files of an earlier run in a behavior's folder before the
-            first is written there, because TensorBoard would draw both as one curve.
+    A run that begins anew deletes the event files of an earlier one in a behavior's folder before
+    it writes there, because TensorBoard would draw both as one curve.
     """
 
-    def __init__(self, folder: Path | str, *, keep_earlier: bool = True) -> None:
-        self._folder = Path(folder)
-        self._keep_earlier = keep_earlier
+    def __init__(self, run: TrackedRun) -> None:
+        self._folder = run.folder
+        self._keep_earlier = run.keep_earlier
         self._writers: dict[str, Any] = {}
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:

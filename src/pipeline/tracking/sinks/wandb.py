@@ -25,11 +25,6 @@ _STEP = "step"
 """What charts have as their horizontal axis: decisions of an agent."""
 
 
-def for_run(run: TrackedRun) -> WandbSink:
-    """Every run whose sinks name it is recorded."""
-    return WandbSink(run)
-
-
 class WandbSink(Sink):
     """Writes one run, in `wandb/` of the run's folder; its variables, `WANDB_...`, are obeyed.
 
