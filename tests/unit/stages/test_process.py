@@ -220,6 +220,7 @@ class Interrupting:
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have us ignore it
 sys.meta_path.insert(0, Interrupting())
 if sys.argv[2].endswith(".py"):
+    sys.path.insert(0, os.path.dirname(sys.argv[2]))  # as `python FILE` does
     runpy.run_path(sys.argv[2], run_name="__main__")
 else:
     runpy.run_module(sys.argv[2], run_name="__main__", alter_sys=True)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CODE = Path("workflow/code")
 """Folder of the files on which DVC's stages depend."""
+_SCRIPTS = "workflow/scripts"
 _PACKAGE = "pipeline"
 _BY_MODULE = {"env": ("envs", "stages")}
 """Packages of which only the modules count that a stage imports, and folders in them whole. The
@@ -33,7 +34,7 @@ _PARTS = ("body", "orelse", "finalbody", "handlers", "cases")
 
 def stages(root: Path) -> list[str]:
     """Return the stages that have sources to watch: each script but that of `check`."""
-    return sorted({file.stem for file in (root / "workflow/scripts").glob("*.py")} - {"check"})
+    return sorted({file.stem for file in (root / _SCRIPTS).glob("[a-z]*.py")} - {"check"})
 
 
 def src_of(code: Path) -> Path:
@@ -73,8 +74,8 @@ def watched(root: Path, stage: str) -> list[str]:
         for file in paths
         if file.is_file() and "__pycache__" not in file.parts
     ]
-    script = f"workflow/scripts/{stage}.py"
-    return sorted([*names, script] if (root / script).is_file() else names)
+    scripts = (f"{_SCRIPTS}/{name}.py" for name in ("_start", stage))
+    return sorted([*names, *(one for one in scripts if (root / one).is_file())])
 
 
 def note(root: Path, stage: str, code: Path | None = None) -> None:
@@ -147,10 +148,10 @@ def _imports(src: Path, file: Path, changed_ns: int) -> tuple[str, ...]:  # noqa
     """Dotted names of the package's modules that `file` may import; read once per change."""
     here = file.with_suffix("").parts
     text = (src / file).read_text(encoding="utf-8")
-    # Going through expressions takes most of the time, and few files name modules in texts.
-    in_texts = any(f"{quote}{_PACKAGE}" in text for quote in "\"'")
+    # Going through expressions takes most of the time, and few files name modules in strings.
+    in_strings = any(f"{quote}{_PACKAGE}" in text for quote in "\"'")
     names: list[str] = []
-    for node in _runtime(ast.parse(text), in_texts=in_texts):
+    for node in _runtime(ast.parse(text), in_strings=in_strings):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names if _ours(alias.name)]
         elif isinstance(node, ast.ImportFrom):
@@ -172,12 +173,12 @@ def _ours(module: str) -> bool:
     return module == _PACKAGE or module.startswith(f"{_PACKAGE}.")
 
 
-def _runtime(tree: ast.Module, *, in_texts: bool) -> Iterator[ast.AST]:
+def _runtime(tree: ast.Module, *, in_strings: bool) -> Iterator[ast.AST]:
     """Go through all statements but the bodies of `if TYPE_CHECKING`.
 
     Args:
         tree: of a file.
-        in_texts: whether a text in it may name a module; then expressions come too.
+        in_strings: whether a string in it may name a module; then expressions come too.
     """
     waiting: list[ast.AST] = [tree]
     while waiting:
@@ -187,7 +188,7 @@ def _runtime(tree: ast.Module, *, in_texts: bool) -> Iterator[ast.AST]:
             continue
         if isinstance(node, ast.If) and _is_for_types(node.test):
             waiting += node.orelse
-        elif in_texts:
+        elif in_strings:
             waiting += ast.iter_child_nodes(node)
         else:
             for part in _PARTS:
