@@ -22,31 +22,20 @@ rule env:
         "python workflow/scripts/env.py {wildcards.name} > {log} 2>&1"
 
 
-rule env_path:
+use rule env as env_path with:
     input:
         str(pinned(Path())),
         lambda wildcards: spelled_out(RUNS["path_environments"][wildcards.name]["path"]),
         SOURCES["env"],
-    output:
-        directory("build/env/{name}"),
-    log:
-        "logs/env/{name}.log",
-    benchmark:
-        "logs/env/{name}.tsv"
     wildcard_constraints:
         name=one_of(RUNS["path_environments"]),
-    conda:
-        "../envs/pipeline.yaml"
-    threads: 1
     params:
         watched=watched("environments.{name}"),
     message:
         "Take the build of the environment {wildcards.name}"
-    shell:
-        "python workflow/scripts/env.py {wildcards.name} > {log} 2>&1"
 
 
-rule env_unity:
+use rule env as env_unity with:
     input:
         str(pinned(Path())),
         lambda wildcards: spelled_out(
@@ -56,23 +45,12 @@ rule env_unity:
             )
         ),
         SOURCES["env"],
-    output:
-        directory("build/env/{name}"),
-    log:
-        "logs/env/{name}.log",
-    benchmark:
-        "logs/env/{name}.tsv"
     wildcard_constraints:
         name=one_of(RUNS["unity_environments"]),
-    conda:
-        "../envs/pipeline.yaml"
-    threads: 1
     params:
         watched=watched("environments.{name}"),
     message:
         "Build the Unity project of the environment {wildcards.name}"
-    shell:
-        "python workflow/scripts/env.py {wildcards.name} > {log} 2>&1"
 
 
 rule demos:
@@ -101,25 +79,11 @@ rule demos:
         "python workflow/scripts/demos.py {wildcards.name} > {log} 2>&1"
 
 
-rule demos_file:
+use rule demos as demos_file with:
     input:
         lambda wildcards: RUNS["file_demonstrations"][wildcards.name]["file"],
         SOURCES["demos"],
-    output:
-        "data/demos/{name}.demo",
-        report("results/demos/{name}.json", category="Demonstrations"),
-    log:
-        "logs/demos/{name}.log",
-    benchmark:
-        "logs/demos/{name}.tsv"
     wildcard_constraints:
         name=one_of(RUNS["file_demonstrations"]),
-    conda:
-        "../envs/pipeline.yaml"
-    threads: 1
-    params:
-        watched=watched("demonstrations.{name}"),
     message:
         "Take the demonstrations {wildcards.name}"
-    shell:
-        "python workflow/scripts/demos.py {wildcards.name} > {log} 2>&1"

@@ -88,7 +88,7 @@ rule train:
         " > {log} 2>&1"
 
 
-rule train_pretrained:
+use rule train as train_pretrained with:
     input:
         run_of("train_pretrained", "trainer"),
         lambda wildcards: (
@@ -99,26 +99,9 @@ rule train_pretrained:
         ),
         "results/pretrain/{experiment}/seed{seed}/policy.pt",
         SOURCES["train"],
-    output:
-        "results/train/{experiment}/seed{seed}/policy.pt",
-        "results/train/{experiment}/seed{seed}/metrics.json",
-        report(
-            "results/train/{experiment}/seed{seed}/progress.csv",
-            caption="../report/train.rst",
-            category="Learning curves",
-            subcategory="{experiment}",
-            labels={"seed": "{seed}", "shows": "summaries by environment steps"},
-        ),
-    log:
-        "logs/train/{experiment}/seed{seed}.log",
-    benchmark:
-        "logs/train/{experiment}/seed{seed}.tsv"
     wildcard_constraints:
         experiment=one_of(experiments("train_pretrained")),
         seed=r"\d+",
-    retries: RETRIES
-    conda:
-        "../envs/pipeline.yaml"
     threads: threads_of("train_pretrained")
     resources:
         mem_mb=asked("memory_mb", of="train_pretrained"),
@@ -133,9 +116,6 @@ rule train_pretrained:
         ),
     message:
         "Train {wildcards.experiment}, seed {wildcards.seed}, from the pretrained policy"
-    shell:
-        "python workflow/scripts/train.py {wildcards.experiment} --seed {wildcards.seed}"
-        " > {log} 2>&1"
 
 
 rule propose:
@@ -210,7 +190,7 @@ rule sweep:
         "python workflow/scripts/sweep.py {wildcards.name} > {log} 2>&1"
 
 
-rule train_chosen:
+use rule train as train_chosen with:
     input:
         run_of("train_chosen", "trainer"),
         lambda wildcards: (
@@ -218,26 +198,9 @@ rule train_chosen:
         ),
         run_of("train_chosen", "chosen"),
         SOURCES["train"],
-    output:
-        "results/train/{experiment}/seed{seed}/policy.pt",
-        "results/train/{experiment}/seed{seed}/metrics.json",
-        report(
-            "results/train/{experiment}/seed{seed}/progress.csv",
-            caption="../report/train.rst",
-            category="Learning curves",
-            subcategory="{experiment}",
-            labels={"seed": "{seed}", "shows": "summaries by environment steps"},
-        ),
-    log:
-        "logs/train/{experiment}/seed{seed}.log",
-    benchmark:
-        "logs/train/{experiment}/seed{seed}.tsv"
     wildcard_constraints:
         experiment=one_of(experiments("train_chosen")),
         seed=r"\d+",
-    retries: RETRIES
-    conda:
-        "../envs/pipeline.yaml"
     threads: threads_of("train_chosen")
     resources:
         mem_mb=asked("memory_mb", of="train_chosen"),
@@ -252,6 +215,3 @@ rule train_chosen:
         ),
     message:
         "Train with what a sweep has chosen, {wildcards.experiment}, seed {wildcards.seed}"
-    shell:
-        "python workflow/scripts/train.py {wildcards.experiment} --seed {wildcards.seed}"
-        " > {log} 2>&1"
