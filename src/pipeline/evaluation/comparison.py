@@ -265,12 +265,7 @@ def _improvement(one: Standing, other: Standing, rng: np.random.Generator) -> Im
 
 
 def target_of(groups: Sequence[Sequence[Curve]], fraction: float) -> float | None:
-    """Return what counts as learned: `fraction` of the way from the lowest start to the best end.
-
-    Args:
-        groups: the curves of each experiment that has some.
-        fraction: in (0, 1].
-    """
+    """Return what counts as learned: `fraction` of the way from lowest start to best end."""
     if not groups:
         return None
     # From the lowest start rather than from zero: returns may be negative or have any offset.

@@ -84,11 +84,8 @@ def summarize(values: Sequence[float] | NDArray[np.floating[Any]]) -> Summary:
 def interquartile_means(values: NDArray[np.floating[Any]]) -> FloatArray:
     """Return the mean of the middle half along the last axis; a quarter is dropped at each end.
 
-    Robust like the median, and uses more of the data (arXiv 2108.13264, section 4.3).
-
-    Args:
-        values: [..., n], n at least 1. The quarter is rounded down, so that up to three values
-            give their mean.
+    Robust like the median, and uses more of the data (arXiv 2108.13264, section 4.3). The quarter
+    of the n values [..., n] is rounded down, so that up to three values give their mean.
     """
     ordered = np.sort(np.asarray(values, dtype=np.float64), axis=-1)
     n = ordered.shape[-1]
@@ -100,13 +97,9 @@ def interquartile_means(values: NDArray[np.floating[Any]]) -> FloatArray:
 
 
 def probability_of_improvement(x: FloatArray, y: FloatArray) -> float:
-    """Return how probable it is that a run of x beats a run of y, ties counting half.
+    """Return how probable it is that a run of x [n] beats a run of y [m], ties counting half.
 
     The Mann-Whitney statistic (arXiv 2108.13264, section 4.3 and appendix A.3).
-
-    Args:
-        x: [n] scores of runs.
-        y: [m] scores of the others.
     """
     # The scores as they are count as one draw.
     return float(_improvements(x[None], y[None])[0])
@@ -125,11 +118,8 @@ def tolerance_interval(scores: FloatArray) -> tuple[float, float] | None:
     Statistics 12:91); with fewer they are those of a normal distribution (Hahn and Meeker 1991,
     "Statistical Intervals", chapter 4).
 
-    Args:
-        scores: [n] of seeds.
-
     Returns:
-        Both ends in units of the scores, None with fewer than 5 seeds.
+        Both ends in units of the scores [seeds], None with fewer than 5 seeds.
     """
     from scipy.special import stdtrit
 
@@ -159,9 +149,7 @@ def improvement_interval(
 def iqm_band(curves: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
     """Return the ends [points] of the 95 % interval of the interquartile mean at each point.
 
-    Args:
-        curves: [seeds, points]; whole curves are drawn, so that points stay together.
-        rng: of the draws.
+    Whole curves of [seeds, points] are drawn, so that points stay together.
     """
     n_seeds, n_points = curves.shape
     # Drawn once for all points: a band of points that were drawn each by itself would be ragged.
@@ -178,10 +166,7 @@ def detectable_difference(groups: Sequence[FloatArray]) -> float | None:
 
     The difference of means at which Student's two-sample t-test at 5 % has a power of 80 %, given
     the spread that seeds have within the groups (pooled) and the fewest seeds of a group (Cohen
-    1988, section 2.2).
-
-    Args:
-        groups: [n] scores of each experiment; those with one seed are left out.
+    1988, section 2.2). Groups of one seed are left out.
 
     Returns:
         The difference in units of the scores; None without two groups of two seeds, or when all

@@ -42,10 +42,6 @@ _COLORS = 96
 def check(program: Path, targets: Iterable[Path]) -> None:
     """Refuse, before anything is played, videos that could not be written in the end.
 
-    Args:
-        program: the executable that will be played in.
-        targets: the files to write.
-
     Raises:
         SettingsError: A name has another ending, or what writes MP4 is not installed.
         StageError: The executable is not ours.
@@ -83,15 +79,7 @@ def film(
     *,
     seed: int,
 ) -> None:
-    """Write a video of each wanted episode.
-
-    Args:
-        program: the executable in which they were played; `pipeline env build` made it.
-        args: its arguments.
-        policies: that played, by behavior name.
-        played: all episodes that counted.
-        wanted: of these, by the file to write.
-        seed: with which they were played.
+    """Write a video of each wanted episode, by its file; `played` are all episodes that counted.
 
     Raises:
         SettingsError: The environment cannot be drawn.

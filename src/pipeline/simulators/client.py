@@ -144,9 +144,7 @@ def _say_goodbye(exchange: Exchange) -> None:
 class Session:
     """One simulator's part of the conversation after the handshake.
 
-    Args:
-        simulator: what is talked about.
-        compressed_channels: images of up to so many channels are sent as PNG.
+    Images of up to `compressed_channels` channels are sent as PNG.
     """
 
     def __init__(self, simulator: Simulator, compressed_channels: int = 0) -> None:

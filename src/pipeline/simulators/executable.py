@@ -49,12 +49,7 @@ _FLAGS = ("nographics", "batchmode", "compress", "describe", "help")
 
 
 def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) -> int:
-    """Run the simulator called `name` as an environment.
-
-    Args:
-        name: one of `registry.NAMES` or `registry.BRIDGES`.
-        argv: arguments after the program's own name.
-        options: keywords for the simulator, fixed when the executable was built.
+    """Run a simulator or bridge as an environment; `options` were fixed when it was packed.
 
     Returns:
         Exit code: 0 after the trainer ended the conversation, 1 if it is not there or is gone,

@@ -141,8 +141,7 @@ def _end(output: str) -> str:
 def needs_from(imported: Mapping[str, str]) -> Needs:
     """Return distributions that own modules, and the files and packages that nobody owns.
 
-    Args:
-        imported: file of each module by its name; empty for those without one.
+    `imported` has the file of each module; it is empty for those without one.
     """
     owners = importlib.metadata.packages_distributions()
     contents: dict[str, set[str]] = {}

@@ -136,13 +136,8 @@ def write_episodes(
 ) -> dict[str, Any]:
     """Play until the first `episodes` episodes that start have ended, and write them.
 
-    Those that end first would be the short ones; those that start first are as likely as any.
-
-    Args:
-        env: reset already, with one behavior.
-        act: who plays.
-        target: the `.demo` file.
-        episodes: how many to write, in the order in which they start.
+    Those that end first would be the short ones; those that start first are as likely as any. The
+    environment is reset already, and has one behavior.
     """
     from pipeline.protocol.demo import writing_demo
 

@@ -119,15 +119,9 @@ def play(
     log_folder: Path | None = None,
     videos: Mapping[str, Path] | None = None,
 ) -> list[Episode]:
-    """Play episodes with ONNX policies, by behavior name, in a build.
+    """Play episodes with ONNX policies, by behavior name, in a build: so many of each behavior.
 
-    Args:
-        models: the files of the policies.
-        build: where they play.
-        episodes: per behavior.
-        seed: of the environment and of drawn actions.
-        log_folder: for what the executable writes.
-        videos: files to write, by what they show: `median` or `best`, an episode by its return.
+    `videos` has files to write by what they show: `median` or `best`, an episode by its return.
 
     Raises:
         PipelineError: A model cannot be run, or the environment cannot be used.

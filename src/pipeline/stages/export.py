@@ -69,12 +69,6 @@ def publish(
 ) -> dict[str, Any]:
     """Write `<Behavior><label>.onnx` into `folder`, and give what was proven of it.
 
-    Args:
-        checkpoint: of one behavior.
-        folder: where the file goes.
-        label: between the behavior's name and the suffix.
-        history: what made the policy, for the file's metadata.
-
     Raises:
         PipelineError: The checkpoint cannot be read, or its policy cannot be exported.
     """

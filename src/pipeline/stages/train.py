@@ -172,11 +172,8 @@ def _train(
 class Pruner(Sink):
     """Ends a trial of a sweep at a summary whose reward is below the median of finished trials.
 
-    It keeps nothing from one summary to the next, so a resumed run ends at the same step.
-
-    Args:
-        medians: reward by step.
-        behavior: whose; None for the only one.
+    It keeps nothing from one summary to the next, so a resumed run ends at the same step. `medians`
+    has rewards by step, of `behavior` or, for None, of the only one.
     """
 
     def __init__(self, medians: Mapping[int, float], behavior: str | None) -> None:

@@ -44,10 +44,8 @@ def best(
 ) -> str | None:
     """Return the version with the highest score in a build; an equal incumbent stays.
 
-    Args:
-        versions: tags of those that may be chosen, by number.
-        build: digest of the environment that scores are compared in.
-        incumbent: version that has the alias now.
+    `versions` has the tags of those that may be chosen, by number; `build` is the digest of the
+    environment in which scores are compared.
     """
     # Scores of different builds are of different tasks.
     scores = {

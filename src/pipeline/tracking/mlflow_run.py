@@ -51,11 +51,8 @@ def enabled() -> bool:
 class MlflowRun(Sink):
     """Takes parameters, curves, results, artifacts and models; no method but `end` waits.
 
-    Training may close it as a sink, and the run goes on until its `end`.
-
-    Args:
-        key: which run.
-        prefix: put the behavior's name before the tags, for runs with several behaviors.
+    Training may close it as a sink, and the run goes on until its `end`. With `prefix`, for runs
+    with several behaviors, the behavior's name stands before the tags.
     """
 
     def __init__(self, key: RunKey, *, prefix: bool = False) -> None:
@@ -87,13 +84,10 @@ class MlflowRun(Sink):
         seconds: float,
         interrupted: Sequence[int],
     ) -> None:
-        """Queue what a training came to.
+        """Queue the final numbers of a training by behavior, None for one that is not known.
 
-        Args:
-            numbers: final ones, by behavior; None for one that is not known.
-            curve: all its summaries, of which a killed attempt may not have sent some.
-            seconds: that it took, as far as this attempt knows.
-            interrupted: steps at which it went on other than it would have.
+        `curve` has all summaries, of which a killed attempt may not have sent some. `seconds` are
+        those of this attempt. At the steps `interrupted` the training was not resumed exactly.
         """
         flat = run_metadata.flat(numbers)
         results = {name: value for name, value in flat.items() if value is not None}
@@ -180,10 +174,7 @@ class MlflowRun(Sink):
     def model(self, path: Path, *, environment: str, made: Path | None = None) -> None:
         """Queue an ONNX file as a logged model with its signature, and as a registered version.
 
-        Args:
-            path: of the file.
-            environment: its name.
-            made: what DVC's digest is of; the file's folder when not given.
+        DVC's digest is of `made`, or else of the file's folder.
         """
         key = self._key
         name = mlflow_models.model_name(environment, path.stem)
@@ -206,11 +197,7 @@ class MlflowRun(Sink):
     ) -> None:
         """Queue the mean return of each behavior's policy in `build`, which may earn it an alias.
 
-        Args:
-            values: mean returns by behavior.
-            environment: its name.
-            build: folder of the environment in which the episodes were played.
-            params: what else to say of the evaluation.
+        `build` is the folder of the environment; `params` say more of the evaluation.
         """
         key = self._key
 

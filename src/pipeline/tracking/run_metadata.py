@@ -134,16 +134,10 @@ def row(
     data: Sequence[InputData],
     note: str,
 ) -> RunMetadata:
-    """Return what a row says of a training.
+    """Return what MLflow shows of a training: its settings, as `to_mapping` gives them, and more.
 
-    Args:
-        settings: the trainer configuration as `to_mapping` gives it.
-        name: of the experiment, or the run.
-        seed: of the run.
-        runtime: `torch_threads` and `device`.
-        facts: other parameters: `environment`, `trainer`, ...
-        data: what it is made from.
-        note: Markdown for the top of the row.
+    `name` is that of the experiment or the run, `facts` are other parameters (`environment`,
+    `trainer`, ...), and `note` is Markdown for the top of the page.
     """
     shared = {
         **facts,
@@ -224,14 +218,10 @@ def git(root: Path, *arguments: str, timeout_s: float = 60.0) -> str | None:
 def tags(
     settings: RunSettings, *, environment: str, source: str, position: int, seed: int
 ) -> dict[str, str]:
-    """Return what a row is searched and shown by.
+    """Return what a run in MLflow is searched and shown by.
 
-    Args:
-        settings: of the run.
-        environment: its name.
-        source: what makes all of the row, not only the stage that begins it.
-        position: of the experiment among all, which decides the color with the seed.
-        seed: of the run.
+    `source` is what makes the whole run, not only the stage that begins it; `position`, that of the
+    experiment among all, decides the color with the seed.
     """
     kinds = sorted({str(one.trainer_type) for one in settings.behaviors.values()})
     return {

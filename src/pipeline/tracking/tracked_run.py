@@ -62,19 +62,10 @@ def run_outside_dag(
 ) -> TrackedRun:
     """Describe a run that no stage makes, with the same facts as the stage `train` does.
 
-    Args:
-        settings: of the run.
-        env: what names the environment; None for the Unity Editor.
-        build: its executable, where `env` is not the path of it.
-        folder: of the run; its path below the working folder names the run.
-        seed: of the run.
-        source: what trains, such as `pipeline learn`.
-        trainer: the configuration's file, or what stands for it.
-        num_envs: environments side by side, where it is not what the settings say.
-        device: where networks are computed.
-        torch_threads: threads of torch.
-        resume: whether an earlier run in the folder goes on.
-        debug_folder: see `TrackedRun`.
+    `env` names the environment, None the Unity Editor; `build` is its executable where `env` is not
+    the path of it. The folder's path below the working folder names the run. `source` is what
+    trains, such as `pipeline learn`, and `trainer` the configuration's file or what stands for it.
+    `num_envs` environments run side by side, where it is not what the settings say.
     """
     # `dvc exp run --temp` works in a copy; the store is that of the real repository.
     root = Path(os.environ.get("DVC_ROOT") or ".").resolve()

@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 
 class Bridge:
-    """A simulator of several copies of one environment.
-
-    Args:
-        envs: the copies.
-        where: what to call the environment in errors.
-        per_copy: agents of one copy.
-    """
+    """A simulator of several copies of one environment, with `per_copy` agents each."""
 
     def __init__(self, envs: Sequence[Any], where: str, per_copy: int = 1) -> None:
         self.parameters = Parameters()

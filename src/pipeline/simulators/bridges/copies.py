@@ -36,13 +36,10 @@ class Event(NamedTuple):
 
 
 class Copy:
-    """What both interfaces share.
+    """What the copies of an `AECEnv` and of a `ParallelEnv` share.
 
-    Args:
-        env: an `AECEnv` or a `ParallelEnv`.
-        rng: gives each episode its seed.
-        where: what to call the environment in errors.
-        parameters: the `options` of each reset when there are any.
+    `rng` gives each episode its seed. `parameters`, when there are any, are the `options` of each
+    reset.
     """
 
     def __init__(

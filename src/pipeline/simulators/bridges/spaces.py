@@ -52,11 +52,6 @@ class Leaf(NamedTuple):
 class Observations:
     """Turns observations of one space into rows of arrays.
 
-    Args:
-        space: the environment's observation space.
-        where: what to call the environment in errors.
-        visual: one of `VISUAL`.
-
     Raises:
         SettingsError: The space, or a part of it, cannot be carried.
     """
@@ -198,11 +193,8 @@ def _one_hots(first: Any) -> Put:
 class Actions:
     """Turns actions of a behavior into those of one space.
 
-    Args:
-        space: the environment's action space.
-        where: what to call the environment in errors.
-        scale: what an action of 1 means along a dimension of a Box without finite bounds; None
-            refuses such a dimension.
+    An action of 1 means `scale` along a dimension of a Box without finite bounds; None refuses
+    such a dimension.
 
     Raises:
         SettingsError: The space, or a part of it, cannot be carried.

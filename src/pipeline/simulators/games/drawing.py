@@ -22,12 +22,7 @@ _FINER = 2
 
 
 class Canvas:
-    """A rectangle of the world, seen from above: x to the right, y up.
-
-    Args:
-        low: x and y of the lower left corner.
-        high: x and y of the upper right one.
-    """
+    """A rectangle of the world between two corners, seen from above: x to the right, y up."""
 
     def __init__(self, low: Point, high: Point) -> None:
         from PIL import Image, ImageDraw

@@ -123,13 +123,8 @@ def html(
 ) -> str:
     """Return the report as a page that needs no other file but links to those of each seed.
 
-    Args:
-        tasks: what was compared.
-        curves: the learning curves of each, by experiment.
-        films: the videos of each.
-        folder: where they lie.
-        parts: stages of each experiment, and `video` where it has some; they say what files it has.
-        swept: what the sweeps found.
+    `parts` has the stages of each experiment, and `video` where it has some; they say what files
+    it has.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

@@ -45,12 +45,7 @@ def trials_of(
 ) -> list[Outcome]:
     """Return an outcome for each behavior of a run of the DAG, with what there is of it.
 
-    Args:
-        results: the folder in which `train` and `evaluate` lie.
-        experiment: its name.
-        seed: of the run.
-        environment: its name; returns are compared within an environment.
-        stages: of these only; what another plan left in the folders does not count.
+    Only `stages` count: another plan may have left more in the folder `results`.
 
     Raises:
         StageError: A file is not what the stages write.

@@ -112,10 +112,7 @@ class Attempt:
 def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> Iterator[Attempt]:
     """Lock the job, prepare its scratch folder, and publish its outputs when the block succeeds.
 
-    Args:
-        job: what to make, and of what.
-        root: the repository.
-        now: gives the job as the parameter file describes it at the end.
+    `now` gives the job as the parameter file describes it at the end.
 
     Raises:
         SettingsError: Another process works on the job.

@@ -18,10 +18,7 @@ def join(
 ) -> None:
     """Write one file from a checkpoint for each behavior; equal states give equal bytes.
 
-    Args:
-        checkpoints: by behavior.
-        target: the file to write.
-        history: the records of the stages that made them, the first one first.
+    `history` has the records of the stages that made them, the first one first.
     """
     from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
 

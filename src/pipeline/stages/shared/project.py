@@ -72,14 +72,10 @@ def main(
     name: str = "",
     short: bool = False,
 ) -> int:
-    """Command line of a stage that is no experiment's.
+    """Command line of a stage that is no experiment's; `short` as in `process.run`.
 
-    Args:
-        argv: words of the command line.
-        description: for its help.
-        work: what the stage does with the project, and first with the name that it is given.
-        name: help for that name; without one, the stage has no instances.
-        short: as in `process.run`.
+    The work gets the project, and first the name that the stage is given: `name` is the help for
+    that. Without it the stage has no instances.
     """
     parser = argparse.ArgumentParser(description=description)
     if name:

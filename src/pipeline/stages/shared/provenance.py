@@ -40,11 +40,7 @@ def of_stage(
 ) -> Record:
     """Return the record of a stage of the DAG.
 
-    Args:
-        run: experiment and seed.
-        attempt: whose inputs and sources count.
-        parameters: everything from parameter and trainer files that the result depends on.
-        inputs: for each kind, such as `environment`, the name and the path that was read.
+    `inputs` has name and path of what was read, for each kind such as `environment`.
     """
     return {
         "stage": attempt.job.stage,
@@ -83,11 +79,8 @@ def of_learn(
 ) -> Record:
     """Return the record of a run of `pipeline learn`, with the last part of its paths.
 
-    Args:
-        settings: of the run.
-        seed: of the run.
-        weights: file of the first weights, by behavior.
-        program: the executable; None for the one that `env_path` is the path of.
+    `weights` has the file of each behavior's first weights. `program` is the executable; None for
+    the one that `env_path` is the path of.
     """
     content: dict[str, Any] = to_mapping(settings)
     # Paths and ports differ between machines; the environment itself is recorded by its digest.

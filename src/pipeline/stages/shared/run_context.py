@@ -84,14 +84,9 @@ def main(
     short: bool = False,
     has_runtime: bool = True,
 ) -> int:
-    """Command line of a stage of an experiment and a seed.
+    """Command line of a stage of an experiment and a seed; `short` as in `process.run`.
 
-    Args:
-        argv: words of the command line.
-        description: for its help.
-        work: what the stage does.
-        short: as in `process.run`.
-        has_runtime: whether its result depends on the section `runtime`.
+    `has_runtime` says whether the stage's result depends on the section `runtime`.
     """
     arguments = _parsed(argv, description)
 

@@ -52,11 +52,8 @@ def watched(root: Path, stage: str) -> list[str]:
     """Return the files, relative to a checkout, of which an edit reruns a stage.
 
     A package of which the stage imports anything counts whole: more of it may be found by name.
-    What a wheel carries has the names that it has in a checkout.
-
-    Args:
-        root: a checkout, or the folder with `workflow` in the installed package.
-        stage: whose.
+    `root` is a checkout, or the folder with `workflow` in the installed package, whose files have
+    the names that they have in a checkout.
     """
     src = src_of(root)
     package = src / _PACKAGE
@@ -81,10 +78,7 @@ def watched(root: Path, stage: str) -> list[str]:
 def note(root: Path, stage: str, code: Path | None = None) -> None:
     """Write the ids of the files that a stage watches, unless they are as noted already.
 
-    Args:
-        root: the project.
-        stage: whose.
-        code: the folder of the code that makes its results; None for the project's own.
+    `code` is the folder of the code that makes the project's results; None for the project's own.
     """
     code = code or root
     text = "".join(f"{git_id(place(code, name))}  {name}\n" for name in watched(code, stage))
@@ -176,9 +170,7 @@ def _ours(module: str) -> bool:
 def _runtime(tree: ast.Module, *, in_strings: bool) -> Iterator[ast.AST]:
     """Go through all statements but the bodies of `if TYPE_CHECKING`.
 
-    Args:
-        tree: of a file.
-        in_strings: whether a string in it may name a module; then expressions come too.
+    Expressions come too if `in_strings`: where a string in the file may name a module.
     """
     waiting: list[ast.AST] = [tree]
     while waiting:

@@ -56,12 +56,8 @@ def hyperparameters_text(settings: Mapping[str, Any], depth: int = 0) -> str:
 class ConsoleSink(Sink):
     """Prints each summary with the speed and the time left; on a terminal, a bar per behavior too.
 
-    `pipeline run`, where it watches this process, is told how far training is.
-
-    Args:
-        max_steps: last step of each behavior, for the time left.
-        stream: where to write; standard error when not given.
-        clock: monotonic seconds.
+    The time left is until each behavior's last step in `max_steps`. `pipeline run`, where it
+    watches this process, is told how far training is.
     """
 
     def __init__(

@@ -28,14 +28,11 @@ def for_run(run: TrackedRun) -> Sink | None:
 class MlflowSink(Sink):
     """Writes parameters, curves, results and models as the stages `train` and `export` do.
 
-    The row is made when the first behavior is there, so that a run that never starts has none. A
-    resumed run goes on in its row.
-
-    Args:
-        run: with `key` and `row`.
+    The run in MLflow is made when the first behavior is there, so that a training that never
+    starts has none. A resumed training continues its run.
 
     Raises:
-        ValueError: The run has no key or no row.
+        ValueError: The training has no key or no row.
     """
 
     def __init__(self, run: TrackedRun) -> None:

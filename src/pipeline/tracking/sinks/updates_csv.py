@@ -43,10 +43,6 @@ class UpdatesCsvSink(Sink):
 
     The number of experiences is the steps since the update before, and the mean return is that of
     the episodes since then. Both are empty in the first row after a resume, where neither is known.
-
-    Args:
-        folder: of the files.
-        clock: monotonic seconds.
     """
 
     def __init__(self, folder: Path | str, *, clock: Callable[[], float] = time.monotonic) -> None:
