@@ -78,7 +78,7 @@ class Outcome:
     seconds: float | None = None
     """Wall-clock of training; None when it was not recorded."""
     exact: bool = True
-    """False when its training was interrupted and went on other than it would have."""
+    """False when its training was interrupted and not resumed exactly."""
 
     @property
     def task(self) -> tuple[str, str]:
@@ -111,7 +111,7 @@ class Standing:
     trained: tuple[int, ...] = ()
     """The same seeds, in the same order."""
     not_exact: tuple[int, ...] = ()
-    """Seeds whose training was interrupted and went on other than it would have."""
+    """Seeds whose training was interrupted and not resumed exactly."""
 
     @property
     def mean(self) -> float:

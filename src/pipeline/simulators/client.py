@@ -126,7 +126,7 @@ def _play(make: Callable[[], Simulator], exchange: Exchange, compressed_channels
     try:
         with closing(make()) as simulator:
             Session(simulator, compressed_channels).run(exchange)
-    except ConnectionError:  # no goodbye to a trainer that is gone
+    except ConnectionError:  # a trainer that is gone needs no last message
         raise
     except Exception:
         _say_goodbye(exchange)

@@ -85,7 +85,7 @@ def pretrain(run: run_context.Run) -> None:
         }
         files.write_json(attempt.out("metrics.json"), {result.behavior: metrics})
         files.write_whole(attempt.out("progress.csv"), "\n".join([*losses.lines, ""]))
-        # Otherwise the row in MLflow belongs to `train`, which copies these losses into it.
+        # Otherwise the run in MLflow belongs to `train`, which copies these losses into it.
         if "train" not in run.experiment.stages:
             with run_context.recorded(run, attempt) as record:
                 if record is not None:

@@ -1,8 +1,9 @@
-"""The `propose` stage: what the next trial of a sweep changes, by what those before it came to.
+"""The `propose` stage: what the next trial of a sweep changes, by the scores of earlier trials.
 
-Each trial's file has all that has been told so far, so the files are the journal of the search: a
-sweep that was stopped goes on with the next one, and engines see which trials a change touches.
-Optuna's own journal has time stamps, and one file that all trials write is no output of any.
+A trial's file has the scores that the search knew (`told`) and the trials without one (`waiting`),
+so the files are the journal of the search: one that was stopped goes on with the next trial, and
+engines see which trials a change touches. Optuna's own journal has time stamps, and one file that
+all trials write is no output of any.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def propose(trial: str, root: Path) -> None:
         outputs=(proposal_file(trial),),
     )
     with attempt_at(job, root) as attempt:
-        # Before anything is told, the trials whose values need no telling wait.
+        # At first no trial has a score; those whose values are drawn without scores are waiting.
         drawn = {one: values for one, values in sweep.trials().items() if values}
         # A folder is the environment's: then this is the first proposal.
         first = {"told": {}, "waiting": drawn}

@@ -80,7 +80,7 @@ def report(root: Path) -> None:
 
 
 def inputs(params: Params) -> tuple[Path, ...]:
-    """Return what the runs of experiments and trials came to, relative to the project."""
+    """Return the result files of experiments' and trials' runs, relative to the project."""
     evaluated: tuple[str, ...] = ("metrics.json", "episodes.csv")
     files_of = {"train": ("metrics.json", "progress.csv"), "evaluate": evaluated}
     filmed = files_of | {"evaluate": (*evaluated, MEDIAN)}

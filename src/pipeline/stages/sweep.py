@@ -27,7 +27,7 @@ OUTPUTS = ("best.json", "metrics.json", "trials.csv")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """One configuration and what it came to."""
+    """One configuration and its scores."""
 
     name: str
     """`<sweep>/<number>`."""
@@ -85,7 +85,7 @@ def metrics_files(name: str, sweep: SweepParams) -> list[Path]:
 
 
 def metrics_file(experiment: str, seed: int) -> Path:
-    """Return what the evaluation of a run came to, relative to the project."""
+    """Return the file with a run's evaluation, relative to the project."""
     return Path(f"results/evaluate/{experiment}/seed{seed}/metrics.json")
 
 

@@ -57,7 +57,7 @@ class Sink:
     def ended(self, results: Mapping[str, Mapping[str, float]]) -> None:
         """The run is complete: final numbers by behavior; its last files are written.
 
-        Those of a run that was interrupted and went on other than it would have name the step.
+        Those of a run that was interrupted and not resumed exactly name the step.
         """
 
     def failed(self, error: BaseException) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_BEGINNER = "train"
+_FIRST_STAGE = "train"
 PATIENT_S, QUICK_S = 120.0, 5.0
 """For the store at the end of a run; short where it was stopped, since a scheduler kills soon."""
 _GIVE_UP_AFTER = 3
@@ -317,12 +317,12 @@ class MlflowRun(Sink):
             "pipeline.variant": key.variant,
         }
         run, stages = _recorded(key, store)
-        if run is None and key.stage != _BEGINNER:
+        if run is None and key.stage != _FIRST_STAGE:
             run = store.current(tags)
         if run is None or not _goes_on(store, run, key, stages):
             if run is not None:
                 # A moved checkout and another host of a cluster give other tags; with those of now
-                # the old run is found below, and folded under the new one.
+                # the old run is found below, and becomes a child of the new one.
                 store.set_tags(run, {name: tags[name] for name in mlflow_store.IDENTITY})
             stages = {}
             policy = {} if key.policy is None else {"dvc.train": key.policy}
@@ -336,7 +336,7 @@ class MlflowRun(Sink):
         stages[key.stage] = key.fingerprint
         record = {"uri": _address(store), "root": str(key.root), "run_id": run, "stages": stages}
         files.write_json(key.remembered, record)
-        return store.watched(run) if key.stage == _BEGINNER else run
+        return store.watched(run) if key.stage == _FIRST_STAGE else run
 
     def _warn(self, why: str) -> None:
         _log.warning(
@@ -349,10 +349,10 @@ class MlflowRun(Sink):
 def _goes_on(store: mlflow_store.Store, run: str, key: RunKey, stages: Mapping[str, str]) -> bool:
     """Return whether a stage writes into this run, and not into a new one.
 
-    A row holds one training: a second one from the start, or on other inputs, has its own. And it
-    holds one policy; DVC may have put back another, from its run cache or from an experiment.
+    An MLflow run holds one training: a second one from the start, or on other inputs, has its own.
+    And it holds one policy; DVC may have put back another, from its run cache or an experiment.
     """
-    before = stages.get(_BEGINNER) if key.stage == _BEGINNER else None
+    before = stages.get(_FIRST_STAGE) if key.stage == _FIRST_STAGE else None
     if before is not None and (before != key.fingerprint or not key.resumed):
         return False
     known = store.client.get_run(run).data.tags.get("dvc.train")

@@ -91,7 +91,7 @@ class Store:
         from mlflow import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table it makes
-        logging.getLogger("urllib3").setLevel(logging.ERROR)  # we say what its retries came to
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # we say when its retries fail
         file = mlflow_database.file_of(uri)
         is_local = file is not None and file.resolve() == root / _DATABASE
         # One process at a time: MLflow's own making of tables fails when several do it at once.
@@ -177,7 +177,7 @@ class Store:
         return str(runs[0].info.run_id) if runs else None
 
     def supersede(self, current: str, tags: Mapping[str, str]) -> None:
-        """Fold the earlier runs of the same experiment and seed below the one that replaces them.
+        """Make earlier runs of the same experiment and seed children of the one that replaces them.
 
         What killed attempts left running is closed.
         """
@@ -187,7 +187,7 @@ class Store:
                 continue
             if found.info.status == "RUNNING":
                 self.end(run, "KILLED")
-            # Runs that were folded before, too, so that all lie directly below the present one.
+            # Also runs that were replaced before: all are direct children of the present one.
             if run_tags.get("mlflow.parentRunId") != current:
                 self.set_tags(run, {CURRENT: "no", "mlflow.parentRunId": current})
             if run_tags.get(CURRENT) != "no":
@@ -249,7 +249,7 @@ class Store:
         if any(one.tags.get(mlflow_models.CONTENT) == content for one in versions):
             return
         known = self.client.get_run(run).data
-        # A model shows what its training came to; points with a model_id are such copies already.
+        # A model shows the final numbers of its training; points with a model_id are copies.
         final = [
             point
             for name in known.metrics

@@ -22,9 +22,9 @@ _SHARED = "hyperparameters"
 _SHADES = 5
 _GOLDEN = 0.618034
 EXACT = "train.exact"
-"""Tag: `yes`, or at which steps the training was interrupted and went on other than it would."""
+"""Tag: `yes`, or at which steps the training was interrupted and not resumed exactly."""
 INTERRUPTED = "interrupted_at_step"
-"""Of a training's numbers: where it was interrupted last and went on other than it would have."""
+"""Of a training's numbers: where it was interrupted last and not resumed exactly."""
 VARIANT, BASELINE, WORKSPACE = "pipeline.variant", "pipeline.baseline", "workspace"
 """Tags with the name of DVC's experiment, or `workspace`, and with the commit it starts from."""
 
@@ -58,7 +58,7 @@ class RunKey:
 
     @property
     def label(self) -> str:
-        """The experiment, and DVC's when there is one: rows with one label are seeds of it."""
+        """The experiment, and DVC's when there is one: runs with one label are its seeds."""
         return label(self.experiment, self.variant)
 
     @property
@@ -68,7 +68,7 @@ class RunKey:
 
     @property
     def remembered(self) -> Path:
-        """The record file: an experiment of DVC must not continue the workspace's row."""
+        """The record file: an experiment of DVC must not continue the workspace's run."""
         if self.variant == WORKSPACE:
             return self.record
         # DVC keeps names apart only among the experiments that start from one commit.

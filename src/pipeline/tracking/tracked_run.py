@@ -37,7 +37,7 @@ class TrackedRun:
     row: run_metadata.RunMetadata | None = None
     """Its parameters and whole configuration; None where they are unknown."""
     record: Sink | None = None
-    """Writes to the row of MLflow that a stage of the DAG has open, and closes."""
+    """Writes to the MLflow run that a stage of the DAG has open, and closes."""
 
     @property
     def prefixed(self) -> bool:

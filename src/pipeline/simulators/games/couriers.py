@@ -2,7 +2,8 @@
 
 Roads take different times, so every decision lasts a different number of simulation steps and an
 agent is asked only when it arrives, as Unity's agents with on-demand decisions are. A courier works
-one shift and is gone; later another one, with a new id, takes its seat.
+for a time, its shift, and is gone. After a break a new agent, with a new id, takes its seat: the
+row of the arrays that was the courier's.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Couriers(Areas):
         self._way = self._keep("way", ())  # simulation steps to the place; 0: there, and asking
         self._left = self._keep("left", ())  # of the shift
         self._break = self._keep("break", ())  # until the next courier; 0 while there is one
-        self._life = self._keep("life", ())
+        self._life = self._keep("life", ())  # couriers that this seat has had before
         self._n_delivered = self._keep("n_delivered", ())
         self._address = self._keep("address", ())
         self._hops = self._keep("hops", (MAX_SHIFT,))  # from each parcel's place to its address

@@ -58,7 +58,7 @@ class PushTogether(Areas):
         super().__init__("push_together", specs, seed=seed, n_agents=n_agents, per_area=TEAM)
         self._cell = self._keep("cell", (TEAM, 2))
         self._present = self._keep("present", (TEAM,), np.bool_)
-        self._life = self._keep("life", (TEAM,))
+        self._life = self._keep("life", (TEAM,))  # times that a new agent took this one's place
         self._block = self._keep("block", ())
         self._pit = self._keep("pit", (2,))
         self._open = self._keep("open", (), np.bool_)
@@ -156,7 +156,7 @@ class PushTogether(Areas):
         self, who: BoolArray, reward: FloatArray, group_reward: FloatArray
     ) -> dict[str, Any]:
         """Return what both kinds of steps say of the agents in `who` [areas, 3]."""
-        # A seat whose agent was out has a new id in the next episode.
+        # Where an agent was out, another one with a new id takes its place in the next episode.
         seat = np.arange(who.size).reshape(who.shape)
         ids = np.asarray((seat + who.size * self._life)[who], dtype=np.int32)
         return agent_fields(

@@ -35,16 +35,16 @@ def folder_of(environment: str) -> Path:
 
 
 def load(folder: Path) -> Build:
-    """Return the build in `folder`, or its copy on the node's own disk (PIPELINE_SCRATCH).
+    """Return the build in `folder`, or its copy on the cluster node's disk (PIPELINE_SCRATCH).
 
     Makes its file executable when a checkout has forgotten that.
 
     Raises:
         StageError: The folder is not one that the `env` stage made.
-        OSError: There is no copying to the node's disk.
+        OSError: The copy cannot be made.
     """
     if (folder / DESCRIPTION).is_file():
-        folder = _near(folder)
+        folder = _local_copy(folder)
     path = folder / DESCRIPTION
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -65,7 +65,7 @@ def load(folder: Path) -> Build:
     return build
 
 
-def _near(folder: Path) -> Path:
+def _local_copy(folder: Path) -> Path:
     """Return a build's copy below PIPELINE_SCRATCH, made once for each content.
 
     A build is read by every one of its processes, and some have gigabytes. What a stage resumes

@@ -148,7 +148,7 @@ def recorded(
     if not mlflow_run.enabled() or (track is not None and "mlflow" not in track):
         yield None
         return
-    # One row in MLflow per experiment and seed: `train`, `export` and `evaluate` write to it.
+    # One MLflow run per experiment and seed: `train`, `export` and `evaluate` write to it.
     tracking = mlflow_run.MlflowRun(key or key_of(run, attempt), prefix=prefix)
     tracking.describe(row or row_of(run), run.root)
     status = "FAILED"  # also after SystemExit: MLflow would leave the run RUNNING for ever
@@ -165,7 +165,7 @@ def recorded(
 
 
 def key_of(run: Run, attempt: Attempt) -> run_metadata.RunKey:
-    """Return which row a stage writes to."""
+    """Return which MLflow run a stage writes to."""
     stage, policy = attempt.job.stage, run.root / run.folder("train") / "policy.pt"
     names = list(run.params.experiments)
     return run_metadata.RunKey(
@@ -194,7 +194,7 @@ def key_of(run: Run, attempt: Attempt) -> run_metadata.RunKey:
 def tell_pretraining(record: mlflow_run.MlflowRun, folder: Path) -> None:
     """Write the losses of a `pretrain` stage, by epoch, from the files that it has made.
 
-    The row belongs to `train`, which may run again without `pretrain`.
+    The MLflow run belongs to `train`, which may run again without `pretrain`.
     """
     with (folder / "progress.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -204,7 +204,7 @@ def tell_pretraining(record: mlflow_run.MlflowRun, folder: Path) -> None:
 
 
 def row_of(run: Run) -> run_metadata.RunMetadata:
-    """Return what MLflow's row says of a run, whichever stage writes it."""
+    """Return what MLflow shows of a run, whichever stage writes it."""
     experiment = run.experiment
     settings = to_mapping(run.params.run_settings(run.name))
     folders = [str(run.folder(stage)) for stage in experiment.stages]

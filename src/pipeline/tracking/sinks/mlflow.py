@@ -1,4 +1,4 @@
-"""A row of MLflow: the stage's, or a new one for a run outside the DAG."""
+"""A run of MLflow: the stage's, or a new one for a training outside the DAG."""
 
 from __future__ import annotations
 

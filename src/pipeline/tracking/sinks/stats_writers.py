@@ -44,7 +44,7 @@ _OURS = (
 
 
 class StatsSummary(NamedTuple):
-    """What a statistic came to since the last summary."""
+    """All values of a statistic since the last summary."""
 
     full_dist: list[float]
     aggregation_method: StatsAggregationMethod
@@ -200,7 +200,7 @@ class StatsWriterSink(Sink):
         for writer in self._writers:
             try:
                 getattr(writer, what)(*values)
-            except Exception as error:  # noqa: BLE001  # it must not keep the others from hearing
+            except Exception as error:  # noqa: BLE001  # the others must be called too
                 text = f"{type(writer).__name__}: {type(error).__name__}: {error}"
                 failed.append((text, error))
         if failed:
