@@ -66,9 +66,10 @@ def check_ids(params: Params) -> None:
                 # package.
                 if here not in sys.path:
                     sys.path.append(here)
-                from pipeline.simulators.bridges.naming import check
+                from pipeline.simulators.bridges import naming
 
-                check(environment.source, environment.id)
+                known = {"module": naming.function_of, "gymnasium": naming.registered}
+                known.get(environment.source, naming.full_name)(environment.id)
             elif isinstance(environment, BuiltinSource):
                 from pipeline.simulators import registry
 

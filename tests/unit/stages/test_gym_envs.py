@@ -105,15 +105,15 @@ def test_env_build_refuses_in_one_line_with_exit_code_2(tmp_path, capsys, words,
 
 
 @pytest.mark.parametrize(
-    ("package", "source", "env_id", "extra"),
+    ("package", "find", "env_id", "extra"),
     [
-        ("gymnasium", "gymnasium", "CartPole-v1", "envs"),
-        ("pettingzoo", "pettingzoo", "classic.tictactoe_v3", "envs"),
-        ("mpe2", "pettingzoo", "mpe2.simple_tag_v3", "games"),
+        ("gymnasium", naming.registered, "CartPole-v1", "envs"),
+        ("pettingzoo", naming.full_name, "classic.tictactoe_v3", "envs"),
+        ("mpe2", naming.full_name, "mpe2.simple_tag_v3", "games"),
     ],
 )
 def test_a_package_that_is_missing_is_named_with_what_installs_it(
-    monkeypatch, package, source, env_id, extra
+    monkeypatch, package, find, env_id, extra
 ):
     class Missing:
         def find_spec(self, name: str, *_: object) -> None:
@@ -125,7 +125,7 @@ def test_a_package_that_is_missing_is_named_with_what_installs_it(
     monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
     said = f"{env_id}: needs the package {package}, which is not installed: pip install 'rl-pipel"
     with pytest.raises(SettingsError) as refused:
-        naming.check(source, env_id)
+        find(env_id)
     assert str(refused.value).startswith(said)
     assert f"[{extra}]'" in str(refused.value)
 

@@ -46,20 +46,6 @@ def behavior_name(env_id: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", env_id.rpartition(":")[2]).strip("-.") or "Environment"
 
 
-def check(source: str, env_id: str) -> None:
-    """Refuse an id that names no environment of a bridge called `source`.
-
-    Raises:
-        SettingsError: There is none; the message names the nearest ones.
-    """
-    if source == "module":
-        function_of(env_id)
-    elif source == "gymnasium":
-        registered(env_id)
-    else:
-        full_name(env_id)
-
-
 def function_of(id: str) -> Callable[..., Any]:
     """Return what `module:function` names; the current folder ends the module path.
 

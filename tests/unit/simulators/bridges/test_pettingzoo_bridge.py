@@ -307,7 +307,7 @@ def test_environments_that_moved_are_found_where_they_are():
 )
 def test_an_unknown_id_is_answered_with_the_nearest(written, said):
     with pytest.raises(SettingsError, match=said):
-        naming.check("pettingzoo", written)
+        naming.full_name(written)
 
 
 def test_what_is_not_installed_is_named():
