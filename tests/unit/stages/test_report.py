@@ -86,7 +86,7 @@ def test_every_point_of_a_curve_has_its_step_and_value(tmp_path):
 
 def test_a_curve_lies_where_the_axes_say(tmp_path):
     task, curves, _ = page(tmp_path)
-    chart = charts.of(task, curves).learning
+    chart = charts.learning(task, curves)
     line = chart.series[1].lines[2]
     assert line.name == "<b>cloned</b>, seed 9"
     assert line.values == "3.125 5.125 7.125"
@@ -99,11 +99,11 @@ def test_a_curve_lies_where_the_axes_say(tmp_path):
 
 def test_with_too_few_seeds_each_is_drawn_alone(tmp_path):
     task, curves, text = page(tmp_path, n_seeds=1, names=("ppo",))
-    drawn = charts.of(task, curves)
-    assert [line.name for line in drawn.learning.series[0].lines] == ["ppo, seed 7"]
-    assert not drawn.learning.series[0].band
-    assert drawn.scores.rows[0].interval is drawn.scores.rows[0].wider is None
-    assert drawn.improvements is None
+    alone, row = charts.learning(task, curves).series[0], charts.scores(task).rows[0]
+    assert [line.name for line in alone.lines] == ["ppo, seed 7"]
+    assert not alone.band
+    assert row.interval is row.wider is None
+    assert "Probability of improvement" not in text
     assert "nan" not in text
 
 
@@ -119,5 +119,5 @@ def test_the_seed_of_a_curve_is_known_where_another_has_none(tmp_path):
         for seed in (1, 2)
     ]
     [task] = compare(outcomes)
-    chart = charts.of(task, {"ppo": align_curves([(STEPS, STEPS)])}).learning
+    chart = charts.learning(task, {"ppo": align_curves([(STEPS, STEPS)])})
     assert [line.name for line in chart.series[0].lines] == ["ppo, seed 2"]

@@ -134,32 +134,20 @@ class RowChart:
         return _ROW * len(self.rows) + _BOTTOM
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Charts:
-    """All of a task."""
-
-    scores: RowChart
-    learning: CurveChart | None
-    """None without curves."""
-    improvements: RowChart | None
-    """None with one experiment."""
+def scores(task: Task) -> RowChart:
+    """Return the chart of a task's scores."""
+    rows = tuple(_standing(index, one) for index, one in enumerate(task.standings))
+    return RowChart(x=_around(rows), rows=rows, label="Return")
 
 
-def of(task: Task, curves: Mapping[str, Curves]) -> Charts:
-    """Return the charts of a task, given the learning curves of its experiments."""
-    scores = tuple(_standing(index, one) for index, one in enumerate(task.standings))
-    pairs = tuple(_improvement(index, one) for index, one in enumerate(task.improvements))
+def improvements(task: Task) -> RowChart:
+    """Return the chart of which experiment is better; without rows for one experiment."""
+    rows = tuple(_improvement(index, one) for index, one in enumerate(task.improvements))
     label = "Probability that a run of the first does better"
-    return Charts(
-        scores=RowChart(x=_around(scores), rows=scores, label="Return"),
-        learning=_learning(task, curves) if curves else None,
-        improvements=RowChart(x=_axis(0.0, 1.0), rows=pairs, label=label, mark=0.5)
-        if pairs
-        else None,
-    )
+    return RowChart(x=_axis(0.0, 1.0), rows=rows, label=label, mark=0.5)
 
 
-def _learning(task: Task, curves: Mapping[str, Curves]) -> CurveChart:
+def learning(task: Task, curves: Mapping[str, Curves]) -> CurveChart:
     """Return the learning curves of a task, of which there is at least one."""
     steps = [one.steps for one in curves.values()]
     x = _axis(min(s[0] for s in steps), max(s[-1] for s in steps))

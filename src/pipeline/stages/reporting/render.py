@@ -149,14 +149,11 @@ def html(
         links=_LINKS,
         parts=parts,
         tables=tables,
-        width=charts.WIDTH,
+        charts=charts,
         captions={"scores": SCORES, "learning": LEARNING, "improvements": IMPROVEMENTS},
         most=max((len(lines) for lines in curves), default=0),
         titles=[*(task.name for task in tasks), *(one.title for one in swept)],
-        tasks=[
-            (task, charts.of(task, lines), shown)
-            for task, lines, shown in zip(tasks, curves, films, strict=True)
-        ],
+        tasks=[*zip(tasks, curves, films, strict=True)],
         swept=swept,
     )
 
