@@ -58,11 +58,7 @@ def unpacked(archive: Path) -> Path:
 
 
 def _lock(folder: Path) -> int:
-    """Return a descriptor that holds the system's lock of a folder.
-
-    Raises:
-        OSError: Another process has it.
-    """
+    """Return a descriptor that holds the system's lock of a folder; OSError if another has it."""
     import fcntl  # which Windows lacks, where this file is only read
 
     descriptor = os.open(folder, os.O_RDONLY)

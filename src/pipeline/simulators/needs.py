@@ -243,11 +243,7 @@ def _play(name: str, options: dict[str, Any]) -> None:
 
 
 def _refuse_other_shapes(env_id: str, behavior: str, sent: Steps, spec: BehaviorSpec) -> None:
-    """Compare what a simulator sends with what it has announced.
-
-    Raises:
-        SettingsError: They differ.
-    """
+    """Raise SettingsError if a simulator sends other shapes than it has announced."""
     announced = [tuple(obs.shape) for obs in spec.observation_specs]
     for steps in sent:
         shapes = [tuple(values.shape[1:]) for values in steps.obs]

@@ -92,11 +92,7 @@ def make(name: str, environment: EnvironmentParams, folder: Path, root: Path, wo
 
 
 def _inputs(source: EnvironmentParams, root: Path) -> list[Path]:
-    """Return what the environment is made from; an archive is known by its digest.
-
-    Raises:
-        StageError: One of them does not exist.
-    """
+    """Return the files that the environment is made from; an archive is known by its digest."""
     inputs, wrong = [], ""
     if isinstance(source, PathSource):
         inputs, wrong = [source.found(root)], "there is no build here; correct `path`"

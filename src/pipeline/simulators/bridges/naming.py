@@ -94,11 +94,7 @@ def where(error: Exception) -> str:
 
 
 def need(package: str, env_id: str, extra: str = "envs") -> None:
-    """Refuse an environment of a package that is not installed.
-
-    Raises:
-        SettingsError: It is not; the message has the command that installs it.
-    """
+    """Raise SettingsError, with the command that installs it, if a package is not installed."""
     if not _exists(package):
         raise SettingsError(
             f"{env_id}: needs the package {package}, which is not installed: "

@@ -223,11 +223,7 @@ def agent_fields(
 
 
 def checked(action: AnyArray, shape: tuple[int, int], behavior: str) -> AnyArray:
-    """Return `action` if it has the shape that it must have.
-
-    Raises:
-        ValueError: It has another.
-    """
+    """Return `action`, or raise ValueError if it has another shape."""
     if action.shape != shape:
         raise ValueError(f"{behavior}: actions have the shape {action.shape}, expected {shape}")
     return action

@@ -76,9 +76,8 @@ class Couriers(Areas):
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
         """Send the asking couriers on their way, and go on until one arrives, comes or goes.
 
-        Args:
-            actions: int32 [N, 1] next place of every courier that asked. A place without a road,
-                which the mask forbids, is one simulation step of waiting.
+        Actions are int32 [N, 1], the next place of every courier that asked. A place without a
+        road, which the mask forbids, is one simulation step of waiting.
         """
         asking = np.flatnonzero(self._asks())
         if len(asking):  # else there may be no actions at all

@@ -59,11 +59,7 @@ class Pong(Areas):
         return self._steps([TerminalSteps.empty(_SPEC)] * 2)
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
-        """Move the paddles, then the ball.
-
-        Args:
-            actions: for each team int32 [areas, 1] of 0 nothing, 1 up, 2 down.
-        """
+        """Move the paddles, by int32 [areas, 1] of 0 nothing, 1 up, 2 down; then the ball."""
         for team, name in enumerate(BEHAVIORS):
             chosen = checked(actions[name].discrete, (self._n_areas, 1), name)[:, 0]
             self._paddle[:, team] += PADDLE_SPEED * _DIRECTIONS[chosen]

@@ -74,9 +74,8 @@ class PushTogether(Areas):
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
         """Move every agent by one cell, and the block where enough of them push it.
 
-        Args:
-            actions: int32 [N, 1] of 0 nothing, 1 up, 2 down, 3 left, 4 right, of the agents that
-                are not out.
+        Actions are int32 [N, 1] of 0 nothing, 1 up, 2 down, 3 left, 4 right, of the agents that are
+        not out.
         """
         # A copy, because those that fall are taken out of `_present` below.
         playing = self._present.copy()

@@ -56,9 +56,8 @@ class Tag(Areas):
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
         """Move everybody at the same time.
 
-        Args:
-            actions: float32 [N, 2] of each behavior: direction in x and y. Vectors of `FULL_SPEED`
-                and longer are full speed, shorter ones as much less as they are shorter.
+        Actions are float32 [N, 2] of each behavior: direction in x and y. Vectors of `FULL_SPEED`
+        and longer are full speed, shorter ones as much less as they are shorter.
         """
         hunters = checked(actions[HUNTER].continuous, (N_HUNTERS * self._n_areas, 2), HUNTER)
         runners = checked(actions[RUNNER].continuous, (self._n_areas, 2), RUNNER)
