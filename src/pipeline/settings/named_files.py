@@ -29,9 +29,10 @@ def missing_demonstrations(
     """
     missing: dict[str, str] = {}
     for section, trainer in _listed(settings).items():
-        for key, path in _demonstrations(trainer, section):
+        for key, path in demonstrations(trainer):
             if section not in missing and path not in made and (wrong := _wrong(path, folder)):
-                at = key if settings.place_of(key) else key.partition("[")[0]
+                at = f"{section}.{key}"
+                at = at if settings.place_of(at) else at.partition("[")[0]
                 place = settings.place_of(at)
                 missing[section] = f"{place}: {at}: {wrong}" if place else f"{at}: {wrong}"
     return missing
@@ -83,13 +84,13 @@ def _listed(settings: RunSettings) -> dict[str, TrainerSettings]:
     return {f"behaviors.{name}": one for name, one in settings.behaviors.items()}
 
 
-def _demonstrations(trainer: TrainerSettings, section: str) -> Iterator[tuple[str, str]]:
-    """Yield each path to demonstrations, with the dotted key of the path."""
+def demonstrations(trainer: TrainerSettings) -> Iterator[tuple[str, str]]:
+    """Yield the dotted key of each path to demonstrations, and the path."""
     users = {f"reward_signals.{name}": one for name, one in trainer.reward_signals.items()}
     for key, user in {**users, "behavioral_cloning": trainer.behavioral_cloning}.items():
         demo_path = getattr(user, "demo_path", None)
         for index, path in enumerate(demo_path.paths if demo_path else ()):
-            yield f"{section}.{key}.demo_path[{index}]", path
+            yield f"{key}.demo_path[{index}]", path
 
 
 def _wrong(path: str, folder: Path) -> str | None:

@@ -15,7 +15,11 @@ from pipeline.errors import SettingsError, StageError
 from pipeline.files import fingerprint, similar, write_whole
 from pipeline.plugins import Group
 from pipeline.settings.environments import BuiltinSource, ModuleSource, PathSource, UnitySource
-from pipeline.settings.named_files import refuse_missing_demonstrations, refuse_missing_weights
+from pipeline.settings.named_files import (
+    demonstrations,
+    refuse_missing_demonstrations,
+    refuse_missing_weights,
+)
 from pipeline.settings.nodes import fail_at
 from pipeline.settings.run_file import to_mapping
 from pipeline.settings.sweeps import proposal_file
@@ -219,20 +223,13 @@ def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> N
     """Refuse a trainer that reads recorded episodes which its experiment does not wait for."""
     recorded = {f"data/demos/{one}.demo": one for one in params.demonstrations}
     for behavior, trainer in settings.behaviors.items():
-        users: dict[str, object] = {
-            "reward_signals.gail": trainer.reward_signals.get("gail"),
-            "behavioral_cloning": trainer.behavioral_cloning,
-        }
-        for key, user in users.items():
-            demo_path = getattr(user, "demo_path", None)
+        for key, path in demonstrations(trainer):
+            read = recorded.get(path)
             # DVC and Snakemake do not see this path, so they would not record the file first.
-            for path in demo_path.paths if demo_path else ():
-                read = recorded.get(path)
-                if read in (None, params.experiments[name].demonstrations):
-                    continue
+            if read not in (None, params.experiments[name].demonstrations):
                 raise SettingsError(
-                    f"{params.path}: experiments.{name}: behaviors.{behavior}.{key}.demo_path "
-                    f"reads data/demos/{read}.demo, which the stage demos makes; set "
+                    f"{params.path}: experiments.{name}: behaviors.{behavior}."
+                    f"{key.partition('[')[0]} reads {path}, which the stage demos makes; set "
                     f"'demonstrations: {read}' and add the stage pretrain, so that training waits "
                     "for it"
                 )

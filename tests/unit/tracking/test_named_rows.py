@@ -90,6 +90,18 @@ def test_a_row_says_the_same_of_a_run_as_that_of_the_stage_train(folder: Path):
     assert (ours.key.name, key.name) == ("./runs/walk-seed3", "walk-seed3")
 
 
+def test_every_demonstration_of_a_list_is_a_dataset_of_its_own(folder: Path):
+    demos = "[one.demo, {path: more/two.demo, weight: 3}]"
+    cloned = TRAINER.replace("}}", f", behavioral_cloning: {{demo_path: {demos}}}}}}}")
+    (folder / "trainer.yaml").write_text(cloned)
+    params = load_params(folder / "params.yaml")
+    row = run_context.row_of(run_context.Run(root=folder, params=params, name="walk", seed=3))
+    assert [(one.name, one.path) for one in row.data[1:]] == [
+        ("one", "one.demo"),
+        ("two", "more/two.demo"),
+    ]
+
+
 def test_no_stage_depends_on_where_its_numbers_go(folder: Path):
     def jobs() -> list:
         params = load_params(folder / "params.yaml")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline import machine
 from pipeline.errors import PipelineError
 from pipeline.settings import to_mapping
+from pipeline.settings.named_files import demonstrations
 from pipeline.settings.params import load_params
 from pipeline.stages.shared import process
 from pipeline.stages.shared.attempt import WORK, Attempt, read_map
@@ -21,8 +22,9 @@ from pipeline.stages.shared.project import named, planned, project
 from pipeline.tracking import mlflow_run, mlflow_store, run_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from pipeline.settings import TrainerSettings
     from pipeline.settings.experiments import ExperimentParams
     from pipeline.settings.params import Params
 
@@ -206,10 +208,10 @@ def tell_pretraining(record: mlflow_run.MlflowRun, folder: Path) -> None:
 def row_of(run: Run) -> run_metadata.RunMetadata:
     """Return what MLflow shows of a run, whichever stage writes it."""
     experiment = run.experiment
-    settings = to_mapping(run.params.run_settings(run.name))
+    settings = run.params.run_settings(run.name)
     folders = [str(run.folder(stage)) for stage in experiment.stages]
     return run_metadata.row(
-        settings,
+        to_mapping(settings),
         name=run.name,
         seed=run.seed,
         runtime=run.runtime(),
@@ -218,21 +220,21 @@ def row_of(run: Run) -> run_metadata.RunMetadata:
             "trainer": experiment.trainer,
             "pretrain": {} if experiment.pretrain is None else asdict(experiment.pretrain),
         },
-        data=_data_of(run, settings["behaviors"]),
+        data=_data_of(run, settings.behaviors.values()),
         note=run_metadata.note(run.name, run.seed, files=folders),
     )
 
 
-def _data_of(run: Run, behaviors: Mapping[str, Any]) -> list[run_metadata.InputData]:
+def _data_of(run: Run, trainers: Iterable[TrainerSettings]) -> list[run_metadata.InputData]:
     """Return the environment's build and each demonstration that a stage or signal reads."""
     name = run.experiment.environment
     built = f"build/env/{name}"
     facts = read_map(run.root / built / "environment.json")
     data = [run_metadata.InputData(name=name, path=built, context="environment", facts=facts)]
-    paths = [value for at, value in run_metadata.leaves(behaviors) if at.endswith("demo_path")]
+    paths = [path for trainer in trainers for _, path in demonstrations(trainer)]
     if run.experiment.demonstrations is not None:
         paths.insert(0, f"data/demos/{run.experiment.demonstrations}.demo")
-    for path in dict.fromkeys(map(str, paths)):
+    for path in dict.fromkeys(paths):
         stem = Path(path).stem
         facts = read_map(run.root / "results/demos" / f"{stem}.json")
         data.append(
