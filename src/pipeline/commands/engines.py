@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -140,10 +140,15 @@ def mend_lock(root: Path) -> None:
 def _stages_in(lock: str) -> int | None:
     """Return how many stages the text of a dvc.lock has; None when DVC would not read it."""
     # A number that is cut off would be read as a smaller one.
-    if not lock.endswith("\n"):
-        return None
+    stages = locked_stages(lock) if lock.endswith("\n") else None
+    return None if stages is None else len(stages)
+
+
+def locked_stages(lock: str) -> dict[str, Any] | None:
+    """Return the stages in the text of a dvc.lock by name; None when it cannot be read."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        stages = yaml.load(lock, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["stages"]  # noqa: S506  # safe ones
+        stages: dict[str, Any] = yaml.load(lock, Loader=loader)["stages"]  # noqa: S506  # safe ones
         for stage in stages.values():
             entries = [*stage.get("deps", ()), *stage.get("outs", ())]
             # A line that is cut after its colon is valid YAML with the value None, and DVC fails
@@ -153,7 +158,7 @@ def _stages_in(lock: str) -> int | None:
                 return None
     except (yaml.YAMLError, TypeError, KeyError, AttributeError):
         return None
-    return len(stages)
+    return stages
 
 
 def bless_dvc(root: Path) -> None:

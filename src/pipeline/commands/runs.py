@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.commands.engines import MOST_COMMITS
+from pipeline.commands.engines import MOST_COMMITS, locked_stages
 from pipeline.commands.parser import aligned
 from pipeline.errors import PipelineError
-from pipeline.settings.nodes import to_plain
-from pipeline.settings.yaml_file import parse_yaml
 from pipeline.tracking import mlflow_store, mlflow_view, run_metadata
 from pipeline.tracking.run_metadata import git
 
@@ -216,19 +214,16 @@ def _at(root: Path, rows: Sequence[Found], revision: str) -> str:
     # Reversed, so that the current row, which is sorted first, wins over superseded ones.
     by_digest = {one.tags["dvc.train"]: one for one in reversed(rows) if "dvc.train" in one.tags}
     lines = [("run", "MLflow run", "mean return", "md5 of policy.pt")]
-    for path, digest in sorted(_outputs(text)):
+    if (stages := locked_stages(text)) is None:
+        raise PipelineError(f"the dvc.lock of git revision {revision!r} cannot be read")
+    outs = (out for stage in stages.values() for out in stage.get("outs", ()))
+    for path, digest in sorted((out["path"], out["md5"]) for out in outs):
         if matched := _POLICY.match(path):
             name = f"{matched['experiment']}-{matched['seed']}"
             one = by_digest.get(digest)
             run, score = ("no row", None) if one is None else (one.run, one.score)
             lines.append((name, run, _number(score), digest))
     return "\n".join(aligned(lines))
-
-
-def _outputs(lock: str) -> list[tuple[str, str]]:
-    """Return path and digest of every output in the text of a dvc.lock."""
-    stages = to_plain(parse_yaml(lock, source="dvc.lock")).get("stages", {})
-    return [(out["path"], out["md5"]) for stage in stages.values() for out in stage.get("outs", [])]
 
 
 def _holding(root: Path, digest: str) -> list[str]:

@@ -83,6 +83,22 @@ def test_a_revision_leads_to_the_rows_of_what_it_holds(project):
     assert new not in tell(root, None, revision=before)
 
 
+def test_a_lock_may_be_longer_than_settings_may_be(tmp_path: Path):
+    root, stage = tmp_path, LOCK.partition("stages:\n")[2].format(path="other", digest="f00d")
+    git(root, "init", "-q")
+    run, _ = trained(root, b"first")
+    with (root / "dvc.lock").open("a") as lock:
+        lock.write(stage.replace("train@walk-1", "other").replace("python", "x" * 4_000_000))
+    git(root, "add", "dvc.lock")
+    git(root, "commit", "-qm", "long")
+    assert run in tell(root, None, revision="HEAD")
+    (root / "dvc.lock").write_text("stages: {")
+    git(root, "add", "dvc.lock")
+    git(root, "commit", "-qm", "broken")
+    with pytest.raises(PipelineError, match=r"dvc\.lock of git revision 'HEAD' cannot be read"):
+        tell(root, None, revision="HEAD")
+
+
 def test_the_table_says_whose_files_lie_there(project):
     root, [_, (new, _after)] = project
     header, line = tell(root, None).splitlines()
