@@ -168,7 +168,11 @@ NAMES: dict[str, Name] = {
     "mlagents_envs.rpc_utils.process_pixels": Name(
         "pipeline.protocol.png.decode_png", "takes the shape (C, H, W) for the number of channels"
     ),
-    "mlagents_envs.rpc_utils.steps_from_proto": Name("pipeline.protocol.decoding.decode_steps"),
+    "mlagents_envs.rpc_utils.steps_from_proto": Name(
+        None,
+        "serialize the agents as a `ListAgentInfoProto`, and give the bytes to "
+        "`pipeline.protocol.layout_cache.Decoder(spec, name).decode`",
+    ),
     "mlagents_envs.side_channel.DefaultTrainingAnalyticsSideChannel": _TELEMETRY,
     "mlagents_envs.side_channel.IncomingMessage": Name("pipeline.IncomingMessage"),
     "mlagents_envs.side_channel.OutgoingMessage": Name("pipeline.OutgoingMessage"),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import pipeline
 from pipeline import compat
+from pipeline.protocol.generated.messages import AgentInfoProto, UnityRLOutputProto
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/how-to/migrating.md"
@@ -41,6 +44,17 @@ def test_an_equivalent_is_where_the_table_says_and_every_other_name_has_a_reason
             compat.resolve(name)
         assert len(known.note) > 10
         assert known.note in str(refused.value)
+
+
+def test_messages_of_agents_are_decoded_as_the_reason_for_steps_from_proto_says():
+    reason = EVERY["mlagents_envs.rpc_utils.steps_from_proto"].note
+    module, call = re.search(r"`(pipeline\S+)\.(Decoder)\(spec, name\)\.decode`", reason).groups()
+    actions = pipeline.ActionSpec.create_continuous(1)
+    agents = [AgentInfoProto(id=4, reward=2.0)]
+    data = UnityRLOutputProto.ListAgentInfoProto(value=agents).SerializeToString()
+    spec = pipeline.BehaviorSpec([], actions)
+    steps, ended = getattr(import_module(module), call)(spec, "Walker").decode(data)
+    assert (steps.agent_id.tolist(), steps.reward.tolist(), len(ended)) == ([4], [2.0], 0)
 
 
 def row(name: str, known: compat.Name) -> str:
