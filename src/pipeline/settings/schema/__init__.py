@@ -1,81 +1,36 @@
 """The settings of the present configuration format, as frozen dataclasses."""
 
-from pipeline.settings.schema.parameters import (
-    SAMPLERS,
-    CompletionCriteria,
-    ConstantSampler,
-    EnvironmentParameter,
-    GaussianSampler,
-    Lesson,
-    MultiRangeUniformSampler,
-    SamplerSettings,
-    UniformSampler,
-)
-from pipeline.settings.schema.reward_signals import (
-    ENCODERS,
-    REWARD_SIGNALS,
-    CuriositySettings,
-    DemoPath,
-    DemoSource,
-    ExtrinsicSettings,
-    GAILSettings,
-    MemorySettings,
-    NetworkSettings,
-    RewardSignalSettings,
-    RNDSettings,
-)
-from pipeline.settings.schema.run import (
-    CheckpointSettings,
-    EngineSettings,
-    EnvironmentSettings,
-    RunSettings,
-    TorchSettings,
-)
-from pipeline.settings.schema.trainer import (
-    HYPERPARAMETERS,
-    BehavioralCloningSettings,
-    HyperparameterSettings,
-    POCASettings,
-    PPOSettings,
-    SACSettings,
-    Schedule,
-    SelfPlaySettings,
-    TrainerSettings,
-)
-
-__all__ = [
-    "ENCODERS",
-    "HYPERPARAMETERS",
-    "REWARD_SIGNALS",
-    "SAMPLERS",
-    "BehavioralCloningSettings",
-    "CheckpointSettings",
-    "CompletionCriteria",
-    "ConstantSampler",
-    "CuriositySettings",
-    "DemoPath",
-    "DemoSource",
-    "EngineSettings",
-    "EnvironmentParameter",
-    "EnvironmentSettings",
-    "ExtrinsicSettings",
-    "GAILSettings",
-    "GaussianSampler",
-    "HyperparameterSettings",
-    "Lesson",
-    "MemorySettings",
-    "MultiRangeUniformSampler",
-    "NetworkSettings",
-    "POCASettings",
-    "PPOSettings",
-    "RNDSettings",
-    "RewardSignalSettings",
-    "RunSettings",
-    "SACSettings",
-    "SamplerSettings",
-    "Schedule",
-    "SelfPlaySettings",
-    "TorchSettings",
-    "TrainerSettings",
-    "UniformSampler",
-]
+from pipeline.settings.schema.parameters import SAMPLERS as SAMPLERS
+from pipeline.settings.schema.parameters import CompletionCriteria as CompletionCriteria
+from pipeline.settings.schema.parameters import ConstantSampler as ConstantSampler
+from pipeline.settings.schema.parameters import EnvironmentParameter as EnvironmentParameter
+from pipeline.settings.schema.parameters import GaussianSampler as GaussianSampler
+from pipeline.settings.schema.parameters import Lesson as Lesson
+from pipeline.settings.schema.parameters import MultiRangeUniformSampler as MultiRangeUniformSampler
+from pipeline.settings.schema.parameters import SamplerSettings as SamplerSettings
+from pipeline.settings.schema.parameters import UniformSampler as UniformSampler
+from pipeline.settings.schema.reward_signals import ENCODERS as ENCODERS
+from pipeline.settings.schema.reward_signals import REWARD_SIGNALS as REWARD_SIGNALS
+from pipeline.settings.schema.reward_signals import CuriositySettings as CuriositySettings
+from pipeline.settings.schema.reward_signals import DemoPath as DemoPath
+from pipeline.settings.schema.reward_signals import DemoSource as DemoSource
+from pipeline.settings.schema.reward_signals import ExtrinsicSettings as ExtrinsicSettings
+from pipeline.settings.schema.reward_signals import GAILSettings as GAILSettings
+from pipeline.settings.schema.reward_signals import MemorySettings as MemorySettings
+from pipeline.settings.schema.reward_signals import NetworkSettings as NetworkSettings
+from pipeline.settings.schema.reward_signals import RewardSignalSettings as RewardSignalSettings
+from pipeline.settings.schema.reward_signals import RNDSettings as RNDSettings
+from pipeline.settings.schema.run import CheckpointSettings as CheckpointSettings
+from pipeline.settings.schema.run import EngineSettings as EngineSettings
+from pipeline.settings.schema.run import EnvironmentSettings as EnvironmentSettings
+from pipeline.settings.schema.run import RunSettings as RunSettings
+from pipeline.settings.schema.run import TorchSettings as TorchSettings
+from pipeline.settings.schema.trainer import HYPERPARAMETERS as HYPERPARAMETERS
+from pipeline.settings.schema.trainer import BehavioralCloningSettings as BehavioralCloningSettings
+from pipeline.settings.schema.trainer import HyperparameterSettings as HyperparameterSettings
+from pipeline.settings.schema.trainer import POCASettings as POCASettings
+from pipeline.settings.schema.trainer import PPOSettings as PPOSettings
+from pipeline.settings.schema.trainer import SACSettings as SACSettings
+from pipeline.settings.schema.trainer import Schedule as Schedule
+from pipeline.settings.schema.trainer import SelfPlaySettings as SelfPlaySettings
+from pipeline.settings.schema.trainer import TrainerSettings as TrainerSettings
