@@ -19,7 +19,6 @@ from pipeline.protocol.generated.messages import AgentInfoProto, UnityRLOutputPr
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/how-to/migrating.md"
-EVERY = {**compat.NAMES, **compat.FOR_WRITERS}
 
 
 def run(code: str, *path: Path, arguments: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
@@ -34,7 +33,7 @@ def run(code: str, *path: Path, arguments: Sequence[str] = ()) -> subprocess.Com
 
 
 def test_an_equivalent_is_where_the_table_says_and_every_other_name_has_a_reason():
-    for name, known in EVERY.items():
+    for name, known in compat.NAMES.items():
         if known.ours is not None:
             assert compat.resolve(name) is not None, name
             continue
@@ -47,7 +46,7 @@ def test_an_equivalent_is_where_the_table_says_and_every_other_name_has_a_reason
 
 
 def test_messages_of_agents_are_decoded_as_the_reason_for_steps_from_proto_says():
-    reason = EVERY["mlagents_envs.rpc_utils.steps_from_proto"].note
+    reason = compat.NAMES["mlagents_envs.rpc_utils.steps_from_proto"].note
     module, call = re.search(r"`(pipeline\S+)\.(Decoder)\(spec, name\)\.decode`", reason).groups()
     actions = pipeline.ActionSpec.create_continuous(1)
     agents = [AgentInfoProto(id=4, reward=2.0)]
@@ -65,9 +64,7 @@ def row(name: str, known: compat.Name) -> str:
 def test_the_page_has_every_name():
     lines = PAGE.read_text().partition("## Every name\n")[2].splitlines()
     rows = [line for line in lines if line.startswith("| `mlagents")]
-    assert rows == [row(name, known) for name, known in sorted(EVERY.items())]
-    members = [line for line in lines if line.startswith("| `") and line.count("|") == 3]
-    assert members == [f"| `{name}` | {note} |" for name, note in compat.MEMBERS.items()]
+    assert rows == [row(name, known) for name, known in sorted(compat.NAMES.items())]
 
 
 LISTED = Path(os.environ.get("MLAGENTS_LEARN", ROOT / ".venv-mlagents/bin/mlagents-learn"))
