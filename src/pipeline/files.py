@@ -33,9 +33,6 @@ def whole(path: Path | str) -> Iterator[Path]:
 
     The temporary file is flushed to disk before the move, so that after a crash `path` holds either
     its old content or all of the new. If the block raises, nothing remains.
-
-    Raises:
-        OSError: The folder cannot be written, or the disk is full.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -110,9 +107,6 @@ def named(folder: Path | str, name: str, suffix: str = "") -> Path:
 
     Names come from environments and files. Each has a path of its own, which is the name itself, as
     in ML-Agents' results; one that cannot be such a path is refused.
-
-    Raises:
-        SettingsError: The name is empty, too long, or would lead elsewhere.
     """
     why = _why_no_file_name(name)
     if why is not None:
@@ -173,11 +167,7 @@ def _below(folder: Path) -> list[Path]:
 
 
 def refuse_shared_folder(folder: Path | str, name: str, others: Iterable[str]) -> None:
-    """Refuse a behavior whose folder is that of another on a disk that does not mind the case.
-
-    Raises:
-        SettingsError: There is another of that kind, or the name cannot name a folder.
-    """
+    """Refuse a behavior whose folder is that of another on a disk that does not mind the case."""
     target = named(folder, name)
     if target.exists() and not target.is_dir():
         raise SettingsError(
@@ -197,11 +187,7 @@ def refuse_shared_folder(folder: Path | str, name: str, others: Iterable[str]) -
 
 
 def write_whole(path: Path | str, content: bytes | str) -> None:
-    """Write `content` to `path` atomically; text is encoded as UTF-8.
-
-    Raises:
-        OSError: The folder cannot be written, or the disk is full.
-    """
+    """Write `content` to `path` atomically; text is encoded as UTF-8."""
     data = content.encode() if isinstance(content, str) else content
     with whole(path) as temporary:
         temporary.write_bytes(data)

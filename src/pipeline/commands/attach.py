@@ -80,11 +80,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Pass on what player and trainer say, until the trainer has ended.
-
-    Raises:
-        PipelineError: An option cannot be used, there is no trainer, or it refuses the player.
-    """
+    """Pass on what player and trainer say, until the trainer has ended."""
     from pipeline.envs.forward import Trainer, forward
     from pipeline.envs.sources.programs import runs_headless
     from pipeline.envs.unity import UnityEnvironment

@@ -71,11 +71,7 @@ def add_run(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Write the folder.
-
-    Raises:
-        PipelineError: There is no such run, it has no policy, or the folder is not empty.
-    """
+    """Write the folder."""
     folder: Path = arguments.output or Path("cards", Path(arguments.run).name)
     write(find(arguments.run), folder, licence=arguments.license)
     return (
@@ -85,11 +81,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def find(name: str) -> Run:
-    """Return the run that a name or a folder means.
-
-    Raises:
-        SettingsError: There is none, or it has no policy.
-    """
+    """Return the run that a name or a folder means."""
     path = Path(name)
     if (path / _RUN_CONFIGURATION).is_file():
         return _of_learn(path)
@@ -153,12 +145,7 @@ def _policies(folder: Path, command: str) -> tuple[Path, ...]:
 
 
 def write(run: Run, folder: Path, *, licence: str | None = None) -> None:
-    """Write the card, and copy policies, results and videos beside it.
-
-    Raises:
-        SettingsError: The folder has files.
-        ExportError: A policy cannot be read, or does not say what made it.
-    """
+    """Write the card, and copy policies, results and videos beside it."""
     from pipeline.evaluation.comparison import compare
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

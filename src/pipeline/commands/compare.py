@@ -57,11 +57,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return the comparison of runs of `pipeline learn` and of the DAG.
-
-    Raises:
-        PipelineError: A folder is not that of a run, or has nothing to compare.
-    """
+    """Return the comparison of runs of `pipeline learn` and of the DAG."""
     runs: list[Path] = arguments.runs
     fraction, form = arguments.fraction, arguments.form
     if not 0.0 < fraction <= 1.0:

@@ -55,9 +55,6 @@ def check(arguments: argparse.Namespace) -> str:
     """Return a short verdict on a file, or with `--full` all that it describes, as YAML.
 
     The file is a trainer configuration of any age, or a curriculum or sampler file on its own.
-
-    Raises:
-        SettingsError: Something in a file is not as it must be, or two are of one kind.
     """
     file = arguments.file
     parts = _by_kind([file])
@@ -112,11 +109,7 @@ def _trained(settings: TrainerSettings) -> str:
 
 
 def upgrade(arguments: argparse.Namespace) -> str:
-    """Write a configuration of the present format, and say what was changed.
-
-    Raises:
-        SettingsError: Something in a file is not as it must be, or the new one is there already.
-    """
+    """Write a configuration of the present format, and say what was changed."""
     olds, new = arguments.old, arguments.output
     if new.exists() and not arguments.force:
         raise SettingsError(f"{new} exists already. Choose another name, or replace it by --force.")

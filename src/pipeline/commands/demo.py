@@ -130,11 +130,7 @@ def positive(text: str) -> int:
 
 
 def info(arguments: argparse.Namespace) -> str:
-    """Describe a .demo file, and draw the returns of its episodes.
-
-    Raises:
-        DemonstrationError: The file cannot be read, or no episode has ended.
-    """
+    """Describe a .demo file, and draw the returns of its episodes."""
     from pipeline.protocol.demo import describe, read_demo
 
     demo = read_demo(arguments.file)
@@ -154,11 +150,7 @@ def info(arguments: argparse.Namespace) -> str:
 
 
 def record(name: str, target: Path, *, episodes: int, seed: int) -> str:
-    """Write `episodes` episodes of the expert to `target`, played in this process.
-
-    Raises:
-        SettingsError: There is no such simulator.
-    """
+    """Write `episodes` episodes of the expert to `target`, played in this process."""
     from pipeline.envs.in_process import InProcessEnvironment
     from pipeline.simulators import registry
     from pipeline.stages.demos import write_episodes
@@ -175,11 +167,7 @@ def record(name: str, target: Path, *, episodes: int, seed: int) -> str:
 
 
 def import_(arguments: argparse.Namespace) -> str:
-    """Make a .demo file of a table or a Minari dataset, and say what each step found.
-
-    Raises:
-        PipelineError: The source, the specification or an option cannot be used.
-    """
+    """Make a .demo file of a table or a Minari dataset, and say what each step found."""
     from pipeline.data.demo_import import import_table
     from pipeline.data.demo_spec import spec_of
     from pipeline.data.demo_tables import read_table
@@ -235,11 +223,7 @@ def _columns(texts: list[str]) -> dict[str, list[str]]:
 
 
 def export(arguments: argparse.Namespace) -> str:
-    """Write a .demo file as a table, a Minari dataset or a specification.
-
-    Raises:
-        PipelineError: The file cannot be read, or nothing can be written so.
-    """
+    """Write a .demo file as a table, a Minari dataset or a specification."""
     from pipeline.data.demo_spec import spec_file
     from pipeline.data.demo_tables import table_of, write_table
     from pipeline.protocol.demo import read_demo
@@ -264,23 +248,14 @@ def export(arguments: argparse.Namespace) -> str:
 
 
 def merge(arguments: argparse.Namespace) -> str:
-    """Write several .demo files as one, and say what was read.
-
-    Raises:
-        DemonstrationError: A file cannot be read, or is of another behavior.
-    """
+    """Write several .demo files as one, and say what was read."""
     from pipeline.data.demonstrations import merge_demos
 
     return "\n".join(merge_demos(arguments.files, arguments.output, behavior=arguments.behavior))
 
 
 def trim(arguments: argparse.Namespace) -> str:
-    """Keep the episodes that meet every condition, and say what they are.
-
-    Raises:
-        SettingsError: There is no condition.
-        DemonstrationError: The file cannot be read, or nothing is left.
-    """
+    """Keep the episodes that meet every condition, and say what they are."""
     from pipeline.data.demonstrations import trim_demo
 
     conditions = {

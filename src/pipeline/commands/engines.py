@@ -51,11 +51,7 @@ class State:
 
 
 def dvc_state(root: Path) -> State:
-    """Ask DVC which stages have changed.
-
-    Raises:
-        StageError: DVC cannot read the pipeline.
-    """
+    """Ask DVC which stages have changed."""
     # By its command line, because dvc.api, the public part of DVC in Python, has no status.
     done = _call(["dvc", "status", "--json"], root)
     if done.returncode != 0:
@@ -70,22 +66,14 @@ def dvc_state(root: Path) -> State:
 
 
 def snakemake_state(root: Path) -> State:
-    """Ask Snakemake which jobs it would run, and of which it has no record.
-
-    Raises:
-        StageError: Snakemake cannot read the workflow, or another one holds its lock.
-    """
+    """Ask Snakemake which jobs it would run, and of which it has no record."""
     # Without the profile, an incomplete output is an error here, and is not just made again.
     _must(["snakemake", "--dry-run", "--quiet", "all", "--workflow-profile", "none"], root)
     return snakemake_summary(root)
 
 
 def snakemake_summary(root: Path) -> State:
-    """Return what Snakemake's table of outputs says, incomplete ones included.
-
-    Raises:
-        StageError: Snakemake cannot read the workflow.
-    """
+    """Return what Snakemake's table of outputs says, incomplete ones included."""
     command = ["snakemake", "--detailed-summary", "--workflow-profile", "none"]
     done = _must([*command, "--rerun-incomplete"], root)
     # one line for each output, and a dash where no record of how it was made is kept

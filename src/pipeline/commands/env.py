@@ -62,12 +62,7 @@ def _add_manifest(parser: argparse.ArgumentParser) -> None:
 
 
 def build(arguments: argparse.Namespace) -> str:
-    """Pack an environment into an executable.
-
-    Raises:
-        SettingsError: There is no such environment, or an option is not one of it.
-        StageError: It cannot be packed.
-    """
+    """Pack an environment into an executable."""
     from pipeline.settings.environments import BridgeSource, named
     from pipeline.simulators.pack import pack
 
@@ -110,11 +105,7 @@ def _with_options(environment: BridgeSource, arguments: argparse.Namespace) -> E
 
 
 def list_environments(arguments: argparse.Namespace) -> str:
-    """List the built-in simulators and the entries of manifests, one line each.
-
-    Raises:
-        PipelineError: A manifest cannot be read.
-    """
+    """List the built-in simulators and the entries of manifests, one line each."""
     from pipeline.simulators import registry
 
     rows = [(name, registry.entry(name).summary) for name in registry.SIMULATORS]
@@ -127,12 +118,7 @@ def list_environments(arguments: argparse.Namespace) -> str:
 
 
 def fetch_environment(arguments: argparse.Namespace) -> str:
-    """Return the path of an environment's program, fetched if it is not cached.
-
-    Raises:
-        PipelineError: There is no such environment, it cannot be fetched, or nothing says what its
-            digest must be.
-    """
+    """Return the path of an environment's program, fetched if it is not cached."""
     from pipeline.envs.sources import fetch
     from pipeline.envs.sources.archives import ArchiveLimits
     from pipeline.envs.sources.download import public

@@ -41,11 +41,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Play, and return a line for each behavior.
-
-    Raises:
-        PipelineError: The model cannot be run, or the environment cannot be used.
-    """
+    """Play, and return a line for each behavior."""
     from pipeline.evaluation.video import choose
     from pipeline.export.policy import OnnxPolicy
     from pipeline.stages.evaluate import metrics_of, play

@@ -162,12 +162,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Ask the environment for its specification, and write the project.
-
-    Raises:
-        PipelineError: There is no such environment, it cannot be started, or a file of the project
-            is there already.
-    """
+    """Ask the environment for its specification, and write the project."""
     folder: Path = arguments.folder
     if folder.exists() and not folder.is_dir():
         raise SettingsError(f"{folder}: is a file; name a folder, new or with your module in it")

@@ -71,12 +71,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Train, and say where the results are; beyond the first of several learners, only train.
-
-    Raises:
-        PipelineError: The configuration or the environment cannot be used, or a signal stopped
-            the run after its state was saved.
-    """
+    """Train, and say where the results are; beyond the first of several learners, only train."""
     if hasattr(arguments, "portable"):
         machine.begin_again_portably()
     from pipeline.algos.process_group import launched

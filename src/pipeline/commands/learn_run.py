@@ -45,12 +45,7 @@ _TRAINER = f"pipeline {__version__}"
 
 
 def learn(plan: Plan) -> str:
-    """Train as planned, and say where the results are.
-
-    Raises:
-        PipelineError: The environment cannot be used, or a signal stopped the run after its state
-            was saved.
-    """
+    """Train as planned, and say where the results are; `Interrupted` comes after a last save."""
     if plan.settings.debug:
         logging.getLogger("pipeline").setLevel(logging.DEBUG)
     with flags_named(plan.flags):
@@ -229,11 +224,7 @@ def _sinks(
 
 
 def folder_of(results: Path, run_id: str) -> Path:
-    """Return the folder of the run of this name.
-
-    Raises:
-        SettingsError: It would not lie in `results`.
-    """
+    """Return the folder of the run of this name."""
     folder = results / run_id
     if not run_id or results.resolve() not in folder.resolve().parents:
         raise SettingsError(

@@ -78,12 +78,7 @@ class Plan:
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:
-    """Combine command line and file, and refuse what contradicts itself.
-
-    Raises:
-        SettingsError: The file cannot be used, or options contradict each other; an error about
-            the value of an option names the option.
-    """
+    """Combine command line and file, and refuse what contradicts itself."""
     given = {dest: value for dest, value in vars(arguments).items() if dest in BY_DEST}
     _refuse_contradictions(given)
     for dest in given:

@@ -19,11 +19,7 @@ def add_options(parser: Parser) -> None:
 
 
 def check(path: Path) -> str:
-    """Return what the file declares, when it keeps the contract.
-
-    Raises:
-        ExportError: It cannot be read, or breaks a rule.
-    """
+    """Return what the file declares, when it keeps the contract."""
     from pipeline.export.layout import describe, load
     from pipeline.export.rules import model_findings, publishing_findings
 

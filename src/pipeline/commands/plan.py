@@ -23,11 +23,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Write the table of the working folder's params.yaml.
-
-    Raises:
-        SettingsError: params.yaml has a mistake, or with `--check` the table is out of date.
-    """
+    """Write the table of the working folder's params.yaml."""
     params = load_params(Path("params.yaml"))
     check_ids(params)
     if arguments.check:

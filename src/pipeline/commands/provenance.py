@@ -52,11 +52,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Say what made a policy, and whether a tree would make the same.
-
-    Raises:
-        PipelineError: The file cannot be read, or has no provenance.
-    """
+    """Say what made a policy, and whether a tree would make the same."""
     if arguments.diff is not None:
         return _compared(arguments.diff, arguments.file)
     stages = read(arguments.file)
@@ -166,11 +162,7 @@ def _interruptions(record: provenance.Record) -> dict[str, Any]:
 
 
 def read(model: Path) -> list[provenance.Record]:
-    """Return the records in a file's metadata, those of the first stage first.
-
-    Raises:
-        ExportError: It is no ONNX file, or was written without provenance.
-    """
+    """Return the records in a file's metadata, those of the first stage first."""
     from pipeline.export.layout import load
 
     held = {prop.key: prop.value for prop in load(model).metadata_props}
@@ -227,14 +219,9 @@ def _root(tree: Path | None) -> Path:
 
 
 def commit_with(root: Path, blobs: Mapping[str, str]) -> tuple[str | None, str]:
-    """Look for the newest commit with files of given content, on all branches.
+    """Return the newest commit of any branch with given files, or None, and what to say of it.
 
-    Args:
-        root: a folder of the repository's work tree.
-        blobs: git's id of each file's content, by path.
-
-    Returns:
-        Its full id if there is one, and what to tell a person.
+    `blobs` has git's id of each file's content, by its path in the repository.
     """
     # Only commits that changed `src`: all others hold the same sources as one of these.
     log = git(root, "log", "--all", f"-n{MOST_COMMITS}", "--format=%H %cs %s", "--", "src")

@@ -30,11 +30,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Download, and return what came.
-
-    Raises:
-        PipelineError: There is no such repository, or a folder is in the way.
-    """
+    """Download, and return what came."""
     repo = arguments.repo or arguments.repo_id
     if repo is None:
         raise SettingsError("name the repository: `pipeline pull NAME/POLICY -o FOLDER`")

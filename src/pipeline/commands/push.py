@@ -45,11 +45,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Upload, and return the address.
-
-    Raises:
-        PipelineError: There is no such run, or the Hub refuses it or cannot be reached.
-    """
+    """Upload, and return the address."""
     source = arguments.run or arguments.local_dir
     if source is None:
         raise SettingsError("name the run to push: `pipeline push RUN --repo-id NAME/POLICY`")
@@ -87,11 +83,7 @@ def _upload(folder: Path, arguments: argparse.Namespace) -> str:
 
 @contextlib.contextmanager
 def hub(repo_id: str) -> Iterator[Any]:
-    """Give the client of the Hub at HF_ENDPOINT; its failures are one line.
-
-    Raises:
-        FetchError: The Hub refuses, knows no such repository, or cannot be reached.
-    """
+    """Give the client of the Hub at HF_ENDPOINT; its failures are one line."""
     # Before the import, at which the client reads them.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

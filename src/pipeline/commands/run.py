@@ -46,11 +46,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Plan, then let an engine bring what the names stand for up to date, and say what it came to.
-
-    Raises:
-        PipelineError: params.yaml has a mistake or no such name, or the engine failed.
-    """
+    """Plan, let an engine bring what the names stand for up to date, and say what it came to."""
     root, engine = Path.cwd(), arguments.engine
     if arguments.stage is not None and not arguments.names:
         raise SettingsError("--stage is the last stage of what is named; name an experiment or run")
@@ -76,12 +72,7 @@ def run(arguments: argparse.Namespace) -> str:
 def _work(
     command: Sequence[str], root: Path, params: Params, wanted: Sequence[str], cores: int
 ) -> None:
-    """Let an engine work, and show how far its stages are; what it prints goes to its log.
-
-    Raises:
-        StageError: It failed.
-        Interrupted: A signal stopped it.
-    """
+    """Let an engine work, and show how far its stages are; what it prints goes to its log."""
     from pipeline.commands import progress
 
     graph = progress.graph_of(params)
@@ -143,9 +134,6 @@ def _watched(
     """Run an engine and return its exit code; a signal to this process interrupts its jobs.
 
     It has a process group of its own, so that Ctrl+C reaches it once, through this process.
-
-    Raises:
-        Interrupted: A signal came; the engine has ended.
     """
     received: list[int] = []
     engine: subprocess.Popen[bytes] | None = None
@@ -213,11 +201,7 @@ class Target:
 
 
 def targets(params: Params, names: Sequence[str], *, stage: str | None = None) -> list[Target]:
-    """Return what the engines must make for the names.
-
-    Raises:
-        SettingsError: A name stands for nothing, or its experiment has no such stage.
-    """
+    """Return what the engines must make for the names."""
     pairs: dict[tuple[str, int], None] = {}
     for name in names:
         runs = params.runs_of(name)

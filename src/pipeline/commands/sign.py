@@ -27,11 +27,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Write the signature of every file into the folder.
-
-    Raises:
-        SettingsError: There is no such folder or key, or it is no such key.
-    """
+    """Write the signature of every file into the folder."""
     folder, key = arguments.folder, arguments.key
     signature = folder / SIGNATURE
     refuse(folder, key, inside=arguments.new_key)
@@ -52,11 +48,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def refuse(folder: Path, key: Path, *, inside: bool = False) -> None:
-    """Refuse what is not there, and a new key that is, or would be published.
-
-    Raises:
-        SettingsError: One of these.
-    """
+    """Refuse what is not there, and a new key that is, or would be published."""
     if not folder.is_dir():
         raise SettingsError(f"{folder}: there is no such folder; `pipeline card` writes one")
     if inside and (key.exists() or Path(f"{key}.pub").exists()):

@@ -104,11 +104,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return where the time of one run went, or of two side by side.
-
-    Raises:
-        SettingsError: A file cannot be read, or holds no timers.
-    """
+    """Return where the time of one run went, or of two side by side."""
     first = read(arguments.file)
     if arguments.other is None:
         return "\n".join([*_described(arguments.file, first), "", *_advice(first)])
@@ -125,11 +121,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def read(path: Path) -> Times:
-    """Read a file, or that of the run in a folder.
-
-    Raises:
-        SettingsError: It cannot be read, or holds no timers.
-    """
+    """Read a file, or that of the run in a folder."""
     if path.is_dir():
         path = next((p for p in (path / "run_logs/timers.json",) if p.exists()), path)
     try:

@@ -35,9 +35,6 @@ def run(arguments: argparse.Namespace) -> None:
     """Say where the prepared pages are, and serve them until interrupted.
 
     A server that MLFLOW_TRACKING_URI names has them already.
-
-    Raises:
-        PipelineError: There are no runs yet, or the server ended by itself.
     """
     root, port = Path.cwd(), arguments.port
     store = mlflow_store.Store.existing(root)

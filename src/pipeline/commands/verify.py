@@ -21,12 +21,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Compare every file with the signature.
-
-    Raises:
-        SettingsError: There is no such folder, key or signature.
-        FetchError: A file is another, missing or new, or another key has signed.
-    """
+    """Compare every file with the signature."""
     folder, key = arguments.folder, arguments.key
     signature = folder / SIGNATURE
     refuse(folder, key)

@@ -192,11 +192,7 @@ class SinkNames(tuple[str, ...]):
 
     @classmethod
     def from_node(cls, node: Node, path: str) -> Self:
-        """Read a list of names.
-
-        Raises:
-            SettingsError: Nothing is called so, or it needs a package that is not installed.
-        """
+        """Read a list of names."""
         if not isinstance(node.value, list):
             raise fail(node, path, f"needs a list of sinks, got {display(node)}")
         names = [choice(item, path, SINKS) for item in node.value]

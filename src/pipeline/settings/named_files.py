@@ -44,15 +44,8 @@ def refuse_missing_demonstrations(
     """Refuse a run of which no behavior has its demonstrations; warn of single behaviors.
 
     One behavior that has them is enough: the environment may show that one only, as with the files
-    of old releases, which list the behaviors of many environments.
-
-    Args:
-        settings: as for `missing_demonstrations`.
-        folder: as for `missing_demonstrations`.
-        made: as for `missing_demonstrations`.
-
-    Raises:
-        SettingsError: No behavior has them.
+    of old releases, which list the behaviors of many environments. For the arguments see
+    `missing_demonstrations`.
     """
     missing = list(missing_demonstrations(settings, folder=folder, made=made).values())
     if missing and len(missing) == len(_listed(settings)):
@@ -62,11 +55,7 @@ def refuse_missing_demonstrations(
 
 
 def refuse_missing_weights(settings: RunSettings, *, folder: Path) -> None:
-    """Refuse an `init_path` that is not there, unless it names what another run makes.
-
-    Raises:
-        SettingsError: There is such a path.
-    """
+    """Refuse an `init_path` that is not there, unless it names what another run makes."""
     if settings.checkpoint_settings.initialize_from is not None:
         return  # a bare name is a file of that run
     for name, one in settings.behaviors.items():

@@ -46,11 +46,7 @@ class Params:
     """The file, from whose folder other paths are meant."""
 
     def experiment(self, name: str) -> ExperimentParams:
-        """Return the experiment `name`, or the trial `<sweep>/<number>` as an experiment.
-
-        Raises:
-            SettingsError: There is none.
-        """
+        """Return the experiment `name`, or the trial `<sweep>/<number>` as an experiment."""
         if name in self.experiments:
             return self.experiments[name]
         sweep, _, number = name.partition("/")
@@ -71,11 +67,7 @@ class Params:
         )
 
     def overrides(self, name: str) -> dict[str, Any]:
-        """Return all changes to the trainer configuration, with the choice of a sweep.
-
-        Raises:
-            SettingsError: There is no such experiment, or its sweep has not been run.
-        """
+        """Return all changes to the trainer configuration, with the choice of a sweep."""
         experiment = self.experiment(name)
         if experiment.chosen is None:
             return experiment.overrides
@@ -97,11 +89,7 @@ class Params:
         return dict(to_plain(laid))
 
     def run_settings(self, name: str, *, env_path: str | None = None) -> RunSettings:
-        """Return the trainer configuration of an experiment, with its overrides and `env_path`.
-
-        Raises:
-            SettingsError: There is no such experiment, or its configuration has a mistake.
-        """
+        """Return the trainer configuration of an experiment, with its overrides and `env_path`."""
         overrides = dict(self.overrides(name))
         if env_path is not None:
             # Last: an override in params.yaml cannot name another executable than the DAG's.
@@ -118,11 +106,7 @@ class Params:
         )
 
     def plugins(self, name: str) -> dict[str, str]:
-        """Return the version of each package whose algorithm, signal or encoder is trained with.
-
-        Raises:
-            SettingsError: There is no such experiment, or its configuration has a mistake.
-        """
+        """Return the version of each package whose algorithm, signal or encoder is trained with."""
         if not any(group.brought for group in (HYPERPARAMETERS, REWARD_SIGNALS, ENCODERS)):
             return {}  # reading the trainer files of all experiments takes a while
         # without what a sweep has chosen: that is not known yet when runs are planned
@@ -132,9 +116,6 @@ class Params:
         """Return the trainer configuration of an experiment, reduced to its networks.
 
         Pretraining depends on no more, so a new learning rate does not repeat it.
-
-        Raises:
-            SettingsError: There is no such experiment, or its configuration has a mistake.
         """
         whole = to_mapping(self.run_settings(name))
         # The trainer's type says which networks there are, and restricts their width for POCA.
@@ -176,11 +157,7 @@ class Params:
 
 
 def load_params(path: Path | str = Path("params.yaml")) -> Params:
-    """Read `params.yaml` and check that everything which it names is there.
-
-    Raises:
-        SettingsError: It cannot be read, or something in it is not as it must be.
-    """
+    """Read `params.yaml` and check that everything which it names is there."""
     path = Path(path)
     root = read_yaml(path, what="Parameter file")
     read: Params = read_dataclass(Params, root, "")

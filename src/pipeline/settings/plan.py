@@ -185,11 +185,7 @@ def plan_text(params: Params) -> str:
 
 
 def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
-    """Write the table of runs, after checking every experiment's trainer configuration.
-
-    Raises:
-        SettingsError: A trainer configuration, or an override, has a mistake.
-    """
+    """Write the table of runs, after checking every experiment's trainer configuration."""
     check_settings(params)
     n_stages = sum(len(table) for table in plan(params)["runs"].values())
     if n_stages > _MOST_STAGES:
@@ -204,11 +200,7 @@ def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
 
 
 def check_settings(params: Params) -> None:
-    """Make sure that the trainer configuration of every experiment and trial can be read.
-
-    Raises:
-        SettingsError: A trainer configuration, or an override, has a mistake.
-    """
+    """Make sure that the trainer configuration of every experiment and trial can be read."""
     for name, experiment in params.experiments.items():
         if experiment.chosen is None:  # the best of a sweep is yet to be found
             _check_demonstrations(params, name, params.run_settings(name))
@@ -239,9 +231,6 @@ def check_files(params: Params) -> None:
     """Make sure that files which params.yaml and its trainer files name are there.
 
     What a stage makes, or DVC keeps elsewhere, need not be there yet.
-
-    Raises:
-        SettingsError: A demonstration or a checkpoint is not there.
     """
     folder = params.path.parent
     for name, demonstration in params.demonstrations.items():
@@ -259,11 +248,7 @@ def check_files(params: Params) -> None:
 
 
 def check_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
-    """Make sure that the file has the table of runs of these parameters.
-
-    Raises:
-        StageError: It is missing or out of date.
-    """
+    """Make sure that the file has the table of runs of these parameters."""
     path, text = Path(path), plan_text(params)
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         state = "is out of date" if path.is_file() else "is missing"

@@ -86,12 +86,7 @@ def read_present(
     curriculum: Path | str | None = None,
     sampler: Path | str | None = None,
 ) -> Present:
-    """Return what `load_run_settings` reads, in the present format, not typed yet.
-
-    Raises:
-        SettingsError: A file cannot be read, holds nothing, or cannot be brought to the present
-            format.
-    """
+    """Return what `load_run_settings` reads, in the present format, not typed yet."""
     changes = Changes()
     document = Node({}, "the defaults")
     if path is not None:
@@ -106,11 +101,7 @@ def read_present(
 
 
 def structure(document: Node) -> RunSettings:
-    """Return typed settings from a document of the present format.
-
-    Raises:
-        SettingsError: Something in it is not as it must be.
-    """
+    """Return typed settings from a document of the present format."""
     entries = dict(entries_of(document, ""))
     default = entries.get("default_settings")
     inherited = None

@@ -107,21 +107,12 @@ class Repeat(NamedTuple):
 def read_yaml(
     path: Path | str, *, what: str = "Config file", repeats: list[Repeat] | None = None
 ) -> Node:
-    """Return the content of a YAML file, which errors call `what`; see `parse_yaml`.
-
-    Raises:
-        SettingsError: The file is missing, unreadable, not UTF-8 or not YAML, has a key twice, or
-            uses a tag.
-    """
+    """Return the content of a YAML file, which errors call `what`; see `parse_yaml`."""
     return parse_yaml(read_text(path, what=what), source=str(path), repeats=repeats)
 
 
 def read_text(path: Path | str, *, what: str = "Config file") -> str:
-    """Return the text of a settings file, without a byte order mark.
-
-    Raises:
-        SettingsError: The file is missing, unreadable or not UTF-8.
-    """
+    """Return the text of a settings file, without a byte order mark."""
     path = Path(path)
     try:
         data = path.read_bytes()

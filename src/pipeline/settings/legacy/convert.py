@@ -72,9 +72,6 @@ def to_present(
     """Bring a trainer configuration of any age to the present format.
 
     `changes` has what was noted about the document while it was read.
-
-    Raises:
-        SettingsError: A file cannot be read, or something in it has no meaning.
     """
     changes = changes or Changes()
     family = family_of(document)

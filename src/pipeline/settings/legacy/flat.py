@@ -49,12 +49,7 @@ class FlatFile:
     """Behaviors that cannot be trained as they are written, and why."""
 
     def convert(self) -> None:
-        """Bring every section to the present format.
-
-        Raises:
-            SettingsError: A section has no trainer, an unknown one, or a value that is not allowed;
-                or none of them can be used.
-        """
+        """Bring every section to the present format."""
         shared = Node({}, "")
         if _DEFAULT in self.sections:
             shared = self._resolved(_DEFAULT)

@@ -206,9 +206,6 @@ def read_document(path: Path, *, what: str = "Config file", changes: Changes | N
 
     A key that is written twice in a file of an older format counts as it did then, with its last
     value; this is noted in `changes`.
-
-    Raises:
-        SettingsError: It cannot be read, or has a key twice and is of today's format.
     """
     repeats: list[Repeat] = []
     read = _read_json if path.suffix == ".json" else read_yaml
@@ -250,11 +247,7 @@ def _refuse_constant(constant: str) -> Any:
 
 
 def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[str, Node]:
-    """Return the curricula of a file, or of a folder with a JSON file for each behavior, by name.
-
-    Raises:
-        SettingsError: It cannot be read, or it is something else.
-    """
+    """Return curricula by name, of a file or of a folder with a JSON file for each behavior."""
     if not path.is_dir():
         document = read_document(path, what="Curriculum file", changes=changes)
         _refuse_other(document, path, "curriculum")
@@ -276,11 +269,7 @@ def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[s
 
 
 def read_samplers(path: Path, changes: Changes) -> Node:
-    """Return the content of a sampler file; `changes` gets what a user should know.
-
-    Raises:
-        SettingsError: It cannot be read, or it is something else.
-    """
+    """Return the content of a sampler file; `changes` gets what a user should know."""
     document = read_document(path, what="Sampler file", changes=changes)
     _refuse_other(document, path, "sampler")
     return document
