@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from pipeline.evaluation import tables
 from pipeline.evaluation.comparison import Outcome, Task, compare
 from pipeline.settings import load_run_settings, to_mapping
 from pipeline.stages.reporting.results import read_curves, trials_of
+from pipeline.stages.shared.attempt import read_map
 
 if TYPE_CHECKING:
     import argparse
@@ -23,6 +25,11 @@ if TYPE_CHECKING:
 
 _CONFIGURATION, _PROGRESS = "configuration.yaml", "progress.csv"
 _STAGES = ("pretrain", "train", "export", "evaluate")
+_PLACE = re.compile(
+    rf"(?P<results>.*/)(?:{'|'.join(_STAGES)})/"
+    r"(?P<name>(?!seed\d+$)[^/]+(?:/(?!seed\d+$)[^/]+)?)(?:/seed(?P<seed>\d+))?"
+)
+"""A stage's folder of an experiment, or of a sweep's trial as `<sweep>/<number>`, or of a seed."""
 _COLUMNS = (*tables.HEADER, tables.WALL_CLOCK)
 _NARROW = set(_COLUMNS) - {tables.TOLERANCE, "Mean", "Mean height"}
 
@@ -122,9 +129,9 @@ def _apart(found: Sequence[tuple[Path, Sequence[Outcome]]]) -> list[Outcome]:
     results: dict[str, Path] = {}
     outcomes: list[Outcome] = []
     for run, trials in found:
-        stage = next(one for one in (run.resolve(), *run.resolve().parents) if one.name in _STAGES)
+        folder = Path(_PLACE.sub(r"\g<results>", run.resolve().as_posix()))
         for trial in trials:
-            folder, name = stage.parent, trial.experiment
+            name = trial.experiment
             if results.setdefault(name, folder) != folder:
                 name = str(folder / name)
             outcomes.append(replace(trial, experiment=name))
@@ -137,23 +144,20 @@ def _of_dag(run: Path) -> list[Outcome]:
         raise SettingsError(f"{run}: there is no such folder; name the folder of a run")
     # `.` or a link has no name that tells the stage and the seed.
     inside = run.resolve()
-    one = _seed_of(inside)
-    experiment = inside.parent if one is not None else inside
-    results, name = _place_of(experiment)
+    place = _PLACE.fullmatch(inside.as_posix())
+    results, name, one = place.group("results", "name", "seed") if place else ("", "", None)
     seeds = sorted(
         {
-            seed
+            int(path.name.removeprefix("seed"))
             # In the folders of all stages, because an experiment need not have every one.
             for stage in _STAGES
-            for path in (results / stage / name).glob("seed*")
-            if (seed := _seed_of(path)) is not None
+            for path in Path(results, stage, name).glob("seed*")
+            if name and path.name.removeprefix("seed").isdecimal()
         }
-        if name
-        else ()
     )
     if one is not None:
-        seeds = [one] if one in seeds else []
-    trials = sorted(path for path in experiment.iterdir() if path.name.isdigit())
+        seeds = [int(one)]
+    trials = sorted(path for path in inside.iterdir() if path.name.isdigit())
     if name and not seeds and trials:
         return [outcomes for path in trials for outcomes in _of_dag(path)]
     if not seeds:
@@ -161,36 +165,21 @@ def _of_dag(run: Path) -> list[Outcome]:
             f"{run}: is not the folder of a run: it has no {_CONFIGURATION} of `pipeline learn`, "
             "and is not like results/train/<experiment> or results/train/<experiment>/seed<k>"
         )
-    environment = _environment_of(results, name)
+    environment = _environment_of(Path(results), name)
     outcomes = [
-        trial for seed in seeds for trial in trials_of(results, name, seed, environment=environment)
+        trial
+        for seed in seeds
+        for trial in trials_of(Path(results), name, seed, environment=environment)
     ]
     if not outcomes:
         raise SettingsError(f"{run}: has neither a learning curve nor episodes; train it first")
     return outcomes
 
 
-def _place_of(experiment: Path) -> tuple[Path, str]:
-    """Return the folder of all results and the experiment's name, for a trial `<sweep>/<number>`.
-
-    The name is empty where the folder is no experiment's.
-    """
-    # Two levels, because a trial of a sweep is `<stage>/<sweep>/<number>`.
-    for stage in experiment.parents[:2]:
-        if stage.name in _STAGES:
-            return stage.parent, experiment.relative_to(stage).as_posix()
-    return experiment, ""
-
-
 def _once(trials: Sequence[Outcome]) -> list[Outcome]:
     """Drop repetitions of a run that was named by its seed and by its experiment."""
     keyed = {(*trial.task, trial.experiment, trial.seed): trial for trial in trials}
     return list(keyed.values())
-
-
-def _seed_of(path: Path) -> int | None:
-    number = path.name.removeprefix("seed")
-    return int(number) if number != path.name and number.isdigit() else None
 
 
 def _environment_of(results: Path, experiment: str) -> str:
@@ -211,7 +200,7 @@ def _of_learn(runs: Sequence[Path], taken: Collection[str]) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for name, members in _experiments(runs, taken).items():
         for run, seed, environment in members:
-            seconds = _learned_in(run)
+            seconds = read_map(run / "run_logs/seconds.json").get("total")  # None while it goes on
             for behavior, curve in read_curves(run / _PROGRESS).items():
                 one = Outcome(
                     experiment=name, environment=environment, behavior=behavior, seed=seed
@@ -286,15 +275,6 @@ def _name_of(names: Sequence[str]) -> str:
     n = next((k for k, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), None)
     common = first[:n].rstrip("-_. ")
     return common.removesuffix("seed").rstrip("-_. ") or names[0]
-
-
-def _learned_in(run: Path) -> float | None:
-    """Return the seconds of training; None while the run goes on."""
-    try:
-        facts = json.loads((run / "run_logs/seconds.json").read_text(encoding="utf-8"))
-        return float(facts["total"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _text(task: Task, columns: Collection[str] = _COLUMNS) -> str:
