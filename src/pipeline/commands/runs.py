@@ -88,33 +88,16 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Answer for the repository of the working folder."""
-    exact = arguments.exact
-    return tell(Path.cwd(), arguments.run, revision=arguments.at, exact=exact)
-
-
-def tell(root: Path, name: str | None, *, revision: str | None = None, exact: bool = False) -> str:
-    """Tell what belongs together, as a table or for one run.
-
-    Args:
-        root: the repository.
-        name: `<experiment>-<seed>`, a run's name or id in MLflow; None for all of them.
-        revision: a git revision, whose `dvc.lock` counts instead of the files that are here.
-
-        exact: leave out what was interrupted and went on other than it would have; rows of earlier
-            versions, which do not say so, too.
-
-    Raises:
-        PipelineError: There is no store, no such run, or no such revision.
-    """
+    """Tell what belongs together in the working folder's repository, as a table or for one run."""
+    root = Path.cwd()
     rows = _rows(mlflow_store.Store.existing(root))
-    if exact:
+    if arguments.exact:  # rows of earlier versions do not say so
         rows = [one for one in rows if one.tags.get(run_metadata.EXACT) == "yes"]
-    if revision is not None:
-        return _at(root, rows, revision)
-    if name is None:
+    if arguments.at is not None:
+        return _at(root, rows, arguments.at)
+    if arguments.run is None:
         return _table(root, [one for one in rows if one.current])
-    return "\n\n".join(_one(root, one) for one in _named(rows, name))
+    return "\n\n".join(_one(root, one) for one in _named(rows, arguments.run))
 
 
 def _rows(store: mlflow_store.Store) -> list[Found]:

@@ -39,18 +39,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def sync(root: Path, source: str | None) -> str:
-    """Make the other engine agree with `source`, or with whichever is up to date.
-
-    Args:
-        root: the repository.
-        source: `dvc`, `snakemake`, or None to find out.
-
-    Returns:
-        What was done, for the user.
-
-    Raises:
-        StageError: The engine to follow is not itself up to date, or there is none.
-    """
+    """Make the other engine agree with `source`, or with whichever is up to date if it is None."""
     check_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
     # Before asking DVC, which reads no file that is cut off.
     engines.mend_lock(root)

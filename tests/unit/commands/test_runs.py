@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import argparse
+import contextlib
 from pathlib import Path
 
 import pytest
 from repositories import git
 
-from pipeline.commands.runs import tell
+from pipeline.commands.runs import run
 from pipeline.errors import PipelineError
 from pipeline.tracking.mlflow_run import MlflowRun
 from pipeline.tracking.run_metadata import RunKey, dvc_digest
@@ -23,6 +25,11 @@ stages:
       hash: md5
       md5: {digest}
 """
+
+
+def tell(root: Path, name: str | None, revision: str | None = None) -> str:
+    with contextlib.chdir(root):
+        return run(argparse.Namespace(run=name, at=revision, exact=False))
 
 
 def trained(root: Path, weights: bytes) -> tuple[str, str]:
@@ -86,12 +93,12 @@ def test_a_revision_leads_to_the_rows_of_what_it_holds(project):
 def test_a_lock_may_be_longer_than_settings_may_be(tmp_path: Path):
     root, stage = tmp_path, LOCK.partition("stages:\n")[2].format(path="other", digest="f00d")
     git(root, "init", "-q")
-    run, _ = trained(root, b"first")
+    row, _ = trained(root, b"first")
     with (root / "dvc.lock").open("a") as lock:
         lock.write(stage.replace("train@walk-1", "other").replace("python", "x" * 4_000_000))
     git(root, "add", "dvc.lock")
     git(root, "commit", "-qm", "long")
-    assert run in tell(root, None, revision="HEAD")
+    assert row in tell(root, None, revision="HEAD")
     (root / "dvc.lock").write_text("stages: {")
     git(root, "add", "dvc.lock")
     git(root, "commit", "-qm", "broken")
