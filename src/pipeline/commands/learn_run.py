@@ -65,14 +65,14 @@ def _run(plan: Plan, settings: RunSettings) -> str:
             run_dir,
             resume=checkpoint.resume,
             force=checkpoint.force,
-            watched=_only_watched(settings),
+            read_only=_is_read_only(settings),
         ) as folder,
     ):
         timers = TimersSink(
             run_dir / LOGS / "timers.json", metadata=process_facts(trainer=_TRAINER)
         )
         result = _train(plan, settings, seed, folder, weights, timers)
-        if not _only_watched(settings):
+        if not _is_read_only(settings):
             files.write_json(run_dir / LOGS / "seconds.json", dict(result.seconds))
             files.write_json(run_dir / LOGS / "machine.json", machine.facts())
             n_updates = sum(one.n_updates for one in result.behaviors.values())
@@ -80,8 +80,8 @@ def _run(plan: Plan, settings: RunSettings) -> str:
     return _told(settings, seed, run_dir, result)
 
 
-def _only_watched(settings: RunSettings) -> bool:
-    """Whether an earlier run is shown, whose records stay as they are."""
+def _is_read_only(settings: RunSettings) -> bool:
+    """Return whether an earlier run is only played (--inference --resume): no file is written."""
     checkpoints = settings.checkpoint_settings
     return checkpoints.inference and checkpoints.resume
 
@@ -148,7 +148,7 @@ def _train(
 
     run_dir = folder.path
     # `--initialize-from` may name the run that `--force` has just moved aside.
-    first = {name: folder.now(path) for name, path in weights.items()}
+    first = {name: folder.current_path(path) for name, path in weights.items()}
     history = [provenance.of_learn(settings, seed, first, program)]
 
     def on_start() -> None:
@@ -159,8 +159,8 @@ def _train(
             versions["communication_protocol_version"],
             versions["pytorch_version"],
         )
-        # The record of the run that is shown must go on saying how it was trained.
-        if not _only_watched(settings):
+        # The record of a run that is only played must go on saying how it was trained.
+        if not _is_read_only(settings):
             files.write_whole(run_dir / CONFIGURATION, dump_yaml(to_mapping(settings)))
         # Until here a failure undoes the folder.
         folder.start()
@@ -180,7 +180,7 @@ def _train(
             sinks=_sinks(plan, settings, seed, program, run_dir, timers),
             base_port=plan.base_port,
             listen=plan.listen,
-            log_folder=None if _only_watched(settings) else run_dir / LOGS,
+            log_folder=None if _is_read_only(settings) else run_dir / LOGS,
             on_start=on_start,
             inference=checkpoint.inference,
             # The trainer must not import a stage, so the stage's function is passed down.
@@ -203,7 +203,7 @@ def _sinks(
     run_dir: Path,
     timers: TimersSink,
 ) -> list[Sink]:
-    if _only_watched(settings):
+    if _is_read_only(settings):
         limits = {name: one.max_steps for name, one in settings.behaviors.items()}
         return [ConsoleSink(max_steps=limits)]
     from pipeline.trainer.device_choice import devices_here
@@ -248,8 +248,8 @@ class RunFolder:
         if self.replaced is not None:
             _log.info("The earlier run of this id is kept in %s.", self.replaced)
 
-    def now(self, path: Path) -> Path:
-        """Return where a file lies now that lay at `path` before the earlier run was moved."""
+    def current_path(self, path: Path) -> Path:
+        """Return the path of a file after the earlier run has been moved to `replaced`."""
         if self.replaced is None or not path.is_relative_to(self.path):
             return path
         return self.replaced / path.relative_to(self.path)
@@ -257,11 +257,11 @@ class RunFolder:
 
 @contextlib.contextmanager
 def run_folder(
-    folder: Path, *, resume: bool, force: bool, watched: bool = False
+    folder: Path, *, resume: bool, force: bool, read_only: bool = False
 ) -> Iterator[RunFolder]:
     """Make the folder for the block, which calls `start` as soon as the run has started.
 
-    No other run writes into it meanwhile, unless it is only `watched` and nothing is written.
+    No other process may write into it meanwhile; with `read_only`, where this one does not, it may.
 
     An earlier run that `force` replaces is moved to the first free one of `<folder>.1`,
     `<folder>.2`, ... and never deleted. When the block ends before the run has started, it is put
@@ -280,7 +280,7 @@ def run_folder(
             "or --run-id, or move the file"
         )
     with (
-        contextlib.nullcontext() if watched else files.sole_writer(folder),
+        contextlib.nullcontext() if read_only else files.sole_writer(folder),
         _run_folder(folder, resume=resume, force=force) as run,
     ):
         yield run
@@ -288,10 +288,19 @@ def run_folder(
 
 @contextlib.contextmanager
 def _run_folder(folder: Path, *, resume: bool, force: bool) -> Iterator[RunFolder]:
-    used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-    _check(folder, used=used, resume=resume, force=force)
-    # Innermost first, which is the order in which empty folders can be removed again.
-    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    existed = folder.exists()
+    used = existed and any(folder.iterdir())
+    if used and not (resume or force):
+        raise SettingsError(
+            "Previous data from this run ID was found. Either specify a new run ID, use "
+            "--resume to resume this run, or use the --force parameter to overwrite existing data. "
+            f"({folder})"
+        )
+    if resume and not existed:
+        raise SettingsError(
+            "Previous data from this run ID was not found. Train a new run by removing the "
+            f"--resume flag. ({folder})"
+        )
     # moved, never deleted: hours of training may lie there
     aside = _free_name(folder) if used and force and not resume else None
     if aside is not None:
@@ -302,37 +311,13 @@ def _run_folder(folder: Path, *, resume: bool, force: bool) -> Iterator[RunFolde
         yield run
     finally:
         if not run.started and not resume:
-            _undo(folder, created, aside)
+            shutil.rmtree(folder, ignore_errors=True)
+            if aside is not None:
+                aside.rename(folder)
+            elif existed:  # empty
+                folder.mkdir()
 
 
 def _free_name(folder: Path) -> Path:
     names = (folder.with_name(f"{folder.name}.{number}") for number in itertools.count(1))
     return next(path for path in names if not path.exists())
-
-
-def _check(folder: Path, *, used: bool, resume: bool, force: bool) -> None:
-    if used and not folder.is_dir():
-        raise SettingsError(f"{folder}: this is a file; use another --run-id or --results-dir")
-    if used and not (resume or force):
-        raise SettingsError(
-            "Previous data from this run ID was found. Either specify a new run ID, use "
-            "--resume to resume this run, or use the --force parameter to overwrite existing data. "
-            f"({folder})"
-        )
-    if resume and not folder.is_dir():
-        raise SettingsError(
-            "Previous data from this run ID was not found. Train a new run by removing the "
-            f"--resume flag. ({folder})"
-        )
-
-
-def _undo(folder: Path, created: list[Path], aside: Path | None) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    if aside is not None:
-        aside.rename(folder)
-    # The user had made an empty folder, so it is there again.
-    elif folder not in created:
-        folder.mkdir()
-    for path in created:
-        with contextlib.suppress(OSError):  # gone already, or others use it by now
-            path.rmdir()
