@@ -150,9 +150,9 @@ def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
         if node.value is None:
             continue
         if key == "environment_parameters":
-            written[key] = {
-                name: _parameter(item, resolved[key][name]) for name, item in node.value.items()
-            }
+            written[key] = _without_nulls(
+                {name: _values(item, resolved[key][name]) for name, item in node.value.items()}
+            )
         elif key == "behaviors":
             behaviors = {
                 name: _values(without_deprecated(item, join(key, name)), resolved[key][name])
@@ -257,36 +257,24 @@ def _refuse_unrated(
 
 
 def _values(node: Node, resolved: Any) -> Any:
+    given = node.value if isinstance(node.value, dict) else {}
+    known = resolved if isinstance(resolved, dict) else {}
+    # Abbreviations: a value is a curriculum of one lesson, and a number a constant sampler.
+    if "curriculum" in known and "curriculum" not in given:
+        return _values(node, known["curriculum"][0]["value"])
+    if "sampler_parameters" in known and not given:
+        return known["sampler_parameters"]["value"]
     if isinstance(node.value, dict):
-        known = resolved if isinstance(resolved, dict) else {}
-        return {key: _values(item, known.get(key)) for key, item in node.value.items()}
+        return {key: _values(item, known.get(key)) for key, item in given.items()}
     if isinstance(node.value, list) and isinstance(resolved, list):
         return [_values(*pair) for pair in zip(node.value, resolved, strict=True)]
     return node.value if resolved is None else resolved
 
 
-def _parameter(node: Node, resolved: dict[str, Any]) -> Any:
-    lessons = resolved["curriculum"]
-    if not (isinstance(node.value, dict) and "curriculum" in node.value):
-        return _value(node, lessons[0]["value"])
-    pairs = zip(node.value["curriculum"].value, lessons, strict=True)
-    return {"curriculum": [_lesson(item, lesson) for item, lesson in pairs]}
-
-
-def _lesson(node: Node, resolved: dict[str, Any]) -> dict[str, Any]:
-    rest = {key: item for key, item in node.value.items() if key != "value"}
-    written = _values(replace(node, value=rest), resolved)
-    return {**_without_nulls(written), "value": _value(node.value["value"], resolved["value"])}
-
-
-def _value(node: Node, resolved: dict[str, Any]) -> Any:
-    if isinstance(node.value, dict):
-        return _values(node, resolved)
-    return resolved["sampler_parameters"]["value"]
-
-
 def _without_nulls(value: Any) -> Any:
     """Return a map without null values, and without maps that held only null values."""
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
     if not isinstance(value, dict):
         return value
     kept = {key: _without_nulls(item) for key, item in value.items() if item is not None}
