@@ -6,13 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pipeline.settings.legacy.formats import (
-    CLONING_KEYS,
     FLAT_KEYS,
     GONE,
     IMITATING_TRAINERS,
     MOVED,
     REQUIRED,
-    SELF_PLAY_KEYS,
     SIGNAL_KEYS,
 )
 from pipeline.settings.nodes import Node, fail, from_plain, join
@@ -25,10 +23,15 @@ from pipeline.settings.reader import (
     suggestion,
     unknown_key,
 )
-from pipeline.settings.schema import HYPERPARAMETERS, REWARD_SIGNALS
+from pipeline.settings.schema import (
+    HYPERPARAMETERS,
+    REWARD_SIGNALS,
+    BehavioralCloningSettings,
+    SelfPlaySettings,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from pipeline.settings.legacy.formats import Changes
 
@@ -39,6 +42,7 @@ _CURIOSITY = {
     "curiosity_strength": ("strength",),
     "curiosity_enc_size": ("network_settings", "hidden_units"),
 }
+_RENAMED = {"self_play": {"play_against_current_self_ratio": "play_against_latest_model_ratio"}}
 _GAIL_UNITS = 64
 """Width of GAIL's network where a file said nothing; today it is 128."""
 
@@ -243,24 +247,25 @@ def _put_cloning(section: Section) -> None:
     for key, node in given[1:]:
         section.gone(node, key, f"is not used beside {given[0][0]}")
     for key, node in given[:1]:
-        _put_map(section, node, key, "behavioral_cloning", CLONING_KEYS)
+        _put_map(section, node, key, "behavioral_cloning", BehavioralCloningSettings)
     for key, node in section.take("demo_path").items():
         section.gone(node, key, "is used by offline_bc only")
 
 
 def _put_self_play(section: Section) -> None:
     for key, node in section.take("self_play").items():
-        _put_map(section, node, key, "self_play", SELF_PLAY_KEYS)
+        _put_map(section, node, key, "self_play", SelfPlaySettings)
         if isinstance(node.value, dict) and "swap_steps" not in node.value:
             section.put_old_default(node, 20000, "self_play", "swap_steps")
 
 
-def _put_map(section: Section, node: Node, old: str, new: str, known: Mapping[str, str]) -> None:
-    """Convert a map whose old keys are in `known`, with their names of today."""
+def _put_map(section: Section, node: Node, old: str, new: str, cls: type) -> None:
+    """Convert a map, whose keys are those of the settings class but for one."""
     if node.value is None:
         section.put(node, new, old=old)
         return
     section.behavior[new] = {}
+    known = {key: key for key in setting_hints(cls)} | _RENAMED.get(new, {})
     for key, item in entries_of(node, join(section.old, old)).items():
         if key in known:
             section.put(item, new, known[key], old=f"{old}.{key}")

@@ -36,12 +36,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PARAMETERS = "environment_parameters"
-_NEEDED_BY_SAMPLER = {
-    "uniform": ("min_value", "max_value"),
-    "gaussian": ("mean", "st_dev"),
-    "multirangeuniform": ("intervals",),
-    "constant": ("value",),
-}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -289,8 +283,8 @@ def _convert_sampler(node: Node, name: str, at: str, changes: Changes) -> Node:
         for key, item in given.items():
             if key not in known:
                 raise unknown_key(item, at, key, known)
-        for key in _NEEDED_BY_SAMPLER[kind]:
-            if key not in given:
+        for key in known:
+            if key != "seed" and key not in given:
                 raise fail(node, at, f"the sampler {kind} needs the key {key!r}")
         for key, item in given.items():
             changes.moved(item, join(at, key), join(new, f"sampler_parameters.{key}"))

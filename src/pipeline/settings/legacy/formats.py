@@ -72,22 +72,6 @@ SIGNAL_KEYS: dict[str, tuple[str, ...]] = {
     "use_vail": ("gail",),
 }
 """Keys of a reward signal, and the signals that read each."""
-CLONING_KEYS = {
-    key: key
-    for key in ["demo_path", "strength", "steps", "batch_size", "num_epoch", "samples_per_update"]
-}
-"""Keys of `pretraining` and `behavioral_cloning`, and what they are called today."""
-SELF_PLAY_KEYS = {
-    "window": "window",
-    "play_against_current_self_ratio": "play_against_latest_model_ratio",
-    "play_against_latest_model_ratio": "play_against_latest_model_ratio",
-    "save_steps": "save_steps",
-    "swap_steps": "swap_steps",
-    "team_change": "team_change",
-    "initial_elo": "initial_elo",
-}
-"""Keys of `self_play`, and what they are called today."""
-
 CURRICULUM_KEYS = ["measure", "thresholds", "min_lesson_length", "signal_smoothing", "parameters"]
 """The fields of one curriculum."""
 INTERVAL = "resampling-interval"
