@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-import tempfile
+import secrets
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -24,15 +24,15 @@ _WINDOWS_DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.
 _MOST_FILES, _DEEPEST = 2000, 3
 """How far `similar` looks: it is for a message, and a home folder may be large."""
 _RANDOM = "[a-z0-9_]" * 8
-"""What `tempfile` puts into a name, as a pattern."""
+"""The random part of a temporary file's name, as a pattern."""
 
 
 @contextmanager
 def whole(path: Path | str) -> Iterator[Path]:
-    """Give a temporary path beside `path`, and move it there when the block succeeds.
+    """Replace a file atomically: the block writes the temporary path that it is given.
 
-    The temporary file is flushed to disk before the move, so that after a crash `path` holds either
-    its old content or all of the new. If the block raises, nothing remains.
+    The temporary file is flushed to disk before it is moved to `path`, so that after a crash `path`
+    holds either its old content or all of the new. If the block raises, nothing remains.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -42,8 +42,8 @@ def whole(path: Path | str) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        # mkstemp gives a file to its owner alone; `open` would have heeded the umask.
-        temporary.chmod((target.stat().st_mode if target.exists() else 0o666 & ~_umask()) & 0o777)
+        if target.exists():
+            temporary.chmod(target.stat().st_mode & 0o777)
         temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -218,14 +218,17 @@ def fingerprint(value: Any) -> str:
 
 def _temporary(target: Path) -> tuple[int, Path]:
     """A new file beside `target`, and the handle by which others see that its writer lives."""
+    # Until it is whole, nobody reads it who may not read the file that it replaces.
+    mode = 0o600 | target.stat().st_mode & 0o666 if target.exists() else 0o666
     while True:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+        path = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
         with suppress(ImportError, OSError):  # without it nobody takes the file for abandoned
             import fcntl
 
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(handle).st_nlink:
-            return handle, Path(name)
+            return handle, path
         os.close(handle)  # another process was faster than the lock
 
 
@@ -236,13 +239,6 @@ def _remove_abandoned(paths: Iterable[Path]) -> None:
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError while its writer lives
             path.unlink()
-
-
-def _umask() -> int:
-    # POSIX has no call that only reads it.
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def sync_folder(folder: Path) -> None:

@@ -10,7 +10,7 @@ import sqlite3
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from pipeline.commands.engines import environment
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pipeline.commands.parser import Parser
     from pipeline.settings.params import Params
 
+_Source = TypeVar("_Source", PathSource, UnitySource)
 _PYTHONS = ((3, 11), (3, 13))
 _FREE_GB = 2.0
 _SERVER_WAIT_S = 2.0
@@ -203,12 +204,7 @@ def _ports(_: Path) -> str:
 def _unity(root: Path) -> str:
     from pipeline.envs.sources.unity_build import find_editor
 
-    params = _params(root)
-    projects = [
-        one
-        for one in (params.environments.values() if params else ())
-        if isinstance(one, UnitySource)
-    ]
+    projects = _environments(root, UnitySource)
     for one in projects:  # an Editor of another version than the project's is refused here
         find_editor(one.editor, root / one.project)
     if projects:
@@ -219,15 +215,17 @@ def _unity(root: Path) -> str:
 def _builds(root: Path) -> str:
     from pipeline.envs.launch import find_executable
 
-    params = _params(root)
-    paths = [
-        one
-        for one in (params.environments.values() if params else ())
-        if isinstance(one, PathSource)
-    ]
+    paths = _environments(root, PathSource)
     for one in paths:
         find_executable(root / one.found(root))
     return f"{len(paths)} in params.yaml, each with a program" if paths else "none in params.yaml"
+
+
+def _environments(root: Path, kind: type[_Source]) -> list[_Source]:
+    params = _params(root)
+    return [
+        one for one in (params.environments.values() if params else ()) if isinstance(one, kind)
+    ]
 
 
 def _disk(root: Path) -> str:

@@ -13,13 +13,13 @@ import math
 import os
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import __version__
+from pipeline.commands.engines import git
 from pipeline.errors import SettingsError
 from pipeline.files import write_whole
 from pipeline.settings.environments import BridgeSource, PathSource, named
@@ -382,12 +382,8 @@ def _described(behaviors: Mapping[str, Behavior]) -> list[str]:
 
 def _repository(folder: Path) -> None:
     """Make DVC find a git repository, or tell it that there is none."""
-    git = shutil.which("git")
-    if git is not None:
-        inside = [git, "-C", str(folder), "rev-parse", "--is-inside-work-tree"]
-        init = [git, "-C", str(folder), "init", "--quiet"]
-        for command in (inside, init):
-            if subprocess.run(command, capture_output=True, check=False).returncode == 0:  # noqa: S603  # fixed
-                return
-    config = folder / ".dvc/config"
-    write_whole(config, config.read_text(encoding="utf-8") + "    no_scm = true\n")
+    if git(folder, "rev-parse", "--is-inside-work-tree") is None and (
+        git(folder, "init", "--quiet") is None
+    ):
+        config = folder / ".dvc/config"
+        write_whole(config, config.read_text(encoding="utf-8") + "    no_scm = true\n")
