@@ -26,6 +26,8 @@ from pipeline.settings.sweeps import proposal_file
 from pipeline.settings.yaml_file import dump_yaml, read_yaml
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pipeline.settings.environments import EnvironmentParams
     from pipeline.settings.experiments import ExperimentParams
     from pipeline.settings.params import Params
@@ -179,15 +181,15 @@ def _proposals(name: str, sweep: SweepParams, params: Params) -> dict[str, Any]:
     }
 
 
-def plan_text(params: Params) -> str:
-    """Return the content of the file that `write_plan` writes."""
-    return _HEADER + dump_yaml(plan(params))
+def _text_of(table: Mapping[str, Any]) -> str:
+    return _HEADER + dump_yaml(table)
 
 
 def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
     """Write the table of runs, after checking every experiment's trainer configuration."""
     check_settings(params)
-    n_stages = sum(len(table) for table in plan(params)["runs"].values())
+    table = plan(params)
+    n_stages = sum(map(len, table["runs"].values()))
     if n_stages > _MOST_STAGES:
         _log.warning(
             "%s describes %d stages. DVC rewrites its lock file after each, which takes seconds "
@@ -196,7 +198,7 @@ def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
             n_stages,
             _MOST_STAGES,
         )
-    write_whole(path, plan_text(params))
+    write_whole(path, _text_of(table))
 
 
 def check_settings(params: Params) -> None:
@@ -249,7 +251,7 @@ def check_files(params: Params) -> None:
 
 def check_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
     """Make sure that the file has the table of runs of these parameters."""
-    path, text = Path(path), plan_text(params)
+    path, text = Path(path), _text_of(plan(params))
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         state = "is out of date" if path.is_file() else "is missing"
         raise StageError(f"{path} {state}: run `pipeline plan` to make it from {params.path}.")

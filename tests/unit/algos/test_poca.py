@@ -15,6 +15,7 @@ from pipeline.settings import load_run_settings
 from pipeline.settings.schema import (
     BehavioralCloningSettings,
     DemoPath,
+    DemoSource,
     MemorySettings,
     NetworkSettings,
     POCASettings,
@@ -205,7 +206,8 @@ def test_own_and_group_returns_are_charted_apart():
 
 
 def test_cloning_is_learned_beside_it_and_reported(tmp_path):
-    shown = BehavioralCloningSettings(demo_path=DemoPath.of(str(demo(SPEC, tmp_path))))
+    source = DemoSource(path=str(demo(SPEC, tmp_path)))
+    shown = BehavioralCloningSettings(demo_path=DemoPath((source,)))
     one = learner(behavioral_cloning=shown)
     play(one, *[message({0: (0.1 * t, 0), 1: (0.2, 1)}) for t in range(4)])
     play(one, message({}, {0: (0.3, 1), 1: (0.4, 3)}))

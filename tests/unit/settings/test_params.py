@@ -18,7 +18,7 @@ from pipeline.settings import read_yaml
 from pipeline.settings.experiments import ExperimentParams
 from pipeline.settings.nodes import to_plain
 from pipeline.settings.params import Params, load_params
-from pipeline.settings.plan import check_plan, plan, plan_text, write_plan
+from pipeline.settings.plan import check_plan, plan, write_plan
 
 ROOT = Path(__file__).parents[3]
 
@@ -250,11 +250,11 @@ def test_a_plan_is_current_until_the_runs_change(folder: Path) -> None:
 
 def test_values_that_are_no_part_of_the_plan_leave_it_current(folder: Path) -> None:
     file = folder / "params.yaml"
-    before = plan_text(load_params(file))
+    before = repr(plan(load_params(file)))
     file.write_text(
         FILE.replace("max_steps: 1e3", "max_steps: 7").replace("episodes: 2", "episodes: 3")
     )
-    assert plan_text(load_params(file)) == before
+    assert repr(plan(load_params(file))) == before
 
 
 def test_writing_the_plan_checks_the_trainer_configurations(folder: Path) -> None:

@@ -176,7 +176,7 @@ def _over_default(full: Node, default: Node, path: str, *, is_own: Callable[[Nod
 def _difference(
     full: Node, target: dict[str, Any], given: dict[str, Any], is_own: Callable[[Node], bool]
 ) -> dict[str, Node]:
-    """Return the entries that turn `given` into `wanted`, and all that the section itself has.
+    """Return the entries that turn `given` into `target`, and all that the section itself has.
 
     `full` has the nodes of what was written; what was not gets nodes of `full`'s place.
     """

@@ -12,7 +12,6 @@ from pipeline.settings.reader import (
     CountOrZero,
     choice,
     display,
-    entries_of,
     read,
     read_dataclass,
     to_map,
@@ -186,7 +185,6 @@ class EnvironmentParameter:
             # ML-Agents names such a lesson after its parameter.
             name = path.removeprefix("environment_parameters.")
             return cls(curriculum=(Lesson(name=name, value=SamplerSettings.from_node(node, path)),))
-        entries_of(node, path)
         parameter: Self = read_dataclass(cls, node, path)
         lessons, at = node.value["curriculum"], join(path, "curriculum")
         if not parameter.curriculum:

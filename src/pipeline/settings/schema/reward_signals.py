@@ -87,11 +87,6 @@ class DemoPath:
     """At least one."""
 
     @classmethod
-    def of(cls, *paths: str) -> Self:
-        """Return sources of equal weight."""
-        return cls(tuple(DemoSource(path=one) for one in paths))
-
-    @classmethod
     def from_node(cls, node: Node, path: str) -> Self:
         """Read either form."""
         if not isinstance(node.value, list):

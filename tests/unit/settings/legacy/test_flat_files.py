@@ -14,6 +14,7 @@ from pipeline.settings.schema import (
     BehavioralCloningSettings,
     CuriositySettings,
     DemoPath,
+    DemoSource,
     ExtrinsicSettings,
     GAILSettings,
     MemorySettings,
@@ -133,7 +134,7 @@ def test_a_replaced_signal_does_not_keep_the_default_sections_numbers(loaded):
 def test_cloning_of_a_section_replaces_that_of_the_default_section(loaded):
     default = PPO + "  behavioral_cloning: {demo_path: a.demo, strength: 0.5, batch_size: 32}\n"
     text = default + "Agent:\n  behavioral_cloning: {demo_path: b.demo}\n"
-    expected = BehavioralCloningSettings(demo_path=DemoPath.of("b.demo"))
+    expected = BehavioralCloningSettings(demo_path=DemoPath((DemoSource(path="b.demo"),)))
     assert loaded(text).behaviors["Agent"].behavioral_cloning == expected
 
 
@@ -229,7 +230,7 @@ def test_gail_without_an_encoding_size_is_as_wide_as_it_was(loaded):
     signals = "  reward_signals: {extrinsic: {}, gail: {demo_path: a.demo, use_vail: yes}}\n"
     gail = loaded(SAC + signals).behaviors["Agent"].reward_signals["gail"]
     assert gail == GAILSettings(
-        demo_path=DemoPath.of("a.demo"),
+        demo_path=DemoPath((DemoSource(path="a.demo"),)),
         use_vail=True,
         network_settings=NetworkSettings(hidden_units=64),
     )

@@ -6,7 +6,7 @@ import pytest
 from test_flat_files import PPO, warnings
 
 from pipeline.errors import SettingsError
-from pipeline.settings.schema import BehavioralCloningSettings, DemoPath, PPOSettings
+from pipeline.settings.schema import BehavioralCloningSettings, DemoPath, DemoSource, PPOSettings
 
 
 @pytest.mark.parametrize("trainer", ["offline_bc", "online_bc", "imitation"])
@@ -19,7 +19,7 @@ def test_a_trainer_that_imitated_becomes_ppo_with_cloning(loaded, caplog, traine
     student = loaded(text).behaviors["Student"]
     assert student.trainer_type == "ppo"
     assert student.behavioral_cloning == BehavioralCloningSettings(
-        demo_path=DemoPath.of("a.demo"), batch_size=48
+        demo_path=DemoPath((DemoSource(path="a.demo"),)), batch_size=48
     )
     assert student.hyperparameters == PPOSettings(learning_rate=1e-3)
     assert student.network_settings.hidden_units == 96
