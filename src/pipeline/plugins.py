@@ -24,15 +24,15 @@ T = TypeVar("T")
 
 
 class Group(Mapping[str, T], Generic[T]):
-    """The parts of one kind by name, each imported when it is asked for.
+    """Built-in parts and plug-ins of one kind by name, each imported when it is looked up.
 
-    Looking for one of ours never looks at what is installed, which takes a while.
+    Looking up a built-in part does not search the installed packages, which is slow.
 
     Args:
-        name: of the entry points.
-        ours: `module:attribute` by name; a module that begins with a dot lies in `room`.
-        room: start of our modules' names, with its dot.
-        base: a class that each part must extend; None for parts that are no classes.
+        name: the group of entry points with which packages register plug-ins.
+        ours: the built-in parts, `module:attribute` by name.
+        room: the package of those modules that begin with a dot, as a prefix: `pipeline.algos.`.
+        base: the class that each plug-in must extend; None for parts that are no classes.
         theirs: ML-Agents' group of entry points for such parts, which cannot be used here.
     """
 
@@ -71,7 +71,7 @@ class Group(Mapping[str, T], Generic[T]):
         return self.load(name, room=self._room)
 
     def load(self, name: str, *, room: str) -> T:
-        """Import a part; `room` is where ours lie, for a table that stands below that."""
+        """Import a part; `room` as for the class, where the caller alone knows it."""
         if name in self.ours:
             part: T = load(self.ours[name], room=room)
             return part
@@ -88,7 +88,7 @@ class Group(Mapping[str, T], Generic[T]):
         return loaded
 
     def entry_point(self, name: str) -> metadata.EntryPoint:
-        """Return the entry point of a part that is not ours.
+        """Return the entry point of a plug-in.
 
         Raises:
             KeyError: There is none of that name.
@@ -102,7 +102,7 @@ class Group(Mapping[str, T], Generic[T]):
 
     @property
     def more(self) -> str:
-        """How to get others, for an error that lists the names of those that are there."""
+        """Say how to get other plug-ins, for an error that lists the known names."""
         text = f". Packages with an entry point in {self.name!r} bring more: docs/how-to/plugins.md"
         points = all_of(self._theirs) if self._theirs else []
         # ML-Agents lists its own trainers the same way, and those are built in here.
@@ -114,13 +114,13 @@ class Group(Mapping[str, T], Generic[T]):
         return text
 
     def versions(self, *names: str) -> dict[str, str]:
-        """Return distribution and version of what brings those of the parts that are not ours."""
+        """Return name and version of each package that provides a plug-in among `names`."""
         points = (self.entry_point(name) for name in names if name not in self.ours)
         return dict(sorted(brought_by(point) for point in points))
 
     @property
     def brought(self) -> bool:
-        """Whether any installed package brings a part of this kind."""
+        """Whether an installed package provides a plug-in of this kind."""
         return bool(self._others())
 
     def _others(self) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
@@ -134,7 +134,7 @@ class Group(Mapping[str, T], Generic[T]):
 
 
 def load(path: str, *, room: str = "") -> Any:
-    """Return what `module:attribute` names; a module that begins with a dot lies in `room`."""
+    """Return what `module:attribute` names; a module with a leading dot lies in `room`."""
     module, _, attribute = path.partition(":")
     return getattr(
         import_module(room + module[1:] if module.startswith(".") else module), attribute
@@ -148,7 +148,7 @@ def all_of(group: str) -> list[metadata.EntryPoint]:
 
 
 def brought_by(point: metadata.EntryPoint) -> tuple[str, str]:
-    """Return name and version of the distribution that has an entry point."""
+    """Return name and version of the package that provides a plug-in."""
     return ("", "") if point.dist is None else (point.dist.name, point.dist.version)
 
 

@@ -39,9 +39,9 @@ def log_of(stage: str, instance: str) -> Path:
 
 @contextlib.contextmanager
 def reporting(stage: str, instance: str, root: Path) -> Iterator[None]:
-    """Tell that a stage begins and how it ends; what it prints goes to its log.
+    """Report the start and the end of a stage to `pipeline run`; send its output to its log.
 
-    Snakemake sends it there itself. With DVC it would be among what DVC prints.
+    Snakemake redirects the output itself; DVC would mix it with its own.
     """
     if not watched():
         yield
@@ -63,12 +63,12 @@ def reporting(stage: str, instance: str, root: Path) -> Iterator[None]:
 
 
 def watched() -> bool:
-    """Return whether somebody wants to know how far a stage is."""
+    """Return whether `pipeline run` has started this process and shows its progress."""
     return bool(os.environ.get(FILE))
 
 
 def tell(**facts: Any) -> None:
-    """Append an event of the stage that is reporting, with the time; nothing without one."""
+    """Append an event of the running stage, with the time, to the file of `pipeline run`."""
     path = os.environ.get(FILE)
     if not path or not _job:
         return

@@ -150,7 +150,7 @@ def locked_stages(lock: str) -> dict[str, Any] | None:
 
 
 def bless_dvc(root: Path) -> None:
-    """Make DVC take the results as they lie there for its own."""
+    """Make DVC record the present results as up to date, although it has not made them."""
     for stage in sources.stages(code_of(root)):  # what DVC's first stage would do
         sources.note(root, stage, code_of(root))
     # with links made anew, outputs would look newer to Snakemake than what was made from them
@@ -158,7 +158,7 @@ def bless_dvc(root: Path) -> None:
 
 
 def bless_snakemake(root: Path) -> None:
-    """Make Snakemake take the results as they lie there for its own."""
+    """Make Snakemake record the present results as up to date, although it has not made them."""
     # With `--forceall`: `--touch` alone does nothing where the times of files look right, and
     # then there is no record of how they were made.
     command = ["snakemake", "--touch", "--forceall", "--rerun-incomplete", "--cores", "1"]

@@ -122,12 +122,12 @@ def _needs(job: Job, entry: Mapping[str, Any]) -> Iterator[Job]:
 class _Running:
     began: float
     first: tuple[float, float]
-    """Time and step from which its speed is reckoned."""
+    """Time and step from which the speed is estimated."""
     step: float = 0.0
     of: float | None = None
     reward: float | None = None
     spoke: float = 0.0
-    """When it told its last step."""
+    """Time of the last report of its step."""
 
     def left(self, now: float) -> float | None:
         """Return the seconds to its last step; None while not known."""

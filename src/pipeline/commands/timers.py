@@ -55,7 +55,7 @@ class Times:
     parts: Mapping[str, float]
     """By the names of `_NODES`; environments that step side by side count once."""
     beside: frozenset[str]
-    """Parts that ran in a thread beside the loop."""
+    """Parts that ran in another thread at the same time as the loop."""
     n_exchanges: int | None
     """With each environment; None where nobody counted."""
     n_minibatches: int | None

@@ -108,10 +108,10 @@ class EvaluationParams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResourceParams:
-    """`experiments.<name>.resources`: what its jobs may use; read by Snakemake, never a result."""
+    """`experiments.<name>.resources`: limits for Snakemake; only a change of threads reruns."""
 
     threads: Count | None = None
-    """Threads of pretrain and train instead of `runtime.torch_threads`; this is a result."""
+    """Threads of pretrain and train, in place of `runtime.torch_threads`; a change reruns both."""
     memory_mb: Count = 2000
     """Memory of pretrain, and of each learner of train, in MB."""
     minutes: Count = 720
@@ -141,7 +141,7 @@ class ExperimentParams:
     evaluation: EvaluationParams | None = None
     """Needed when `stages` has evaluate."""
     learners: Count = 1
-    """Processes that train one run together, each with environments of its own; a result."""
+    """Processes that train one run together, each with its own environments; a change retrains."""
     exact: Literal["preferred", "required"] = "preferred"
     """Whether training that was interrupted and cannot go on exactly begins anew instead."""
     resources: ResourceParams = field(default_factory=ResourceParams)
@@ -149,7 +149,7 @@ class ExperimentParams:
     base: str | None = field(default=None, metadata={"internal": True})
     """The experiment that a trial or the best of a sweep is made from."""
     chosen: Path | None = field(default=None, metadata={"internal": True})
-    """The file with the values that a sweep has chosen, which is made while it runs."""
+    """The file with a sweep's best or proposed values, which a stage of the sweep writes."""
 
     @property
     def chosen_by(self) -> str:

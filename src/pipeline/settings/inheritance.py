@@ -19,11 +19,11 @@ class Defaults:
     written: Node
     """`default_settings` as the user wrote them."""
     full: Node
-    """The same with every default filled in."""
+    """The same, completed by the schema's default of every key that is not written."""
 
 
 def expanded(default: Node, path: str) -> Defaults:
-    """Return `default_settings` as they were written, and with every default filled in."""
+    """Return `default_settings` as written, and completed by the schema's defaults."""
     settings = read(TrainerSettings, default, path)
     # Laid over the plain values, the written ones keep their lines for errors about a behavior.
     filled = from_plain(to_map(settings), default.source, default.line)

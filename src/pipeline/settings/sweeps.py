@@ -206,7 +206,7 @@ class SweepParams:
         return {_numbered(number): _numbered(number - lag) for number in later}
 
     def search(self) -> dict[str, Any]:
-        """Return what a proposal depends on beside results, so without the sweep's length."""
+        """Return the settings that a proposal depends on; the number of trials is none of them."""
         keys = ("parameters", "seed", "startup", "prune_after", "goal", "metric", "behavior")
         return {key: repr(getattr(self, key)) for key in keys}
 

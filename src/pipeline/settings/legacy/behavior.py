@@ -62,7 +62,7 @@ class Section:
     changes: Changes
     """Where changes are recorded."""
     inherited: frozenset[tuple[str, int | None]] = frozenset()
-    """Places of keys that another section has brought, and which are recorded there."""
+    """Places of keys inherited from another section, which reports them itself."""
     kind: str = field(init=False)
     """The trainer that learns the behavior today."""
     left: dict[str, Node] = field(init=False)
@@ -100,7 +100,7 @@ class Section:
         self.put(value, "hyperparameters", key, old=old, text=text, warns=True)
 
     def gone(self, node: Node, old: str, text: str, *, warns: bool = True) -> None:
-        """Record that a key has no equal any more, where the section itself has it."""
+        """Record a dropped key, unless it is inherited: it is reported where it is written."""
         if self.is_own(node):
             self.changes.gone(node, join(self.old, old), text, warns=warns)
 

@@ -47,7 +47,7 @@ class Present:
     document: Node
     """Everything, with behaviors as they are laid over `default_settings`."""
     portable: Node
-    """The same in a form that `mlagents-learn` reads alike."""
+    """The same settings, written so that `mlagents-learn` reads them with the same meaning."""
     left_out: str = ""
     """Why `portable` has no `default_settings`, if it had to lose them."""
     changes: Changes = field(default_factory=Changes)
