@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -23,33 +24,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Group(Mapping[str, T], Generic[T]):
     """Built-in parts and plug-ins of one kind by name, each imported when it is looked up.
 
     Looking up a built-in part does not search the installed packages, which is slow.
-
-    Args:
-        name: the group of entry points with which packages register plug-ins.
-        ours: the built-in parts, `module:attribute` by name.
-        room: the package of those modules that begin with a dot, as a prefix: `pipeline.algos.`.
-        base: the class that each plug-in must extend; None for parts that are no classes.
-        theirs: ML-Agents' group of entry points for such parts, which cannot be used here.
     """
 
-    def __init__(
-        self,
-        name: str,
-        ours: Mapping[str, str],
-        *,
-        room: str = "",
-        base: type | None = None,
-        theirs: str = "",
-    ) -> None:
-        self.name = name
-        self.ours = ours
-        self._room = room
-        self._base = base
-        self._theirs = theirs
+    name: str
+    """The group of entry points with which packages register plug-ins."""
+    ours: Mapping[str, str]
+    """The built-in parts, `module:attribute` by name."""
+    _: KW_ONLY
+    room: str = ""
+    """The package of those modules that begin with a dot, as a prefix: `pipeline.algos.`."""
+    base: type | None = None
+    """The class that each plug-in must extend; None for parts that are no classes."""
+    theirs: str = ""
+    """ML-Agents' group of entry points for such parts, which cannot be used here."""
 
     def __contains__(self, name: object) -> bool:
         return name in self.ours or name in self._others()
@@ -68,7 +60,7 @@ class Group(Mapping[str, T], Generic[T]):
             KeyError: There is none of that name.
             SettingsError: It cannot be imported, is not of the right kind, or comes twice.
         """
-        return self.load(name, room=self._room)
+        return self.load(name, room=self.room)
 
     def load(self, name: str, *, room: str) -> T:
         """Import a part; `room` as for the class, where the caller alone knows it."""
@@ -81,10 +73,10 @@ class Group(Mapping[str, T], Generic[T]):
         # A foreign package may raise anything while it is imported.
         except Exception as error:
             raise self._unusable(point, f"{type(error).__name__}: {error}") from error
-        if self._base is not None and not (
-            isinstance(loaded, type) and issubclass(loaded, self._base)
+        if self.base is not None and not (
+            isinstance(loaded, type) and issubclass(loaded, self.base)
         ):
-            raise self._unusable(point, f"{point.value} is no subclass of {self._base.__name__}")
+            raise self._unusable(point, f"{point.value} is no subclass of {self.base.__name__}")
         return loaded
 
     def entry_point(self, name: str) -> metadata.EntryPoint:
@@ -104,7 +96,7 @@ class Group(Mapping[str, T], Generic[T]):
     def more(self) -> str:
         """Say how to get other plug-ins, for an error that lists the known names."""
         text = f". Packages with an entry point in {self.name!r} bring more: docs/how-to/plugins.md"
-        points = all_of(self._theirs) if self._theirs else []
+        points = all_of(self.theirs) if self.theirs else []
         # ML-Agents lists its own trainers the same way, and those are built in here.
         others = [one for one in points if brought_by(one)[0] != "mlagents"]
         if others:

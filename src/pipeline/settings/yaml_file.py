@@ -172,7 +172,7 @@ def dump_yaml(value: Any) -> str:
         value: maps with text keys, lists, tuples (written as lists), text, numbers, bools and None.
     """
     return yaml.dump(
-        _listed(value),
+        value,
         Dumper=_Dumper,
         # The order of a file is its author's, or ML-Agents' own.
         sort_keys=False,
@@ -277,9 +277,3 @@ def _syntax_message(error: yaml.MarkedYAMLError, source: str) -> str:
     where = f"{source}:{mark.line + 1}" if mark else source
     parts = [part for part in (error.context, error.problem) if part]
     return f"{where}: cannot be read as YAML: {', '.join(parts)}."
-
-
-def _listed(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _listed(item) for key, item in value.items()}
-    return [_listed(item) for item in value] if isinstance(value, list | tuple) else value
