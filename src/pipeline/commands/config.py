@@ -114,9 +114,7 @@ def upgrade(arguments: argparse.Namespace) -> str:
     if new.exists() and not arguments.force:
         raise SettingsError(f"{new} exists already. Choose another name, or replace it by --force.")
     parts = _by_kind(olds)
-    present = read_present(
-        parts.get("trainer"), curriculum=parts.get("curriculum"), sampler=parts.get("sampler")
-    )
+    present = read_present(parts.pop("trainer", None), **parts)
     text = _header(olds, present) + _body(present, new)
     files.write_whole(new, text)
     return _told(olds, new, present)

@@ -149,10 +149,16 @@ def locked_stages(lock: str) -> dict[str, Any] | None:
     return stages
 
 
+def note_sources(root: Path) -> None:
+    """Note which files each stage runs, as DVC's first stage does."""
+    code = code_of(root)
+    for stage in sources.stages(code):
+        sources.note(root, stage, code)
+
+
 def bless_dvc(root: Path) -> None:
     """Make DVC record the present results as up to date, although it has not made them."""
-    for stage in sources.stages(code_of(root)):  # what DVC's first stage would do
-        sources.note(root, stage, code_of(root))
+    note_sources(root)
     # with links made anew, outputs would look newer to Snakemake than what was made from them
     _must(["dvc", "--wait-for-lock", "commit", "--force", "--no-relink", "--quiet"], root)
 

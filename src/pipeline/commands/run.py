@@ -12,14 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from pipeline.commands.engines import dvc_state, environment, mend_lock, snakemake_summary
+from pipeline.commands.engines import (
+    dvc_state,
+    environment,
+    mend_lock,
+    note_sources,
+    snakemake_summary,
+)
 from pipeline.errors import Interrupted, SettingsError, StageError
 from pipeline.progress import FILE, log_of
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import RUNS_FILE, key_of, table_of, write_plan
 from pipeline.settings.reader import suggestion
-from pipeline.stages.shared import sources
-from pipeline.stages.shared.project import code_of
+from pipeline.stages.shared.attempt import WORK
 
 if TYPE_CHECKING:
     import argparse
@@ -85,8 +90,9 @@ def _work(
     )
     log = Path("logs", f"{command[0]}.log")
     (root / log).parent.mkdir(exist_ok=True)
-    # A file and not a pipe: jobs of a cluster run on other machines.
-    with tempfile.TemporaryDirectory(prefix="progress-", dir=_scratch(root)) as folder:
+    # A file of the project and not a pipe: jobs of a cluster run on other machines.
+    (root / WORK).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="progress-", dir=root / WORK) as folder:
         events = Path(folder, "events")
         events.touch()
         variables = environment() | {FILE: str(events)}
@@ -105,20 +111,12 @@ def _work(
     )
 
 
-def _scratch(root: Path) -> Path:
-    """Return a folder that jobs on other machines see too."""
-    folder = root / "results/.work"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def _changed(engine: str, root: Path, known: Collection[str]) -> Collection[str]:
     """Return the stages that the engine finds out of date; all where it cannot say."""
     try:
         if engine == "snakemake":
             return snakemake_summary(root).pending
-        for stage in sources.stages(code_of(root)):  # what DVC's first stage would do
-            sources.note(root, stage, code_of(root))
+        note_sources(root)
         return dvc_state(root).pending
     except StageError:
         return known  # what is wrong the engine says itself

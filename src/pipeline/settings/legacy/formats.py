@@ -198,14 +198,10 @@ def read_document(path: Path, *, what: str = "Config file", changes: Changes | N
     if repeats and kind_of(document) == "trainer" and family_of(document) is Family.PRESENT:
         read(path, what=what)  # which refuses the first of them
     if changes is not None:
-        _note_repeats(repeats, changes)
+        text = "written twice, first in line {}; the last value counts, as it did then"
+        for repeat in repeats:
+            changes.note(repeat.node, str(repeat.node.value), text.format(repeat.first))
     return document
-
-
-def _note_repeats(repeats: list[Repeat], changes: Changes) -> None:
-    for repeat in repeats:
-        text = f"written twice, first in line {repeat.first}; the last value counts, as it did then"
-        changes.note(repeat.node, str(repeat.node.value), text)
 
 
 def _read_json(path: Path, *, what: str, repeats: list[Repeat] | None = None) -> Node:
@@ -244,9 +240,7 @@ def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[s
             raise SettingsError(
                 f"{file}: a folder of curricula holds only <Behavior>.json files. Move this one."
             )
-        repeats: list[Repeat] = []
-        curricula[file.stem] = _read_json(file, what="Curriculum file", repeats=repeats)
-        _note_repeats(repeats, changes)
+        curricula[file.stem] = read_document(file, what="Curriculum file", changes=changes)
     if not curricula:
         raise SettingsError(f"{path}: the folder holds no <Behavior>.json file.")
     return curricula
