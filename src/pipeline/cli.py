@@ -91,11 +91,9 @@ show it to others
 
 
 def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
-    """Run one command and give its exit code.
+    """Run the command of `argv`, or of this process's command line, and return its exit code.
 
-    Args:
-        argv: words of the command line; None for those of this process.
-        name: of the program, when it is another than `pipeline` with the command's name.
+    `name` is that of the program, when it is another than `pipeline` with the command's name.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     # Before parsing, which leaves no arguments where a module cannot be imported.

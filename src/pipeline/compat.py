@@ -233,10 +233,7 @@ NAMES: dict[str, Name] = {
 
 
 def resolve(name: str) -> Any:
-    """Return what takes the place of a name of ML-Agents.
-
-    Args:
-        name: dotted, such as `mlagents_envs.base_env.ActionTuple`.
+    """Return what takes the place of a dotted name, such as `mlagents_envs.base_env.ActionTuple`.
 
     Raises:
         KeyError: ML-Agents 1.1.0 has no such name, or none that is known here.

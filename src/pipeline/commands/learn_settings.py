@@ -129,11 +129,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
 
 @contextlib.contextmanager
 def flags_named(flags: Mapping[str, str]) -> Iterator[None]:
-    """Name the options in errors about settings that they have changed.
-
-    Args:
-        flags: the options that were given, by key of their setting.
-    """
+    """Name the options, which are given by key of their setting, in errors about these settings."""
     try:
         yield
     except SettingsError as error:

@@ -24,12 +24,9 @@ class Parser(argparse.ArgumentParser):
     def add_command(
         self, name: str, text: str, work: Callable[[argparse.Namespace], str | None] | None = None
     ) -> Parser:
-        """Add a subcommand, which like all others takes `--debug`.
+        """Add a subcommand with a line of help; like all others it takes `--debug`.
 
-        Args:
-            name: the word on the command line.
-            text: one line of help, from which its description is made.
-            work: runs it and returns what to print; None when it has subcommands itself.
+        `work` runs it and returns what to print; None when it has subcommands itself.
         """
         # argparse allows one group of subcommands for each parser, made when the first is added.
         if self._subcommands is None:
@@ -123,12 +120,7 @@ def _nearest(word: str, known: Iterable[Any]) -> str | None:
 
 
 def aligned(rows: Sequence[Sequence[str]], *, first_number: int | None = None) -> list[str]:
-    """Return rows as lines with columns of equal width.
-
-    Args:
-        rows: the cells, all rows equally many.
-        first_number: the column from which on cells stand at the right; None for no such column.
-    """
+    """Return rows as lines with columns of equal width, right-aligned from `first_number` on."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     n_texts = len(widths) if first_number is None else first_number
     return [

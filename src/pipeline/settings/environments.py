@@ -337,14 +337,9 @@ SOURCES: dict[str, type[EnvironmentParams]] = {
 
 
 def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> EnvironmentParams:
-    """Return the environment that a name means, whether it exists or not.
+    """Return the environment that a name means, whether it exists or not; refuse other forms.
 
-    Args:
-        text: one of `FORMS`.
-        is_file: whether a word that could be a simulator is an executable; it is none if None.
-
-    Raises:
-        SettingsError: The name has none of the forms.
+    `is_file` says of a word that could be a simulator whether it is an executable.
     """
     text = text.strip()
     kind, colon, rest = text.partition(":")

@@ -20,12 +20,9 @@ _log = logging.getLogger(__name__)
 def missing_demonstrations(
     settings: RunSettings, *, folder: Path = Path(), made: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return the first mistake of each behavior whose demonstrations are not there.
+    """Return the first mistake of each behavior whose demonstrations are not in `folder`.
 
-    Args:
-        settings: of a run; `default_settings` count where no behavior is listed.
-        folder: from which paths are meant.
-        made: paths of which a stage makes the file.
+    `default_settings` count where no behavior is listed. `made` has paths that a stage writes.
     """
     missing: dict[str, str] = {}
     for section, trainer in _listed(settings).items():

@@ -196,8 +196,7 @@ class SweepParams:
     def proposed(self) -> dict[str, str]:
         """Return the trials whose values are known only while the sweep runs.
 
-        Returns:
-            By number, the number of the last trial that must have been evaluated before.
+        Each has the number of the last trial that must have been evaluated before it.
         """
         if self.method != "optuna":
             return {}

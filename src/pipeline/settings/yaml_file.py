@@ -168,8 +168,7 @@ def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -
 def dump_yaml(value: Any) -> str:
     """Return block-style YAML that `parse_yaml`, and any YAML 1.1 reader, reads back as equal.
 
-    Args:
-        value: maps with text keys, lists, tuples (written as lists), text, numbers, bools and None.
+    The value has maps with text keys, lists, tuples (written as lists), and scalars.
     """
     return yaml.dump(
         value,

@@ -140,10 +140,7 @@ class RunSettings:
         return self.places.get(key, self.places.get(f"default_settings.{inherited}"))
 
     def for_behavior(self, name: str) -> TrainerSettings:
-        """The settings of a behavior that the environment has.
-
-        Args:
-            name: the behavior's name, with or without `?team=`.
+        """Return the settings of a behavior, whose name may have `?team=`.
 
         Raises:
             SettingsError: The file neither lists the behavior nor has default_settings, or it names
