@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import __version__
-from pipeline.commands.engines import git
 from pipeline.errors import SettingsError
 from pipeline.files import write_whole
 from pipeline.settings.environments import BridgeSource, PathSource, named
@@ -29,6 +28,7 @@ from pipeline.settings.reader import to_map
 from pipeline.settings.yaml_file import dump_yaml
 from pipeline.stages.check import check_ids
 from pipeline.stages.shared.project import checkout
+from pipeline.tracking.run_metadata import git
 
 if TYPE_CHECKING:
     import argparse
@@ -58,6 +58,7 @@ WAYS = "--env NAME, --unity BUILD, --gymnasium ID or --pettingzoo ID"
 SNAKEFILE = """\
 # Runs the workflow that comes with the package rl-pipeline: `snakemake --cores 2`.
 from pipeline.stages.shared.project import checkout
+from pipeline.tracking.run_metadata import git
 
 
 include: str(checkout() / "workflow/Snakefile")
