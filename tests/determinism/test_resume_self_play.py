@@ -15,7 +15,6 @@ import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.simulators import registry
 from pipeline.trainer.checkpoints.file import load_checkpoint
-from pipeline.trainer.result import outcome
 
 SELF_PLAY = {"save_steps": 60, "team_change": 130, "swap_steps": 40, "window": 3}
 RATED = [
@@ -66,7 +65,8 @@ def train(toy, folder, *, seed=5, max_steps=700, **options):
     result = pipeline.train(
         environments(toy), settings(toy, max_steps), seed=seed, run_dir=folder, **options
     )
-    return outcome(result), {p.name: p.read_bytes() for p in sorted(folder.glob("*/*.pt"))}
+    numbers = {name: one.numbers() for name, one in result.behaviors.items()}
+    return numbers, {p.name: p.read_bytes() for p in sorted(folder.glob("*/*.pt"))}
 
 
 @pytest.mark.parametrize("toy", ["Duel", "Uneven"])

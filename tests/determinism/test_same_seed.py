@@ -25,7 +25,6 @@ from pipeline.stages.export import publish
 from pipeline.tracking.base import Sink
 from pipeline.tracking.sinks.curve_csv import CsvSink
 from pipeline.trainer import pretrain
-from pipeline.trainer.result import outcome
 
 WAIT_S = 300
 
@@ -76,7 +75,8 @@ def trained(folder: Path, make_environments, configuration, *, seed=1):
     )
     for one in result.behaviors.values():
         publish(one.checkpoint, folder / "export")
-    return artifacts(folder), recorder.rows, outcome(result)
+    numbers = {name: one.numbers() for name, one in result.behaviors.items()}
+    return artifacts(folder), recorder.rows, numbers
 
 
 ENVIRONMENTS = {
@@ -166,7 +166,6 @@ from pathlib import Path
 import pipeline, torch
 from pipeline.stages.export import publish
 from pipeline.tracking.sinks.curve_csv import CsvSink
-from pipeline.trainer.result import outcome
 
 torch.set_num_threads(1)
 executable, folder, configuration, seed = sys.argv[1:]
@@ -176,7 +175,8 @@ result = pipeline.train(
     sinks=[CsvSink(folder / "progress.csv")],
 )
 publish(result.behaviors["GridWorld"].checkpoint, folder / "export")
-(folder / "outcome.json").write_text(json.dumps(outcome(result), sort_keys=True))
+numbers = {name: one.numbers() for name, one in result.behaviors.items()}
+(folder / "outcome.json").write_text(json.dumps(numbers, sort_keys=True))
 """
 
 

@@ -95,7 +95,6 @@ def found(ranks: DistributedGroup) -> dict:
         "deviation": ranks.std(own).tolist(),
         "least, most": [ranks.least(7 + rank), ranks.most(7 + rank)],
         "notes": ranks.all_gather_object({"rank": rank, "text": "x" * (100 * rank), "number": 0.1}),
-        "first": len(ranks.broadcast(b"abc" * 1000 if rank == 0 else b"")),
         "normalizer": [
             normalizer.count.item(),
             *normalizer.mean.tolist(),

@@ -256,11 +256,6 @@ class GroupSnapshots:
         self._members = GrowableRows({"entity": _NUMBER}, _CAPACITY)
         self._next_entity = self._next_moment = 0
 
-    @property
-    def n_entities(self) -> int:
-        """Entities that are kept."""
-        return self._entities.used
-
     def add_entities(self, n: int, rows: Mapping[str, AnyArray]) -> AnyArray:
         """Numbers int64 [n] of new entities with these fields [n, ...], zeros in the others."""
         ids = self._next_entity + np.arange(n)

@@ -80,17 +80,3 @@ def result_of(
             interrupted_at=interrupted[-1] if interrupted else None,
         )
     return TrainResult(behaviors=behaviors, seconds=seconds, interrupted=tuple(interrupted))
-
-
-def outcome(result: TrainResult) -> dict[str, Any]:
-    """A run's outcome without timings, for files that are compared byte by byte."""
-    return {
-        name: {
-            "steps": one.steps,
-            "n_updates": one.n_updates,
-            "n_episodes": one.n_episodes,
-            "mean_reward": one.mean_reward,
-            **({} if one.elo is None else {"elo": one.elo}),
-        }
-        for name, one in result.behaviors.items()
-    }

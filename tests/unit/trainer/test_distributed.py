@@ -104,7 +104,6 @@ def test_notes_and_numbers_of_all_reach_all(found):
         assert one["notes"] == [
             {"rank": rank, "text": "x" * (100 * rank), "number": 0.1} for rank in range(2)
         ]
-        assert one["first"] == 3000
 
 
 def test_who_loses_another_says_whom_and_why(found):

@@ -84,8 +84,6 @@ class DistributedGroup:
         self.others = others
         self.stop = StopRequest()
         """Set where the first process asks this one to stop."""
-        self.averaged_s = 0.0
-        """Seconds spent on averages."""
         self._weight = 1.0
         # With a connection of its own: one that waits for a process lets nobody else ask.
         self._store = _ours(store.clone())  # type: ignore[attr-defined]  # public, but not in the stubs
@@ -164,7 +162,6 @@ class DistributedGroup:
 
     def average_gradients_(self, values: Tensor) -> None:
         """Replace `values` by the mean of everybody's, weighed as `weighted` says."""
-        began = time.perf_counter()
         if self._weight != 1.0:
             values *= self._weight
         try:
@@ -173,7 +170,6 @@ class DistributedGroup:
             raise self._lost(error) from error
         # all_reduce adds up; with weights of mean 1 this is the mean over rows.
         values /= self.size
-        self.averaged_s += time.perf_counter() - began
 
     def gathered(self, values: Tensor) -> list[Tensor]:
         """Everybody's `values`, of one shape and on the CPU, in the order of ranks."""
@@ -191,12 +187,6 @@ class DistributedGroup:
         result: list[T] = [value] * self.size
         self._interruptible(lambda: dist.all_gather_object(result, value), look)
         return result
-
-    def broadcast(self, value: T) -> T:
-        """What the first process gives; what the others give is not looked at."""
-        result = [value]
-        self._interruptible(lambda: dist.broadcast_object_list(result, src=0))
-        return result[0]
 
     def gather_object(self, value: T) -> list[T]:
         """Everybody's `value`, in the order of ranks, for the first process; others get nothing."""
