@@ -5,17 +5,17 @@ from __future__ import annotations
 import gc
 import logging
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # has no stubs
 
-from pipeline import files, seeding
+from pipeline import files
 from pipeline.algos.process_group import SINGLE_PROCESS, launched
 from pipeline.errors import SettingsError
-from pipeline.settings import RunSettings, load_run_settings, to_mapping
+from pipeline.settings import RunSettings, load_run_settings
 from pipeline.tracking.base import Tracker
 from pipeline.trainer.checkpoints.restore import first_weights
 from pipeline.trainer.checkpoints.resume_points import RESUME_INTERVAL_S
@@ -26,7 +26,7 @@ from pipeline.trainer.distributed.workers import (
     of_this_process,
     started,
 )
-from pipeline.trainer.environment import open_workers
+from pipeline.trainer.environment import JobSpec, open_workers
 from pipeline.trainer.loop import TrainingLoop
 from pipeline.trainer.stopping import stop_on_signal
 from pipeline.trainer.supported import refuse_untrainable, usable_device
@@ -172,7 +172,7 @@ def train(
                 )
             )
             group = stack.enter_context(several)
-            broadcast_job(group, job.plain())
+            broadcast_job(group, job.for_others())
         return _learned(
             job,
             group,
@@ -199,7 +199,9 @@ def take_part(env: object = None) -> TrainResult:
         Interrupted: All were asked to stop.
     """
     with joined() as group:
-        job = JobSpec.of(broadcast_job(group, None), env)
+        job = broadcast_job(group, None)
+        if env is not None:
+            job = replace(job, env=env)
         with Tracker(()) as tracker, _threads(job.torch_threads):
             return _learned(job, group, group.device, tracker)
 
@@ -208,35 +210,11 @@ def _learned(
     job: JobSpec, group: ProcessGroup, device: torch.device | None, tracker: Tracker, **own: Any
 ) -> TrainResult:
     """What training comes to, seen from one of its processes."""
-    workers = open_workers(
-        job.env,
-        job.settings,
-        seed=seeding.derive(job.seed, "environment"),
-        num_envs=job.num_envs,
-        env_args=job.env_args,
-        base_port=job.base_port,
-        log_folder=job.log_folder,
-        listen=job.listen,
-        rank=group.rank,
-        n_ranks=group.size,
-    )
+    workers = open_workers(job, group)
     # Signals only now: until environments have connected there is nothing to save.
     with workers, _old_objects_left_alone(), stop_on_signal() as stop:
         workers.should_stop = stop
-        loop = TrainingLoop(
-            workers,
-            job.settings,
-            seed=job.seed,
-            run_dir=job.run_dir,
-            device=device,
-            tracker=tracker,
-            init_from=job.init_from,
-            whole_weights=job.whole_weights,
-            resume=job.resume,
-            starting_lesson=job.starting_lesson,
-            group=group,
-            **own,
-        )
+        loop = TrainingLoop(workers, job, device=device, tracker=tracker, group=group, **own)
         result = loop.run(stop)
     tracker.ended({name: one.numbers() for name, one in result.behaviors.items()})
     return result
@@ -273,56 +251,6 @@ def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> 
         return load_run_settings(Path(settings))
     run = load_run_settings(None, overrides=settings)
     return replace(run, from_file=bool(run.behaviors))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobSpec:
-    """What every process of a run has to know; see `trainer.api.train`."""
-
-    settings: RunSettings
-    seed: int
-    run_dir: Path
-    env: object
-    num_envs: int
-    env_args: Sequence[str]
-    base_port: int | None
-    log_folder: Path | None
-    init_from: Mapping[str, Path]
-    whole_weights: bool
-    resume: bool
-    torch_threads: int
-    starting_lesson: int
-    listen: tuple[str, bytes] | None = None
-    """Of one learner only."""
-
-    def plain(self) -> dict[str, Any]:
-        """As plain values; environments that are objects are left out."""
-        told = {one.name: getattr(self, one.name) for one in fields(self)}
-        settings = self.settings
-        told["settings"] = to_mapping(settings)
-        # `to_mapping` leaves internal fields out, and each process has to decide alike.
-        told["from_file"] = settings.from_file
-        told["refused"] = settings.refused
-        # Absolute: the other processes may work in another folder.
-        told["run_dir"] = str(self.run_dir.resolve())
-        told["env"] = str(Path(self.env).resolve()) if isinstance(self.env, str | Path) else None
-        told["env_args"] = list(self.env_args)
-        told["log_folder"] = None if self.log_folder is None else str(self.log_folder.resolve())
-        told["init_from"] = {name: str(path.resolve()) for name, path in self.init_from.items()}
-        return told
-
-    @classmethod
-    def of(cls, told: Mapping[str, Any], env: object) -> JobSpec:
-        """What `plain` gave, with this process's own environments if it has any."""
-        values = dict(told)
-        from_file, refused = values.pop("from_file"), values.pop("refused")
-        settings = load_run_settings(None, overrides=values["settings"])
-        values["settings"] = replace(settings, from_file=from_file, refused=refused)
-        values["run_dir"] = Path(values["run_dir"])
-        values["env"] = values["env"] if env is None else env
-        values["log_folder"] = values["log_folder"] and Path(values["log_folder"])
-        values["init_from"] = {name: Path(path) for name, path in values["init_from"].items()}
-        return cls(**values)
 
 
 def unthreaded(settings: RunSettings) -> RunSettings:

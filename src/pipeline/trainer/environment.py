@@ -1,11 +1,14 @@
-"""From what a user calls an environment to a set of workers, told its settings."""
+"""What a run is asked to do, and its environments as a set of workers, told their settings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline import seeding
+from pipeline.algos.process_group import SINGLE_PROCESS
 from pipeline.envs.attach import attach_workers
 from pipeline.envs.in_process import refuse_other_object
 from pipeline.envs.launch import find_executable
@@ -29,52 +32,63 @@ from pipeline.settings.schema.parameters import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pipeline.algos.process_group import ProcessGroup
     from pipeline.envs.side_channels import SideChannel
     from pipeline.settings.schema import RunSettings, SamplerSettings
 
 
-def open_workers(
-    environment: object,
-    settings: RunSettings,
-    *,
-    seed: int,
-    num_envs: int,
-    env_args: Sequence[str] = (),
-    base_port: int | None = None,
-    log_folder: Path | None = None,
-    listen: tuple[str, bytes] | None = None,
-    rank: int = 0,
-    n_ranks: int = 1,
-) -> WorkerSet:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobSpec:
+    """What every process of a run has to know; see `trainer.api.train`."""
+
+    settings: RunSettings
+    seed: int
+    run_dir: Path
+    env: object = None
+    num_envs: int = 1
+    env_args: Sequence[str] = ()
+    base_port: int | None = None
+    log_folder: Path | None = None
+    listen: tuple[str, bytes] | None = None
+    """Of one learner only."""
+    init_from: Mapping[str, Path] = field(default_factory=dict)
+    whole_weights: bool = False
+    resume: bool = False
+    torch_threads: int = 1
+    starting_lesson: int = 0
+
+    def for_others(self) -> JobSpec:
+        """The same for processes that may work in another folder, without objects in `env`."""
+        env = self.env
+        return replace(
+            self,
+            run_dir=self.run_dir.resolve(),
+            env=str(Path(env).resolve()) if isinstance(env, str | Path) else None,
+            log_folder=None if self.log_folder is None else self.log_folder.resolve(),
+            init_from={name: path.resolve() for name, path in self.init_from.items()},
+        )
+
+
+def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSet:
     """The workers of a run, connected; processes are told the engine's settings.
 
     A process that fails is started again alone, as often as `env_settings` allows; a player that
-    was not started here is waited for instead.
+    was not started here is waited for instead. The workers of all processes of `group` are numbered
+    through, and each gets a seed of its own.
 
     Environment parameters are sent with each reset: see `trainer.curriculum`.
-
-    Args:
-        environment: an executable, None for players that are started elsewhere, such as the Unity
-            Editor, or objects with the low-level API.
-        settings: of the run.
-        seed: of worker 0; worker k gets `seed` + k, in whichever process.
-        num_envs: processes to start, or to wait for.
-        env_args: additional arguments of the executable.
-        base_port: TCP port of worker 0; None lets the system choose, or is that of the Editor.
-        log_folder: where the executables write their logs.
-        listen: address and token for players of other machines, without `environment`.
-        rank: of this process among those that learn together; workers of all are numbered through.
-        n_ranks: how many such processes there are.
 
     Raises:
         SettingsError: An object lacks a member of the low-level API.
         UnityException: An environment could not be started.
     """
+    environment, settings = job.env, job.settings
     if environment is not None and not isinstance(environment, str | Path):
         envs = environment if isinstance(environment, Sequence) else [environment]
         for env in envs:
             refuse_other_object(env)
         return WorkerSet(envs)
+    seed = seeding.derive(job.seed, "environment")
     engine, env = settings.engine_settings, settings.env_settings
 
     # A function, as every worker needs channels of its own.
@@ -93,25 +107,25 @@ def open_workers(
 
     if environment is None:
         return attach_workers(
-            num_envs,
+            job.num_envs,
             seed=seed,
-            base_port=base_port,
+            base_port=job.base_port,
             side_channels=channels,
             timeout_wait=env.timeout_wait,
             num_areas=env.num_areas,
             restarts=env,
-            listen=listen,
+            listen=job.listen,
         )
     return launch_workers(
         environment,
-        num_envs,
+        job.num_envs,
         seed=seed,
-        base_port=base_port,
-        first=rank * num_envs,
-        n_all=n_ranks * num_envs,
-        additional_args=env_args,
+        base_port=job.base_port,
+        first=group.rank * job.num_envs,
+        n_all=group.size * job.num_envs,
+        additional_args=job.env_args,
         side_channels=channels,
-        log_folder=None if log_folder is None else str(log_folder.resolve()),
+        log_folder=None if job.log_folder is None else str(job.log_folder.resolve()),
         no_graphics=engine.no_graphics or _headless(environment, engine.no_graphics_monitor),
         no_graphics_monitor=engine.no_graphics_monitor,
         timeout_wait=env.timeout_wait,

@@ -32,17 +32,16 @@ from pipeline.trainer.statistics import REWARD
 from pipeline.trainer.timing import Progress, Stopwatch, add_reports, next_multiple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
     import torch
 
     from pipeline.algos.process_group import ProcessGroup
     from pipeline.envs.workers import WorkerSet
     from pipeline.protocol.steps import Steps
-    from pipeline.settings.schema import RunSettings
     from pipeline.tracking.base import Tracker
     from pipeline.trainer.checkpoints.manager import Exporter
+    from pipeline.trainer.environment import JobSpec
     from pipeline.trainer.learner import Decided
     from pipeline.trainer.result import TrainResult
     from pipeline.trainer.stopping import StopRequest
@@ -58,19 +57,13 @@ class TrainingLoop:
 
     Args:
         workers: environments, not yet reset.
-        settings: of the run.
-        seed: of the run.
-        run_dir: gets a folder for each behavior.
+        job: what to train, and how.
         device: where networks live; None for the fastest one of each behavior.
         tracker: where summaries go.
-        init_from: weights to begin with, by behavior; a checkpoint file each.
-        whole_weights: refuse weights of which a tensor does not fit.
-        resume: continue from the checkpoints in `run_dir`.
         inference: act and count, but neither learn nor save.
         exporter: writes the ONNX of a checkpoint; see `CheckpointManager`.
         resume_interval_s: how often the resume file is refreshed at most.
         on_start: called once, when there is something to train and all of it can be trained.
-        starting_lesson: where the curriculum of every environment parameter begins.
         group: the processes of which each runs such a loop; the first one alone saves.
         end_early: asked after every step whether to end, as if `max_steps` had been reached.
     """
@@ -78,44 +71,34 @@ class TrainingLoop:
     def __init__(
         self,
         workers: WorkerSet,
-        settings: RunSettings,
+        job: JobSpec,
         *,
-        seed: int,
-        run_dir: Path,
         device: torch.device | None,
         tracker: Tracker,
-        init_from: Mapping[str, Path] | None = None,
-        whole_weights: bool = False,
-        resume: bool = False,
         inference: bool = False,
         exporter: Exporter | None = None,
         resume_interval_s: float = RESUME_INTERVAL_S,
         on_start: Callable[[], None] | None = None,
-        starting_lesson: int = 0,
         group: ProcessGroup = SINGLE_PROCESS,
         end_early: Callable[[], bool] | None = None,
     ) -> None:
         self.workers = workers
         self._in_turn = len(workers.groups) > 1
-        self.lessons = Lessons(
-            workers, settings.environment_parameters or {}, starting_lesson=starting_lesson
-        )
+        parameters = job.settings.environment_parameters or {}
+        self.lessons = Lessons(workers, parameters, starting_lesson=job.starting_lesson)
         self.self_play = SelfPlay()
-        self.settings = settings
-        self.seed = seed
-        self.run_dir = run_dir
+        self.job = job
+        self.settings = job.settings
         self.device = device
         self._devices: dict[str, str] = {}  # that were chosen here, by behavior
         self.tracker = tracker
-        self.init_from = init_from or {}
-        self.whole_weights = whole_weights
         self.inference = inference
         kind = CheckpointManager if group.rank == 0 else NullCheckpointManager
-        self.keeper = kind(run_dir, settings, exporter=None if inference else exporter)
+        self.keeper = kind(job.run_dir, job.settings, exporter=None if inference else exporter)
         self.keeper.on_checkpoint = tracker.saved
         self.synchronizer = sync = Synchronizer(group)
         self.resume_points = resume_points(self.keeper, workers, resume_interval_s, sync)
-        self._saved = sync.own(self.keeper.saved_of(group.size)) if resume else {}
+        self._saved = sync.own(self.keeper.saved_of(group.size)) if job.resume else {}
         self._exact = False
         self._due: set[str] = set()
         self._on_start, self._end_early = on_start, end_early
@@ -162,7 +145,7 @@ class TrainingLoop:
             self.keeper.give_onnx(list(self.learners.values()))
         elif not self.inference:
             self.keeper.finish(list(self.learners.values()), self._shared_state())
-        return result_of(self.learners, self.run_dir, seconds, self.resume_points.interrupted)
+        return result_of(self.learners, self.job.run_dir, seconds, self.resume_points.interrupted)
 
     def _step_until_finished(self, should_stop: StopRequest) -> None:
         while True:
@@ -215,7 +198,7 @@ class TrainingLoop:
         if self._on_start is not None:
             self._on_start()
         self.keeper.list_lessons(self.lessons.curriculum.numbers)
-        warn_of_unused(self.init_from, self.learners, self.settings)
+        warn_of_unused(self.job.init_from, self.learners, self.settings)
 
     def _step(self) -> None:
         """Act on what the workers sent; while they work on that, store it and learn from it."""
@@ -278,9 +261,9 @@ class TrainingLoop:
 
     def _new_learner(self, name: str, qualified: str) -> Learner:
         settings = self.settings.for_behavior(name)
-        files.refuse_shared_folder(self.run_dir, name, self.learners)
+        files.refuse_shared_folder(self.job.run_dir, name, self.learners)
         spec = self.workers.behavior_specs[qualified]
-        seed = seeding.of_behavior(self.seed, name, self.settings.behaviors)
+        seed = seeding.of_behavior(self.job.seed, name, self.settings.behaviors)
         own = self.synchronizer.share_of(settings)
         saved = self._saved.pop(name, None)
         run = (saved or {}).get("run", {})
@@ -296,12 +279,12 @@ class TrainingLoop:
         if self.settings.torch_settings.compile and learner.learns and not in_thread:
             learner.algorithm.compile()
         if saved is not None:
-            path = files.named(self.run_dir, name) / RESUME_FILE
+            path = files.named(self.job.run_dir, name) / RESUME_FILE
             restore(learner, saved, path, exact=self._exact)
             self.keeper.restore(name, saved, exact=self._exact)
             _log.info("Resuming training of %s from step %d.", name, learner.step)
-        elif (first := weights_of(name, self.init_from, self.settings)) is not None:
-            begin_with(learner, first, device=str(device), whole=self.whole_weights)
+        elif (first := weights_of(name, self.job.init_from, self.settings)) is not None:
+            begin_with(learner, first, device=str(device), whole=self.job.whole_weights)
         held = (saved or {}).get("held", 0) if self._exact else None
         self.synchronizer.register(learner, seed=seed, held=held)
         self.tracker.began(name, description(name, spec, self.settings)["settings"])
@@ -390,7 +373,8 @@ class TrainingLoop:
         self.keeper.give_onnx(met)
 
     def _interrupted(self, request: StopRequest) -> Interrupted:
-        saved = f"the state is saved in {self.run_dir}" if self.learners else "nothing to save yet"
+        folder = self.job.run_dir
+        saved = f"the state is saved in {folder}" if self.learners else "nothing to save yet"
         why = f"stopped by a signal {self._at()}; {saved}"
         return Interrupted(why, exit_code=request.exit_code)
 

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import torch
 
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.settings import load_run_settings
-from pipeline.tracking.base import Sink
+from pipeline.tracking.base import Sink, Tracker
+from pipeline.trainer.environment import JobSpec
+from pipeline.trainer.loop import TrainingLoop
 
 QUICK = {
     "trainer_type": "ppo",
@@ -48,6 +52,19 @@ def quick():
         return load_run_settings(
             None, overrides={"behaviors": dict.fromkeys(names or ("Toy",), QUICK | changes)}
         )
+
+    return make
+
+
+@pytest.fixture
+def make_loop(tmp_path):
+    """A training loop on the CPU; keywords are of the job or of the loop."""
+
+    def make(workers, settings, *, sinks=(), **options):
+        given = {one.name: options.pop(one.name) for one in fields(JobSpec) if one.name in options}
+        job = JobSpec(**{"settings": settings, "seed": 1, "run_dir": tmp_path} | given)
+        cpu = torch.device("cpu")
+        return TrainingLoop(workers, job, device=cpu, tracker=Tracker(sinks), **options)
 
     return make
 

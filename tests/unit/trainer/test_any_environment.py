@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from enum import Enum
+from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium
@@ -18,7 +19,7 @@ from pipeline.errors import SettingsError, UnityObservationException
 from pipeline.protocol.decoding import NonFiniteError
 from pipeline.settings import load_run_settings
 from pipeline.trainer import train
-from pipeline.trainer.environment import open_workers
+from pipeline.trainer.environment import JobSpec, open_workers
 
 # Classes as ML-Agents has them: named tuples without defaults, and a plain Enum.
 Kind = Enum("Kind", {"DEFAULT": 0, "GOAL_SIGNAL": 1})
@@ -103,7 +104,8 @@ def settings(*names, algorithm="ppo"):
 
 
 def begun(env):
-    workers = open_workers(env, load_run_settings(None), seed=0, num_envs=1)
+    job = JobSpec(settings=load_run_settings(None), seed=0, run_dir=Path(), env=env)
+    workers = open_workers(job)
     workers.reset()
     return workers
 

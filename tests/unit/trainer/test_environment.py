@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import psutil
 import pytest
@@ -24,17 +25,22 @@ from pipeline.settings import load_run_settings
 from pipeline.simulators import client, registry
 from pipeline.trainer import environment
 from pipeline.trainer.curriculum import Curriculum
-from pipeline.trainer.environment import open_workers, send_parameters
+from pipeline.trainer.environment import JobSpec, open_workers, send_parameters
 
 
 def settings_with(parameters):
     return load_run_settings(None, overrides={"environment_parameters": parameters}).with_seed(1)
 
 
+def opened(env, settings=None, **options):
+    settings = settings or settings_with({})
+    return open_workers(JobSpec(settings=settings, seed=0, run_dir=Path(), env=env, **options))
+
+
 def test_one_environment_or_several_become_workers_in_their_order():
     one, two = (InProcessEnvironment(Corridor()) for _ in range(2))
-    assert open_workers(one, settings_with({}), seed=0, num_envs=1).envs == [one]
-    assert open_workers([two, one], settings_with({}), seed=0, num_envs=1).envs == [two, one]
+    assert opened(one).envs == [one]
+    assert opened([two, one]).envs == [two, one]
 
 
 UNIFORM = {"sampler_type": "uniform", "sampler_parameters": {"min_value": 0.1, "max_value": 0.7}}
@@ -142,8 +148,8 @@ def test_every_process_is_told_the_engine_and_has_channels_of_its_own(monkeypatc
 
     monkeypatch.setattr(environment, "launch_workers", launch)
     settings = settings_with({"gravity": 3.5, "wind": GAUSSIAN})
-    open_workers("player", settings, seed=7, num_envs=3, env_args=("--x",), base_port=6000)
-    assert (seen["file_name"], seen["n_workers"], seen["seed"]) == ("player", 3, 7)
+    opened("player", settings, num_envs=3, env_args=("--x",), base_port=6000)
+    assert (seen["file_name"], seen["n_workers"]) == ("player", 3)
     assert (seen["additional_args"], seen["base_port"]) == (("--x",), 6000)
     channels = [seen["side_channels"]() for _ in range(3)]
     assert [len(worker) for worker in channels] == [4, 4, 4]
@@ -173,16 +179,16 @@ def test_a_player_runs_headless_where_there_is_no_display(
     player = tmp_path / "Game.x86_64"
     player.write_bytes(start)
     settings = load_run_settings(None, overrides={"engine_settings": engine}).with_seed(1)
-    open_workers(tmp_path / "Game", settings, seed=0, num_envs=1)
+    opened(tmp_path / "Game", settings)
     assert seen["no_graphics"] is expected
     monkeypatch.setenv("DISPLAY", ":0")
-    open_workers(tmp_path / "Game", settings, seed=0, num_envs=1)
+    opened(tmp_path / "Game", settings)
     assert seen["no_graphics"] is engine.get("no_graphics", False)
 
 
 def test_missing_executable_is_named(tmp_path):
     with pytest.raises(UnityException, match="missing"):
-        open_workers(tmp_path / "missing", settings_with({}), seed=0, num_envs=1)
+        opened(tmp_path / "missing")
 
 
 @pytest.mark.slow

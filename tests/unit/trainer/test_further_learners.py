@@ -185,8 +185,8 @@ def run(monkeypatch, tmp_path):
         seen.joined.append(device)
         yield seen.ranks
 
-    def opened(env, settings, **options):
-        seen.opened.append((settings, options))
+    def opened(job, group):
+        seen.opened.append((job, group))
         seen.threads.append(torch.get_num_threads())
         raise OpenedError
 
@@ -214,13 +214,12 @@ def test_learners_are_started_and_told_what_the_first_was_asked(run, tmp_path, l
     }
     assert seen.started == [(2, expected)]
     assert seen.joined == []
-    ((settings, options),) = seen.opened
-    assert (options["rank"], options["n_ranks"]) == (0, 2)
-    assert not settings.behaviors["A"].threaded
-    (note,) = seen.ranks.notes
+    ((job, group),) = seen.opened
+    assert group is seen.ranks
+    assert not job.settings.behaviors["A"].threaded
+    note, told = seen.ranks.notes
     assert note["version"] == __version__
-    assert (note["job"]["seed"], note["job"]["torch_threads"]) == (3, 2)
-    assert note["job"]["env"].endswith("game")
+    assert told == job.for_others()
 
 
 @pytest.mark.parametrize("asked", [1, 2])
@@ -228,18 +227,18 @@ def test_processes_that_are_there_already_are_joined(run, launched, asked):
     launched(0, 2)
     seen = run(learners=asked)
     assert (seen.started, seen.joined) == ([], [CPU])
-    assert seen.opened[0][1]["n_ranks"] == 2
+    assert seen.opened[0][1] is seen.ranks
 
 
 def test_a_further_process_does_what_the_first_was_asked(run, launched):
     seen = run(learners=2)
-    first, ranks = seen.ranks.notes[0], seen.ranks
+    first, ranks = iter(seen.ranks.notes), seen.ranks
     launched(1, 2)
-    ranks.rank, ranks.all_gather_object = 1, lambda own: [first, own]
+    ranks.rank, ranks.all_gather_object = 1, lambda own: [next(first), own]
     run(learners=2)
-    (asked, _), (done, options) = seen.opened
-    assert done == asked
-    assert (options["rank"], options["n_ranks"]) == (1, 2)
+    (asked, _), (done, group) = seen.opened
+    assert done == asked.for_others()
+    assert group is ranks
     assert seen.threads == [2, 2]
 
 
@@ -271,14 +270,14 @@ def test_one_learner_asks_nobody_and_keeps_its_thread(run, caplog):
     caplog.set_level(logging.WARNING)
     seen = run()
     assert (seen.started, seen.joined, seen.ranks.notes) == ([], [], [])
-    assert seen.opened[0][0].behaviors["A"].threaded
+    assert seen.opened[0][0].settings.behaviors["A"].threaded
     assert not caplog.records
 
 
 def test_settings_may_be_the_path_of_a_file(run, tmp_path):
     file = tmp_path / "trainer.yaml"
     file.write_text("behaviors:\n  A:\n    trainer_type: ppo\n    max_steps: 123\n")
-    assert run(file).opened[0][0].behaviors["A"].max_steps == 123
+    assert run(file).opened[0][0].settings.behaviors["A"].max_steps == 123
 
 
 def test_training_has_its_threads_and_gives_back_those_before_it(run):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 import signal
 import zipfile
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from pipeline import seeding
+from pipeline.algos.process_group import SINGLE_PROCESS
 from pipeline.data.columns import Field
 from pipeline.data.replay import Replay
 from pipeline.envs.side_channels import (
@@ -25,13 +27,14 @@ from pipeline.envs.side_channels import (
 from pipeline.errors import CheckpointError, Interrupted, PipelineError, SettingsError
 from pipeline.settings import load_run_settings
 from pipeline.trainer import api, environment, worker
-from pipeline.trainer.api import JobSpec, refuse_alone, unthreaded
+from pipeline.trainer.api import refuse_alone, unthreaded
 from pipeline.trainer.checkpoints.replay_files import (
     delete_older_replays,
     load_replay,
     save_replay,
 )
 from pipeline.trainer.distributed import workers
+from pipeline.trainer.environment import JobSpec
 from pipeline.trainer.statistics import Statistics
 
 CPU = torch.device("cpu")
@@ -62,18 +65,31 @@ def work(**changes):
     return JobSpec(**(values | changes))
 
 
+def arrived(job):
+    """As `all_gather_object` sends it."""
+    return pickle.loads(pickle.dumps(job.for_others()))  # noqa: S301  # our own bytes
+
+
 def test_work_arrives_as_it_was_told():
-    there = JobSpec.of(json.loads(json.dumps(work().plain())), None)
+    there = arrived(work())
     assert there == work()
     assert (there.settings.from_file, there.settings.refused) == (True, {"C": "no"})
     without = work(log_folder=None, env=None, base_port=None, init_from={})
-    assert JobSpec.of(json.loads(json.dumps(without.plain())), None) == without
+    assert arrived(without) == without
+
+
+def test_paths_are_the_same_for_a_process_in_another_folder():
+    paths = {
+        "run_dir": Path("runs"),
+        "env": "game",
+        "log_folder": Path("logs"),
+        "init_from": {"A": Path("a.pt")},
+    }
+    assert work(**paths).for_others() == work()
 
 
 def test_environments_that_are_objects_stay_where_they_are():
-    told = json.loads(json.dumps(work(env=["one", "two"]).plain()))
-    assert told["env"] is None
-    assert JobSpec.of(told, ["mine"]).env == ["mine"]
+    assert work(env=["one", "two"]).for_others().env is None
 
 
 @pytest.mark.parametrize(
@@ -193,7 +209,7 @@ def test_a_replay_that_cannot_be_read_is_begun_anew_with_a_warning(tmp_path, cap
     assert ("save_replay_buffer: true" in record.getMessage()) == (damage == "nothing named")
 
 
-def launched(monkeypatch, **changes):
+def launched(monkeypatch, *, rank=0, size=1, **changes):
     """The arguments that executables are launched with."""
     seen = {}
 
@@ -220,16 +236,18 @@ def launched(monkeypatch, **changes):
         },
     }
     run = load_run_settings(None, overrides=options)
-    environment.open_workers("game", run, seed=4, num_envs=3, **changes)
+    job = JobSpec(settings=run, seed=4, run_dir=Path(), env="game", num_envs=3, **changes)
+    environment.open_workers(job, SimpleNamespace(rank=rank, size=size))
     return seen
 
 
 def test_executables_are_told_all_that_the_settings_say(monkeypatch, tmp_path):
     seen = launched(
-        monkeypatch, env_args=["-x"], base_port=6000, log_folder=tmp_path, rank=2, n_ranks=4
+        monkeypatch, env_args=["-x"], base_port=6000, log_folder=tmp_path, rank=2, size=4
     )
     assert (seen["file_name"], seen["n_workers"], seen["additional_args"]) == ("game", 3, ["-x"])
-    assert (seen["seed"], seen["base_port"]) == (4, 6000)
+    assert seen["seed"] == seeding.derive(4, "environment")
+    assert seen["base_port"] == 6000
     assert (seen["first"], seen["n_all"]) == (6, 12)
     assert seen["log_folder"] == str(tmp_path.resolve())
     assert (seen["no_graphics"], seen["no_graphics_monitor"]) == (True, False)
@@ -255,36 +273,31 @@ class OpenedError(Exception):
 
 
 def test_a_run_opens_its_environments_as_it_was_asked(monkeypatch, tmp_path):
-    seen = {}
+    seen = []
 
-    def opened(env, run, **options):
-        seen.update(options, env=env)
+    def opened(*asked):
+        seen.extend(asked)
         raise OpenedError
 
     monkeypatch.setattr(api, "open_workers", opened)
-    with pytest.raises(OpenedError):
-        api.train(
-            "game",
-            {"behaviors": {"A": {"trainer_type": "ppo"}}},
-            seed=3,
-            run_dir=tmp_path,
-            num_envs=2,
-            env_args=["-x"],
-            base_port=6000,
-            log_folder=tmp_path / "logs",
-            listen=("10.0.0.5", b"a token of sixteen"),
-        )
-    assert seen == {
-        "seed": seeding.derive(3, "environment"),
-        "env": "game",
+    options = {
+        "seed": 3,
+        "run_dir": tmp_path,
         "num_envs": 2,
-        "listen": ("10.0.0.5", b"a token of sixteen"),
         "env_args": ["-x"],
         "base_port": 6000,
         "log_folder": tmp_path / "logs",
-        "rank": 0,
-        "n_ranks": 1,
+        "listen": ("10.0.0.5", b"a token of sixteen"),
+        "init_from": {"A": tmp_path / "a.pt"},
+        "whole_weights": True,
+        "resume": True,
+        "torch_threads": 2,
+        "starting_lesson": 1,
     }
+    with pytest.raises(OpenedError):
+        api.train("game", settings(threaded=False), **options)
+    asked = settings(threaded=False).with_seed(3)
+    assert seen == [JobSpec(env="game", settings=asked, **options), SINGLE_PROCESS]
 
 
 class Process:
@@ -403,12 +416,13 @@ def test_each_learner_takes_the_gpu_of_its_local_rank(monkeypatch):
 @pytest.mark.parametrize("what", ["version", "torch"])
 def test_a_learner_of_another_version_is_refused(what):
     def exchanged(note):
+        assert isinstance(note, dict)  # and not the job, which is not sent to another version
         return [note, {**note, what: "0"}]
 
     with pytest.raises(PipelineError, match=f"rank 1 has {what} 0, that of rank 0 has"):
-        workers.broadcast_job(SimpleNamespace(all_gather_object=exchanged), {"a": 1})
-    alone = SimpleNamespace(all_gather_object=lambda note: [note, {**note, "job": None}])
-    assert workers.broadcast_job(alone, {"a": [1, 2]}) == {"a": [1, 2]}
+        workers.broadcast_job(SimpleNamespace(all_gather_object=exchanged), work())
+    alone = SimpleNamespace(all_gather_object=lambda note: [note, note])
+    assert workers.broadcast_job(alone, work()) == work()
 
 
 @pytest.mark.parametrize(

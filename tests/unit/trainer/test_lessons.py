@@ -6,7 +6,6 @@ import logging
 
 import numpy as np
 import pytest
-import torch
 from toys import Toy
 
 import pipeline
@@ -14,9 +13,7 @@ from pipeline.envs.workers import WorkerSet
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.settings import load_run_settings
-from pipeline.tracking.base import Tracker
 from pipeline.trainer.learner import Learner
-from pipeline.trainer.loop import TrainingLoop
 from pipeline.trainer.stopping import StopRequest
 
 SHORT = {"measure": "progress", "behavior": "Toy", "threshold": 0.3}
@@ -229,7 +226,7 @@ def test_an_environment_that_takes_no_parameters_is_named_once(
     ]
 
 
-def test_lessons_in_the_middle_go_on_in_another_loop(configured, in_process, tmp_path):
+def test_lessons_in_the_middle_go_on_in_another_loop(configured, in_process, make_loop, tmp_path):
     """What a resumed run needs is the curriculum's state and nothing else."""
     reward = {"behavior": "Toy", "threshold": 1.5, "min_lesson_length": 400}
     settings = configured(pay=[2.0, SHORT, 3.0, reward, 4.0])
@@ -237,14 +234,7 @@ def test_lessons_in_the_middle_go_on_in_another_loop(configured, in_process, tmp
     for label in ("one", "two"):
         toys.append(Told(n_agents=4))
         with WorkerSet([in_process(toys[-1])]) as workers:
-            loop = TrainingLoop(
-                workers,
-                settings,
-                seed=1,
-                run_dir=tmp_path / label,
-                device=torch.device("cpu"),
-                tracker=Tracker([]),
-            )
+            loop = make_loop(workers, settings, run_dir=tmp_path / label)
             if loops:
                 loop.lessons.restore({"lessons": loops[0].lessons.state_dict()}, exact=False)
             loop.run(StopRequest())

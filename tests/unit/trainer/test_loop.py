@@ -17,10 +17,8 @@ from pipeline.envs.workers import WorkerSet
 from pipeline.errors import CheckpointError, Interrupted, TrainingError, UnityException
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.stages.export import publish
-from pipeline.tracking.base import Tracker
 from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
 from pipeline.trainer.learner import Learner
-from pipeline.trainer.loop import TrainingLoop
 from pipeline.trainer.stopping import StopRequest
 
 CPU = torch.device("cpu")
@@ -42,25 +40,18 @@ def test_numpy_has_as_many_threads_as_torch_while_agents_act(quick, tmp_path, in
     assert numbers == {1}
 
 
-def run_crowds(crowds, settings, tmp_path, in_process, recorder):
+def run_crowds(crowds, settings, make_loop, in_process, recorder):
     with WorkerSet([in_process(crowd) for crowd in crowds]) as workers:
-        loop = TrainingLoop(
-            workers,
-            settings,
-            seed=1,
-            run_dir=tmp_path,
-            device=CPU,
-            tracker=Tracker([recorder]),
-        )
+        loop = make_loop(workers, settings, sinks=[recorder])
         return loop.run(StopRequest()), loop.learners
 
 
 @pytest.mark.parametrize("n_workers", [1, 3])
 def test_agents_that_come_and_go_are_counted_exactly(
-    n_workers, quick, tmp_path, in_process, recorder
+    n_workers, quick, make_loop, in_process, recorder
 ):
     crowds = [Crowd(seed=seed) for seed in range(n_workers)]
-    result, learners = run_crowds(crowds, quick("Mood", "Choice"), tmp_path, in_process, recorder)
+    result, learners = run_crowds(crowds, quick("Mood", "Choice"), make_loop, in_process, recorder)
     assert all(crowd.n_empty > 2 for crowd in crowds)
     for name in ("Mood", "Choice"):
         of_behavior = [
@@ -77,9 +68,9 @@ def test_agents_that_come_and_go_are_counted_exactly(
     assert any(given.left for crowd in crowds for given in crowd.expected.values())
 
 
-def test_returns_of_agents_that_come_and_go_are_theirs(quick, tmp_path, in_process, recorder):
+def test_returns_of_agents_that_come_and_go_are_theirs(quick, make_loop, in_process, recorder):
     crowd = Crowd(seed=5, n_agents=3)
-    result, _ = run_crowds([crowd], quick("Mood", "Choice"), tmp_path, in_process, recorder)
+    result, _ = run_crowds([crowd], quick("Mood", "Choice"), make_loop, in_process, recorder)
     for name, one in result.behaviors.items():
         recent = [life.total for life in crowd.expected[f"{name}?team=0"].lives][-100:]
         assert one.mean_reward == pytest.approx(np.mean(recent), abs=1e-5)
@@ -328,43 +319,26 @@ class Stop(StopRequest):
 
 
 @pytest.mark.parametrize("n", [1, 60])
-def test_request_to_stop_saves_what_can_be_resumed(n, quick, tmp_path, in_process):
-    def loop(workers, **options):
-        return TrainingLoop(
-            workers,
-            quick(),
-            seed=1,
-            run_dir=tmp_path,
-            device=CPU,
-            tracker=Tracker([]),
-            **options,
-        )
-
+def test_request_to_stop_saves_what_can_be_resumed(n, quick, tmp_path, in_process, make_loop):
     with WorkerSet([in_process(Corridor(n_agents=4))]) as workers:
         with pytest.raises(Interrupted, match=r"at step [0-9]+ of Toy") as caught:
-            loop(workers).run(Stop(n))
+            make_loop(workers, quick()).run(Stop(n))
         assert caught.value.exit_code == 143
     saved = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["step"]
     assert (saved > 0) == (n > 1)
     with WorkerSet([in_process(Corridor(n_agents=4))]) as workers:
-        assert loop(workers, resume=True).run(StopRequest()).behaviors["Toy"].steps >= 500
+        result = make_loop(workers, quick(), resume=True).run(StopRequest())
+    assert result.behaviors["Toy"].steps >= 500
 
 
 @pytest.fixture
-def looped(quick, tmp_path, in_process):
+def looped(quick, tmp_path, in_process, make_loop):
     """Train on a corridor until told to stop; gives the loop."""
 
     def run(folder, stop, *, resume=False, **changes):
         with WorkerSet([in_process(Corridor(n_agents=4))]) as workers:
-            loop = TrainingLoop(
-                workers,
-                quick(**changes),
-                seed=1,
-                run_dir=tmp_path / folder,
-                device=CPU,
-                tracker=Tracker([]),
-                resume=resume,
-            )
+            run_dir = tmp_path / folder
+            loop = make_loop(workers, quick(**changes), run_dir=run_dir, resume=resume)
             with contextlib.suppress(Interrupted):
                 loop.run(stop)
         return loop
@@ -420,17 +394,11 @@ class Undecided(Corridor):
         return TerminalSteps(obs, zeros, np.zeros(n, np.bool_), ids, ids * 0, zeros)
 
 
-def test_request_to_stop_before_any_agent_has_decided_is_no_failure(quick, tmp_path, in_process):
+def test_request_to_stop_before_any_agent_has_decided_is_no_failure(
+    quick, tmp_path, in_process, make_loop
+):
     with WorkerSet([in_process(Undecided(n_agents=4))]) as workers:
-        loop = TrainingLoop(
-            workers,
-            quick(),
-            seed=1,
-            run_dir=tmp_path,
-            device=CPU,
-            tracker=Tracker([]),
-            exporter=publish,
-        )
+        loop = make_loop(workers, quick(), exporter=publish)
         with pytest.raises(Interrupted, match="at step 0 of Toy") as caught:
             loop.run(Stop(9))
     assert caught.value.exit_code == 143
@@ -440,7 +408,7 @@ def test_request_to_stop_before_any_agent_has_decided_is_no_failure(quick, tmp_p
 
 @pytest.mark.parametrize("is_agreed", [True, False])
 def test_a_failing_environment_that_a_signal_has_ended_is_an_interruption(
-    is_agreed, quick, tmp_path, in_process
+    is_agreed, quick, tmp_path, in_process, make_loop
 ):
     stop = StopRequest()
 
@@ -452,9 +420,7 @@ def test_a_failing_environment_that_a_signal_has_ended_is_an_interruption(
             return super().step(actions)
 
     with WorkerSet([in_process(Ended(n_agents=4))]) as workers:
-        loop = TrainingLoop(
-            workers, quick(), seed=1, run_dir=tmp_path, device=CPU, tracker=Tracker([])
-        )
+        loop = make_loop(workers, quick())
         if not is_agreed:  # several processes stop when all have heard of it
             loop.synchronizer.listen(stop)
             loop.synchronizer.listen = lambda _: StopRequest()

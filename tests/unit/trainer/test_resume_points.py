@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import gymnasium
 import pytest
-import torch
 from toys import Corridor
 
 import pipeline
@@ -19,10 +18,8 @@ from pipeline.settings import load_run_settings
 from pipeline.stages import train
 from pipeline.stages.export import publish
 from pipeline.stages.shared import provenance
-from pipeline.tracking.base import Tracker
 from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
 from pipeline.trainer.checkpoints.restore import load_policy, resumes_exactly
-from pipeline.trainer.loop import TrainingLoop
 from pipeline.trainer.stopping import StopRequest
 
 
@@ -46,20 +43,12 @@ class StopsAfter(StopRequest):
 
 
 @pytest.fixture
-def run(quick, tmp_path, in_process):
+def run(quick, make_loop, in_process):
     """Train, from where the run is if it has begun; stop when asked so often."""
 
     def train(toy, stop=None, **changes):
         with WorkerSet([in_process(toy(n_agents=4))]) as workers:
-            loop = TrainingLoop(
-                workers,
-                quick(**changes),
-                seed=1,
-                run_dir=tmp_path,
-                device=torch.device("cpu"),
-                tracker=Tracker([]),
-                resume=True,
-            )
+            loop = make_loop(workers, quick(**changes), resume=True)
             return loop.run(StopRequest() if stop is None else StopsAfter(stop))
 
     return train

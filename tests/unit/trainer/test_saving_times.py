@@ -9,18 +9,16 @@ from toys import Corridor
 from pipeline.algos.process_group import SINGLE_PROCESS
 from pipeline.envs.workers import WorkerSet
 from pipeline.settings import load_run_settings
-from pipeline.tracking.base import Tracker
 from pipeline.trainer import loop as loop_module
 from pipeline.trainer.distributed.group import DistributedGroup
 from pipeline.trainer.distributed.sync import Synchronizer
-from pipeline.trainer.loop import TrainingLoop
 from pipeline.trainer.stopping import StopRequest
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def run(quick, tmp_path, in_process, recorder, monkeypatch):
+def run(quick, make_loop, in_process, recorder, monkeypatch):
     """Train where saving takes so many seconds; gives the steps of what is written, in order."""
 
     def train(save_s, **options):
@@ -41,15 +39,8 @@ def run(quick, tmp_path, in_process, recorder, monkeypatch):
 
         monkeypatch.setattr(loop_module, "CheckpointManager", Noted)
         with WorkerSet([in_process(Corridor(n_agents=4))]) as workers:
-            loop = TrainingLoop(
-                workers,
-                quick(checkpoint_interval=300, max_steps=700),
-                seed=1,
-                run_dir=tmp_path,
-                device=CPU,
-                tracker=Tracker([recorder]),
-                **options,
-            )
+            settings = quick(checkpoint_interval=300, max_steps=700)
+            loop = make_loop(workers, settings, sinks=[recorder], **options)
             loop.keeper.save_s = save_s
             result = loop.run(StopRequest()).behaviors["Toy"]
         return written, result.n_updates

@@ -18,11 +18,9 @@ from pipeline.envs.workers import WorkerSet
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.settings import to_mapping
 from pipeline.settings.schema.trainer import SelfPlaySettings
-from pipeline.tracking.base import Tracker
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.curriculum import Curriculum
 from pipeline.trainer.learner import Learner
-from pipeline.trainer.loop import TrainingLoop
 from pipeline.trainer.opponents import SnapshotPool, expected_score
 from pipeline.trainer.result import outcome
 from pipeline.trainer.self_play import SelfPlay, team_of
@@ -66,20 +64,13 @@ def turns(monkeypatch):
 
 
 @pytest.fixture
-def play(quick, tmp_path, in_process, recorder):
+def play(quick, make_loop, in_process, recorder):
     """Train on toys; gives the result and the learners."""
 
     def run(toys, *names, settings=None, **changes):
         settings = settings or quick(*(names or ("Duel",)), **{"self_play": SELF_PLAY} | changes)
         with WorkerSet([in_process(toy) for toy in toys]) as workers:
-            loop = TrainingLoop(
-                workers,
-                settings,
-                seed=1,
-                run_dir=tmp_path,
-                device=CPU,
-                tracker=Tracker([recorder]),
-            )
+            loop = make_loop(workers, settings, sinks=[recorder])
             return loop.run(StopRequest()), loop.learners
 
     return run
@@ -279,22 +270,13 @@ def test_new_run_with_old_weights_meets_them_first_and_is_rated_anew(quick, tmp_
     assert abs(begun["self_play"]["ratings"][-1] - 1200.0) < 2
 
 
-def test_without_learning_all_teams_play_the_newest_policy(quick, tmp_path, in_process):
+def test_without_learning_all_teams_play_the_newest_policy(quick, tmp_path, in_process, make_loop):
     settings = quick("Duel", self_play=SELF_PLAY)
     trained = pipeline.train(in_process(Duel(n_areas=2)), settings, seed=1, run_dir=tmp_path)
     learned = trained.behaviors["Duel"].steps
     toy = Duel(n_areas=2)
     with WorkerSet([in_process(toy)]) as workers:
-        loop = TrainingLoop(
-            workers,
-            settings,
-            seed=1,
-            run_dir=tmp_path,
-            device=CPU,
-            tracker=Tracker([]),
-            resume=True,
-            inference=True,
-        )
+        loop = make_loop(workers, settings, resume=True, inference=True)
         result = loop.run(StopsAfter(61))  # it is asked twice a step
     assert loop.learners["Duel"].past is None
     assert toy.n_resets == 1

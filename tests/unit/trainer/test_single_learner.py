@@ -18,6 +18,7 @@ from pipeline.settings import load_run_settings
 from pipeline.tracking.base import Tracker
 from pipeline.trainer.distributed.group import DistributedGroup
 from pipeline.trainer.distributed.sync import _LATE, LearnerSync
+from pipeline.trainer.environment import JobSpec
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.loop import TrainingLoop
 from pipeline.trainer.stopping import StopRequest
@@ -45,14 +46,12 @@ def loop(in_process, recorder, folder, ranks, *, trainer="ppo", resume=False, ma
         "summary_freq": 100,
         "checkpoint_interval": 200,
     }
+    settings = load_run_settings(None, overrides={"behaviors": {"Toy": behavior}}).with_seed(3)
     return TrainingLoop(
         WorkerSet([in_process(Corridor())]),
-        load_run_settings(None, overrides={"behaviors": {"Toy": behavior}}).with_seed(3),
-        seed=3,
-        run_dir=folder,
+        JobSpec(settings=settings, seed=3, run_dir=folder, resume=resume),
         device=CPU,
         tracker=Tracker([recorder]),
-        resume=resume,
         group=ranks,
     )
 

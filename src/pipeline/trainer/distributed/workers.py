@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
     from pipeline.trainer.distributed.group import Others
+    from pipeline.trainer.environment import JobSpec
 
 _log = logging.getLogger(__name__)
 
@@ -239,14 +240,14 @@ def of_this_process(device: torch.device) -> torch.device:
     return chosen
 
 
-def broadcast_job(group: DistributedGroup, job: dict[str, Any] | None) -> dict[str, Any]:
+def broadcast_job(group: DistributedGroup, job: JobSpec | None) -> JobSpec:
     """What the first process wants to be done, in all processes.
 
     Raises:
         PipelineError: Another process is of another version.
     """
-    own: dict[str, Any] = {"version": __version__, "torch": str(torch.__version__), "job": job}
-    notes = group.all_gather_object(own)
+    # Before the job, which another version may have no classes for.
+    notes = group.all_gather_object({"version": __version__, "torch": str(torch.__version__)})
     for rank, note in enumerate(notes):
         for what in ("version", "torch"):
             if note[what] != notes[0][what]:
@@ -254,7 +255,8 @@ def broadcast_job(group: DistributedGroup, job: dict[str, Any] | None) -> dict[s
                     f"the learner of rank {rank} has {what} {note[what]}, that of rank 0 has "
                     f"{notes[0][what]}; install the same everywhere"
                 )
-    first: dict[str, Any] = notes[0]["job"]
+    jobs: list[Any] = group.all_gather_object(job)
+    first: JobSpec = jobs[0]
     return first
 
 
