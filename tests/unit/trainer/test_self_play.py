@@ -22,7 +22,6 @@ from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.curriculum import Curriculum
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.opponents import SnapshotPool, expected_score
-from pipeline.trainer.result import outcome
 from pipeline.trainer.self_play import SelfPlay, team_of
 from pipeline.trainer.stopping import StopRequest
 
@@ -182,7 +181,7 @@ def test_rating_stands_in_summaries_result_and_list_of_checkpoints(
     rating = result.behaviors["Duel"].elo
     assert rating != 1200.0
     assert abs(rating - 1200.0) < 40
-    assert outcome(result)["Duel"]["elo"] == rating
+    assert result.behaviors["Duel"].numbers()["elo"] == rating
     ratings = [values["Self-play/ELO"] for _, _, values in recorder.rows]
     assert len(ratings) == 5
     assert len(set(ratings)) > 2
