@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from itertools import repeat
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pipeline.errors import SettingsError
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pipeline.arrays import FloatArray
+
+T = TypeVar("T")
 
 
 class LearnerGroup(Protocol):
@@ -34,82 +36,59 @@ class LearnerGroup(Protocol):
         """Statistics of an update over all processes."""
 
 
-class ProcessGroup(Protocol):
-    """The processes of a run, seen from one of them. All ask the same things in the same order."""
+class ProcessGroup:
+    """The processes of a run, seen from one of them; this one learns alone.
 
-    @property
-    def rank(self) -> int:
-        """Number of this process, from 0; the first one writes."""
+    All processes call the same methods in the same order.
+    """
 
-    @property
-    def size(self) -> int:
-        """How many processes there are."""
+    rank: int = 0
+    """Number of this process, from 0; the first one writes."""
+    size: int = 1
+    """How many processes there are."""
 
     def minibatch_sizes(self, n: int, size: int) -> list[int]:
         """How many of the `n` rows here go into each minibatch of `size` rows from all processes.
 
-        Everybody has as many minibatches, and in each a part that is in proportion to its rows.
+        Each process has as many minibatches, and in each a part in proportion to its rows. Where
+        all processes together have fewer rows than `size`, one minibatch has all of them.
         """
-
-    def weighted(self, sizes: Sequence[int]) -> Iterable[None]:
-        """Goes through minibatches that have `sizes` rows of this process's.
-
-        While it stands at one, gradients are averaged over the rows of that minibatch.
-        """
-
-    def least(self, n: int) -> int:
-        """The smallest of everybody's `n`."""
-
-    def most(self, n: int) -> int:
-        """The largest of everybody's `n`."""
-
-    def moments(self, values: FloatArray) -> tuple[float, float]:
-        """Mean and standard deviation of everybody's values [R, ...]."""
-
-    def std(self, values: Tensor) -> Tensor:
-        """[S] standard deviation of the columns of everybody's values [R, S]."""
-
-    def average_(self, means: Tensor, n_rows: int) -> None:
-        """Replace means over `n_rows` here by those over everybody's, the same bits everywhere."""
-
-
-class SingleProcess:
-    """A process that learns alone."""
-
-    rank = 0
-    size = 1
-
-    def minibatch_sizes(self, n: int, size: int) -> list[int]:
-        """As many full ones as there are rows for; one of all rows where there are fewer."""
         size = min(size, n)
         # A rest is left out: a smaller minibatch would weigh its rows more than others.
         return [size] * (n // size)
 
     def weighted(self, sizes: Sequence[int]) -> Iterable[None]:
-        """All rows are here."""
+        """Step through minibatches that have `sizes` rows in this process.
+
+        Until the next step, gradients are averaged over the rows of the present minibatch.
+        """
         return repeat(None, len(sizes))
 
     def least(self, n: int) -> int:
-        """The number itself."""
+        """The smallest `n` of all processes."""
         return n
 
     def most(self, n: int) -> int:
-        """The number itself."""
+        """The largest `n` of all processes."""
         return n
 
     def moments(self, values: FloatArray) -> tuple[float, float]:
-        """Mean and standard deviation."""
+        """Mean and standard deviation of the values [R, ...] of all processes."""
         return values.mean(), values.std()
 
     def std(self, values: Tensor) -> Tensor:
-        """[S] standard deviation of each column."""
+        """[S] standard deviation of the columns of the values [R, S] of all processes."""
         return values.std(0, correction=0)
 
     def average_(self, means: Tensor, n_rows: int) -> None:
-        """They are the mean already."""
+        """Replace means over `n_rows` here by those over all rows, the same bits everywhere."""
+
+    def scatter_object(self, values: Sequence[T]) -> T:
+        """This process's item of the first one's `values`, which has one for each process."""
+        return values[0]
 
 
-SINGLE_PROCESS: ProcessGroup = SingleProcess()
+SINGLE_PROCESS = ProcessGroup()
 
 
 def launched() -> tuple[int, int]:

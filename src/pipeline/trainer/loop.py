@@ -24,7 +24,7 @@ from pipeline.trainer.checkpoints.restore import begin_with, latest_run, restore
 from pipeline.trainer.checkpoints.resume_points import RESUME_INTERVAL_S, resume_points
 from pipeline.trainer.curriculum import Lessons
 from pipeline.trainer.device_choice import fastest_device
-from pipeline.trainer.distributed.sync import Synchronizer
+from pipeline.trainer.distributed.sync import Synchronizer, share_of
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.result import result_of
 from pipeline.trainer.self_play import SelfPlay
@@ -96,9 +96,10 @@ class TrainingLoop:
         kind = CheckpointManager if group.rank == 0 else NullCheckpointManager
         self.keeper = kind(job.run_dir, job.settings, exporter=None if inference else exporter)
         self.keeper.on_checkpoint = tracker.saved
-        self.synchronizer = sync = Synchronizer(group)
+        self.group = group
+        sync = self.synchronizer = Synchronizer(group)
         self.resume_points = resume_points(self.keeper, workers, resume_interval_s, sync)
-        self._saved = sync.own(self.keeper.saved_of(group.size)) if job.resume else {}
+        self._saved = group.scatter_object(self.keeper.saved_of(group.size)) if job.resume else {}
         self._exact = False
         self._due: set[str] = set()
         self._on_start, self._end_early = on_start, end_early
@@ -172,7 +173,7 @@ class TrainingLoop:
 
     def _begin(self) -> None:
         """Reset the environments, or take them up exactly where the run was when it was saved."""
-        self._exact = self.synchronizer.agree(restore_workers(self.workers, self._saved))
+        self._exact = bool(self.group.least(int(restore_workers(self.workers, self._saved))))
         run = latest_run(self._saved)
         self.resume_points.resumed(run, is_exact=self._exact)
         self.lessons.restore(run, exact=self._exact)
@@ -208,10 +209,7 @@ class TrainingLoop:
                 self._receive(group)
             taken += self._turn(group)
         add_reports(taken, self.workers.take_stats())
-        if self.synchronizer.group is not None:
-            self.synchronizer.sync_if_due(
-                self.learners, lambda name: self._progress[name].next_summary
-            )
+        self.synchronizer.sync_if_due(self.learners, lambda name: self._progress[name].next_summary)
         self.lessons.on_step(self.learners.values())
         for _, learner, _ in taken:
             while learner.learn():
@@ -264,7 +262,7 @@ class TrainingLoop:
         files.refuse_shared_folder(self.job.run_dir, name, self.learners)
         spec = self.workers.behavior_specs[qualified]
         seed = seeding.of_behavior(self.job.seed, name, self.settings.behaviors)
-        own = self.synchronizer.share_of(settings)
+        own = share_of(settings, self.group.size)
         saved = self._saved.pop(name, None)
         run = (saved or {}).get("run", {})
         device = self.device

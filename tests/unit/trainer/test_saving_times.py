@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from toys import Corridor
 
-from pipeline.algos.process_group import SINGLE_PROCESS
 from pipeline.envs.workers import WorkerSet
-from pipeline.settings import load_run_settings
 from pipeline.trainer import loop as loop_module
-from pipeline.trainer.distributed.group import DistributedGroup
-from pipeline.trainer.distributed.sync import Synchronizer
 from pipeline.trainer.stopping import StopRequest
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -60,14 +53,3 @@ def test_less_often_where_saving_takes_long_but_with_every_milestone(run):
     moments = [step for what, step in written if what == "moment" and step < 700]
     assert len(milestones) == 2
     assert moments == milestones
-
-
-def test_each_of_several_processes_is_set_to_its_share():
-    rows = {"batch_size": 64, "buffer_size": 1000}
-    overrides = {"behaviors": {"Toy": {"trainer_type": "sac", "hyperparameters": rows}}}
-    settings = load_run_settings(None, overrides=overrides).behaviors["Toy"]
-    assert Synchronizer(SINGLE_PROCESS).share_of(settings) is settings
-    ranks = DistributedGroup.__new__(DistributedGroup)
-    ranks.size = 4
-    own = Synchronizer(ranks).share_of(settings).hyperparameters
-    assert (own.batch_size, own.buffer_size) == (16, 250)

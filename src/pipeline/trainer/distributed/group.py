@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from pipeline.algos.process_group import ProcessGroup
 from pipeline.errors import LearnerLostError
 from pipeline.nets.layers import RunningNormalizer
 from pipeline.trainer.stopping import StopRequest
@@ -55,8 +56,8 @@ class Others(Protocol):
         """How those ended that have, by rank."""
 
 
-class DistributedGroup:
-    """The processes of a run, seen from one of them; see `algos.process_group.ProcessGroup`.
+class DistributedGroup(ProcessGroup):
+    """Several processes of a run, seen from one of them.
 
     Args:
         store: where all processes find each other.
@@ -105,14 +106,7 @@ class DistributedGroup:
         )
 
     def minibatch_sizes(self, n: int, size: int) -> list[int]:
-        """How many of the `n` rows here go into each minibatch of `size` rows from all processes.
-
-        Everybody has as many minibatches, and in each a part that is in proportion to its rows.
-
-        Args:
-            n: rows here, at least 1.
-            size: rows of a minibatch.
-        """
+        """How many of the `n` rows here, at least 1, go into each minibatch."""
         counts = self._numbers([n])[:, 0]
         ends = np.concatenate(([0], np.cumsum(counts)))
         total = int(ends[-1])
@@ -125,11 +119,7 @@ class DistributedGroup:
         return [int(one) for one in np.diff(cuts)]
 
     def weighted(self, sizes: Sequence[int]) -> Iterator[None]:
-        """Goes through minibatches that have `sizes` rows of this process's.
-
-        While it stands at one, gradients are averaged over the rows of that minibatch: the mean of
-        the processes' means, each weighed by its rows.
-        """
+        """Step through minibatches; in each, a process's mean is weighed by its rows."""
         rows = self._numbers(sizes)
         for weight in (rows[self.rank] * self.size / rows.sum(axis=0)).tolist():
             self._weight = weight
@@ -137,31 +127,31 @@ class DistributedGroup:
         self._weight = 1.0
 
     def least(self, n: int) -> int:
-        """The smallest of everybody's `n`."""
+        """The smallest `n` of all processes."""
         return self._reduced(n, dist.ReduceOp.MIN)
 
     def most(self, n: int) -> int:
-        """The largest of everybody's `n`."""
+        """The largest `n` of all processes."""
         return self._reduced(n, dist.ReduceOp.MAX)
 
     def moments(self, values: FloatArray) -> tuple[float, float]:
-        """Mean and standard deviation of everybody's values [R, ...]."""
+        """Mean and standard deviation of all values [R, ...]."""
         flat = torch.from_numpy(values.reshape(-1, 1)).to(torch.float64)
         mean, variance = self._merged_columns(flat)
         return float(mean[0]), float(variance.sqrt()[0])
 
     def std(self, values: Tensor) -> Tensor:
-        """[S] standard deviation of the columns of everybody's values [R, S]."""
+        """[S] standard deviation of the columns of all values [R, S]."""
         _, variance = self._merged_columns(values.detach().to("cpu", torch.float64))
         return variance.sqrt().to(values)
 
     def average_(self, means: Tensor, n_rows: int) -> None:
-        """Replace means over `n_rows` here by those over everybody's, the same bits everywhere."""
+        """Replace means over `n_rows` here by means over all rows."""
         for _ in self.weighted([n_rows]):
             self.average_gradients_(means)
 
     def average_gradients_(self, values: Tensor) -> None:
-        """Replace `values` by the mean of everybody's, weighed as `weighted` says."""
+        """Replace `values` by the mean over all processes, weighed as `weighted` says."""
         if self._weight != 1.0:
             values *= self._weight
         try:
@@ -172,30 +162,25 @@ class DistributedGroup:
         values /= self.size
 
     def gathered(self, values: Tensor) -> list[Tensor]:
-        """Everybody's `values`, of one shape and on the CPU, in the order of ranks."""
+        """The `values` of all processes, of one shape and on the CPU, in the order of ranks."""
         result = [torch.empty_like(values) for _ in range(self.size)]
         self._interruptible(lambda: dist.all_gather(result, values))
         return result
 
     def all_gather_object(self, value: T, look: Callable[[], None] | None = None) -> list[T]:
-        """Everybody's `value`, in the order of ranks.
-
-        Args:
-            value: of this process, plain values.
-            look: called now and then while others are waited for.
-        """
+        """The `value` of each process, in the order of ranks; `look` is called while waiting."""
         result: list[T] = [value] * self.size
         self._interruptible(lambda: dist.all_gather_object(result, value), look)
         return result
 
     def gather_object(self, value: T) -> list[T]:
-        """Everybody's `value`, in the order of ranks, for the first process; others get nothing."""
+        """The `value` of each process, in the order of ranks, for the first one; others get []."""
         result: list[T] | None = [value] * self.size if self.rank == 0 else None
         self._interruptible(lambda: dist.gather_object(value, result, dst=0))
         return result or []
 
     def scatter_object(self, values: Sequence[T]) -> T:
-        """The one of the first process's `values`, one for each process, that is for this one."""
+        """This process's item of the first one's `values`."""
         result: list[Any] = [None]
         self._interruptible(lambda: dist.scatter_object_list(result, list(values) or None, src=0))
         found: T = result[0]
@@ -212,13 +197,13 @@ class DistributedGroup:
         return int(number)
 
     def _numbers(self, own: Sequence[int]) -> AnyArray:
-        """int64 [processes, n] of everybody's `own` [n]."""
+        """int64 [processes, n] from `own` [n] of each process."""
         parts = self.gathered(torch.tensor(own, dtype=torch.int64))
         found: AnyArray = torch.stack(parts).numpy()
         return found
 
     def _merged_columns(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance [S] of the columns of everybody's values [R, S], in double."""
+        """Mean and variance [S] of the columns of all values [R, S], in float64."""
         n = torch.full((values.shape[1],), float(len(values)), dtype=torch.float64)
         mean = values.mean(0)
         parts = self.gathered(torch.stack((n, mean, (values - mean).square().sum(0))))

@@ -17,7 +17,7 @@ import logging
 import time
 import zlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline import seeding
 from pipeline.errors import SettingsError, TrainingError
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 # Most rows by which an update may come late so that there are fewer meetings, of `buffer_size`.
 _LATE = 0.01
@@ -276,14 +274,6 @@ class Synchronizer:
         self.resume_points: JointMoments | None = None
         """Told of each meeting, where several processes keep one moment together."""
 
-    def own(self, parts: Sequence[T]) -> T:
-        """The one that is for this process of the first one's `parts`, in the order of ranks."""
-        return parts[0] if self.group is None else self.group.scatter_object(parts)
-
-    def agree(self, answer: bool) -> bool:
-        """Whether all processes say yes."""
-        return answer if self.group is None else bool(self.group.least(int(answer)))
-
     @property
     def held(self) -> dict[str, int]:
         """Of each learner that meets others; see `LearnerSync`."""
@@ -319,10 +309,6 @@ class Synchronizer:
             for one in [*learners.values()][:1]:  # of the run, so counted once
                 seconds = one.seconds.get("meeting", 0.0) + time.perf_counter() - began
                 one.seconds["meeting"] = seconds
-
-    def share_of(self, settings: TrainerSettings) -> TrainerSettings:
-        """What this process's learner is set to."""
-        return settings if self.group is None else share_of(settings, self.group.size)
 
     def register(self, learner: Learner, *, seed: int, held: int | None = None) -> None:
         """Let a behavior's new or restored learner do as those of the other processes.
