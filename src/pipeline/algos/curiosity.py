@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.algos.policy import seeded_weights
+from pipeline.algos.reward_signals import RewardSignal
 from pipeline.nets.distributions import flat_actions
 from pipeline.nets.encoder import Normalizers, ObservationEncoder
 from pipeline.nets.layers import DenseSwish, linear
@@ -83,19 +84,13 @@ class CuriosityNetwork(nn.Module):
         return error
 
 
-class Curiosity:
-    """The error of a forward model in features that depend on what the agent does.
-
-    Args:
-        spec: what the behavior observes and does.
-        settings: `reward_signals.curiosity`.
-        seed: of the run.
-        device: where the networks live.
-    """
+class Curiosity(RewardSignal):
+    """The error of a forward model in features that depend on what the agent does."""
 
     # What is new may lie beyond the end of an episode; ending must not look like a loss.
     ignores_done = True
     needs_next_obs = True
+    optimizer: FlatAdam
 
     def __init__(
         self, spec: BehaviorSpec, settings: CuriositySettings, *, seed: int, device: torch.device

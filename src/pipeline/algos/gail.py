@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.algos.policy import generator_for, seeded_weights
+from pipeline.algos.reward_signals import RewardSignal
 from pipeline.algos.rows import Rows, observations, tensors
 from pipeline.data.demonstrations import load_expert_rows
 from pipeline.nets.distributions import flat_actions
@@ -104,21 +105,14 @@ class Discriminator(nn.Module):
         return 0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).sum(1)
 
 
-class GAIL:
+class GAIL(RewardSignal):
     """How much steps look like those of the demonstrations.
-
-    Args:
-        spec: what the behavior observes and does.
-        settings: `reward_signals.gail`.
-        seed: of the run.
-        device: where the network lives.
 
     Raises:
         DemonstrationError: The demonstrations cannot be used.
     """
 
-    ignores_done = False
-    needs_next_obs = False
+    optimizer: FlatAdam
 
     def __init__(
         self, spec: BehaviorSpec, settings: GAILSettings, *, seed: int, device: torch.device
@@ -146,7 +140,7 @@ class GAIL:
                 "done": tensors([done], device)[0],
             }
         )
-        # From the expert's rows alone, as in ML-Agents.
+        # From the expert's rows alone, as in ML-Agents: new experience is not observed.
         self.network.normalizers.update(self.expert.obs)
         self.weights = None
         """[R] of drawing each row; None where all are the same."""
@@ -157,9 +151,6 @@ class GAIL:
     def modules(self) -> dict[str, nn.Module]:
         """The network by the name that checkpoints use."""
         return {"Module:GAIL": self.network}
-
-    def observe(self, obs: Sequence[Tensor]) -> None:
-        """The normaliser knows the expert's observations, and no others."""
 
     @torch.no_grad()
     def rewards(self, rows: Rows) -> Tensor:

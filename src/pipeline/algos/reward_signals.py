@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,8 +35,11 @@ _log = logging.getLogger(__name__)
 _CHUNK = 4096
 
 
-class RewardSignal(Protocol):
+class RewardSignal(ABC):
     """One source of rewards, with what it learns for itself.
+
+    It is made as `Signal(spec, settings, seed=..., device=...)`, where settings are its own and the
+    seed is that of the run. A signal of a plug-in need not be a subclass.
 
     It sees rows with the columns `obs_*`, `next_obs_*` (where it needs them), `continuous`,
     `discrete`, `reward` [B] and `done` (bool [B], whether the task ended with the step; not where
@@ -43,64 +47,43 @@ class RewardSignal(Protocol):
     Continuous actions are in the environment's range -1..1, whatever the algorithm drew.
     """
 
-    ignores_done: bool
+    ignores_done: bool = False
     """Whether values look beyond the end of an episode."""
-    needs_next_obs: bool
+    needs_next_obs: bool = False
     """Whether it looks at what a step led to."""
-
-    @property
-    def optimizer(self) -> FlatAdam | None:
-        """Of its networks; None where nothing learns."""
+    optimizer: FlatAdam | None = None
+    """Of its networks; None where nothing learns."""
 
     @property
     def modules(self) -> Mapping[str, nn.Module]:
         """Its networks by the names that checkpoints use."""
+        return {}
 
-    def observe(self, obs: Sequence[Tensor]) -> None:
+    def observe(self, obs: Sequence[Tensor]) -> None:  # noqa: B027  # need not be overridden
         """Take rows [B, *shape] of new experience into its normalisers, each row once."""
 
+    @abstractmethod
     def rewards(self, rows: Rows) -> Tensor:
         """[B] rewards before `strength`, without gradient."""
 
-    def update(self, rows: Rows) -> dict[str, Tensor]:
+    def update(self, rows: Rows) -> dict[str, Tensor]:  # noqa: ARG002  # of a signal that learns
         """One gradient step on a minibatch; losses by TensorBoard tag, scalars left as tensors."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """Networks, optimizer and random streams, as tensors and plain values."""
+        return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
         """Take up what `state_dict` gave."""
 
 
-class Extrinsic:
+class Extrinsic(RewardSignal):
     """The environment's own reward."""
-
-    ignores_done = False
-    needs_next_obs = False
-    optimizer = None
-
-    @property
-    def modules(self) -> Mapping[str, nn.Module]:
-        """None."""
-        return {}
-
-    def observe(self, obs: Sequence[Tensor]) -> None:
-        """Nothing to normalise."""
 
     def rewards(self, rows: Rows) -> Tensor:
         """[B] the environment's."""
         return rows.reward
-
-    def update(self, rows: Rows) -> dict[str, Tensor]:  # noqa: ARG002  # nothing learns
-        """Nothing to learn."""
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing to keep."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to take up."""
 
 
 class RewardSignals:

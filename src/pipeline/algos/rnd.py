@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.algos.policy import seeded_weights
+from pipeline.algos.reward_signals import RewardSignal
 from pipeline.nets.encoder import Normalizers, ObservationEncoder
 from pipeline.nets.optimizer import FlatAdam
 
@@ -25,19 +26,12 @@ if TYPE_CHECKING:
     from pipeline.settings.schema import RNDSettings
 
 
-class RND:
-    """The error of a network that imitates a random one.
-
-    Args:
-        spec: what the behavior observes and does.
-        settings: `reward_signals.rnd`.
-        seed: of the run.
-        device: where the networks live.
-    """
+class RND(RewardSignal):
+    """The error of a network that imitates a random one."""
 
     # As curiosity: what is new may lie beyond the end.
     ignores_done = True
-    needs_next_obs = False
+    optimizer: FlatAdam
 
     def __init__(
         self, spec: BehaviorSpec, settings: RNDSettings, *, seed: int, device: torch.device
