@@ -18,7 +18,13 @@ from pipeline.protocol.decoding import NonFiniteError
 from pipeline.protocol.specs import refuse_other_spec
 from pipeline.tracking import names
 from pipeline.tracking.base import Update
-from pipeline.trainer.checkpoints.file import RESUME_FILE, description, warn_of_unused, weights_of
+from pipeline.trainer.checkpoints.file import (
+    RESUME_FILE,
+    description,
+    of_each_rank,
+    warn_of_unused,
+    weights_of,
+)
 from pipeline.trainer.checkpoints.manager import CheckpointManager, NullCheckpointManager
 from pipeline.trainer.checkpoints.restore import begin_with, latest_run, restore, restore_workers
 from pipeline.trainer.checkpoints.resume_points import RESUME_INTERVAL_S, resume_points
@@ -99,7 +105,8 @@ class TrainingLoop:
         self.group = group
         sync = self.synchronizer = Synchronizer(group)
         self.resume_points = resume_points(self.keeper, workers, resume_interval_s, sync)
-        self._saved = group.scatter_object(self.keeper.saved_of(group.size)) if job.resume else {}
+        saved = self.keeper.saved() if job.resume else {}
+        self._saved = group.scatter_object(of_each_rank(saved, group.size))
         self._exact = False
         self._due: set[str] = set()
         self._on_start, self._end_early = on_start, end_early
@@ -360,7 +367,7 @@ class TrainingLoop:
         learned = [one for one in self.learners.values() if one.step > 0]
         if self.inference or not learned or (is_stopping and self.resume_points.is_kept):
             return
-        self.keeper.refresh(learned, self._shared_state(), workers=None)
+        self.keeper.refresh(learned, self._shared_state())
         self._export(learned)
 
     def _export(self, learners: list[Learner]) -> None:

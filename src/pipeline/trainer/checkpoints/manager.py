@@ -20,7 +20,6 @@ from pipeline.trainer.checkpoints.file import (
     description,
     load_checkpoint,
     not_written,
-    of_each_rank,
     save_checkpoint,
     to_saved,
 )
@@ -103,10 +102,6 @@ class CheckpointManager:
                 return chosen
         return newest
 
-    def saved_of(self, n_ranks: int) -> list[dict[str, dict[str, Any]]]:
-        """What each of the processes of a run goes on from, by behavior."""
-        return of_each_rank(self.saved(), n_ranks)
-
     def consider(self, learner: Learner) -> None:
         """Remember the policy if the mean reward of recent episodes is the best so far.
 
@@ -165,18 +160,12 @@ class CheckpointManager:
         """
         return self._numbered.get(learner.name) == learner.step
 
-    def refresh(
-        self, learners: Sequence[Learner], run: Mapping[str, Any], *, workers: object | None
-    ) -> None:
-        """Write the files that the run continues from.
+    def refresh(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
+        """Write the files that the run continues from, without the environments' state.
 
-        Args:
-            learners: of all behaviors.
-            run: the state of what they share.
-            workers: the environments' state, None where it cannot be saved; open trajectories
-                are kept with it only.
+        Open trajectories are kept with that state only.
         """
-        self.write(self.snapshot(learners, run, with_open=workers is not None), workers=workers)
+        self.write(self.snapshot(learners, run, with_open=False), workers=None)
 
     def snapshot(
         self, learners: Sequence[Learner], run: Mapping[str, Any], *, with_open: bool
@@ -303,7 +292,7 @@ class CheckpointManager:
 
 
 class NullCheckpointManager(CheckpointManager):
-    """Writes nothing: another process of the run does."""
+    """Writes nothing, and has no exporter: another process of the run does both."""
 
     def snapshot(
         self,
@@ -318,28 +307,20 @@ class NullCheckpointManager(CheckpointManager):
     def restore(self, name: str, state: Mapping[str, Any], *, exact: bool) -> None:
         """Nothing to take up."""
 
-    def saved_of(self, n_ranks: int) -> list[dict[str, dict[str, Any]]]:
+    def saved(self) -> dict[str, dict[str, Any]]:
         """Nothing: the process that writes also reads."""
-        return [{}] * n_ranks
-
-    def list_lessons(self, lessons: Mapping[str, int]) -> None:
-        """Nothing to enter."""
+        return {}
 
     def consider(self, learner: Learner) -> None:
         """Nothing to remember."""
 
-    def refresh(
-        self, learners: Sequence[Learner], run: Mapping[str, Any], *, workers: object | None
-    ) -> None:
+    def refresh(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
         """Nothing to write."""
 
     def milestone(self, learner: Learner, run: Mapping[str, Any]) -> None:
         """Nothing to write."""
 
     def finish(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Nothing to write."""
-
-    def give_onnx(self, learners: Sequence[Learner]) -> None:
         """Nothing to write."""
 
 

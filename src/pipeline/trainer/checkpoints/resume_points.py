@@ -140,7 +140,7 @@ class ResumePoints:
         added = [one.name for one in learners if not self._keeper.has_numbered(one)]
         run = {**run, "added": added}
         if not self.is_exact:
-            self._keeper.refresh(learners, run, workers=None)
+            self._keeper.refresh(learners, run)
             return
         states = self._snapshot(learners, run)
         # After the snapshot, which is of the same moment: the states come with the next
@@ -259,7 +259,7 @@ class JointResumePoints(ResumePoints):
     def stop(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
         """Leave the last moment of all, since they do not stop between the same two meetings."""
         if not self.is_kept:
-            self._keeper.refresh(learners, run, workers=None)
+            self._keeper.refresh(learners, run)
 
     def _snapshot(
         self, learners: Sequence[Learner], run: Mapping[str, Any]
