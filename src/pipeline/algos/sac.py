@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,10 +37,8 @@ from pipeline.nets.q_networks import TwinQNetworks, taken_value
 from pipeline.nets.squashed import squashed_action
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator, Mapping
 
-    from pipeline.algos.policy import Decision
-    from pipeline.arrays import BoolArray, FloatArray
     from pipeline.data.columns import Field
     from pipeline.data.rollout import Rollout
     from pipeline.protocol.specs import ActionSpec, BehaviorSpec
@@ -175,17 +173,6 @@ class SAC(Algorithm):
     def generators(self) -> dict[str, torch.Generator]:
         """Random streams of actions and of noise, by name."""
         return {**super().generators, "noise_stream": self.noise_stream}
-
-    def act(
-        self,
-        obs: Sequence[FloatArray],
-        mask: Sequence[BoolArray] | None,
-        memory: FloatArray | None = None,
-    ) -> Decision:
-        """Decide for N agents, without the log-probabilities, which SAC does not use."""
-        decision = super().act(obs, mask, memory)
-        rows = {name: values for name, values in decision.rows.items() if name != "log_prob"}
-        return replace(decision, rows=rows)
 
     def ready(self, n_rows: int) -> bool:
         """Whether there are closed rows to take in; `update` sees whether it is time to learn."""

@@ -154,17 +154,17 @@ class Trajectories:
         )
 
     def begin_transition(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> None:
-        """Write what agents in `slots` saw and did; the reward follows with `outcome`.
+        """Write what agents in `slots` saw and did; the reward follows with `complete_transition`.
 
         Args:
             slots: [N] slots, each at most once.
-            rows: [N, ...] of every field but the reward.
+            rows: [N, ...] of every field but the reward; what is no field is not kept.
         """
         at = self._cursor[slots]
         for name, values in rows.items():
             if name in self._sparse:
                 self._decide_sparse(name, slots, at, values)
-            else:
+            elif name in self._open:
                 self._open[name][slots, at] = values
         self._waiting[slots] = True
 
