@@ -197,7 +197,7 @@ class BehavioralCloning:
 
     def _learn(self, batch: Rows) -> Tensor:
         loss = self.loss(batch)
-        for parameter in self.optimizer.parameters:
+        for parameter in self.optimizer.trained:
             # The policy's parameters have flat gradients of the trainer's optimizer; cloning
             # must not write into those.
             parameter.grad = None

@@ -32,7 +32,7 @@ class FusedAdam:
     BETAS, EPSILON = (0.9, 0.999), 1e-8
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, learning_rate: float) -> None:
-        self.parameters = list(parameters)
+        self.trained = list(parameters)
         self.learning_rate = learning_rate
         self._state = [
             {
@@ -40,7 +40,7 @@ class FusedAdam:
                 "exp_avg": torch.zeros_like(parameter, requires_grad=False),
                 "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
             }
-            for parameter in self.parameters
+            for parameter in self.trained
         ]
 
     @torch.no_grad()
@@ -48,7 +48,7 @@ class FusedAdam:
         """Move along the gradients; parameters without one stay."""
         moving = [
             (parameter, parameter.grad, state)
-            for parameter, state in zip(self.parameters, self._state, strict=True)
+            for parameter, state in zip(self.trained, self._state, strict=True)
             if parameter.grad is not None
         ]
         if not moving:
@@ -76,7 +76,7 @@ class FusedAdam:
             "lr": self.learning_rate,
             "betas": self.BETAS,
             "eps": self.EPSILON,
-            "params": list(range(len(self.parameters))),
+            "params": list(range(len(self.trained))),
         }
         # As torch does: a parameter that never had a gradient has no state.
         moved = {i: state for i, state in enumerate(self._state) if state["step"] > 0}
@@ -85,10 +85,10 @@ class FusedAdam:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what `state_dict` gave; parameters that it leaves out have not moved yet."""
         (group,) = state["param_groups"]
-        if len(group["params"]) != len(self.parameters):
+        if len(group["params"]) != len(self.trained):
             raise ValueError(
                 f"the optimizer's state is of {len(group['params'])} parameters; there are "
-                f"{len(self.parameters)}"
+                f"{len(self.trained)}"
             )
         self.learning_rate = group["lr"]
         for index, own in enumerate(self._state):
@@ -97,7 +97,7 @@ class FusedAdam:
                 values.copy_(saved[name]) if saved else values.zero_()
 
 
-class FlatAdam:
+class FlatAdam(FusedAdam):
     """`FusedAdam` over one block of memory.
 
     The parameters move into one flat tensor that they become views of, and so do their gradients:
@@ -143,20 +143,11 @@ class FlatAdam:
             place = slice(start, start + 2 * one.numel())
             self.paired.append(nn.Parameter(self.flat.detach()[place].view(shape)))
             self._gradients.append((self.paired[-1], gradient[place].view(shape)))
-        self._adam = FusedAdam([self.flat], learning_rate=learning_rate)
+        super().__init__([self.flat], learning_rate=learning_rate)
         self.average: Callable[[Tensor], None] | None = None
         """Makes the gradient the mean over several processes, before anything is done with it."""
         self.compiled: CompiledGradients | None = None
         """Computes gradients by a compiled program; None for torch's own `backward`."""
-
-    @property
-    def learning_rate(self) -> float:
-        """Step size."""
-        return self._adam.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self._adam.learning_rate = value
 
     def zero_gradients(self) -> None:
         """Forget the gradients, those of other optimizers of the same parameters included."""
@@ -216,16 +207,16 @@ class FlatAdam:
             self.average(self.gradient)
         if max_norm is not None:
             nn.utils.clip_grad_norm_([self.flat], max_norm)
-        self._adam.step()
+        super().step()
 
     def state_dict(self) -> dict[str, Any]:
         """Adam's moments and step count; the moments in the order of the parameters."""
-        return self._reordered(self._adam.state_dict(), self._places, _places(self.parameters))
+        return self._reordered(super().state_dict(), self._places, _places(self.parameters))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what `state_dict` gave."""
         places = _places(self.parameters)
-        self._adam.load_state_dict(self._reordered(state, places, self._places))
+        super().load_state_dict(self._reordered(state, places, self._places))
 
     def _reordered(
         self, state: dict[str, Any], before: Sequence[slice], after: Sequence[slice]
