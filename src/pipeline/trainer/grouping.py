@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.data.groups import GroupMessage, Groups
 from pipeline.protocol.steps import TerminalSteps
-from pipeline.trainer.statistics import GROUP_REWARD
+from pipeline.tracking import names
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -145,7 +145,7 @@ class GroupTracker:
     ) -> None:
         """Count the episodes of agents in `slots`, and the groups that ended with them."""
         for total in self.groups.finished:
-            statistics.add(GROUP_REWARD, total)
+            statistics.add(names.GROUP_REWARD, total)
         self.groups.finished.clear()
         if closed is None:
             return

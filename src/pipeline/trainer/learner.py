@@ -12,6 +12,7 @@ from pipeline.algos.finite_checks import refuse_non_finite_rollout
 from pipeline.data.rollout import Trajectories
 from pipeline.data.slots import STALE_AFTER_MESSAGES, Slots
 from pipeline.errors import TrainingError, UnityPolicyException
+from pipeline.tracking import names
 from pipeline.trainer.batching import (
     concat_slots,
     concat_steps,
@@ -22,7 +23,7 @@ from pipeline.trainer.batching import (
 from pipeline.trainer.grouping import group_tracker_for
 from pipeline.trainer.opponents import SnapshotPool
 from pipeline.trainer.overlap import Overlap, steps_per_row
-from pipeline.trainer.statistics import ENTROPY, Statistics
+from pipeline.trainer.statistics import Statistics
 from pipeline.trainer.supported import algorithm_for
 
 if TYPE_CHECKING:
@@ -241,7 +242,7 @@ class Learner:
             return
         rows = decided.decision.rows
         self.trajectories.begin_transition(slots, self.grouping.rows(slots, rows))
-        self.pending_stats.add(ENTROPY, decided.decision.entropy)
+        self.pending_stats.add(names.ENTROPY, decided.decision.entropy)
         if not len(self.recorded["obs"][0]):
             self._record(rows)
         self.seconds["storage"] += time.perf_counter() - began

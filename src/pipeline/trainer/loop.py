@@ -34,7 +34,6 @@ from pipeline.trainer.distributed.sync import Synchronizer, share_of
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.result import result_of
 from pipeline.trainer.self_play import SelfPlay
-from pipeline.trainer.statistics import REWARD
 from pipeline.trainer.timing import Progress, Stopwatch, add_reports, next_multiple
 
 if TYPE_CHECKING:
@@ -341,12 +340,12 @@ class TrainingLoop:
         at = learner.step // frequency * frequency
         progress.next_summary = at + frequency
         spread = learner.statistics.reward_spread()
-        distributions = {REWARD: list(learner.statistics.returns)}
+        distributions = {names.REWARD: list(learner.statistics.returns)}
         distributions |= learner.statistics.distributions()
         self.tracker.samples(learner.name, learner.statistics.samples())
         values = learner.statistics.period()
         values[names.IS_TRAINING] = float(learner.learns and at <= learner.settings.max_steps)
-        if REWARD in values:
+        if names.REWARD in values:
             values[names.REWARD_STD] = spread
             self.keeper.consider(learner)
         values.update(self.lessons.metrics())

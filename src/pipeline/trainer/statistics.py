@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 from pipeline.envs.side_channels import StatsAggregationMethod
+from pipeline.tracking import names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -17,11 +18,7 @@ if TYPE_CHECKING:
 # Episodes that the final figures are taken over.
 RECENT_EPISODES = 100
 
-REWARD = "Environment/Cumulative Reward"
-GROUP_REWARD = "Environment/Group Cumulative Reward"
-LENGTH = "Environment/Episode Length"
 EXTRINSIC = "Policy/Extrinsic Reward"
-ENTROPY = "Policy/Entropy"
 
 
 class Statistics:
@@ -75,9 +72,9 @@ class Statistics:
             self._ended.append(total)
             self.recent.append(total)
             self.n_episodes += 1
-            self.add(REWARD, alone)
+            self.add(names.REWARD, alone)
             self.add(EXTRINSIC, signal)
-            self.add(LENGTH, length - 1)
+            self.add(names.EPISODE_LENGTH, length - 1)
 
     def take_ended(self) -> list[float]:
         """Returns of the episodes that ended since the last call."""
@@ -114,8 +111,12 @@ class Statistics:
         return self._sums[tag] / count if count else None
 
     def reward_spread(self) -> float:
-        """Standard deviation of this period's episode returns."""
-        return spread(self.returns)
+        """Population standard deviation of this period's episode returns, 0 for fewer than two."""
+        n = len(self.returns)
+        if n < 2:
+            return 0.0
+        mean = sum(self.returns) / n
+        return math.sqrt(sum((value - mean) ** 2 for value in self.returns) / n)
 
     def distributions(self) -> dict[str, list[float]]:
         """This period's values of the statistics that environments report as histograms."""
@@ -127,7 +128,7 @@ class Statistics:
         found: dict[str, Sample] = {}
         for tag, values in self._values.items():
             # ML-Agents charts returns as histograms, whatever an environment asks for.
-            charted = tag in (REWARD, GROUP_REWARD) or tag in self._distributions
+            charted = tag in (names.REWARD, names.GROUP_REWARD) or tag in self._distributions
             summed = methods.SUM if tag in self._totals else methods.AVERAGE
             found[tag] = (methods.HISTOGRAM if charted else summed, list(values))
         for tag, value in self._latest.items():
@@ -203,12 +204,3 @@ class Statistics:
         self.returns = list(state["returns"])
         self.recent = deque(state["recent"], maxlen=RECENT_EPISODES)
         self.n_episodes = int(state["n_episodes"])
-
-
-def spread(values: Iterable[float]) -> float:
-    """Population standard deviation, 0 for fewer than two values."""
-    values = list(values)
-    if len(values) < 2:
-        return 0.0
-    mean = sum(values) / len(values)
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))

@@ -3,7 +3,8 @@ import statistics
 import pytest
 
 from pipeline.envs.side_channels import StatsAggregationMethod as Method
-from pipeline.trainer.statistics import LENGTH, REWARD, Statistics, spread
+from pipeline.tracking import names
+from pipeline.trainer.statistics import Statistics
 
 
 def test_period_gives_means_and_begins_anew():
@@ -20,8 +21,8 @@ def test_length_of_an_episode_counts_decisions_less_one():
     numbers = Statistics()
     numbers.add_episodes([3.0, 5.0], [10, 20])
     values = numbers.period()
-    assert values[LENGTH] == 14.0
-    assert values[REWARD] == 4.0
+    assert values[names.EPISODE_LENGTH] == 14.0
+    assert values[names.REWARD] == 4.0
 
 
 def test_spread_is_the_population_standard_deviation_of_this_period():
@@ -31,7 +32,8 @@ def test_spread_is_the_population_standard_deviation_of_this_period():
     assert numbers.reward_spread() == pytest.approx(statistics.pstdev(returns))
     numbers.period()
     assert numbers.reward_spread() == 0.0
-    assert spread([7.0]) == 0.0
+    numbers.add_episodes([7.0], [1])
+    assert numbers.reward_spread() == 0.0
 
 
 def test_recent_returns_are_the_last_hundred_and_outlive_a_period():
