@@ -43,12 +43,7 @@ class Algorithm(ABC):
     """Acts, says when there is something to do with what happened, and learns from it.
 
     The mathematics stands in each algorithm's own file, which makes the networks and the optimizer.
-
-    Args:
-        spec: what the behavior observes and does.
-        settings: the behavior's trainer settings.
-        seed: of the run; weights, actions, noise and minibatches have a stream each.
-        device: where the networks live.
+    Weights, actions, noise and minibatches have a random stream each.
     """
 
     squashed: ClassVar[bool] = False

@@ -77,14 +77,8 @@ def refuse_divergence(
 ) -> None:
     """Look once per update at the losses, and at all gradients and weights.
 
-    A gradient that was not finite in any minibatch has made weights of that kind.
-
-    Args:
-        algorithm: its name, for the message.
-        step: agent steps done.
-        losses: means of the update, by name.
-        optimizers: whose flat gradients and weights are looked at.
-        networks: to find the name of the tensor in.
+    A gradient that was not finite in any minibatch has made weights of that kind. The networks give
+    the tensor's name.
 
     Raises:
         TrainingError: A number is not finite.

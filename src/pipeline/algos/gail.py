@@ -45,13 +45,8 @@ class Discriminator(nn.Module):
     """The probability that steps are the expert's, as a logit.
 
     A step is a list of inputs: its observations, and with `use_actions` one vector more, of the
-    action and whether the task ended.
-
-    Args:
-        spec: what the behavior observes and does.
-        settings: of its network.
-        use_actions: whether it sees actions beside observations.
-        use_vail: whether a noisy code lies between the features and the estimate.
+    action and whether the task ended. With `use_vail` a noisy code lies between the features and
+    the estimate.
     """
 
     def __init__(

@@ -45,11 +45,8 @@ class Decision:
 class Policy(nn.Module):
     """Normalisers and actor: everything that acting, and exporting, needs.
 
-    Args:
-        spec: what the behavior observes and does.
-        settings: of the network.
-        squash: whether continuous actions are squashed, as SAC's are.
-        heads: makes the action heads of hidden size and action specification; None for the usual.
+    With `squash` continuous actions are squashed, as SAC's are. `heads` makes other action heads
+    than the usual ones, of hidden size and action specification.
     """
 
     def __init__(

@@ -23,15 +23,9 @@ CHUNK = 1024
 
 
 class ReplaySampler:
-    """Draws minibatches.
+    """Draws minibatches of `batch_size` rows, with memory in whole sequences.
 
-    Args:
-        replay: where rows come from.
-        signals: what rewards them, at the moment they are drawn.
-        normalizers: of the policy.
-        stream: that rows are drawn from.
-        batch_size: rows of a minibatch; with memory those of its sequences at full length.
-        device: where tensors go.
+    The signals reward rows at the moment they are drawn.
     """
 
     def __init__(

@@ -89,12 +89,6 @@ class Extrinsic(RewardSignal):
 class RewardSignals:
     """All reward signals of a behavior, in the order of its settings.
 
-    Args:
-        spec: what the behavior observes and does.
-        settings: its trainer settings.
-        seed: of the run; each signal has streams of its own.
-        device: where networks live.
-
     Raises:
         SettingsError: A signal cannot be used.
         DemonstrationError: Its demonstrations cannot be used.
@@ -282,12 +276,7 @@ class RolloutRows:
 
 
 class IntrinsicRewards:
-    """Rewards of a rollout from signals that learn, and what they learn from its minibatches.
-
-    Args:
-        signals: of the behavior.
-        device: where their networks live.
-    """
+    """Rewards of a rollout from signals that learn, and what they learn from its minibatches."""
 
     def __init__(self, signals: RewardSignals, *, device: torch.device) -> None:
         self.signals = signals

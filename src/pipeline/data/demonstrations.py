@@ -140,11 +140,7 @@ def merge_demos(
     """Write several demonstrations as one file, in order, which gives the same rows to imitate.
 
     An episode that a file does not end is closed as cut short, so that none goes on in the next.
-
-    Args:
-        sources: files and folders.
-        target: the file to write.
-        behavior: whose demonstration it is; None for the behavior that all files name.
+    Without `behavior` all files have to name the same one.
 
     Returns:
         What was done, one line for each step.
@@ -192,13 +188,8 @@ def trim_demo(
 ) -> list[str]:
     """Write those episodes of a demonstration that meet every condition, in their order.
 
-    Args:
-        path: the demonstration.
-        target: the file to write.
-        episodes: numbers from 1; None for all that have ended.
-        min_return: least summed reward.
-        max_return: greatest summed reward.
-        best: how many with the greatest returns; the earlier of equal ones.
+    Episodes are numbered from 1, and only those that have ended count; a return is the summed
+    reward, and of equal ones `best` takes the earlier.
 
     Returns:
         What was done, one line for each step.

@@ -130,12 +130,9 @@ class PartialGroups:
 
 
 class GroupCritic(nn.Module):
-    """Values of groups, and baselines of their members.
+    """Values of groups, and baselines of their members, for each reward signal.
 
-    Args:
-        spec: what the members observe and do.
-        settings: of the network; `memory` adds what a member remembers to what it observes.
-        signals: names of the reward signals.
+    With `memory` in the settings, what a member remembers is added to what it observes.
     """
 
     largest: Tensor

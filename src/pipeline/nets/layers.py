@@ -83,14 +83,7 @@ def xavier(n_in: int, n_out: int) -> nn.Linear:
 
 
 class DenseSwish(nn.Module):
-    """`num_layers` dense layers of `hidden_units`, each followed by Swish (x times its sigmoid).
-
-    Args:
-        n_in: numbers of a row.
-        hidden_units: numbers of a row after each layer.
-        num_layers: how many layers.
-        gain: scale of the initial weights.
-    """
+    """`num_layers` dense layers of `hidden_units`, each followed by Swish (x times its sigmoid)."""
 
     def __init__(self, n_in: int, hidden_units: int, num_layers: int, *, gain: float = 1.0) -> None:
         super().__init__()

@@ -23,10 +23,6 @@ class FusedAdam:
 
     The function behind `torch.optim.Adam(fused=True)`, without the class around it: the class
     imports torch's compiler at its first step, which takes a second. States have the same form.
-
-    Args:
-        parameters: what to train.
-        learning_rate: step size until `learning_rate` is set.
     """
 
     BETAS, EPSILON = (0.9, 0.999), 1e-8

@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 
 class QNetwork(nn.Module):
-    """Q(s, a) of each reward signal; with discrete branches a value for each of their choices.
-
-    Args:
-        spec: what the behavior observes and does.
-        settings: of the network.
-        n_signals: reward signals.
-    """
+    """Q(s, a) of each reward signal; with discrete branches a value for each of their choices."""
 
     def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, n_signals: int) -> None:
         super().__init__()

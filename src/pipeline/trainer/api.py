@@ -270,13 +270,7 @@ def unthreaded(settings: RunSettings) -> RunSettings:
 
 
 def refuse_alone(job: JobSpec, n_learners: int, *, inference: bool, started: bool) -> None:
-    """Refuse what only one process can do.
-
-    Args:
-        job: what to do.
-        n_learners: how many processes there shall be.
-        inference: whether nothing is to be learned.
-        started: whether the processes are there already.
+    """Refuse what only one process can do; `started` where the processes are there already.
 
     Raises:
         SettingsError: There is something of that kind.

@@ -53,10 +53,6 @@ class Curriculum:
     A parameter without a curriculum is one lesson that never ends. All lessons that measure a
     behavior's reward look at one buffer of its last episode returns; when any lesson begins, all
     buffers and smoothed measures begin anew.
-
-    Args:
-        parameters: by name.
-        starting_lesson: where every parameter begins, or at its last lesson if it has fewer.
     """
 
     def __init__(
@@ -110,12 +106,8 @@ class Curriculum:
     ) -> None:
         """Take note of how far a behavior is.
 
-        Args:
-            behavior: its name, without `?team=`.
-            returns: sums of the environment's reward, of the episodes that ended since last time.
-            step: agent steps that it has made.
-            max_steps: agent steps that it shall make, above 0.
-            elo: rating of its policy in self-play, None without.
+        Returns are those of the episodes that ended since last time; steps are agent steps, and
+        `max_steps` is above 0.
         """
         self._progress[behavior] = step / max_steps
         if elo is not None:
@@ -214,11 +206,6 @@ class Lessons:
     Within the training loop: `on_step` after a step has been absorbed, `apply` when no step is
     under way. A reset goes through `reset`, because environments are told every parameter with it.
 
-    Args:
-        workers: the environments.
-        parameters: the run's `environment_parameters`, with a seed for each sampler.
-        starting_lesson: where every parameter begins.
-
     Attributes:
         curriculum: what is saved and taken up when a run is resumed.
     """
@@ -297,11 +284,9 @@ class Lessons:
         return {"curriculum": self.curriculum.state_dict(), "pending": pending}
 
     def restore(self, run: Mapping[str, Any], *, exact: bool) -> None:
-        """Take up the lessons of a saved run.
+        """Take up the lessons of a saved run, if it has any.
 
-        Args:
-            run: what its behaviors shared; may have no lessons.
-            exact: whether the workers go on too, and have yet to be told of a pending change.
+        With `exact` the workers go on too, and have yet to be told of a pending change.
         """
         saved = run.get("lessons")
         if saved is None:

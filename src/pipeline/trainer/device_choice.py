@@ -41,12 +41,7 @@ def fastest_device(
 ) -> torch.device:
     """The device on which an agent step of a behavior costs least, acting and learning together.
 
-    Args:
-        name: of the behavior.
-        spec: what it observes and does.
-        settings: its trainer settings.
-        n_agents: how many agents decide at once.
-        kept: what an earlier part of this run has chosen, which stays.
+    What an earlier part of this run has chosen is `kept`.
 
     Raises:
         SettingsError: `kept` is no device of this machine.

@@ -104,14 +104,7 @@ class GroupTracker:
     def on_message(
         self, steps: Sequence[Steps], team: str, slots: Slots, memories: FloatArray | None
     ) -> None:
-        """Take in what all workers sent, before any of it completes a trajectory.
-
-        Args:
-            steps: (decision, terminal) steps of every worker.
-            team: whose agents these are.
-            slots: of all agents.
-            memories: [n_slots, M] what agents remember; None without memory.
-        """
+        """Take in what all workers sent, before any of it completes a trajectory."""
         decisions = [(i, one) for i, (one, _) in enumerate(steps) if len(one)]
         terminals = [(i, one) for i, (_, one) in enumerate(steps) if len(one)]
         if not decisions and not terminals:

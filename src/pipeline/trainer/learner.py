@@ -57,13 +57,7 @@ class Decided(NamedTuple):
 class Learner:
     """Turns the steps of one behavior's agents, of all workers, into actions and updates.
 
-    Args:
-        name: of the behavior, without `?team=`.
-        spec: what it observes and does.
-        settings: its trainer settings.
-        seed: of the run.
-        device: where its networks live.
-        learns: whether it learns; else it only acts and counts.
+    One that does not learn only acts and counts.
 
     Raises:
         SettingsError: The settings ask for something that cannot be trained.
@@ -139,10 +133,6 @@ class Learner:
     def absorb(self, steps: Sequence[Steps], *, team: str = "") -> AnyArray:
         """Complete the last decisions with what followed.
 
-        Args:
-            steps: (decision, terminal) steps of every worker.
-            team: whose agents these are, where several teams share this learner.
-
         Returns:
             Slots [N] of the agents that decide next, for `remember`.
         """
@@ -205,12 +195,7 @@ class Learner:
         return stats
 
     def decide(self, steps: Sequence[Steps], *, team: str = "") -> Decided:
-        """Choose for the deciding agents of every worker, in one batch.
-
-        Args:
-            steps: (decision, terminal) steps of every worker.
-            team: whose agents these are, where several teams share this learner.
-        """
+        """Choose for the deciding agents of every worker, in one batch."""
         began = time.perf_counter()
         decisions = [decision for decision, _ in steps]
         counts = [len(decision.agent_id) for decision in decisions]

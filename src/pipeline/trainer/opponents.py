@@ -33,14 +33,7 @@ SCALE = 400.0
 
 
 class Opponent:
-    """Plays one team with weights that do not learn.
-
-    Args:
-        policy: gives the networks and the first weights; copied.
-        seed: of the behavior.
-        device: where networks live.
-        team: qualified name of the behavior, which names the stream of its actions.
-    """
+    """Plays one team with weights that do not learn, at first with those of `policy()`, copied."""
 
     def __init__(self, policy: Policy, *, seed: int, device: torch.device, team: str) -> None:
         self.policy = copy.deepcopy(policy).requires_grad_(requires_grad=False)
@@ -80,12 +73,6 @@ class Opponent:
 
 class SnapshotPool:
     """A ring of snapshots of one behavior's policy, their ratings, and who plays them now.
-
-    Args:
-        policy: gives the one that acts for the team which learns, now.
-        settings: of self-play.
-        seed: of the behavior; drawing has a stream of its own, and so has each opponent.
-        device: where networks live.
 
     Attributes:
         opponents: who plays each team that does not learn, by the behavior's qualified name.
@@ -230,10 +217,9 @@ def expected_score(rating: float, opponent: float) -> float:
 
 
 def results(terminal: TerminalSteps) -> AnyArray:
-    """[N] 1 for a game that was won, 0.5 for a draw, 0 for a loss: by the sign of the last reward.
+    """[N] 1 for a game that was won, 0.5 for a draw, 0 for a loss.
 
-    Args:
-        terminal: the last steps of N agents; individual and group reward are added.
+    The sign of the last reward decides, individual and group reward added.
     """
     last = terminal.reward + terminal.group_reward
     won: AnyArray = 0.5 * (1.0 + np.sign(last))

@@ -102,11 +102,7 @@ class Overlap:
             self._observed.append(obs)
 
     def begin(self, rollout: Rollout, *, step: int) -> bool:
-        """Begin to learn from a rollout, when no update is under way; says whether there is one.
-
-        Args:
-            rollout: closed trajectories; copied.
-            step: agent steps done.
+        """Begin to learn from a copy of a rollout, where no update is under way; whether one is.
 
         Raises:
             TrainingError: See `Algorithm.update`.

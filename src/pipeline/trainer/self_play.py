@@ -42,12 +42,7 @@ class SelfPlay:
         self._n_steps = 0
 
     def join(self, qualified: str, learner: Learner) -> None:
-        """Take in a behavior's agents of one team; the first team to join learns first.
-
-        Args:
-            qualified: name of the behavior with its `?team=`.
-            learner: of the behavior.
-        """
+        """Take in a behavior's agents of one team; the first team to join learns first."""
         team = team_of(qualified)
         if learner.past is None:
             if team != 0 and learner.learns and learner.settings.self_play is None:
@@ -73,13 +68,7 @@ class SelfPlay:
             learner.past.swap(ghosts)
 
     def on_step(self, qualified: str, learner: Learner, steps: Sequence[Steps]) -> None:
-        """Rate the games that have ended, or count what an opponent has decided.
-
-        Args:
-            qualified: name of the behavior with its `?team=`.
-            learner: of the behavior.
-            steps: (decision, terminal) steps of every worker.
-        """
+        """Rate the games that have ended, or count what an opponent has decided."""
         past = learner.past
         if past is None:
             return

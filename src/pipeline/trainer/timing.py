@@ -26,10 +26,8 @@ class Progress:
     def of(cls, learner: Learner, run: Mapping[str, Any]) -> Progress:
         """Return what is due after a learner's present step.
 
-        Args:
-            learner: new, or restored.
-            run: what its resume file says of the run; a checkpoint may be due already, and wait for
-                the next update.
+        Where `run`, from its resume file, says so, a checkpoint may be due already, and wait for
+        the next update.
         """
         settings = learner.settings
         following = next_multiple(learner.step, settings.checkpoint_interval)
@@ -46,11 +44,7 @@ def next_multiple(step: int, interval: int) -> int:
 
 
 class Stopwatch:
-    """Measures the environments, and puts the learners' own measurements beside them.
-
-    Args:
-        workers: which measure the time that messages take to be read and written.
-    """
+    """Measures the environments, and puts the learners' own measurements beside them."""
 
     def __init__(self, workers: WorkerSet) -> None:
         self._workers = workers
@@ -91,12 +85,7 @@ class Stopwatch:
 def add_reports(
     taken: Sequence[tuple[str, Learner, list[Steps]]], reports: Sequence[Stats]
 ) -> None:
-    """Add what each worker has reported to every behavior that has agents in its step.
-
-    Args:
-        taken: behaviors with their learners, and the steps of every worker.
-        reports: by worker.
-    """
+    """Add what each worker has reported to every behavior that has agents in its step."""
     for worker, stats in enumerate(reports):
         if stats:
             # By name: teams of one behavior share a learner, which takes a report once.

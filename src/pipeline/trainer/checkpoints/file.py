@@ -288,11 +288,6 @@ def file_of(folder: Path | None, init_path: str | None) -> Path | None:
 def refuse_missing(file: Path | None, key: str, settings: RunSettings) -> None:
     """Refuse a checkpoint to begin with that is not there.
 
-    Args:
-        file: the checkpoint.
-        key: the setting that chooses it.
-        settings: of the run; they know the place of the setting.
-
     Raises:
         SettingsError: It is not there, or is no checkpoint.
     """
@@ -308,11 +303,6 @@ def refuse_missing(file: Path | None, key: str, settings: RunSettings) -> None:
 
 def weights_of(name: str, weights: Mapping[str, Path], settings: RunSettings) -> Path | None:
     """Return the checkpoint that a behavior begins with when it appears; None for none.
-
-    Args:
-        name: of the behavior.
-        weights: what `first_weights` gives, or a caller of `train`.
-        settings: of the run.
 
     Raises:
         SettingsError: The settings name a run whose weights all behaviors take, and it has none
@@ -334,13 +324,7 @@ def weights_of(name: str, weights: Mapping[str, Path], settings: RunSettings) ->
 def warn_of_unused(
     paths: Mapping[str, Path], behaviors: Mapping[str, object], settings: RunSettings
 ) -> None:
-    """Say which weights and settings are of no behavior that the environment shows.
-
-    Args:
-        paths: weights to begin with, by behavior.
-        behaviors: those that the environment shows.
-        settings: of the run.
-    """
+    """Say which weights and settings are of no behavior that the environment shows."""
     shown = ", ".join(behaviors)
     unused = sorted(paths.keys() - behaviors.keys())
     if unused:

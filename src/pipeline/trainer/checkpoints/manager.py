@@ -49,11 +49,8 @@ EPISODES_FOR_BEST = 20
 class CheckpointManager:
     """Writes what a run must not lose.
 
-    Args:
-        run_dir: gets a folder for each behavior.
-        settings: of the run.
-        exporter: writes the ONNX of a checkpoint, `exporter(checkpoint, folder, label=...)`; None
-            to do without, and without the list.
+    `exporter(checkpoint, folder, label=...)` writes the ONNX of a checkpoint; without it there is
+    no list of checkpoints either.
     """
 
     def __init__(
@@ -172,10 +169,7 @@ class CheckpointManager:
     ) -> dict[str, dict[str, Any]]:
         """Return what `write` needs of each behavior, as long as nothing goes on.
 
-        Args:
-            learners: of all behaviors.
-            run: the state of what they share.
-            with_open: whether trajectories that go on are kept.
+        `run` is the state of what behaviors share; `with_open` keeps trajectories that go on.
         """
         began = time.monotonic()
         self._save_best()
@@ -190,11 +184,9 @@ class CheckpointManager:
         return states
 
     def write(self, states: Mapping[str, dict[str, Any]], *, workers: object | None) -> None:
-        """Write the files that the run continues from.
+        """Write the files that the run continues from, as `snapshot` gave them.
 
-        Args:
-            states: as `snapshot` gave them.
-            workers: the environments' state at that moment; None where it cannot be saved.
+        `workers` is the environments' state at that moment; None where it cannot be saved.
         """
         began = time.monotonic()
         environments = to_saved(workers)

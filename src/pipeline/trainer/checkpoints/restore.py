@@ -36,13 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bool) -> None:
-    """Continue a learner from what its resume file holds.
-
-    Args:
-        learner: as the settings and the environment make it.
-        state: the content of the file.
-        path: of the file, for messages.
-        exact: whether the environments go on where they were, and so do open trajectories.
+    """Continue a learner from what its resume file holds, with `exact` its open trajectories too.
 
     Raises:
         CheckpointError: The state is of another behavior, or of other networks.
@@ -58,13 +52,7 @@ def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bo
 
 
 def begin_with(learner: Learner, path: Path, *, device: str, whole: bool = False) -> None:
-    """Take over the weights in a checkpoint, and say which tensors did not fit.
-
-    Args:
-        learner: as the settings and the environment make it.
-        path: of the checkpoint.
-        device: where tensors are read to.
-        whole: whether a tensor that does not fit is an error.
+    """Take over the weights in a checkpoint; name tensors that do not fit, or refuse if `whole`.
 
     Raises:
         CheckpointError: The file cannot be read, or does not hold what fits.
@@ -118,11 +106,9 @@ def _compare_sensors(
 
 
 def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Take the environments up where they were; False when they must begin anew.
+    """Take the environments up where they were, if all states are of one moment.
 
-    Args:
-        workers: not yet reset.
-        states: what the resume files hold, by behavior; of one moment, or they are not used.
+    False when they must begin anew.
     """
     found = list(states.values())
     # Environments of one moment with learners of another would be a run that never was.
@@ -142,10 +128,7 @@ def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]])
 def resumes_exactly(run_dir: Path, settings: RunSettings, *, n_learners: int = 1) -> bool:
     """Whether what is kept in a run's folder goes on as if it had not been interrupted.
 
-    Args:
-        run_dir: of the run; one without resume files begins at the beginning, exactly.
-        settings: of the run.
-        n_learners: how many processes go on with it.
+    A run without resume files begins at the beginning, exactly.
 
     Raises:
         CheckpointError: A resume file cannot be read.

@@ -41,11 +41,6 @@ _NOTHING, _WAITS, _READY, _LOST = "nothing", "waits", "ready", "lost"
 class ResumePoints:
     """Keeps a run's resume point up to date.
 
-    Args:
-        keeper: writes it.
-        workers: whose states belong to it.
-        interval_s: how often it is written at most.
-
     Attributes:
         is_exact: whether a run that is resumed is the one that was not interrupted.
         is_kept: whether the files of the run hold such a moment.
@@ -68,12 +63,7 @@ class ResumePoints:
         self._states: dict[str, dict[str, Any]] = {}
 
     def resumed(self, run: Mapping[str, Any], *, is_exact: bool) -> None:
-        """Take note of what the run continues from.
-
-        Args:
-            run: what its resume files say of the run; empty where there is none.
-            is_exact: whether the environments go on where they were.
-        """
+        """Take note of what the run continues from; `is_exact` if environments do, too."""
         self.is_kept = is_exact
         self.interrupted = [int(step) for step in run.get("interrupted", ())]
         self._resumed_at = None if is_exact else max(run.get("steps", {}).values(), default=None)
@@ -87,11 +77,7 @@ class ResumePoints:
         return {"interrupted": list(self.interrupted)} if self.interrupted else {}
 
     def note_start(self, learners: Collection[Learner]) -> None:
-        """Look whether the environments, which have been reset, give their states; say if not.
-
-        Args:
-            learners: of the behaviors that have shown up.
-        """
+        """Look whether the environments, which have been reset, give their states; say if not."""
         if all(one.finished for one in learners):  # resumed behind its end: nothing goes on
             return
         refusal = self._workers.state_refusal
@@ -129,12 +115,7 @@ class ResumePoints:
         self.is_due = True
 
     def begin(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Keep this moment; where environments have yet to send their states, `complete` does.
-
-        Args:
-            learners: of all behaviors.
-            run: the state of what they share.
-        """
+        """Keep this moment; where environments have yet to send their states, `complete` does."""
         self.is_due = False
         # One that a run which goes on from here finds was written later: see `restore`.
         added = [one.name for one in learners if not self._keeper.has_numbered(one)]
@@ -177,12 +158,7 @@ class ResumePoints:
             self.is_kept = True
 
     def stop(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Keep this moment, after which the run ends with numbered checkpoints of its last step.
-
-        Args:
-            learners: of all behaviors.
-            run: the state of what they share.
-        """
+        """Keep this moment, after which the run ends with numbered checkpoints of its last step."""
         # How often a run has saved must not show in its files when it ends.
         self._keeper.is_last = True
         self.begin(learners, run)
@@ -197,14 +173,7 @@ class ResumePoints:
 
 
 class JointResumePoints(ResumePoints):
-    """Those of several learners.
-
-    Args:
-        keeper: writes them, in the first process; it gives what the others send to it.
-        workers: of this process.
-        interval_s: how often they are written at most.
-        synchronizer: calls `meet` at each meeting.
-    """
+    """Those of several learners."""
 
     def __init__(
         self,
@@ -234,12 +203,7 @@ class JointResumePoints(ResumePoints):
         }
 
     def meet(self, notes: Sequence[Mapping[str, Any]], group: DistributedGroup) -> None:
-        """Hand a moment over that all have, and begin one that the first process asks for.
-
-        Args:
-            notes: of all processes, in the order of ranks.
-            group: the processes.
-        """
+        """Hand a moment over that all have, and begin one that the first process asks for."""
         self.is_exact = all(one["gives states"] for one in notes)
         self.interrupted = sorted({step for one in notes for step in one["interrupted"]})
         progress = {one["progress"] for one in notes}

@@ -26,9 +26,6 @@ class StatusFile:
     """`run_logs/training_status.json`: a run's checkpoints and lessons, in ML-Agents' form.
 
     Entries of deleted checkpoints are dropped.
-
-    Args:
-        run_dir: of the run.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -51,12 +48,7 @@ class StatusFile:
     ) -> None:
         """Enter a numbered checkpoint and its ONNX, which are also the final ones so far.
 
-        Args:
-            behavior: whose they are.
-            checkpoint: the `.pt` file; the ONNX lies beside it.
-            step: at which it was made.
-            reward: mean return of recent episodes, None without any.
-            more: other values of the behavior, such as `elo`.
+        `reward` is the mean return of recent episodes; `more` are other values, such as `elo`.
         """
         status = self.read()
         entry = {

@@ -59,13 +59,6 @@ class Others(Protocol):
 class DistributedGroup(ProcessGroup):
     """Several processes of a run, seen from one of them.
 
-    Args:
-        store: where all processes find each other.
-        rank: number of this process, from 0.
-        size: how many there are.
-        device: of the networks.
-        others: the processes that this one has started.
-
     Raises:
         LearnerLostError: Another process did not come.
     """

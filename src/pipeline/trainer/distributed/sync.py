@@ -47,11 +47,6 @@ _COMPARE_EVERY = 100
 def refuse_alone_only(name: str, settings: TrainerSettings, n_learners: int) -> None:
     """Refuse what several processes cannot learn together.
 
-    Args:
-        name: of the behavior.
-        settings: of the behavior.
-        n_learners: how many processes there shall be.
-
     Raises:
         SettingsError: There is something of that kind.
     """
@@ -91,13 +86,7 @@ def share_of(settings: TrainerSettings, n_learners: int) -> TrainerSettings:
 
 
 class LearnerSync:
-    """What a learner does with its equals in other processes.
-
-    Args:
-        learner: with the weights that all begin with, or resume with.
-        group: all processes.
-        seed: of the learner.
-        held: the attribute in the state that all go on from exactly; None without such a state.
+    """Keeps a learner the same as the learners of its behavior in other processes.
 
     Attributes:
         held: rows that were not learned from at the last meeting.
@@ -129,11 +118,7 @@ class LearnerSync:
         self._normalizers = SharedNormalizers(networks)
 
     def is_due(self, next_summary: int) -> bool:
-        """Whether this learner waits for the others.
-
-        Args:
-            next_summary: step at which the next summary is made.
-        """
+        """Whether this learner waits for the others."""
         learner = self._learner
         if learner.finished:
             return False
@@ -168,10 +153,7 @@ class LearnerSync:
         }
 
     def apply(self, notes: Sequence[Mapping[str, Any]]) -> None:
-        """Bring this learner to where all are together.
-
-        Args:
-            notes: of all learners, in the order of ranks.
+        """Bring this learner to where all are together, by the notes of all in the order of ranks.
 
         Raises:
             TrainingError: Somebody has other weights.
@@ -209,11 +191,7 @@ class LearnerSync:
 
 
 def refuse_other_weights(name: str, notes: Sequence[Mapping[str, Any]]) -> None:
-    """Make sure that all have the same weights.
-
-    Args:
-        name: of the behavior.
-        notes: of all learners, in the order of ranks.
+    """Make sure that all have the same weights, by the notes of all in the order of ranks.
 
     Raises:
         TrainingError: Somebody has others.
@@ -259,11 +237,7 @@ class JointMoments(Protocol):
 
 
 class Synchronizer:
-    """Decides when the processes meet, and brings the learners of all to one state there.
-
-    Args:
-        group: the processes; one alone never meets anybody.
-    """
+    """Decides when the processes meet, and brings the learners of all to one state there."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group if isinstance(group, DistributedGroup) else None
@@ -294,12 +268,7 @@ class Synchronizer:
     def sync_if_due(
         self, learners: Mapping[str, Learner], next_summary: Callable[[str], int]
     ) -> None:
-        """Meet the others if something here waits for it.
-
-        Args:
-            learners: by name of their behavior.
-            next_summary: step of a behavior's next summary.
-        """
+        """Meet the others if something here waits for it."""
         if self.group is None:
             return
         stop = self._stop_asked()
@@ -312,11 +281,6 @@ class Synchronizer:
 
     def register(self, learner: Learner, *, seed: int, held: int | None = None) -> None:
         """Let a behavior's new or restored learner do as those of the other processes.
-
-        Args:
-            learner: of the behavior.
-            seed: of the learner.
-            held: as `LearnerSync` takes it.
 
         Raises:
             SettingsError: It is set to something that several processes cannot do together.

@@ -50,14 +50,7 @@ _HURRY_S = 2.0
 
 
 class LocalWorkers:
-    """Further processes of this run on this machine.
-
-    Args:
-        n: how many.
-        port: of the store on this machine's loopback.
-        threads: for libraries that look at OMP_NUM_THREADS.
-        log_folder: gets `learner-<rank>.log` of each.
-    """
+    """Further processes of this run on this machine, each with a log `learner-<rank>.log`."""
 
     def __init__(self, n: int, *, port: int, threads: int, log_folder: Path) -> None:
         self.log_folder = log_folder
