@@ -206,8 +206,7 @@ class Algorithm(ABC):
 
     def copy_for_acting(self) -> Algorithm:
         """Copy what `act` needs, and no more of `own_networks`, to act while this one learns."""
-        # Shallow at first: streams are shared, so that acting goes on in the same stream after
-        # an update.
+        # Shallow at first: streams are shared, so that acting goes on in them after an update.
         acting = copy.copy(self)
         needed = (self.policy, self.recurrent_critic)
         names = [name for name, network in self.own_networks.items() if network in needed]

@@ -367,8 +367,7 @@ class PPO(Algorithm):
         )
         if not self.settings.threaded:
             return rows
-        # Only here has the policy moved since the rows were collected: acting went on during the
-        # last update.
+        # Acting went on during the last update: the policy has moved since it chose these actions.
         return decoupled(rows, log_probs(self.policy, rows, self._sequence_states(sequences)[0]))
 
     def _values(self, obs: Sequence[Tensor], chunk: int = CHUNK) -> FloatArray:

@@ -256,8 +256,7 @@ class RolloutRows:
     def take(self, index: Tensor) -> Rows:
         """The steps in int64 [B] rows, as `RewardSignal` describes them."""
         taken = {name: values[index] for name, values in self.columns.items()}
-        # Rollouts store actions as drawn; signals see them in the environment's range, as
-        # demonstrations have them.
+        # Rollouts store actions as drawn, demonstrations in the environment's range.
         taken["continuous"] = to_environment(taken["continuous"])
         return Rows(columns=taken | observations(self._following(index), "next_obs"))
 

@@ -58,8 +58,7 @@ def demonstration_files(path: Path | str) -> list[Path]:
     """
     path = Path(path)
     if path.is_dir():
-        # Sorted, as the order of a folder differs between file systems, and minibatches would
-        # too.
+        # Sorted, as file systems differ in the order of a folder, and minibatches would too.
         files = sorted(path.glob("*.demo"))
         if not files:
             raise DemonstrationError(f"{path}: there are no '.demo' files in this directory")

@@ -87,8 +87,7 @@ class Groups:
         """Int64 [N] one number for each group of a source, and for each agent without a group."""
         number = self._sources.setdefault(source, len(self._sources))
         named = number * _SOURCE + group_id.astype(np.int64)
-        # Negative numbers for agents without a group: each is a group of its own, and none meets
-        # a named one.
+        # Negative numbers for agents without a group: each is a group of its own.
         return np.where(group_id > 0, named, _NO_GROUP - slots)
 
     def on_message(self, ended: GroupMessage, deciding: GroupMessage, n_slots: int) -> None:
@@ -106,8 +105,7 @@ class Groups:
         if len(ended.slots):
             # Its episode ended in this message: the decision begins another one.
             goes_on &= ~np.isin(deciding.slots, ended.slots)
-        # Before anything changes: rewards belong to the groups as they were when they were
-        # earned.
+        # Before anything changes: rewards belong to the groups in which they were earned.
         self._share(ended, acted, deciding, goes_on)
         ids = self._observe(deciding, np.zeros(len(deciding.slots), dtype=np.bool_))
         s["entity"][deciding.slots[goes_on]] = ids[goes_on]

@@ -103,8 +103,7 @@ class Replay:
         if n_rows == 0:
             return
         trajectory = np.repeat(np.arange(n_ends), lengths)
-        # Each earlier trajectory has taken one place more, for the observation that it ended
-        # with.
+        # Each earlier trajectory has taken one place more, for its last observation.
         row_places = self._n_places + np.arange(n_rows) + trajectory
         end_places = self._n_places + np.cumsum(lengths + 1) - 1
         done = np.zeros(n_rows, np.bool_)
@@ -200,8 +199,7 @@ class Replay:
         if n_live <= size:
             return
         n_known = self._n_places - n_new
-        # Places are counted from the first that ever came, so each has a new remainder in the
-        # larger ring.
+        # Places are counted from the first ever: each has a new remainder in the larger ring.
         kept = np.arange(min(oldest, n_known), n_known)
         bigger = max(n_live, size + size // 2)
         for name, stored in self._obs.items():

@@ -173,8 +173,7 @@ class Slots:
         ids, slots = self._of(source)
         new, first = np.unique(agent_ids, return_index=True)
         added = np.empty(len(new), dtype=np.intp)
-        # In the order in which they were named, and not of their ids: slots then follow the
-        # message.
+        # In the order in which they were named, not of their ids: slots follow the message.
         added[np.argsort(first)] = self._take(len(new))
         at = np.searchsorted(ids, new)
         self._known[source] = np.insert(ids, at, new), np.insert(slots, at, added)

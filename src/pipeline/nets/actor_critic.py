@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 AnyTensor = TypeVar("AnyTensor")
 
-# ML-Agents' scales of the first weights: actions begin near 0, and all choices nearly equally
-# likely.
+# ML-Agents' scales of the first weights: actions begin near 0, choices nearly equally likely.
 MU_GAIN = 0.2
 LOGITS_GAIN = 0.1
 
@@ -203,8 +202,7 @@ class ActionHeads(nn.Module):
 
     def _discrete_to_onnx(self, graph: OnnxGraph, hidden: str) -> None:
         sizes = self.spec.discrete_branches
-        # 1 means allowed here, as Unity's package sends it; `action_mask` in Python means the
-        # opposite.
+        # 1 means allowed, as Unity's package sends it; the opposite of Python's `action_mask`.
         masks = graph.input("action_masks", (sum(sizes),))
         sampled, best = [], []
         start = 0
@@ -227,8 +225,7 @@ class ActionHeads(nn.Module):
 
 def masked_to_onnx(graph: OnnxGraph, logits: str, mask: str) -> str:
     """Logits pushed down where the mask, 1 = allowed, is 0: logits · m - 1e8 · (1 - m)."""
-    # Arithmetic instead of Where: only operators of the models that Unity ships are sure to be
-    # imported.
+    # Arithmetic instead of Where: only operators of Unity's own models are sure to be imported.
     minus = graph.node("Mul", [mask, graph.scalar(-1.0)])
     forbidden = graph.node("Add", [minus, graph.scalar(1.0)])
     allowed = graph.node("Mul", [logits, mask])
@@ -290,8 +287,7 @@ class Critic(nn.Module):
     ) -> None:
         super().__init__()
         self.signals = tuple(signals)
-        # Assigned before the modules, so that a shared critic has neither and saves no weights
-        # twice.
+        # Assigned before the modules, so that a shared critic saves no weights twice.
         self.body = self.memory = None
         if shared is not None:
             width = shared.output_size
@@ -309,8 +305,7 @@ class Critic(nn.Module):
         self, obs: Sequence[Tensor], hidden: Tensor, sequences: SequenceState | None = None
     ) -> Tensor:
         """Values [B, signals]; `hidden` is the actor's, used when the body is shared."""
-        # A critic of its own looks at the observations again; `hidden` then is the actor's and
-        # stays unused.
+        # A critic of its own looks at the observations again, and not at the actor's `hidden`.
         if self.body is not None:
             hidden = apply_memory(self.body(obs), self.memory, sequences)
         values: Tensor = self.heads(hidden)

@@ -119,8 +119,7 @@ class CompiledGradients:
                 fullgraph=True,
                 dynamic=bool(lengths),
                 options={
-                    # The key says all that could change, and checking it again costs as much as a
-                    # layer.
+                    # The key says all that could change; checking again costs as much as a layer.
                     "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
                     "compile_threads": 1,  # no processes that would outlive this one
                     "size_asserts": False,  # of inputs, which the key has seen

@@ -37,8 +37,7 @@ class Normalizers(nn.Module):
             {
                 str(i): RunningNormalizer(spec.shape[0])
                 for i, spec in enumerate(specs)
-                # Only vectors are normalised, as in ML-Agents; images and lists of entities come
-                # as they are.
+                # Only vectors are normalised, as in ML-Agents, and not images or lists of entities.
                 if enabled and len(spec.shape) == 1
             }
         )
@@ -80,8 +79,7 @@ class HyperLayer(nn.Module):
         self.n_in, self.n_out = n_in, n_out
         self.goal = DenseSwish(goal_size, hidden_units, 2)
         self.weights = nn.Linear(hidden_units, n_in * n_out)
-        # ML-Agents' bound: it counts the inputs of the generated layer too, not only those of
-        # this one.
+        # ML-Agents' bound: it counts the inputs of the generated layer, too.
         bound = 1.0 / math.sqrt(hidden_units * n_in)
         nn.init.uniform_(self.weights.weight, -bound, bound)
         nn.init.zeros_(self.weights.bias)
@@ -105,8 +103,7 @@ class HyperLayer(nn.Module):
         distinct, which = torch.unique(goal, dim=0, return_inverse=True)
         if len(distinct) > FEW_GOALS:
             return self._per_row(x, goal)
-        # [n_in, goals * n_out]: one product gives each row's result with each goal; its own is
-        # picked below.
+        # [n_in, goals * n_out]: one product for each row and goal; a row's own is picked below.
         side_by_side = self._weights(distinct).transpose(0, 1).flatten(1)
         y = (x @ side_by_side).view(len(x), len(distinct), self.n_out)
         return y[torch.arange(len(x), device=x.device), which]

@@ -156,8 +156,7 @@ class GroupCritic(nn.Module):
         self.attention = ResidualSelfAttention(H)
         gain = math.sqrt(WEIGHT_VARIANCE / H)
         self.dense = DenseSwish(H, H, settings.num_layers, gain=gain)
-        # One more input for the number of members: the mean over members does not tell how many
-        # there are.
+        # One more input for the number of members, which the mean over members does not tell.
         self.heads = xavier(H + 1, len(self.signals))
         # As in `Critic`: Xavier's bound depends on the number of outputs.
         for row in range(len(self.signals)):
@@ -220,8 +219,7 @@ class GroupCritic(nn.Module):
         who = None
         if groups.wanted is not None:
             who, forbidden = _looking(N, x)
-            # [M, heads, (1 + N) N, 2 N]: the rows of a set are picked from scores that were
-            # computed once.
+            # [M, heads, (1 + N) N, 2 N]: the rows of each set, out of scores computed once.
             scores = scores.index_select(2, who) + forbidden
         if partial is not None:
             absent = (~partial.present).to(x.dtype) * FORBIDDEN

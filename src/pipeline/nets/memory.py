@@ -83,8 +83,7 @@ class Memory(nn.Module):
     def step(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """One step of N agents: x [N, n_in], memory [N, M] to outputs [N, M/2] and new memory."""
         state = torch.split(memory, self.output_size, dim=1)
-        # The cell alone: nn.LSTM prepares for sequences, which takes longer than one step's
-        # arithmetic.
+        # The cell alone: nn.LSTM prepares for sequences, which takes longer than one step.
         hidden, cell = torch.lstm_cell(x, state, *self._weights)
         return hidden, torch.cat((hidden, cell), dim=1)
 
@@ -107,8 +106,7 @@ class Memory(nn.Module):
         cell = graph.node("Slice", [memory], axes=[2], starts=[H], ends=[2 * H])
         x = graph.node("Unsqueeze", [x], axes=[0])
         outputs = ("memory.outputs", "memory.hidden", "memory.cell")
-        # The empty name leaves out the lengths of sequences, which ONNX has between bias and
-        # state.
+        # The empty name leaves out the lengths of sequences, between bias and state in ONNX.
         graph.nodes("LSTM", [x, *weights, "", hidden, cell], outputs, hidden_size=H)
         features = graph.node("Squeeze", [outputs[0]], axes=[0, 1])
         joined = graph.node("Concat", outputs[1:], axis=2)

@@ -60,8 +60,7 @@ class OnnxGraph:
 
     def constant_output(self, name: str, values: Sequence[Any]) -> None:
         """Declare constant floats as an output: an initializer that carries the output's name."""
-        # Loaders read such constants by their tensor's name; an initializer is the form that all
-        # of them find.
+        # Loaders read such constants by their tensor's name, and all find initializers.
         array = np.array(values, dtype=np.float32)
         self.constant(array, name)
         self._outputs.append(_value_info(name, np.float32, array.shape))

@@ -120,8 +120,7 @@ class FlatAdam(FusedAdam):
         self.parameters = list(dict.fromkeys(parameters))
         self._places = _places(self.parameters, pairs)
         first = self.parameters[0]
-        # The gaps between places stay 0 in both tensors, so they add nothing to a norm and never
-        # move.
+        # The gaps between places stay 0 in both tensors: they add nothing to a norm.
         size = max(place.stop for place in self._places)
         size = -(-size // _ALIGNMENT) * _ALIGNMENT
         self.flat = nn.Parameter(torch.zeros(size, dtype=first.dtype, device=first.device))
@@ -129,8 +128,7 @@ class FlatAdam(FusedAdam):
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
         for parameter, place in zip(self.parameters, self._places, strict=True):
             self.flat.data[place] = parameter.detach().flatten()
-            # The object stays and its data move, so that modules which hold it see the new
-            # place.
+            # The object stays and its data move, so that modules which hold it see them.
             parameter.data = self.flat.data[place].view_as(parameter)
             self._gradients.append((parameter, gradient[place].view_as(parameter)))
         self.paired: list[nn.Parameter] = []
@@ -218,8 +216,7 @@ class FlatAdam(FusedAdam):
         self, state: dict[str, Any], before: Sequence[slice], after: Sequence[slice]
     ) -> dict[str, Any]:
         """Adam's state with the moments of each parameter in another place."""
-        # Checkpoints have the order of the parameters, whichever of them lie side by side in
-        # memory.
+        # Checkpoints have the order of the parameters, whichever are side by side in memory.
         if before == after or not state["state"]:
             return state
         moved = dict(state["state"][0])

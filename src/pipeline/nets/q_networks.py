@@ -97,8 +97,7 @@ class TwinQNetworks(nn.Module):
             *bodies, weight, bias = paired
             self._both = DensePair(bodies), weight, bias
         for frozen, own in zip(self._frozen[0].parameters(), self.first.parameters(), strict=True):
-            # The same memory: it follows every step of the optimizer, and no derivative reaches
-            # it.
+            # The same memory: it follows every step of the optimizer, without a derivative.
             frozen.data = own.data
 
     def forward(

@@ -116,8 +116,7 @@ def train(
         UnityException: The environment failed; what was learned so far is saved.
         Interrupted: SIGINT or SIGTERM came; the state is saved.
     """
-    # Before anything else: torchrun starts this call in every process, and only the first one
-    # has the settings.
+    # Before anything else: torchrun starts this call in every process; only the first has settings.
     rank, n_processes = launched()
     if rank > 0:
         # Its sinks are closed without a word: the first process reports for all.

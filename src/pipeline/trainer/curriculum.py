@@ -253,8 +253,7 @@ class Lessons:
                 max_steps=learner.settings.max_steps,
                 elo=None if learner.past is None else learner.past.rating,
             )
-        # Kept until no step is under way: workers must not get new parameters in the middle of
-        # one.
+        # Kept until no step is under way: workers must not get new parameters during one.
         self._pending = self.curriculum.advance()
         if self._n_steps == _STEPS_TO_SHOW_UP:
             self._warn_of_missing(returns)

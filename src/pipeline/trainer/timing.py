@@ -77,8 +77,7 @@ class Stopwatch:
 
     def _environments(self) -> dict[str, float]:
         wire = self._workers.codec_seconds
-        # Reading and writing messages happens within the steps; two clocks may differ by a
-        # little.
+        # Reading and writing messages happens within the steps; two clocks may differ a little.
         return {"environment": max(self._stepping_s - wire, 0.0), "wire": wire}
 
 

@@ -91,8 +91,7 @@ class CheckpointManager:
                 name: [one for one in both if one.get("run") == moment]
                 for name, both in saved.items()
             }
-            # A kill may fall between two behaviors' files: then the older moment is the one that
-            # all have.
+            # A kill may fall between two behaviors' files: then all have the older moment.
             if all(fitting.values()):
                 chosen = {name: of_moment[0] for name, of_moment in fitting.items()}
                 self._stale = {name for name in saved if chosen[name] is not newest[name]}

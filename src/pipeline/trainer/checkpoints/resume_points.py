@@ -124,13 +124,11 @@ class ResumePoints:
             self._keeper.refresh(learners, run)
             return
         states = self._snapshot(learners, run)
-        # After the snapshot, which is of the same moment: the states come with the next
-        # messages.
+        # After the snapshot, which is of the same moment: states come with the next messages.
         self._workers.request_states()
         self.is_pending = True
         if self._workers.is_split:
-            # Copied, because the step that follows changes tensors in place before the states
-            # are here.
+            # Copied, because the next step changes tensors in place before the states are here.
             self._states = {name: _copied(state) for name, state in states.items()}
         else:
             self._states = states

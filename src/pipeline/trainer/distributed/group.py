@@ -85,8 +85,7 @@ class DistributedGroup(ProcessGroup):
         if os.environ.get("MASTER_ADDR", _LOOPBACK[0]) in _LOOPBACK and os.path.exists(  # noqa: PTH110  # no file
             "/sys/class/net/lo"
         ):
-            # gloo would listen on the address that the host's name resolves to, which others may
-            # reach.
+            # gloo would listen on the address of the host's name, which others may reach.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self._interruptible(
             lambda: dist.init_process_group(
