@@ -28,9 +28,9 @@ class Slots:
     a sorted array of ids beside the array of their slots.
 
     Agents may vanish without the end of an episode. So each slot notes when its agent was last
-    heard of, and `sweep` gives back those of agents that have been silent for long, which is looked
-    for only when the number of taken slots has doubled since the last time. The clock counts the
-    messages of whoever sends most, so it does not matter how many workers and teams take turns.
+    heard of, and `sweep` frees the slots of agents that no message has named for long. It looks for
+    them only when the number of taken slots has doubled since the last time. Time is the number of
+    messages of the source that has sent most, however many workers and teams take turns.
     """
 
     def __init__(self) -> None:

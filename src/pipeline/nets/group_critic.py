@@ -152,7 +152,9 @@ class GroupCritic(nn.Module):
         actions = spec.action_spec
         self.branches = tuple(actions.discrete_branches)
         self.seen = normal_linear(n, H, H)
+        """Embeds a member from its observation."""
         self.done = normal_linear(n + actions.continuous_size + sum(self.branches), H, H)
+        """Embeds a member from its observation and its action."""
         self.attention = ResidualSelfAttention(H)
         gain = math.sqrt(WEIGHT_VARIANCE / H)
         self.dense = DenseSwish(H, H, settings.num_layers, gain=gain)
@@ -258,11 +260,11 @@ def _side_by_side(x: Tensor, groups: GroupLayout) -> Tensor:
 
 
 def _sets(N: int, device: torch.device | None = None) -> Tensor:
-    """Who stands in the sets of a group of N, out of N seen and the same N seen and done.
+    """Which of a group's 2 N embeddings stand in its sets: N by `seen`, and the same N by `done`.
 
     Returns:
-        int64 [1 + N, N]: for the value the N seen, then for each member's baseline itself as seen
-        and the others as seen and done.
+        int64 [1 + N, N]: for the value all by `seen`, then for each member's baseline itself by
+        `seen` and the others by `done`.
     """
     member = torch.arange(N, device=device)
     of_baselines = torch.where(torch.eye(N, dtype=torch.bool, device=device), 0, N) + member

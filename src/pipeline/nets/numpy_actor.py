@@ -1,7 +1,8 @@
 """What a policy decides for few agents, in NumPy.
 
-Of a small network's decision a tenth is arithmetic and the rest is calls, and NumPy's cost a third
-of torch's. Numbers are those of `ActionHeads.choose` but for rounding.
+A small network spends a tenth of its time on arithmetic and the rest on calling operations, and a
+call of NumPy takes a third as long as one of torch. Results are those of `ActionHeads.choose`, but
+for rounding.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ class FlatAdam(FusedAdam):
             columns: [B, ...] and others, by name.
             max_norm: as in `step`.
             lengths: of columns whose length differs from minibatch to minibatch.
-            steady: whether columns of these shapes will come again; others are never compiled.
+            steady: whether these shapes are worth a compiled program, as they will come again.
         """
         # A length of 0 or 1 is another program to torch.
         if self.compiled and steady and all(len(columns[name]) > 1 for name in lengths or ()):

@@ -1,15 +1,15 @@
 """`threaded: true`: the networks learn while the environments work on the agents' actions.
 
-When a rollout is complete, the policy as it then is goes on acting, in a copy, and the update's
-policy acts from a step of the loop that counts alone decide. So clocks decide nothing, and a run
-repeats bit by bit.
+When a rollout is complete, a copy of the policy goes on acting while the networks learn. The loop's
+step at which the updated policy takes over is computed from counts, never from a clock, so that a
+run repeats bit by bit.
 
-Short gradient steps are spread over the loop's next steps, after what was decided has been sent and
-before the answer is waited for. How many come in a step depends on how many the update has, and how
-many steps of the loop its rollout took. Long ones, beside which environments would wait, are made
-in a thread: torch then does arithmetic most of the time, and leaves Python to the loop. They are
-waited for after a number of steps that grows with the arithmetic, at the latest when as many have
-passed as the rollout took: the sooner a policy acts, the better it learns from what it did.
+Short gradient steps are spread evenly over the loop's next steps, as many as the rollout took; they
+run after the actions have been sent and before the environments' answer is read. Long gradient
+steps, which would keep the environments waiting, run in a thread, since torch's arithmetic leaves
+Python to the loop. The loop waits for them after a number of steps that grows with the arithmetic,
+and after as many steps as the rollout took at the latest: the less stale the acting policy, the
+better it learns from its experience.
 """
 
 from __future__ import annotations

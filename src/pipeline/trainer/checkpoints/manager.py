@@ -67,7 +67,7 @@ class CheckpointManager:
         self._numbered: dict[str, int] = {}
         """Step of the newest numbered checkpoint of each behavior that this run has written."""
         self._stale: set[str] = set()
-        """Behaviors whose newest file is not of the moment that the run continued from."""
+        """Behaviors whose newest resume file is newer than the state that the run resumed from."""
         self.saved_at = time.monotonic()
         self.is_last = False
         """Whether the next moment is the last before the run ends, and gets a whole replay."""

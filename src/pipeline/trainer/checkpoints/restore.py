@@ -101,7 +101,9 @@ def _compare_sensors(
         f"{learner.name} has {here} of shapes {ours}"
     )
     if is_other and refuse:
-        raise CheckpointError(f"{text}; begin a new run, or go back to the sensors of then")
+        raise CheckpointError(
+            f"{text}; begin a new run, or restore the sensors that it was trained with"
+        )
     _log.warning("%s. Check that they mean the same in this order.", text)
 
 

@@ -3,10 +3,10 @@
 Environments in processes of their own send their states with their next message, after the step
 that follows. So what the trainer has at the moment is copied, and written when they have come.
 
-Several learners talk at their meetings alone. So what each is after the step of a meeting, and
-before the next meeting, is one moment of the run: the first asks for it at a meeting, each keeps
-what it is after that step, and at the first meeting where all have their environments' states they
-hand them over. The first one writes the file.
+Several processes exchange nothing between two synchronisations (`distributed.sync`), so copies that
+they take there belong together. The first process asks for a resume point at a synchronisation,
+each copies its state after that step, and the first synchronisation at which all have the states of
+their environments gathers the copies. The first process writes the file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 # Seconds between refreshes of the file that a killed run resumes from.
 RESUME_INTERVAL_S = 10.0
-# How far a process is with its part of a moment.
+# How far a process is with its part of a resume point.
 _NOTHING, _WAITS, _READY, _LOST = "nothing", "waits", "ready", "lost"
 
 

@@ -1,9 +1,9 @@
 """Several processes that learn together, over `torch.distributed`.
 
-Tensors travel by gloo, those on GPUs by NCCL. Between two processes there are three kinds of talk:
-averages in the middle of an update, merged sums around it, and plain values where learners agree;
-see `distributed.sync`. A store of keys, which `torchrun` or the first
-process serves, is where the processes find each other and say why they end.
+Tensors travel by gloo, those on GPUs by NCCL. The processes exchange averages during an update,
+merged sums around it, and plain values where they synchronise; see `distributed.sync`. They find
+each other, and report why they fail, through a key-value store that `torchrun` or the first process
+serves.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class DistributedGroup(ProcessGroup):
             names = " or ".join(map(str, others))
             return LearnerLostError(
                 f"the learner of rank {names} (of {self.size}) does not answer any more ({line}); "
-                "look for its last words in what the launcher printed"
+                "look for the last lines that it wrote in what the launcher printed"
             )
         rank = min(reasons)
         return LearnerLostError(f"the learner of rank {rank} (of {self.size}) {reasons[rank]}")
@@ -293,8 +293,8 @@ def merged(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
 class SharedNormalizers:
     """The running means of a behavior's networks, kept the same in all processes.
 
-    Between meetings each process adds what it sees to the state that all had after the last one;
-    at the next the additions of all are added to that state.
+    Between two synchronisations each process adds what it observes to the common state; the next
+    one adds what all have observed to the common state.
 
     Args:
         networks: those that may have normalisers, in one order everywhere.

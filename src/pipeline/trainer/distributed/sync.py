@@ -1,14 +1,14 @@
-"""Learners of several processes that learn the same: where they meet, and what they share.
+"""Data-parallel learning: when the processes of a run synchronise, and what they exchange.
 
-The mathematics is that of one learner which has everybody's environments: an update comes when all
-together have enough rows, minibatches are made of parts from all, gradients are means over their
-rows, advantages are normalised over the experience of all, and so are observations.
-Each process steps its environments on its own until it cannot rule out any more that all together
-have the rows of an update, or the steps to the next summary or to the end of training; or until it
-is told to stop. From then on it meets the others again and again. What they have seen since the
-last meeting is added up in the order of ranks, so that steps, episodes and measures of lessons are
-those of all, and the same everywhere; and what is decided from them (to update, to summarise, to
-begin a lesson, to end) is decided everywhere at the same moment.
+The mathematics is that of one learner with the environments of all processes: an update is made
+when all together have enough rows, each minibatch has a part from every process, gradients are
+means over the rows of all, and so are the statistics that normalise advantages and observations.
+
+A process steps its environments alone until all processes together may have enough rows for an
+update, or enough steps for the next summary or the end of training, or until it is told to stop.
+Then it waits for the others to synchronise. Such a *meeting* adds up what all have counted since
+the last one, in the order of ranks, so that all processes have the same steps, episodes and lesson
+measures, and decide alike: to update, to summarise, to begin a lesson, or to end.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class LearnerSync:
     """Keeps a learner the same as the learners of its behavior in other processes.
 
     Attributes:
-        held: rows that were not learned from at the last meeting.
+        held: rows here that were still to be learned from at the last meeting. It decides when the
+            next one is, so a run that resumes exactly gives it.
 
     Raises:
         SettingsError: The learner is set to something that cannot be done together.
@@ -156,7 +157,7 @@ class LearnerSync:
         """Bring this learner to where all are together, by the notes of all in the order of ranks.
 
         Raises:
-            TrainingError: Somebody has other weights.
+            TrainingError: The weights of two processes differ.
         """
         learner = self._learner
         refuse_other_weights(learner.name, notes)
@@ -194,7 +195,7 @@ def refuse_other_weights(name: str, notes: Sequence[Mapping[str, Any]]) -> None:
     """Make sure that all have the same weights, by the notes of all in the order of ranks.
 
     Raises:
-        TrainingError: Somebody has others.
+        TrainingError: The weights of two processes differ.
     """
     for rank, note in enumerate(notes):
         if any(note[key] != notes[0][key] for key in ("weights", "updates", "step")):
@@ -227,13 +228,13 @@ def _draw_differently(algorithm: Algorithm, seed: int, rank: int, n_updates: int
 
 
 class JointMoments(Protocol):
-    """What keeps one moment of all processes, between the same two meetings."""
+    """Keeps resume points whose parts all processes take between the same two synchronisations."""
 
     def note(self) -> dict[str, Any]:
         """What the others need to know, as plain values."""
 
     def meet(self, notes: Sequence[Mapping[str, Any]], group: DistributedGroup) -> None:
-        """Hear all notes, in the order of ranks."""
+        """Take in the notes of all processes, in the order of ranks, at a synchronisation."""
 
 
 class Synchronizer:
@@ -246,7 +247,7 @@ class Synchronizer:
         self._members: dict[str, LearnerSync] = {}
         self._missed: set[str] = set()
         self.resume_points: JointMoments | None = None
-        """Told of each meeting, where several processes keep one moment together."""
+        """Takes part in each synchronisation; None for a process alone."""
 
     @property
     def held(self) -> dict[str, int]:
@@ -300,7 +301,7 @@ class Synchronizer:
             "behaviors": {name: one.local_state() for name, one in self._members.items()},
             "resume point": self.resume_points and self.resume_points.note(),
         }
-        # One talk for all behaviors and the request to stop, so that all decide from the same.
+        # One exchange for all behaviors and the request to stop, so that all decide from the same.
         notes = group.all_gather_object(note, look=self._pass_on)
         self._agreed.signal_number = next((one["stop"] for one in notes if one["stop"]), None)
         if self._agreed():
