@@ -5,6 +5,7 @@ from dataclasses import fields
 import pytest
 import torch
 
+import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.settings import load_run_settings
 from pipeline.tracking.base import Sink, Tracker
@@ -67,6 +68,18 @@ def make_loop(tmp_path):
         return TrainingLoop(workers, job, device=cpu, tracker=Tracker(sinks), **options)
 
     return make
+
+
+@pytest.fixture
+def train_in(tmp_path):
+    """Train in a simulator of this process, or in a list of them."""
+
+    def train(toys, settings, **options):
+        toys = toys if isinstance(toys, list) else [toys]
+        environments = [InProcessEnvironment(toy) for toy in toys]
+        return pipeline.train(environments, settings, **{"seed": 1, "run_dir": tmp_path} | options)
+
+    return train
 
 
 @pytest.fixture

@@ -134,10 +134,10 @@ def test_finite_numbers_that_make_infinite_ones_stop_the_run(
     run(in_process(huge), settings, tmp_path, "is not finite")
 
 
-def test_normalised_huge_numbers_stay_finite(quick, tmp_path, in_process):
+def test_normalised_huge_numbers_stay_finite(quick, tmp_path, train_in):
     network = {"hidden_units": 8, "num_layers": 1, "normalize": True}
     settings = quick(max_steps=2000, network_settings=network)
-    pipeline.train(in_process(Huge(n_agents=4)), settings, seed=1, run_dir=tmp_path)
+    train_in(Huge(n_agents=4), settings)
     assert load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["step"] >= 2000
 
 
@@ -181,14 +181,14 @@ def test_learning_that_diverges_stops_the_run(
     run(in_process(Chase(n_agents=4)), settings, tmp_path, wanted)
 
 
-def test_longer_gradients_are_shortened_only_where_asked(quick, tmp_path, in_process):
+def test_longer_gradients_are_shortened_only_where_asked(quick, tmp_path, train_in):
     """The first update's steps differ exactly when there is a norm to shorten to."""
     found = []
     for number, norm in enumerate((None, 1e9, 1e-9)):
         plain = {"batch_size": 32, "buffer_size": 128, "num_epoch": 1}
         settings = quick(hyperparameters=plain | {"max_grad_norm": norm})
         folder = tmp_path / str(number)
-        pipeline.train(in_process(Corridor(n_agents=4)), settings, seed=1, run_dir=folder)
+        train_in(Corridor(n_agents=4), settings, run_dir=folder)
         state = load_checkpoint(folder / "Toy" / "checkpoint.pt")["learner"]["algorithm"]
         found.append(state["optimizer"]["state"][0]["exp_avg"].norm().item())
     assert found[0] == found[1]

@@ -104,18 +104,16 @@ def told(toy):
     return events
 
 
-def test_all_parameters_come_before_the_first_reset(configured, in_process, tmp_path):
+def test_all_parameters_come_before_the_first_reset(configured, train_in):
     toy = Told(n_agents=4)
-    pipeline.train(in_process(toy), configured(pay=0.5, wind=2.0), seed=1, run_dir=tmp_path)
+    train_in(toy, configured(pay=0.5, wind=2.0))
     assert told(toy) == [(0, "pay", 0.5), (0, "wind", 2.0), (0, "reset")]
 
 
-def test_a_lesson_tells_its_parameter_at_once_and_a_reset_tells_all(
-    configured, in_process, tmp_path
-):
+def test_a_lesson_tells_its_parameter_at_once_and_a_reset_tells_all(configured, train_in):
     toy = Told(n_agents=4)
     settings = configured(pay=[1.0, SHORT, 2.0, LATER, 3.0], wind=5.0)
-    pipeline.train(in_process(toy), settings, seed=1, run_dir=tmp_path)
+    train_in(toy, settings)
     # four agents close four rows each in four steps: after 76 steps 304 of 1000 agent steps, more
     # than 0.3, are made; that is noticed while step 77 is under way, and told after it
     assert told(toy) == [
@@ -129,7 +127,7 @@ def test_a_lesson_tells_its_parameter_at_once_and_a_reset_tells_all(
     ]
 
 
-def test_no_trajectory_spans_a_reset(configured, in_process, tmp_path, monkeypatch):
+def test_no_trajectory_spans_a_reset(configured, monkeypatch, train_in):
     seen, learn = [], Learner.learn
 
     def spy(self):
@@ -142,27 +140,25 @@ def test_no_trajectory_spans_a_reset(configured, in_process, tmp_path, monkeypat
     toy = Told(n_agents=4)
     toy.length = 50  # longer than a trajectory: they are closed by the horizon
     settings = configured(pay=[1.0, SHORT | {"require_reset": True}, 2.0, LATER, 3.0])
-    pipeline.train(in_process(toy), settings, seed=1, run_dir=tmp_path)
+    train_in(toy, settings)
     assert toy.n_resets == 3
     assert {tuple(numbers) for numbers in seen} == {(1.0,), (2.0,), (3.0,)}
 
 
-def test_returns_move_lessons(configured, in_process, tmp_path):
+def test_returns_move_lessons(configured, train_in):
     reward = {"behavior": "Toy", "threshold": 1.5, "min_lesson_length": 8}
     toy = Told(n_agents=4)
     settings = configured(pay=[2.0, reward, 1.0, reward, 4.0])
-    pipeline.train(in_process(toy), settings, seed=1, run_dir=tmp_path)
+    train_in(toy, settings)
     # eight episodes of four agents end with step 8; that is noticed while step 9 is under way.
     # A return of 1 moves no lesson
     assert told(toy) == [(0, "pay", 2.0), (0, "reset"), (9, "pay", 1.0)]
 
 
-def test_lessons_are_logged_and_charted(configured, in_process, tmp_path, caplog, recorder):
+def test_lessons_are_logged_and_charted(configured, caplog, recorder, train_in):
     settings = configured(pay=[1.0, SHORT, 2.5], wind=5.0)
     with caplog.at_level(logging.INFO):
-        pipeline.train(
-            in_process(Told(n_agents=4)), settings, seed=1, run_dir=tmp_path, sinks=[recorder]
-        )
+        train_in(Told(n_agents=4), settings, sinks=[recorder])
     assert [r.getMessage() for r in caplog.records if "is in lesson" in r.getMessage()] == [
         "Parameter 'pay' is in lesson 'a' and has value 'Float: value=1.0'.",
         "Parameter 'wind' is in lesson 'wind' and has value 'Float: value=5.0'.",
@@ -176,22 +172,20 @@ def test_lessons_are_logged_and_charted(configured, in_process, tmp_path, caplog
     assert charted[400] == charted[1000] == (1.0, 0.0)
 
 
-def test_starting_lesson_is_where_a_run_begins(configured, in_process, tmp_path):
+def test_starting_lesson_is_where_a_run_begins(configured, train_in):
     toy = Told(n_agents=4)
     settings = configured(pay=[1.0, LATER, 2.0, LATER, 3.0], wind=5.0)
-    pipeline.train(in_process(toy), settings, seed=1, run_dir=tmp_path, starting_lesson=2)
+    train_in(toy, settings, starting_lesson=2)
     assert told(toy) == [(0, "pay", 3.0), (0, "wind", 5.0), (0, "reset")]
 
 
-def test_same_seed_changes_lessons_at_the_same_steps(configured, in_process, tmp_path):
+def test_same_seed_changes_lessons_at_the_same_steps(configured, tmp_path, train_in):
     reward = {"behavior": "Toy", "threshold": 0.5, "min_lesson_length": 20}
     settings = configured(pay=[2.0, reward, 3.0, LATER, 4.0])
     runs = []
     for label in ("one", "two"):
         toys = [Told(n_agents=3, seed=seed) for seed in (1, 2)]
-        pipeline.train(
-            [in_process(toy) for toy in toys], settings, seed=1, run_dir=tmp_path / label
-        )
+        train_in(toys, settings, run_dir=tmp_path / label)
         runs.append([toy.calls for toy in toys])
     assert runs[0] == runs[1]
     assert runs[0][0] == runs[0][1]
@@ -200,12 +194,12 @@ def test_same_seed_changes_lessons_at_the_same_steps(configured, in_process, tmp
 
 @pytest.mark.parametrize(("behavior", "n_warnings"), [("Toy", 0), ("Tory", 1), ("Toy?team=0", 1)])
 def test_a_behavior_that_is_never_shown_is_named(
-    behavior, n_warnings, configured, in_process, tmp_path, caplog
+    behavior, n_warnings, configured, caplog, train_in
 ):
     settings = configured("Toy", "Tory", "Toy?team=0", pay=[1.0, LATER | {"behavior": behavior}, 2])
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        pipeline.train(in_process(Told(n_agents=4)), settings, seed=1, run_dir=tmp_path)
+        train_in(Told(n_agents=4), settings)
     found = [r.getMessage() for r in caplog.records if "has not shown" in r.getMessage()]
     assert len(found) == n_warnings
     assert all(f"lessons of pay wait for the behavior '{behavior}'" in text for text in found)
@@ -310,17 +304,9 @@ class TwoTeams(Twin):
     other = "Toy?team=1"
 
 
-def test_statistics_of_workers_are_aggregated_as_they_ask(
-    configured, in_process, tmp_path, recorder
-):
+def test_statistics_of_workers_are_aggregated_as_they_ask(configured, recorder, train_in):
     toys = [Reporting(n_agents=4, offset=offset) for offset in (0.0, 1000.0)]
-    pipeline.train(
-        [in_process(toy) for toy in toys],
-        configured(),
-        seed=1,
-        run_dir=tmp_path,
-        sinks=[recorder],
-    )
+    train_in(toys, configured(), sinks=[recorder])
     (_, _, first), (_, _, second) = recorder.rows[:2]
     # eight agents close four rows each in four steps: the first multiple of 100 is passed at 128
     # rows, with the message of step 16 and that of the reset
@@ -334,13 +320,9 @@ def test_statistics_of_workers_are_aggregated_as_they_ask(
 
 
 @pytest.mark.parametrize("kind", [Twin, TwoTeams])
-def test_statistics_go_once_to_each_behavior_that_has_agents(
-    kind, configured, in_process, tmp_path, recorder
-):
+def test_statistics_go_once_to_each_behavior_that_has_agents(kind, configured, recorder, train_in):
     toy = kind(n_agents=4)
-    pipeline.train(
-        in_process(toy), configured("Toy", "Second"), seed=1, run_dir=tmp_path, sinks=[recorder]
-    )
+    train_in(toy, configured("Toy", "Second"), sinks=[recorder])
     firsts = {}
     for behavior, _, values in recorder.rows:
         firsts.setdefault(behavior, values)

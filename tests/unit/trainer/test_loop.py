@@ -24,7 +24,7 @@ from pipeline.trainer.stopping import StopRequest
 CPU = torch.device("cpu")
 
 
-def test_numpy_has_as_many_threads_as_torch_while_agents_act(quick, tmp_path, in_process):
+def test_numpy_has_as_many_threads_as_torch_while_agents_act(quick, train_in):
     """Those of OpenBLAS would wait for work on the environments' processors."""
     numbers = set()
 
@@ -36,7 +36,7 @@ def test_numpy_has_as_many_threads_as_torch_while_agents_act(quick, tmp_path, in
 
     with threadpool_limits(2, user_api="blas"):
         settings = quick(max_steps=40)
-        pipeline.train(in_process(Watched()), settings, seed=1, run_dir=tmp_path, torch_threads=1)
+        train_in(Watched(), settings, torch_threads=1)
     assert numbers == {1}
 
 
@@ -76,39 +76,35 @@ def test_returns_of_agents_that_come_and_go_are_theirs(quick, make_loop, in_proc
         assert one.mean_reward == pytest.approx(np.mean(recent), abs=1e-5)
 
 
-def test_run_ends_at_the_first_step_with_max_steps(quick, tmp_path, in_process):
+def test_run_ends_at_the_first_step_with_max_steps(quick, train_in):
     toy = Corridor(n_agents=4)
-    result = pipeline.train(in_process(toy), quick(), seed=1, run_dir=tmp_path)
+    result = train_in(toy, quick())
     # four agents close eight rows each at a time, or the end of an episode
     assert 500 <= result.behaviors["Toy"].steps < 500 + 4 * 8
     assert toy.is_closed
     assert set(result.seconds) == {"total", "environment", "wire", "inference", "storage", "update"}
 
 
-def test_summaries_stand_at_multiples_of_summary_freq(quick, tmp_path, in_process, recorder):
-    pipeline.train(
-        in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path, sinks=[recorder]
-    )
+def test_summaries_stand_at_multiples_of_summary_freq(quick, recorder, train_in):
+    train_in(Corridor(n_agents=4), quick(), sinks=[recorder])
     assert recorder.steps("Toy") == [100, 200, 300, 400, 500]
     assert all("Policy/Entropy" in values for _, _, values in recorder.rows)
     assert any("Losses/Policy Loss" in values for _, _, values in recorder.rows)
     assert recorder.n_closed == 1
 
 
-def test_multiples_passed_at_once_make_one_summary(quick, tmp_path, in_process, recorder):
+def test_multiples_passed_at_once_make_one_summary(quick, recorder, train_in):
     settings = quick(summary_freq=10)
-    pipeline.train(
-        in_process(Chase(n_agents=16)), settings, seed=1, run_dir=tmp_path, sinks=[recorder]
-    )
+    train_in(Chase(n_agents=16), settings, sinks=[recorder])
     steps = recorder.steps("Toy")
     assert steps == sorted(set(steps))
     assert all(step % 10 == 0 for step in steps)
     assert len(steps) < 50
 
 
-def test_checkpoints_are_numbered_by_step_and_the_oldest_go(quick, tmp_path, in_process):
+def test_checkpoints_are_numbered_by_step_and_the_oldest_go(quick, tmp_path, train_in):
     settings = quick(keep_checkpoints=2, max_steps=1000)
-    result = pipeline.train(in_process(Corridor(n_agents=4)), settings, seed=1, run_dir=tmp_path)
+    result = train_in(Corridor(n_agents=4), settings)
     names = sorted(
         int(path.stem.removeprefix("Toy-")) for path in (tmp_path / "Toy").glob("Toy-*.pt")
     )
@@ -120,34 +116,21 @@ def test_checkpoints_are_numbered_by_step_and_the_oldest_go(quick, tmp_path, in_
     assert load_checkpoint(result.behaviors["Toy"].checkpoint)["learner"]["step"] == names[1]
 
 
-def test_resume_file_is_refreshed_between_checkpoints(quick, tmp_path, in_process, monkeypatch):
+def test_resume_file_is_refreshed_between_checkpoints(quick, monkeypatch, train_in):
     saved = []
     monkeypatch.setattr(
         "pipeline.trainer.checkpoints.manager.save_checkpoint",
         lambda path, _: saved.append(path.name),
     )
-    pipeline.train(
-        in_process(Corridor(n_agents=4)),
-        quick(checkpoint_interval=10_000),
-        seed=1,
-        run_dir=tmp_path,
-        resume_interval_s=0.0,
-    )
+    train_in(Corridor(n_agents=4), quick(checkpoint_interval=10_000), resume_interval_s=0.0)
     assert saved[:3] == ["checkpoint.pt"] * 3
     assert saved[-2].startswith("Toy-")
 
 
-def test_resumed_run_goes_on_from_the_saved_step(quick, tmp_path, in_process, recorder):
-    first = pipeline.train(
-        in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path
-    ).behaviors["Toy"]
-    second = pipeline.train(
-        in_process(Corridor(n_agents=4)),
-        quick(max_steps=1000),
-        seed=1,
-        run_dir=tmp_path,
-        resume=True,
-        sinks=[recorder],
+def test_resumed_run_goes_on_from_the_saved_step(quick, recorder, train_in):
+    first = train_in(Corridor(n_agents=4), quick()).behaviors["Toy"]
+    second = train_in(
+        Corridor(n_agents=4), quick(max_steps=1000), resume=True, sinks=[recorder]
     ).behaviors["Toy"]
     assert recorder.steps("Toy") == [600, 700, 800, 900, 1000]
     assert 1000 <= second.steps < 1032
@@ -155,31 +138,24 @@ def test_resumed_run_goes_on_from_the_saved_step(quick, tmp_path, in_process, re
     assert second.n_episodes > first.n_episodes
 
 
-def test_resuming_a_finished_run_changes_nothing(quick, tmp_path, in_process):
-    first = pipeline.train(in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path)
+def test_resuming_a_finished_run_changes_nothing(quick, train_in):
+    first = train_in(Corridor(n_agents=4), quick())
     before = load_checkpoint(first.behaviors["Toy"].checkpoint)["learner"]["algorithm"]["policy"]
-    again = pipeline.train(
-        in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path, resume=True
-    )
+    again = train_in(Corridor(n_agents=4), quick(), resume=True)
     assert again.behaviors["Toy"].steps == first.behaviors["Toy"].steps
     after = load_checkpoint(again.behaviors["Toy"].checkpoint)["learner"]["algorithm"]["policy"]
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-def test_without_resume_old_checkpoints_are_not_read(quick, tmp_path, in_process):
-    results = [
-        pipeline.train(in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path)
-        for _ in range(2)
-    ]
+def test_without_resume_old_checkpoints_are_not_read(quick, train_in):
+    results = [train_in(Corridor(n_agents=4), quick()) for _ in range(2)]
     assert results[0].behaviors == results[1].behaviors
 
 
-def test_init_from_takes_the_weights_and_nothing_else(quick, tmp_path, in_process):
-    trained = pipeline.train(
-        in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path / "a"
-    ).behaviors["Toy"]
-    begun = pipeline.train(
-        in_process(Corridor(n_agents=4)),
+def test_init_from_takes_the_weights_and_nothing_else(quick, tmp_path, train_in):
+    trained = train_in(Corridor(n_agents=4), quick(), run_dir=tmp_path / "a").behaviors["Toy"]
+    begun = train_in(
+        Corridor(n_agents=4),
         quick(max_steps=1),
         seed=2,
         run_dir=tmp_path / "b",
@@ -195,24 +171,20 @@ def test_init_from_takes_the_weights_and_nothing_else(quick, tmp_path, in_proces
     assert not two["optimizer"]["state"]
 
 
-def test_checkpoint_of_another_network_is_not_resumed(quick, tmp_path, in_process):
-    pipeline.train(in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path)
+def test_checkpoint_of_another_network_is_not_resumed(quick, train_in):
+    train_in(Corridor(n_agents=4), quick())
     wider = quick(network_settings={"hidden_units": 16, "num_layers": 1})
     with pytest.raises(CheckpointError, match=r"^[^\n]*checkpoint\.pt: [^\n]*Toy[^\n]*$"):
-        pipeline.train(
-            in_process(Corridor(n_agents=4)), wider, seed=1, run_dir=tmp_path, resume=True
-        )
+        train_in(Corridor(n_agents=4), wider, resume=True)
 
 
 def test_weights_that_do_not_fit_are_named_and_the_others_are_taken(
-    quick, tmp_path, in_process, caplog
+    quick, tmp_path, caplog, train_in
 ):
-    trained = pipeline.train(
-        in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path / "a"
-    ).behaviors["Toy"]
+    trained = train_in(Corridor(n_agents=4), quick(), run_dir=tmp_path / "a").behaviors["Toy"]
     wider = quick(network_settings={"hidden_units": 16, "num_layers": 1}, max_steps=1)
-    begun = pipeline.train(
-        in_process(Corridor(n_agents=4)),
+    begun = train_in(
+        Corridor(n_agents=4),
         wider,
         seed=2,
         run_dir=tmp_path / "b",
@@ -240,16 +212,10 @@ def test_weights_that_do_not_fit_are_named_and_the_others_are_taken(
         ({"behavior": "Toy"}, r"c\.pt: .*learner"),
     ],
 )
-def test_checkpoint_of_which_nothing_fits_is_refused(state, told, quick, tmp_path, in_process):
+def test_checkpoint_of_which_nothing_fits_is_refused(state, told, quick, tmp_path, train_in):
     save_checkpoint(tmp_path / "c.pt", state)
     with pytest.raises(CheckpointError, match=told):
-        pipeline.train(
-            in_process(Corridor()),
-            quick(),
-            seed=1,
-            run_dir=tmp_path,
-            init_from={"Toy": tmp_path / "c.pt"},
-        )
+        train_in(Corridor(), quick(), init_from={"Toy": tmp_path / "c.pt"})
 
 
 class Failing(Corridor):
@@ -274,17 +240,17 @@ class Failing(Corridor):
         return result
 
 
-def test_what_was_learned_is_saved_when_the_environment_fails(quick, tmp_path, in_process):
+def test_what_was_learned_is_saved_when_the_environment_fails(quick, tmp_path, train_in):
     toy = Failing(UnityException("gone"))
     with pytest.raises(UnityException, match="gone"):
-        pipeline.train(in_process(toy), quick(max_steps=5000), seed=1, run_dir=tmp_path)
+        train_in(toy, quick(max_steps=5000))
     assert 300 < load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["step"] <= 400
     assert toy.is_closed
 
 
 @pytest.mark.parametrize("what", ["reward", "huge reward", "obs"])
 def test_values_that_are_not_finite_stop_the_run_and_spare_the_last_good_checkpoint(
-    what, quick, tmp_path, in_process
+    what, quick, tmp_path, train_in
 ):
     settings = quick(
         max_steps=5000,
@@ -293,13 +259,7 @@ def test_values_that_are_not_finite_stop_the_run_and_spare_the_last_good_checkpo
     with (
         pytest.raises((TrainingError, UnityException), match="finite"),
     ):
-        pipeline.train(
-            in_process(Failing(what)),
-            settings,
-            seed=1,
-            run_dir=tmp_path,
-            resume_interval_s=0.0,
-        )
+        train_in(Failing(what), settings, resume_interval_s=0.0)
     algorithm = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["algorithm"]
     for part in ("policy", "critic"):
         assert all(values.isfinite().all() for values in algorithm[part].values())
@@ -436,10 +396,10 @@ def test_sinks_are_closed_when_no_environment_can_be_opened(quick, tmp_path, rec
     assert recorder.n_closed == 1
 
 
-def test_nothing_is_left_after_training_here(quick, tmp_path, in_process):
+def test_nothing_is_left_after_training_here(quick, train_in):
     threads, process = set(threading.enumerate()), psutil.Process()
     children = set(process.children(recursive=True))
-    pipeline.train(in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path)
+    train_in(Corridor(n_agents=4), quick())
     assert set(threading.enumerate()) <= threads
     assert set(process.children(recursive=True)) <= children
 

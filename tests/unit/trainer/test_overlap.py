@@ -222,9 +222,7 @@ def test_threaded_run_learns_and_saves(quick, tmp_path, in_process, recorder):
 
 
 @pytest.mark.parametrize("trainer_type", ["ppo", "sac", "poca"])
-def test_environment_steps_on_during_an_update(
-    trainer_type, quick, tmp_path, in_process, monkeypatch
-):
+def test_environment_steps_on_during_an_update(trainer_type, quick, monkeypatch, train_in):
     toy = Corridor(n_agents=4)
     under_way = []
     advance = Overlap.advance
@@ -236,14 +234,14 @@ def test_environment_steps_on_during_an_update(
     monkeypatch.setattr(Overlap, "advance", noted)
     hyperparameters = {"batch_size": 16, "buffer_size": 128}
     settings = quick(threaded=True, trainer_type=trainer_type, hyperparameters=hyperparameters)
-    pipeline.train(in_process(toy), settings, seed=1, run_dir=tmp_path)
+    train_in(toy, settings)
     assert sum(under_way) > 20
     assert sum(np.diff(under_way)) > 2, "updates begin and end"
 
 
 @pytest.mark.parametrize("longest", [0, overlap_module.PER_STEP])
 def test_failure_stops_the_run_by_name_and_spares_the_checkpoint(
-    longest, quick, tmp_path, in_process, monkeypatch
+    longest, quick, tmp_path, monkeypatch, train_in
 ):
     monkeypatch.setattr(overlap_module, "PER_STEP", longest or 1)
     learn = PPO._learn
@@ -257,19 +255,13 @@ def test_failure_stops_the_run_by_name_and_spares_the_checkpoint(
     fails.n = 0
     monkeypatch.setattr(PPO, "_learn", fails)
     with pytest.raises(TrainingError, match=r"^behavior Toy, step [0-9]+: the PPO loss"):
-        pipeline.train(
-            in_process(Corridor(n_agents=4)),
-            quick(threaded=True, max_steps=5000),
-            seed=1,
-            run_dir=tmp_path,
-            resume_interval_s=0.0,
-        )
+        train_in(Corridor(n_agents=4), quick(threaded=True, max_steps=5000), resume_interval_s=0.0)
     assert 0 < checkpoint(tmp_path)["step"] < 5000
 
 
 @pytest.mark.parametrize(("longest", "is_compiled"), [(overlap_module.PER_STEP, True), (1, False)])
 def test_gradient_steps_in_a_thread_are_not_compiled(
-    longest, is_compiled, quick, tmp_path, in_process, monkeypatch
+    longest, is_compiled, quick, monkeypatch, train_in
 ):
     """A compiled program does not let the loop have Python until it is over."""
     asked = []
@@ -277,12 +269,12 @@ def test_gradient_steps_in_a_thread_are_not_compiled(
     monkeypatch.setattr(overlap_module, "PER_STEP", longest)
     settings = quick(threaded=True, max_steps=100)
     settings = replace(settings, torch_settings=replace(settings.torch_settings, compile=True))
-    pipeline.train(in_process(Corridor()), settings, seed=1, run_dir=tmp_path)
+    train_in(Corridor(), settings)
     assert bool(asked) == is_compiled
 
 
 def test_interrupted_run_saves_the_update_under_way_and_goes_on(
-    quick, tmp_path, in_process, monkeypatch
+    quick, tmp_path, in_process, monkeypatch, train_in
 ):
     settings = quick(threaded=True, max_steps=800)
     advance = Overlap.advance
@@ -296,7 +288,7 @@ def test_interrupted_run_saves_the_update_under_way_and_goes_on(
     interrupting.done = False
     monkeypatch.setattr(Overlap, "advance", interrupting)
     with pytest.raises(Interrupted, match="state is saved"):
-        pipeline.train(in_process(Corridor(n_agents=4)), settings, seed=1, run_dir=tmp_path)
+        train_in(Corridor(n_agents=4), settings)
     saved = checkpoint(tmp_path)
     assert saved["algorithm"]["optimizer"]["state"][0]["step"] == 4  # minibatches of the update
     env = in_process(Corridor(n_agents=4))
@@ -304,7 +296,7 @@ def test_interrupted_run_saves_the_update_under_way_and_goes_on(
     assert resumed.behaviors["Toy"].steps >= 800
 
 
-def test_untouched_by_default(quick, tmp_path, in_process, monkeypatch):
+def test_untouched_by_default(quick, monkeypatch, train_in):
     monkeypatch.setattr(Overlap, "begin", None)
-    result = pipeline.train(in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path)
+    result = train_in(Corridor(n_agents=4), quick())
     assert result.behaviors["Toy"].n_updates > 0

@@ -9,7 +9,6 @@ from crowds import LargestName
 from remembering import Cue
 from toys import Both, Chase, Corridor
 
-import pipeline
 from pipeline.algos.bc import BehavioralCloning, hold_out
 from pipeline.algos.policy import Policy
 from pipeline.data.demonstrations import load_expert_rows
@@ -146,13 +145,11 @@ def test_folder_is_read_in_the_order_of_names(demo, tmp_path):
     np.testing.assert_array_equal(both.obs[0], np.concatenate(apart))
 
 
-def test_training_begins_with_the_cloned_policy_and_its_normaliser(
-    demo, quick, tmp_path, in_process
-):
+def test_training_begins_with_the_cloned_policy_and_its_normaliser(demo, quick, tmp_path, train_in):
     network = {"hidden_units": 8, "num_layers": 1, "normalize": True}
     cloned = run([demo()], quick(network_settings=network), tmp_path)
-    begun = pipeline.train(
-        in_process(Both(n_agents=4)),
+    begun = train_in(
+        Both(n_agents=4),
         quick(network_settings=network, max_steps=1),
         seed=9,
         run_dir=tmp_path / "train",
@@ -171,12 +168,10 @@ def test_training_begins_with_the_cloned_policy_and_its_normaliser(
 
 
 def test_cloning_beside_reinforcement_learning_is_reported(
-    demo, quick, tmp_path, in_process, recorder
+    demo, quick, tmp_path, recorder, train_in
 ):
     settings = quick(behavioral_cloning={"demo_path": str(demo())})
-    pipeline.train(
-        in_process(Both(n_agents=4)), settings, seed=1, run_dir=tmp_path / "t", sinks=[recorder]
-    )
+    train_in(Both(n_agents=4), settings, run_dir=tmp_path / "t", sinks=[recorder])
     losses = [
         values["Losses/Pretraining Loss"]
         for _, _, values in recorder.rows
@@ -187,11 +182,11 @@ def test_cloning_beside_reinforcement_learning_is_reported(
 
 
 def test_cloning_with_demonstrations_of_another_behavior_is_refused(
-    demo, quick, tmp_path, in_process
+    demo, quick, tmp_path, train_in
 ):
     settings = quick(behavioral_cloning={"demo_path": str(demo())})
     with pytest.raises(DemonstrationError, match="its actions are"):
-        pipeline.train(in_process(Corridor()), settings, seed=1, run_dir=tmp_path / "t")
+        train_in(Corridor(), settings, run_dir=tmp_path / "t")
 
 
 EPISODE = 5
@@ -281,18 +276,14 @@ def test_sequences_are_held_out_whole_and_batches_are_filled_with_them(late, qui
     assert len(list(few.minibatches())) == 3
 
 
-def test_auxiliary_cloning_teaches_a_policy_with_memory(
-    late, quick, tmp_path, in_process, recorder
-):
+def test_auxiliary_cloning_teaches_a_policy_with_memory(late, quick, tmp_path, recorder, train_in):
     network = {"hidden_units": 16, "memory": {"sequence_length": 8, "memory_size": 16}}
     settings = quick(
         network_settings=network,
         behavioral_cloning={"demo_path": str(late()), "strength": 10.0},
         max_steps=1500,
     )
-    pipeline.train(
-        in_process(Cue(n_agents=4)), settings, seed=1, run_dir=tmp_path / "t", sinks=[recorder]
-    )
+    train_in(Cue(n_agents=4), settings, run_dir=tmp_path / "t", sinks=[recorder])
     tag = "Losses/Pretraining Loss"
     losses = [values[tag] for _, _, values in recorder.rows if tag in values]
     assert losses[-1] < 0.5 * losses[0]
@@ -310,7 +301,7 @@ def test_measured_loss_of_many_rows_is_that_of_all_at_once(demo, quick, monkeypa
     assert cloning.measure() == pytest.approx(whole, rel=1e-5)
 
 
-def test_lists_of_entities_are_cloned_in_training_too(quick, tmp_path, in_process, recorder):
+def test_lists_of_entities_are_cloned_in_training_too(quick, tmp_path, recorder, train_in):
     """`behavioral_cloning` beside PPO, with the shapes of a demonstration file."""
     spec = LargestName.spec
     ((decision, _),) = LargestName(n_agents=60).reset().values()
@@ -322,9 +313,7 @@ def test_lists_of_entities_are_cloned_in_training_too(quick, tmp_path, in_proces
             done=np.zeros(60, np.bool_),
         )
     settings = quick(behavioral_cloning={"demo_path": str(tmp_path / "d.demo"), "strength": 10.0})
-    pipeline.train(
-        in_process(LargestName(n_agents=4)), settings, seed=1, run_dir=tmp_path, sinks=[recorder]
-    )
+    train_in(LargestName(n_agents=4), settings, sinks=[recorder])
     tag = "Losses/Pretraining Loss"
     losses = [values[tag] for _, _, values in recorder.rows if tag in values]
     assert losses[-1] < 0.9 * losses[0]

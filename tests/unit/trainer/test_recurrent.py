@@ -10,7 +10,6 @@ import pytest
 import torch
 from remembering import Cue, Level
 
-import pipeline
 from pipeline.algos.rows import stored_sequences, values_in_sequence
 from pipeline.nets.memory import SequenceState
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -335,13 +334,11 @@ def named(algorithm):
             yield f"{label}.{name}", parameter
 
 
-def test_sequence_longer_than_the_horizon_and_batch_of_one_sequence_can_be_trained(
-    quick, tmp_path, in_process
-):
+def test_sequence_longer_than_the_horizon_and_batch_of_one_sequence_can_be_trained(quick, train_in):
     network = {"hidden_units": 8, "num_layers": 1, "normalize": True}
     settings = quick(
         network_settings={**network, "memory": {"sequence_length": 32, "memory_size": 4}},
         time_horizon=5,
     )
-    result = pipeline.train(in_process(Level(n_agents=3)), settings, seed=1, run_dir=tmp_path)
+    result = train_in(Level(n_agents=3), settings)
     assert result.behaviors["Toy"].n_updates > 1

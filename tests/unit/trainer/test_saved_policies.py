@@ -8,7 +8,6 @@ import torch
 from remembering import Cue
 from toys import Both, Chase, Corridor, Quadrant, Wish
 
-import pipeline
 from pipeline.errors import CheckpointError
 from pipeline.export.recording import record
 from pipeline.protocol.specs import (
@@ -34,9 +33,7 @@ MEMORY = {"memory": {"sequence_length": 4, "memory_size": 6}}
     ("toy", "network"),
     [*((toy, {}) for toy in (Chase, Corridor, Both, Quadrant, Wish)), (Cue, MEMORY)],
 )
-def test_saved_policy_acts_as_the_trained_one(
-    toy, network, quick, tmp_path, in_process, monkeypatch
-):
+def test_saved_policy_acts_as_the_trained_one(toy, network, quick, monkeypatch, train_in):
     learners = []
     monkeypatch.setattr(
         "pipeline.trainer.loop.Learner",
@@ -44,11 +41,8 @@ def test_saved_policy_acts_as_the_trained_one(
     )
     from pipeline.trainer.learner import Learner
 
-    result = pipeline.train(
-        in_process(toy(n_agents=4)),
-        quick(network_settings=NETWORK | network, max_steps=300),
-        seed=1,
-        run_dir=tmp_path,
+    result = train_in(
+        toy(n_agents=4), quick(network_settings=NETWORK | network, max_steps=300)
     ).behaviors["Toy"]
     saved = load_policy(result.checkpoint)
     assert (saved.behavior, saved.step) == ("Toy", result.steps)
@@ -64,10 +58,8 @@ def test_saved_policy_acts_as_the_trained_one(
     assert (saved.recorded_masks is None) == (not toy.spec.action_spec.discrete_size)
 
 
-def test_run_that_never_updated_can_be_exported_too(quick, tmp_path, in_process):
-    result = pipeline.train(
-        in_process(Corridor(n_agents=4)), quick(max_steps=10), seed=1, run_dir=tmp_path
-    ).behaviors["Toy"]
+def test_run_that_never_updated_can_be_exported_too(quick, train_in):
+    result = train_in(Corridor(n_agents=4), quick(max_steps=10)).behaviors["Toy"]
     assert result.n_updates == 0
     saved = load_policy(result.checkpoint)
     assert saved.recorded_obs[0].shape == (4, 6)
@@ -82,10 +74,8 @@ def test_specification_survives_as_plain_values():
 
 
 @pytest.mark.parametrize("missing", ["behavior", "spec", "settings", "learner"])
-def test_checkpoint_that_lacks_a_part_is_refused(missing, quick, tmp_path, in_process):
-    result = pipeline.train(
-        in_process(Corridor(n_agents=4)), quick(max_steps=10), seed=1, run_dir=tmp_path
-    ).behaviors["Toy"]
+def test_checkpoint_that_lacks_a_part_is_refused(missing, quick, train_in):
+    result = train_in(Corridor(n_agents=4), quick(max_steps=10)).behaviors["Toy"]
     state = load_checkpoint(result.checkpoint)
     del state[missing]
     save_checkpoint(result.checkpoint, state)
@@ -93,10 +83,8 @@ def test_checkpoint_that_lacks_a_part_is_refused(missing, quick, tmp_path, in_pr
         load_policy(result.checkpoint)
 
 
-def test_weights_of_another_shape_are_refused_in_one_line(quick, tmp_path, in_process):
-    result = pipeline.train(
-        in_process(Corridor(n_agents=4)), quick(max_steps=10), seed=1, run_dir=tmp_path
-    ).behaviors["Toy"]
+def test_weights_of_another_shape_are_refused_in_one_line(quick, train_in):
+    result = train_in(Corridor(n_agents=4), quick(max_steps=10)).behaviors["Toy"]
     state = load_checkpoint(result.checkpoint)
     weights = state["learner"]["algorithm"]["policy"]
     weights["actor.heads.branches.0.weight"] = torch.zeros(7, 8)

@@ -42,14 +42,10 @@ def names(folder, pattern):
     return sorted(path.name for path in folder.glob(pattern))
 
 
-def test_every_numbered_checkpoint_has_its_onnx_and_the_list_names_both(
-    quick, tmp_path, in_process
-):
-    pipeline.train(
-        in_process(Corridor(n_agents=4)),
+def test_every_numbered_checkpoint_has_its_onnx_and_the_list_names_both(quick, tmp_path, train_in):
+    train_in(
+        Corridor(n_agents=4),
         quick(keep_checkpoints=2, checkpoint_interval=150, max_steps=700),
-        seed=1,
-        run_dir=tmp_path,
         exporter=publish,
     )
     models = names(tmp_path / "Toy", "Toy-[0-9]*.onnx")
@@ -99,14 +95,12 @@ def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_none_of_it_for_ever(
     ]
 
 
-def test_list_goes_on_when_the_run_is_resumed(quick, tmp_path, in_process):
+def test_list_goes_on_when_the_run_is_resumed(quick, tmp_path, train_in):
     steps = []
     for max_steps in (300, 600):
-        result = pipeline.train(
-            in_process(Corridor(n_agents=4)),
+        result = train_in(
+            Corridor(n_agents=4),
             quick(checkpoint_interval=10_000, max_steps=max_steps),
-            seed=1,
-            run_dir=tmp_path,
             exporter=publish,
             resume=max_steps > 300,
         )
@@ -115,48 +109,37 @@ def test_list_goes_on_when_the_run_is_resumed(quick, tmp_path, in_process):
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac"])
-def test_a_finished_run_that_is_resumed_keeps_its_checkpoints(trainer, quick, tmp_path, in_process):
+def test_a_finished_run_that_is_resumed_keeps_its_checkpoints(trainer, quick, tmp_path, train_in):
     replay = {"batch_size": 16, "buffer_init_steps": 32, "save_replay_buffer": True}
     changes = {} if trainer == "ppo" else {"hyperparameters": replay}
     settings = quick(trainer_type=trainer, **changes)
-    one = pipeline.train(in_process(Chase(n_agents=4)), settings, seed=1, run_dir=tmp_path)
+    one = train_in(Chase(n_agents=4), settings)
     before = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
     assert len(before) > 2
-    again = pipeline.train(
-        in_process(Chase(n_agents=4)), settings, seed=1, run_dir=tmp_path, resume=True
-    )
+    again = train_in(Chase(n_agents=4), settings, resume=True)
     after = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
     assert after.keys() == before.keys()
     assert [path.name for path in before if before[path] != after[path]] == []
     assert again.behaviors == one.behaviors
 
 
-def test_a_finished_run_that_is_resumed_gets_the_policies_that_it_lacks(
-    quick, tmp_path, in_process
-):
-    pipeline.train(in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path)
+def test_a_finished_run_that_is_resumed_gets_the_policies_that_it_lacks(quick, tmp_path, train_in):
+    train_in(Corridor(n_agents=4), quick())
     assert names(tmp_path, "*.onnx") == []
-    pipeline.train(
-        in_process(Corridor(n_agents=4)),
-        quick(),
-        seed=1,
-        run_dir=tmp_path,
-        resume=True,
-        exporter=publish,
-    )
+    train_in(Corridor(n_agents=4), quick(), resume=True, exporter=publish)
     assert names(tmp_path, "*.onnx") == ["Toy.onnx"]
 
 
-def test_what_a_killed_run_was_writing_is_gone_when_the_next_starts(quick, tmp_path, in_process):
-    pipeline.train(in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path)
+def test_what_a_killed_run_was_writing_is_gone_when_the_next_starts(quick, tmp_path, train_in):
+    train_in(Corridor(n_agents=4), quick())
     before = sorted(tmp_path.rglob("*"))
     for name in (".checkpoint.pt.abcd1234.tmp", ".replay-128.npz.zz_zzzz9.tmp"):
         (tmp_path / "Toy" / name).write_bytes(b"half")
-    pipeline.train(in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path, resume=True)
+    train_in(Corridor(n_agents=4), quick(), resume=True)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_another_run_in_the_same_folder_is_refused(quick, tmp_path, in_process):
+def test_another_run_in_the_same_folder_is_refused(quick, tmp_path, train_in):
     class Nested(Corridor):
         """In the middle of its run another one begins."""
 
@@ -168,36 +151,30 @@ def test_another_run_in_the_same_folder_is_refused(quick, tmp_path, in_process):
             return super().step(actions)
 
     def train():
-        pipeline.train(in_process(Corridor()), quick(), seed=1, run_dir=tmp_path / "run")
+        train_in(Corridor(), quick(), run_dir=tmp_path / "run")
 
     toy = Nested(n_agents=4)
-    pipeline.train(in_process(toy), quick(), seed=1, run_dir=tmp_path / "run")
+    train_in(toy, quick(), run_dir=tmp_path / "run")
     assert isinstance(toy.refused, SettingsError)
     assert "another process" in str(toy.refused)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_damaged_list_is_written_anew(quick, tmp_path, in_process, caplog):
+def test_damaged_list_is_written_anew(quick, tmp_path, caplog, train_in):
     (tmp_path / "run_logs").mkdir()
     (tmp_path / "run_logs" / "training_status.json").write_text("{")
-    pipeline.train(
-        in_process(Corridor(n_agents=4)),
-        quick(max_steps=50),
-        seed=1,
-        run_dir=tmp_path,
-        exporter=publish,
-    )
+    train_in(Corridor(n_agents=4), quick(max_steps=50), exporter=publish)
     assert "training_status.json cannot be read" in caplog.text
     assert len(status_of(tmp_path)["Toy"]["checkpoints"]) == 1
 
 
-def test_without_export_there_is_no_onnx_and_no_list(quick, tmp_path, in_process):
-    pipeline.train(in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path)
+def test_without_export_there_is_no_onnx_and_no_list(quick, tmp_path, train_in):
+    train_in(Corridor(n_agents=4), quick())
     assert names(tmp_path, "**/*.onnx") == []
     assert names(tmp_path, "**/*.json") == []
 
 
-def test_best_policy_is_that_of_the_best_summary(quick, tmp_path, in_process, recorder):
+def test_best_policy_is_that_of_the_best_summary(quick, tmp_path, recorder, train_in):
     """Corridor's reward is turned round late in the run, so that the end is not the best."""
 
     class Spoiled(Corridor):
@@ -208,14 +185,7 @@ def test_best_policy_is_that_of_the_best_summary(quick, tmp_path, in_process, re
             reward, ended = super().advance(action)
             return (reward if self.n_steps < 600 else reward - 5.0), ended
 
-    pipeline.train(
-        in_process(Spoiled(n_agents=4)),
-        quick(max_steps=6000),
-        seed=1,
-        run_dir=tmp_path,
-        sinks=[recorder],
-        exporter=publish,
-    )
+    train_in(Spoiled(n_agents=4), quick(max_steps=6000), sinks=[recorder], exporter=publish)
     best = load_checkpoint(tmp_path / "Toy" / "best.pt")
     last = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
     assert last["best"] == best["best"]
@@ -254,24 +224,18 @@ def test_resumed_run_has_to_beat_the_best_that_it_knows(saved, reward, kept, qui
     assert entry["reward"] == reward, "the list has the mean of recent episodes, best or not"
 
 
-def test_few_episodes_make_no_best(quick, tmp_path, in_process):
+def test_few_episodes_make_no_best(quick, tmp_path, train_in):
     class Long(Chase):
         length = 100
 
-    result = pipeline.train(in_process(Long(n_agents=4)), quick(), seed=1, run_dir=tmp_path)
+    result = train_in(Long(n_agents=4), quick())
     assert 0 < result.behaviors["Toy"].n_episodes < EPISODES_FOR_BEST
     assert not (tmp_path / "Toy" / "best.pt").exists()
 
 
-def test_interrupted_run_is_saved_and_exported(quick, tmp_path, in_process):
+def test_interrupted_run_is_saved_and_exported(quick, tmp_path, train_in):
     with pytest.raises(Interrupted):
-        pipeline.train(
-            in_process(StopsAt(100, n_agents=4)),
-            quick(max_steps=10_000),
-            seed=1,
-            run_dir=tmp_path,
-            exporter=publish,
-        )
+        train_in(StopsAt(100, n_agents=4), quick(max_steps=10_000), exporter=publish)
     state = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
     assert state["experience"]["closed"]["rows"]["reward"].shape[0] > 0
     (listed,) = status_of(tmp_path)["Toy"]["checkpoints"][-1:]
@@ -280,7 +244,7 @@ def test_interrupted_run_is_saved_and_exported(quick, tmp_path, in_process):
 
 
 def test_a_stopped_run_that_goes_on_has_the_checkpoints_of_one_that_was_not(
-    quick, tmp_path, in_process
+    quick, tmp_path, train_in
 ):
     listed = {}
     for name, simulators in {
@@ -290,10 +254,9 @@ def test_a_stopped_run_that_goes_on_has_the_checkpoints_of_one_that_was_not(
         for simulator in simulators:
             stops = isinstance(simulator, StopsAt)
             with pytest.raises(Interrupted) if stops else nullcontext():
-                pipeline.train(
-                    in_process(simulator),
+                train_in(
+                    simulator,
                     quick(max_steps=1000, checkpoint_interval=300),
-                    seed=1,
                     run_dir=tmp_path / name,
                     resume=not stops,
                     exporter=publish,
@@ -321,7 +284,7 @@ def test_a_checkpoint_of_this_step_is_known_by_who_wrote_it(quick, tmp_path):
 
 
 def test_a_checkpoint_that_was_due_stays_as_it_is_when_the_run_is_stopped_there(
-    quick, tmp_path, in_process, monkeypatch
+    quick, tmp_path, monkeypatch, train_in
 ):
     written, milestone = [], CheckpointManager.milestone
 
@@ -333,18 +296,14 @@ def test_a_checkpoint_that_was_due_stays_as_it_is_when_the_run_is_stopped_there(
 
     monkeypatch.setattr(CheckpointManager, "milestone", stops)
     with pytest.raises(Interrupted):
-        pipeline.train(
-            in_process(Corridor(n_agents=4)),
-            quick(max_steps=10_000, checkpoint_interval=300),
-            seed=1,
-            run_dir=tmp_path,
-            exporter=publish,
+        train_in(
+            Corridor(n_agents=4), quick(max_steps=10_000, checkpoint_interval=300), exporter=publish
         )
     (step,) = written
     assert load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["step"] == step
 
 
-def test_failed_environment_leaves_an_exported_policy(quick, tmp_path, in_process):
+def test_failed_environment_leaves_an_exported_policy(quick, tmp_path, train_in):
     class Breaks(Corridor):
         left = 100
 
@@ -355,26 +314,16 @@ def test_failed_environment_leaves_an_exported_policy(quick, tmp_path, in_proces
             return super().step(actions)
 
     with pytest.raises(UnityException):
-        pipeline.train(
-            in_process(Breaks(n_agents=4)), quick(), seed=1, run_dir=tmp_path, exporter=publish
-        )
+        train_in(Breaks(n_agents=4), quick(), exporter=publish)
     assert (tmp_path / "Toy.onnx").is_file()
     assert load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["environments"] is None
 
 
-def test_inference_acts_counts_and_neither_learns_nor_saves(quick, tmp_path, in_process, recorder):
-    trained = pipeline.train(
-        in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path
-    ).behaviors["Toy"]
+def test_inference_acts_counts_and_neither_learns_nor_saves(quick, tmp_path, recorder, train_in):
+    trained = train_in(Corridor(n_agents=4), quick()).behaviors["Toy"]
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    result = pipeline.train(
-        in_process(StopsAt(200, n_agents=4)),
-        quick(),
-        seed=1,
-        run_dir=tmp_path,
-        resume=True,
-        inference=True,
-        sinks=[recorder],
+    result = train_in(
+        StopsAt(200, n_agents=4), quick(), resume=True, inference=True, sinks=[recorder]
     ).behaviors["Toy"]
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
     assert result.steps > trained.steps + 300  # far beyond max_steps
@@ -383,10 +332,8 @@ def test_inference_acts_counts_and_neither_learns_nor_saves(quick, tmp_path, in_
     assert not any("Losses/Policy Loss" in values for _, _, values in recorder.rows)
 
 
-def test_all_behaviors_are_saved_at_the_same_moment(quick, tmp_path, in_process):
-    pipeline.train(
-        in_process(Crowd(seed=1)), quick("Mood", "Choice"), seed=1, run_dir=tmp_path / "a"
-    )
+def test_all_behaviors_are_saved_at_the_same_moment(quick, tmp_path, train_in):
+    train_in(Crowd(seed=1), quick("Mood", "Choice"), run_dir=tmp_path / "a")
     states = [
         load_checkpoint(tmp_path / "a" / name / "checkpoint.pt") for name in ("Mood", "Choice")
     ]

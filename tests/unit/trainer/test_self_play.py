@@ -168,13 +168,11 @@ def test_opponents_remember_for_themselves(play):
 
 
 def test_rating_stands_in_summaries_result_and_list_of_checkpoints(
-    quick, tmp_path, in_process, recorder
+    quick, tmp_path, recorder, train_in
 ):
-    result = pipeline.train(
-        in_process(Duel(n_areas=2)),
+    result = train_in(
+        Duel(n_areas=2),
         quick("Duel", self_play=SELF_PLAY),
-        seed=1,
-        run_dir=tmp_path,
         sinks=[recorder],
         exporter=lambda path, _, label: path.with_suffix(".onnx").write_bytes(label.encode()),
     )
@@ -189,12 +187,10 @@ def test_rating_stands_in_summaries_result_and_list_of_checkpoints(
     assert status["Duel"]["elo"] == rating
 
 
-def test_rating_and_snapshots_go_on_when_a_run_is_resumed(quick, tmp_path, in_process):
+def test_rating_and_snapshots_go_on_when_a_run_is_resumed(quick, train_in):
     def trained(max_steps):
         settings = quick("Duel", self_play=SELF_PLAY, max_steps=max_steps)
-        result = pipeline.train(
-            in_process(Duel(n_areas=2)), settings, seed=1, run_dir=tmp_path, resume=max_steps > 500
-        )
+        result = train_in(Duel(n_areas=2), settings, resume=max_steps > 500)
         saved = load_checkpoint(result.behaviors["Duel"].checkpoint)["learner"]["self_play"]
         return result.behaviors["Duel"].elo, saved
 
@@ -209,7 +205,7 @@ def test_rating_and_snapshots_go_on_when_a_run_is_resumed(quick, tmp_path, in_pr
 
 
 def test_a_lesson_ends_at_its_rating_and_a_resumed_run_goes_on_in_its_lessons(
-    quick, tmp_path, in_process, monkeypatch
+    quick, monkeypatch, train_in
 ):
     seen, advance = [], Curriculum.advance
 
@@ -227,7 +223,7 @@ def test_a_lesson_ends_at_its_rating_and_a_resumed_run_goes_on_in_its_lessons(
         duel.set_parameter = lambda *parameter: told.append(parameter)
         settings = to_mapping(quick("Duel", self_play=SELF_PLAY, max_steps=max_steps))
         settings["environment_parameters"] = {"pay": {"curriculum": lessons(*thresholds)}}
-        pipeline.train(in_process(duel), settings, seed=1, run_dir=tmp_path, resume=max_steps > 500)
+        train_in(duel, settings, resume=max_steps > 500)
         # told again at each turn of another team
         return list(dict.fromkeys(value for _, value in told))
 
@@ -249,12 +245,12 @@ def lessons(*thresholds):
     ]
 
 
-def test_new_run_with_old_weights_meets_them_first_and_is_rated_anew(quick, tmp_path, in_process):
+def test_new_run_with_old_weights_meets_them_first_and_is_rated_anew(quick, tmp_path, train_in):
     settings = quick("Duel", self_play=SELF_PLAY)
-    old = pipeline.train(in_process(Duel(n_areas=2)), settings, seed=1, run_dir=tmp_path / "old")
+    old = train_in(Duel(n_areas=2), settings, run_dir=tmp_path / "old")
     few = quick("Duel", self_play=SELF_PLAY | {"save_steps": 9999, "window": 2}, max_steps=8)
-    new = pipeline.train(
-        in_process(Duel(n_areas=2)),
+    new = train_in(
+        Duel(n_areas=2),
         few,
         seed=2,
         run_dir=tmp_path / "new",
@@ -269,9 +265,9 @@ def test_new_run_with_old_weights_meets_them_first_and_is_rated_anew(quick, tmp_
     assert abs(begun["self_play"]["ratings"][-1] - 1200.0) < 2
 
 
-def test_without_learning_all_teams_play_the_newest_policy(quick, tmp_path, in_process, make_loop):
+def test_without_learning_all_teams_play_the_newest_policy(quick, in_process, make_loop, train_in):
     settings = quick("Duel", self_play=SELF_PLAY)
-    trained = pipeline.train(in_process(Duel(n_areas=2)), settings, seed=1, run_dir=tmp_path)
+    trained = train_in(Duel(n_areas=2), settings)
     learned = trained.behaviors["Duel"].steps
     toy = Duel(n_areas=2)
     with WorkerSet([in_process(toy)]) as workers:

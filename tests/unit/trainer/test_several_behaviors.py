@@ -37,9 +37,9 @@ def saved(result, name):
     return load_checkpoint(result.behaviors[name].checkpoint)["learner"]["algorithm"]
 
 
-def test_equal_behaviors_have_different_weights_actions_and_minibatches(tmp_path, in_process):
+def test_equal_behaviors_have_different_weights_actions_and_minibatches(train_in):
     toys = Chase(seed=3, n_agents=4), Chase(seed=3, n_agents=4)  # the same situations
-    result = pipeline.train(in_process(Pair(*toys)), settings(100, 100), seed=1, run_dir=tmp_path)
+    result = train_in(Pair(*toys), settings(100, 100))
     one, two = saved(result, "One"), saved(result, "Two")
     assert result.behaviors["One"].n_updates == 0  # these are the first weights
     matrices = [key for key, value in one["policy"].items() if value.ndim == 2 and value.any()]
@@ -60,13 +60,11 @@ def test_only_behavior_of_a_configuration_has_the_seed_of_the_run():
 
 @pytest.mark.parametrize(("one", "two"), [(300, 900), (900, 300)])
 def test_finished_behavior_goes_on_acting_until_the_other_has_finished(
-    one, two, tmp_path, in_process, recorder
+    one, two, tmp_path, recorder, train_in
 ):
-    result = pipeline.train(
-        in_process(Pair(Corridor(n_agents=4), Chase(n_agents=4))),
+    result = train_in(
+        Pair(Corridor(n_agents=4), Chase(n_agents=4)),
         settings(one, two),
-        seed=1,
-        run_dir=tmp_path,
         sinks=[recorder],
         exporter=publish,
     )
@@ -86,18 +84,15 @@ def test_finished_behavior_goes_on_acting_until_the_other_has_finished(
         assert (tmp_path / name / "checkpoint.pt").is_file()
 
 
-def test_lessons_follow_the_behavior_that_they_name(tmp_path, in_process):
+def test_lessons_follow_the_behavior_that_they_name(train_in):
     def lesson(number, **criteria):
         ends = {"completion_criteria": {"measure": "progress", "behavior": "Two"} | criteria}
         return {"name": f"l{number}", "value": number} | (ends if criteria else {})
 
     lessons = [lesson(1, threshold=0.25), lesson(2, threshold=0.5), lesson(3)]
     pair = Pair(Corridor(n_agents=2), Chase(n_agents=4))
-    result = pipeline.train(
-        in_process(pair),
-        settings(200, 2000, environment_parameters={"lesson": {"curriculum": lessons}}),
-        seed=1,
-        run_dir=tmp_path,
+    result = train_in(
+        pair, settings(200, 2000, environment_parameters={"lesson": {"curriculum": lessons}})
     )
     changes = [
         value
@@ -134,31 +129,24 @@ HOSTILE = ["../../../evil", "/evil", "a/b", "..", ".", "", "a\\b", "a\0b", "\n",
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("team", ["", "?team=0"])
 def test_a_behavior_whose_name_would_lead_elsewhere_is_refused_before_anything_is_written(
-    name, team, tmp_path, in_process
+    name, team, tmp_path, train_in
 ):
     run_dir = tmp_path / "a" / "b" / "c" / "run"
     everything = load_run_settings(None, overrides={"default_settings": QUICK})
     toy = Called(f"{name}{team}")
     with pytest.raises(SettingsError, match=r"^behavior '.*cannot name a folder, because"):
-        pipeline.train(in_process(toy), everything, seed=1, run_dir=run_dir)
+        train_in(toy, everything, run_dir=run_dir)
     assert list(tmp_path.rglob("*")) == []
 
 
 @pytest.mark.parametrize("name", ["My Behavior", "Ähre", "[ab]*", ".hidden", "a.b-1", "CON"])
 def test_other_names_are_those_of_the_folder_and_its_files_and_are_resumed(
-    name, tmp_path, in_process, caplog
+    name, tmp_path, caplog, train_in
 ):
     def train(max_steps, *, resume):
         changes = {"checkpoint_interval": 50, "keep_checkpoints": 2, "max_steps": max_steps}
         everything = load_run_settings(None, overrides={"default_settings": QUICK | changes})
-        pipeline.train(
-            in_process(Called(f"{name}?team=0")),
-            everything,
-            seed=1,
-            run_dir=tmp_path,
-            exporter=publish,
-            resume=resume,
-        )
+        train_in(Called(f"{name}?team=0"), everything, exporter=publish, resume=resume)
 
     train(300, resume=False)
     folder = tmp_path / name
