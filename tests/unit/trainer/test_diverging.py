@@ -148,7 +148,7 @@ def test_the_tensor_that_is_not_finite_is_named(where, quick, tmp_path, in_proce
     def spoiling(self, rollout, *, step):
         stats = update(self, rollout, step=step)
         if step > 300:
-            self.optimizer._adam._state[0][where][3] = torch.inf
+            self.optimizer._state[0][where][3] = torch.inf
         return stats
 
     monkeypatch.setattr(PPO, "update", spoiling)
