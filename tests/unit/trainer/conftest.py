@@ -49,10 +49,10 @@ def recorder():
 def quick():
     """Settings of a behavior that takes no time; keywords replace top-level keys."""
 
-    def make(*names, **changes):
-        return load_run_settings(
-            None, overrides={"behaviors": dict.fromkeys(names or ("Toy",), QUICK | changes)}
-        )
+    def make(*names, parameters=None, **changes):
+        behaviors = dict.fromkeys(names or ("Toy",), QUICK | changes)
+        overrides = {"behaviors": behaviors, "environment_parameters": parameters}
+        return load_run_settings(None, overrides=overrides)
 
     return make
 

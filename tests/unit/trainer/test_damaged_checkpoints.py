@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 
 import pytest
 import torch
+from stops_after import StopsAfter
 from toys import Chase
 
 import pipeline
@@ -15,7 +17,6 @@ from pipeline.errors import CheckpointError, Interrupted, TrainingError
 from pipeline.settings import load_run_settings
 from pipeline.stages.export import publish
 from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
-from pipeline.trainer.stopping import StopRequest
 
 SETTINGS = {
     "behaviors": {
@@ -32,23 +33,6 @@ SETTINGS = {
 OTHERS = ("x", -1, 3.5, None, [], {}, b"x", torch.zeros(0), torch.zeros(2))
 
 
-class StopsSoon(StopRequest):
-    """In place of signals: says stop when asked for the 60th time."""
-
-    left = 60
-
-    def __call__(self):
-        self.left -= 1
-        self.signal_number = 15 if self.left <= 0 else None
-        return super().__call__()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-
 def train(folder, **options):
     settings = load_run_settings(None, overrides=SETTINGS)
     toy = InProcessEnvironment(Chase(n_agents=4))
@@ -60,7 +44,8 @@ def stopped(tmp_path_factory):
     """The bytes of a resume file with experience and environments."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("pipeline.trainer.api.stop_on_signal", StopsSoon)
+        stop = "pipeline.trainer.api.stop_on_signal"
+        patched.setattr(stop, lambda: contextlib.nullcontext(StopsAfter(60)))
         with pytest.raises(Interrupted):
             train(folder)
     return (folder / "Toy" / "checkpoint.pt").read_bytes()

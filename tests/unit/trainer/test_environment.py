@@ -16,7 +16,6 @@ from pipeline.envs.side_channels import (
     EnvironmentParametersChannel,
     SideChannelManager,
     StatsAggregationMethod,
-    StatsSideChannel,
 )
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import SettingsError, UnityException
@@ -138,26 +137,6 @@ def test_a_seed_beyond_the_wire_gives_the_same_draws_as_in_this_process():
     wire.hear()
     InProcessEnvironment(here).set_parameter("wind", sampler)
     assert here.parameters.read("wind", -1.0) == there.parameters.read("wind", -2.0)
-
-
-def test_every_process_is_told_the_engine_and_has_channels_of_its_own(monkeypatch):
-    seen = {}
-
-    def launch(file_name, n_workers, **options):
-        seen.update(options, file_name=file_name, n_workers=n_workers)
-
-    monkeypatch.setattr(environment, "launch_workers", launch)
-    settings = settings_with({"gravity": 3.5, "wind": GAUSSIAN})
-    opened("player", settings, num_envs=3, env_args=("--x",), base_port=6000)
-    assert (seen["file_name"], seen["n_workers"]) == ("player", 3)
-    assert (seen["additional_args"], seen["base_port"]) == (("--x",), 6000)
-    channels = [seen["side_channels"]() for _ in range(3)]
-    assert [len(worker) for worker in channels] == [4, 4, 4]
-    assert len({id(channel) for worker in channels for channel in worker}) == 12
-    for parameters, engine, stats, _ in channels:
-        assert isinstance(parameters, EnvironmentParametersChannel)
-        assert isinstance(stats, StatsSideChannel)
-        assert len(engine.message_queue) > 0
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,14 @@ import torch
 from torch.distributed import HashStore, PrefixStore
 
 from pipeline import __version__
+from pipeline.algos.process_group import SINGLE_PROCESS
 from pipeline.errors import Interrupted, LearnerLostError, PipelineError, SettingsError
+from pipeline.settings import load_run_settings
 from pipeline.trainer import api
 from pipeline.trainer.distributed import group as group_module
 from pipeline.trainer.distributed import workers
 from pipeline.trainer.distributed.group import DistributedGroup
+from pipeline.trainer.environment import JobSpec
 
 CPU = torch.device("cpu")
 TOY = {"behaviors": {"A": {"trainer_type": "ppo", "threaded": True}}}
@@ -203,6 +206,26 @@ def run(monkeypatch, tmp_path):
     return train
 
 
+def test_a_run_opens_its_environments_as_it_was_asked(run, tmp_path):
+    options = {
+        "seed": 4,
+        "run_dir": tmp_path,
+        "num_envs": 2,
+        "env_args": ["-x"],
+        "base_port": 6000,
+        "log_folder": tmp_path / "logs",
+        "listen": ("10.0.0.5", b"a token of sixteen"),
+        "init_from": {"A": tmp_path / "a.pt"},
+        "whole_weights": True,
+        "resume": True,
+        "torch_threads": 2,
+        "starting_lesson": 1,
+    }
+    asked = load_run_settings(None, overrides=TOY)
+    job = JobSpec(env="game", settings=asked.with_seed(4), **options)
+    assert run(asked, **options).opened == [(job, SINGLE_PROCESS)]
+
+
 @pytest.mark.parametrize("logs", [None, "elsewhere"])
 def test_learners_are_started_and_told_what_the_first_was_asked(run, tmp_path, logs):
     folder = None if logs is None else tmp_path / logs
@@ -240,24 +263,6 @@ def test_a_further_process_does_what_the_first_was_asked(run, launched):
     assert done == asked.for_others()
     assert group is ranks
     assert seen.threads == [2, 2]
-
-
-def test_how_processes_have_ended_is_said_by_code_or_signal(monkeypatch, tmp_path):
-    codes = iter([0, 2, -15, -9, None])
-
-    def started(*_, **__):
-        code = next(codes)
-        return SimpleNamespace(poll=lambda: code)
-
-    monkeypatch.setattr(workers.subprocess, "Popen", started)
-    others = workers.LocalWorkers(5, port=1, threads=1, log_folder=tmp_path)
-    how = {rank: text.partition(";")[0] for rank, text in others.ended().items()}
-    assert how == {
-        1: "has ended with exit code 0",
-        2: "has ended with exit code 2",
-        3: "was ended by SIGTERM",
-        4: "was ended by SIGKILL (by hand, or for lack of memory)",
-    }
 
 
 def test_another_number_of_learners_than_processes_is_refused(launched, tmp_path):

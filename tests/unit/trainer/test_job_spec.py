@@ -16,17 +16,19 @@ import pytest
 import torch
 
 from pipeline import seeding
-from pipeline.algos.process_group import SINGLE_PROCESS
 from pipeline.data.columns import Field
 from pipeline.data.replay import Replay
 from pipeline.envs.side_channels import (
     EngineConfigurationChannel,
+    EnvironmentParametersChannel,
     SideChannelManager,
     StatsAggregationMethod,
+    StatsSideChannel,
 )
+from pipeline.envs.state import StateChannel
 from pipeline.errors import CheckpointError, Interrupted, PipelineError, SettingsError
 from pipeline.settings import load_run_settings
-from pipeline.trainer import api, environment, worker
+from pipeline.trainer import environment, worker
 from pipeline.trainer.api import refuse_alone, unthreaded
 from pipeline.trainer.checkpoints.replay_files import (
     delete_older_replays,
@@ -265,39 +267,8 @@ def test_the_engine_is_told_its_settings_through_the_channels_of_each_worker(mon
     assert not {id(one) for one in first} & {id(one) for one in second}
     (engine,) = [one for one in first if isinstance(one, EngineConfigurationChannel)]
     assert SideChannelManager([engine]).outgoing() == SideChannelManager([expected]).outgoing()
-    assert len(first) == 4  # environment parameters, statistics and states, too
-
-
-class OpenedError(Exception):
-    pass
-
-
-def test_a_run_opens_its_environments_as_it_was_asked(monkeypatch, tmp_path):
-    seen = []
-
-    def opened(*asked):
-        seen.extend(asked)
-        raise OpenedError
-
-    monkeypatch.setattr(api, "open_workers", opened)
-    options = {
-        "seed": 3,
-        "run_dir": tmp_path,
-        "num_envs": 2,
-        "env_args": ["-x"],
-        "base_port": 6000,
-        "log_folder": tmp_path / "logs",
-        "listen": ("10.0.0.5", b"a token of sixteen"),
-        "init_from": {"A": tmp_path / "a.pt"},
-        "whole_weights": True,
-        "resume": True,
-        "torch_threads": 2,
-        "starting_lesson": 1,
-    }
-    with pytest.raises(OpenedError):
-        api.train("game", settings(threaded=False), **options)
-    asked = settings(threaded=False).with_seed(3)
-    assert seen == [JobSpec(env="game", settings=asked, **options), SINGLE_PROCESS]
+    others = {EnvironmentParametersChannel, StatsSideChannel, StateChannel}
+    assert {type(one) for one in first} == {EngineConfigurationChannel, *others}
 
 
 class Process:

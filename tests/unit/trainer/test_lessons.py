@@ -12,7 +12,6 @@ import pipeline
 from pipeline.envs.workers import WorkerSet
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
-from pipeline.settings import load_run_settings
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.stopping import StopRequest
 
@@ -63,25 +62,9 @@ def configured(quick):
             name: value if not isinstance(value, list) else {"curriculum": curriculum(*value)}
             for name, value in parameters.items()
         }
-        return load_run_settings(
-            None,
-            overrides={
-                "behaviors": dict.fromkeys(names or ("Toy",), QUICK),
-                "environment_parameters": written,
-            },
-        )
+        return quick(*names, parameters=written, max_steps=1000)
 
     return make
-
-
-QUICK = {
-    "trainer_type": "ppo",
-    "hyperparameters": {"batch_size": 32, "buffer_size": 128, "num_epoch": 1},
-    "network_settings": {"hidden_units": 8, "num_layers": 1},
-    "max_steps": 1000,
-    "time_horizon": 8,
-    "summary_freq": 100,
-}
 
 
 def curriculum(*items):

@@ -9,12 +9,13 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from stops_after import StopsAfter
 from threadpoolctl import threadpool_info, threadpool_limits
 from toys import CHOICE, Chase, Corridor, Crowd
 
 import pipeline
 from pipeline.envs.workers import WorkerSet
-from pipeline.errors import CheckpointError, Interrupted, TrainingError, UnityException
+from pipeline.errors import CheckpointError, Interrupted, UnityException
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.stages.export import publish
 from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
@@ -138,15 +139,6 @@ def test_resumed_run_goes_on_from_the_saved_step(quick, recorder, train_in):
     assert second.n_episodes > first.n_episodes
 
 
-def test_resuming_a_finished_run_changes_nothing(quick, train_in):
-    first = train_in(Corridor(n_agents=4), quick())
-    before = load_checkpoint(first.behaviors["Toy"].checkpoint)["learner"]["algorithm"]["policy"]
-    again = train_in(Corridor(n_agents=4), quick(), resume=True)
-    assert again.behaviors["Toy"].steps == first.behaviors["Toy"].steps
-    after = load_checkpoint(again.behaviors["Toy"].checkpoint)["learner"]["algorithm"]["policy"]
-    assert all(torch.equal(before[key], after[key]) for key in before)
-
-
 def test_without_resume_old_checkpoints_are_not_read(quick, train_in):
     results = [train_in(Corridor(n_agents=4), quick()) for _ in range(2)]
     assert results[0].behaviors == results[1].behaviors
@@ -228,61 +220,27 @@ class Failing(Corridor):
 
     def step(self, actions):
         self.n_steps += 1
-        result = super().step(actions)
         if self.n_steps >= 100:
-            if isinstance(self.failure, Exception):
-                raise self.failure
-            decisions = result[next(iter(result))][0]
-            if self.failure == "huge reward":
-                decisions.reward[:] = 3e38
-            else:
-                {"reward": decisions.reward, "obs": decisions.obs[0]}[self.failure][:] = np.nan
-        return result
+            raise self.failure
+        return super().step(actions)
 
 
 def test_what_was_learned_is_saved_when_the_environment_fails(quick, tmp_path, train_in):
     toy = Failing(UnityException("gone"))
     with pytest.raises(UnityException, match="gone"):
-        train_in(toy, quick(max_steps=5000))
-    assert 300 < load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["step"] <= 400
+        train_in(toy, quick(max_steps=5000), exporter=publish)
+    state = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
+    assert 300 < state["learner"]["step"] <= 400
+    assert state["environments"] is None
+    assert (tmp_path / "Toy.onnx").is_file()
     assert toy.is_closed
-
-
-@pytest.mark.parametrize("what", ["reward", "huge reward", "obs"])
-def test_values_that_are_not_finite_stop_the_run_and_spare_the_last_good_checkpoint(
-    what, quick, tmp_path, train_in
-):
-    settings = quick(
-        max_steps=5000,
-        network_settings={"hidden_units": 8, "num_layers": 1, "normalize": True},
-    )
-    with (
-        pytest.raises((TrainingError, UnityException), match="finite"),
-    ):
-        train_in(Failing(what), settings, resume_interval_s=0.0)
-    algorithm = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["algorithm"]
-    for part in ("policy", "critic"):
-        assert all(values.isfinite().all() for values in algorithm[part].values())
-
-
-class Stop(StopRequest):
-    """Says stop when asked for the n-th time."""
-
-    def __init__(self, n: int) -> None:
-        super().__init__()
-        self.left = n
-
-    def __call__(self):
-        self.left -= 1
-        self.signal_number = 15 if self.left <= 0 else None
-        return super().__call__()
 
 
 @pytest.mark.parametrize("n", [1, 60])
 def test_request_to_stop_saves_what_can_be_resumed(n, quick, tmp_path, in_process, make_loop):
     with WorkerSet([in_process(Corridor(n_agents=4))]) as workers:
         with pytest.raises(Interrupted, match=r"at step [0-9]+ of Toy") as caught:
-            make_loop(workers, quick()).run(Stop(n))
+            make_loop(workers, quick()).run(StopsAfter(n))
         assert caught.value.exit_code == 143
     saved = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["step"]
     assert (saved > 0) == (n > 1)
@@ -311,7 +269,7 @@ def test_a_checkpoint_that_waits_for_an_update_is_written_after_resuming_too(n, 
     """Stopped at any step, the run keeps the checkpoints that the uninterrupted run keeps."""
     frequent = {"checkpoint_interval": 100, "keep_checkpoints": 99}
     looped("whole", StopRequest(), **frequent)
-    looped("halves", Stop(n), **frequent)
+    looped("halves", StopsAfter(n), **frequent)
     looped("halves", StopRequest(), resume=True, **frequent)
     whole, halves = (
         sorted(path.name for path in (tmp_path / name / "Toy").glob("Toy-*.pt"))
@@ -325,13 +283,13 @@ def test_a_behavior_that_does_not_show_up_again_still_counts_in_the_state_of_the
     looped, tmp_path
 ):
     """Else the older file would be taken for the newest, and lessons would fall back."""
-    looped("run", Stop(40))
+    looped("run", StopsAfter(40))
     state = load_checkpoint(tmp_path / "run" / "Toy" / "checkpoint.pt")
     n_steps = state["learner"]["step"]
     other = {**state, "behavior": "Other", "run": {**state["run"], "steps": {"Other": 5 * n_steps}}}
     other["learner"] = {**state["learner"], "step": 5 * n_steps}
     save_checkpoint(tmp_path / "run" / "Other" / "checkpoint.pt", other)
-    looped("run", Stop(20), resume=True)
+    looped("run", StopsAfter(20), resume=True)
     steps = load_checkpoint(tmp_path / "run" / "Toy" / "checkpoint.pt")["run"]["steps"]
     assert steps["Toy"] > n_steps
     assert steps["Other"] == 5 * n_steps
@@ -360,7 +318,7 @@ def test_request_to_stop_before_any_agent_has_decided_is_no_failure(
     with WorkerSet([in_process(Undecided(n_agents=4))]) as workers:
         loop = make_loop(workers, quick(), exporter=publish)
         with pytest.raises(Interrupted, match="at step 0 of Toy") as caught:
-            loop.run(Stop(9))
+            loop.run(StopsAfter(9))
     assert caught.value.exit_code == 143
     assert load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["step"] == 0
     assert not list(tmp_path.rglob("*.onnx"))

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import gymnasium
 import pytest
+from stops_after import StopsAfter
 from toys import Corridor
 
 import pipeline
@@ -26,20 +27,6 @@ from pipeline.trainer.stopping import StopRequest
 class Stateless(Corridor):
     def state_dict(self):
         return None
-
-
-class StopsAfter(StopRequest):
-    """Asks to stop when it has been asked so often."""
-
-    def __init__(self, n_asked):
-        super().__init__()
-        self.n_left = n_asked
-
-    def __call__(self):
-        self.n_left -= 1
-        if self.n_left <= 0:
-            self.signal_number = 15
-        return super().__call__()
 
 
 @pytest.fixture

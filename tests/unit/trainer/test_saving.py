@@ -11,7 +11,7 @@ import torch
 from toys import Chase, Corridor, Crowd
 
 import pipeline
-from pipeline.errors import Interrupted, SettingsError, UnityException
+from pipeline.errors import Interrupted, SettingsError
 from pipeline.export.policy import OnnxPolicy
 from pipeline.stages.export import publish
 from pipeline.trainer.checkpoints.file import load_checkpoint
@@ -301,22 +301,6 @@ def test_a_checkpoint_that_was_due_stays_as_it_is_when_the_run_is_stopped_there(
         )
     (step,) = written
     assert load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["step"] == step
-
-
-def test_failed_environment_leaves_an_exported_policy(quick, tmp_path, train_in):
-    class Breaks(Corridor):
-        left = 100
-
-        def step(self, actions):
-            self.left -= 1
-            if not self.left:
-                raise UnityException("gone")
-            return super().step(actions)
-
-    with pytest.raises(UnityException):
-        train_in(Breaks(n_agents=4), quick(), exporter=publish)
-    assert (tmp_path / "Toy.onnx").is_file()
-    assert load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["environments"] is None
 
 
 def test_inference_acts_counts_and_neither_learns_nor_saves(quick, tmp_path, recorder, train_in):

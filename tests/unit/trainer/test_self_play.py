@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from duels import Duel, Recall, Uneven
+from stops_after import StopsAfter
 
 import pipeline
 from pipeline.envs.workers import WorkerSet
@@ -41,18 +42,6 @@ class Watched(SelfPlay):
             steps = {one.name: one.step for one in self._learners()}
             type(self).turns.append((self.learning, steps))
         return changed
-
-
-class StopsAfter(StopRequest):
-    """Asks to stop when it has been asked a number of times."""
-
-    def __init__(self, n):
-        super().__init__()
-        self.left = n
-
-    def __call__(self):
-        self.left -= 1
-        return self.left <= 0
 
 
 @pytest.fixture
@@ -160,7 +149,7 @@ def test_opponents_remember_for_themselves(play):
         for team in (0, 1)
     ]
     remembered = [learner.memories[one] for one in slots]
-    assert all(np.abs(one).max() > 0 for one in remembered) or learner.step
+    assert all(np.abs(one).max() > 0 for one in remembered)
     ghost = next(iter(learner.past.opponents))
     n = learner.past.opponents[ghost].policy.memory_size
     assert learner.memories.shape[1] > n  # the critic's part stays empty for an opponent
@@ -198,9 +187,7 @@ def test_rating_and_snapshots_go_on_when_a_run_is_resumed(quick, train_in):
     assert rating == saved["ratings"][-1]
     again, later = trained(501)
     assert abs(again - rating) < 3
-    assert rating in later["ratings"] or later["ratings"][:3] == pytest.approx(
-        saved["ratings"][:3], abs=3
-    )
+    assert later["ratings"][:3] == pytest.approx(saved["ratings"][:3], abs=3)
     assert len(later["snapshots"]) == len(saved["snapshots"]) == 3
 
 
@@ -366,7 +353,7 @@ def test_every_agent_of_the_learning_team_that_ends_moves_both_ratings():
 
 
 def test_games_that_are_cut_short_or_of_the_opponent_are_not_rated():
-    self_play, one = SelfPlay(), learner("A")
+    self_play, one = SelfPlay(), learner("A", play_against_latest_model_ratio=0.0)
     self_play.join("A?team=0", one)
     self_play.join("A?team=1", one)
     before = list(one.past.ratings)
@@ -374,8 +361,7 @@ def test_games_that_are_cut_short_or_of_the_opponent_are_not_rated():
     self_play.on_step("A?team=1", one, [(nobody(), games([1.0]))])
     assert one.past.ratings == before
     self_play.on_step("A?team=0", one, [(nobody(), games([1.0]))])
-    if one.past.opponents["A?team=1"].drawn != -1:
-        assert one.past.ratings != before
+    assert one.past.ratings != before
 
 
 def test_a_game_against_the_latest_policy_of_the_same_behavior_leaves_its_rating():

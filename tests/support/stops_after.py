@@ -1,0 +1,18 @@
+"""A request to stop that comes when it has been asked for a number of times."""
+
+from __future__ import annotations
+
+from pipeline.trainer.stopping import StopRequest
+
+
+class StopsAfter(StopRequest):
+    """In place of signals."""
+
+    def __init__(self, n_asked):
+        super().__init__()
+        self.n_left = n_asked
+
+    def __call__(self):
+        self.n_left -= 1
+        self.signal_number = 15 if self.n_left <= 0 else None
+        return super().__call__()
