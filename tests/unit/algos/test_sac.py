@@ -303,7 +303,8 @@ def test_actions_are_in_range_and_stored_as_the_environment_gets_them(kind):
     decision = algorithm.act(obs, None)
     assert np.abs(decision.action.continuous).max(initial=0.0) <= 1.0
     np.testing.assert_array_equal(decision.action.continuous, decision.rows["continuous"])
-    assert set(decision.rows) == set(algorithm.fields)
+    assert set(decision.rows) == {*algorithm.fields, "log_prob"}
+    assert "log_prob" not in algorithm.fields
 
 
 def test_not_finite_loss_stops_the_run():

@@ -115,7 +115,7 @@ def test_dropping_open_trajectories_leaves_closed_ones():
     storage, slots = _storage(), np.array([0, 1])
     storage.reserve(2)
     obs = np.zeros((2, 2), np.float32)
-    storage.begin_transition(slots, {"obs_0": obs})
+    storage.begin_transition(slots, {"obs_0": obs, "no field": obs})
     storage.complete_transition(
         slots[:1], np.ones(1, np.float32), [obs[:1]], ended=True, interrupted=np.array([True])
     )
