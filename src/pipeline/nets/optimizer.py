@@ -207,10 +207,10 @@ class FlatAdam(FusedAdam):
         """Adam's moments and step count; the moments in the order of the parameters."""
         return self._reordered(super().state_dict(), self._places, _places(self.parameters))
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what `state_dict` gave."""
         places = _places(self.parameters)
-        super().load_state_dict(self._reordered(state, places, self._places))
+        super().load_state_dict(self._reordered(dict(state), places, self._places))
 
     def _reordered(
         self, state: dict[str, Any], before: Sequence[slice], after: Sequence[slice]
