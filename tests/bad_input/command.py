@@ -34,7 +34,6 @@ class Done:
     code: int
     out: str
     err: str
-    seconds: float
 
     @property
     def error(self) -> str:
@@ -83,12 +82,9 @@ class Place:
         """One `pipeline` command; fails if it leaves a process."""
         return self.python("-m", "pipeline.cli", *arguments, before=before)
 
-    def python(
-        self, *arguments: str, before: Callable[[], None] | None = None, **variables: str
-    ) -> Done:
+    def python(self, *arguments: str, before: Callable[[], None] | None = None) -> Done:
         """This interpreter with the project's sources."""
-        env = os.environ | self._variables() | variables
-        began = time.perf_counter()
+        env = os.environ | self._variables()
         if before is None:
             done = forking(*_LIBRARIES).run(*arguments, timeout=240, cwd=self.folder, env=env)
         else:
@@ -102,9 +98,8 @@ class Place:
                 timeout=240,
                 preexec_fn=before,  # sets a limit, takes no lock
             )
-        seconds = time.perf_counter() - began
         assert left_over(str(self.folder)) == []
-        return Done(code=done.returncode, out=done.stdout, err=done.stderr, seconds=seconds)
+        return Done(code=done.returncode, out=done.stdout, err=done.stderr)
 
     @contextlib.contextmanager
     def started(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:

@@ -25,16 +25,6 @@ def project(place: Place) -> Place:
 
 
 @pytest.fixture(scope="session")
-def other_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A demonstration of another behavior than the fake environment's."""
-    from pipeline import cli
-
-    path = tmp_path_factory.mktemp("demos") / "other.demo"
-    assert cli.main(["demo", "record", "grid_world", "-o", str(path), "--episodes", "2"]) == 0
-    return path
-
-
-@pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """A place with a run in the fake environment; tests only read it."""
     place = Place(folder=tmp_path_factory.mktemp("trained"))

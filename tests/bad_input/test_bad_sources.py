@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from command import Done, Place  # noqa: TC002  # pytest reads the types of fixtures
-from loopback import Site, site
 from made_archives import GAME, digest, zipped
 
 BUILD = zipped(GAME)
 BIG = zipped({**GAME, "noise": os.urandom(1 << 20)}, compressed=False)
-
-
-@pytest.fixture
-def web() -> Iterator[Site]:
-    with site() as served:
-        yield served
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +28,7 @@ class Shop:
     def left(self) -> list[str]:
         """What lies in the cache, but for locks."""
         found = [p.relative_to(self.cache).as_posix() for p in self.cache.rglob("*")]
-        return sorted(name for name in found if not name.startswith(("locks", "downloads")) or
-                      name.startswith("downloads/"))  # fmt: skip
+        return [name for name in found if not name.startswith("locks") and name != "downloads"]
 
 
 @pytest.fixture
@@ -56,15 +47,6 @@ def test_a_missing_digest_is_refused_with_the_one_that_was_found(shop, web):
     assert done.code == 0, done.err
     assert Path(done.out.strip()) == shop.cache / digest(BUILD) / "game/Game.x86_64"
     assert len(web.asked) == 1
-
-
-def test_an_archive_that_could_do_harm(shop, web):
-    content = zipped({**GAME, "../evil": b"x"})
-    url = web.add("game.zip", content)
-    error = shop.env("fetch", url, "--sha256", digest(content)).error
-    assert error.startswith(f"{url}: the entry '../evil' leads out of its folder")
-    assert shop.left() == []
-    assert not list(shop.cache.parent.rglob("evil"))
 
 
 def test_an_unknown_environment_is_told_with_the_nearest_names(shop):
@@ -117,10 +99,8 @@ def stage(project: Place, source: str) -> Done:
     return done
 
 
-def test_the_stage_says_what_is_wrong_with_an_archive(project, web):
+def test_the_stage_says_that_an_archive_is_for_another_system(project, web):
     url = web.add("game.zip", BUILD)
-    error = stage(project, f"source: fetch, url: '{url}', sha256: {'0' * 64}").error
-    assert f"its sha256 is {digest(BUILD)}" in error
     error = stage(
         project, f"source: fetch, url: '{url}', sha256: {digest(BUILD)}, platform: windows"
     ).error
@@ -128,22 +108,12 @@ def test_the_stage_says_what_is_wrong_with_an_archive(project, web):
         "params.yaml: environments.game: is for windows, and this machine runs linux; give the "
         "'url' and 'sha256' of a build for linux"
     )
-    error = stage(
-        project, f"source: fetch, url: '{url}', sha256: {digest(BUILD)}, executable: Gmae.x86_64"
-    ).error
-    assert "has no file 'Gmae.x86_64'; its programs are game/Game.x86_64" in error
 
 
 def test_the_stage_says_what_is_wrong_with_a_build_or_a_project(project):
     folder = project.folder
     error = stage(project, "source: path, path: x").error
     assert error == "x: does not exist; there is no build here; correct `path` in params.yaml"
-    (folder / "mine").mkdir()
-    (folder / "mine/Game.exe").touch()
-    assert "has a build for windows (Game.exe)" in stage(project, "source: path, path: mine").error
     (folder / "Assets").mkdir()
     error = stage(project, "source: unity, project: .").error
     assert error.startswith("./Packages: does not exist; a Unity project has it; correct `projec")
-    for name in ("Packages", "ProjectSettings"):
-        (folder / name).mkdir()
-    assert "is no Unity project" in stage(project, "source: unity, project: .").error

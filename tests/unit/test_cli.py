@@ -176,7 +176,7 @@ def test_ui_without_runs_says_what_to_do(tmp_path, monkeypatch, capsys):
     assert "there are no runs yet" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["onnx check", "evaluate", "provenance"])
+@pytest.mark.parametrize("command", ["onnx check", "evaluate", "provenance", "demo info"])
 def test_what_is_no_model_is_refused(tmp_path, capsys, command):
     path = tmp_path / "a.onnx"
     path.write_bytes(b"nothing")

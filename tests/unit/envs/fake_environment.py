@@ -18,7 +18,6 @@ import grpc
 
 from pipeline.protocol.calls import METHOD
 from pipeline.protocol.generated import messages as m
-from pipeline.protocol.side_channels import STATS, OutgoingMessage, pack
 
 NAME = "Echo?team=0"
 
@@ -94,7 +93,7 @@ def converse(exchange: grpc.UnaryUnaryMultiCallable, options: argparse.Namespace
         output = observe(number, actions, echo, extra=[0.0] * options.wide)
         message.unity_output.rl_output.CopyFrom(output)
         if not announced:
-            announce(message.unity_output.rl_initialization_output, mode)
+            announce(message.unity_output.rl_initialization_output)
             announced = True
         spoil(message.unity_output, number, options)
 
@@ -112,14 +111,10 @@ def greeting(mode: str) -> m.UnityMessageProto:
     return hello
 
 
-def announce(start: m.UnityRLInitializationOutputProto, mode: str = "normal") -> None:
+def announce(start: m.UnityRLInitializationOutputProto) -> None:
     brain = start.brain_parameters.add()
     brain.brain_name = NAME
-    if mode == "huge-branch":
-        brain.action_spec.num_discrete_actions = 1
-        brain.action_spec.discrete_branch_sizes.append(2**31 - 1)
-    elif mode != "no-actions":
-        brain.action_spec.num_continuous_actions = 2
+    brain.action_spec.num_continuous_actions = 2
 
 
 def spoil(output: m.UnityOutputProto, number: int, options: argparse.Namespace) -> None:
@@ -128,17 +123,6 @@ def spoil(output: m.UnityOutputProto, number: int, options: argparse.Namespace) 
         brain = output.rl_initialization_output.brain_parameters.add()
         brain.brain_name = NAME
         brain.action_spec.num_continuous_actions = 3
-    if options.mode == "huge-shape":
-        for info in output.rl_output.agentInfos[NAME].value:
-            info.observations[0].shape[:] = [2**31 - 1, 2**31 - 1]
-    if options.mode == "no-observations":
-        output.rl_output.agentInfos[NAME].MergeFromString(b"\x0a\x00" * (number * 100_000))
-    if options.mode == "unknown-statistic":
-        message = OutgoingMessage()
-        message.write_string("Echo/Score")
-        message.write_float32(1.0)
-        message.write_int32(9)
-        output.rl_output.side_channel = pack([(STATS, bytes(message.buffer))])
     if options.mode == "unannounced":
         add(output.rl_output.agentInfos["Stranger?team=0"].value, 9, number, [0.0, 0.0])
     if options.mode == "nan" and number == options.nan_at:

@@ -16,7 +16,10 @@ from pipeline.envs.side_channels import (
     StatsAggregationMethod,
     StatsSideChannel,
 )
-from pipeline.errors import UnityCommunicationException, UnitySideChannelException
+from pipeline.errors import (
+    UnityCommunicationException,
+    UnitySideChannelException,
+)
 from pipeline.protocol import side_channels as wire
 
 
@@ -86,6 +89,17 @@ def test_statistics_are_kept_until_they_are_taken():
     value = (1.5, StatsAggregationMethod.SUM)
     assert channel.get_and_reset_stats() == {"speed": [value, value]}
     assert channel.get_and_reset_stats() == {}
+
+
+def test_a_statistic_of_an_unknown_method_is_refused():
+    message = wire.OutgoingMessage()
+    message.write_string("Echo/Score")
+    message.write_float32(1.0)
+    message.write_int32(9)
+    data = wire.pack([(wire.STATS, bytes(message.buffer))])
+    told = "statistic Echo/Score is to be aggregated by method 9; known methods"
+    with pytest.raises(UnitySideChannelException, match=told):
+        SideChannelManager([StatsSideChannel()]).deliver(data)
 
 
 def test_float_properties_are_set_from_both_ends():

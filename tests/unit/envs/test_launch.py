@@ -47,7 +47,8 @@ def test_no_build_is_an_error_that_says_where_it_looked(tmp_path, monkeypatch):
     (tmp_path / "Game").mkdir()
     with pytest.raises(
         UnityEnvironmentException,
-        match=r"Couldn't launch the Game environment\. Provided filename does not match any",
+        match=rf"Couldn't launch the Game environment\. Provided filename does not match any .*"
+        rf"Looked for Game from the folder {tmp_path}\.$",
     ):
         launch.find_executable("Game")
 
@@ -82,7 +83,7 @@ def test_build_that_may_not_be_executed_is_reported_with_the_remedy(tmp_path, mo
 def test_build_for_another_platform_is_reported(tmp_path):
     path = build(tmp_path / "sim")
     path.write_bytes(b"\x00\x01 no program")
-    with pytest.raises(UnityEnvironmentException, match="another platform"):
+    with pytest.raises(UnityEnvironmentException, match=r"exec format error.*another platform"):
         launch.EnvironmentProcess([str(path)])
 
 
