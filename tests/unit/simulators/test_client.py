@@ -182,14 +182,6 @@ def test_a_simulator_that_takes_only_numbers_gets_draws():
     assert simulator.told[0] != simulator.told[1]
 
 
-def test_a_gaussian_sampler_has_its_mean_and_deviation():
-    simulator = OnlyNumbers()
-    play(simulator, command(RESET, set_sampler("wind", 1, 1, 5.0, 0.5)), *[command()] * 400)
-    values = [value for _, value in simulator.told]
-    assert np.mean(values) == pytest.approx(5.0, abs=0.1)
-    assert np.std(values) == pytest.approx(0.5, abs=0.1)
-
-
 def test_messages_on_other_channels_change_nothing():
     simulator = Recorder(n_agents=1)
     data = side_channels.pack(
