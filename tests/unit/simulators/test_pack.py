@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from pipeline.errors import SettingsError
-from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators import registry
 from pipeline.simulators.pack import pack
 
@@ -254,25 +253,3 @@ def test_a_cache_that_cannot_be_written_is_named_with_its_remedy(launch, tmp_pat
     assert process.returncode == 3
     assert f"cannot unpack into {blocked}" in err
     assert "PIPELINE_CACHE" in err
-
-
-@pytest.mark.slow
-def test_a_packed_physics_environment_plays_as_it_does_in_process(
-    launch, environment, trainer, packed, tmp_path
-):
-    built = packed("balance_ball", tmp_path / "balance_ball")
-    with subprocess.Popen(  # noqa: S603  # what the test built
-        [str(built), "--mlagents-port", str(trainer.port)], cwd=tmp_path, env=environment
-    ) as process:
-        trainer.greet(seed=3)
-        decisions, _ = trainer.reset()
-        here = registry.make("balance_ball", seed=3)
-        here.reset()
-        actions = ActionTuple(continuous=np.full((12, 2), 0.5))
-        for _ in range(30):
-            decisions, _ = trainer.step(actions)
-            expected, _ = here.step({"3DBall?team=0": actions})["3DBall?team=0"]
-        assert np.array_equal(decisions.obs[0], expected.obs[0])
-        here.close()
-        trainer.end()
-        assert process.wait(timeout=WAIT_S) == 0

@@ -6,7 +6,6 @@ from test_client import command, play
 
 from pipeline.protocol import side_channels, state
 from pipeline.protocol.generated.messages import RESET
-from pipeline.protocol.specs import ActionTuple
 from pipeline.protocol.state import Kind
 from pipeline.simulators import client, executable, registry
 
@@ -46,18 +45,13 @@ class Player:
         actions = {}
         for name, n in self.session._asking.items():
             spec = self.specs[name].action_spec
-            drawn = [rng.integers(size, size=n) for size in spec.discrete_branches]
-            action = ActionTuple(
-                rng.uniform(-1, 1, (n, spec.continuous_size)).astype(np.float32),
-                np.stack(drawn, axis=1).astype(np.int32) if drawn else None,
-            )
             if n:
-                actions[name] = (action, spec)
+                actions[name] = (spec.random_action(n, rng), spec)
         return self.say(command(0, channel, actions))
 
 
-@pytest.mark.parametrize("name", registry.NAMES)
-def test_every_built_in_simulator_goes_on_from_its_state(name):
+@pytest.mark.parametrize("name", ["balance_ball", "couriers", "tag"])
+def test_a_built_in_simulator_goes_on_from_its_state(name):
     one, two = Player(name), Player(name)
     rng = np.random.default_rng(0)
     assert answers(one.say(command(RESET, frame(Kind.CAN)))) == [(Kind.CAN, b"")]

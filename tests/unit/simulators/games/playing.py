@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -31,6 +32,40 @@ def policies(name, simulator, *, scripted=(), seed=0):
         behavior: registry.expert(name, behavior) if behavior in scripted else uniform(spec, rng)
         for behavior, spec in simulator.behavior_specs.items()
     }
+
+
+def step(simulator, *choices):
+    """What one step of a game with one behavior brings; the choices are those of all agents."""
+    ((behavior, spec),) = simulator.behavior_specs.items()
+    discrete = np.array(choices).reshape(-1, spec.action_spec.discrete_size)
+    return simulator.step({behavior: ActionTuple(discrete=discrete)})[behavior]
+
+
+def walk(simulator, *choices):
+    """What the last of several steps brings, in each of which every agent does the same."""
+    for choice in choices:
+        brought = step(simulator, *[choice] * len(simulator.state_dict()["streams"]))
+    return brought
+
+
+def now(simulator):
+    """Copies of the arrays that are a game's state."""
+    return SimpleNamespace(**simulator.state_dict()["arrays"])
+
+
+def put(simulator, **values):
+    """Fill these arrays of a game's state, and give the game."""
+    state = simulator.state_dict()
+    for name, value in values.items():
+        state["arrays"][name][:] = value
+    simulator.load_state_dict(state)
+    return simulator
+
+
+def begun(kind, n_agents=1, **options):
+    simulator = kind(n_agents=n_agents, **options)
+    simulator.reset()
+    return simulator
 
 
 def acted(steps, by):

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from playing import sights
+from playing import begun, now, put, sights
 
 from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators.games.collector import BAD, BEHAVIOR, GOOD, N_GOOD, WALL, Collector
@@ -15,16 +15,11 @@ def act(ahead=0.0, right=0.0, turn=0.0, fire=0):
 
 def placed(good=(), bad=(), position=(0.0, 0.0), degrees=0.0):
     """One area with everything where the test wants it, all other food in a corner."""
-    simulator = Collector(n_agents=1)
-    simulator.reset()
-    simulator._position[:], simulator._degrees[:] = position, degrees
-    simulator._food[:] = FAR
-    simulator._places[:] = FAR
-    for k, where in enumerate(good):
-        simulator._food[0, k] = where
-    for k, where in enumerate(bad):
-        simulator._food[0, N_GOOD + k] = where
-    return simulator
+    simulator = put(begun(Collector), position=position, degrees=degrees, food=FAR, places=FAR)
+    food = now(simulator).food
+    food[0, : len(good)] = np.reshape(good, (-1, 2))
+    food[0, N_GOOD : N_GOOD + len(bad)] = np.reshape(bad, (-1, 2))
+    return put(simulator, food=food)
 
 
 def step(simulator, **action):
@@ -59,9 +54,9 @@ def test_actions_are_hybrid_and_observations_vectors():
 def test_speed_approaches_what_the_actions_ask_by_half_each_decision(degrees, action, way):
     simulator = placed(degrees=degrees)
     step(simulator, **action)
-    assert simulator._position[0] == pytest.approx(0.25 * np.array(way), abs=1e-5)
+    assert now(simulator).position[0] == pytest.approx(0.25 * np.array(way), abs=1e-5)
     step(simulator, **action)
-    assert simulator._position[0] == pytest.approx((0.25 + 0.375) * np.array(way), abs=1e-5)
+    assert now(simulator).position[0] == pytest.approx((0.25 + 0.375) * np.array(way), abs=1e-5)
 
 
 def test_the_agent_observes_its_velocity_in_its_own_frame():
@@ -74,59 +69,60 @@ def test_the_agent_observes_its_velocity_in_its_own_frame():
 def test_a_turn_of_one_is_twenty_degrees_to_the_right():
     simulator = placed()
     step(simulator, turn=1.0)
-    assert simulator._degrees[0] == pytest.approx(20.0)
+    assert now(simulator).degrees[0] == pytest.approx(20.0)
     step(simulator, turn=-1.5)
-    assert simulator._degrees[0] == pytest.approx(0.0)
+    assert now(simulator).degrees[0] == pytest.approx(0.0)
 
 
 def test_walls_stop_the_agent():
     simulator = placed(position=(0.0, 9.4))
     for _ in range(3):
         step(simulator, ahead=1.0)
-    assert simulator._position[0] == pytest.approx((0.0, 9.5), abs=1e-5)
+    assert now(simulator).position[0] == pytest.approx((0.0, 9.5), abs=1e-5)
 
 
 @pytest.mark.parametrize(("food", "reward"), [("good", 1.0), ("bad", -1.0)])
 def test_food_is_eaten_within_reach_and_comes_again_elsewhere(food, reward):
-    simulator = placed(**{food: [(0.0, 1.2)]})
-    simulator._places[0, 0] = (-5.0, -6.0)
+    simulator = put(placed(**{food: [(0.0, 1.2)]}), places=(-5.0, -6.0))
     decisions = step(simulator, ahead=1.0)
     assert decisions.reward.tolist() == [reward]
-    moved = simulator._food[0, 0 if food == "good" else N_GOOD]
+    moved = now(simulator).food[0, 0 if food == "good" else N_GOOD]
     assert moved.tolist() == [-5.0, -6.0]
     assert step(simulator, ahead=-1.0).reward.tolist() == [0.0]
 
 
 def test_what_is_eaten_at_once_is_added_up_and_goes_to_different_places():
     simulator = placed(good=[(0.5, 0.0), (-0.5, 0.0)], bad=[(0.0, 0.5)])
-    simulator._places[0, :3] = [(1.0, 5.0), (2.0, 5.0), (3.0, 5.0)]
+    places = now(simulator).places
+    places[0, :3] = [(1.0, 5.0), (2.0, 5.0), (3.0, 5.0)]
+    put(simulator, places=places)
     assert step(simulator).reward.tolist() == [1.0]
-    assert simulator._food[0, [0, 1, N_GOOD], 0].tolist() == [1.0, 2.0, 3.0]
-    assert simulator._n_placed.tolist() == [3]
+    assert now(simulator).food[0, [0, 1, N_GOOD], 0].tolist() == [1.0, 2.0, 3.0]
+    assert now(simulator).n_placed.tolist() == [3]
 
 
 def test_the_laser_burns_the_nearest_food_in_its_beam_and_recharges():
     simulator = placed(good=[(0.0, 4.5)], bad=[(0.3, 3.0), (0.8, 2.0), (0.0, -2.0)])
     decisions = step(simulator, fire=1)
     assert decisions.reward.tolist() == [0.0]
-    assert simulator._food[0, N_GOOD].tolist() == list(FAR)
-    assert simulator._food[0, 0].tolist() == [0.0, 4.5]
-    assert simulator._food[0, N_GOOD + 1 :, 1].tolist()[:2] == [2.0, -2.0]
+    assert now(simulator).food[0, N_GOOD].tolist() == list(FAR)
+    assert now(simulator).food[0, 0].tolist() == [0.0, 4.5]
+    assert now(simulator).food[0, N_GOOD + 1 :, 1].tolist()[:2] == [2.0, -2.0]
     for _ in range(5):
         assert decisions.action_mask[0].tolist() == [[False, True]]
         assert decisions.obs[1][0, 2] == 0.0
         decisions = step(simulator, fire=1)  # what the mask forbids does nothing
-    assert simulator._food[0, 0].tolist() == [0.0, 4.5]
+    assert now(simulator).food[0, 0].tolist() == [0.0, 4.5]
     assert decisions.action_mask[0].tolist() == [[False, False]]
     assert decisions.obs[1][0, 2] == 1.0
     step(simulator, fire=1)
-    assert simulator._food[0, 0].tolist() == list(FAR)
+    assert now(simulator).food[0, 0].tolist() == list(FAR)
 
 
 def test_the_beam_ends():
     simulator = placed(bad=[(0.0, 5.1)])
     step(simulator, fire=1)
-    assert simulator._food[0, N_GOOD, 1] == pytest.approx(5.1)
+    assert now(simulator).food[0, N_GOOD, 1] == pytest.approx(5.1)
 
 
 def test_food_burnt_within_reach_is_not_eaten():
@@ -136,7 +132,7 @@ def test_food_burnt_within_reach_is_not_eaten():
 def test_a_shot_halves_the_speed_asked_for():
     simulator = placed()
     step(simulator, ahead=1.0, fire=1)
-    assert simulator._position[0] == pytest.approx((0.0, 0.125), abs=1e-5)
+    assert now(simulator).position[0] == pytest.approx((0.0, 0.125), abs=1e-5)
 
 
 def test_rays_tell_good_from_bad_and_from_walls():
@@ -149,10 +145,9 @@ def test_rays_tell_good_from_bad_and_from_walls():
 
 
 def test_food_and_agents_begin_all_over_the_field():
-    simulator = Collector(n_agents=500, seed=1)
-    simulator.reset()
-    for where in (simulator._position, simulator._food.reshape(-1, 2)):
+    found = now(begun(Collector, 500, seed=1))
+    for where in (found.position, found.food.reshape(-1, 2)):
         assert (np.abs(where) <= 9.0).all()
         assert np.abs(where.mean(axis=0)).max() < 0.8
         assert where.std(axis=0) == pytest.approx([18 / 12**0.5] * 2, rel=0.1)
-    assert len(np.unique(simulator._food)) > 19000
+    assert len(np.unique(found.food)) > 19000

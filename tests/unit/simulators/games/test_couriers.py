@@ -1,29 +1,17 @@
 import numpy as np
 import pytest
-from playing import acted, policies, returns
+from playing import acted, begun, now, policies, put, returns, step
 
 from pipeline.errors import SettingsError
-from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators import registry
 from pipeline.simulators.games import couriers
 from pipeline.simulators.games.couriers import BEHAVIOR, ROADS, Couriers
 
 
-def act(*choices):
-    return {BEHAVIOR: ActionTuple(discrete=np.array(choices).reshape(-1, 1))}
-
-
 def placed(*seats, left=60):
     """Couriers at (place, address) of each of `seats`."""
-    simulator = Couriers(n_agents=len(seats))
-    simulator.reset()
-    simulator._at[:], simulator._address[:] = np.array(seats).T
-    simulator._left[:] = left
-    return simulator
-
-
-def step(simulator, *choices):
-    return simulator.step(act(*choices))[BEHAVIOR]
+    at, address = np.array(seats).T
+    return put(begun(Couriers, len(seats)), at=at, address=address, left=left)
 
 
 def slowly(roads):
@@ -44,8 +32,8 @@ def test_an_agent_is_asked_when_it_arrives_and_only_then():
     assert decisions.agent_id.tolist() == [0]  # at 3
     decisions, _ = step(simulator, 2)  # 2 steps: until 5
     assert decisions.agent_id.tolist() == [0, 2]
-    assert simulator._left.tolist() == [55] * 3
-    assert simulator._way.tolist() == [0, 4, 0]
+    assert now(simulator).left.tolist() == [55] * 3
+    assert now(simulator).way.tolist() == [0, 4, 0]
 
 
 def test_a_parcel_at_its_address_is_a_point_and_the_next_parcel_goes_elsewhere():
@@ -57,15 +45,15 @@ def test_a_parcel_at_its_address_is_a_point_and_the_next_parcel_goes_elsewhere()
     assert decisions.obs[0][0, 6:12].argmax() != 5
     assert decisions.obs[0][0, 12] == pytest.approx(58 / 60)
     decisions, _ = step(simulator, 0)
-    assert decisions.reward.tolist() == [float(simulator._address[0] == 0)]
+    assert decisions.reward.tolist() == [float(now(simulator).address[0] == 0)]
 
 
 def test_exactly_the_places_without_a_road_are_forbidden_and_going_there_is_to_wait():
     simulator = placed((0, 3), (3, 0))
     decisions, _ = step(simulator, 3, 1)
     assert decisions.agent_id.tolist() == [0, 1]
-    assert simulator._left.tolist() == [59, 59]
-    assert simulator._at.tolist() == [0, 3]
+    assert now(simulator).left.tolist() == [59, 59]
+    assert now(simulator).at.tolist() == [0, 3]
     (mask,) = decisions.action_mask
     assert [np.flatnonzero(~row).tolist() for row in mask] == [[1, 2, 4, 5], [0, 2, 4, 5]]
 
@@ -89,7 +77,7 @@ def test_a_delivery_at_the_last_moment_counts():
 def test_after_a_break_another_courier_comes_with_an_id_of_its_own():
     simulator = placed((0, 3), (0, 3), left=2)
     _, terminals = step(simulator, 2, 2)
-    pause = simulator._break.tolist()
+    pause = vars(now(simulator))["break"].tolist()
     assert terminals.agent_id.tolist() == [0, 1]
     assert all(1 <= one <= couriers.MAX_BREAK for one in pause)
     decisions, _ = simulator.step({})[BEHAVIOR]  # nobody was asked
@@ -103,7 +91,7 @@ def test_breaks_have_every_length():
     simulator = Couriers(n_agents=300, seed=2)
     simulator.reset()
     simulator._leave(np.arange(300))
-    assert set(simulator._break.tolist()) == set(range(1, couriers.MAX_BREAK + 1))
+    assert set(vars(now(simulator))["break"].tolist()) == set(range(1, couriers.MAX_BREAK + 1))
 
 
 def test_a_reset_sends_home_who_is_at_work_and_gives_no_id_twice():
@@ -112,7 +100,7 @@ def test_a_reset_sends_home_who_is_at_work_and_gives_no_id_twice():
     second, terminals = simulator.reset()[BEHAVIOR]
     assert (first.agent_id.tolist(), second.agent_id.tolist()) == ([0, 1, 2], [3, 4, 5])
     assert len(terminals) == 0
-    simulator._left[:] = 1
+    put(simulator, left=1)
     step(simulator, 0, 0, 0)
     third, _ = simulator.reset()[BEHAVIOR]
     assert third.agent_id.tolist() == [6, 7, 8]
@@ -136,10 +124,10 @@ def test_decisions_last_as_long_as_the_roads():
     simulator = Couriers(n_agents=1, seed=1)
     steps, by = simulator.reset(), policies("couriers", simulator)
     for _ in range(200):
-        before, at = int(simulator._left[0]), int(simulator._at[0])
+        before, at = int(now(simulator).left[0]), int(now(simulator).at[0])
         steps = simulator.step(acted(steps, by))
-        if simulator._asks()[0] and simulator._left[0] < before:
-            assert before - simulator._left[0] == ROADS[at, simulator._at[0]]
+        if simulator._asks()[0] and now(simulator).left[0] < before:
+            assert before - now(simulator).left[0] == ROADS[at, now(simulator).at[0]]
 
 
 def test_the_fastest_ways_are_those_that_trying_all_finds():
@@ -152,19 +140,18 @@ def test_the_fastest_ways_are_those_that_trying_all_finds():
 def test_the_expert_takes_a_fastest_way(start):
     for address in set(range(6)) - {start}:
         simulator = placed((start, address))
-        steps, by = simulator.reset(), policies("couriers", simulator, scripted=[BEHAVIOR])
-        simulator._at[0], simulator._address[0] = start, address
-        steps = {BEHAVIOR: (simulator._decisions(np.zeros(1, np.float32)), None)}
+        by = policies("couriers", simulator, scripted=[BEHAVIOR])
+        steps = {BEHAVIOR: step(simulator, start)}  # which is to wait for a step
         while not steps[BEHAVIOR][0].reward.any():
             steps = simulator.step(acted(steps, by))
-        assert couriers.SHIFT - simulator._left[0] == couriers.fastest()[start, address]
+        assert couriers.SHIFT - 1 - now(simulator).left[0] == couriers.fastest()[start, address]
 
 
 def test_the_shift_is_a_parameter_of_those_who_come_next():
     simulator = Couriers(n_agents=2)
     simulator.set_parameter("shift", 30.0)
     decisions, _ = simulator.reset()[BEHAVIOR]
-    assert simulator._left.tolist() == [30, 30]
+    assert now(simulator).left.tolist() == [30, 30]
     assert decisions.obs[0][:, 12].tolist() == [0.5, 0.5]
     simulator.set_parameter("shift", 0.0)
     with pytest.raises(SettingsError, match="shift must lie between 1 and 200, got 0"):

@@ -206,7 +206,7 @@ def test_an_expert_of_a_behavior_that_has_none_is_refused_with_those_that_have()
         registry.expert("tag")
 
 
-@pytest.mark.parametrize("name", [*SHARED, "grid_world", "collector"])
+@pytest.mark.parametrize("name", [*SHARED, "grid_world", "collector", "balance_ball"])
 def test_an_executable_plays_as_the_simulator_does_in_process(name, tmp_path):
     file = tmp_path / "environment"
     file.write_text(SCRIPT.format(python=sys.executable, path=sys.path, name=name))

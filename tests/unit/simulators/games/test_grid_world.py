@@ -3,9 +3,10 @@ from collections import deque
 
 import numpy as np
 import pytest
+from playing import begun, now, put, step
 from steps import decision_steps
 
-from pipeline.protocol.specs import ActionTuple, ObservationType
+from pipeline.protocol.specs import ObservationType
 from pipeline.simulators import registry
 from pipeline.simulators.games import grid_world
 from pipeline.simulators.games.grid_world import BEHAVIOR, GridWorld, draw, forbidden
@@ -14,16 +15,9 @@ UP, DOWN, LEFT, RIGHT = 1, 2, 3, 4
 CELLS = list(itertools.product(range(5), range(5)))
 
 
-def act(*choices):
-    return {BEHAVIOR: ActionTuple(discrete=np.array(choices)[:, None])}
-
-
 def placed(agent, plus, ex, wanted=0):
     """One area with everything where the test wants it."""
-    simulator = GridWorld(n_agents=1)
-    simulator.reset()
-    simulator._agent[0], simulator._goals[0], simulator._wanted[0] = agent, (plus, ex), wanted
-    return simulator
+    return put(begun(GridWorld), agent=agent, goals=(plus, ex), wanted=wanted)
 
 
 def shortest(start, goal, blocked):
@@ -70,21 +64,21 @@ def test_exactly_the_moves_off_the_grid_are_forbidden(cell, closed):
 )
 def test_every_action_moves_as_its_name_says(action, cell):
     simulator = placed((2, 2), (0, 0), (4, 4))
-    decisions, _ = simulator.step(act(action))[BEHAVIOR]
-    assert tuple(simulator._agent[0]) == cell
+    decisions, _ = step(simulator, action)
+    assert tuple(now(simulator).agent[0]) == cell
     assert decisions.reward[0] == np.float32(-0.01)
 
 
 def test_a_forbidden_move_stays_on_the_grid():
     simulator = placed((0, 2), (4, 4), (4, 0))
-    simulator.step(act(UP))
-    assert tuple(simulator._agent[0]) == (0, 2)
+    step(simulator, UP)
+    assert tuple(now(simulator).agent[0]) == (0, 2)
 
 
 @pytest.mark.parametrize(("wanted", "reward"), [(0, 0.99), (1, -1.01)])
 def test_either_goal_ends_the_episode_and_only_the_wanted_one_pays(wanted, reward):
     simulator = placed((2, 2), (2, 3), (4, 4), wanted)
-    decisions, terminals = simulator.step(act(RIGHT))[BEHAVIOR]
+    decisions, terminals = step(simulator, RIGHT)
     assert terminals.reward == pytest.approx([reward])
     assert terminals.interrupted.tolist() == [False]
     assert terminals.obs[1].tolist() == [[1.0, 0.0] if wanted == 0 else [0.0, 1.0]]
@@ -96,7 +90,7 @@ def test_either_goal_ends_the_episode_and_only_the_wanted_one_pays(wanted, rewar
 def test_things_begin_on_different_cells_and_both_goals_are_wanted():
     simulator = GridWorld(n_agents=600, seed=2)
     decisions, _ = simulator.reset()[BEHAVIOR]
-    cells = np.concatenate([simulator._agent[:, None], simulator._goals], axis=1)
+    cells = np.concatenate([now(simulator).agent[:, None], now(simulator).goals], axis=1)
     numbers = cells[..., 0] * 5 + cells[..., 1]
     assert all(len(set(row)) == 3 for row in numbers.tolist())
     assert all(set(numbers[:, k].tolist()) == set(range(25)) for k in range(3))

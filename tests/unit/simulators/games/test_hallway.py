@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
-from playing import sights
+from playing import begun, now, put, sights, walk
 
-from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators.games import hallway
 from pipeline.simulators.games.hallway import (
     BEHAVIOR,
@@ -18,30 +17,18 @@ NOTHING, FORWARD, BACK, RIGHT, LEFT = range(5)
 PENALTY = -1.0 / MAX_STEP
 
 
-def act(*choices):
-    return {BEHAVIOR: ActionTuple(discrete=np.array(choices)[:, None])}
-
-
 def placed(n_agents=1, position=(0.0, -4.0), heading=0, cue=0, o_side=-1, **options):
     """Areas with everything where the test wants it; the symbol at x = 1."""
-    simulator = Hallway(n_agents=n_agents, **options)
-    simulator.reset()
-    simulator._position[:], simulator._heading[:], simulator._cue[:] = position, heading, cue
-    simulator._things[:, :2] = hallway.rays.HIDDEN
-    simulator._things[:, cue] = (1.0, -1.5)
-    simulator._things[:, 2], simulator._things[:, 3] = (2.5 * o_side, 11.0), (-2.5 * o_side, 11.0)
-    return simulator
-
-
-def walk(simulator, *choices):
-    for choice in choices:
-        n_agents = len(simulator._heading)
-        decisions, terminals = simulator.step(act(*[choice] * n_agents))[BEHAVIOR]
-    return decisions, terminals
+    simulator = begun(Hallway, n_agents, **options)
+    things = now(simulator).things
+    things[:, :2] = hallway.rays.HIDDEN
+    things[:, cue] = (1.0, -1.5)
+    things[:, 2], things[:, 3] = (2.5 * o_side, 11.0), (-2.5 * o_side, 11.0)
+    return put(simulator, position=position, heading=heading, cue=cue, things=things)
 
 
 def seen(simulator):
-    return sights(simulator._observe(slice(None))[0], 5, hallway.RAY_LENGTH)
+    return sights(walk(simulator, NOTHING)[0].obs[0], 5, hallway.RAY_LENGTH)
 
 
 def test_an_agent_sees_by_seven_rays_and_a_compass():
@@ -63,8 +50,8 @@ def test_an_agent_sees_by_seven_rays_and_a_compass():
 def test_every_action_moves_or_turns_as_its_name_says(action, position, heading):
     simulator = placed()
     decisions, _ = walk(simulator, action)
-    assert simulator._position[0] == pytest.approx(position, abs=1e-5)
-    assert simulator._heading[0] == heading
+    assert now(simulator).position[0] == pytest.approx(position, abs=1e-5)
+    assert now(simulator).heading[0] == heading
     assert decisions.reward == pytest.approx([PENALTY])
 
 
@@ -73,16 +60,16 @@ def test_a_turn_to_the_right_shows_in_the_compass_and_changes_the_way():
     decisions, _ = walk(simulator, RIGHT, FORWARD)
     sine, cosine = np.sin(np.radians(20)), np.cos(np.radians(20))
     assert decisions.obs[1][0] == pytest.approx([sine, cosine, 0.0], abs=1e-5)
-    assert simulator._position[0] == pytest.approx((sine, -4.0 + cosine), abs=1e-5)
+    assert now(simulator).position[0] == pytest.approx((sine, -4.0 + cosine), abs=1e-5)
 
 
 def test_walls_stop_the_agent():
     simulator = placed(heading=9)
     walk(simulator, *[FORWARD] * 5)
-    assert simulator._position[0] == pytest.approx((0.0, -5.5), abs=1e-4)
-    simulator._heading[:] = 4
+    assert now(simulator).position[0] == pytest.approx((0.0, -5.5), abs=1e-4)
+    put(simulator, heading=4)
     walk(simulator, *[FORWARD] * 9)
-    assert simulator._position[0, 0] == pytest.approx(3.5)
+    assert now(simulator).position[0, 0] == pytest.approx(3.5)
 
 
 @pytest.mark.parametrize(("cue", "symbol"), [(0, SYMBOL_O), (1, SYMBOL_X)])
@@ -96,11 +83,11 @@ def test_the_room_shows_the_symbol_of_the_cue(cue, symbol):
 def test_whoever_leaves_the_room_is_on_the_first_spot_of_the_corridor_and_the_door_is_closed():
     simulator = placed(position=(-2.0, -0.2), heading=2)
     decisions, _ = walk(simulator, FORWARD)
-    assert simulator._position[0].tolist() == [0.0, 0.5]
+    assert now(simulator).position[0].tolist() == [0.0, 0.5]
     assert decisions.obs[1][0] == pytest.approx([0.0, 1.0, 1.0], abs=1e-5)
     walk(simulator, BACK, BACK)
-    assert simulator._position[0].tolist() == pytest.approx([0.0, 0.5], abs=1e-5)
-    simulator._heading[:] = 9
+    assert now(simulator).position[0].tolist() == pytest.approx([0.0, 0.5], abs=1e-5)
+    put(simulator, heading=9)
     tag, distance = seen(simulator)
     assert tag == [WALL] * 7
     assert distance[0] == pytest.approx(0.5)
@@ -111,11 +98,13 @@ def test_beyond_the_door_nothing_that_is_seen_depends_on_the_cue_or_on_how_one_c
     one = placed(2, position=(-1.5, -3.5), heading=1, cue=0)
     two = placed(2, position=(1.0, -5.0), heading=17, cue=1)
     for simulator in (one, two):
-        simulator._things[1, 2:4] = simulator._things[1, 3:1:-1]
+        things = now(simulator).things
+        things[1, 2:4] = things[1, 3:1:-1]
+        put(simulator, things=things)
     walk(one, LEFT, *[FORWARD] * 4)
     walk(two, RIGHT, RIGHT, LEFT, *[FORWARD] * 5)
-    assert one._is_past.all()
-    assert two._is_past.all()
+    assert now(one).is_past.all()
+    assert now(two).is_past.all()
     rng = np.random.default_rng(0)
     for choice in [NOTHING, *rng.choice([1, 1, 1, 2, 3, 4], 120)]:
         ((first, ended), (second, _)) = walk(one, choice), walk(two, choice)
@@ -131,7 +120,7 @@ def test_beyond_the_door_nothing_that_is_seen_depends_on_the_cue_or_on_how_one_c
 @pytest.mark.parametrize("side", [-1, 1])
 def test_either_goal_ends_the_episode_and_only_that_of_the_cue_pays(cue, side, reward):
     simulator = placed(position=(2.5 * side, 9.0), cue=cue, o_side=side)
-    simulator._is_past[:] = True
+    put(simulator, is_past=True)
     tag, _ = seen(simulator)
     assert tag[0] == GOAL_O
     decisions, terminals = walk(simulator, FORWARD)
@@ -144,24 +133,23 @@ def test_either_goal_ends_the_episode_and_only_that_of_the_cue_pays(cue, side, r
 
 def test_the_cue_can_hang_at_the_end_as_well_for_policies_without_memory():
     simulator = placed(position=(0.0, 0.5), cue=1, cue_at_end=True)
-    simulator._is_past[:] = True
-    simulator._things[:, :2], simulator._things[:, 4:] = hallway.rays.HIDDEN, hallway.rays.HIDDEN
-    simulator._things[:, 5] = (0.0, 12.0)
+    things = now(simulator).things
+    things[:, :2], things[:, 4:] = hallway.rays.HIDDEN, hallway.rays.HIDDEN
+    things[:, 5] = (0.0, 12.0)
+    put(simulator, is_past=True, things=things)
     tag, distance = seen(simulator)
     assert tag[0] == SYMBOL_X
     assert distance[0] == pytest.approx(10.6, abs=1e-3)
-    fresh = Hallway(n_agents=300, cue_at_end=True)
-    fresh.reset()
-    at_end = fresh._things[:, 4:, 1] == 12.0
-    assert (at_end.argmax(axis=1) == fresh._cue).all()
+    fresh = now(begun(Hallway, 300, cue_at_end=True))
+    at_end = fresh.things[:, 4:, 1] == 12.0
+    assert (at_end.argmax(axis=1) == fresh.cue).all()
 
 
 def test_beginnings_cover_cues_sides_and_headings_alike():
-    simulator = Hallway(n_agents=2000, seed=3)
-    simulator.reset()
-    o_left = simulator._things[:, 2, 0] < 0
+    found = now(begun(Hallway, 2000, seed=3))
+    o_left = found.things[:, 2, 0] < 0
     for cue in (0, 1):
-        assert 0.2 < (o_left & (simulator._cue == cue)).mean() < 0.3
-    assert set(simulator._heading) == set(range(18))
-    assert (np.abs(simulator._position[:, 0]) <= 2.0).all()
-    assert (simulator._things[np.arange(2000), simulator._cue, 1] == -1.5).all()
+        assert 0.2 < (o_left & (found.cue == cue)).mean() < 0.3
+    assert set(found.heading) == set(range(18))
+    assert (np.abs(found.position[:, 0]) <= 2.0).all()
+    assert (found.things[np.arange(2000), found.cue, 1] == -1.5).all()

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from playing import acted, policies, returns
+from playing import acted, begun, now, policies, put, returns
 from steps import decision_steps
 
 from pipeline.protocol.specs import ActionTuple
@@ -20,32 +20,29 @@ def act(left, right):
 
 
 def placed(ball, paddle=(0.0, 0.0)):
-    simulator = Pong(n_agents=2)
-    simulator.reset()
-    simulator._ball[0], simulator._paddle[0] = ball, paddle
-    return simulator
+    return put(begun(Pong, 2), ball=ball, paddle=paddle)
 
 
 @pytest.mark.parametrize(("action", "y"), [(STAY, 0.0), (UP, 0.06), (DOWN, -0.06)])
 def test_every_action_moves_its_own_paddle_only(action, y):
     simulator = placed((0, 0, 0.06, 0))
     simulator.step(act(action, STAY))
-    assert simulator._paddle[0] == pytest.approx([y, 0.0])
+    assert now(simulator).paddle[0] == pytest.approx([y, 0.0])
     simulator = placed((0, 0, 0.06, 0))
     simulator.step(act(STAY, action))
-    assert simulator._paddle[0] == pytest.approx([0.0, y])
+    assert now(simulator).paddle[0] == pytest.approx([0.0, y])
 
 
 def test_a_paddle_stays_on_the_court():
     simulator = placed((0, 0, 0.06, 0), paddle=(0.79, -0.79))
     simulator.step(act(UP, DOWN))
-    assert simulator._paddle[0] == pytest.approx([0.8, -0.8])
+    assert now(simulator).paddle[0] == pytest.approx([0.8, -0.8])
 
 
 def test_a_wall_reflects_the_ball():
     simulator = placed((0.0, 0.95, 0.08, 0.1))
     simulator.step(act(STAY, STAY))
-    assert simulator._ball[0] == pytest.approx([0.08, 0.95, 0.08, -0.1])
+    assert now(simulator).ball[0] == pytest.approx([0.08, 0.95, 0.08, -0.1])
 
 
 @pytest.mark.parametrize(("y", "slope"), [(0.0, 0.0), (0.1, 0.5), (-0.2, -1.0)])
@@ -54,13 +51,13 @@ def test_a_paddle_returns_the_ball_faster_and_at_the_angle_of_where_it_was_met(y
     _, terminals = simulator.step(act(STAY, STAY))[RIGHT]
     assert len(terminals) == 0
     speed = 0.1 * pong.SPEED_UP
-    assert simulator._ball[0] == pytest.approx([1.0, y, -speed, slope * speed], abs=1e-6)
+    assert now(simulator).ball[0] == pytest.approx([1.0, y, -speed, slope * speed], abs=1e-6)
 
 
 def test_the_ball_is_never_faster_than_its_limit():
     simulator = placed((-0.9, 0.0, -pong.MAX_SPEED, 0.0))
     simulator.step(act(STAY, STAY))
-    assert simulator._ball[0, 2] == pytest.approx(pong.MAX_SPEED)
+    assert now(simulator).ball[0, 2] == pytest.approx(pong.MAX_SPEED)
 
 
 @pytest.mark.parametrize("side", [0, 1])
@@ -75,7 +72,7 @@ def test_who_misses_the_ball_loses_a_point_that_the_other_wins(side):
         assert terminals.interrupted.tolist() == [False]
         assert decisions.agent_id.tolist() == terminals.agent_id.tolist()
         assert decisions.reward.tolist() == [0.0]
-    assert simulator._ball[0, 0] == 0.0
+    assert now(simulator).ball[0, 0] == 0.0
 
 
 def test_a_point_without_end_is_a_draw():
@@ -92,10 +89,8 @@ def test_a_point_without_end_is_a_draw():
 def test_both_sides_see_the_same_game_mirrored():
     """What the right one sees is what the left one sees of the mirrored court, step by step."""
     rng = np.random.default_rng(0)
-    one, mirrored = Pong(n_agents=40, seed=1), Pong(n_agents=40, seed=1)
-    one.reset()
-    mirrored.reset()
-    mirrored._ball[:] *= np.float32([-1, 1, -1, 1])
+    one, mirrored = begun(Pong, 40, seed=1), begun(Pong, 40, seed=1)
+    put(mirrored, ball=now(mirrored).ball * np.float32([-1, 1, -1, 1]))
     n_ended = 0
     while not n_ended:
         left, right = (ActionTuple(discrete=rng.integers(0, 3, (20, 1))) for _ in range(2))

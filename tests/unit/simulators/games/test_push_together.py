@@ -2,9 +2,8 @@ import itertools
 
 import numpy as np
 import pytest
-from playing import returns
+from playing import begun, now, put, returns, step
 
-from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators import registry
 from pipeline.simulators.games import push_together
 from pipeline.simulators.games.push_together import BEHAVIOR, PushTogether
@@ -12,21 +11,9 @@ from pipeline.simulators.games.push_together import BEHAVIOR, PushTogether
 NOTHING, UP, DOWN, LEFT, RIGHT = range(5)
 
 
-def act(*choices):
-    return {BEHAVIOR: ActionTuple(discrete=np.array(choices)[:, None])}
-
-
 def placed(*cells, block=2, pit=(1, 5), is_open=True):
     """One area with everything where the test wants it."""
-    simulator = PushTogether(n_agents=3)
-    simulator.reset()
-    simulator._cell[0], simulator._block[0] = cells, block
-    simulator._pit[0], simulator._open[0] = pit, is_open
-    return simulator
-
-
-def step(simulator, *choices):
-    return simulator.step(act(*choices))[BEHAVIOR]
+    return put(begun(PushTogether, 3), cell=cells, block=block, pit=pit, open=is_open)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +22,7 @@ def step(simulator, *choices):
 def test_every_action_moves_as_its_name_says_and_stays_in_the_room(action, cell):
     simulator = placed((0, 6), (0, 0), (4, 0))
     step(simulator, action, NOTHING, NOTHING)
-    assert tuple(simulator._cell[0, 0]) == cell
+    assert tuple(now(simulator).cell[0, 0]) == cell
 
 
 @pytest.mark.parametrize(
@@ -53,24 +40,24 @@ def test_every_action_moves_as_its_name_says_and_stays_in_the_room(action, cell)
 def test_two_agents_behind_a_free_block_move_it_and_nobody_else_does(cells, actions, moves):
     simulator = placed(*cells)
     decisions, _ = step(simulator, *actions)
-    assert simulator._block[0] == 2 + moves
+    assert now(simulator).block[0] == 2 + moves
     assert decisions.group_reward == pytest.approx([0.25 * moves] * 3)
     assert decisions.reward.tolist() == [0.0] * 3
     if moves:
-        assert simulator._cell[0, :2, 1].tolist() == [2, 2]
+        assert now(simulator).cell[0, :2, 1].tolist() == [2, 2]
 
 
 def test_nobody_walks_into_the_block():
     simulator = placed((1, 3), (0, 2), (4, 2))
     step(simulator, LEFT, DOWN, UP)
-    assert simulator._cell[0].tolist() == [[1, 3], [0, 2], [4, 2]]
+    assert now(simulator).cell[0].tolist() == [[1, 3], [0, 2], [4, 2]]
 
 
 def test_an_open_pit_stops_the_block_and_a_filled_one_does_not():
     for is_open in (True, False):
         simulator = placed((1, 3), (2, 3), (4, 0), block=4, is_open=is_open)
         step(simulator, RIGHT, RIGHT, NOTHING)
-        assert simulator._block[0] == (4 if is_open else 5)
+        assert now(simulator).block[0] == (4 if is_open else 5)
 
 
 def test_the_agent_that_fills_the_pit_is_out_while_its_mates_go_on():
@@ -134,23 +121,20 @@ def test_a_reset_calls_back_who_is_out():
 
 
 def test_things_begin_on_different_cells_and_everywhere():
-    simulator = PushTogether(n_agents=1800, seed=2)
-    simulator.reset()
-    cells = np.concatenate((simulator._cell, simulator._pit[:, None]), axis=1)
+    found = now(begun(PushTogether, 1800, seed=2))
+    cells = np.concatenate((found.cell, found.pit[:, None]), axis=1)
     numbers = cells[..., 0] * push_together.COLUMNS + cells[..., 1]
     assert all(len(set(row)) == 4 for row in numbers.tolist())
     block = {push_together.COLUMNS * row + push_together.START for row in (1, 2, 3)}
     assert set(numbers[:, :3].ravel().tolist()) == set(range(40)) - block
-    assert {tuple(pit) for pit in simulator._pit.tolist()} == set(
-        itertools.product((1, 2, 3), (4, 5))
-    )
+    assert {tuple(pit) for pit in found.pit.tolist()} == set(itertools.product((1, 2, 3), (4, 5)))
 
 
 def test_without_a_pit_nothing_is_in_the_way():
     simulator = PushTogether(n_agents=30)
     simulator.set_parameter("pit", 0.0)
     decisions, _ = simulator.reset()[BEHAVIOR]
-    assert not simulator._open.any()
+    assert not now(simulator).open.any()
     assert not decisions.obs[0][:, 5].any()
 
 

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from playing import sights
+from playing import begun, now, put, sights, walk
 
 from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators.games import pyramids
@@ -26,36 +26,23 @@ SPOTS = {
 }
 
 
-def act(*choices):
-    return {BEHAVIOR: ActionTuple(discrete=np.array(choices)[:, None])}
-
-
 def placed(position, heading=0, switch=(2, 1), goal=(5, 1)):
     """One area with everything where the test wants it, and no pyramids."""
-    simulator = Pyramids(n_agents=1)
-    simulator.reset()
-    simulator._position[:], simulator._heading[:] = position, heading
-    simulator._switch[:], simulator._goal[:] = SPOTS[switch], SPOTS[goal]
-    simulator._things[:] = pyramids.rays.HIDDEN
-    simulator._things[:, 0] = SPOTS[switch]
-    return simulator
-
-
-def walk(simulator, *choices):
-    for choice in choices:
-        decisions, terminals = simulator.step(act(choice))[BEHAVIOR]
-    return decisions, terminals
+    spots = {"switch": SPOTS[switch], "goal": SPOTS[goal]}
+    things = np.full((11, 2), pyramids.rays.HIDDEN)
+    things[0] = SPOTS[switch]
+    return put(begun(Pyramids), position=position, heading=heading, things=things, **spots)
 
 
 def seen(simulator):
-    return sights(simulator._observe(slice(None))[0], 5, pyramids.RAY_LENGTH)
+    return sights(walk(simulator, NOTHING)[0].obs[0], 5, pyramids.RAY_LENGTH)
 
 
 def test_an_agent_sees_by_eleven_rays_and_knows_where_it_is():
     specs, action = Pyramids(n_agents=1).behavior_specs[BEHAVIOR]
     assert [spec.shape for spec in specs] == [(77,), (5,)]
     assert action.discrete_branches == (5,)
-    own = placed((12.0, 24.0 * 0.75), heading=3)._observe(slice(None))[1][0]
+    own = walk(placed((12.0, 24.0 * 0.75), heading=3), NOTHING)[0].obs[1][0]
     assert own == pytest.approx([0.0, 0.5, 1.0, 0.0, 0.0], abs=1e-5)
 
 
@@ -72,8 +59,8 @@ def test_an_agent_sees_by_eleven_rays_and_knows_where_it_is():
 def test_every_action_moves_or_turns_as_its_name_says(action, position, heading):
     simulator = placed((4.0, 4.0), heading=3)
     decisions, _ = walk(simulator, action)
-    assert simulator._position[0] == pytest.approx(position, abs=1e-5)
-    assert simulator._heading[0] == heading
+    assert now(simulator).position[0] == pytest.approx(position, abs=1e-5)
+    assert now(simulator).heading[0] == heading
     assert decisions.reward == pytest.approx([PENALTY])
 
 
@@ -102,13 +89,12 @@ def test_walls_stop_and_doors_let_through(along, across, change, wanted):
 
 
 def test_no_way_leads_out_of_the_rooms_or_into_pyramids():
-    simulator = Pyramids(n_agents=200, seed=5)
-    simulator.reset()
+    simulator = begun(Pyramids, 200, seed=5)
     rng = np.random.default_rng(0)
     rooms = set()
     for _ in range(450):
         simulator.step({BEHAVIOR: ActionTuple(discrete=rng.choice([1, 1, 1, 3, 4], (200, 1)))})
-        position = simulator._position
+        position = now(simulator).position
         assert ((position > 0.39) & (position < 23.61)).all()
         cell = (position // 8).astype(int)
         assert not (cell == 1).all(axis=1).any()
@@ -116,7 +102,7 @@ def test_no_way_leads_out_of_the_rooms_or_into_pyramids():
         other = position[:, ::-1]
         at_door = np.minimum(np.abs(other - 4.0), np.abs(other - 20.0)) < 1.11
         assert (~near_line | at_door).all()
-        offset = position[:, None] - simulator._things[:, 3:]
+        offset = position[:, None] - now(simulator).things[:, 3:]
         assert (np.sqrt((offset**2).sum(axis=2)) > 1.09).all()
         rooms |= {tuple(row) for row in cell.tolist()}
     assert rooms == {tuple(room) for room in RING.tolist()}
@@ -136,16 +122,16 @@ def test_the_switch_makes_the_goal_appear_and_the_goal_ends_the_episode():
     simulator = placed(SPOTS[2, 1] - (0.0, 2.0), switch=(2, 1), goal=(5, 1))
     tag, distance = seen(simulator)
     assert (tag[0], distance[0]) == (SWITCH_OFF, pytest.approx(1.2, abs=1e-4))
-    simulator._position[:] = SPOTS[5, 1]
+    put(simulator, position=SPOTS[5, 1])
     decisions, terminals = walk(simulator, NOTHING)
     assert len(terminals) == 0  # there is no goal before the switch is pressed
-    simulator._position[:] = SPOTS[2, 1] - (0.0, 2.0)
+    put(simulator, position=SPOTS[2, 1] - (0.0, 2.0))
     decisions, terminals = walk(simulator, FORWARD)
     assert decisions.obs[1][0, 4] == 1.0
     assert decisions.reward == pytest.approx([PENALTY])
-    simulator._position[:] = SPOTS[2, 1] - (0.0, 2.0)
+    put(simulator, position=SPOTS[2, 1] - (0.0, 2.0))
     assert seen(simulator)[0][0] == SWITCH_ON
-    simulator._position[:] = SPOTS[5, 1] - (0.0, 2.0)
+    put(simulator, position=SPOTS[5, 1] - (0.0, 2.0))
     assert seen(simulator)[0][0] == GOAL
     decisions, terminals = walk(simulator, FORWARD)
     assert terminals.reward == pytest.approx([2.0 + PENALTY])
@@ -157,6 +143,7 @@ def test_the_switch_makes_the_goal_appear_and_the_goal_ends_the_episode():
 def test_things_begin_in_rooms_that_are_far_from_each_other():
     simulator = Pyramids(n_agents=3000, seed=1)
     decisions, _ = simulator.reset()[BEHAVIOR]
+    found = now(simulator)
 
     def room(position):
         return (np.array(position)[:, None] // 8 == RING).all(axis=2).argmax(axis=1)
@@ -164,12 +151,12 @@ def test_things_begin_in_rooms_that_are_far_from_each_other():
     def apart(one, two):
         return np.minimum((one - two) % 8, (two - one) % 8)
 
-    start, switch, goal = map(room, (simulator._position, simulator._switch, simulator._goal))
+    start, switch, goal = map(room, (found.position, found.switch, found.goal))
     assert set(apart(start, switch).tolist()) == {2, 3, 4}
     assert set(apart(switch, goal).tolist()) == {3, 4}
     for rooms in (start, switch, goal):
         assert set(rooms.tolist()) == set(range(8))
-    is_pyramid = simulator._things[:, 3:, 0] < 24.0
+    is_pyramid = found.things[:, 3:, 0] < 24.0
     rows = np.arange(3000)
     for taken in (start, switch, goal):
         assert not is_pyramid[rows, taken].any()
@@ -179,6 +166,8 @@ def test_things_begin_in_rooms_that_are_far_from_each_other():
 
 def test_a_pyramid_is_seen():
     simulator = placed((4.0, 4.0), heading=0)
-    simulator._things[:, 5] = (4.0, 7.0)
+    things = now(simulator).things
+    things[:, 5] = (4.0, 7.0)
+    put(simulator, things=things)
     tag, distance = seen(simulator)
     assert (tag[0], distance[0]) == (PYRAMID, pytest.approx(2.2, abs=1e-4))

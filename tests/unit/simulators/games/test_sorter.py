@@ -1,41 +1,31 @@
 import numpy as np
 import pytest
+from playing import begun, now, put, step
 
 from pipeline.errors import SettingsError
 from pipeline.protocol.parameters import Sampler
-from pipeline.protocol.specs import ActionTuple, DimensionProperty
+from pipeline.protocol.specs import DimensionProperty
 from pipeline.simulators.games.sorter import BEHAVIOR, MAX_STEP, MAX_TILES, Sorter
 
 PENALTY = -1.0 / MAX_STEP
 
 
-def act(*choices):
-    return {BEHAVIOR: ActionTuple(discrete=np.array([choices]))}
-
-
 def placed(tiles, position=(0.0, 0.0), heading=0):
     """One area with `tiles` of (number, place), in rows from the first on."""
-    simulator = Sorter(n_agents=1)
-    simulator.reset()
-    simulator._position[:], simulator._heading[:] = position, heading
-    simulator._entities[:], simulator._waits[:] = 0.0, False
+    simulator = put(begun(Sorter), position=position, heading=heading, entities=0.0, waits=False)
+    found = now(simulator)
     for row, (number, place) in enumerate(tiles):
         angle = np.radians(place * 18.0)
-        simulator._number[0, row], simulator._waits[0, row] = number, True
-        simulator._entities[0, row, number] = 1.0
-        simulator._entities[0, row, 20:22] = np.sin(angle), np.cos(angle)
-    return simulator
-
-
-def step(simulator, *choices):
-    return simulator.step(act(*choices))[BEHAVIOR]
+        found.number[0, row], found.waits[0, row] = number, True
+        found.entities[0, row, number] = 1.0
+        found.entities[0, row, 20:22] = np.sin(angle), np.cos(angle)
+    return put(simulator, number=found.number, waits=found.waits, entities=found.entities)
 
 
 def visit(simulator, place):
     """Stand in front of a place, facing up, and give what the next step brings."""
     angle = np.radians(place * 18.0)
-    simulator._position[:] = 9.0 * np.sin(angle), 9.0 * np.cos(angle)
-    return step(simulator, 0, 0, 0)
+    return step(put(simulator, position=(9.0 * np.sin(angle), 9.0 * np.cos(angle))), 0, 0, 0)
 
 
 def test_tiles_are_a_list_of_variable_length():
@@ -62,7 +52,7 @@ def test_tiles_are_a_list_of_variable_length():
 def test_branches_move_ahead_sideways_and_turn(choices, position):
     simulator = placed([(3, 0)])
     decisions, _ = step(simulator, *choices)
-    assert simulator._position[0] == pytest.approx(position, abs=1e-5)
+    assert now(simulator).position[0] == pytest.approx(position, abs=1e-5)
     assert decisions.obs[1][0, :2] * 10 == pytest.approx(position, abs=1e-5)
     assert decisions.reward == pytest.approx([PENALTY])
 
@@ -76,7 +66,7 @@ def test_the_compass_turns_with_the_agent():
 def test_nobody_leaves_the_circle():
     simulator = placed([(3, 10)], position=(0.0, 9.2))
     step(simulator, 1, 1, 0)
-    assert np.linalg.norm(simulator._position[0]) == pytest.approx(9.5, abs=1e-4)
+    assert np.linalg.norm(now(simulator).position[0]) == pytest.approx(9.5, abs=1e-4)
 
 
 def test_the_least_unvisited_tile_pays_and_is_then_marked_as_visited():
@@ -136,10 +126,9 @@ def test_rows_are_in_random_order():
 
 
 def test_num_tiles_is_the_most_tiles_of_the_episodes_that_begin_from_then_on():
-    simulator = Sorter(n_agents=300)
-    simulator.reset()
+    simulator = begun(Sorter, 300)
     simulator.set_parameter("num_tiles", 3.0)
-    before = simulator._waits.sum(axis=1).max()
+    before = now(simulator).waits.sum(axis=1).max()
     assert before == MAX_TILES
     decisions, _ = simulator.reset()[BEHAVIOR]
     assert set(decisions.obs[0].any(axis=2).sum(axis=1).tolist()) == {1, 2, 3}
@@ -151,7 +140,7 @@ def test_each_area_draws_a_sampled_num_tiles_for_itself():
         "num_tiles", Sampler(kind=2, values=(1.0, 1.9, 9.0, 9.9), seed=1)
     )
     simulator.reset()
-    counts = simulator._waits.sum(axis=1)
+    counts = now(simulator).waits.sum(axis=1)
     assert counts.max() == 9
     assert 0.4 < (counts == 1).mean() < 0.7
 

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from playing import acted, policies, returns
+from playing import acted, begun, now, policies, put, returns
 
 from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators import registry
@@ -18,16 +18,13 @@ def act(*actions):
 
 
 def placed(*places):
-    simulator = Tag(n_agents=3)
-    simulator.reset()
-    simulator._place[0] = places
-    return simulator
+    return put(begun(Tag, 3), place=places)
 
 
 def test_everybody_moves_at_its_own_speed_and_no_faster():
     simulator = placed((-0.5, 0.0), (-0.5, 0.5), (0.5, 0.0))
     simulator.step(act((0.25, 0), (3, 4), (0, 0.125)))
-    assert simulator._place[0] == pytest.approx(
+    assert now(simulator).place[0] == pytest.approx(
         np.array([(-0.44, 0.0), (-0.464, 0.548), (0.5, 0.04)]), abs=1e-6
     )
 
@@ -35,7 +32,7 @@ def test_everybody_moves_at_its_own_speed_and_no_faster():
 def test_nobody_leaves_the_field():
     simulator = placed((-1.0, 0.0), (0.0, 1.0), (0.99, 0.0))
     simulator.step(act((-1, 0), (0, 1), (1, 0)))
-    assert simulator._place[0] == pytest.approx(np.array([(-1, 0), (0, 1), (1, 0)]))
+    assert now(simulator).place[0] == pytest.approx(np.array([(-1, 0), (0, 1), (1, 0)]))
 
 
 def test_a_catch_ends_the_episode_for_all_and_is_zero_sum_between_the_teams():
@@ -83,9 +80,7 @@ def test_hunters_are_a_group_and_runners_are_not():
 
 
 def test_hunters_and_runner_begin_on_opposite_sides_of_either_kind():
-    simulator = Tag(n_agents=300, seed=2)
-    simulator.reset()
-    x = simulator._place[..., 0]
+    x = now(begun(Tag, 300, seed=2)).place[..., 0]
     assert (np.sign(x[:, 0]) == np.sign(x[:, 1])).all()
     assert (np.sign(x[:, 2]) == -np.sign(x[:, 0])).all()
     assert 30 < (x[:, 2] > 0).sum() < 70
